@@ -148,7 +148,14 @@ func memoryIs(value string) string {
 }
 
 func hostIPIs(value string) string {
-	return fmt.Sprintf(`spec.ports[0].hostIP: Invalid value: %q: hostIP is %s: it must be an IP address, for example 127.0.0.1 or ::1`, value, value)
+	return fmt.Sprintf(`spec.ports[0].hostIP: Invalid value: %q: hostIP is %s: it must be an IP address in its usual form, for example 127.0.0.1 or ::1`, value, value)
+}
+
+const hostPortTwice = `spec.ports: Invalid value: hostPort 8080 is asked for more than once: it may be used once for each protocol and hostIP, and an empty hostIP is every address`
+
+// twoOn is two ports of one hostPort, with more fields of each.
+func twoOn(a, b string) string {
+	return `ports: [{name: a, port: 80, hostPort: 8080, ` + a + `}, {name: b, port: 81, hostPort: 8080, ` + b + `}]`
 }
 
 func rootDiskIs(value string) string {
@@ -222,10 +229,14 @@ var specCases = map[string]createCase{
 	"hostPort 65536": {`ports: [{name: http, port: 80, hostPort: 65536}]`, []string{
 		`spec.ports[0].hostPort: Invalid value: 65536: spec.ports[0].hostPort in body should be less than or equal to 65535`,
 	}},
-	"hostIP of a name": {`ports: [{name: http, port: 80, hostIP: localhost}]`, []string{hostIPIs("localhost")}},
-	"hostIP and more":  {`ports: [{name: http, port: 80, hostIP: "127.0.0.1,x"}]`, []string{hostIPIs("127.0.0.1,x")}},
-	"hostIP 127.1":     {`ports: [{name: http, port: 80, hostIP: "127.1"}]`, []string{hostIPIs("127.1")}},
-	"hostIP of a zone": {`ports: [{name: http, port: 80, hostIP: "fe80::1%eth0"}]`, []string{hostIPIs("fe80::1%eth0")}},
+	"hostIP of a name":        {`ports: [{name: http, port: 80, hostIP: localhost}]`, []string{hostIPIs("localhost")}},
+	"hostIP and more":         {`ports: [{name: http, port: 80, hostIP: "127.0.0.1,x"}]`, []string{hostIPIs("127.0.0.1,x")}},
+	"hostIP 127.1":            {`ports: [{name: http, port: 80, hostIP: "127.1"}]`, []string{hostIPIs("127.1")}},
+	"hostIP of IPv4 in IPv6":  {`ports: [{name: http, port: 80, hostIP: "::ffff:127.0.0.1"}]`, []string{hostIPIs("::ffff:127.0.0.1")}},
+	"hostIP of leading zeros": {`ports: [{name: http, port: 80, hostIP: "127.0.0.01"}]`, []string{hostIPIs("127.0.0.01")}},
+	"hostIP in a long form":   {`ports: [{name: http, port: 80, hostIP: "0:0:0:0:0:0:0:1"}]`, []string{hostIPIs("0:0:0:0:0:0:0:1")}},
+	"hostIP as a number":      {`ports: [{name: http, port: 80, hostIP: "2130706433"}]`, []string{hostIPIs("2130706433")}},
+	"hostIP of a zone":        {`ports: [{name: http, port: 80, hostIP: "fe80::1%eth0"}]`, []string{hostIPIs("fe80::1%eth0")}},
 	"protocol SCTP": {`ports: [{name: http, port: 80, protocol: SCTP}]`, []string{
 		`spec.ports[0].protocol: Unsupported value: "SCTP": supported values: "TCP", "UDP"`,
 	}},
@@ -234,8 +245,19 @@ var specCases = map[string]createCase{
 		`spec.ports[1]: Duplicate value: {"name":"http"}`,
 	}},
 	"two ports of one hostPort": {`ports: [{name: a, port: 80, hostPort: 8080}, {name: b, port: 81, hostPort: 8080}]`, []string{
-		`spec.ports: Invalid value: hostPort 8080 is asked for more than once: one may be used once for each protocol`,
+		hostPortTwice,
 	}},
+	"one hostPort, two hostIPs":                 {twoOn("hostIP: 127.0.0.1", "hostIP: 127.0.0.2"), nil},
+	"one hostPort, two families":                {twoOn("hostIP: 0.0.0.0", `hostIP: "::1"`), nil},
+	"one hostPort, one hostIP":                  {twoOn("hostIP: 127.0.0.1", "hostIP: 127.0.0.1"), []string{hostPortTwice}},
+	"one hostPort, one hostIP and all":          {twoOn("hostIP: 127.0.0.1", `protocol: TCP`), []string{hostPortTwice}},
+	"one hostPort, one hostIP and an empty one": {twoOn("hostIP: 127.0.0.1", `hostIP: ""`), []string{hostPortTwice}},
+	"one hostPort, one hostIP and all of IPv4":  {twoOn("hostIP: 0.0.0.0", "hostIP: 127.0.0.1"), []string{hostPortTwice}},
+	"one hostPort, one hostIP and all of IPv6":  {twoOn(`hostIP: "::1"`, `hostIP: "::"`), []string{hostPortTwice}},
+	"the hostPort that is asked for twice is named": {
+		`ports: [{name: a, port: 80, hostPort: 8079, hostIP: 127.0.0.1}, {name: b, port: 81, hostPort: 8079, hostIP: 127.0.0.2}, ` +
+			`{name: c, port: 82, hostPort: 8080}, {name: d, port: 83, hostPort: 8080}]`, []string{hostPortTwice},
+	},
 	"two ports of one number": {`ports: [{name: a, port: 80, hostPort: 8080}, {name: b, port: 80}]`, []string{
 		`spec.ports: Invalid value: port 80 is asked for more than once: one may be used once for each protocol`,
 	}},
@@ -451,5 +473,5 @@ func largest() string {
 		`volumes: [` + repeat(16, `{name: v%d, size: `+quantity+`, source: {image: {source: `+text(1024)+`}}}`) + `], ` +
 		`userData: {inline: ` + text(65536) + `}, networkData: {inline: ` + text(65536) + `}, ` +
 		`sshAuthorizedKeys: [` + repeat(32, text(16384)) + `], ` +
-		`ports: [` + repeat(32, `{name: p%d, port: 8%d, hostPort: 80%d}`) + `]}`
+		`ports: [` + repeat(32, `{name: p%d, port: 8%d, hostPort: 8080, hostIP: "2001:db8:1111:1111:1111:1111:1111:1%d"}`) + `]}`
 }

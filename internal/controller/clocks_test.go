@@ -246,6 +246,12 @@ func TestFactTimes(t *testing.T) {
 	if got := s.update(twin, vmtest.Gone(), vmtest.T0.Add(time.Hour)); !got.Operation.Equal(vmtest.T0.Add(time.Hour)) {
 		t.Errorf("another VM of the same name: %+v", got)
 	}
+	left := vmtest.Present(driver.StateStopped)
+	left.Server.NeedsEnsure = true
+	s.update(vm, left, vmtest.T0)
+	if got := s.update(vm, left, vmtest.T0.Add(time.Hour)); !got.Cleanup.Equal(vmtest.T0) {
+		t.Errorf("what the last run has left: %+v, want it since %s", got, vmtest.T0)
+	}
 	vm.Status.Operation = nil
 	if got := s.update(vm, vmtest.Present(driver.StateRunning), vmtest.T0); got != (policy.Instants{}) || s.get(keyOf(vm)) != nil {
 		t.Errorf("at rest: %+v, %v recorded", got, s.get(keyOf(vm)))

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/translate"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/internal/policy"
@@ -54,6 +55,9 @@ func (s *factTimes) update(vm *api.VirtualMachine, observed inventory.Observatio
 	}
 	if vm.DeletionTimestamp != nil {
 		record(&since.Deletion, now, "deletion")
+	}
+	if policy.IsCleanupDue(translate.Observed(&observed)) {
+		record(&since.Cleanup, now, "cleanup", observed.Server.ID, observed.Server.Run)
 	}
 	if op := vm.Status.Operation; op != nil {
 		began := string(op.Type) + "/" + strconv.FormatInt(op.StartedAt.UnixMicro(), 10)

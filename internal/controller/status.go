@@ -60,7 +60,7 @@ func (p *pass) statusOperation() *api.Operation {
 	switch {
 	case have != nil && (have.Type == wanted || wanted == "" && unknown):
 		return withNextTry(have, p.decision.NextTry)
-	case isCounting(have) && (changesRun(wanted) || wanted == api.OperationStop && p.vm.Spec.Action != api.ActionStopped && p.observed.Server.Disruption != ""):
+	case isCounting(have) && (changesRun(wanted) || p.decision.Action.EndedByOthers):
 		return have
 	case wanted == "":
 		return nil

@@ -76,6 +76,8 @@ type Action struct {
 	// is that run.
 	ShortRuns  int32  `json:"shortRuns,omitzero"`
 	CrashedRun string `json:"crashedRun,omitzero"`
+	// EndedByOthers is set for a stop that others than Drover have begun, of a run that the spec wants.
+	EndedByOthers bool `json:"endedByOthers,omitzero"`
 	// FollowsUp is set for an update that only the driver asks for: to a user, nothing changes.
 	FollowsUp bool `json:"followsUp,omitzero"`
 	// Retain releases the server instead of removing it.

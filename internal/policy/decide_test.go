@@ -290,9 +290,9 @@ func TestDecide(t *testing.T) {
 		"a run that another process has seen":                 {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).With(lastRun("run-0")), observed: endedAs(1, "Rejected"), change: withoutRun, want: "ensure On Start => Creating Restarting"},
 		"ended by a drain, Never":                             {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever), observed: policytest.ChangeServer(policytest.Ended(6), func(s *policy.Server) { s.Exit.Reason, s.Exit.ByHost = "Forced", true }), want: "ensure On Start => Creating Restarting"},
 		"a host that is lost":                                 {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Present(policy.StateRunning), func(s *policy.Server) { s.Error, s.HostLost = "node n1 does not report", true }), want: "wait => Unknown Unresponsive", check: wantMessage("node n1 does not report")},
-		"a drain keeps to its own grace period":               {vm: policytest.ReportedVM().With(policytest.WithOperation(api.OperationStop, time.Hour, "")), observed: drained, want: "wait Stop => Active Stopping"},
-		"a drain of what is to stop is forced":                {vm: policytest.ReportedVM().Action(api.ActionStopped).With(policytest.WithOperation(api.OperationStop, time.Hour, "")), observed: drained, want: "ensure Off Stop => Active Stopping"},
-		"a drain of what is to restart is forced":             {vm: policytest.ReportedVM().With(policytest.WithOperation(api.OperationRestart, time.Hour, "run-1")), observed: drained, want: "ensure On Restart => Active Stopping"},
+		"a drain keeps to its own grace period":               {vm: policytest.ReportedVM().With(policytest.WithOperation(api.OperationStop, time.Hour, "")), observed: drained, want: "wait Stop => Active Stopping", check: wantEndedByOthers(true)},
+		"a drain of what is to stop is forced":                {vm: policytest.ReportedVM().Action(api.ActionStopped).With(policytest.WithOperation(api.OperationStop, time.Hour, "")), observed: drained, want: "ensure Off Stop => Active Stopping", check: wantEndedByOthers(false)},
+		"a drain of what is to restart is forced":             {vm: policytest.ReportedVM().With(policytest.WithOperation(api.OperationRestart, time.Hour, "run-1")), observed: drained, want: "ensure On Restart => Active Stopping", check: wantEndedByOthers(false)},
 		"a stop by hand is forced":                            {vm: policytest.ReportedVM().With(policytest.WithOperation(api.OperationStop, time.Hour, "")), observed: policytest.Present(policy.StateStopping), want: "ensure Off Stop => Active Stopping"},
 		"the engine restarts what its guest has ended":        {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Present(policy.StateRestarting), func(s *policy.Server) { s.Exit = policy.Exit{HasEnded: true} }), want: "wait => Active Restarting", check: wantMessage("ended by itself with code 0")},
 		"a run that never began, OnFailure":                   {vm: policytest.ReportedVM().RestartPolicy(api.RestartOnFailure), observed: endedAs(0, "NeverRan"), change: withoutRun, want: "ensure On Start => Creating Restarting", check: wantMessage("the server was removed before it ran")},
@@ -429,6 +429,10 @@ func wantAllDrivers(all bool) check {
 
 func wantWake(after time.Duration) check {
 	return want("wakes after", func(d policy.Decision) time.Duration { return d.WakeAt.Sub(policytest.T0) }, after)
+}
+
+func wantEndedByOthers(intent bool) check {
+	return want("is ended by others", func(d policy.Decision) bool { return d.Action.EndedByOthers }, intent)
 }
 
 func wantStopBy(after time.Duration) check {

@@ -116,7 +116,7 @@ func decideStopping(in Input, power Power) Decision {
 	}
 	d := planEnsure(in, operation, power, api.ReasonStopping, in.Observed.Server.Progress)
 	d.Action.EndRun = end
-	if isEndedByOthers(in, operation) {
+	if d.Action.EndedByOthers = isEndedByOthers(in, operation); d.Action.EndedByOthers {
 		d.Action.StopBy = time.Time{}
 	}
 	switch wait := d.Action.StopBy; {

@@ -14,8 +14,6 @@ const (
 	firstBackoff = time.Second
 	maxBackoff   = 5 * time.Minute
 	slowBackoff  = 30 * time.Second
-	// maxCleanupDelay bounds the wait while a drain waits for the driver.
-	maxCleanupDelay = 5 * time.Second
 	// bindRetry is the delay before retrying a VM that could not be bound because
 	// the engine became known a moment too late.
 	bindRetry = time.Second
@@ -66,9 +64,24 @@ func nextTry(in Input) time.Time {
 	}
 	wait := Backoff(op.Attempts, op.Failure == api.FailureExhausted)
 	if IsCleanupDue(in.Observed) {
-		wait = min(wait, maxCleanupDelay)
+		wait = min(wait, cleanupBackoff(in))
 	}
 	return in.Since.Failure.Add(wait)
+}
+
+// cleanupBackoff returns the wait after a failure of a server that a drain may wait for: none after one that came
+// before there was anything to remove, then as long as there has been. So each wait is about twice the last one,
+// whatever else has failed before.
+func cleanupBackoff(in Input) time.Duration {
+	if !hasCleanupFailed(in) {
+		return 0
+	}
+	return max(firstBackoff, in.Since.Failure.Sub(in.Since.Cleanup))
+}
+
+// hasCleanupFailed reports whether the last failure is of a call that had to remove what the last run has left.
+func hasCleanupFailed(in Input) bool {
+	return IsCleanupDue(in.Observed) && in.VM.Status.Operation.Failure != "" && !in.Since.Failure.Before(in.Since.Cleanup)
 }
 
 // IsAsReported reports whether the server is as the status says. No server and a
@@ -84,6 +97,9 @@ func IsAsReported(left ServerStatus, observed Observed) bool {
 func decideHold(in Input) Decision {
 	op := in.VM.Status.Operation
 	d := Decision{Action: Action{Operation: op.Type}, Status: StatusIntent{Phase: api.PhaseFailed, Reason: op.Reason, Message: op.LastError}}
+	if hasCleanupFailed(in) {
+		d.Status.Message = "what the last run has left is not removed yet: " + op.LastError
+	}
 	if next := nextTry(in); in.Now.Before(next) {
 		d.WakeAt, d.NextTry = next, next
 	}

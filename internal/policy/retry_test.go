@@ -4,6 +4,7 @@
 package policy_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -86,6 +87,37 @@ func TestCleanupOfARefusedServer(t *testing.T) {
 				t.Errorf("%s, wakes at %s, want step %q at %s", summaryOf(d), d.WakeAt, tc.want, tc.wake)
 			}
 		})
+	}
+}
+
+// TestCleanupThatKeepsFailing checks that the first try to remove what the last run has left does not wait for
+// the failures before, that each further wait is longer, up to that of other failures, and that the status says so.
+func TestCleanupThatKeepsFailing(t *testing.T) {
+	const left = "what the last run has left"
+	vm := policytest.ReportedVM().With(policytest.WithOperation(api.OperationStart, 0, "")).With(policytest.WithServer("id-1", policy.StateStopped))
+	in := vm.Observing(policytest.ChangeServer(policytest.Ended(1), func(s *policy.Server) { s.NeedsEnsure = true }))
+	in.VM.Status.Operation.Attempts, in.VM.Status.Operation.Failure, in.VM.Status.Operation.Generation = 20, api.FailureFailed, in.VM.Generation
+	in.VM.Status.Operation.NextRetryTime = in.Now.Add(time.Hour)
+	in.Since.Failure = in.Now.Add(-time.Second)
+	in.Since.Cleanup = in.Now
+	if d := policy.Decide(in); d.Action.Step != policy.StepEnsure || strings.Contains(d.Status.Message, left) {
+		t.Errorf("the first try: %s, want that it does not wait", summaryOf(d))
+	}
+	began, last := in.Now, time.Duration(0)
+	for range 12 {
+		in.Since.Failure = in.Now // a call has just failed
+		d := policy.Decide(in)
+		wait := d.WakeAt.Sub(in.Now)
+		if d.Action.Step != policy.StepNone || wait < last || wait > policy.Backoff(in.VM.Status.Operation.Attempts, false) || !strings.Contains(d.Status.Message, left) {
+			t.Fatalf("%s after the cleanup has failed for %s: %s, message %q; the wait before was %s", wait, in.Now.Sub(began), summaryOf(d), d.Status.Message, last)
+		}
+		in.Now, last = d.WakeAt, wait
+		if d := policy.Decide(in); d.Action.Step != policy.StepEnsure {
+			t.Fatalf("at the next try: %s", summaryOf(d))
+		}
+	}
+	if want := policy.Backoff(20, false); last != want {
+		t.Errorf("the last wait is %s, want %s", last, want)
 	}
 }
 

@@ -140,10 +140,11 @@ type VirtualMachineSpec struct {
 	SSHAuthorizedKeys []string `json:"sshAuthorizedKeys,omitempty"`
 
 	// ports are the ports of the server that can be reached through the engine's
-	// host. A number can be used once for each protocol.
+	// host. A number can be used once for each protocol, and a hostPort once for
+	// each protocol and hostIP.
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:XValidation:rule="self.all(p, self.exists_one(q, q.port == p.port && q.protocol == p.protocol))",message="a port may be used once for each protocol",messageExpression="'port %d is asked for more than once: one may be used once for each protocol'.format([self.filter(p, !self.exists_one(q, q.port == p.port && q.protocol == p.protocol))[0].port])"
-	// +kubebuilder:validation:XValidation:rule="self.all(p, !has(p.hostPort) || self.exists_one(q, has(q.hostPort) && q.hostPort == p.hostPort && q.protocol == p.protocol))",message="a hostPort may be used once for each protocol",messageExpression="'hostPort %d is asked for more than once: one may be used once for each protocol'.format([self.filter(p, has(p.hostPort) && !self.exists_one(q, has(q.hostPort) && q.hostPort == p.hostPort && q.protocol == p.protocol))[0].hostPort])"
+	// +kubebuilder:validation:XValidation:rule="self.all(p, !has(p.hostPort) || self.exists_one(q, has(q.hostPort) && q.hostPort == p.hostPort && q.protocol == p.protocol && (!has(p.hostIP) || !has(q.hostIP) || p.hostIP in ['', q.hostIP, q.hostIP.contains(':') ? '::' : '0.0.0.0'] || q.hostIP in ['', p.hostIP.contains(':') ? '::' : '0.0.0.0'])))",message="a hostPort may be used once for each protocol and hostIP, and an empty hostIP is every address",messageExpression="'hostPort %d is asked for more than once: it may be used once for each protocol and hostIP, and an empty hostIP is every address'.format([self.filter(p, has(p.hostPort) && !self.exists_one(q, has(q.hostPort) && q.hostPort == p.hostPort && q.protocol == p.protocol && (!has(p.hostIP) || !has(q.hostIP) || p.hostIP in ['', q.hostIP, q.hostIP.contains(':') ? '::' : '0.0.0.0'] || q.hostIP in ['', p.hostIP.contains(':') ? '::' : '0.0.0.0'])))[0].hostPort])"
 	// +listType=map
 	// +listMapKey=name
 	// +optional
@@ -485,7 +486,7 @@ type Port struct {
 	// hostIP is the address of the engine's host on which the port is opened, for
 	// example 127.0.0.1. Empty means all addresses of the host.
 	// +kubebuilder:validation:MaxLength=45
-	// +kubebuilder:validation:XValidation:rule="self == '' || isIP(self)",message="hostIP must be an IP address, for example 127.0.0.1 or ::1",messageExpression="'hostIP is ' + self + ': it must be an IP address, for example 127.0.0.1 or ::1'"
+	// +kubebuilder:validation:XValidation:rule="self == '' || isIP(self) && ip.isCanonical(self)",message="hostIP must be an IP address in its usual form, for example 127.0.0.1 or ::1",messageExpression="'hostIP is ' + self + ': it must be an IP address in its usual form, for example 127.0.0.1 or ::1'"
 	// +optional
 	HostIP string `json:"hostIP,omitempty"`
 }

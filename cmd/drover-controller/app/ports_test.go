@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -35,15 +36,25 @@ func listen(t *testing.T) string {
 // manager runs or, if it must fail, has failed.
 func startTestManager(t *testing.T, o *Options, fails bool) error {
 	t.Helper()
-	cfg := &rest.Config{Host: "127.0.0.1:1"}
-	assert.NoError(t, o.skipAddressesInUse(t.Context()))
-	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
-		Metrics: metricsOptions(o), HealthProbeBindAddress: o.HealthAddress,
-	})
+	mgr, err := createTestManager(t, o)
 	if err != nil {
 		return err
 	}
-	assert.NoError(t, mgr.AddHealthzCheck("ping", healthz.Ping))
+	return awaitManager(t, mgr, fails)
+}
+
+func createTestManager(t *testing.T, o *Options) (ctrl.Manager, error) {
+	t.Helper()
+	mgr, err := o.createManager(t.Context(), &rest.Config{Host: "127.0.0.1:1"}, ctrl.Options{})
+	if err == nil {
+		assert.NoError(t, mgr.AddHealthzCheck("ping", healthz.Ping))
+	}
+	return mgr, err
+}
+
+// awaitManager returns when the manager runs or, if it must fail, has failed.
+func awaitManager(t *testing.T, mgr ctrl.Manager, fails bool) error {
+	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	up := make(chan struct{})
 	assert.NoError(t, mgr.Add(started(up)))
@@ -117,5 +128,25 @@ func TestFreeDefaultsAreServed(t *testing.T) {
 		if err != nil || !strings.Contains(string(text), want) {
 			t.Errorf("%s answers %.100q, %v", url, text, err)
 		}
+	}
+}
+
+// TestReplicasThatStartTogether checks that of replicas on one host, created before either runs, one serves the
+// default addresses, and the other runs without.
+func TestReplicasThatStartTogether(t *testing.T) {
+	one, other := NewOptions(), NewOptions()
+	one.MetricsAddress, one.HealthAddress = framework.FreeAddress(t), framework.FreeAddress(t)
+	other.MetricsAddress, other.HealthAddress = one.MetricsAddress, one.HealthAddress
+	var all []ctrl.Manager
+	for _, o := range []*Options{one, other} {
+		mgr, err := createTestManager(t, o)
+		assert.NoError(t, err)
+		all = append(all, mgr)
+	}
+	for _, mgr := range slices.Backward(all) {
+		assert.NoError(t, awaitManager(t, mgr, false))
+	}
+	if one.MetricsAddress == addressOff || one.HealthAddress == addressOff || other.MetricsAddress != addressOff || other.HealthAddress != addressOff {
+		t.Errorf("metrics are at %q and %q, health at %q and %q: want them at the first replica", one.MetricsAddress, other.MetricsAddress, one.HealthAddress, other.HealthAddress)
 	}
 }

@@ -134,34 +134,30 @@ func newManager(ctx context.Context, o *Options, cfg *rest.Config, lock *leader.
 			return nil, err
 		}
 	}
-	if err := o.skipAddressesInUse(ctx); err != nil {
-		return nil, err
-	}
 	options := ctrl.Options{
 		Scheme: scheme, Logger: ctrl.Log,
 		Cache:                   cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
-		Metrics:                 metricsOptions(o),
-		HealthProbeBindAddress:  o.HealthAddress,
 		PprofBindAddress:        o.PprofAddress,
 		GracefulShutdownTimeout: &o.StopTimeout,
 	}
 	setElectionOptions(&options, o, lock)
-	mgr, err := ctrl.NewManager(cfg, options)
+	mgr, err := o.createManager(ctx, cfg, options)
 	if err != nil {
 		return nil, err
 	}
 	return mgr, healthChecks(mgr, lock)
 }
 
-// metricsOptions returns the settings of the metrics endpoint. If MetricsSecure is
-// set, the API server decides who may read metrics.
+// metricsOptions returns the settings of the manager's own metrics endpoint, which is off unless MetricsSecure is
+// set: then the API server decides who may read metrics.
 func metricsOptions(o *Options) metricsserver.Options {
-	m := metricsserver.Options{BindAddress: o.MetricsAddress}
-	if o.MetricsSecure {
-		m.SecureServing, m.CertDir = true, o.MetricsCertDir
-		m.FilterProvider = filters.WithAuthenticationAndAuthorization
+	if !o.MetricsSecure {
+		return metricsserver.Options{BindAddress: addressOff}
 	}
-	return m
+	return metricsserver.Options{
+		BindAddress: o.MetricsAddress, SecureServing: true, CertDir: o.MetricsCertDir,
+		FilterProvider: filters.WithAuthenticationAndAuthorization,
+	}
 }
 
 func healthChecks(mgr ctrl.Manager, lock *leader.Lock) error {

@@ -73,10 +73,11 @@ func cutHostIP(text string, p *api.Port) (string, error) {
 	if host == "" {
 		return rest, nil
 	}
-	if _, err := netip.ParseAddr(host); err != nil {
+	ip, err := netip.ParseAddr(host)
+	if err != nil {
 		return "", fmt.Errorf("%q is no IP address", host)
 	}
-	p.HostIP = host
+	p.HostIP = ip.Unmap().String()
 	return rest, nil
 }
 

@@ -13,17 +13,19 @@ import (
 
 func TestParsePort(t *testing.T) {
 	tests := map[string]api.Port{
-		"80":                       {Port: 80},
-		"8080:80":                  {HostPort: 8080, Port: 80},
-		":80":                      {Port: 80},
-		"53/udp":                   {Port: 53, Protocol: api.ProtocolUDP},
-		"53:53/UDP":                {HostPort: 53, Port: 53, Protocol: api.ProtocolUDP},
-		"ssh=2222:22":              {Name: "ssh", HostPort: 2222, Port: 22},
-		"127.0.0.1:2222:22":        {HostIP: "127.0.0.1", HostPort: 2222, Port: 22},
-		"127.0.0.1::22":            {HostIP: "127.0.0.1", Port: 22},
-		"[::1]:2222:22/tcp":        {HostIP: "::1", HostPort: 2222, Port: 22},
-		"x=[2001:db8::1]:80:8/udp": {Name: "x", HostIP: "2001:db8::1", HostPort: 80, Port: 8, Protocol: api.ProtocolUDP},
-		"65535:1":                  {HostPort: 65535, Port: 1},
+		"80":                         {Port: 80},
+		"8080:80":                    {HostPort: 8080, Port: 80},
+		":80":                        {Port: 80},
+		"53/udp":                     {Port: 53, Protocol: api.ProtocolUDP},
+		"53:53/UDP":                  {HostPort: 53, Port: 53, Protocol: api.ProtocolUDP},
+		"ssh=2222:22":                {Name: "ssh", HostPort: 2222, Port: 22},
+		"127.0.0.1:2222:22":          {HostIP: "127.0.0.1", HostPort: 2222, Port: 22},
+		"127.0.0.1::22":              {HostIP: "127.0.0.1", Port: 22},
+		"[::1]:2222:22/tcp":          {HostIP: "::1", HostPort: 2222, Port: 22},
+		"[0:0:0:0:0:0:0:1]:2222:22":  {HostIP: "::1", HostPort: 2222, Port: 22},
+		"[::ffff:127.0.0.1]:2222:22": {HostIP: "127.0.0.1", HostPort: 2222, Port: 22},
+		"x=[2001:db8::1]:80:8/udp":   {Name: "x", HostIP: "2001:db8::1", HostPort: 80, Port: 8, Protocol: api.ProtocolUDP},
+		"65535:1":                    {HostPort: 65535, Port: 1},
 	}
 	for text, want := range tests {
 		if want.Protocol == "" {

@@ -209,11 +209,18 @@ func explainStart(spec driver.ServerSpec, image string, err error) error {
 	return err
 }
 
-// takenPort names the field that the engine's message refers to.
+// takenPort names the field that the engine's message refers to. Several ports may have one host port, each on
+// an address of its own.
 func takenPort(ports []driver.Port, text string) string {
-	for i, p := range ports {
-		if p.HostPort != 0 && regexp.MustCompile(fmt.Sprintf(`:%d\b`, p.HostPort)).MatchString(text) {
-			return fmt.Sprintf("spec.ports[%d].hostPort: host port %d", i, p.HostPort)
+	for _, isPrecise := range []bool{true, false} {
+		for i, p := range ports {
+			pattern := fmt.Sprintf(`:%d\b`, p.HostPort)
+			if isPrecise {
+				pattern = `[\s\[]` + regexp.QuoteMeta(cmp.Or(p.HostIP, "0.0.0.0")) + `\]?` + pattern
+			}
+			if p.HostPort != 0 && regexp.MustCompile(pattern).MatchString(text) {
+				return fmt.Sprintf("spec.ports[%d].hostPort: host port %d", i, p.HostPort)
+			}
 		}
 	}
 	return "spec.ports: a host port"

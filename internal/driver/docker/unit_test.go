@@ -251,7 +251,9 @@ func TestHostIP(t *testing.T) {
 // TestExplainStart uses the error messages of engines from 20.10 to 29.
 func TestExplainStart(t *testing.T) {
 	t.Parallel()
-	spec := driver.ServerSpec{Ports: []driver.Port{{Port: 80, HostPort: 808}, {Port: 81, HostPort: 8080}}}
+	spec := driver.ServerSpec{Ports: []driver.Port{{Port: 80, HostPort: 808}, {Port: 81, HostPort: 8080},
+		{Port: 82, HostPort: 9090, HostIP: "127.0.0.1"}, {Port: 83, HostPort: 9090, HostIP: "10.0.0.1"}, {Port: 84, HostPort: 9090, HostIP: "::1"},
+	}}
 	for name, c := range map[string]struct {
 		err    string
 		kind   error
@@ -287,6 +289,14 @@ func TestExplainStart(t *testing.T) {
 		"working directory": {
 			`OCI runtime create failed: runc create failed: unable to start container process: chdir to cwd ("/root/x") set in config.json failed: permission denied: unknown`,
 			driver.ErrInvalid, "", "image img has the working directory /root/x, which cannot be entered;",
+		},
+		"port of a program on one address": {
+			"failed to set up container networking: driver failed programming external connectivity on endpoint x (8f): failed to bind host port for 10.0.0.1:9090:172.17.0.2:83/tcp: address already in use",
+			driver.ErrRetry, driver.ReasonPortConflict, "spec.ports[3].hostPort: host port 9090 is taken",
+		},
+		"port of a program on one IPv6 address": {
+			"driver failed programming external connectivity on endpoint x (8f): Bind for [::1]:9090 failed: port is already allocated",
+			driver.ErrRetry, driver.ReasonPortConflict, "spec.ports[4].hostPort: host port 9090 is taken",
 		},
 		"full disk": {"mkdir /var/lib/docker/x: no space left on device", driver.ErrExhausted, "", "no space left"},
 	} {

@@ -78,9 +78,12 @@ func (f Forward) HostfwdRule() string {
 	return fmt.Sprintf("%s:%s:%d-:%d", f.Protocol, f.HostIP, f.HostPort, f.Port)
 }
 
-// Outside returns the part that no two forwards may have in common, whatever their
-// addresses: one may be on all addresses.
-func (f Forward) Outside() Forward { return Forward{Protocol: f.Protocol, HostPort: f.HostPort} }
+// Overlaps reports whether two forwards cannot both be open: they have the same host port, and the same
+// address or one that is of all addresses.
+func (f Forward) Overlaps(other Forward) bool {
+	return f.Protocol == other.Protocol && f.HostPort == other.HostPort &&
+		(f.HostIP == other.HostIP || f.HostIP == "" || other.HostIP == "")
+}
 
 // HostEnd describes the forward's end on the host, for people.
 func (f Forward) HostEnd() string {

@@ -71,7 +71,7 @@ func (u *Users) FindExposures(folder string) []string {
 func (u *Users) FindExposuresOf(uid int, groups []int, folder string) []string {
 	var found []string
 	if info, err := os.Stat(folder); err == nil && info.Mode().Perm()&0o077 != 0 {
-		found = append(found, fmt.Sprintf("other users can look into %s, whose mode is %#o: chmod 700 %[1]s", folder, info.Mode().Perm()))
+		found = append(found, fmt.Sprintf("other users can look into %s, whose mode is %#o: mode 0700 keeps them out", folder, info.Mode().Perm()))
 	}
 	if !u.AreSeparate() && uid != 0 && hasGroup(groups, "docker") {
 		found = append(found, "Drover's user is in group docker, which has all rights on this host, and machines run as that user: run the drivers docker and qemu as two Drovers of two users, or Drover as root")

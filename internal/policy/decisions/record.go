@@ -71,7 +71,7 @@ func New(in policy.Input, d policy.Decision) Record {
 	for _, t := range [...]*time.Time{
 		&in.Now, &in.VM.Spec.RestartedAt, &status.RestartedAt, &status.StartTime, &status.Operation.NextRetryTime, &status.Operation.RestartedAt,
 		&observed.DownSince, &observed.BackSince, &observed.SettlesAt, &observed.Server.StartedAt, &observed.Server.Exit.At,
-		&since.Deletion, &since.Operation, &since.Failure, &since.Run, &since.Exit,
+		&since.Deletion, &since.Operation, &since.Failure, &since.Cleanup, &since.Run, &since.Exit,
 		&d.Action.StopBy, &d.WakeAt, &d.NextTry,
 	} {
 		*t = wallTime(*t, now)

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/atomicfile"
 )
 
@@ -83,7 +84,7 @@ func UserName(id int) string {
 // SudoUser returns a user as an argument of sudo --user in a shell.
 func SudoUser(id int) string {
 	if name := UserName(id); name != strconv.Itoa(id) {
-		return name
+		return printable.ShellWord(name)
 	}
 	return fmt.Sprintf("'#%d'", id)
 }
@@ -270,8 +271,8 @@ func checkMakers(path string) error {
 func (s step) checkWriters() error {
 	const group, others = 0o020, 0o002
 	if s.Mode&others != 0 || s.Mode&group != 0 && !isPrivateGroup(int(s.Uid), int(s.Gid)) {
-		return fmt.Errorf("others than user %s may write to %s, whose mode is %#o: chmod go-w %[2]s prevents that",
-			UserName(int(s.Uid)), s.path, s.Mode&0o7777)
+		return fmt.Errorf("others than user %s may write to %s, whose mode is %#o: chmod go-w %s prevents that",
+			UserName(int(s.Uid)), s.path, s.Mode&0o7777, printable.ShellWord(s.path))
 	}
 	return nil
 }

@@ -231,3 +231,11 @@ func TestUntil(t *testing.T) {
 		}
 	}
 }
+
+// TestCommandOfAnOpenFolder checks that the command that closes a folder to others can be pasted.
+func TestCommandOfAnOpenFolder(t *testing.T) {
+	t.Parallel()
+	open := step{path: "/my data"}
+	open.Mode = syscall.S_IFDIR | 0o777
+	assert.ErrorSays(t, "a folder that all users may write to", open.checkWriters(), "chmod go-w '/my data' prevents")
+}

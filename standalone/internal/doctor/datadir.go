@@ -92,7 +92,7 @@ func judgeDataDir(f dataDirFacts) []findings.Finding {
 			FixedBy("look into the kernel's log, repair the disk, and mount it again").FixedByCommand("sudo dmesg --level err"))
 	case f.access != nil && !isOther:
 		return one(findings.Error("user %s may not write to %s: %v", f.user.Name, f.path, f.access).Means("drover up does not start.").
-			FixedByCommand("sudo chown %s %s && sudo chmod 700 %[2]s", f.user.Name, printable.ShellWord(f.path)))
+			FixedByCommand("sudo chown %s %s && sudo chmod 700 %[2]s", printable.ShellWord(f.user.Name), printable.ShellWord(f.path)))
 	case errors.Is(f.ignored, fs.ErrPermission):
 		return one(findings.Note("%v", f.ignored).Means("Whether Drover runs is unknown, and its settings are not taken.").FixedByCommand("%s", f.again))
 	case f.ignored != nil:
@@ -165,7 +165,7 @@ func judgeFiles(f filesFacts) []findings.Finding {
 	if len(f.foreign) > 0 {
 		all = append(all, findings.Warning("%s not user %s's: %s", countFiles(len(f.foreign), "is", "are"), f.owner.Name, shorten(f.foreign)).
 			Means("Drover may not be able to read or replace them. A command that was run as another user has made them.").
-			FixedByCommand("sudo chown --recursive --from %s %s %s", ownerOf(f.foreign[0]), f.owner.Name, printable.ShellWord(f.path)))
+			FixedByCommand("sudo chown --recursive --from %s", quoteAll([]string{ownerOf(f.foreign[0]), f.owner.Name, f.path})))
 	}
 	if len(f.exposed) > 0 {
 		all = append(all, findings.Warning("%s secrets that others may read: %s", countFiles(len(f.exposed), "has", "have"), shorten(f.exposed)).
@@ -185,12 +185,13 @@ func judgeFiles(f filesFacts) []findings.Finding {
 	return all
 }
 
-func quoteAll(paths []string) string {
-	words := make([]string, len(paths))
-	for i, path := range paths {
-		words[i] = printable.ShellWord(path)
+// quoteAll returns words of a command line.
+func quoteAll(words []string) string {
+	quoted := make([]string, len(words))
+	for i, word := range words {
+		quoted[i] = printable.ShellWord(word)
 	}
-	return strings.Join(words, " ")
+	return strings.Join(quoted, " ")
 }
 
 func countFiles(n int, singular, plural string) string {

@@ -154,13 +154,13 @@ func judgeDocker(f dockerFacts) []findings.Finding {
 	case f.err != nil && errors.Is(f.access, unix.EACCES):
 		return one(absent(f.wanted, fmt.Sprintf("the engine at %s may not be used by user %s", f.address, f.user.Name), docker.Name).
 			FixedBy("add the user to group docker, which gives it all rights on this host, and start Drover again").
-			FixedByCommand("sudo usermod --append --groups docker %s", f.user.Name))
+			FixedByCommand("sudo usermod --append --groups docker %s", printable.ShellWord(f.user.Name)))
 	case f.err != nil:
 		return one(absent(f.wanted, f.err.Error(), docker.Name).FixedBy("install Docker or start it, or set DOCKER_HOST").FixedByCommand("%s", f.install))
 	case errors.Is(f.access, unix.EACCES):
 		return one(absent(f.wanted, fmt.Sprintf("Docker Engine %s answers, and user %s may not use it", f.versions.Engine, f.user.Name), docker.Name).
 			FixedBy("add the user to group docker, which gives it all rights on this host, and start Drover again").
-			FixedByCommand("sudo usermod --append --groups docker %s", f.user.Name))
+			FixedByCommand("sudo usermod --append --groups docker %s", printable.ShellWord(f.user.Name)))
 	}
 	return one(findings.OK("Engine %s (API %s) at %s", f.versions.Engine, f.versions.API, strings.TrimPrefix(f.address, "unix://")))
 }

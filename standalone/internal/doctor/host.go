@@ -18,6 +18,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/internal/machine/confine"
@@ -143,7 +144,7 @@ func fixDevice(problem findings.Finding, f kvmFacts) findings.Finding {
 	switch {
 	case f.group != "" && !f.user.isRoot():
 		return problem.FixedBy("add user %s to the group of the device, then start its Drover again", f.user.Name).
-			FixedByCommand("sudo usermod --append --groups %s %s", f.group, f.user.Name)
+			FixedByCommand("sudo usermod --append --groups %s %s", printable.ShellWord(f.group), printable.ShellWord(f.user.Name))
 	case f.group == "":
 		return problem.FixedBy("give the device a group; udev does that once QEMU's package is installed").
 			FixedByCommand("sudo chgrp kvm %s && sudo chmod 660 %[1]s", launch.KVMDevice)

@@ -50,8 +50,9 @@ func wantJudged(t *testing.T, cases map[string]judged) {
 }
 
 var (
-	root  = User{Name: "root", By: "runs this command"}
-	plain = User{ID: 998, GroupID: 998, Name: "drover", By: "owns /data"}
+	root     = User{Name: "root", By: "runs this command"}
+	ofDomain = User{ID: 997, GroupID: 997, Name: `CORP\a b`, By: "owns /data"}
+	plain    = User{ID: 998, GroupID: 998, Name: "drover", By: "owns /data"}
 )
 
 const (
@@ -73,6 +74,7 @@ func TestJudgeHost(t *testing.T) {
 		"kvm: no virtualisation":           {judgeKVM(kvmFacts{requested: "auto", device: missing}), warning, []string{"VT-x", "nested"}},
 		"kvm: required":                    {judgeKVM(kvmFacts{requested: "kvm", device: missing, processor: "kvm_intel"}), mistaken, []string{"do not start"}},
 		"kvm: group":                       {judgeKVM(kvmFacts{requested: "auto", user: plain, device: denied, group: "kvm"}), warning, []string{"usermod --append --groups kvm drover"}},
+		"kvm: group, a user of a domain":   {judgeKVM(kvmFacts{requested: "auto", user: ofDomain, device: denied, group: "kvm"}), warning, []string{`usermod --append --groups kvm 'CORP\a b'`}},
 		"kvm: no group":                    {judgeKVM(kvmFacts{requested: "auto", user: root, device: denied}), warning, []string{"chgrp kvm /dev/kvm && sudo chmod 660 /dev/kvm"}},
 		"kvm: a group that may not":        {judgeKVM(kvmFacts{requested: "auto", user: root, device: denied, group: "kvm"}), warning, []string{"sudo chmod 660 /dev/kvm"}},
 		"kvm: another user's, as asked":    {judgeKVM(kvmFacts{requested: "auto", user: plain, device: errOtherUser}), note, nil},
@@ -85,7 +87,7 @@ func TestJudgeHost(t *testing.T) {
 		"confinement: none":                {judgeConfinement(confinementFacts{filters: true, noQEMU: true}), warning, []string{"5.13"}},
 		"confinement: does not run":        {judgeConfinement(confinementFacts{filters: true, landlock: errors.New("it is no ELF program")}), warning, []string{"no ELF program"}},
 		"confinement: no filter":           {judgeConfinement(confinementFacts{abi: 9}), warning, []string{"not filtered"}},
-		"confinement: exposed":             {judgeConfinement(confinementFacts{abi: 9, filters: true, exposures: []string{"other users can look into /m: chmod 700 /m"}}), warning, []string{"chmod 700 /m"}},
+		"confinement: exposed":             {judgeConfinement(confinementFacts{abi: 9, filters: true, exposures: []string{"other users can look into /m: mode 0700 keeps them out"}}), warning, []string{"mode 0700"}},
 		"machine-user: there":              {judgeMachineUser(machineUserFacts{user: root, name: "drover-qemu", ids: "1-9"}), ok, []string{"drover-qemu", "of its own"}},
 		"machine-user: one for all":        {judgeMachineUser(machineUserFacts{user: root, name: "drover-qemu"}), ok, []string{"all machines"}},
 		"machine-user: missing":            {judgeMachineUser(machineUserFacts{user: root, name: "drover-qemu", err: errors.New("no user")}), warning, []string{"useradd", " drover-qemu"}},
@@ -134,6 +136,7 @@ func TestJudgeInstallation(t *testing.T) {
 		"files: all well":                   {judgeFiles(filesFacts{owner: plain, count: 7}), ok, []string{"all 7 files"}},
 		"files: many":                       {judgeFiles(filesFacts{owner: plain, count: 7, cut: true}), ok, []string{"first 7 files"}},
 		"files: root's":                     {judgeFiles(filesFacts{path: "/my data", owner: plain, foreign: []string{"/dev/null"}}), warning, []string{"1 file is not user drover's", "--from root drover '/my data'"}},
+		"files: root's, a user of a domain": {judgeFiles(filesFacts{path: "/my data", owner: ofDomain, foreign: []string{"/dev/null"}}), warning, []string{`--from root 'CORP\a b' '/my data'`}},
 		"files: secrets":                    {judgeFiles(filesFacts{owner: plain, exposed: []string{"/data/kubeconfig", "b", "c", "d"}}), warning, []string{"4 files have secrets", "and 1 more", "chmod 600 /data/kubeconfig b c d"}},
 		"files: not to be read":             {judgeFiles(filesFacts{owner: plain, err: fs.ErrPermission}), note, nil},
 		"files: damaged disk":               {judgeFiles(filesFacts{owner: plain, err: syscall.EIO}), mistaken, []string{"dmesg"}},

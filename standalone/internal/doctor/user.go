@@ -15,6 +15,7 @@ import (
 	"syscall"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -165,7 +166,7 @@ func judgeMachineUser(f machineUserFacts) []findings.Finding {
 	case f.err != nil:
 		return one(findings.Warning("%v", f.err).
 			Means("The qemu driver starts no machine while Drover is root and has no other user for them. Docker is not affected.").
-			FixedByCommand("sudo useradd --system --no-create-home --shell /usr/sbin/nologin %s", f.name))
+			FixedByCommand("sudo useradd --system --no-create-home --shell /usr/sbin/nologin %s", printable.ShellWord(f.name)))
 	case f.user.isRoot() && f.ids == "":
 		return one(findings.OK("all machines run as user %s", f.name))
 	case f.user.isRoot():

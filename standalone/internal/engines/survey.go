@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker"
 	"cloudnative.tw/drover/internal/driver/registry"
@@ -88,7 +89,8 @@ func adviseGroup(e Engine, err error) error {
 	if err == nil || e.Driver != docker.Name || !strings.Contains(err.Error(), denied) {
 		return err
 	}
-	return fmt.Errorf("%w: user %s is not in the group of its socket (SupplementaryGroups= of a service do not count here); sudo usermod --append --groups docker %[2]s adds it, which gives it all rights on this host", err, datadir.UserName(os.Geteuid()))
+	return fmt.Errorf("%w: user %s is not in the group of its socket (SupplementaryGroups= of a service do not count here); sudo usermod --append --groups docker %[3]s adds it, which gives it all rights on this host",
+		err, datadir.UserName(os.Geteuid()), printable.ShellWord(datadir.UserName(os.Geteuid())))
 }
 
 // OpenAdmin opens an engine beside the Drover that uses it.

@@ -4,10 +4,7 @@
 package program
 
 import (
-	"context"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -31,10 +28,10 @@ func newVMOptions() *app.Options {
 func newVMCommand(o *app.Options) *cobra.Command {
 	cmd := app.NewCommand(o)
 	cmd.Use, cmd.Short = "vm", "Use virtual machines: create, list, start, stop and so on"
-	cmd.PersistentPreRun = func(cmd *cobra.Command, _ []string) {
-		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
-		context.AfterFunc(ctx, stop) // a second signal ends the process immediately
-		cmd.SetContext(ctx)
+	prepare := cmd.PersistentPreRun
+	cmd.PersistentPreRun = func(cmd *cobra.Command, args []string) {
+		prepare(cmd, args)
+		cmd.SetContext(app.StopContext(cmd.Context()))
 	}
 	return cmd
 }

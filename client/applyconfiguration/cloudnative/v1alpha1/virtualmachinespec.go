@@ -49,7 +49,8 @@ type VirtualMachineSpecApplyConfiguration struct {
 	// first boot.
 	SSHAuthorizedKeys []string `json:"sshAuthorizedKeys,omitempty"`
 	// ports are the ports of the server that can be reached through the engine's
-	// host. A number can be used once for each protocol.
+	// host. A number can be used once for each protocol, and a hostPort once for
+	// each protocol and hostIP.
 	Ports []PortApplyConfiguration `json:"ports,omitempty"`
 	// readinessProbe is a check that must succeed before condition Ready is true.
 	// Without it, a server that runs is ready.

@@ -117,7 +117,7 @@ type Chooser func(context.Context, launch.Forward) (int32, error)
 // names come first, so that none of them is chosen for another port.
 func ChooseForwards(ctx context.Context, ports []driver.Port, before []launch.Forward, choose Chooser) ([]launch.Forward, error) {
 	forwards := make([]launch.Forward, len(ports))
-	used := map[launch.Forward]bool{}
+	var used []launch.Forward
 	for _, chosen := range []bool{false, true} {
 		for i, p := range ports {
 			if (p.HostPort == 0) != chosen {
@@ -127,7 +127,7 @@ func ChooseForwards(ctx context.Context, ports []driver.Port, before []launch.Fo
 			if err != nil {
 				return nil, ConflictError(i, p, f, err)
 			}
-			forwards[i], used[f.Outside()] = f, true
+			forwards[i], used = f, append(used, f)
 		}
 	}
 	return forwards, nil
@@ -138,12 +138,8 @@ func ChooseForwards(ctx context.Context, ports []driver.Port, before []launch.Fo
 func CheckForwards(ctx context.Context, ports []driver.Port, have []launch.Forward, choose Chooser) error {
 	for i, p := range ports {
 		f := forwardOf(p)
-		// A port cannot be tried that the machine itself has: the same, or where one is of all
-		// addresses.
-		isOwn := func(own launch.Forward) bool {
-			return own.Outside() == f.Outside() && (own.HostIP == f.HostIP || own.HostIP == "" || f.HostIP == "")
-		}
-		if f.Chosen || slices.ContainsFunc(have, isOwn) {
+		// A port cannot be tried that the machine itself has.
+		if f.Chosen || slices.ContainsFunc(have, f.Overlaps) {
 			continue
 		}
 		if _, err := choose(ctx, f); err != nil {
@@ -165,7 +161,7 @@ const MaxTries = 10
 
 // chooseForward chooses a host port for a port of the spec. Where the spec leaves the
 // choice, it takes the port of the previous run if that is free.
-func chooseForward(ctx context.Context, p driver.Port, before []launch.Forward, used map[launch.Forward]bool, choose Chooser) (f launch.Forward, err error) {
+func chooseForward(ctx context.Context, p driver.Port, before []launch.Forward, used []launch.Forward, choose Chooser) (f launch.Forward, err error) {
 	f = forwardOf(p)
 	if !f.Chosen {
 		_, err = choose(ctx, f)
@@ -173,7 +169,7 @@ func chooseForward(ctx context.Context, p driver.Port, before []launch.Forward, 
 	}
 	for _, old := range before {
 		f.HostPort = old.HostPort
-		if f != old || used[f.Outside()] {
+		if f != old || slices.ContainsFunc(used, f.Overlaps) {
 			continue
 		}
 		if _, err := choose(ctx, f); err == nil {
@@ -182,7 +178,7 @@ func chooseForward(ctx context.Context, p driver.Port, before []launch.Forward, 
 	}
 	for range MaxTries + len(used) {
 		f.HostPort = 0
-		if f.HostPort, err = choose(ctx, f); err != nil || !used[f.Outside()] {
+		if f.HostPort, err = choose(ctx, f); err != nil || !slices.ContainsFunc(used, f.Overlaps) {
 			return f, err
 		}
 	}

@@ -47,6 +47,8 @@ func TestChooseForwards(t *testing.T) {
 		return launch.Forward{Protocol: protocol, HostPort: hostPort, Port: port, Chosen: true}
 	}
 	asked := launch.Forward{Protocol: "tcp", HostPort: 8080, Port: 80}
+	on := func(ip string, p driver.Port) driver.Port { p.HostIP = ip; return p }
+	at := func(ip string, f launch.Forward) launch.Forward { f.HostIP = ip; return f }
 	for name, c := range map[string]struct {
 		ports  []driver.Port
 		before []launch.Forward
@@ -64,6 +66,9 @@ func TestChooseForwards(t *testing.T) {
 		"another's of before":             {ports: []driver.Port{any81}, before: []launch.Forward{had("tcp", 8, 80)}, host: host{offers: []int32{9}}, want: []launch.Forward{had("tcp", 9, 81)}},
 		"one that was asked for is free":  {ports: []driver.Port{any80}, before: []launch.Forward{asked}, host: host{offers: []int32{9}}, want: []launch.Forward{had("tcp", 9, 80)}},
 		"one that is asked for now":       {ports: []driver.Port{any81, fixed80}, before: []launch.Forward{had("tcp", 8080, 81)}, host: host{offers: []int32{8080, 9}}, want: []launch.Forward{had("tcp", 9, 81), asked}},
+		"one on two addresses":            {ports: []driver.Port{on("10.0.0.1", any80), on("10.0.0.2", any81)}, host: host{offers: []int32{7, 7}}, want: []launch.Forward{at("10.0.0.1", had("tcp", 7, 80)), at("10.0.0.2", had("tcp", 7, 81))}},
+		"not one on all and on another":   {ports: []driver.Port{any80, on("10.0.0.2", any81)}, host: host{offers: []int32{7, 7, 8}}, want: []launch.Forward{had("tcp", 7, 80), at("10.0.0.2", had("tcp", 8, 81))}},
+		"not one on 0.0.0.0 and another":  {ports: []driver.Port{on("0.0.0.0", any80), on("10.0.0.2", any81)}, host: host{offers: []int32{7, 7, 8}}, want: []launch.Forward{had("tcp", 7, 80), at("10.0.0.2", had("tcp", 8, 81))}},
 		"two for one, each keeps its own": {ports: []driver.Port{any80, any80}, before: []launch.Forward{had("tcp", 7, 80), had("tcp", 8, 80)}, want: []launch.Forward{had("tcp", 7, 80), had("tcp", 8, 80)}},
 	} {
 		t.Run(name, func(t *testing.T) {
