@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -133,10 +134,35 @@ var resourceCases = map[string]createCase{
 		`spec.resource: Invalid value: unsupported resource CPU: allowed are cpu, memory and rootDisk`,
 		`spec.resource: Required value: cpu is required, for example cpu: 2 or cpu: 500m`,
 	}},
-	"a fraction without quotes": {`cpu: 0.5, memory: 4G`, []string{
-		`spec.resource.cpu: Invalid value: "number": spec.resource.cpu in body must be of type integer,string: "number"`,
+	"a fraction without quotes": {`cpu: 1.5, memory: 4G`, []string{
+		unquotedFraction,
 		`spec.resource.cpu: Invalid value: "number": spec.resource.cpu in body must be of type integer: "number"`,
 	}},
+}
+
+const unquotedFraction = `spec.resource.cpu: Invalid value: "number": spec.resource.cpu in body must be of type integer,string: "number"`
+
+// TestFractionsInDocs checks that what the API server says of a fraction without quotes is found in the docs, and
+// that no manifest in them has one.
+func TestFractionsInDocs(t *testing.T) {
+	t.Parallel()
+	unquoted := regexp.MustCompile(`(?m)^ *-? *(cpu|memory|rootDisk|size): *[0-9]*\.[0-9]+ *(#.*)?$`)
+	var all []string
+	for _, pattern := range []string{"README.md", "docs/*.md", "docs/adr/*.md", "examples/*.yaml", "examples/*/*.yaml", "examples/*.md"} {
+		found, err := filepath.Glob("../../" + pattern)
+		assert.NoError(t, err)
+		all = append(all, found...)
+	}
+	for _, path := range all {
+		text, err := os.ReadFile(path)
+		assert.NoError(t, err)
+		if line := unquoted.Find(text); line != nil {
+			t.Errorf("%s has the line %q, which the API server refuses", path, line)
+		}
+		if filepath.Base(path) == "troubleshooting.md" && !strings.Contains(string(text), unquotedFraction) {
+			t.Errorf("%s does not have %s", path, unquotedFraction)
+		}
+	}
 }
 
 func cpuIs(value string) string {

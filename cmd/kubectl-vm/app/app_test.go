@@ -6,6 +6,7 @@ package app
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -370,5 +371,16 @@ func TestPrintedCommandsNameThePlace(t *testing.T) {
 	const place = " --context 'my cluster' --namespace blue"
 	if o.Program != "kubectl vm"+place || o.Kubectl != "kubectl"+place {
 		t.Errorf("the printed commands begin with %q and %q\n%s", o.Program, o.Kubectl, out)
+	}
+}
+
+// TestFractionOfACPU checks that a manifest has a fraction as the API server takes it, which refuses the number
+// 1.5.
+func TestFractionOfACPU(t *testing.T) {
+	size, err := (&vmFlags{cpu: "1.5", memory: "1.5G"}).size()
+	assert.NoError(t, err)
+	text, err := json.Marshal(size)
+	if want := `{"cpu":"1500m","memory":"1500M"}`; err != nil || string(text) != want {
+		t.Errorf("got %s, %v, want %s", text, err, want)
 	}
 }
