@@ -4,6 +4,7 @@
 package image
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -132,6 +133,9 @@ func (a *attempt) fetchContent(ctx context.Context) (digest string, err error) {
 	case err != nil:
 		return "", explainError(err)
 	}
+	if err := a.file.Truncate(a.received); err != nil { // its end may be a hole
+		return "", err
+	}
 	digest = hex.EncodeToString(a.hash.Sum(nil))
 	if want := strings.TrimPrefix(a.ref.Checksum, digestPrefix); want != "" && want != digest {
 		return "", unusableContent("its checksum is sha256:%s, and %s was asked for", digest, a.ref.Checksum)
@@ -151,8 +155,8 @@ func probeFile(f *os.File) error {
 	return err
 }
 
-// checkContent refuses, before any of it is sent, content that was rejected before, that
-// is too large, or that there is no room for.
+// checkContent refuses, before any of it is sent, content that was rejected before, or that is
+// too large for the whole disk. Whether there is room shows as it is written, since zeroes need none.
 func (a *attempt) checkContent(version string, total int64) error {
 	a.version, a.total = version, total
 	if err := a.store.rejections.findContent(a.ref.Key(), version, a.store.Clock.Now()); err != nil {
@@ -162,22 +166,59 @@ func (a *attempt) checkContent(version string, total int64) error {
 	if limit := a.store.Sources.maxSize; total > limit {
 		return invalidContent("it has %d bytes: --image-max-size allows %d", total, limit)
 	}
-	a.err = a.checkRoom(total, fmt.Sprintf("it has %d bytes", total))
+	a.err = a.checkTotal()
 	return a.err
 }
 
 func (a *attempt) Write(p []byte) (int, error) {
+	start := a.received
 	if a.received += int64(len(p)); a.received > a.store.Sources.maxSize {
 		return 0, tooLargeError("it has more than", a.store.Sources.maxSize)
 	}
-	if a.err = a.checkRoom(int64(len(p)), fmt.Sprintf("it has at least %d bytes", a.received)); a.err != nil {
-		return 0, a.err
-	}
 	_, _ = a.hash.Write(p) // never fails
 	a.reportProgress()
-	n, err := a.file.Write(p)
-	a.err = err
-	return n, err
+	if a.err = a.writeData(p, start); a.err != nil {
+		return 0, a.err
+	}
+	return len(p), nil
+}
+
+// holeSize is the size of the blocks that become holes if they hold only zeroes. File systems
+// that have larger blocks write some of them.
+const holeSize = 4096
+
+var zeroes [holeSize]byte
+
+// writeData writes what p has at an offset of the file, without blocks of zeroes: those stay
+// holes, as they were where the image was made.
+func (a *attempt) writeData(p []byte, at int64) error {
+	for len(p) > 0 {
+		data, isZero := nextRun(p, at)
+		if !isZero {
+			if err := a.checkRoom(int64(len(data))); err != nil {
+				return err
+			}
+			if _, err := a.file.WriteAt(data, at); err != nil {
+				return err
+			}
+		}
+		p, at = p[len(data):], at+int64(len(data))
+	}
+	return nil
+}
+
+// nextRun returns the beginning of p, up to where blocks of zeroes begin or end. A block that p
+// has only a part of counts by that part.
+func nextRun(p []byte, at int64) (run []byte, isZero bool) {
+	for n := 0; n < len(p); {
+		size := min(holeSize-int((at+int64(n))%holeSize), len(p)-n)
+		zero := bytes.Equal(p[n:n+size], zeroes[:size])
+		if n > 0 && zero != isZero {
+			return p[:n], isZero
+		}
+		n, isZero = n+size, zero
+	}
+	return p, isZero
 }
 
 func (a *attempt) reportProgress() {
@@ -189,18 +230,29 @@ func (a *attempt) reportProgress() {
 	a.progress.Report(status)
 }
 
-// checkRoom refuses more bytes than there is room for; size describes the whole image, as
-// far as its size is known.
-func (a *attempt) checkRoom(more int64, size string) error {
-	dir := a.store.Dir
-	var disk syscall.Statfs_t
-	if err := syscall.Statfs(dir, &disk); err != nil {
-		return os.NewSyscallError("statfs", err)
+// checkTotal refuses an image that is larger than the whole disk.
+func (a *attempt) checkTotal() error {
+	disk, err := a.statDisk()
+	if err != nil || uint64(a.total) <= disk.Blocks*uint64(disk.Bsize) { //nolint:gosec // not negative
+		return err
+	}
+	return fmt.Errorf("it has %d bytes, and there is no room for it: the disk of %s has %d bytes", a.total, a.store.Dir, disk.Blocks*uint64(disk.Bsize)) //nolint:gosec // A block has a size.
+}
+
+// checkRoom refuses more bytes than there is room for.
+func (a *attempt) checkRoom(more int64) error {
+	disk, err := a.statDisk()
+	if err != nil {
+		return err
 	}
 	block := uint64(disk.Bsize) //nolint:gosec // A block has a size.
 	free, reserved := disk.Bavail*block, min(disk.Blocks*block/reservedShare, maxReserved)
 	if uint64(more)+reserved <= free { //nolint:gosec // not negative
 		return nil
 	}
-	return fmt.Errorf("%s, and there is no room for it: %d bytes are free on the disk of %s, of which %d bytes must stay free", size, free, dir, reserved)
+	return fmt.Errorf("it has at least %d bytes, and there is no room for it: %d bytes are free on the disk of %s, of which %d bytes must stay free", a.received, free, a.store.Dir, reserved)
+}
+
+func (a *attempt) statDisk() (disk syscall.Statfs_t, err error) {
+	return disk, os.NewSyscallError("statfs", syscall.Statfs(a.store.Dir, &disk))
 }

@@ -9,9 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -291,4 +293,42 @@ func TestNoRoom(t *testing.T) {
 		}
 	}
 	checkImages(t, s, 0)
+}
+
+// TestHoles checks that zeroes take no room on the disk, however an image is sent, and that the
+// content is the same.
+func TestHoles(t *testing.T) {
+	t.Parallel()
+	const size = 64<<20 + 512 // ends within a block
+	content := make([]byte, size)
+	copy(content, disk()[:5000])
+	copy(content[32<<20+10:], "in the middle")
+	for name, source := range map[string]func(*testing.T) string{
+		"a web server": func(t *testing.T) string {
+			t.Helper()
+			return serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })
+		},
+		"a container disk": func(t *testing.T) string {
+			t.Helper()
+			return push(t, nil, zipped(t, framework.TarOf(t, "disk/a", content)))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ref := image.Ref{Source: source(t), Checksum: checksum(content)}
+			s := newStore(t, hostOf(ref.Source))
+			assert.NoError(t, fetch(t, s, ref))
+			path, _ := s.Path(ref)
+			got, err := os.ReadFile(path)
+			assert.NoError(t, err)
+			if !bytes.Equal(got, content) {
+				t.Errorf("the image has %d bytes that are not those that were sent, %d", len(got), len(content))
+			}
+			var info syscall.Stat_t
+			assert.NoError(t, syscall.Stat(path, &info))
+			if onDisk := info.Blocks * 512; onDisk > size/16 {
+				t.Errorf("the image takes %d bytes on the disk: of its %d bytes, all but two blocks are zeroes", onDisk, size)
+			}
+		})
+	}
 }

@@ -161,8 +161,7 @@ func (o *Options) Validate() error {
 	if err := errors.Join(o.Streams.validate(), o.validateElection()); err != nil {
 		return err
 	}
-	_, err := registry.Parse(o.VMDriver)
-	return err
+	return o.Drivers.CheckDirs(o.VMDriver)
 }
 
 func (o *Options) validateElection() error {

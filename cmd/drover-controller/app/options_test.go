@@ -21,6 +21,7 @@ func TestValidate(t *testing.T) {
 		"the defaults":      {func(*Options) {}, ""},
 		"no threads":        {func(o *Options) { o.Threads = 0 }, "--threads is 0: it must be at least 1"},
 		"an unknown driver": {func(o *Options) { o.VMDriver = "xen" }, `"xen" is not a driver; known are docker, qemu, fake`},
+		"a long path":       {setQEMUDir("/" + strings.Repeat("d", 80)), "its path has 81 bytes and may have 54, since sockets below it are limited to 107: name a shorter one by --qemu-dir"},
 		"an unknown policy": {func(o *Options) { o.OrphanPolicy = "keep" }, `--orphan-policy is "keep": it must be one of delete, report`},
 		"a negative number": {func(o *Options) { o.OrphanMax = -1 }, "--orphan-max is -1"},
 		"no grace":          {func(o *Options) { o.OrphanGrace = 0 }, "--orphan-grace is 0s: it must be at least 1s"},
@@ -57,6 +58,10 @@ func TestValidate(t *testing.T) {
 
 func setStreams(streams StreamsOptions) func(*Options) {
 	return func(o *Options) { o.Streams = streams }
+}
+
+func setQEMUDir(dir string) func(*Options) {
+	return func(o *Options) { o.VMDriver, *o.Drivers["qemu"].DataDir() = "qemu", dir }
 }
 
 func setElectionTimes(lease, renew, retry time.Duration) func(*Options) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -63,6 +64,18 @@ func (f sizeFlag) Type() string { return "quantity" }
 
 // DataDir returns the option that names the driver's folder.
 func (o *Options) DataDir() *string { return &o.Dir }
+
+// CheckDir refuses a folder whose path is too long. It is for callers that have opened nothing yet.
+func (o *Options) CheckDir() error {
+	if o.Dir == "" {
+		return nil
+	}
+	path, err := filepath.Abs(o.Dir)
+	if err != nil {
+		return err
+	}
+	return checkSocketPaths(path)
+}
 
 // NeedsImage reports whether every VirtualMachine has to name an image.
 func (o *Options) NeedsImage() bool { return o.Image == "" }

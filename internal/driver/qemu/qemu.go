@@ -248,7 +248,7 @@ func checkSocketPaths(folder string) error {
 	if len(longest) <= maxSocketPath {
 		return nil
 	}
-	return fmt.Errorf("the qemu driver's folder is %s: its path has %d bytes and may have %d, since sockets below it are limited to %d",
+	return fmt.Errorf("the qemu driver's folder is %s: its path has %d bytes and may have %d, since sockets below it are limited to %d: name a shorter one by --qemu-dir, or by --data-dir of drover up",
 		folder, len(folder), maxSocketPath-(len(longest)-len(folder)), maxSocketPath)
 }
 

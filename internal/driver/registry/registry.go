@@ -105,6 +105,17 @@ func (s Settings) AddFlags(fs *pflag.FlagSet) {
 	}
 }
 
+// CheckDirs refuses folders that drivers of a list cannot use, before anything is started.
+func (s Settings) CheckDirs(list string) error {
+	names, err := Parse(list)
+	for _, name := range names {
+		if o, ok := s[name].(interface{ CheckDir() error }); ok {
+			err = errors.Join(err, o.CheckDir())
+		}
+	}
+	return err
+}
+
 // Options are the options for opening drivers.
 type Options struct {
 	driver.Environment
