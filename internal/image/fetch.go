@@ -97,8 +97,13 @@ func (s *Store) fetchFile(ctx context.Context, path string, ref Ref, progress Pr
 	defer func() { err = errors.Join(err, file.Close()) }()
 	a := &attempt{store: s, ref: ref, progress: progress, file: file, hash: sha256.New()}
 	digest, err = a.fetchContent(ctx)
-	if content, ok := errors.AsType[*contentError](err); ok {
-		s.rejections.recordContent(ref.Key(), a.version, s.Clock.Now(), content.error)
+	rejected := rejection{version: a.version, at: s.Clock.Now(), err: a.err, needs: a.needs}
+	content, isUnusable := errors.AsType[*contentError](err)
+	if isUnusable {
+		rejected.err, rejected.needs = content.error, 0
+	}
+	if isUnusable || a.needs > 0 {
+		s.rejections.record(ref.Key(), rejected)
 	}
 	if err != nil {
 		return "", err
@@ -117,6 +122,8 @@ type attempt struct {
 
 	version         string // the server's version of its content, or nothing
 	received, total int64  // total is 0 where it is not known
+	written         int64  // of what was received
+	needs           int64  // with so many bytes free there may be room, 0 unless there was none
 	err             error  // local error, returned unchanged
 }
 
@@ -159,7 +166,12 @@ func probeFile(f *os.File) error {
 // too large for the whole disk. Whether there is room shows as it is written, since zeroes need none.
 func (a *attempt) checkContent(version string, total int64) error {
 	a.version, a.total = version, total
-	if err := a.store.rejections.findContent(a.ref.Key(), version, a.store.Clock.Now()); err != nil {
+	free, _, err := a.findRoom()
+	if err != nil {
+		a.err = err
+		return err
+	}
+	if err := a.store.rejections.find(a.ref.Key(), version, free, a.store.Clock.Now()); err != nil {
 		a.err = err
 		return err
 	}
@@ -201,6 +213,7 @@ func (a *attempt) writeData(p []byte, at int64) error {
 			if _, err := a.file.WriteAt(data, at); err != nil {
 				return err
 			}
+			a.written += int64(len(data))
 		}
 		p, at = p[len(data):], at+int64(len(data))
 	}
@@ -233,26 +246,29 @@ func (a *attempt) reportProgress() {
 // checkTotal refuses an image that is larger than the whole disk.
 func (a *attempt) checkTotal() error {
 	disk, err := a.statDisk()
-	if err != nil || uint64(a.total) <= disk.Blocks*uint64(disk.Bsize) { //nolint:gosec // not negative
-		return err
+	if size := int64(disk.Blocks) * disk.Bsize; err == nil && a.total > size { //nolint:gosec // a disk has less than 8 EiB
+		err = fmt.Errorf("it has %d bytes, and there is no room for it: the disk of %s has %d bytes", a.total, a.store.Dir, size)
 	}
-	return fmt.Errorf("it has %d bytes, and there is no room for it: the disk of %s has %d bytes", a.total, a.store.Dir, disk.Blocks*uint64(disk.Bsize)) //nolint:gosec // A block has a size.
+	return err
 }
 
 // checkRoom refuses more bytes than there is room for.
 func (a *attempt) checkRoom(more int64) error {
-	disk, err := a.statDisk()
-	if err != nil {
+	free, reserved, err := a.findRoom()
+	if err != nil || more+reserved <= free {
 		return err
 	}
-	block := uint64(disk.Bsize) //nolint:gosec // A block has a size.
-	free, reserved := disk.Bavail*block, min(disk.Blocks*block/reservedShare, maxReserved)
-	if uint64(more)+reserved <= free { //nolint:gosec // not negative
-		return nil
-	}
+	a.needs = a.written + more + reserved
 	return fmt.Errorf("it has at least %d bytes, and there is no room for it: %d bytes are free on the disk of %s, of which %d bytes must stay free", a.received, free, a.store.Dir, reserved)
 }
 
+// findRoom returns how many bytes are free, and how many of them must stay so.
+func (a *attempt) findRoom() (free, reserved int64, err error) {
+	disk, err := a.statDisk()
+	return int64(disk.Bavail) * disk.Bsize, min(int64(disk.Blocks)*disk.Bsize/reservedShare, maxReserved), err //nolint:gosec // see above
+}
+
 func (a *attempt) statDisk() (disk syscall.Statfs_t, err error) {
-	return disk, os.NewSyscallError("statfs", syscall.Statfs(a.store.Dir, &disk))
+	err = os.NewSyscallError("statfs", syscall.Statfs(a.store.Dir, &disk))
+	return disk, err
 }

@@ -22,8 +22,9 @@ const (
 	maxRejections = 1000
 )
 
-// rejections are the unusable contents that were fetched, by the key of the reference.
-// Without them, a server with unusable content would send all of it at each attempt.
+// rejections are the contents that were fetched in vain, by the key of the reference: unusable
+// ones, and those that the disk had no room for. Without them, a server would send all of it at
+// each attempt.
 type rejections struct {
 	mu    sync.Mutex
 	known map[string]rejection
@@ -33,6 +34,7 @@ type rejection struct {
 	version string
 	at      time.Time
 	err     error
+	needs   int64 // with so many bytes free it may be fetched, 0 if that does not help
 }
 
 // retryAt returns when the content is fetched again.
@@ -43,15 +45,16 @@ func (r rejection) retryAt() time.Time {
 	return r.at.Add(versionedRetry)
 }
 
-// recordContent records why content was unusable.
-func (r *rejections) recordContent(key, version string, now time.Time, err error) {
+// record records why content was fetched in vain.
+func (r *rejections) record(key string, of rejection) {
+	now := of.at
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	maps.DeleteFunc(r.known, func(_ string, old rejection) bool { return !now.Before(old.retryAt()) })
 	if r.known == nil {
 		r.known = map[string]rejection{}
 	}
-	r.known[key] = rejection{version, now, err}
+	r.known[key] = of
 	if len(r.known) > maxRejections {
 		delete(r.known, r.oldestKey())
 	}
@@ -61,13 +64,19 @@ func (r *rejections) oldestKey() string {
 	return slices.MinFunc(slices.Collect(maps.Keys(r.known)), func(a, b string) int { return r.known[a].at.Compare(r.known[b].at) })
 }
 
-// findContent returns why the server's present content was unusable, if it may be the
-// same as before.
-func (r *rejections) findContent(key, version string, now time.Time) error {
+// find returns why the server's present content was fetched in vain, if it may be the same as
+// before, with so many bytes free now.
+func (r *rejections) find(key, version string, free int64, now time.Time) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	found, is := r.known[key]
 	if !is || !now.Before(found.retryAt()) || version != found.version {
+		return nil
+	}
+	switch {
+	case found.needs > free:
+		return fmt.Errorf("%w; it needs at least %d bytes", found.err, found.needs)
+	case found.needs > 0:
 		return nil
 	}
 	known := "the server has the same as before, and it"
