@@ -4,13 +4,11 @@
 package docker
 
 import (
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/distribution/reference"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -30,18 +28,6 @@ func (d *Driver) checkSpec(spec driver.ServerSpec) error {
 func formatCPU(milli int64) string {
 	return strconv.FormatFloat(float64(milli)/1000, 'f', -1, 64)
 }
-
-// formatBytes writes 40000000000 as 40G and 42949672960 as 40Gi.
-func formatBytes(bytes int64) string {
-	format := resource.DecimalSI
-	if bytes%1000 != 0 && bytes%1024 == 0 || bytes%(1<<30) == 0 {
-		format = resource.BinarySI
-	}
-	return resource.NewQuantity(bytes, format).String()
-}
-
-// formatMegabytes formats a measured size, which needs no exact unit.
-func formatMegabytes(bytes int64) string { return fmt.Sprintf("%dM", bytes/1e6) }
 
 // Labels of a container. All are set on every one, so that labels of the image
 // cannot take their place.

@@ -206,7 +206,7 @@ func TestMemoryInUse(t *testing.T) {
 func TestFormats(t *testing.T) {
 	t.Parallel()
 	for bytes, want := range map[int64]string{40e9: "40G", 40 << 30: "40Gi", 4e9: "4G", 64 << 40: "64Ti", 512 << 20: "512Mi", 500e6: "500M", 6 << 20: "6Mi"} {
-		if got := formatBytes(bytes); got != want {
+		if got := driver.FormatBytes(bytes); got != want {
 			t.Errorf("%d bytes: got %s, want %s", bytes, got, want)
 		}
 	}
@@ -251,8 +251,12 @@ func TestHostIP(t *testing.T) {
 // TestExplainStart uses the error messages of engines from 20.10 to 29.
 func TestExplainStart(t *testing.T) {
 	t.Parallel()
-	spec := driver.ServerSpec{Ports: []driver.Port{{Port: 80, HostPort: 808}, {Port: 81, HostPort: 8080},
-		{Port: 82, HostPort: 9090, HostIP: "127.0.0.1"}, {Port: 83, HostPort: 9090, HostIP: "10.0.0.1"}, {Port: 84, HostPort: 9090, HostIP: "::1"},
+	spec := driver.ServerSpec{Ports: []driver.Port{
+		{Port: 80, HostPort: 808},
+		{Port: 81, HostPort: 8080},
+		{Port: 82, HostPort: 9090, HostIP: "127.0.0.1"},
+		{Port: 83, HostPort: 9090, HostIP: "10.0.0.1"},
+		{Port: 84, HostPort: 9090, HostIP: "::1"},
 	}}
 	for name, c := range map[string]struct {
 		err    string

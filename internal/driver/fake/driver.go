@@ -184,7 +184,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 		return driver.Server{}, err
 	}
 	if strings.ContainsAny(spec.Image.Source, " \t\r\n") {
-		return driver.Server{}, driver.Errorf(driver.ErrInvalid, "image.source is %q: it must not contain spaces", spec.Image.Source)
+		return driver.Server{}, driver.Errorf(driver.ErrInvalid, "spec.image.source is %q: it must not contain spaces", spec.Image.Source)
 	}
 	now := d.clock.Now()
 	var made Record

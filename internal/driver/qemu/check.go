@@ -38,7 +38,7 @@ func checkForAnyMachine(spec driver.ServerSpec) error {
 	}
 	for i, v := range spec.Volumes {
 		if !volumeName.MatchString(v.Name) {
-			return driver.Errorf(driver.ErrInvalid, "volumes[%d].name is %.40q: it must be 1 to 20 small letters, digits and -", i, v.Name)
+			return driver.Errorf(driver.ErrInvalid, "spec.volumes[%d].name is %.40q: it must be 1 to 20 small letters, digits and -", i, v.Name)
 		}
 		if v.Image == nil {
 			continue
@@ -48,7 +48,7 @@ func checkForAnyMachine(spec driver.ServerSpec) error {
 		}
 	}
 	if k := spec.Image.Kernel; k != nil && strings.ContainsRune(k.Cmdline, 0) {
-		return driver.Errorf(driver.ErrInvalid, "image.kernel.cmdline is %q: it must not contain a zero byte", k.Cmdline)
+		return driver.Errorf(driver.ErrInvalid, "spec.image.kernel.cmdline is %q: it must not contain a zero byte", k.Cmdline)
 	}
 	return disks.CheckRef(instance.RootField, spec.Image)
 }
@@ -59,9 +59,9 @@ var volumeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,18}[a-z0-9])?$`)
 func checkSizes(spec driver.ServerSpec) error {
 	switch {
 	case spec.CPUMilli > maxCPUs*1000:
-		return driver.Errorf(driver.ErrInvalid, "resource.cpu is %dm: it must be at most %d", spec.CPUMilli, maxCPUs)
+		return driver.Errorf(driver.ErrInvalid, "spec.resource.cpu is %dm: it must be at most %d", spec.CPUMilli, maxCPUs)
 	case spec.MemoryBytes > maxMemory:
-		return driver.Errorf(driver.ErrInvalid, "resource.memory is %d bytes: it must be at most %d", spec.MemoryBytes, maxMemory)
+		return driver.Errorf(driver.ErrInvalid, "spec.resource.memory is %s: it must be at most %s", driver.FormatBytes(spec.MemoryBytes), driver.FormatBytes(maxMemory))
 	}
 	return nil
 }
@@ -75,9 +75,9 @@ func checkHostIP(i int, text string) error {
 	ip, _ := netip.ParseAddr(text) // the CRD has validated it
 	switch {
 	case !ip.Is4():
-		return driver.Errorf(driver.ErrUnsupported, "ports[%d].hostIP is %.60q: the network of a QEMU machine takes IPv4 addresses only; name one, or leave it out for all", i, text)
+		return driver.Errorf(driver.ErrUnsupported, "spec.ports[%d].hostIP is %.60q: the network of a QEMU machine takes IPv4 addresses only; name one, or leave it out for all", i, text)
 	case ip.IsMulticast(), ip == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
-		return driver.Errorf(driver.ErrInvalid, "ports[%d].hostIP is %.60q: it must be an IPv4 address of the host, or empty for all", i, text)
+		return driver.Errorf(driver.ErrInvalid, "spec.ports[%d].hostIP is %.60q: it must be an IPv4 address of the host, or empty for all", i, text)
 	}
 	return nil
 }
@@ -86,15 +86,15 @@ func checkHostIP(i int, text string) error {
 func checkDisks(inst *instance.Instance, spec driver.ServerSpec) error {
 	const grows = "it may only grow, and the server has"
 	if spec.RootDiskBytes != 0 && spec.RootDiskBytes < inst.Root.Size {
-		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: %s %d", spec.RootDiskBytes, grows, inst.Root.Size)
+		return driver.Errorf(driver.ErrInvalid, "spec.resource.rootDisk is %s: %s %s", driver.FormatBytes(spec.RootDiskBytes), grows, driver.FormatBytes(inst.Root.Size))
 	}
 	for i, v := range spec.Volumes {
 		switch have := inst.Volumes[v.Name].Size; {
 		case v.SizeBytes < have:
-			return driver.Errorf(driver.ErrInvalid, "volumes[%d].size (%s) is %d bytes: %s %d", i, v.Name, v.SizeBytes, grows, have)
+			return driver.Errorf(driver.ErrInvalid, "spec.volumes[%d].size (%s) is %s: %s %s", i, v.Name, driver.FormatBytes(v.SizeBytes), grows, driver.FormatBytes(have))
 		case have > 0 && v.SizeBytes > have && v.ReadOnly:
-			return driver.Errorf(driver.ErrUnsupported, "volumes[%d].size (%s) is %d bytes: what is readOnly cannot grow, and the server has %d: leave readOnly out until it has grown",
-				i, v.Name, v.SizeBytes, have)
+			return driver.Errorf(driver.ErrUnsupported, "spec.volumes[%d].size (%s) is %s: what is readOnly cannot grow, and the server has %s: leave readOnly out until it has grown",
+				i, v.Name, driver.FormatBytes(v.SizeBytes), driver.FormatBytes(have))
 		}
 	}
 	return nil
@@ -104,7 +104,7 @@ func checkDisks(inst *instance.Instance, spec driver.ServerSpec) error {
 // host has: virtual ones that wait for each other slow a guest down. A machine that has them keeps them.
 func (d *Driver) checkNewSizes(inst *instance.Instance, spec driver.ServerSpec) error {
 	if has := int64(runtime.NumCPU()); spec.CPUMilli > max(inst.Settings.CPUMilli, has*1000) {
-		return driver.Errorf(driver.ErrExhausted, "resource.cpu: needed %dm, and the host has %d CPUs", spec.CPUMilli, has)
+		return driver.Errorf(driver.ErrExhausted, "spec.resource.cpu: needed %dm, and the host has %d CPUs", spec.CPUMilli, has)
 	}
 	if spec.RootDiskBytes > inst.Root.Size {
 		if err := d.Disks.CheckSize(instance.RootOrder(spec, disks.ImageSettings{}).SizeField, spec.RootDiskBytes); err != nil {

@@ -39,9 +39,9 @@ func TestDiskBeyondHost(t *testing.T) {
 		kind   error
 		says   string
 	}{
-		"root":   {func(s *driver.ServerSpec) { s.RootDiskBytes = 11 * gib }, driver.ErrExhausted, "resource.rootDisk: needed 11811160064 bytes, and the host's file system holds 1073741824"},
-		"image":  {func(s *driver.ServerSpec) { s.Image.Source = huge }, driver.ErrExhausted, "resource.rootDisk: needed 11811160064"},
-		"volume": {func(s *driver.ServerSpec) { s.Volumes = volume(11*gib, nil) }, driver.ErrExhausted, "volumes[0].size (data): needed 11811160064"},
+		"root":   {func(s *driver.ServerSpec) { s.RootDiskBytes = 11 * gib }, driver.ErrExhausted, "spec.resource.rootDisk: needed 11Gi, and the host's file system holds 1073M"},
+		"image":  {func(s *driver.ServerSpec) { s.Image.Source = huge }, driver.ErrExhausted, "spec.resource.rootDisk: needed 11Gi"},
+		"volume": {func(s *driver.ServerSpec) { s.Volumes = volume(11*gib, nil) }, driver.ErrExhausted, "spec.volumes[0].size (data): needed 11Gi"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := e.spec()
@@ -55,7 +55,7 @@ func TestDiskBeyondHost(t *testing.T) {
 	reach(t, d, spec, driver.StateRunning)
 	grown := spec
 	grown.RootDiskBytes = 11 * gib
-	refuses(t, d, grown, driver.ErrExhausted, "resource.rootDisk: needed")
+	refuses(t, d, grown, driver.ErrExhausted, "spec.resource.rootDisk: needed")
 	d.Disks.FindCapacity = func() (disks.Capacity, error) { return disks.Capacity{Total: 1, Available: 1}, nil }
 	reach(t, d, spec, driver.StateRunning) // as it is
 }
@@ -137,7 +137,7 @@ func TestGrowReadOnly(t *testing.T) {
 	spec.Volumes = volumes(4<<20, true)
 	first := reach(t, d, spec, driver.StateRunning)
 	spec.Volumes = volumes(8<<20, true)
-	refuses(t, d, spec, driver.ErrUnsupported, "volumes[0].size (data) is 8388608 bytes", "readOnly", "the server has 4194304")
+	refuses(t, d, spec, driver.ErrUnsupported, "spec.volumes[0].size (data) is 8Mi", "readOnly", "the server has 4Mi")
 
 	spec.Volumes = volumes(8<<20, false)
 	if s := reach(t, d, spec, driver.StateRunning); s.Run != first.Run || !slices.Equal(s.Pending, []string{"volumes"}) {

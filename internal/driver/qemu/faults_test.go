@@ -134,7 +134,7 @@ func TestSizes(t *testing.T) {
 	refuses(t, d, tooMuch, driver.ErrExhausted, "needed 4398046511104 bytes and")
 	small := e.spec()
 	small.RootDiskBytes = 1000
-	refuses(t, d, small, driver.ErrInvalid, "resource.rootDisk is 1000 bytes", "needs 1048576")
+	refuses(t, d, small, driver.ErrInvalid, "spec.resource.rootDisk is 1k", "needs 1Mi")
 
 	spec := e.spec()
 	spec.RootDiskBytes = 5 << 20

@@ -117,7 +117,7 @@ func TestReserveIsKept(t *testing.T) {
 	o.ReserveMemory = fmt.Sprint(figures["MemTotal"])
 	d := openWith(t, o)
 	spec := e.spec()
-	refuses(t, d, spec, driver.ErrExhausted, "resource.memory: needed", fmt.Sprintf("%d for QEMU itself", memory.OverheadTCG), "on the host (besides "+o.ReserveMemory+" that --qemu-reserve-memory keeps)")
+	refuses(t, d, spec, driver.ErrExhausted, "spec.resource.memory: needed", driver.FormatBytes(memory.OverheadTCG)+" for QEMU itself", "on the host (besides "+o.ReserveMemory+" that --qemu-reserve-memory keeps)")
 
 	d.ReservedOf = func(int64) int64 { return 0 }
 	d.FindGroupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG - 1, nil }
@@ -217,7 +217,7 @@ func TestNoGroups(t *testing.T) {
 			d.FindGroups = find
 			spec := e.spec()
 			spec.CPUMilli = 500
-			const want = "resource.cpu: 500m is rounded up to 1000m"
+			const want = "spec.resource.cpu: 500m is rounded up to 1000m"
 			if s := reach(t, d, spec, driver.StateRunning); !strings.HasPrefix(s.Note, want) {
 				t.Errorf("it notes %q", s.Note)
 			}
@@ -236,7 +236,7 @@ func TestMoreCPUsThanTheHost(t *testing.T) {
 	_, d := newDriver(t)
 	host := int64(runtime.NumCPU()) * 1000
 	spec := driver.ServerSpec{CPUMilli: host + 1}
-	wantError(t, d.checkNewSizes(&instance.Instance{}, spec), driver.ErrExhausted, fmt.Sprintf("resource.cpu: needed %dm, and the host has %d CPUs", host+1, host/1000))
+	wantError(t, d.checkNewSizes(&instance.Instance{}, spec), driver.ErrExhausted, fmt.Sprintf("spec.resource.cpu: needed %dm, and the host has %d CPUs", host+1, host/1000))
 	had := &instance.Instance{}
 	had.Settings.CPUMilli = spec.CPUMilli
 	assert.NoError(t, d.checkNewSizes(had, spec))

@@ -304,7 +304,7 @@ func (g *linuxGuest) checkVolumes(t *testing.T, r *guestReport) {
 	wantDisk(t, g.d, g.spec, instance.VolumeFile("data"), 16<<20)
 	smaller := g.spec
 	smaller.Volumes = []driver.Volume{data}
-	wantError(t, assert.ErrorOf(g.d.Ensure(t.Context(), smaller)), driver.ErrInvalid, "volumes[0].size (data) is 8388608 bytes", "may only grow")
+	wantError(t, assert.ErrorOf(g.d.Ensure(t.Context(), smaller)), driver.ErrInvalid, "spec.volumes[0].size (data) is 8Mi", "may only grow")
 	grown := r.Disks["vdb"]
 	grown.Size = 16 << 20
 	r.Disks["vdb"] = grown

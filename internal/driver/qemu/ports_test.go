@@ -157,7 +157,7 @@ func TestHostPortRefused(t *testing.T) {
 	o := e.options()
 	o.HostPorts = "1-2"
 	d = openWith(t, o)
-	says := []string{fmt.Sprintf("ports[0].hostPort (http) is %d: it must be one of 1-2 (--qemu-host-ports)", own)}
+	says := []string{fmt.Sprintf("spec.ports[0].hostPort (http) is %d: it must be one of 1-2 (--qemu-host-ports)", own)}
 	refuses(t, d, spec, driver.ErrInvalid, says...)
 	another := e.spec()
 	another.Ports = spec.Ports
@@ -179,7 +179,7 @@ func TestCheckHostIP(t *testing.T) {
 			assert.NoError(t, err)
 			continue
 		}
-		wantError(t, err, want, "ports[0].hostIP is", ip)
+		wantError(t, err, want, "spec.ports[0].hostIP is", ip)
 	}
 }
 

@@ -70,7 +70,7 @@ func (d *Store) Make(path string, o Order) (Disk, error) {
 func (d *Store) FindImage(o Order) (BaseImage, error) {
 	i, err := d.describeImage(o.ImageField, o.Image)
 	if err == nil && o.Size != 0 && o.Size < i.Size {
-		err = driver.Errorf(driver.ErrInvalid, "%s is %d bytes: the image %s needs %d", o.SizeField, o.Size, image.Redact(i.Source), i.Size)
+		err = driver.Errorf(driver.ErrInvalid, "spec.%s is %s: the image %s needs %s", o.SizeField, driver.FormatBytes(o.Size), image.Redact(i.Source), driver.FormatBytes(i.Size))
 	}
 	return i, err
 }
@@ -132,5 +132,5 @@ func (d *Store) CheckSize(field string, size int64) error {
 	if err != nil || size/maxOvercommit <= holds.Total {
 		return nil //nolint:nilerr // as said
 	}
-	return driver.Errorf(driver.ErrExhausted, "%s: needed %d bytes, and the host's file system holds %d: a disk may have at most %d times that", field, size, holds.Total, maxOvercommit)
+	return driver.Errorf(driver.ErrExhausted, "spec.%s: needed %s, and the host's file system holds %s: a disk may have at most %d times that", field, driver.FormatBytes(size), driver.FormatMegabytes(holds.Total), maxOvercommit)
 }

@@ -84,7 +84,7 @@ func (h *Ports) portAt(n uint32) int32 {
 func (h *Ports) Check(ports []driver.Port) error {
 	for i, p := range ports {
 		if p.HostPort != 0 && !h.hasPort(p.HostPort) {
-			return driver.Errorf(driver.ErrInvalid, "ports[%d].hostPort (%s) is %d: it must be one of %s (--qemu-host-ports), or left out to have one chosen", i, p.Name, p.HostPort, h.text)
+			return driver.Errorf(driver.ErrInvalid, "spec.ports[%d].hostPort (%s) is %d: it must be one of %s (--qemu-host-ports), or left out to have one chosen", i, p.Name, p.HostPort, h.text)
 		}
 	}
 	return nil
@@ -152,7 +152,7 @@ func CheckForwards(ctx context.Context, ports []driver.Port, have []launch.Forwa
 // ConflictError names the port of the spec that a host port is for.
 func ConflictError(i int, p driver.Port, f launch.Forward, err error) error {
 	return driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry,
-		"ports[%d] (%s): host port %s is not available: %w", i, p.Name, f.HostEnd(), err))
+		"spec.ports[%d] (%s): host port %s is not available: %w", i, p.Name, f.HostEnd(), err))
 }
 
 // MaxTries is how often a host port is chosen again when another process, or another

@@ -39,7 +39,8 @@ var machineErrors = []struct {
 // keeps the text, but names the field of a shortage, and returns any other error as it is.
 func ContractError(err error) error {
 	if shortage, ok := errors.AsType[*memory.ShortageError](err); ok {
-		return driver.Errorf(driver.ErrExhausted, "resource.memory: %w", shortage)
+		return driver.Errorf(driver.ErrExhausted, "spec.resource.memory: needed %s and %s for QEMU itself, available %s %s, of which %s are promised to other machines",
+			driver.FormatBytes(shortage.Guest), driver.FormatBytes(shortage.Overhead), driver.FormatMegabytes(shortage.Available), shortage.Where, driver.FormatMegabytes(shortage.Promised))
 	}
 	if errors.Is(err, launch.ErrUserIDsExhausted) {
 		return driver.Errorf(driver.ErrExhausted, "%w by --qemu-uid-range", err)

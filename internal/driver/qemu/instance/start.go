@@ -213,7 +213,7 @@ func (inst *Instance) limitCPU(ctx context.Context) {
 }
 
 func (inst *Instance) noteWholeCPUs(cpuMilli int64, err error) {
-	inst.CPUNote = fmt.Sprintf("resource.cpu: %dm is rounded up to %dm, since a fraction needs a control group: %v", cpuMilli, 1000*wholeCPUs(cpuMilli), err)
+	inst.CPUNote = fmt.Sprintf("spec.resource.cpu: %dm is rounded up to %dm, since a fraction needs a control group: %v", cpuMilli, 1000*wholeCPUs(cpuMilli), err)
 	inst.Host.Log.Info("Machine has whole CPUs: it could not be held to a fraction", "uid", inst.UID, "cpuMilli", cpuMilli, "cause", err.Error())
 }
 
