@@ -4,6 +4,7 @@
 package qemu
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/http"
@@ -179,7 +180,7 @@ func (e *engine) fillInodes(t *testing.T) {
 func TestDiskFullFetching(t *testing.T) {
 	t.Parallel()
 	e, d := newDriverOnSmallDisk(t, 2)
-	content := append([]byte(framework.ReadFile(t, e.plain)), make([]byte, 3<<20)...)
+	content := append([]byte(framework.ReadFile(t, e.plain)), bytes.Repeat([]byte{1}, 3<<20)...)
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })) // without a Content-Length
 	t.Cleanup(web.Close)
 	spec := e.spec()
