@@ -109,7 +109,7 @@ func strip(o any) (any, error) {
 
 func stripSpec(s *corev1.PodSpec) corev1.PodSpec {
 	kept := corev1.PodSpec{
-		NodeName: s.NodeName, SchedulingGates: s.SchedulingGates, ReadinessGates: s.ReadinessGates,
+		NodeName: s.NodeName, SchedulingGates: s.SchedulingGates,
 		InitContainers: stripContainers(s.InitContainers), Containers: stripContainers(s.Containers),
 		Volumes: objects.DescribedVolumes(s.Volumes),
 	}

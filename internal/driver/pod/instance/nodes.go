@@ -45,7 +45,7 @@ func (i *Instance) resetNode(isComplete bool) (name string) {
 	case p.UID == i.Asserted:
 	case ProvenEnd(p) != nil:
 		return ""
-	case p.DeletionTimestamp != nil, isCutOff(p), hasLostMachine(p), isComplete && !i.hasGuest():
+	case p.DeletionTimestamp != nil, mayBeCutOff(p), hasLostMachine(p), isComplete && !i.hasGuest():
 	case (isComplete || i.recordsBoot) && i.lacksBoot():
 		return p.Spec.NodeName
 	default:

@@ -112,6 +112,7 @@ func TestLostNodes(t *testing.T) {
 	copying.Started = new(false)
 	waiting := corev1.ContainerStatus{Name: objects.ContainerName, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}}}
 	cutOff := []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse}, {Type: corev1.ContainersReady, Status: corev1.ConditionTrue}}
+	gated := []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: "ReadinessGatesNotReady"}, cutOff[1]}
 	for name, c := range map[string]struct {
 		node       string
 		status     corev1.ContainerStatus
@@ -120,21 +121,26 @@ func TestLostNodes(t *testing.T) {
 		isLost     bool
 		hasEnded   bool // as asserted
 	}{
-		"runs":                            {"ready", running, nil, driver.StateRunning, false, false},
-		"runs, not ready by a gate":       {"ready", running, cutOff, driver.StateRunning, false, false},
-		"runs, cut off":                   {"broken", running, cutOff, driver.StateRunning, true, false},
-		"runs, cut off, its node is gone": {"gone", running, cutOff, driver.StateRunning, true, false},
-		"runs, on a node out of service":  {"off", running, cutOff, driver.StateStopped, false, true},
-		"copies":                          {"ready", copying, nil, driver.StateStarting, false, false},
-		"copies, its node is gone":        {"gone", copying, nil, driver.StateStarting, true, false},
-		"waits, its node is gone":         {"gone", waiting, nil, driver.StateStarting, true, false},
-		"waits, its node is not read":     {"broken", waiting, nil, driver.StateStarting, false, false},
-		"waits, on a node out of service": {"off", waiting, nil, driver.StateStopped, false, true},
+		"runs, a gate is false":                   {"ready", running, gated, driver.StateRunning, false, false},
+		"runs, a gate is false, its node is gone": {"gone", running, gated, driver.StateRunning, true, false},
+		"runs, a gate is false, node is not read": {"broken", running, gated, driver.StateRunning, false, false},
+		"runs, a gate is false, on a node off":    {"off", running, gated, driver.StateStopped, false, true},
+		"runs":                                    {"ready", running, nil, driver.StateRunning, false, false},
+		"runs, marked by mistake":                 {"ready", running, cutOff, driver.StateRunning, false, false},
+		"runs, cut off":                           {"broken", running, cutOff, driver.StateRunning, true, false},
+		"runs, cut off, its node is gone":         {"gone", running, cutOff, driver.StateRunning, true, false},
+		"runs, on a node out of service":          {"off", running, cutOff, driver.StateStopped, false, true},
+		"copies":                                  {"ready", copying, nil, driver.StateStarting, false, false},
+		"copies, its node is gone":                {"gone", copying, nil, driver.StateStarting, true, false},
+		"waits, its node is gone":                 {"gone", waiting, nil, driver.StateStarting, true, false},
+		"waits, its node is not read":             {"broken", waiting, nil, driver.StateStarting, false, false},
+		"waits, on a node out of service":         {"off", waiting, nil, driver.StateStopped, false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := &Reader{Client: client, Clock: clock.RealClock{}, Log: logr.Discard(), LastStatus: func(types.UID) (control.Status, bool) { return control.Status{}, false }}
 			p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "pod"}, Spec: corev1.PodSpec{NodeName: c.node, Containers: []corev1.Container{{Name: objects.ContainerName}}}}
+			p.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: "example.com/lb"}} // a webhook has added it
 			p.Status.ContainerStatuses, p.Status.Conditions = []corev1.ContainerStatus{c.status}, c.conditions
 			i := &Instance{reader: r, UID: "vm", Pod: p}
 			r.readNodes(t.Context(), []*Instance{i}, true)

@@ -236,16 +236,26 @@ func (i *Instance) lostNode() error {
 }
 
 // isCutOff reports whether the control plane has marked a pod that runs as not ready, which it does when
-// the node's kubelet reports no more. Where the pod's probe had failed before, both conditions are false:
-// the VirtualMachine is not ready by the same probe then. With readiness gates, which a webhook may add, a
-// pod is not ready for other reasons, too.
-func isCutOff(p *corev1.Pod) bool {
-	if len(p.Spec.ReadinessGates) > 0 {
-		return false
-	}
+// the node's kubelet reports no more, and leaves the kubelet's reason. Where the pod's probe had failed
+// before, both conditions are false: the VirtualMachine is not ready by the same probe then.
+func isCutOff(p *corev1.Pod) bool { return mayBeCutOff(p) && !isGateFalse(p) }
+
+// mayBeCutOff reports whether a pod whose containers are ready is not. One that its readiness gates keep from
+// being ready shows no sign of its own when its node is lost: only the node does.
+func mayBeCutOff(p *corev1.Pod) bool {
 	ready, containers := findCondition(p, corev1.PodReady), findCondition(p, corev1.ContainersReady)
 	return ready != nil && containers != nil && ready.Status == corev1.ConditionFalse && containers.Status == corev1.ConditionTrue
 }
+
+// isGateFalse reports whether the kubelet says that a readiness gate, which a webhook may have added, keeps a pod
+// from being ready.
+func isGateFalse(p *corev1.Pod) bool {
+	ready := findCondition(p, corev1.PodReady)
+	return ready != nil && ready.Reason == reasonGatesNotReady
+}
+
+// reasonGatesNotReady is the kubelet's reason for a pod that only its readiness gates keep from being ready.
+const reasonGatesNotReady = "ReadinessGatesNotReady"
 
 // startingText says what the pod waits for, in the words of the scheduler and the kubelet.
 func (i *Instance) startingText() string {
