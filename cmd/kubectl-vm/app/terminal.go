@@ -8,6 +8,8 @@ import (
 	"os"
 
 	"golang.org/x/term"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 )
 
 // screen is what is known of an output stream.
@@ -22,7 +24,7 @@ type screen struct {
 
 // screenOf returns what is known of a stream. NO_COLOR and TERM=dumb switch colors off.
 func screenOf(w io.Writer) screen {
-	file, ok := w.(*os.File)
+	file, ok := w.(streams.File)
 	if !ok || !term.IsTerminal(int(file.Fd())) {
 		return screen{}
 	}
@@ -35,7 +37,7 @@ func screenOf(w io.Writer) screen {
 
 // isInteractive reports whether a person can answer a question.
 func (o *Options) isInteractive() bool {
-	file, ok := o.In.(*os.File)
+	file, ok := o.In.(streams.File)
 	return ok && term.IsTerminal(int(file.Fd())) && screenOf(o.ErrOut).terminal
 }
 

@@ -96,6 +96,11 @@ func (o *UpOptions) complete(cmd *cobra.Command) error {
 	if err := app.CheckVerbosity(o.Verbosity); err != nil {
 		return fmt.Errorf("--verbosity %d: %w", o.Verbosity, err)
 	}
+	dir, err := filepath.Abs(o.DataDir)
+	if err != nil {
+		return err
+	}
+	o.UseDataDir(datadir.Layout(dir))
 	return o.Controller.Validate()
 }
 

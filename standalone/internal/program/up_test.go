@@ -113,3 +113,12 @@ func checkHelp(t *testing.T, c *cobra.Command) {
 		}
 	}
 }
+
+// TestLongDataDir checks that a folder below which sockets have too long paths is refused before
+// anything is started, with a way out.
+func TestLongDataDir(t *testing.T) {
+	t.Parallel()
+	o := newUpOptions()
+	o.DataDir, o.Controller.VMDriver = "/"+strings.Repeat("d", 80), "qemu"
+	assert.ErrorSays(t, "a long --data-dir", o.complete(&cobra.Command{}), "or by --data-dir of drover up")
+}
