@@ -61,13 +61,13 @@ func (a *admission) enter(uid types.UID, namespace, user string) (lifetime conte
 	case a.closed || a.lifetime.Err() != nil:
 		return nil, nil, errStopping
 	case a.perVM[uid] >= a.maxPerVM:
-		return nil, nil, tooMany("this VirtualMachine has %d open streams, the most that are allowed", a.maxPerVM)
+		return nil, nil, tooMany("this VirtualMachine has %d open streams, the most that --streams-per-vm of the controller allows", a.maxPerVM)
 	case a.total >= a.maxTotal:
-		return nil, nil, tooMany("this controller has %d open streams, the most that are allowed", a.maxTotal)
+		return nil, nil, tooMany("this controller has %d open streams, the most that its --streams-max allows", a.maxTotal)
 	case a.perNamespace[namespace] >= a.maxPerNamespace:
-		return nil, nil, tooMany("namespace %s has %d open streams, the most that this controller allows one namespace", namespace, a.maxPerNamespace)
+		return nil, nil, tooMany("namespace %s has %d open streams, the most that --streams-max of the controller allows one namespace", namespace, a.maxPerNamespace)
 	case a.perUser[user] >= a.maxPerUser:
-		return nil, nil, tooMany("user %.200q has %d open streams, the most that this controller allows one user", user, a.maxPerUser)
+		return nil, nil, tooMany("user %.200q has %d open streams, the most that --streams-max of the controller allows one user", user, a.maxPerUser)
 	}
 	a.perVM[uid]++
 	a.perUser[user]++

@@ -33,7 +33,7 @@ type StreamsOptions struct {
 	Serve func(http.Handler)
 }
 
-func defaultStreams() StreamsOptions { return StreamsOptions{PerVM: 32, Total: 1000} }
+func defaultStreams() StreamsOptions { return StreamsOptions{PerVM: 128, Total: 1000} }
 
 // addEndpointFlags adds the flags of an address for streams alone.
 func (o *StreamsOptions) addEndpointFlags(fs *pflag.FlagSet) {
