@@ -62,8 +62,16 @@ func startingError() *apierrors.StatusError {
 	return err
 }
 
-// exitCode is the end of a command that failed, in the words of a kubelet.
+// exitCode is the end of a command, in the words of a kubelet if it failed. Guests other
+// than Linux have codes outside of 0 to 255: clients take these for a broken protocol, or exit with the last byte.
 func exitCode(code int) error {
+	switch {
+	case code == 0:
+		return nil
+	case code < 0 || code > 255:
+		return failure(http.StatusInternalServerError, metav1.StatusReasonInternalError,
+			"the command ended with exit code %d, which no client can exit with: 0 to 255 are possible", code)
+	}
 	err := failure(http.StatusInternalServerError, remotecommand.NonZeroExitCodeReason, "command terminated with non-zero exit code: %d", code)
 	err.ErrStatus.Details = &metav1.StatusDetails{Causes: []metav1.StatusCause{{
 		Type: remotecommand.ExitCodeCauseType, Message: strconv.Itoa(code),

@@ -24,10 +24,10 @@ func (c *call) serveExec() error {
 	}
 	return c.overWebSocket(func(s *session) error {
 		code, err := executor.Exec(c.ctx, c.vm.UID, o.request(s))
-		if err == nil && code != 0 {
-			err = exitCode(code)
+		if err != nil {
+			return err
 		}
-		return err
+		return exitCode(code)
 	})
 }
 

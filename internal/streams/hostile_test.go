@@ -286,10 +286,10 @@ func TestLimits(t *testing.T) {
 	for range 4 {
 		open = append(open, f.dial(t, "alice", f.url(streams.Console, "")))
 	}
-	f.expectTooMany(t, f.url(streams.Console, ""), "this VirtualMachine has 4 open streams")
+	f.expectTooMany(t, f.url(streams.Console, ""), "this VirtualMachine has 4 open streams, the most that --streams-per-vm of")
 	f.dial(t, "bob", other)
 	f.dial(t, "bob", other)
-	f.expectTooMany(t, other, "namespace demo has 6 open streams")
+	f.expectTooMany(t, other, "namespace demo has 6 open streams, the most that --streams-max of")
 	_ = open[0].Close()
 	f.waitForEnds(t, 1)
 	f.waitForOpen(t, 5)

@@ -65,9 +65,9 @@ func (a *admission) enter(uid types.UID, namespace, user string) (lifetime conte
 	case a.total >= a.maxTotal:
 		return nil, nil, tooMany("this controller has %d open streams, the most that its --streams-max allows", a.maxTotal)
 	case a.perNamespace[namespace] >= a.maxPerNamespace:
-		return nil, nil, tooMany("namespace %s has %d open streams, three quarters of --streams-max of the controller", namespace, a.maxPerNamespace)
+		return nil, nil, tooMany("namespace %s has %d open streams, the most that --streams-max of the controller allows one namespace", namespace, a.maxPerNamespace)
 	case a.perUser[user] >= a.maxPerUser:
-		return nil, nil, tooMany("user %.200q has %d open streams, a quarter of --streams-max of the controller", user, a.maxPerUser)
+		return nil, nil, tooMany("user %.200q has %d open streams, the most that --streams-max of the controller allows one user", user, a.maxPerUser)
 	}
 	a.perVM[uid]++
 	a.perUser[user]++

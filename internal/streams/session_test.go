@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -102,6 +103,20 @@ func TestExecErrors(t *testing.T) {
 	err := f.connect(t.Context(), "alice", f.url(streams.Exec, "command=ls&stdout=true"), remotecommand.StreamOptions{Stdout: io.Discard})
 	if status := statusError(err); status.Reason != streams.ReasonUnsupported || status.Message != "the guest runs no agent" {
 		t.Errorf("the end is %v", err)
+	}
+}
+
+// TestExitCodes checks that a code which no client can exit with is an error that says so.
+func TestExitCodes(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	f.driver.exec = func(_ context.Context, r driver.ExecRequest) (int, error) { return strconv.Atoi(r.Command[0]) }
+	for command, want := range map[string]string{
+		"0": "", "255": "exit code 255", "256": "InternalError: the command ended with exit code 256", "-1": "exit code -1, which no client",
+		"3221225786": "exit code 3221225786, which no client",
+	} {
+		err := f.connect(t.Context(), "alice", f.url(streams.Exec, "stdout=true&command="+command), remotecommand.StreamOptions{Stdout: io.Discard})
+		assert.ErrorSays(t, command, err, want)
 	}
 }
 

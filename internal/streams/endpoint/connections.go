@@ -6,6 +6,7 @@ package endpoint
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -84,9 +85,9 @@ func (c *connection) admit(user string) error {
 	case n < 0:
 		return net.ErrClosed
 	case a.used >= a.maxUsers:
-		return apierrors.NewTooManyRequests("the address of streams has as many connections of users as are allowed", retryAfter)
+		return apierrors.NewTooManyRequests(fmt.Sprintf("the address of streams has %d connections of users, the most that --streams-max of the controller allows", a.maxUsers), retryAfter)
 	case a.users[user] >= a.maxPerUser:
-		return apierrors.NewTooManyRequests("this user has as many connections to the address of streams as one user is allowed", retryAfter)
+		return apierrors.NewTooManyRequests(fmt.Sprintf("this user has %d connections to the address of streams, the most that --streams-max of the controller allows one user", a.maxPerUser), retryAfter)
 	}
 	a.strangers = slices.Delete(a.strangers, n, n+1)
 	a.users[user]++

@@ -209,7 +209,7 @@ func TestConnectionsOfUsers(t *testing.T) {
 // of all places of users.
 func TestConnectionsAtDefault(t *testing.T) {
 	t.Parallel()
-	for _, tc := range []struct{ streams, perVM, total, perUser int }{{1000, 32, 1256, 314}, {100, 100, 356, 100}} {
+	for _, tc := range []struct{ streams, perVM, total, perUser int }{{1000, 128, 1256, 314}, {100, 100, 356, 100}} {
 		if c := newConnections(tc.streams, tc.perVM); c.maxUsers != tc.total || c.maxPerUser != tc.perUser {
 			t.Errorf("%+v: %d connections, %d of a user", tc, c.maxUsers, c.maxPerUser)
 		}
