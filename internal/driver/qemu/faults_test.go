@@ -131,7 +131,7 @@ func TestSizes(t *testing.T) {
 	e, d := newDriver(t)
 	tooMuch := e.spec()
 	tooMuch.MemoryBytes = 1 << 42
-	refuses(t, d, tooMuch, driver.ErrExhausted, "needed 4398046511104 bytes and")
+	refuses(t, d, tooMuch, driver.ErrExhausted, "needed 4Ti and")
 	small := e.spec()
 	small.RootDiskBytes = 1000
 	refuses(t, d, small, driver.ErrInvalid, "spec.resource.rootDisk is 1k", "needs 1Mi")

@@ -37,11 +37,11 @@ func TestMachinesThatRanBefore(t *testing.T) {
 	ran := &instance.Instance{Record: record.Record{StartedAt: time.Unix(1, 0), Settings: record.Settings{MemoryBytes: 20}}}
 	spec := driver.ServerSpec{MemoryBytes: 20}
 	assert.NoError(t, r.Check(instance.DemandOf(ran, spec, machine.AccelTCG), look))
-	wantError(t, instance.ContractError(r.Check(instance.DemandOf(&instance.Instance{}, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
+	wantError(t, instance.ContractError(r.Check(instance.DemandOf(&instance.Instance{}, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 and")
 	smaller := &instance.Instance{Record: record.Record{StartedAt: time.Unix(1, 0), Settings: record.Settings{MemoryBytes: 19}}}
-	wantError(t, instance.ContractError(r.Check(instance.DemandOf(smaller, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
+	wantError(t, instance.ContractError(r.Check(instance.DemandOf(smaller, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 and")
 	spec.MemoryBytes = 21
-	wantError(t, instance.ContractError(r.Check(instance.DemandOf(ran, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 21 bytes")
+	wantError(t, instance.ContractError(r.Check(instance.DemandOf(ran, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 21 and")
 }
 
 // TestPromised checks that a running machine is promised what it does not use yet, and
@@ -117,11 +117,11 @@ func TestReserveIsKept(t *testing.T) {
 	o.ReserveMemory = fmt.Sprint(figures["MemTotal"])
 	d := openWith(t, o)
 	spec := e.spec()
-	refuses(t, d, spec, driver.ErrExhausted, "spec.resource.memory: needed", driver.FormatBytes(memory.OverheadTCG)+" for QEMU itself", "on the host (besides "+o.ReserveMemory+" that --qemu-reserve-memory keeps)")
+	refuses(t, d, spec, driver.ErrExhausted, "spec.resource.memory: needed", driver.FormatBytes(memory.OverheadTCG)+" for QEMU itself", "on the host (besides "+driver.FormatMegabytes(int64(figures["MemTotal"]))+" that --qemu-reserve-memory keeps)")
 
 	d.ReservedOf = func(int64) int64 { return 0 }
 	d.FindGroupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG - 1, nil }
-	refuses(t, d, spec, driver.ErrExhausted, fmt.Sprintf("available %d below the memory limit of /some/group", spec.MemoryBytes+memory.OverheadTCG-1), "below the memory limit of /some/group")
+	refuses(t, d, spec, driver.ErrExhausted, "available "+driver.FormatMegabytes(spec.MemoryBytes+memory.OverheadTCG-1)+" below the memory limit of /some/group", "below the memory limit of /some/group")
 	d.FindGroupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG, nil }
 	reach(t, d, spec, driver.StateRunning)
 }

@@ -280,7 +280,7 @@ func TestRestartWithBadParts(t *testing.T) {
 		kind   error
 		says   string
 	}{
-		"disk":   {func(s *driver.ServerSpec) { s.Volumes = []driver.Volume{{Name: "x", SizeBytes: 2 << 20, Image: big}} }, driver.ErrInvalid, "needs 5242880"},
+		"disk":   {func(s *driver.ServerSpec) { s.Volumes = []driver.Volume{{Name: "x", SizeBytes: 2 << 20, Image: big}} }, driver.ErrInvalid, "needs 5Mi"},
 		"kernel": {func(s *driver.ServerSpec) { s.Image.Kernel = &driver.Kernel{Source: none.Source} }, driver.ErrRetry, "no such file"},
 		"volume": {func(s *driver.ServerSpec) { s.Volumes = []driver.Volume{{Name: "x", SizeBytes: 1 << 20, Image: none}} }, driver.ErrRetry, "no such file"},
 		"checksum": {func(s *driver.ServerSpec) {

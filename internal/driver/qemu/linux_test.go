@@ -339,7 +339,7 @@ func TestBadVolumes(t *testing.T) {
 		"name":     {[]driver.Volume{{Name: "../x", SizeBytes: 1 << 20}}, driver.ErrInvalid, "volumes[0].name"},
 		"long":     {[]driver.Volume{{Name: strings.Repeat("x", 21), SizeBytes: 1 << 20}}, driver.ErrInvalid, "volumes[0].name"},
 		"reserved": {[]driver.Volume{{Name: launch.SeedSerial, SizeBytes: 1 << 20}}, driver.ErrInvalid, launch.SeedSerial},
-		"small":    {[]driver.Volume{{Name: "x", SizeBytes: 1 << 20, Image: &driver.Image{Source: e.big(t)}}}, driver.ErrInvalid, "needs 5242880"},
+		"small":    {[]driver.Volume{{Name: "x", SizeBytes: 1 << 20, Image: &driver.Image{Source: e.big(t)}}}, driver.ErrInvalid, "needs 5Mi"},
 		"missing":  {[]driver.Volume{{Name: "x", SizeBytes: 1 << 20, Image: &driver.Image{Source: e.images + "/none"}}}, driver.ErrRetry, "no such file"},
 		"nowhere": {
 			[]driver.Volume{{Name: "x", SizeBytes: 1 << 20}, {Name: "y", SizeBytes: 1 << 20, Image: &driver.Image{Source: "nginx"}}},
