@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -19,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
-	"k8s.io/client-go/util/exec"
 	testingclock "k8s.io/utils/clock/testing"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -384,18 +382,5 @@ func TestFractionOfACPU(t *testing.T) {
 	text, err := json.Marshal(size)
 	if want := `{"cpu":"1500m","memory":"1500M"}`; err != nil || string(text) != want {
 		t.Errorf("got %s, %v, want %s", text, err, want)
-	}
-}
-
-// TestExitCodes checks that an exit code which a program cannot have becomes an error, and not another
-// code, which may be 0.
-func TestExitCodes(t *testing.T) {
-	t.Parallel()
-	for code, isError := range map[int]bool{1: false, 255: false, 256: true, -1: true, 0xC0000005: true} {
-		err := place{}.describe(t.Context(), exec.CodeExitError{Err: errors.New("it ended"), Code: code})
-		exit, isExit := errors.AsType[*ExitError](err)
-		if isExit == isError || isExit && exit.Code != code || isError && !strings.Contains(err.Error(), strconv.Itoa(code)) {
-			t.Errorf("exit code %d becomes %v", code, err)
-		}
 	}
 }

@@ -66,8 +66,6 @@ func (c *connection) connect(ctx context.Context, arg string, s streamsapi.Strea
 const (
 	exitNotExecutable = 126
 	exitNotFound      = 127
-	// maxExit is the largest exit code that a program can have. Commands of Windows have larger ones.
-	maxExit = 255
 )
 
 // describe returns what the server said about a stream, and passes the exit code of a command
@@ -80,8 +78,6 @@ func (p place) describe(ctx context.Context, err error) error {
 	status, cause := apierrors.APIStatus(nil), streams.Cause(err)
 	isStatus := errors.As(cause, &status)
 	switch reason := streams.EndReason(err); {
-	case errors.As(err, &exit) && (exit.Code < 0 || exit.Code > maxExit):
-		return fmt.Errorf("the command has ended with exit code %d: this program can pass on those up to %d", exit.Code, maxExit)
 	case errors.As(err, &exit):
 		return &ExitError{Code: exit.Code}
 	case reason == streamsapi.ReasonCommandNotFound:

@@ -36,9 +36,6 @@ func (e *ExitError) Unwrap() error { return e.Err }
 
 // Report prints an error as kubectl does, and returns the exit code of the program.
 func (o *Options) Report(err error) int {
-	if out, ok := o.Out.(*output); ok && err == nil {
-		err = out.failure()
-	}
 	if err == nil {
 		return 0
 	}

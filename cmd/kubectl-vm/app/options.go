@@ -54,7 +54,6 @@ func NewOptions(streams genericiooptions.IOStreams) *Options {
 	config := genericclioptions.NewConfigFlags(true).WithWarningPrinter(streams)
 	config.CacheDir = nil // for discovery, which no verb needs
 	config.Timeout = new(requestTimeout)
-	streams.Out = &output{to: streams.Out}
 	return &Options{IOStreams: streams, Config: config, Clock: clock.RealClock{}, Program: "kubectl vm", Kubectl: "kubectl"}
 }
 

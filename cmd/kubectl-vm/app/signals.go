@@ -10,15 +10,10 @@ import (
 	"syscall"
 )
 
-// StopContext returns a context that ends with the first Ctrl-C or SIGTERM, or once nobody reads the standard
-// output any more, as after | grep -m1. A Ctrl-C after that ends the process immediately. Another SIGTERM does not:
-// service managers and container engines send several.
+// StopContext returns a context that ends with the first Ctrl-C or SIGTERM. A Ctrl-C after that ends the
+// process immediately. Another SIGTERM does not: service managers and container engines send several.
 func StopContext(parent context.Context) context.Context {
-	ctx, stop := signal.NotifyContext(parent, os.Interrupt, syscall.SIGTERM)
-	go func() {
-		waitUnread(int(os.Stdout.Fd()))
-		stop()
-	}()
+	ctx, _ := signal.NotifyContext(parent, os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, func() { signal.Reset(os.Interrupt) })
 	return ctx
 }

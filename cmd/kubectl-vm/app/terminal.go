@@ -8,8 +8,6 @@ import (
 	"os"
 
 	"golang.org/x/term"
-
-	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 )
 
 // screen is what is known of an output stream.
@@ -24,7 +22,7 @@ type screen struct {
 
 // screenOf returns what is known of a stream. NO_COLOR and TERM=dumb switch colors off.
 func screenOf(w io.Writer) screen {
-	file, ok := w.(streams.File)
+	file, ok := w.(*os.File)
 	if !ok || !term.IsTerminal(int(file.Fd())) {
 		return screen{}
 	}
@@ -37,7 +35,7 @@ func screenOf(w io.Writer) screen {
 
 // isInteractive reports whether a person can answer a question.
 func (o *Options) isInteractive() bool {
-	file, ok := o.In.(streams.File)
+	file, ok := o.In.(*os.File)
 	return ok && term.IsTerminal(int(file.Fd())) && screenOf(o.ErrOut).terminal
 }
 

@@ -15,15 +15,12 @@ import (
 )
 
 // Terminal is the terminal that a person sits at.
-type Terminal struct{ in, out File }
-
-// File is a file, which may be a terminal.
-type File interface{ Fd() uintptr }
+type Terminal struct{ in, out *os.File }
 
 // OpenTerminal returns the terminal of the given streams, or nil if they are not both one.
 func OpenTerminal(in io.Reader, out io.Writer) *Terminal {
-	i, isFile := in.(File)
-	o, alsoFile := out.(File)
+	i, isFile := in.(*os.File)
+	o, alsoFile := out.(*os.File)
 	if !isFile || !alsoFile || !term.IsTerminal(int(i.Fd())) || !term.IsTerminal(int(o.Fd())) {
 		return nil
 	}
