@@ -36,7 +36,9 @@ func TestAbortedConnection(t *testing.T) {
 	conn, err := l.Accept()
 	assert.NoError(t, err)
 	end := make(chan error, 1)
-	go func() { end <- (&PortForwarder{Client: client, Namespace: "ns", Name: "vm"}).Connect(t.Context(), 80, conn) }()
+	go func() {
+		end <- (&PortForwarder{Client: client, Namespace: "ns", Name: "vm"}).Connect(t.Context(), 80, conn)
+	}()
 	_, err = io.WriteString(browser, "hello")
 	assert.NoError(t, err)
 	tcp, _ := browser.(*net.TCPConn)
