@@ -9,9 +9,12 @@ import (
 	"net/http"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -104,16 +107,41 @@ func WithIdentity(ctx context.Context, isKnown func() bool) context.Context {
 	return context.WithValue(ctx, identityKey{}, isKnown)
 }
 
-// checkRight returns an error if the user has lost the right or the identity, or the right
-// could not be confirmed for long.
+// checkRight returns an error if the user has lost the right or the identity, or these could
+// not be confirmed for long.
 func (c *call) checkRight(now time.Time) error {
 	if isKnown, ok := c.ctx.Value(identityKey{}).(func() bool); ok && !isKnown() {
 		return errNotKnown
 	}
 	confirmed := c.authorized
-	err := c.authorize(c.ctx)
-	if apierrors.IsForbidden(err) || now.Sub(confirmed) >= c.times.unanswered {
+	err := c.checkAccount(c.ctx)
+	if err == nil {
+		err = c.authorize(c.ctx)
+	}
+	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || now.Sub(confirmed) >= c.times.unanswered {
 		return err
+	}
+	return nil
+}
+
+// checkAccount returns an error if the user is a ServiceAccount that was deleted. Its RoleBindings outlive it, so
+// a SubjectAccessReview does not tell, and its token is not kept. An account without a UID is impersonated, and
+// need not exist.
+func (c *call) checkAccount(ctx context.Context) error {
+	namespace, name, err := serviceaccount.SplitUsername(c.user.GetName())
+	if err != nil || c.user.GetUID() == "" {
+		return nil //nolint:nilerr // it is another kind of user
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.times.open)
+	defer cancel()
+	var account corev1.ServiceAccount
+	err = c.Live.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, &account)
+	switch {
+	case apierrors.IsNotFound(err), err == nil && string(account.UID) != c.user.GetUID():
+		return failure(http.StatusUnauthorized, metav1.StatusReasonUnauthorized, "ServiceAccount %s/%s was deleted", namespace, name)
+	case err != nil:
+		c.Log.Error(err, "Could not read whether the ServiceAccount of a stream still exists", "user", c.user.GetName())
+		return unavailable("the API server does not answer whether %q still exists", c.user.GetName())
 	}
 	return nil
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	"github.com/gorilla/websocket"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -62,11 +63,11 @@ type fixture struct {
 func newFixture(t testing.TB, change func(*Handler)) *fixture {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	assert.NoError(t, api.AddToScheme(scheme))
+	assert.NoError(t, errors.Join(api.AddToScheme(scheme), corev1.AddToScheme(scheme)))
 	vm := framework.NewVM("vm").Namespace("demo").UID("uid-1").Bound("stub/engine-1").Obj()
 	f := &fixture{
 		objects: clientfake.NewClientBuilder().WithScheme(scheme).WithObjects(vm).Build(),
-		driver:  &stub{}, console: &echoConsole{}, rules: &rules{allowed: map[string]bool{"alice": true, "bob": true}}, log: &lines{},
+		driver:  &stub{}, console: &echoConsole{}, rules: &rules{allowed: map[string]bool{"alice": true, "bob": true, robot: true}}, log: &lines{},
 	}
 	f.driver.console = f.console.open
 	f.Handler = New(Options{
@@ -150,11 +151,18 @@ func (b *breakable) Write(p []byte) (int, error) {
 	return b.Conn.Write(p)
 }
 
+// robot is the name of ServiceAccount demo/robot as a user.
+const robot = "system:serviceaccount:demo:robot"
+
 // asUser takes the bearer token for the name of the user.
 func (f *fixture) asUser(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if name, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok {
-			ctx := request.WithUser(r.Context(), &user.DefaultInfo{Name: name})
+			who := &user.DefaultInfo{Name: name}
+			if name == robot {
+				who.UID = "uid-of-robot"
+			}
+			ctx := request.WithUser(r.Context(), who)
 			r = r.WithContext(WithIdentity(ctx, func() bool { return !f.withdrawn.Load() }))
 		}
 		next.ServeHTTP(w, r)

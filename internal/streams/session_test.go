@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/client-go/util/exec"
@@ -336,6 +338,70 @@ func TestEndOfRights(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestDeletedAccount checks that a stream of a ServiceAccount ends soon after that was deleted, though its rights
+// are still there, and only after long if nobody answers whether it was.
+func TestDeletedAccount(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		change   func(t *testing.T, f *fixture, account *corev1.ServiceAccount)
+		reason   string
+		isUnread bool
+		atLeast  time.Duration
+	}{
+		"deleted": {func(t *testing.T, f *fixture, a *corev1.ServiceAccount) {
+			assert.NoError(t, f.objects.Delete(t.Context(), a))
+		}, "Unauthorized", false, 0},
+		"made again": {func(t *testing.T, f *fixture, a *corev1.ServiceAccount) {
+			again := a.DeepCopy()
+			again.UID, again.ResourceVersion = "another", ""
+			assert.NoError(t, errors.Join(f.objects.Delete(t.Context(), a), f.objects.Create(t.Context(), again)))
+		}, "Unauthorized", false, 0},
+		"unread": {func(*testing.T, *fixture, *corev1.ServiceAccount) {}, "ServiceUnavailable", true, defaultTimes().unanswered},
+		"there":  {func(*testing.T, *fixture, *corev1.ServiceAccount) {}, "Timeout", false, defaultTimes().idle},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			began := time.Now()
+			now := framework.NewFakeClock(began)
+			f := newFixture(t, func(h *Handler) {
+				h.Clock = now
+				if test.isUnread {
+					h.Live = unread{h.Live}
+				}
+			})
+			account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "demo", Name: "robot", UID: "uid-of-robot"}}
+			assert.NoError(t, f.objects.Create(t.Context(), account))
+			console := f.startConsole(t, robot)
+			console.write(t, "hello")
+			console.expect(t, "hello")
+			test.change(t, f, account)
+			step := f.times.recheck
+			if test.atLeast > f.times.unanswered {
+				step = f.times.unanswered
+			}
+			assert.Eventually(t, "the stream ends", func(testing.TB) error {
+				if now.Step(step); len(f.log.ends()) == 0 {
+					return fmt.Errorf("after %s it goes on", now.Since(began))
+				}
+				return nil
+			})
+			if status := statusError(<-console.end); string(status.Reason) != test.reason || now.Since(began) < test.atLeast {
+				t.Errorf("the end is %+v after %s, want %s after at least %s", status, now.Since(began), test.reason, test.atLeast)
+			}
+		})
+	}
+}
+
+// unread reads no ServiceAccounts.
+type unread struct{ client.Reader }
+
+func (u unread) Get(ctx context.Context, key client.ObjectKey, o client.Object, options ...client.GetOption) error {
+	if _, is := o.(*corev1.ServiceAccount); is {
+		return errors.New("away")
+	}
+	return u.Reader.Get(ctx, key, o, options...)
 }
 
 // deleteVM deletes the VirtualMachine and its finalizer.

@@ -238,6 +238,8 @@ var permissions = []permission{
 	{true, "get", "", "configmaps", "kube-system", "extension-apiserver-authentication"},
 	{false, "create", "", "pods", namespace, ""},
 	{false, "create", "", "serviceaccounts/token", namespace, accountName},
+	{true, "get", "", "serviceaccounts", "default", "x"},
+	{false, "list", "", "serviceaccounts", "default", ""},
 	{true, "create", "authentication.k8s.io", "tokenreviews", "", ""},
 	{true, "create", "authorization.k8s.io", "subjectaccessreviews", "", ""},
 	{true, "create", leases, "leases", namespace, ""},

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 )
 
@@ -33,6 +34,8 @@ func NewConsoleCommand(o *Options) *cobra.Command {
 }
 
 func (c *consoleOptions) run(ctx context.Context, name string) error {
+	ctx, stop := printable.NewOutput(c.Out).WhileRead(ctx)
+	defer stop()
 	at, err := c.connect(ctx, name, streamsapi.Console)
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
+	"syscall"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,8 +35,12 @@ func (e *ExitError) Error() string {
 // Unwrap returns the cause.
 func (e *ExitError) Unwrap() error { return e.Err }
 
-// Report prints an error as kubectl does, and returns the exit code of the program.
+// Report prints an error as kubectl does, and returns the exit code of the program. That what was printed did not
+// get through is an error, which may have ended the verb.
 func (o *Options) Report(err error) int {
+	if failed := printable.NewOutput(o.Out).Err(); failed != nil && (err == nil || errors.Is(err, context.Canceled)) {
+		err = fmt.Errorf("print: %w", failed)
+	}
 	if err == nil {
 		return 0
 	}
@@ -45,7 +50,10 @@ func (o *Options) Report(err error) int {
 			return code
 		}
 	}
-	if errors.Is(err, context.Canceled) {
+	switch {
+	case errors.Is(err, syscall.EPIPE) && printable.NewOutput(o.Out).Err() != nil:
+		return exitBrokenPipe
+	case errors.Is(err, context.Canceled):
 		return exitInterrupted
 	}
 	lines := strings.Split(o.describe(err), "\n")
@@ -56,8 +64,11 @@ func (o *Options) Report(err error) int {
 	return code
 }
 
-// exitInterrupted is the exit code of a program that Ctrl-C ended, as shells have it.
-const exitInterrupted = 130
+// The exit codes of programs that Ctrl-C ended, and that wrote to a pipe without a reader, as shells have them.
+const (
+	exitInterrupted = 130
+	exitBrokenPipe  = 141
+)
 
 // describe returns what to print about an error.
 func (o *Options) describe(err error) string {

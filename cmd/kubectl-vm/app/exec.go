@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 
 	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 )
 
@@ -44,7 +45,7 @@ func (e *execOptions) run(ctx context.Context, name string, command []string) er
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := printable.NewOutput(e.Out).UntilFailed(ctx) // Connect does not tell
 	defer cancel()
 	query := url.Values{"command": command, "stdout": {"true"}, "stdin": {strconv.FormatBool(e.stdin)}}
 	o := remotecommand.StreamOptions{Stdout: e.Out}

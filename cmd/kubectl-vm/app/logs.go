@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // logsOptions are the flags of logs.
@@ -41,6 +42,8 @@ func (l *logsOptions) run(ctx context.Context, name string) error {
 	if l.tail < -1 {
 		return fmt.Errorf("--tail is %d: it must be -1 or more", l.tail)
 	}
+	ctx, stop := printable.NewOutput(l.Out).WhileRead(ctx)
+	defer stop()
 	at, err := l.connect(ctx, name, streamsapi.Log)
 	if err != nil {
 		return err

@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/clock"
 
 	client "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // Version is set when the program is built.
@@ -31,7 +32,7 @@ const requestTimeout = "30s"
 
 // Options has what all verbs share.
 type Options struct {
-	genericiooptions.IOStreams
+	genericiooptions.IOStreams // Out is a printable.Output, whose failure Report finds
 	// Config has kubectl's flags: --context, --namespace and so on.
 	Config *genericclioptions.ConfigFlags
 	// Clock is the clock of ages, waits and screens.
@@ -51,6 +52,7 @@ type Options struct {
 
 // NewOptions returns the options of kubectl-vm.
 func NewOptions(streams genericiooptions.IOStreams) *Options {
+	streams.Out = printable.NewOutput(streams.Out)
 	config := genericclioptions.NewConfigFlags(true).WithWarningPrinter(streams)
 	config.CacheDir = nil // for discovery, which no verb needs
 	config.Timeout = new(requestTimeout)

@@ -288,6 +288,9 @@ func (s *sshOptions) runProgram(ctx context.Context, program string, args []stri
 	}
 	cmd := exec.CommandContext(ctx, path, args...) //nolint:gosec // ssh or scp, with the arguments of its user
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.In, s.Out, s.ErrOut
+	if file := printable.File(s.Out); file != nil { // it may be a terminal, which the program has to see
+		cmd.Stdout = file
+	}
 	// ssh gets the time to restore the terminal.
 	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGTERM) }, endDelay
 	err = cmd.Run()

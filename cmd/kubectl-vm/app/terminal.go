@@ -8,6 +8,8 @@ import (
 	"os"
 
 	"golang.org/x/term"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // screen is what is known of an output stream.
@@ -22,8 +24,8 @@ type screen struct {
 
 // screenOf returns what is known of a stream. NO_COLOR and TERM=dumb switch colors off.
 func screenOf(w io.Writer) screen {
-	file, ok := w.(*os.File)
-	if !ok || !term.IsTerminal(int(file.Fd())) {
+	file := printable.File(w)
+	if file == nil || !term.IsTerminal(int(file.Fd())) {
 		return screen{}
 	}
 	s := screen{terminal: true, width: 80, color: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}

@@ -71,8 +71,7 @@ type writer struct{ raw io.Writer }
 // NewWriter returns an output that is fit for a terminal whatever is written to it.
 func NewWriter(out io.Writer) io.Writer { return writer{out} }
 
-// Raw returns the output behind a writer of NewWriter: to find out whether it is a terminal, and
-// for text that has colors. It returns any other output itself.
+// Raw returns the output behind a writer of NewWriter, for text that has colors. It returns any other output itself.
 func Raw(out io.Writer) io.Writer {
 	if w, ok := out.(writer); ok {
 		return w.raw

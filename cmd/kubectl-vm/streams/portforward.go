@@ -100,16 +100,44 @@ func (f *PortForwarder) serve(ctx context.Context, l net.Listener, remote uint16
 // Connect copies between conn and a TCP port of the VM until one of them ends, and closes
 // conn.
 func (f *PortForwarder) Connect(ctx context.Context, remote uint16, conn io.ReadWriteCloser) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	end := sync.OnceFunc(func() { _ = conn.Close() })
 	context.AfterFunc(ctx, end)
 	defer end()
-	err := f.Client.ConnectPort(ctx, f.Namespace, f.Name, remote, conn)
+	err := f.Client.ConnectPort(ctx, f.Namespace, f.Name, remote, local{conn, cancel})
+	if errors.Is(err, context.Canceled) {
+		err = context.Cause(ctx)
+	}
 	if errors.Is(err, net.ErrClosed) {
 		return nil
 	}
 	return err
+}
+
+// local is a local connection. Its failure, such as that of a client that has aborted it, ends the one to the VM,
+// which takes it for the end of one direction alone.
+type local struct {
+	io.ReadWriter
+	fail context.CancelCauseFunc
+}
+
+// Read implements io.Reader.
+func (l local) Read(p []byte) (int, error) {
+	n, err := l.ReadWriter.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		l.fail(err)
+	}
+	return n, err
+}
+
+// Write implements io.Writer.
+func (l local) Write(p []byte) (int, error) {
+	n, err := l.ReadWriter.Write(p)
+	if err != nil {
+		l.fail(err)
+	}
+	return n, err
 }
 
 func (f *PortForwarder) note(format string, args ...any) {

@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/term"
 	"k8s.io/client-go/tools/remotecommand"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // Terminal is the terminal that a person sits at.
@@ -20,8 +22,8 @@ type Terminal struct{ in, out *os.File }
 // OpenTerminal returns the terminal of the given streams, or nil if they are not both one.
 func OpenTerminal(in io.Reader, out io.Writer) *Terminal {
 	i, isFile := in.(*os.File)
-	o, alsoFile := out.(*os.File)
-	if !isFile || !alsoFile || !term.IsTerminal(int(i.Fd())) || !term.IsTerminal(int(o.Fd())) {
+	o := printable.File(out)
+	if !isFile || o == nil || !term.IsTerminal(int(i.Fd())) || !term.IsTerminal(int(o.Fd())) {
 		return nil
 	}
 	return &Terminal{in: i, out: o}

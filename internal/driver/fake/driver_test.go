@@ -249,6 +249,31 @@ func BenchmarkList10000(b *testing.B) {
 	}
 }
 
+// TestHalfClosedPort checks that a port ends a connection whose client sends no more, after it has sent all.
+func TestHalfClosedPort(t *testing.T) {
+	t.Parallel()
+	d := faketest.OpenDriver(t, fake.Options{ClusterID: "c", Dir: t.TempDir()})
+	spec := specOf(uuid.NewUUID())
+	ensureServer(t, d, spec)
+	conn, err := d.Dial(t.Context(), spec.UID, 80)
+	assert.NoError(t, err)
+	defer func() { _ = conn.Close() }()
+	half, ok := conn.(interface{ CloseWrite() error })
+	if !ok {
+		t.Fatalf("%T has no half to close", conn)
+	}
+	received := make(chan string, 1)
+	go func() {
+		text, _ := io.ReadAll(conn)
+		received <- string(text)
+	}()
+	_, err = io.WriteString(conn, "hello")
+	assert.NoError(t, errors.Join(err, half.CloseWrite()))
+	if text := assert.Receive(t, "the end", received); text != "hello" {
+		t.Errorf("received was %q", text)
+	}
+}
+
 // TestManyStreams opens a thousand streams of one server, which all get the same output and
 // leave nothing behind.
 func TestManyStreams(t *testing.T) { //nolint:paralleltest // it counts the goroutines of the process

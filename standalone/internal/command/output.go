@@ -95,7 +95,7 @@ const (
 
 // styleOf returns how findings are printed on an output.
 func styleOf(out io.Writer) findings.Style {
-	width, _, err := term.TerminalSize(printable.Raw(out))
+	width, _, err := term.TerminalSize(printable.File(out))
 	if err != nil {
 		return findings.Style{Width: defaultWidth}
 	}

@@ -9,6 +9,7 @@
 package program
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"strings"
@@ -35,12 +36,14 @@ func (p Program) Main() int {
 	o := newVMOptions()
 	vm := newVMCommand(o)
 	root.AddCommand(vm)
+	out := printable.NewOutput(os.Stdout)
+	root.SetOut(printable.NewWriter(out))
 	cmd, err := root.ExecuteC()
-	switch {
-	case err == nil:
-		return 0
-	case isBelow(cmd, vm):
+	if isBelow(cmd, vm) {
 		return o.Report(err)
+	}
+	if err = cmp.Or(err, out.Err()); err == nil {
+		return 0
 	}
 	return command.Report(root.ErrOrStderr(), err)
 }

@@ -16,6 +16,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
@@ -123,8 +124,18 @@ func (a *Access) Dial(ctx context.Context, uid types.UID, port int32) (net.Conn,
 		_, _ = io.Copy(theirs, theirs)
 		_ = theirs.Close()
 	}()
-	return ours, nil
+	return connection{ours, theirs}, nil
 }
+
+// connection is a connection to a simulated port. A client that leaves a port-forward closes its half alone, so
+// without CloseWrite the server's would stay for ever.
+type connection struct {
+	net.Conn
+	server net.Conn
+}
+
+// CloseWrite ends the input of the server, which then closes after what it still sends.
+func (c connection) CloseWrite() error { return c.server.SetReadDeadline(time.Unix(1, 0)) }
 
 // Interfaces implements driver.InterfaceLister.
 func (a *Access) Interfaces(ctx context.Context, uid types.UID) ([]driver.Interface, error) {
