@@ -272,8 +272,12 @@ func (i *Instance) startingText() string {
 	if lost := i.lostNode(); lost != nil {
 		return lost.Error()
 	}
-	if IsRunning(p) {
+	switch {
+	case IsRunning(p):
 		return i.diskText()
+	case IsRejected(p):
+		return truncateText(fmt.Sprintf("the kubelet of node %s rejects the pod, and may have yet to end its container: the next one is made once that has lasted for %v: %s: %s",
+			p.Spec.NodeName, rejectionDelay, p.Status.Reason, p.Status.Message))
 	}
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
