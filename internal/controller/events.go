@@ -80,6 +80,7 @@ var observedReasons = map[string]string{
 	api.ReasonEngineUnavailable: corev1.EventTypeWarning,
 	api.ReasonUnresponsive:      corev1.EventTypeWarning,
 	api.ReasonUnschedulable:     corev1.EventTypeWarning,
+	api.ReasonDeletionHeld:      corev1.EventTypeWarning,
 }
 
 // addChangeEvents records what the new status shows that no step of this pass did:

@@ -5,16 +5,20 @@ package controller
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/internal/policy"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -198,5 +202,41 @@ func TestStartSoonAfterCreation(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("was starting: %t: the events are %v, want %v", wasStarting, got, want)
 		}
+	}
+}
+
+// TestHeldDeletion checks that a deletion which others hold is reported once it lasts, by a condition and an event
+// that name what holds it, and that it is neither looked at each second meanwhile nor forgotten.
+func TestHeldDeletion(t *testing.T) {
+	t.Parallel()
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
+	g.engine.delete = func(func() error) error {
+		g.engine.held.Store(true)
+		return nil
+	}
+	g.delete()
+	passes := 0
+	for end := g.clock.Now().Add(time.Hour); g.clock.Now().Before(end); passes++ {
+		result, err := g.pass()
+		assert.NoError(t, err)
+		if result.RequeueAfter == 0 {
+			t.Fatalf("the VM is not looked at again: %+v", g.vm().Status)
+		}
+		g.clock.Step(result.RequeueAfter)
+	}
+	const most = 40 // after waits that double up to 5 minutes, and a few for the stop
+	if passes > most {
+		t.Errorf("it was looked at %d times in an hour", passes)
+	}
+	blocked, op := meta.FindStatusCondition(g.vm().Status.Conditions, api.ConditionDeletionBlocked), g.vm().Status.Operation
+	if blocked == nil || blocked.Reason != api.ReasonDeletionHeld || !strings.HasPrefix(blocked.Message, "the disk is held by backup.example/hold; checked again at ") {
+		t.Errorf("DeletionBlocked is %+v", blocked)
+	}
+	if op == nil || op.NextRetryTime == nil {
+		t.Errorf("the operation has no time of its next try: %+v", op)
+	}
+	held := slices.DeleteFunc(g.eventTexts(), func(e string) bool { return !strings.Contains(e, api.ReasonDeletionHeld) })
+	if len(held) != 1 || !strings.Contains(held[0], "backup.example/hold") {
+		t.Errorf("the events about it are %v", held)
 	}
 }

@@ -95,6 +95,8 @@ type interceptedDriver struct {
 	disrupts atomic.Bool
 	// needs makes lists show that servers that run ask for an Ensure.
 	needs atomic.Bool
+	// held makes lists show that others keep what is left of servers that are being removed.
+	held atomic.Bool
 	// guestEnd is how a guest has ended whose server is still stopping.
 	guestEnd atomic.Pointer[driver.Exit]
 }
@@ -119,6 +121,9 @@ func (m *interceptedDriver) List(ctx context.Context, uids ...types.UID) ([]driv
 func (m *interceptedDriver) disguise(s *driver.Server) {
 	if m.fetching.Load() {
 		s.State = driver.StatePending
+	}
+	if m.held.Load() {
+		s.State, s.Progress = driver.StateRemoving, "the disk is held by backup.example/hold"
 	}
 	if e := m.guestEnd.Load(); e != nil && s.State == driver.StateStopping {
 		s.Exit = e

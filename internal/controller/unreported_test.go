@@ -18,16 +18,24 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// reasons drains the events and returns their reasons.
-func (g *rig) reasons() (reasons []string) {
+// eventTexts drains the events and returns their texts, which have the kind, the reason and the note.
+func (g *rig) eventTexts() (texts []string) {
 	for {
 		select {
 		case e := <-g.events.Events:
-			reasons = append(reasons, strings.Fields(e)[1])
+			texts = append(texts, e)
 		default:
-			return reasons
+			return texts
 		}
 	}
+}
+
+// reasons drains the events and returns their reasons.
+func (g *rig) reasons() (reasons []string) {
+	for _, e := range g.eventTexts() {
+		reasons = append(reasons, strings.Fields(e)[1])
+	}
+	return reasons
 }
 
 func (g *rig) wantEvents(want ...string) {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -393,6 +394,30 @@ func TestFailedRefreshIsNoOutage(t *testing.T) {
 	g.waitUntil("the next refresh", func() bool { g.clock.Step(retryPeriod); return g.inv.Get("b").Answer == Present })
 	if n := g.countChangesOfAll(); n > 0 {
 		t.Errorf("%d times all was reported as changed", n)
+	}
+}
+
+// TestRefreshesAreMarked checks that the driver can tell a refresh, which is no proof, from any other list.
+func TestRefreshesAreMarked(t *testing.T) {
+	t.Parallel()
+	g := newListedFixture(t)
+	var refreshes, others atomic.Int32
+	g.engine.onList(func(ctx context.Context, do doList) ([]driver.Server, error) {
+		if driver.IsRefresh(ctx) {
+			refreshes.Add(1)
+		} else {
+			others.Add(1)
+		}
+		return do()
+	})
+	g.addServer("a")
+	g.waitUntil("the event is followed by a refresh", func() bool { return refreshes.Load() > 0 })
+	g.waitForAnswer("a", Present)
+	before := others.Load()
+	assert.NoError(t, assert.ErrorOf(g.inv.GetLive(t.Context(), "a")))
+	assert.NoError(t, g.inv.listAll(t.Context()))
+	if n := others.Load() - before; n < 2 { // the loop may have listed meanwhile
+		t.Errorf("of a live look and a complete list, %d are no refresh", n)
 	}
 }
 

@@ -11,6 +11,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
+
+	"cloudnative.tw/drover/internal/driver"
 )
 
 const (
@@ -228,7 +230,7 @@ func pauseAfterRefresh(took time.Duration) time.Duration {
 func (i *Inventory) refreshChanged(ctx context.Context) error {
 	var errs []error
 	for _, uids := range i.takeChanged() {
-		result, err := i.queryEngine(ctx, uids...)
+		result, err := i.queryEngine(driver.ForRefresh(ctx), uids...)
 		i.noteRefresh(uids, err)
 		if err == nil {
 			err = i.applyResult(result)

@@ -171,6 +171,7 @@ func TestDecide(t *testing.T) {
 	twins.Duplicates = policy.ListOf("id-1", "id-2")
 	unsettled := policytest.Gone()
 	unsettled.SettlesAt = policytest.T0.Add(20 * time.Second)
+	held := policytest.ChangeServer(policytest.Present(policy.StateRemoving), func(s *policy.Server) { s.Progress = "PersistentVolumeClaim a is held by b" })
 	fetching := func(doing, err string) policy.Observed {
 		return policytest.ChangeServer(policytest.Present(policy.StatePending), func(s *policy.Server) { s.ID, s.Progress, s.Error = "", doing, err })
 	}
@@ -229,7 +230,11 @@ func TestDecide(t *testing.T) {
 		"a failing removal waits and says so":          {vm: policytest.ReportedVM().DeletedAt(policytest.T0).With(policytest.Failing(api.OperationDelete, 2, time.Second)).With(policytest.WithServer("id-1", policy.StateStopped)), observed: policytest.Ended(0), want: "wait Delete => Terminating OperationFailed", check: wantBoth(wantBlocked("boom; next try at 2026-01-02T03:04:06Z"), wantNextTry(time.Second))},
 		"a failing removal is tried again":             {vm: policytest.ReportedVM().DeletedAt(policytest.T0).With(policytest.Failing(api.OperationDelete, 2, 0)), observed: policytest.Ended(0), want: "delete Delete => Terminating Terminating"},
 		"a removal that took is waited for":            {vm: policytest.ReportedVM().DeletedAt(policytest.T0), observed: policytest.Ended(0), change: withDone(api.OperationDelete), want: "wait Delete => Terminating Terminating", check: wantWake(policy.RemovalPoll)},
-		"a removal that waits for a host":              {vm: policytest.ReportedVM().DeletedAt(policytest.T0.Add(-time.Minute)), observed: policytest.Present(policy.StateStopping), change: withDone(api.OperationDelete), want: "wait Delete => Terminating Terminating", check: wantWake(policy.DeletionCheckPeriod)},
+		"a removal under way is not polled":            {vm: removing(time.Minute), observed: held, want: "wait Delete => Terminating DeletionHeld", check: wantBoth(wantWake(4*time.Second), wantNextTry(4*time.Second))},
+		"a removal that is held for long":              {vm: removing(time.Hour + time.Second), observed: held, want: "wait Delete => Terminating DeletionHeld", check: wantBoth(wantBlocked("PersistentVolumeClaim a is held by b; checked again at"), wantWake(211*time.Second))},
+		"a removal that just began is not blocked":     {vm: removing(29 * time.Second), observed: held, want: "wait Delete => Terminating Terminating", check: wantBoth(wantMessage("is held by b"), wantWake(3*time.Second))},
+		"a removal that waits for a host":              {vm: removing(time.Minute), observed: policytest.ChangeServer(policytest.Present(policy.StateStopping), func(s *policy.Server) { s.Progress = "the pod ends on node a" }), change: withDone(api.OperationDelete), want: "wait Delete => Terminating DeletionHeld", check: wantBlocked("the pod ends on node a; checked again at")},
+		"a removal of which the engine says nothing":   {vm: removing(time.Minute), observed: policytest.Present(policy.StateRemoving), want: "wait Delete => Terminating DeletionHeld", check: wantBlocked("the engine has yet to remove the server; checked again at 2026-01-02T03:04:09Z")},
 		"a stop that failed before the deletion":       {vm: policytest.ReportedVM().Generation(3).DeletedAt(policytest.T0).With(policytest.Failing(api.OperationStop, 1, time.Minute)), observed: policytest.Present(policy.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: wantStopBy(30 * time.Second)},
 		"a stop that failed waits for its next try":    {vm: policytest.ReportedVM().DeletedAt(policytest.T0.Add(-time.Second)).With(policytest.Failing(api.OperationStop, 2, time.Second)), observed: policytest.Present(policy.StateRunning), want: "wait Stop => Terminating OperationFailed", check: wantBoth(wantBlocked("boom"), wantNextTry(time.Second))},
 		"a stop that fails is tried again":             {vm: policytest.ReportedVM().DeletedAt(policytest.T0.Add(-time.Second)).With(policytest.Failing(api.OperationStop, 1, 0)), observed: policytest.Present(policy.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: wantStopBy(29 * time.Second)},
@@ -483,6 +488,11 @@ func fencedOut() policy.Observed {
 
 // withoutUID removes the UID from the binding.
 func withoutUID(in *policy.Input) { in.VM.Binding.UID, in.VM.IsBound = "", false }
+
+// removing is a VM under deletion, whose server is being removed for some time.
+func removing(ago time.Duration) *policytest.Builder {
+	return policytest.ReportedVM().DeletedAt(policytest.T0.Add(-2 * ago)).With(policytest.WithOperation(api.OperationDelete, ago, ""))
+}
 
 // withoutBinding is a VM under deletion whose binding is lost.
 func withoutBinding() *policytest.Builder {

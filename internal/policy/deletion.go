@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -14,9 +15,11 @@ const (
 	// DeletionCheckPeriod is the time between two queries to all drivers, while one of
 	// them blocks a deletion.
 	DeletionCheckPeriod = 30 * time.Second
-	// removalPoll is the delay before a removal under way is checked again if no
+	// removalPoll is the delay before a removal under way is first checked again if no
 	// event reports its end.
 	removalPoll = time.Second
+	// removalTimeout is how long a removal may take before the deletion counts as blocked.
+	removalTimeout = 30 * time.Second
 )
 
 // decideDeletion stops the server, removes it, and removes the finalizer when it is
@@ -143,12 +146,33 @@ func waitForRemoval(in Input, d Decision) Decision {
 		d.Status.Reason = op.Reason
 		d.Status.Message = fmt.Sprintf("%s; next try at %s", op.LastError, d.WakeAt.UTC().Format(time.RFC3339))
 	case d.Action.Step == StepDelete && in.Done == d.Action.Operation, in.Observed.Server.State == StateRemoving:
-		d.Action.Step, d.WakeAt = StepNone, in.Now.Add(removalPoll)
-		if in.Observed.Server.State == StateStopping { // only its host can end it, which may be lost
-			d.WakeAt = in.Now.Add(DeletionCheckPeriod)
-		}
+		return planRemoval(in, d)
 	}
 	return d
+}
+
+// planRemoval waits for a removal that is under way. One that lasts is blocked by what the driver names, and is
+// checked ever less often: events report its end.
+func planRemoval(in Input, d Decision) Decision {
+	began := beganAt(in, d.Action.Operation)
+	d.Action.Step, d.WakeAt = StepNone, nextCheck(began, in.Now)
+	if in.Now.Before(began.Add(removalTimeout)) {
+		return d
+	}
+	d.NextTry, d.Status.Blocked, d.Status.Reason = d.WakeAt, true, api.ReasonDeletionHeld
+	d.Status.Message = fmt.Sprintf("%s; checked again at %s",
+		cmp.Or(in.Observed.Server.Progress, "the engine has yet to remove the server"), d.WakeAt.UTC().Format(time.RFC3339))
+	return d
+}
+
+// nextCheck returns the next of the instants at which a removal is checked: 1 s after it began, then after waits
+// that double. They depend on its begin alone, so a pass between two of them changes no status.
+func nextCheck(began, now time.Time) time.Time {
+	at, wait := began.Add(removalPoll), removalPoll
+	for ; !now.Before(at); wait = min(2*wait, maxBackoff) {
+		at = at.Add(wait)
+	}
+	return at
 }
 
 func planTermination(operation api.OperationType, reason, message string) Decision {

@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"cmp"
 	"time"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -19,7 +20,7 @@ func decidePower(in Input) Decision {
 	case StatePending:
 		return decidePending(in, power)
 	case StateRemoving:
-		return planWait(in, creatingOperation(in, power), api.ReasonTerminating, "waits for the server that is being removed")
+		return planWait(in, creatingOperation(in, power), api.ReasonTerminating, cmp.Or(in.Observed.Server.Progress, "waits for the server that is being removed"))
 	case StateStopping:
 		return decideStopping(in, power)
 	case StateUnknown:

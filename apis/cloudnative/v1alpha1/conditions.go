@@ -74,6 +74,9 @@ const (
 	ReasonFetching = "Fetching"
 	// ReasonTerminating means that the server is being removed.
 	ReasonTerminating = "Terminating"
+	// ReasonDeletionHeld means that the server is being removed, and that something outside of
+	// Drover, such as a finalizer or a node that does not answer, keeps a part of it.
+	ReasonDeletionHeld = "DeletionHeld"
 	// ReasonReleasing means that the server is being released (deletionPolicy Retain).
 	ReasonReleasing = "Releasing"
 	// ReasonProbeFailing means that the server runs and that its readiness probe fails.

@@ -52,6 +52,14 @@ var reasons = map[string]Advice{
 	api.ReasonUpdating:    {Need: Time, Means: "A change of the spec is being applied to the server."},
 	api.ReasonFetching:    {Need: Time, Means: "The image is being fetched. The message above has its progress."},
 	api.ReasonTerminating: {Need: Time, Means: "The server is being removed."},
+	api.ReasonDeletionHeld: {
+		Need: Attention, Means: "The server is being removed, and something outside of Drover keeps a part of it.",
+		Do: "It ends by itself once that lets go. The message above names what it is.",
+		ByDriver: map[string]string{
+			pod: "A finalizer belongs to another program, such as one that makes backups: let that finish, or remove its finalizer if the program is gone. " +
+				"If it is a node, bring that back. " + lostNode,
+		},
+	},
 	api.ReasonReleasing:   {Need: Time, Means: "The server is being released: it goes on running without a VM (deletionPolicy Retain)."},
 	api.ReasonRestarting: {
 		Need: Attention, Means: "The server is being restarted.",

@@ -543,6 +543,9 @@ func (k *kubelet) beginPod(ctx context.Context, p *corev1.Pod) error {
 	return err
 }
 
+// protection is the finalizer of a PVC that a pod may use.
+const protection = "kubernetes.io/pvc-protection"
+
 // syncClaims binds and grows claims, and removes the finalizers of those that are deleted and unused.
 func (k *kubelet) syncClaims(ctx context.Context) (errs []error) {
 	for _, known := range k.claims.GetStore().List() {
@@ -551,12 +554,13 @@ func (k *kubelet) syncClaims(ctx context.Context) (errs []error) {
 		var err error
 		wants, has := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage]
 		switch {
+		case c.DeletionTimestamp != nil && !slices.Contains(c.Finalizers, protection): // others hold it
 		case c.DeletionTimestamp != nil:
 			pod := strings.TrimSuffix(c.Name, "-"+c.Labels[objects.LabelVolume])
 			if _, err := k.w.kube.CoreV1().Pods(c.Namespace).Get(ctx, pod, metav1.GetOptions{}); err == nil {
 				continue // it uses the volume
 			}
-			c.Finalizers = nil
+			c.Finalizers = slices.DeleteFunc(c.Finalizers, func(f string) bool { return f == protection })
 			_, err = claims.Update(ctx, c, metav1.UpdateOptions{})
 		case wants.Cmp(has) != 0:
 			c.Status.Phase, c.Status.Capacity = corev1.ClaimBound, corev1.ResourceList{corev1.ResourceStorage: wants}

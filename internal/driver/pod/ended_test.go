@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -85,30 +86,53 @@ func TestMadeByALostPod(t *testing.T) {
 	}
 }
 
-// TestRejectionOfAPodThatRan checks that the rejection of a pod whose guest was seen to run has to last before
-// another pod is made: a kubelet that was restarted may not have ended the container yet.
-func TestRejectionOfAPodThatRan(t *testing.T) {
-	t.Parallel()
-	w, s := newServer(t)
-	s.SeenRun = s.reach(t, driver.StateRunning).Run
-	now := testingclock.NewFakeClock(s.d.Clock.Now())
-	s.d.Clock = now
-	w.kubelet.set(func(k *kubelet) {
+// rejectPod has the kubelet reject the pod of a server, as one that was restarted does before it ends the container.
+func (s *server) rejectPod(t *testing.T) {
+	t.Helper()
+	s.w.kubelet.set(func(k *kubelet) {
 		p := s.pod(t)
 		delete(k.stop, p.UID)
 		p.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "NodeAffinity", Message: "a label of the node has changed"}
-		assert.NoError(t, assert.ErrorOf(w.kube.CoreV1().Pods(s.Namespace).UpdateStatus(t.Context(), p, metav1.UpdateOptions{})))
+		assert.NoError(t, assert.ErrorOf(s.w.kube.CoreV1().Pods(s.Namespace).UpdateStatus(t.Context(), p, metav1.UpdateOptions{})))
 	})
-	for range 3 {
-		assert.ErrorIs(t, "just rejected", assert.ErrorOf(s.ensure(t)), driver.ErrRetry, "may have yet to end its container")
+}
+
+// rejectionDelay is how long a rejection has to last.
+const rejectionDelay = time.Minute
+
+// TestRejectedPods checks that the rejection of a pod has to last before it proves an end, for a start, a deletion
+// and a release alike, although nothing has recorded that the guest has run.
+func TestRejectedPods(t *testing.T) {
+	t.Parallel()
+	w := newIsolatedWorld(t)
+	for name, step := range map[string]func(s *server) error{
+		"start":   func(s *server) error { return assert.ErrorOf(s.ensure(t)) },
+		"delete":  func(s *server) error { return s.d.Delete(t.Context(), s.Target, false) },
+		"release": func(s *server) error { return s.d.ReleaseEnded(t.Context(), s.UID) },
+	} {
+		s := w.newServer(t, name)
+		first := s.reach(t, driver.StateRunning)
+		now := testingclock.NewFakeClock(s.d.Clock.Now())
+		s.d.reader.Clock = now
+		s.rejectPod(t)
+		for range 3 {
+			assert.NoError(t, step(s))
+			if held, err := s.holds(t); !held || err != nil || s.pod(t).UID != types.UID(first.Run) {
+				t.Errorf("%s: the pod that was just rejected is held: %t, %v", name, held, err)
+			}
+			if got := s.list(t); got.Exit != nil || name == "start" && !strings.Contains(got.Progress, "may have yet to end its container") {
+				t.Errorf("%s: the server is %+v", name, got)
+			}
+			now.Step(rejectionDelay / 4)
+		}
 		now.Step(rejectionDelay / 4)
-	}
-	if held, err := s.holds(t); !held || err != nil {
-		t.Errorf("the rejected pod is held: %t, %v", held, err)
-	}
-	now.Step(rejectionDelay / 4)
-	if got := s.reach(t, driver.StateRunning); got.Run == s.SeenRun {
-		t.Error("the run has not changed")
+		assert.Eventually(t, name+": the pod is released", func(testing.TB) error {
+			err := step(s)
+			if p, getErr := w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{}); getErr == nil && string(p.UID) == first.Run && len(p.Finalizers) > 0 {
+				err = fmt.Errorf("it has %v, %w", p.Finalizers, err)
+			}
+			return err
+		})
 	}
 }
 

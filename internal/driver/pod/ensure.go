@@ -268,31 +268,10 @@ func takenError(kind string, key types.NamespacedName) error {
 // VirtualMachine, and on the PVC. The pod object remains until its kubelet
 // has unmounted the volumes: Server.IsLeaving.
 func (c *convergence) removeEndedPod(ctx context.Context) error {
-	if err := c.checkRejection(); err != nil {
-		return err
-	}
 	if err := c.recordEnded(); err != nil {
 		return err
 	}
-	c.driver.rejectedSince.Delete(c.Pod.UID)
 	return c.forgetPod(ctx)
-}
-
-// rejectionDelay is how long a kubelet's rejection of a pod has to stand before it proves the end of a guest that
-// was seen to run. A kubelet that was restarted reports it before it ends the container.
-const rejectionDelay = time.Minute
-
-// checkRejection returns an error while a rejection is too new to prove that the pod has ended.
-func (c *convergence) checkRejection() error {
-	if c.spec.SeenRun != string(c.Pod.UID) || !instance.IsRejected(c.Pod) || c.isEndRecorded() || c.AssertedEnd() != nil {
-		return nil
-	}
-	now := c.driver.Clock.Now()
-	first, _ := c.driver.rejectedSince.LoadOrStore(c.Pod.UID, now)
-	if now.Sub(first) < rejectionDelay {
-		return driver.Errorf(driver.ErrRetry, "the kubelet of node %s rejects the pod %s, whose guest has run there, and may have yet to end its container: the next pod is made once that has lasted for %v", c.Pod.Spec.NodeName, c.Key, rejectionDelay)
-	}
-	return nil
 }
 
 // recordEnded has the status of the VirtualMachine record that the pod has ended.

@@ -5,7 +5,6 @@ package pod
 
 import (
 	"context"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -45,7 +44,7 @@ func (d *Driver) forgetMachines(found []*instance.Instance) {
 		}
 	}
 	d.secrets.DeleteFunc(func(pod types.UID, _ *corev1.Secret) bool { return !present[pod] })
-	d.rejectedSince.DeleteFunc(func(pod types.UID, _ time.Time) bool { return !present[pod] })
+	d.reader.ForgetRejections(func(pod types.UID) bool { return present[pod] })
 	d.machines.Forget(func(pod types.UID) bool { return present[pod] })
 }
 

@@ -4,6 +4,7 @@
 package pod
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -219,6 +220,33 @@ func TestReadsOfOne(t *testing.T) {
 	count.wantRequests(t, "a list of an ephemeral server", s.wantListed(t, 1), map[string]int{"GET pods": 1})
 	s.deleteAll(t)
 	count.wantRequests(t, "a list of one that is gone", s.wantListed(t, 0), map[string]int{"GET pods": 1, "LIST persistentvolumeclaims": 1})
+}
+
+// TestReadsOfUnknown checks that a refresh of a UID without a VirtualMachine costs no request, whether there are
+// objects of it or not, and that any other list of it is live: what that misses is gone.
+func TestReadsOfUnknown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	config, count := w.countRequests()
+	s := w.newEphemeral(t, "web")
+	s.watchAs(t, config)
+	s.reach(t, driver.StateRunning)
+	s.d.reader.Owner = func(types.UID) (driver.Owner, bool) { return driver.Owner{}, false }
+	live := map[string]int{"LIST pods": 1, "LIST persistentvolumeclaims": 1}
+	for uid, want := range map[types.UID]int{s.UID: 1, "made-up": 0} {
+		list := func(ctx context.Context) func() error {
+			return func() error {
+				all, err := s.d.List(ctx, uid)
+				if err == nil && len(all) != want {
+					err = fmt.Errorf("the list has %d servers, want %d", len(all), want)
+				}
+				return err
+			}
+		}
+		count.wantRequests(t, "a refresh", list(driver.ForRefresh(t.Context())), map[string]int{})
+		count.wantRequests(t, "a list", list(t.Context()), live)
+	}
+	s.deleteAll(t)
 }
 
 // TestReadsOfReleased checks that released pods are known from the informers, and that one is read live

@@ -102,8 +102,6 @@ type Driver struct {
 	// secrets are the Secrets that this process has made, by pod, since the record of one may fail. It
 	// is nil for a pod that is known to have one of another process.
 	secrets driver.SyncMap[types.UID, *corev1.Secret]
-	// rejectedSince is when the rejection of a pod, whose guest had run, was first seen.
-	rejectedSince driver.SyncMap[types.UID, time.Time]
 }
 
 var (

@@ -173,7 +173,7 @@ func (w *writer) recordEnd(ctx context.Context) error {
 
 // forgetPod removes a pod that has ended, or has its scheduling gate, after its end is recorded. It
 // checks the end again once the pod is being deleted, since no leader removes the gate then. A pod
-// that had a node exists until its kubelet has unmounted its volumes.
+// that had a node exists until its kubelet has unmounted its volumes, and any pod as long as others hold it.
 func (w *writer) forgetPod(ctx context.Context) error {
 	if w.Pod.DeletionTimestamp == nil || w.AssertedEnd() != nil {
 		if err := w.endPod(ctx, 0); err != nil || w.Pod == nil {
@@ -190,7 +190,7 @@ func (w *writer) forgetPod(ctx context.Context) error {
 	if objects.IgnoreNotFound(err) != nil {
 		return err
 	}
-	if grace := w.Pod.DeletionGracePeriodSeconds; err != nil || grace == nil || *grace == 0 {
+	if grace := w.Pod.DeletionGracePeriodSeconds; err != nil || (grace == nil || *grace == 0) && !instance.IsHeld(w.Pod) {
 		w.Pod = nil
 	}
 	return nil

@@ -96,7 +96,7 @@ func (i *Instance) End() *driver.Exit {
 	if i.Pod == nil {
 		return nil
 	}
-	if exit := ProvenEnd(i.Pod); exit != nil {
+	if exit := ProvenEnd(i.Pod); exit != nil && !i.isJustRejected() {
 		return exit
 	}
 	if exit := i.AssertedEnd(); exit != nil {

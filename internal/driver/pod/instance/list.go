@@ -20,7 +20,9 @@ import (
 // List returns the instances that have objects: all, or those of UIDs. It finds live whether there is
 // one of a single UID, and reads others from the informers of an open watch, once these have all that
 // this process has read and written before; the first list of all is live, and then one every
-// liveListPeriod.
+// liveListPeriod. A refresh finds a single UID in the informers, too, unless it is that of a known
+// VirtualMachine: anybody's pods may name any number of others, and each live list is of the whole cluster.
+// By the name of a known one, a live read is a single request, and waits for no informer.
 // Objects that claim the UID of a VirtualMachine under another name than its own are left out.
 func (r *Reader) List(ctx context.Context, uids ...types.UID) ([]*Instance, error) {
 	if len(uids) == 1 {
@@ -59,7 +61,7 @@ func (r *Reader) listByLabels(ctx context.Context, uids ...types.UID) ([]*Instan
 
 // listObjects returns the objects of servers from the informers, or live if those are behind.
 func (r *Reader) listObjects(ctx context.Context, uids []types.UID) ([]*corev1.Pod, []*corev1.PersistentVolumeClaim, error) {
-	if isAll := len(uids) == 0; len(uids) > 1 || isAll && !r.isLiveListDue() {
+	if isAll := len(uids) == 0; len(uids) > 1 || isAll && !r.isLiveListDue() || driver.IsRefresh(ctx) {
 		if fresh := r.freshInformers(ctx); fresh != nil {
 			return byUID[*corev1.Pod](fresh.Pods, uids), byUID[*corev1.PersistentVolumeClaim](fresh.Claims, uids), nil
 		}

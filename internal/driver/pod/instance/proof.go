@@ -37,7 +37,7 @@ type endRecord struct {
 //
 // What proves it: a pod that is being deleted and never had a node, since the scheduler binds no
 // such pod; the kubelet's report that every container has terminated, of which none starts again
-// under restartPolicy Never; the kubelet's refusal to run the pod at all. The phase alone proves
+// under restartPolicy Never; the kubelet's refusal to run the pod at all, once it has lasted (End). The phase alone proves
 // nothing about a machine that was started, since controllers write it for nodes that do not answer,
 // nor does a node that is not ready or gone, nor a state that the kubelet inferred: lost.go.
 func ProvenEnd(pod *corev1.Pod) *driver.Exit {
@@ -62,6 +62,26 @@ func IsRejected(pod *corev1.Pod) bool {
 	}
 	reason := disruptionReason(pod)
 	return reason == "" || reason == corev1.PodReasonTerminationByKubelet
+}
+
+// rejectionDelay is how long a kubelet's rejection of a pod has to stand before it proves an end. A kubelet that was
+// restarted rejects a pod whose container runs before it ends that, and nothing on the pod tells whether it had run.
+const rejectionDelay = time.Minute
+
+// isJustRejected reports whether the pod was rejected, by this process's clock, too short a time ago for that to
+// prove its end.
+func (i *Instance) isJustRejected() bool {
+	if !IsRejected(i.Pod) || i.IsEndRecorded() {
+		return false
+	}
+	now := i.reader.Clock.Now()
+	first, _ := i.reader.rejectedSince.LoadOrStore(i.Pod.UID, now)
+	return now.Sub(first) < rejectionDelay
+}
+
+// ForgetRejections forgets the rejections of other pods than these.
+func (r *Reader) ForgetRejections(isPresent func(pod types.UID) bool) {
+	r.rejectedSince.DeleteFunc(func(pod types.UID, _ time.Time) bool { return !isPresent(pod) })
 }
 
 // disruptionReason returns the reason of a pod's condition DisruptionTarget, "" if it is not set.

@@ -57,6 +57,8 @@ type Reader struct {
 	// lacking are the servers of which the last complete list found no PodDisruptionBudget as it
 	// should be, and none was ensured since.
 	lacking driver.SyncMap[types.UID, bool]
+	// rejectedSince is when the kubelet's rejection of a pod was first seen.
+	rejectedSince driver.SyncMap[types.UID, time.Time]
 }
 
 // New returns the instance of a spec, of which nothing was read yet.

@@ -32,13 +32,15 @@ func (i *Instance) Server() driver.Server {
 	case i.Pod == nil:
 		last := endOf(i.Root)
 		s.Run, s.Exit, s.Disruption = string(last.Pod), last.Exit, last.Disruption
+	case i.IsGated() && i.IsLeaving():
+		i.describeLeaving(&s)
 	case i.IsGated():
 		s.NeedsEnsure = i.Pod.DeletionTimestamp != nil // its finalizer is to be removed
 	default:
 		i.describeRun(&s)
 	}
 	if i.isBeingRemoved() {
-		s.State = driver.StateRemoving
+		s.State, s.Progress = driver.StateRemoving, i.heldText()
 	}
 	return s
 }
@@ -65,14 +67,10 @@ func (i *Instance) describeRun(s *driver.Server) {
 	s.ImageID, s.Note = i.imageID(kept), describeTags(kept.Images)
 	s.StartedAt = startOf(p)
 	switch exit := i.End(); {
-	case exit != nil && i.IsLeaving() && i.Root == nil:
-		s.State = driver.StateRemoving
+	case exit != nil && i.IsLeaving():
+		i.describeLeaving(s)
 	case exit != nil:
-		s.State, s.Exit, s.IsLeaving = driver.StateStopped, exit, i.IsLeaving()
-		s.NeedsEnsure = p.DeletionTimestamp != nil && (!s.IsLeaving || i.AssertedEnd() != nil)
-		if s.IsLeaving {
-			s.Progress = fmt.Sprintf("the pod %s has ended, and its kubelet has yet to remove it: the next one is made after that", i.Key)
-		}
+		s.State, s.Exit, s.NeedsEnsure = driver.StateStopped, exit, p.DeletionTimestamp != nil
 	case hasLostMachine(p):
 		s.State, s.Err = driver.StateUnknown, errors.New(i.Lost())
 	case p.DeletionTimestamp != nil:
@@ -93,6 +91,17 @@ func (i *Instance) describeRun(s *driver.Server) {
 	if _, differs := i.RefusesAssertion(); differs {
 		s.NeedsEnsure = true
 	}
+}
+
+// describeLeaving describes a pod whose end is recorded, and that is not gone yet. Of an ephemeral server nothing
+// else is left.
+func (i *Instance) describeLeaving(s *driver.Server) {
+	if i.Root == nil {
+		s.State, s.Progress = driver.StateRemoving, i.heldText()
+		return
+	}
+	s.State, s.IsLeaving, s.NeedsEnsure = driver.StateStopped, true, i.AssertedEnd() != nil
+	s.Exit, s.Progress = i.End(), i.heldText()+": the next one is made after that"
 }
 
 // exitOfMachine returns the end of the machine's container, nil if it has not ended.
@@ -263,8 +272,12 @@ func (i *Instance) startingText() string {
 	if lost := i.lostNode(); lost != nil {
 		return lost.Error()
 	}
-	if IsRunning(p) {
+	switch {
+	case IsRunning(p):
 		return i.diskText()
+	case IsRejected(p):
+		return truncateText(fmt.Sprintf("the kubelet of node %s rejects the pod, and may have yet to end its container: the next one is made once that has lasted for %v: %s: %s",
+			p.Spec.NodeName, rejectionDelay, p.Status.Reason, p.Status.Message))
 	}
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
