@@ -54,9 +54,18 @@ func hasEndedUnasked(in Input) bool {
 // wasEndedByOthers reports whether the host, or someone who drains it, has ended the run, and not the guest. A
 // disruption after a reported end, such as the drain of a pod that had failed, does not count.
 func wasEndedByOthers(in Input) bool {
-	server, known, operation := in.Observed.Server, in.VM.Status.Server, in.VM.Status.Operation.Type
-	isSettled := known.State == StateStopped && !HasRestarted(in.VM.Status.StartTime, server.StartedAt) && operation != api.OperationStart
-	return server.Exit.ByHost || IsStoppedByDrover(in.VM.Status, server.Run) || server.Disruption != "" && server.Exit.Code != 0 && !isSettled
+	server := in.Observed.Server
+	return server.Exit.ByHost || IsStoppedByDrover(in.VM.Status, server.Run) || server.Disruption != "" && server.Exit.Code != 0 && !hasReportedEnd(in)
+}
+
+// hasReportedEnd reports whether the status has the end of the run: that it is over, or that its guest had ended by
+// itself while other parts of the server had not. While others end a run, the operation is Stop.
+func hasReportedEnd(in Input) bool {
+	known, operation := in.VM.Status.Server, in.VM.Status.Operation.Type
+	if HasRestarted(in.VM.Status.StartTime, in.Observed.Server.StartedAt) || operation == api.OperationStart {
+		return false
+	}
+	return known.State == StateStopped || known.State == StateStopping && operation != api.OperationStop && operation != api.OperationRestart
 }
 
 // hasNeverRun reports whether no guest has run in the run that is over. A host that is back after a crash may

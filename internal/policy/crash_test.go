@@ -105,13 +105,20 @@ func TestRunsEndedByOthers(t *testing.T) {
 		want     string
 		runs     int32
 	}{
-		"the first":                       {killed, func(*policy.Input) {}, "ensure On Start => Creating Restarting", 1},
-		"the first, whose stop was seen":  {killed, stopping, "ensure On Start => Creating Restarting", 1},
-		"the sixth":                       {killed, looping, "wait Start => Failed Restarting", 6},
-		"the sixth, by its host":          {byHost, looping, "wait Start => Failed Restarting", 6},
-		"the sixth, which waits":          {killed, func(in *policy.Input) { looping(in); reported(in) }, "wait Start => Failed Restarting", 6},
-		"a guest that was done":           {done, looping, "wait => Stopped Completed ready", 0},
-		"a failed guest, drained later":   {killed, reported, "wait => Failed Exited", 0},
+		"the first":                      {killed, func(*policy.Input) {}, "ensure On Start => Creating Restarting", 1},
+		"the first, whose stop was seen": {killed, stopping, "ensure On Start => Creating Restarting", 1},
+		"the sixth":                      {killed, looping, "wait Start => Failed Restarting", 6},
+		"the sixth, by its host":         {byHost, looping, "wait Start => Failed Restarting", 6},
+		"the sixth, which waits":         {killed, func(in *policy.Input) { looping(in); reported(in) }, "wait Start => Failed Restarting", 6},
+		"a guest that was done":          {done, looping, "wait => Stopped Completed ready", 0},
+		"a failed guest, drained later":  {killed, reported, "wait => Failed Exited", 0},
+		"a failed guest, whose sidecar was drained": {killed, func(in *policy.Input) {
+			in.VM.Status.Server = policy.ServerStatus{ID: "id-1", State: policy.StateStopping, Run: "run-6"}
+		}, "wait => Failed Exited", 0},
+		"a guest that was seen to be drained": {killed, func(in *policy.Input) {
+			stopping(in)
+			in.VM.Status.Server = policy.ServerStatus{ID: "id-1", State: policy.StateStopping, Run: "run-6"}
+		}, "ensure On Start => Creating Restarting", 1},
 		"one that Drover stopped before":  {killed, func(in *policy.Input) { in.VM.Status.Server.StoppedRun = "run-6" }, "ensure On Start => Creating Starting", 0},
 		"one that Drover stopped as well": {policytest.ChangeServer(killed, func(s *policy.Server) { s.Disruption = "" }), stopping, "ensure On Start => Creating Starting", 0},
 	} {
@@ -163,20 +170,26 @@ func TestGuestThatEndedFirst(t *testing.T) {
 	observed.Server.Exit = policy.Exit{HasEnded: true, Code: 1}
 	_, crashing := policytest.ShortRun(1, 2, 0)
 	nothing := func(*policy.Input) {}
+	drained := policytest.ChangeServer(observed, func(s *policy.Server) { s.Disruption = "the pod was evicted" })
+	reported := policytest.WithServer("id-1", policy.StateStopping)
 	for name, tc := range map[string]struct {
-		spec   policy.Spec
-		status func(*policy.Input)
-		want   string
+		spec     policy.Spec
+		status   func(*policy.Input)
+		want     string
+		observed policy.Observed
 	}{
-		"to be restarted": {policy.Spec{RestartedAt: policytest.T0}, nothing, "ensure Off Stop => Active Stopping"},
-		"by itself":       {policy.Spec{}, nothing, "wait => Active Stopping"},
-		"again":           {policy.Spec{}, crashing, "wait Start => Active Stopping"},
-		"stopped by then": {policy.Spec{Action: api.ActionStopped}, nothing, "ensure Off Stop => Active Stopping"},
-		"on request":      {policy.Spec{}, policytest.WithOperation(api.OperationStop, 0, ""), "ensure Off Stop => Active Stopping"},
+		"drained later":        {policy.Spec{}, reported, "wait => Active Stopping", drained},
+		"drained, and ended":   {policy.Spec{}, nothing, "wait Stop => Active Stopping", drained},
+		"drained while it ran": {policy.Spec{}, policytest.WithServer("id-1", policy.StateRunning), "wait Stop => Active Stopping", drained},
+		"to be restarted":      {policy.Spec{RestartedAt: policytest.T0}, nothing, "ensure Off Stop => Active Stopping", observed},
+		"by itself":            {policy.Spec{}, nothing, "wait => Active Stopping", observed},
+		"again":                {policy.Spec{}, crashing, "wait Start => Active Stopping", observed},
+		"stopped by then":      {policy.Spec{Action: api.ActionStopped}, nothing, "ensure Off Stop => Active Stopping", observed},
+		"on request":           {policy.Spec{}, policytest.WithOperation(api.OperationStop, 0, ""), "ensure Off Stop => Active Stopping", observed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			vm := policytest.ReportedVM().With(tc.status).Action(tc.spec.Action).RestartedAt(tc.spec.RestartedAt)
-			if got := summaryOf(policy.Decide(vm.Observing(observed))); got != tc.want {
+			if got := summaryOf(policy.Decide(vm.Observing(tc.observed))); got != tc.want {
 				t.Errorf("got %s, want %s", got, tc.want)
 			}
 		})

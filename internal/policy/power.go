@@ -110,7 +110,7 @@ func decideStopping(in Input, power Power) Decision {
 	switch op := in.VM.Status.Operation; {
 	case op.Type == api.OperationRestart:
 		operation, end = api.OperationRestart, op.Run
-	case in.Observed.Server.Exit.HasEnded && power != PowerOff && !isRestartWanted(in) && op.Type != api.OperationStop:
+	case hasGuestEnded(in) && power != PowerOff && !isRestartWanted(in) && op.Type != api.OperationStop:
 		return planEndedGuest(in, power)
 	default:
 		power = PowerOff
@@ -128,6 +128,13 @@ func decideStopping(in Input, power Power) Decision {
 		d.Action.Step, d.WakeAt = StepNone, wait
 	}
 	return d
+}
+
+// hasGuestEnded reports whether the guest of a server that stops has ended by itself. Of one that others end, only
+// what was reported before tells.
+func hasGuestEnded(in Input) bool {
+	server := in.Observed.Server
+	return server.Exit.HasEnded && (server.Disruption == "" || hasReportedEnd(in))
 }
 
 // planEndedGuest waits for the other parts of a server whose guest has ended by itself.
