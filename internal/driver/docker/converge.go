@@ -303,7 +303,7 @@ func (i *instance) checkMemoryInUse(ctx context.Context, limit int64) error {
 		return i.ignoreStateConflict(err)
 	}
 	if used := memoryInUse(stats.MemoryStats); used > limit {
-		return driver.Errorf(driver.ErrRetry, "spec.resource.memory: %s is less than the %s in use: stop the server to shrink it, or free memory in it", driver.FormatBytes(limit), driver.FormatMegabytes(used))
+		return driver.Errorf(driver.ErrRetry, "spec.resource.memory: %s is less than the %s in use: stop the server to shrink it, or free memory in it", kit.FormatBytes(limit), kit.FormatMegabytes(used))
 	}
 	return nil
 }

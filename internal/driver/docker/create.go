@@ -53,7 +53,7 @@ func (d *Driver) checkCapacity(ctx context.Context, spec driver.ServerSpec) erro
 	case spec.CPUMilli > int64(host.CPUs)*1000:
 		return driver.Errorf(driver.ErrExhausted, "spec.resource.cpu: %s needed, the Docker host has %d", formatCPU(spec.CPUMilli), host.CPUs)
 	case host.Memory > 0 && spec.MemoryBytes > host.Memory:
-		return driver.Errorf(driver.ErrExhausted, "spec.resource.memory: %s needed, the Docker host has %s", driver.FormatBytes(spec.MemoryBytes), driver.FormatMegabytes(host.Memory))
+		return driver.Errorf(driver.ErrExhausted, "spec.resource.memory: %s needed, the Docker host has %s", kit.FormatBytes(spec.MemoryBytes), kit.FormatMegabytes(host.Memory))
 	}
 	return nil
 }

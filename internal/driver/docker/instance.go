@@ -313,7 +313,7 @@ func (i *instance) rootDiskNote() string {
 	if size <= 0 {
 		return ""
 	}
-	return "rootDisk " + driver.FormatBytes(size) + " is not enforced: most Docker storage drivers cannot limit it"
+	return "rootDisk " + kit.FormatBytes(size) + " is not enforced: most Docker storage drivers cannot limit it"
 }
 
 // goneError is the error for a container that disappeared during a call.

@@ -206,7 +206,7 @@ func TestMemoryInUse(t *testing.T) {
 func TestFormats(t *testing.T) {
 	t.Parallel()
 	for bytes, want := range map[int64]string{40e9: "40G", 40 << 30: "40Gi", 4e9: "4G", 64 << 40: "64Ti", 512 << 20: "512Mi", 500e6: "500M", 6 << 20: "6Mi"} {
-		if got := driver.FormatBytes(bytes); got != want {
+		if got := kit.FormatBytes(bytes); got != want {
 			t.Errorf("%d bytes: got %s, want %s", bytes, got, want)
 		}
 	}
@@ -307,7 +307,7 @@ func TestExplainStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			err := explainStart(spec, "img", errors.New(c.err))
 			wantError(t, err, c.kind, c.reason, c.want)
-			if isRaw := strings.Contains(err.Error(), c.err); isRaw != (c.kind != driver.ErrInvalid) {
+			if isRaw := strings.Contains(err.Error(), c.err); isRaw == errors.Is(c.kind, driver.ErrInvalid) {
 				t.Errorf("the engine's own text is in it: %v: %v", isRaw, err)
 			}
 		})

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 )
@@ -61,7 +62,7 @@ func checkSizes(spec driver.ServerSpec) error {
 	case spec.CPUMilli > maxCPUs*1000:
 		return driver.Errorf(driver.ErrInvalid, "spec.resource.cpu is %dm: it must be at most %d", spec.CPUMilli, maxCPUs)
 	case spec.MemoryBytes > maxMemory:
-		return driver.Errorf(driver.ErrInvalid, "spec.resource.memory is %s: it must be at most %s", driver.FormatBytes(spec.MemoryBytes), driver.FormatBytes(maxMemory))
+		return driver.Errorf(driver.ErrInvalid, "spec.resource.memory is %s: it must be at most %s", kit.FormatBytes(spec.MemoryBytes), kit.FormatBytes(maxMemory))
 	}
 	return nil
 }
@@ -86,15 +87,15 @@ func checkHostIP(i int, text string) error {
 func checkDisks(inst *instance.Instance, spec driver.ServerSpec) error {
 	const grows = "it may only grow, and the server has"
 	if spec.RootDiskBytes != 0 && spec.RootDiskBytes < inst.Root.Size {
-		return driver.Errorf(driver.ErrInvalid, "spec.resource.rootDisk is %s: %s %s", driver.FormatBytes(spec.RootDiskBytes), grows, driver.FormatBytes(inst.Root.Size))
+		return driver.Errorf(driver.ErrInvalid, "spec.resource.rootDisk is %s: %s %s", kit.FormatBytes(spec.RootDiskBytes), grows, kit.FormatBytes(inst.Root.Size))
 	}
 	for i, v := range spec.Volumes {
 		switch have := inst.Volumes[v.Name].Size; {
 		case v.SizeBytes < have:
-			return driver.Errorf(driver.ErrInvalid, "spec.volumes[%d].size (%s) is %s: %s %s", i, v.Name, driver.FormatBytes(v.SizeBytes), grows, driver.FormatBytes(have))
+			return driver.Errorf(driver.ErrInvalid, "spec.volumes[%d].size (%s) is %s: %s %s", i, v.Name, kit.FormatBytes(v.SizeBytes), grows, kit.FormatBytes(have))
 		case have > 0 && v.SizeBytes > have && v.ReadOnly:
 			return driver.Errorf(driver.ErrUnsupported, "spec.volumes[%d].size (%s) is %s: what is readOnly cannot grow, and the server has %s: leave readOnly out until it has grown",
-				i, v.Name, driver.FormatBytes(v.SizeBytes), driver.FormatBytes(have))
+				i, v.Name, kit.FormatBytes(v.SizeBytes), kit.FormatBytes(have))
 		}
 	}
 	return nil

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
@@ -117,11 +118,11 @@ func TestReserveIsKept(t *testing.T) {
 	o.ReserveMemory = fmt.Sprint(figures["MemTotal"])
 	d := openWith(t, o)
 	spec := e.spec()
-	refuses(t, d, spec, driver.ErrExhausted, "spec.resource.memory: needed", driver.FormatBytes(memory.OverheadTCG)+" for QEMU itself", "on the host (besides "+driver.FormatMegabytes(int64(figures["MemTotal"]))+" that --qemu-reserve-memory keeps)")
+	refuses(t, d, spec, driver.ErrExhausted, "spec.resource.memory: needed", kit.FormatBytes(memory.OverheadTCG)+" for QEMU itself", "on the host (besides "+kit.FormatMegabytes(int64(figures["MemTotal"]))+" that --qemu-reserve-memory keeps)")
 
 	d.ReservedOf = func(int64) int64 { return 0 }
 	d.FindGroupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG - 1, nil }
-	refuses(t, d, spec, driver.ErrExhausted, "available "+driver.FormatMegabytes(spec.MemoryBytes+memory.OverheadTCG-1)+" below the memory limit of /some/group", "below the memory limit of /some/group")
+	refuses(t, d, spec, driver.ErrExhausted, "available "+kit.FormatMegabytes(spec.MemoryBytes+memory.OverheadTCG-1)+" below the memory limit of /some/group", "below the memory limit of /some/group")
 	d.FindGroupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG, nil }
 	reach(t, d, spec, driver.StateRunning)
 }

@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/machine/launch"
@@ -70,7 +71,7 @@ func (d *Store) Make(path string, o Order) (Disk, error) {
 func (d *Store) FindImage(o Order) (BaseImage, error) {
 	i, err := d.describeImage(o.ImageField, o.Image)
 	if err == nil && o.Size != 0 && o.Size < i.Size {
-		err = driver.Errorf(driver.ErrInvalid, "spec.%s is %s: the image %s needs %s", o.SizeField, driver.FormatBytes(o.Size), image.Redact(i.Source), driver.FormatBytes(i.Size))
+		err = driver.Errorf(driver.ErrInvalid, "spec.%s is %s: the image %s needs %s", o.SizeField, kit.FormatBytes(o.Size), image.Redact(i.Source), kit.FormatBytes(i.Size))
 	}
 	return i, err
 }
@@ -132,5 +133,5 @@ func (d *Store) CheckSize(field string, size int64) error {
 	if err != nil || size/maxOvercommit <= holds.Total {
 		return nil //nolint:nilerr // as said
 	}
-	return driver.Errorf(driver.ErrExhausted, "spec.%s: needed %s, and the host's file system holds %s: a disk may have at most %d times that", field, driver.FormatBytes(size), driver.FormatMegabytes(holds.Total), maxOvercommit)
+	return driver.Errorf(driver.ErrExhausted, "spec.%s: needed %s, and the host's file system holds %s: a disk may have at most %d times that", field, kit.FormatBytes(size), kit.FormatMegabytes(holds.Total), maxOvercommit)
 }

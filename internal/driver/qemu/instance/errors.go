@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/memory"
@@ -40,7 +41,7 @@ var machineErrors = []struct {
 func ContractError(err error) error {
 	if shortage, ok := errors.AsType[*memory.ShortageError](err); ok {
 		return driver.Errorf(driver.ErrExhausted, "spec.resource.memory: needed %s and %s for QEMU itself, available %s %s, of which %s are promised to other machines",
-			driver.FormatBytes(shortage.Guest), driver.FormatBytes(shortage.Overhead), driver.FormatMegabytes(shortage.Available), shortage.Where, driver.FormatMegabytes(shortage.Promised))
+			kit.FormatBytes(shortage.Guest), kit.FormatBytes(shortage.Overhead), kit.FormatMegabytes(shortage.Available), shortage.Where, kit.FormatMegabytes(shortage.Promised))
 	}
 	if errors.Is(err, launch.ErrUserIDsExhausted) {
 		return driver.Errorf(driver.ErrExhausted, "%w by --qemu-uid-range", err)

@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/machine/memory"
 	"cloudnative.tw/drover/internal/machine/proc"
 )
@@ -37,7 +38,7 @@ func (h *Host) FindRoom() (memory.Room, error) {
 		return memory.Room{}, err
 	}
 	kept := h.ReservedOf(host["MemTotal"])
-	have := memory.Room{Available: host["MemAvailable"] - kept, Reserve: kept, Where: fmt.Sprintf("on the host (besides %s that --qemu-reserve-memory keeps)", driver.FormatMegabytes(kept))}
+	have := memory.Room{Available: host["MemAvailable"] - kept, Reserve: kept, Where: fmt.Sprintf("on the host (besides %s that --qemu-reserve-memory keeps)", kit.FormatMegabytes(kept))}
 	if group, free, err := h.FindGroupMemory(); err == nil && free < have.Available {
 		have.Available, have.Reserve, have.Where = free, 0, "below the memory limit of "+group
 	}
