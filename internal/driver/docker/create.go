@@ -66,7 +66,7 @@ func (d *Driver) createInstance(ctx context.Context, spec driver.ServerSpec) (*i
 	}
 	image, name := d.imageReference(spec), containerName(spec)
 	options := d.createOptions(spec, name, image)
-	options.HostConfig.LogConfig = d.logConfig(host.LogDriver)
+	options.HostConfig.LogConfig = limitedLog(host.LogDriver, d.logSize, d.LogFiles)
 	var id string
 	err = d.engine.Change(ctx, "create container "+name, func(ctx context.Context, c *client.Client) error {
 		res, err := c.ContainerCreate(ctx, options)
@@ -174,14 +174,14 @@ func (d *Driver) createOptions(spec driver.ServerSpec, name, image string) clien
 	}
 }
 
-// logConfig limits the log of a container where the engine's log driver keeps it in files. Any
+// limitedLog limits the log of a container where the engine's log driver keeps it in files. Any
 // other driver refuses these options, and the engine bounds what it keeps beside one itself.
-func (d *Driver) logConfig(logDriver string) container.LogConfig {
-	if d.logSize == 0 || logDriver != "json-file" && logDriver != "local" {
+func limitedLog(logDriver string, size int64, files int) container.LogConfig {
+	if size == 0 || logDriver != "json-file" && logDriver != "local" {
 		return container.LogConfig{}
 	}
 	return container.LogConfig{Type: logDriver, Config: map[string]string{
-		"max-size": strconv.FormatInt(d.logSize, 10), "max-file": strconv.Itoa(d.LogFiles),
+		"max-size": strconv.FormatInt(size, 10), "max-file": strconv.Itoa(files),
 	}}
 }
 

@@ -321,7 +321,7 @@ func TestLimits(t *testing.T) {
 	o.ClusterID = "c"
 	d := newDriver(t, o)
 	for logDriver, wants := range map[string]bool{"json-file": true, "local": true, "journald": false, "none": false, "": false} {
-		c := d.logConfig(logDriver)
+		c := limitedLog(logDriver, d.logSize, d.LogFiles)
 		if wants && (c.Type != logDriver || c.Config["max-size"] != "10485760" || c.Config["max-file"] != "5") || !wants && (c.Type != "" || c.Config != nil) {
 			t.Errorf("with the log driver %q of the engine it is %+v", logDriver, c)
 		}
@@ -331,7 +331,7 @@ func TestLimits(t *testing.T) {
 	}
 	o.PIDs, o.LogSize = 0, ""
 	d = newDriver(t, o)
-	if limit, c := d.createOptions(driver.ServerSpec{}, "", "").HostConfig.PidsLimit, d.logConfig("json-file"); limit != nil || c.Config != nil {
+	if limit, c := d.createOptions(driver.ServerSpec{}, "", "").HostConfig.PidsLimit, limitedLog("json-file", d.logSize, d.LogFiles); limit != nil || c.Config != nil {
 		t.Errorf("without limits they are %v and %+v", *limit, c)
 	}
 	for want, o := range map[string]Options{
