@@ -105,6 +105,7 @@ func runDescribed(ctx context.Context, o options, signals <-chan os.Signal, log 
 	finished, err := r.runMachine(ctx, signals)
 	if err != nil {
 		finished = end{Reason: endNotStarted, Message: err.Error()}
+		finished.TooLarge, _ = errors.AsType[*imageSizeError](err)
 	}
 	r.observed.set(func(o *observed) { finished.StopRequested, finished.Disks = o.isStopping, o.disks })
 	return finished, r.output

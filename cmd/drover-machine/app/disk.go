@@ -145,7 +145,7 @@ func openOverlay(d *description.Disk, files *launch.Files) (*launch.Drive, error
 		disk, err := diskimage.OpenDisk(path, false)
 		return &launch.Drive{FD: files.Add(disk)}, err
 	}
-	image, info, err := openImage(d.Image)
+	image, info, err := openImage(d)
 	if err != nil {
 		return nil, err
 	}
@@ -207,6 +207,9 @@ func (r *run) prepareVolumes(ctx context.Context, files *launch.Files) ([]launch
 			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
 		}
 		drive, err := r.ensureDisk(ctx, folder, &v.Disk, cmp.Or(made, &record{}), v.ReadOnly, files)
+		if tooLarge, ok := errors.AsType[*imageSizeError](err); ok {
+			tooLarge.Volume = v.Name
+		}
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
 		}

@@ -125,6 +125,10 @@ func TestVolumeNotMade(t *testing.T) {
 	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
 		t.Errorf("it has left %v, %v", left, err)
 	}
+	h.described.Volumes[0].Image, h.described.Volumes[0].SizeBytes = h.image, 512
+	if got := h.wantNotStarted(t, "and this one has 512").readEnd(t).TooLarge; got == nil || got.Volume != "data" || got.Bytes <= 512 {
+		t.Errorf("of an image that is larger than its disk it says %+v", got)
+	}
 	assert.NoError(t, os.MkdirAll(filepath.Join(folder, volumeName), 0o700))
 	h.wantNotStarted(t, "volume data: the record of the disk cannot be read: repair "+filepath.Join(folder, volumeName))
 }

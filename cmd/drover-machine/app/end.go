@@ -43,6 +43,8 @@ type end struct {
 	StopRequested bool `json:"stopRequested,omitempty"`
 	// Disks are those that were there, or were made: a guest that has not run may have none.
 	Disks disks `json:"disks,omitzero"`
+	// TooLarge is set if an image is larger than its disk may be, which no later try changes.
+	TooLarge *imageSizeError `json:"tooLarge,omitempty"`
 }
 
 // disks are disks of a machine.

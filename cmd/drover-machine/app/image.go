@@ -5,6 +5,7 @@ package app
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -73,14 +74,37 @@ func (r *run) copyImage(ctx context.Context, d *description.Disk, out *os.File) 
 	if description.IsURL(d.Image) {
 		copyFrom = r.fetchImage
 	}
-	if err := copyFrom(ctx, d.Image, out, hash); err != nil {
+	if err := copyFrom(ctx, d, out, hash); err != nil {
 		return "", err
 	}
 	if sum := "sha256:" + hex.EncodeToString(hash.Sum(nil)); d.Checksum != "" && sum != d.Checksum {
 		return "", fmt.Errorf("its checksum is %s, and %s was asked for", sum, d.Checksum)
 	}
 	info, err := probeImage(out)
-	return info.Format, err
+	return info.Format, cmp.Or(err, checkSize(d, info))
+}
+
+// imageSizeError is of an image that is larger than its disk may be.
+type imageSizeError struct {
+	// Volume is empty for the root disk.
+	Volume string `json:"volume,omitempty"`
+	// Bytes is the size of the image's disk.
+	Bytes int64 `json:"bytes"`
+
+	allowed int64
+}
+
+// Error implements error.
+func (e *imageSizeError) Error() string {
+	return fmt.Sprintf("the image needs a disk of %d bytes, and this one has %d", e.Bytes, e.allowed)
+}
+
+// checkSize refuses an image that is larger than its disk is to be.
+func checkSize(d *description.Disk, info diskimage.Info) error {
+	if allowed := cmp.Or(d.SizeBytes, d.MaxBytes); allowed != 0 && info.Size > allowed {
+		return &imageSizeError{Bytes: info.Size, allowed: allowed}
+	}
+	return nil
 }
 
 // findImage returns the file of an image: the only one, if the path is a folder, as in container
@@ -111,15 +135,15 @@ func openFile(path string) (*os.File, error) {
 	return f, nil
 }
 
-// openImage opens an image and determines what it is.
-func openImage(path string) (*os.File, diskimage.Info, error) {
-	f, err := openFile(path)
+// openImage opens the image of a disk and determines what it is.
+func openImage(d *description.Disk) (*os.File, diskimage.Info, error) {
+	f, err := openFile(d.Image)
 	if err != nil {
 		return nil, diskimage.Info{}, err
 	}
 	info, err := probeImage(f)
-	if err != nil {
-		return nil, info, errors.Join(fmt.Errorf("image %s: %w", path, err), f.Close())
+	if err = cmp.Or(err, checkSize(d, info)); err != nil {
+		return nil, info, errors.Join(fmt.Errorf("image %s: %w", d.Image, err), f.Close())
 	}
 	return f, info, nil
 }
@@ -132,13 +156,20 @@ func probeImage(f *os.File) (diskimage.Info, error) {
 	return diskimage.Probe(f, stat.Size())
 }
 
-// copyFile copies an image that is a file.
-func (r *run) copyFile(ctx context.Context, from string, out *os.File, hash io.Writer) error {
-	image, err := openFile(from)
+// copyFile copies an image that is a file. One that its disk has no room for is not copied, unless its checksum
+// has to be compared before anything in it is read.
+func (r *run) copyFile(ctx context.Context, d *description.Disk, out *os.File, hash io.Writer) error {
+	image, err := openFile(d.Image)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = image.Close() }()
+	if d.Checksum == "" {
+		info, err := probeImage(image)
+		if err = cmp.Or(err, checkSize(d, info)); err != nil {
+			return err
+		}
+	}
 	stat, err := image.Stat()
 	if err != nil {
 		return err
@@ -155,12 +186,12 @@ func (r *run) copyFile(ctx context.Context, from string, out *os.File, hash io.W
 var anyHost = []string{"0.0.0.0/0", "::/0"}
 
 // fetchImage copies an image from a web server. Errors have nothing that the server answered.
-func (r *run) fetchImage(ctx context.Context, url string, out *os.File, hash io.Writer) error {
+func (r *run) fetchImage(ctx context.Context, d *description.Disk, out *os.File, hash io.Writer) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stall := time.AfterFunc(r.stallWithin, func() { cancel(fmt.Errorf("no data has come for %v", r.stallWithin)) })
 	defer stall.Stop()
-	response, err := requestImage(ctx, url, func() { stall.Reset(r.stallWithin) })
+	response, err := requestImage(ctx, d.Image, func() { stall.Reset(r.stallWithin) })
 	if err != nil {
 		return explainFetch(ctx, err)
 	}

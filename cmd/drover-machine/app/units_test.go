@@ -6,6 +6,8 @@ package app
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"io"
 	"os"
@@ -13,7 +15,9 @@ import (
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/machine/description"
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -49,6 +53,43 @@ func TestCopySparse(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errStopped)
 	assert.ErrorIs(t, "an interrupted copy", assert.ErrorOf(copySparse(ctx, out, bytes.NewReader(want))), errStopped)
+}
+
+// TestImageSize checks that a disk, copied or on top of its image, is never made from an image that is larger than
+// it may be, and that nothing of such a file is copied.
+func TestImageSize(t *testing.T) {
+	t.Parallel()
+	const size = 2 << 20
+	image := filepath.Join(t.TempDir(), "image")
+	assert.NoError(t, diskimage.CreateQcow2(image, size, nil))
+	sum := sha256.Sum256([]byte(framework.ReadFile(t, image)))
+	for name, c := range map[string]struct {
+		disk      description.Disk
+		isRefused bool
+	}{
+		"as large":                {description.Disk{SizeBytes: size}, false},
+		"larger":                  {description.Disk{SizeBytes: size - 512}, true},
+		"larger, with a checksum": {description.Disk{SizeBytes: size - 512, Checksum: "sha256:" + hex.EncodeToString(sum[:])}, true},
+		"any size":                {description.Disk{}, false},
+		"as large as there is":    {description.Disk{MaxBytes: size}, false},
+		"larger than there is":    {description.Disk{MaxBytes: size - 512}, true},
+	} {
+		c.disk.Image, c.disk.Folder = image, t.TempDir()
+		path := filepath.Join(c.disk.Folder, "copy")
+		_, copied := (&run{}).fillDisk(t.Context(), &c.disk, path)
+		files := &launch.Files{}
+		_, stacked := openOverlay(&c.disk, files)
+		files.Close()
+		for _, err := range []error{copied, stacked} {
+			tooLarge, isRefused := errors.AsType[*imageSizeError](err)
+			if isRefused != c.isRefused || isRefused && tooLarge.Bytes != size || !isRefused && err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if c.isRefused && c.disk.Checksum == "" && framework.ReadFile(t, path) != "" {
+			t.Errorf("%s: the image was copied", name)
+		}
+	}
 }
 
 // blockedWriter takes nothing until it is opened.

@@ -60,7 +60,7 @@ var reasons = map[string]Advice{
 				"If it is a node, bring that back. " + lostNode,
 		},
 	},
-	api.ReasonReleasing:   {Need: Time, Means: "The server is being released: it goes on running without a VM (deletionPolicy Retain)."},
+	api.ReasonReleasing: {Need: Time, Means: "The server is being released: it goes on running without a VM (deletionPolicy Retain)."},
 	api.ReasonRestarting: {
 		Need: Attention, Means: "The server is being restarted.",
 		Do:       "If it ends again and again, the message above has its exit code; look at what it prints before it ends.",

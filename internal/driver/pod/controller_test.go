@@ -253,7 +253,7 @@ func testRestarts(t *testing.T, w *world) {
 	w.kubelet.set(func(k *kubelet) { k.makesDisks = true })
 	const crashes = 3
 	for range crashes {
-		assert.Eventually(t, "the next pod ends", func(t testing.TB) error { return s.endNotStarted(t) })
+		assert.Eventually(t, "the next pod ends", func(t testing.TB) error { return s.endNotStarted(t, `"message": "a test"`) })
 	}
 	assert.Eventually(t, "the crashes are counted", func(t testing.TB) error {
 		status := v.status(t)
@@ -277,8 +277,8 @@ func (s *server) removeSlowly(t *testing.T) {
 	s.w.kubelet.set(func(k *kubelet) { k.isSlow = false })
 }
 
-// endNotStarted ends a pod that has begun, whose machine says that it could not start its guest.
-func (s *server) endNotStarted(t testing.TB) (err error) {
+// endNotStarted ends a pod that has begun, whose machine says that it could not start its guest, and why.
+func (s *server) endNotStarted(t testing.TB, why string) (err error) {
 	t.Helper()
 	s.w.kubelet.set(func(k *kubelet) {
 		p, getErr := k.w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{})
@@ -292,7 +292,7 @@ func (s *server) endNotStarted(t testing.TB) (err error) {
 			return
 		}
 		_, _ = stop()
-		err = k.endPod(t.Context(), p, 7, `{"reason": "NotStarted", "message": "a test"}`)
+		err = k.endPod(t.Context(), p, 7, `{"reason": "NotStarted", `+why+`}`)
 	})
 	return err
 }

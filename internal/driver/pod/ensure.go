@@ -175,6 +175,9 @@ func (c *convergence) convergePower(ctx context.Context) error {
 		}
 	}
 	if c.End() != nil && c.spec.Power != driver.PowerOff { // the next pod has its name
+		if err := c.checkImageSize(ctx); err != nil {
+			return err
+		}
 		if err := c.removeEndedPod(ctx); err != nil {
 			return err
 		}

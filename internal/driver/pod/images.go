@@ -8,7 +8,9 @@ import (
 	"slices"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/internal/image"
 )
 
 // resolveImages returns the digests by which the next pod names images that the spec names by tag. A
@@ -47,6 +49,47 @@ func (c *claims) endedImages(images []driver.ResolvedImage) []driver.ResolvedIma
 		}
 	}
 	return kept
+}
+
+// checkImageSize refuses a spec whose image is larger than its disk, as the machine of the last pod has found. That pod
+// stays for this until the spec differs, or somebody deletes it. The image of a volume cannot change.
+func (c *convergence) checkImageSize(ctx context.Context) error {
+	name, needs, isKnown := c.LargeImage()
+	has, wants := c.Settings(), c.driver.Objects.Settings(c.spec, c.digests)
+	isOther := name == objects.RootDisk && (has.Image != wants.Image || has.Checksum != wants.Checksum)
+	of, source := findDisk(c.spec, name, wants.Image)
+	if !isKnown || isOther || of == nil || c.Pod.DeletionTimestamp != nil {
+		return nil
+	}
+	claim := c.Claim(name)
+	switch {
+	case of.Bytes >= needs:
+		return c.growClaim(ctx, *of)
+	case of.Bytes > 0:
+		return driver.Errorf(driver.ErrInvalid, "%s is %s: the image %s needs %s", of.Field, kit.FormatBytes(of.Bytes), image.Redact(source), kit.FormatBytes(needs))
+	case claim == nil || objects.DiskIn(objects.RoomOf(claim)) >= needs:
+		return nil
+	}
+	return driver.Errorf(driver.ErrInvalid, "%s is not set, and %s has room for a disk of %s: the image %s needs %s",
+		of.Field, objects.Describe(objects.KindClaim, claim), kit.FormatBytes(objects.DiskIn(objects.RoomOf(claim))), image.Redact(source), kit.FormatBytes(needs))
+}
+
+// findDisk returns a disk of a spec and its image, nil if the spec does not have it.
+func findDisk(spec driver.ServerSpec, name, rootImage string) (of *objects.Disk, source string) {
+	disks := objects.DisksOf(spec)
+	if spec.Ephemeral {
+		disks = append(disks, objects.Disk{Name: objects.RootDisk, Field: "spec.resource.rootDisk", Bytes: spec.RootDiskBytes})
+	}
+	source = rootImage
+	for _, v := range spec.Volumes {
+		if v.Name == name && v.Image != nil {
+			source = v.Image.Source
+		}
+	}
+	if n := slices.IndexFunc(disks, func(d objects.Disk) bool { return d.Name == name }); n >= 0 {
+		of = &disks[n]
+	}
+	return of, source
 }
 
 // hasResolved reports whether the record of the next pod is for the images of the spec, which may

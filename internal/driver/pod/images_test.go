@@ -267,3 +267,64 @@ func TestUnresolvedTags(t *testing.T) {
 	s.wantImages(t, map[string]string{"image": r.host + "/disks/debian@" + digest})
 	s.deleteAll(t)
 }
+
+// TestLargeImage checks that a server whose machine has found an image that is larger than its disk is refused, with
+// the field, its value and what it has to be, that no pod is made until the spec differs, and that one is then.
+func TestLargeImage(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.kubelet.set(func(k *kubelet) { k.makesDisks = true })
+	const boot = "the image oci://registry.example/boot:1 needs "
+	for name, c := range map[string]struct {
+		change func(*server)
+		says   string // by the machine
+		want   string
+		repair func(*server)
+	}{
+		"root": {
+			func(*server) {}, `"tooLarge": {"bytes": 4194304}`, "spec.resource.rootDisk is 1Mi: " + boot + "4Mi",
+			func(s *server) { s.RootDiskBytes = 4 << 20 },
+		},
+		"image": {
+			func(*server) {}, `"tooLarge": {"bytes": 4194304}`, "spec.resource.rootDisk is 1Mi: " + boot + "4Mi",
+			func(s *server) { s.Image.Source = "oci://registry.example/small:1" },
+		},
+		"unset": {
+			func(s *server) { s.RootDiskBytes = 0 }, `"tooLarge": {"bytes": 20000000000}`, "has room for a disk of 10Gi: " + boot + "20G",
+			func(s *server) { s.RootDiskBytes = 20000000000 },
+		},
+		"ephemeral": {
+			func(s *server) { s.Ephemeral, s.StorageClassName = true, nil }, `"tooLarge": {"bytes": 4194304}`, "spec.resource.rootDisk is 1Mi: " + boot + "4Mi",
+			func(s *server) { s.RootDiskBytes = 4 << 20 },
+		},
+		"volume": {
+			func(s *server) {
+				s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20, Image: &driver.Image{Source: "oci://registry.example/data:1"}}}
+			}, `"tooLarge": {"volume": "data", "bytes": 4194304}`, "spec.volumes[data].size is 1Mi: the image oci://registry.example/data:1 needs 4Mi",
+			func(s *server) { s.Volumes[0].SizeBytes = 8 << 20 },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := w.newServer(t, name)
+			c.change(s)
+			s.reach(t, driver.StateStarting)
+			assert.Eventually(t, "the machine ends", func(t testing.TB) error { return s.endNotStarted(t, c.says) })
+			first := s.pod(t)
+			for range 3 {
+				assert.ErrorIs(t, "a large image", assert.ErrorOf(s.ensure(t)), driver.ErrInvalid, c.want)
+			}
+			if p := s.pod(t); p.UID != first.UID || p.DeletionTimestamp != nil {
+				t.Error("another pod was made for the same spec")
+			}
+			c.repair(s)
+			assert.Eventually(t, "another pod is made for another spec", func(t testing.TB) error {
+				_, err := s.ensure(t)
+				if err == nil && s.pod(t).UID == first.UID {
+					err = errors.New("it is the same")
+				}
+				return err
+			})
+		})
+	}
+}

@@ -100,6 +100,8 @@ func (d *Disk) check(field string) error {
 		return fmt.Errorf("%s.folder is %q: it must be an absolute path", field, d.Folder)
 	case d.SizeBytes < 0:
 		return fmt.Errorf("%s.sizeBytes is %d: it must not be negative", field, d.SizeBytes)
+	case d.MaxBytes < 0:
+		return fmt.Errorf("%s.maxBytes is %d: it must not be negative", field, d.MaxBytes)
 	case d.Image == "" && d.SizeBytes == 0 && !d.MustExist:
 		return fmt.Errorf("%s.sizeBytes is missing: a disk without an image has no size of its own", field)
 	case d.Image == "" && d.Checksum != "":

@@ -69,8 +69,11 @@ type Disk struct {
 	Image string `json:"image,omitempty"`
 	// Checksum is "sha256:" and 64 digits: that of the image, which a URL needs.
 	Checksum string `json:"checksum,omitempty"`
-	// SizeBytes is what the disk is grown to; 0 means the image's size.
+	// SizeBytes is what the disk is grown to; 0 means the image's size. A larger image is refused.
 	SizeBytes int64 `json:"sizeBytes,omitempty"`
+	// MaxBytes is the largest image that a disk without SizeBytes may have, as of a volume with that
+	// much room; 0 means any.
+	MaxBytes int64 `json:"maxBytes,omitempty"`
 }
 
 // RootDisk describes the first disk.

@@ -237,6 +237,24 @@ func hasMadeDisk(t *corev1.ContainerStateTerminated, disk string) bool {
 	return slices.Contains(message.Disks.Volumes, disk)
 }
 
+// LargeImage returns the disk that the machine of the pod has not made, since the image needs more bytes than the
+// disk was to have. ok is false if that is not why the machine has ended.
+func (i *Instance) LargeImage() (disk string, bytes int64, ok bool) {
+	status := objects.MachineStatus(i.Pod)
+	if status == nil || status.State.Terminated == nil {
+		return "", 0, false
+	}
+	var message struct {
+		Reason   string
+		TooLarge struct {
+			Volume string
+			Bytes  int64
+		}
+	}
+	err := json.Unmarshal([]byte(status.State.Terminated.Message), &message)
+	return message.TooLarge.Volume, message.TooLarge.Bytes, err == nil && message.Reason == driver.ExitNotStarted && message.TooLarge.Bytes > 0
+}
+
 // exitInvalid is drover-machine's reason for a wrong description.
 const exitInvalid = "InvalidDescription"
 

@@ -102,9 +102,14 @@ func Fit(bytes int64, claim *corev1.PersistentVolumeClaim) int64 {
 	}
 	size := ClaimSize(bytes)
 	if room := RoomOf(claim); room < size.Value() {
-		return max(0, room-claimOverheadBytes) / (claimOverheadShare + 1) * claimOverheadShare
+		return DiskIn(room)
 	}
 	return bytes
+}
+
+// DiskIn returns the size of the largest disk that a volume has room for.
+func DiskIn(room int64) int64 {
+	return max(0, room-claimOverheadBytes) / (claimOverheadShare + 1) * claimOverheadShare
 }
 
 // DiskSettings is what a disk of a pod was made or grown to.

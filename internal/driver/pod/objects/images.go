@@ -55,14 +55,18 @@ func IsSameImage(i driver.Image, from driver.ResolvedImage) bool {
 	return digest != "" && digest == from.Digest
 }
 
-// describeImage gives a disk its image, which is in a folder of the container if it is a container disk.
-func describeImage(d *description.Disk, i driver.Image, folder string) {
+// describeImage gives a disk its image, which is in a folder of the container if it is a container disk. A disk
+// without a size has no image that its volume has no room for.
+func describeImage(d *description.Disk, i driver.Image, folder string, settings DiskSettings) {
 	if i.Source == "" {
 		return
 	}
 	d.Image, d.Checksum = i.Source, i.Checksum
 	if isContainerDisk(i.Source) {
 		d.Image = path.Join(folder, "disk")
+	}
+	if d.SizeBytes == 0 && settings.RoomBytes > 0 {
+		d.MaxBytes = DiskIn(settings.RoomBytes)
 	}
 }
 

@@ -128,7 +128,7 @@ func TestDescribedImages(t *testing.T) {
 		if volumes := slices.DeleteFunc(slices.Clone(p.Spec.Volumes), func(v corev1.Volume) bool { return !isImage(v) }); len(volumes) != want.images || len(mounts) != want.images {
 			t.Errorf("%s: the pod has the volumes %v and the mounts %v", source, volumes, mounts)
 		}
-		d := template.newDescription(spec, nil)
+		d := template.newDescription(spec, Run{})
 		if got := d.RootDisk.Disk; got.Image != want.root || got.Checksum != checksum {
 			t.Errorf("%s: the root disk is %+v", source, got)
 		}
@@ -198,5 +198,28 @@ func TestLongestImage(t *testing.T) {
 		if got := ReadSettings(p).Image == source; got != c.want {
 			t.Errorf("%s: the pod has the image: %t", name, got)
 		}
+	}
+}
+
+// TestImageLimit checks that a machine is told the largest image that a disk without a size may have: what its volume
+// has room for.
+func TestImageLimit(t *testing.T) {
+	t.Parallel()
+	i := driver.Image{Source: "oci://registry.example/debian:12"}
+	run := Run{Disks: map[string]DiskSettings{RootDisk: {RoomBytes: 10 << 30}, "data": {RoomBytes: 10 << 30}}}
+	for name, c := range map[string]struct {
+		bytes int64
+		want  int64
+	}{"a size": {1 << 30, 0}, "no size": {0, DiskIn(10 << 30)}} {
+		d := (&Template{}).newDescription(driver.ServerSpec{Image: i, RootDiskBytes: c.bytes, Volumes: []driver.Volume{{Name: "data", SizeBytes: c.bytes, Image: &i}}}, run)
+		for _, got := range []int64{d.RootDisk.MaxBytes, d.Volumes[0].MaxBytes} {
+			if got != c.want {
+				t.Errorf("%s: the largest image has %d bytes, want %d", name, got, c.want)
+			}
+		}
+	}
+	room := DiskIn(10 << 30)
+	if claim := ClaimSize(room); claim.Value() > 10<<30 {
+		t.Errorf("a disk of %d bytes does not fit", room)
 	}
 }

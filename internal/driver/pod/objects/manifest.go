@@ -78,7 +78,7 @@ type Run struct {
 
 // NewPod returns the pod of a server, with a scheduling gate unless it is Ungated.
 func (t *Template) NewPod(spec driver.ServerSpec, run Run) (*corev1.Pod, error) {
-	described := t.newDescription(spec, run.Made)
+	described := t.newDescription(spec, run)
 	described.Accelerator = run.KVM.Accelerator
 	description, err := json.Marshal(described)
 	if err != nil {
@@ -315,7 +315,7 @@ func claimSource(claim string) corev1.VolumeSource {
 }
 
 // newDescription returns what drover-machine reads.
-func (t *Template) newDescription(spec driver.ServerSpec, made map[string]driver.ResolvedImage) description.Machine {
+func (t *Template) newDescription(spec driver.ServerSpec, run Run) description.Machine {
 	m := description.Machine{
 		Version: description.Version, UUID: string(spec.UID), Name: hostName(spec.Name), CPUs: (spec.CPUMilli + 999) / 1000,
 		MemoryBytes: spec.MemoryBytes, CloudInit: secretFolder, GracePeriodSeconds: graceSeconds(spec),
@@ -324,8 +324,8 @@ func (t *Template) newDescription(spec driver.ServerSpec, made map[string]driver
 
 		ImageMaxBytes: t.ImageMaxBytes,
 	}
-	if _, m.RootDisk.MustExist = made[RootDisk]; !m.RootDisk.MustExist {
-		describeImage(&m.RootDisk.Disk, t.rootImage(spec), imageFolder)
+	if _, m.RootDisk.MustExist = run.Made[RootDisk]; !m.RootDisk.MustExist {
+		describeImage(&m.RootDisk.Disk, t.rootImage(spec), imageFolder, run.Disks[RootDisk])
 	}
 	if k := spec.Image.Kernel; k != nil {
 		m.Kernel = &description.Kernel{File: path.Join(imageFolder, k.Source), Cmdline: k.Cmdline}
@@ -335,8 +335,8 @@ func (t *Template) newDescription(spec driver.ServerSpec, made map[string]driver
 	}
 	for _, v := range spec.Volumes {
 		described := description.Volume{Name: v.Name, ReadOnly: v.ReadOnly, Disk: description.Disk{Folder: path.Join(volumesFolder, v.Name), SizeBytes: v.SizeBytes}}
-		if _, described.MustExist = made[v.Name]; !described.MustExist && v.Image != nil {
-			describeImage(&described.Disk, *v.Image, path.Join(volumeImageFolder, v.Name))
+		if _, described.MustExist = run.Made[v.Name]; !described.MustExist && v.Image != nil {
+			describeImage(&described.Disk, *v.Image, path.Join(volumeImageFolder, v.Name), run.Disks[v.Name])
 		}
 		m.Volumes = append(m.Volumes, described)
 	}
