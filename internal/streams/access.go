@@ -130,7 +130,7 @@ func (c *call) checkRight(now time.Time) error {
 func (c *call) checkAccount(ctx context.Context) error {
 	namespace, name, err := serviceaccount.SplitUsername(c.user.GetName())
 	if err != nil || c.user.GetUID() == "" {
-		return nil //nolint:nilerr // it is another kind of user
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.times.open)
 	defer cancel()

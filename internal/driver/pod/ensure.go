@@ -175,10 +175,7 @@ func (c *convergence) convergePower(ctx context.Context) error {
 		}
 	}
 	if c.End() != nil && c.spec.Power != driver.PowerOff { // the next pod has its name
-		if err := c.checkImageSize(ctx); err != nil {
-			return err
-		}
-		if err := c.removeEndedPod(ctx); err != nil {
+		if err := c.makeWay(ctx); err != nil {
 			return err
 		}
 	}
@@ -194,6 +191,14 @@ func (c *convergence) convergePower(ctx context.Context) error {
 		}
 	}
 	return c.convergePod(ctx)
+}
+
+// makeWay removes a pod that has ended for the next one, unless that would end for the same reason.
+func (c *convergence) makeWay(ctx context.Context) error {
+	if err := c.checkImageSize(ctx); err != nil {
+		return err
+	}
+	return c.removeEndedPod(ctx)
 }
 
 func (c *convergence) convergePod(ctx context.Context) error {

@@ -118,7 +118,7 @@ func TestReserveIsKept(t *testing.T) {
 	o.ReserveMemory = fmt.Sprint(figures["MemTotal"])
 	d := openWith(t, o)
 	spec := e.spec()
-	refuses(t, d, spec, driver.ErrExhausted, "spec.resource.memory: needed", kit.FormatBytes(memory.OverheadTCG)+" for QEMU itself", "on the host (besides "+kit.FormatMegabytes(int64(figures["MemTotal"]))+" that --qemu-reserve-memory keeps)")
+	refuses(t, d, spec, driver.ErrExhausted, "spec.resource.memory: needed", kit.FormatBytes(memory.OverheadTCG)+" for QEMU itself", "on the host (besides "+kit.FormatMegabytes(figures["MemTotal"])+" that --qemu-reserve-memory keeps)")
 
 	d.ReservedOf = func(int64) int64 { return 0 }
 	d.FindGroupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG - 1, nil }
