@@ -12,17 +12,17 @@ import (
 	"syscall"
 	"time"
 
-	"cloudnative.tw/drover/cmd/drover-controller/app"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
+	"cloudnative.tw/drover/cmd/signals"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
 )
 
 // stopContext returns a context that ends with the first SIGTERM, Ctrl-C or loss of the terminal.
 func stopContext(ctx context.Context) context.Context {
 	if signal.Ignored(syscall.SIGHUP) { // nohup
-		return app.StopContext(ctx)
+		return signals.StopContext(ctx)
 	}
-	return app.StopContext(ctx, syscall.SIGHUP)
+	return signals.StopContext(ctx, syscall.SIGHUP)
 }
 
 // progress shows on the terminal what happens, in a few lines.

@@ -13,6 +13,7 @@ import (
 	"runtime/debug"
 
 	"cloudnative.tw/drover/cmd/drover-controller/app"
+	"cloudnative.tw/drover/cmd/signals"
 )
 
 // gcPercent makes the garbage collector run twice as often as by default. Most of
@@ -23,7 +24,7 @@ func main() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
-	if err := app.NewCommand().ExecuteContext(app.StopContext(context.Background())); err != nil && !errors.Is(err, context.Canceled) {
+	if err := app.NewCommand().ExecuteContext(signals.StopContext(context.Background())); err != nil && !errors.Is(err, context.Canceled) {
 		fmt.Fprintln(os.Stderr, "drover-controller:", err)
 		os.Exit(1)
 	}

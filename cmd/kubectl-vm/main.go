@@ -12,9 +12,10 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/app"
+	"cloudnative.tw/drover/cmd/signals"
 )
 
 func main() {
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
-	os.Exit(app.Main(app.StopContext(context.Background()), os.Args, streams))
+	os.Exit(app.Main(signals.StopContext(context.Background()), os.Args, streams))
 }

@@ -45,6 +45,7 @@ var packages = []testPackage{
 	{"cmd/kubectl-vm/findings", cached, 32},
 	{"cmd/kubectl-vm/printable", cached, 32},
 	{"cmd/kubectl-vm/servers", cached, 32},
+	{"cmd/signals", cached, 32},
 	{"hack/codestats", cached, 32},
 	{"hack/image", cached, 32},
 	{"internal/atomicfile", cached, 32},

@@ -10,6 +10,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/app"
+	"cloudnative.tw/drover/cmd/signals"
 )
 
 // newVMOptions returns what the verbs of drover vm share with those of kubectl vm, but
@@ -31,7 +32,7 @@ func newVMCommand(o *app.Options) *cobra.Command {
 	prepare := cmd.PersistentPreRun
 	cmd.PersistentPreRun = func(cmd *cobra.Command, args []string) {
 		prepare(cmd, args)
-		cmd.SetContext(app.StopContext(cmd.Context()))
+		cmd.SetContext(signals.StopContext(cmd.Context()))
 	}
 	return cmd
 }

@@ -1,7 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+// Package signals ends the programs in order. Start with StopContext.
+package signals
 
 import (
 	"context"
