@@ -4,7 +4,6 @@
 package image
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -96,6 +95,7 @@ func (s *Store) fetchFile(ctx context.Context, path string, ref Ref, progress Pr
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
 	a := &attempt{store: s, ref: ref, progress: progress, file: file, hash: sha256.New()}
+	a.sparse.To = a
 	digest, err = a.fetchContent(ctx)
 	rejected := rejection{version: a.version, at: s.Clock.Now(), err: a.err, needs: a.needs}
 	content, isUnusable := errors.AsType[*contentError](err)
@@ -118,6 +118,7 @@ type attempt struct {
 	ref      Ref
 	progress Progress
 	file     *os.File
+	sparse   diskimage.SparseWriter // to the attempt itself, by WriteAt
 	hash     hash.Hash
 
 	version         string // the server's version of its content, or nothing
@@ -140,7 +141,7 @@ func (a *attempt) fetchContent(ctx context.Context) (digest string, err error) {
 	case err != nil:
 		return "", explainError(err)
 	}
-	if err := a.file.Truncate(a.received); err != nil { // its end may be a hole
+	if err := a.file.Truncate(a.sparse.Length); err != nil { // its end may be a hole
 		return "", err
 	}
 	digest = hex.EncodeToString(a.hash.Sum(nil))
@@ -183,55 +184,24 @@ func (a *attempt) checkContent(version string, total int64) error {
 }
 
 func (a *attempt) Write(p []byte) (int, error) {
-	start := a.received
 	if a.received += int64(len(p)); a.received > a.store.Sources.maxSize {
 		return 0, tooLargeError("it has more than", a.store.Sources.maxSize)
 	}
 	_, _ = a.hash.Write(p) // never fails
 	a.reportProgress()
-	if a.err = a.writeData(p, start); a.err != nil {
-		return 0, a.err
-	}
-	return len(p), nil
+	n, err := a.sparse.Write(p)
+	a.err = err
+	return n, err
 }
 
-// holeSize is the size of the blocks that become holes if they hold only zeroes. File systems
-// that have larger blocks write some of them.
-const holeSize = 4096
-
-var zeroes [holeSize]byte
-
-// writeData writes what p has at an offset of the file, without blocks of zeroes: those stay
-// holes, as they were where the image was made.
-func (a *attempt) writeData(p []byte, at int64) error {
-	for len(p) > 0 {
-		data, isZero := nextRun(p, at)
-		if !isZero {
-			if err := a.checkRoom(int64(len(data))); err != nil {
-				return err
-			}
-			if _, err := a.file.WriteAt(data, at); err != nil {
-				return err
-			}
-			a.written += int64(len(data))
-		}
-		p, at = p[len(data):], at+int64(len(data))
+// WriteAt writes a part of the content that is no hole, if there is room for it.
+func (a *attempt) WriteAt(p []byte, at int64) (int, error) {
+	if err := a.checkRoom(int64(len(p))); err != nil {
+		return 0, err
 	}
-	return nil
-}
-
-// nextRun returns the beginning of p, up to where blocks of zeroes begin or end. A block that p
-// has only a part of counts by that part.
-func nextRun(p []byte, at int64) (run []byte, isZero bool) {
-	for n := 0; n < len(p); {
-		size := min(holeSize-int((at+int64(n))%holeSize), len(p)-n)
-		zero := bytes.Equal(p[n:n+size], zeroes[:size])
-		if n > 0 && zero != isZero {
-			return p[:n], isZero
-		}
-		n, isZero = n+size, zero
-	}
-	return p, isZero
+	n, err := a.file.WriteAt(p, at)
+	a.written += int64(n)
+	return n, err
 }
 
 func (a *attempt) reportProgress() {

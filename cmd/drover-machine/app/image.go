@@ -4,7 +4,6 @@
 package app
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -245,26 +244,14 @@ func explainFetch(ctx context.Context, err error) error {
 	return egress.Explain(err)
 }
 
-// copySparse copies all but zeros, and returns the length of the source.
+// copySparse copies all but zeros, until ctx ends, and returns the length of the source.
 func copySparse(ctx context.Context, to io.WriterAt, from io.Reader) (length int64, err error) {
-	const block = 64 << 10
-	buffer, zeros := make([]byte, block), make([]byte, block)
-	for {
+	sparse := &diskimage.SparseWriter{To: to}
+	_, err = io.Copy(sparse, readerFunc(func(b []byte) (int, error) {
 		if ctx.Err() != nil {
-			return length, context.Cause(ctx)
+			return 0, context.Cause(ctx)
 		}
-		n, err := io.ReadFull(from, buffer)
-		if n > 0 && !bytes.Equal(buffer[:n], zeros[:n]) {
-			if _, err := to.WriteAt(buffer[:n], length); err != nil {
-				return length, err
-			}
-		}
-		length += int64(n)
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return length, nil
-		}
-		if err != nil {
-			return length, err
-		}
-	}
+		return from.Read(b)
+	}))
+	return sparse.Length, err
 }
