@@ -105,8 +105,8 @@ func (s Settings) AddFlags(fs *pflag.FlagSet) {
 	}
 }
 
-// CheckDirs refuses folders that drivers of a list cannot use, before anything is started.
-func (s Settings) CheckDirs(list string) error {
+// Check refuses a wrong list of drivers, and folders that its drivers cannot use, before anything is started.
+func (s Settings) Check(list string) error {
 	names, err := Parse(list)
 	for _, name := range names {
 		if o, ok := s[name].(interface{ CheckDir() error }); ok {
