@@ -53,7 +53,7 @@ type Driver interface {
 	// List returns this cluster's servers, all of them if no UID is given,
 	// including those with a fetch under way (StatePending). Without an error the
 	// list is complete: a server that is missing from it is gone. Two servers with
-	// one UID are both returned. With a context of ForRefresh the answer proves less.
+	// one UID are both returned. For a refresh (ForRefresh) a driver may use a cache.
 	List(ctx context.Context, uids ...types.UID) ([]Server, error)
 
 	// Usage samples many servers in one call. Servers that do not run, and those

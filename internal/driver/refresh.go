@@ -7,8 +7,8 @@ import "context"
 
 type refreshKey struct{}
 
-// ForRefresh returns a context for a List by which a caller that follows Watch only looks again at what that has
-// named. The driver may answer from what its watch has delivered, so what is missing in the list is not proven gone.
+// ForRefresh returns a context that marks a List as a refresh: its caller looks again at UIDs that Watch has
+// named. A driver may then answer from the cache of its watch, which proves less than a live read.
 func ForRefresh(ctx context.Context) context.Context {
 	return context.WithValue(ctx, refreshKey{}, true)
 }

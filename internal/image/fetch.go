@@ -123,8 +123,8 @@ type attempt struct {
 
 	version         string // the server's version of its content, or nothing
 	received, total int64  // total is 0 where it is not known
-	written         int64  // of what was received
-	needs           int64  // with so many bytes free there may be room, 0 unless there was none
+	written         int64  // bytes received that are no holes
+	needs           int64  // free bytes that it needs at least; 0 unless there was no room
 	err             error  // local error, returned unchanged
 }
 

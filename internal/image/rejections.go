@@ -34,7 +34,7 @@ type rejection struct {
 	version string
 	at      time.Time
 	err     error
-	needs   int64 // with so many bytes free it may be fetched, 0 if that does not help
+	needs   int64 // free bytes from which on it is fetched again; 0 if room was not the cause
 }
 
 // retryAt returns when the content is fetched again.
@@ -65,7 +65,7 @@ func (r *rejections) oldestKey() string {
 }
 
 // find returns why the server's present content was fetched in vain, if it may be the same as
-// before, with so many bytes free now.
+// before. free is how many bytes the disk has free now.
 func (r *rejections) find(key, version string, free int64, now time.Time) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -24,7 +24,7 @@ const stableRun = 10 * time.Second
 func decideEnded(in Input) Decision {
 	exit := in.Observed.Server.Exit
 	if !exit.HasEnded && in.VM.Status.Operation.IsCounting() {
-		return planCreation(in, PowerOn) // a pod that stands for an ephemeral server: the run before it is gone
+		return planCreation(in, PowerOn) // the pod of an ephemeral server that has not run: nothing is left of the run before
 	}
 	if !hasEndedUnasked(in) {
 		return planEnsure(in, api.OperationStart, PowerOn, api.ReasonStarting, "")

@@ -226,7 +226,7 @@ type Instants struct {
 	// last failure was.
 	Operation time.Time `json:"operation,omitzero"`
 	Failure   time.Time `json:"failure,omitzero"`
-	// Cleanup is since when the driver has to remove what the last run has left.
+	// Cleanup is when a cleanup after the last run became due (IsCleanupDue).
 	Cleanup time.Time `json:"cleanup,omitzero"`
 	// Run is when the server's run was first observed running, and Exit when it was
 	// first observed over.

@@ -130,8 +130,8 @@ func decideStopping(in Input, power Power) Decision {
 	return d
 }
 
-// hasGuestEnded reports whether the guest of a server that stops has ended by itself. Of one that others end, only
-// what was reported before tells.
+// hasGuestEnded reports whether the guest of a server that stops has ended by itself. If others are ending the
+// server, only an end that was reported before counts.
 func hasGuestEnded(in Input) bool {
 	server := in.Observed.Server
 	return server.Exit.HasEnded && (server.Disruption == "" || hasReportedEnd(in))

@@ -69,9 +69,9 @@ func nextTry(in Input) time.Time {
 	return in.Since.Failure.Add(wait)
 }
 
-// cleanupBackoff returns the wait after a failure of a server that a drain may wait for: none after one that came
-// before there was anything to remove, then as long as there has been. So each wait is about twice the last one,
-// whatever else has failed before.
+// cleanupBackoff returns the wait before the next cleanup, which a drain may wait for. The first is not delayed
+// by failures from before it was due. After a failed cleanup, the wait is the time since it became due, so each
+// wait is about twice the one before.
 func cleanupBackoff(in Input) time.Duration {
 	if !hasCleanupFailed(in) {
 		return 0

@@ -62,8 +62,8 @@ func startingError() *apierrors.StatusError {
 	return err
 }
 
-// exitCode is the end of a command, in the words of a kubelet if it failed. Guests other
-// than Linux have codes outside of 0 to 255: clients take these for a broken protocol, or exit with the last byte.
+// exitCode returns how a command ended: nil for 0, else the Status that a kubelet sends. Codes outside of
+// 0 to 255, which guests other than Linux have, are an error: clients cannot exit with them.
 func exitCode(code int) error {
 	switch {
 	case code == 0:

@@ -340,8 +340,8 @@ func TestEndOfRights(t *testing.T) {
 	}
 }
 
-// TestDeletedAccount checks that a stream of a ServiceAccount ends soon after that was deleted, though its rights
-// are still there, and only after long if nobody answers whether it was.
+// TestDeletedAccount checks that a stream ends soon after its ServiceAccount was deleted, although the RoleBindings
+// remain, and that it ends much later if the API server does not answer whether the account exists.
 func TestDeletedAccount(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

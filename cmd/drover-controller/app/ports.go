@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 )
 
-// Limits of connections to the metrics endpoint.
+// Limits of connections to the metrics endpoint, as controller-runtime has them.
 const (
 	readHeaderTimeout = 32 * time.Second
 	idleTimeout       = 90 * time.Second
@@ -52,8 +52,8 @@ func (a address) Set(value string) error {
 // Type implements pflag.Value.
 func (a address) Type() string { return "string" }
 
-// createManager returns a manager with the endpoints. Each address is listened on once, and from here on, so that
-// replicas which start at the same time on one host cannot both count on it.
+// createManager returns a manager with the endpoints. It opens each listener once and keeps it, so that of two
+// replicas that start on one host at the same time only one gets a default address.
 func (o *Options) createManager(ctx context.Context, cfg *rest.Config, options ctrl.Options) (ctrl.Manager, error) {
 	options.Metrics, options.HealthProbeBindAddress = metricsOptions(o), o.HealthAddress
 	mgr, err := ctrl.NewManager(cfg, options)

@@ -83,7 +83,7 @@ func (r *run) copyImage(ctx context.Context, d *description.Disk, out *os.File) 
 	return info.Format, cmp.Or(err, checkSize(d, info))
 }
 
-// imageSizeError is of an image that is larger than its disk may be.
+// imageSizeError says that an image is larger than its disk may be.
 type imageSizeError struct {
 	// Volume is empty for the root disk.
 	Volume string `json:"volume,omitempty"`

@@ -15,8 +15,8 @@ const (
 // lostNode says what to do about a node that does not come back.
 const lostNode = "If it is gone for good, see \"When a node is gone for good\" in docs/cluster.md."
 
-// printed says where to read what a server has printed.
-var printed = map[string]string{
+// logAdvice says where to read what a server has printed, by driver.
+var logAdvice = map[string]string{
 	docker: "Its last run: {program} logs {vm}. Those before: {program} logs --previous {vm}",
 	qemu:   "{program} logs {vm} has the serial console. QEMU's own messages are in qemu.log, in the machine's folder on Drover's host.",
 	pod:    "{program} logs {vm} has the serial console.",
@@ -36,7 +36,7 @@ var reasons = map[string]Advice{
 		Need: Person, Means: "The server failed by itself, and restartPolicy Never leaves it off.",
 		Do: "The exit code is in the message above, and event Crashed may have more. To run it again: {program} start {vm}. " +
 			"To have it started again after a failure, set spec.restartPolicy to OnFailure or Always.",
-		ByDriver: printed,
+		ByDriver: logAdvice,
 	},
 	api.ReasonStarting: {
 		Need: Time, Means: "The server is being started, or boots.",
@@ -64,7 +64,7 @@ var reasons = map[string]Advice{
 	api.ReasonRestarting: {
 		Need: Attention, Means: "The server is being restarted.",
 		Do:       "If it ends again and again, the message above has its exit code; look at what it prints before it ends.",
-		ByDriver: printed,
+		ByDriver: logAdvice,
 	},
 	api.ReasonProbeFailing: {
 		Need: Attention, Means: "The server runs, and the readiness probe gets no answer at its port, or, if the spec has none, the image's own check does not succeed.",
@@ -214,7 +214,7 @@ var events = map[string]Advice{
 	},
 	api.EventCrashed: {
 		Need: Attention, Means: "The server failed by itself.",
-		Do: "Look at what it printed before its end.", ByDriver: printed,
+		Do: "Look at what it printed before its end.", ByDriver: logAdvice,
 	},
 	api.EventDisrupted: {
 		Need: Time, Means: "Something other than Drover and the guest ends or has ended the run: an eviction, a preemption, a deletion of the pod. Drover starts the server again, whatever its restart policy.",

@@ -60,7 +60,7 @@ func NewCommand(o *Options) *cobra.Command {
 		Args: unknownVerb,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 
-		PersistentPreRun: func(cmd *cobra.Command, _ []string) { o.repeatPlace(cmd.Flags()) },
+		PersistentPreRun: func(cmd *cobra.Command, _ []string) { o.repeatFlags(cmd.Flags()) },
 	}
 	cmd.SetIn(o.In)
 	cmd.SetOut(o.Out)
@@ -80,8 +80,9 @@ func NewCommand(o *Options) *cobra.Command {
 	return cmd
 }
 
-// repeatPlace makes the commands that are printed name the place that the user has named by flags.
-func (o *Options) repeatPlace(flags *pflag.FlagSet) {
+// repeatFlags repeats the flags that name the cluster and the namespace in the commands that are printed for
+// users, so that these lead to the same VM.
+func (o *Options) repeatFlags(flags *pflag.FlagSet) {
 	for _, name := range []string{"kubeconfig", "context", "namespace"} {
 		if f := flags.Lookup(name); f != nil && f.Changed {
 			flag := " --" + name + " " + printable.ShellWord(f.Value.String())

@@ -35,8 +35,8 @@ func (e *ExitError) Error() string {
 // Unwrap returns the cause.
 func (e *ExitError) Unwrap() error { return e.Err }
 
-// Report prints an error as kubectl does, and returns the exit code of the program. That what was printed did not
-// get through is an error, which may have ended the verb.
+// Report prints an error as kubectl does, and returns the exit code of the program. A failed write of the output
+// is an error too, and replaces that of a verb which it has canceled.
 func (o *Options) Report(err error) int {
 	if failed := printable.NewOutput(o.Out).Err(); failed != nil && (err == nil || errors.Is(err, context.Canceled)) {
 		err = fmt.Errorf("print: %w", failed)

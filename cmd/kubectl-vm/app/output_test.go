@@ -54,18 +54,18 @@ func serveVM(t *testing.T) (server string) {
 	return s.URL
 }
 
-// runMain runs the program with an output, and returns what it printed beside that and its exit code.
+// runMain runs the program with a standard output, and returns its standard error and exit code.
 func runMain(t *testing.T, out io.Writer, args ...string) (printed string, code int) {
 	t.Helper()
 	var errOut bytes.Buffer
-	in, typing := io.Pipe() // as a terminal at which nobody types
+	in, typing := io.Pipe() // an input that stays open without data
 	defer func() { _ = typing.Close() }()
 	all := append([]string{"kubectl-vm"}, args...)
 	code = Main(t.Context(), all, genericiooptions.IOStreams{In: in, Out: out, ErrOut: &errOut})
 	return errOut.String(), code
 }
 
-// TestFullOutput checks that a verb fails if what it prints is not written, and one that lasts ends.
+// TestFullOutput checks that a verb fails if its output cannot be written, and that a lasting verb ends then.
 func TestFullOutput(t *testing.T) {
 	t.Parallel()
 	server := serveVM(t)
@@ -82,7 +82,7 @@ func TestFullOutput(t *testing.T) {
 	}
 }
 
-// TestReaderHasLeft checks that a verb which waits for something to print ends once nobody reads that.
+// TestReaderHasLeft checks that a verb that follows a stream ends when the reader of its output closes the pipe.
 func TestReaderHasLeft(t *testing.T) {
 	t.Parallel()
 	server := serveVM(t)

@@ -24,7 +24,7 @@ type Output struct {
 	err    error
 }
 
-// NewOutput returns the Output that writes to another one, or that itself if it is one.
+// NewOutput returns an Output that writes to another writer. A writer that is an Output is returned itself.
 func NewOutput(to io.Writer) *Output {
 	if out, ok := to.(*Output); ok {
 		return out
@@ -48,7 +48,7 @@ func (o *Output) fail(err error) {
 	})
 }
 
-// Err returns why the first write failed that did. It is EPIPE if the reader of a pipe has left.
+// Err returns the error of the first write that failed. It is EPIPE if the reader of a pipe has closed it.
 func (o *Output) Err() error {
 	select {
 	case <-o.failed:
@@ -71,8 +71,8 @@ func (o *Output) UntilFailed(ctx context.Context) (context.Context, context.Canc
 	return ctx, cancel
 }
 
-// WhileRead is UntilFailed that also ends once the reader of a pipe has left. Who waits for something to print
-// would learn that only from the next write, which may never come.
+// WhileRead returns a context that also ends once the reader of a pipe has closed it. A verb that has nothing
+// to write would not notice otherwise.
 func (o *Output) WhileRead(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := o.UntilFailed(ctx)
 	if file := File(o); file != nil {

@@ -115,8 +115,8 @@ func (f *PortForwarder) Connect(ctx context.Context, remote uint16, conn io.Read
 	return err
 }
 
-// local is a local connection. Its failure, such as that of a client that has aborted it, ends the one to the VM,
-// which takes it for the end of one direction alone.
+// local is a local connection. An error of it, such as a reset by the client, cancels the connection to the VM,
+// which would otherwise treat it as the end of one direction.
 type local struct {
 	io.ReadWriter
 	fail context.CancelCauseFunc

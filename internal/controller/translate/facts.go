@@ -36,7 +36,7 @@ func VM(vm *api.VirtualMachine) policy.VM {
 	}
 }
 
-// Status returns those of a status.
+// Status returns the facts of a status.
 func Status(s *api.VirtualMachineStatus) policy.Status {
 	facts := policy.Status{
 		ObservedGeneration: s.ObservedGeneration, Server: serverStatusFacts(s.Server), PendingFields: policy.ListOf(s.PendingFields...),
@@ -65,7 +65,7 @@ func serverStatusFacts(s *api.ServerStatus) policy.ServerStatus {
 
 var answers = map[inventory.Answer]policy.Answer{inventory.Gone: policy.Gone, inventory.Present: policy.Present}
 
-// Observed returns those of what the inventory has answered.
+// Observed returns the facts of an answer of the inventory.
 func Observed(o *inventory.Observation) policy.Observed {
 	return policy.Observed{
 		Answer: answers[o.Answer], Server: Server(&o.Server), Duplicates: policy.ListOf(o.Duplicates...), EngineID: o.EngineID,
@@ -73,7 +73,7 @@ func Observed(o *inventory.Observation) policy.Observed {
 	}
 }
 
-// Server returns those of a server.
+// Server returns the facts of a server.
 func Server(s *driver.Server) policy.Server {
 	facts := policy.Server{
 		ID: s.ID, Run: s.Run, State: policy.State(s.State), Progress: Truncate(s.Progress), Note: Truncate(s.Note), Error: ErrorText(s.Err),

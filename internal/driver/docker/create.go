@@ -185,7 +185,7 @@ func limitedLog(logDriver string, size int64, files int) container.LogConfig {
 	}}
 }
 
-// resourceLimits are the limits that the spec names, and can change at any time. It allows no
+// resourceLimits returns the limits that the spec names, which can change at any time. They allow no
 // swap: MemorySwap is the sum of memory and swap.
 func resourceLimits(spec driver.ServerSpec) container.Resources {
 	return container.Resources{NanoCPUs: spec.CPUMilli * 1e6, Memory: spec.MemoryBytes, MemorySwap: spec.MemoryBytes}

@@ -414,8 +414,8 @@ func TestPreviousLog(t *testing.T) {
 	}
 }
 
-// TestRotatedLog checks that the log of a container whose oldest output is gone can be read to its
-// end, and is that of the previous run after a restart.
+// TestRotatedLog checks that a log can be read to its end after rotation has removed its beginning, and
+// that --previous reads it after a restart.
 func TestRotatedLog(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{LogSize: "64Ki", LogFiles: 2})

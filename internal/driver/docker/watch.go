@@ -20,7 +20,7 @@ var watchedActions = []string{
 	string(events.ActionStop), string(events.ActionDie), string(events.ActionOOM),
 	string(events.ActionPause), string(events.ActionUnPause), string(events.ActionUpdate),
 	string(events.ActionRename), string(events.ActionDestroy), string(events.ActionRemove),
-	string(events.ActionHealthStatus), // the engine takes it for those of every health
+	string(events.ActionHealthStatus), // the engine matches it with every health status
 }
 
 // Watch implements driver.Driver: it sends the engine's events of this cluster's

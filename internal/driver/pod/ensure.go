@@ -175,7 +175,7 @@ func (c *convergence) convergePower(ctx context.Context) error {
 		}
 	}
 	if c.End() != nil && c.spec.Power != driver.PowerOff { // the next pod has its name
-		if err := c.makeWay(ctx); err != nil {
+		if err := c.clearEndedPod(ctx); err != nil {
 			return err
 		}
 	}
@@ -193,8 +193,9 @@ func (c *convergence) convergePower(ctx context.Context) error {
 	return c.convergePod(ctx)
 }
 
-// makeWay removes a pod that has ended for the next one, unless that would end for the same reason.
-func (c *convergence) makeWay(ctx context.Context) error {
+// clearEndedPod removes a pod that has ended, so that the next one can be made, unless that would fail for
+// the same reason.
+func (c *convergence) clearEndedPod(ctx context.Context) error {
 	if err := c.checkImageSize(ctx); err != nil {
 		return err
 	}

@@ -51,8 +51,9 @@ func (c *claims) endedImages(images []driver.ResolvedImage) []driver.ResolvedIma
 	return kept
 }
 
-// checkImageSize refuses a spec whose image is larger than its disk, as the machine of the last pod has found. That pod
-// stays for this until the spec differs, or somebody deletes it. The image of a volume cannot change.
+// checkImageSize refuses a spec whose image is larger than its disk, as the machine of the last pod has reported.
+// That pod is kept as the evidence until its size or image in the spec changes, or a person deletes it. The
+// image of a volume never changes.
 func (c *convergence) checkImageSize(ctx context.Context) error {
 	name, needs, isKnown := c.LargeImage()
 	has, wants := c.Settings(), c.driver.Objects.Settings(c.spec, c.digests)

@@ -102,7 +102,7 @@ func checkDisks(inst *instance.Instance, spec driver.ServerSpec) error {
 }
 
 // checkNewSizes refuses sizes that disks cannot be made with or grown to, and more CPUs than the
-// host has: virtual ones that wait for each other slow a guest down. A machine that has them keeps them.
+// host has, since virtual CPUs that wait for each other slow a guest down. A machine that already has more keeps them.
 func (d *Driver) checkNewSizes(inst *instance.Instance, spec driver.ServerSpec) error {
 	if has := int64(runtime.NumCPU()); spec.CPUMilli > max(inst.Settings.CPUMilli, has*1000) {
 		return driver.Errorf(driver.ErrExhausted, "spec.resource.cpu: needed %dm, and the host has %d CPUs", spec.CPUMilli, has)

@@ -65,7 +65,7 @@ func (f sizeFlag) Type() string { return "quantity" }
 // DataDir returns the option that names the driver's folder.
 func (o *Options) DataDir() *string { return &o.Dir }
 
-// CheckDir refuses a folder whose path is too long. It is for callers that have opened nothing yet.
+// CheckDir refuses a folder whose path is too long for sockets, before the driver is opened.
 func (o *Options) CheckDir() error {
 	if o.Dir == "" {
 		return nil

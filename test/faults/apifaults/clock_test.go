@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestSteppedClock checks that the object whose creation steps the clock has a stepped time, even
-// if its event arrives seconds later and somebody has read it before, and that an older object keeps
-// its own.
+// TestSteppedClock checks that the object whose creation event steps the clock gets the stepped time,
+// even if the event arrives seconds later and the object was read before it. An older object keeps its
+// time.
 func TestSteppedClock(t *testing.T) {
 	const before, created, stepped = "2020-01-01T00:00:00Z", "2020-01-01T00:00:01Z", "2020-01-01T01:00:01Z"
 	f := ClockSteps.byName["ahead"]()

@@ -20,9 +20,9 @@ import (
 // List returns the instances that have objects: all, or those of UIDs. It finds live whether there is
 // one of a single UID, and reads others from the informers of an open watch, once these have all that
 // this process has read and written before; the first list of all is live, and then one every
-// liveListPeriod. A refresh finds a single UID in the informers, too, unless it is that of a known
-// VirtualMachine: anybody's pods may name any number of others, and each live list is of the whole cluster.
-// By the name of a known one, a live read is a single request, and waits for no informer.
+// liveListPeriod. A refresh (driver.ForRefresh) also reads a single UID from the informers, unless it
+// belongs to a known VirtualMachine. Any tenant can label pods with unknown UIDs, and a live list would
+// read the whole cluster for each. The objects of a known VirtualMachine are read by name, in one request.
 // Objects that claim the UID of a VirtualMachine under another name than its own are left out.
 func (r *Reader) List(ctx context.Context, uids ...types.UID) ([]*Instance, error) {
 	if len(uids) == 1 {

@@ -93,8 +93,8 @@ func (i *Instance) describeRun(s *driver.Server) {
 	}
 }
 
-// describeLeaving describes a pod whose end is recorded, and that is not gone yet. Of an ephemeral server nothing
-// else is left.
+// describeLeaving describes a pod whose end is recorded and whose object still exists. An ephemeral server has
+// nothing else.
 func (i *Instance) describeLeaving(s *driver.Server) {
 	if i.Root == nil {
 		s.State, s.Progress = driver.StateRemoving, i.heldText()
@@ -249,8 +249,8 @@ func (i *Instance) lostNode() error {
 // before, both conditions are false: the VirtualMachine is not ready by the same probe then.
 func isCutOff(p *corev1.Pod) bool { return mayBeCutOff(p) && !isGateFalse(p) }
 
-// mayBeCutOff reports whether a pod whose containers are ready is not. One that its readiness gates keep from
-// being ready shows no sign of its own when its node is lost: only the node does.
+// mayBeCutOff reports whether a pod is not ready although its containers are. The node tells whether it is lost,
+// since a pod with a false readiness gate looks the same before and after.
 func mayBeCutOff(p *corev1.Pod) bool {
 	ready, containers := findCondition(p, corev1.PodReady), findCondition(p, corev1.ContainersReady)
 	return ready != nil && containers != nil && ready.Status == corev1.ConditionFalse && containers.Status == corev1.ConditionTrue

@@ -55,8 +55,8 @@ func IsSameImage(i driver.Image, from driver.ResolvedImage) bool {
 	return digest != "" && digest == from.Digest
 }
 
-// describeImage gives a disk its image, which is in a folder of the container if it is a container disk. A disk
-// without a size has no image that its volume has no room for.
+// describeImage gives a disk its image, which is in a folder of the container if it is a container disk. The
+// image of a disk without a size is limited by the room of the volume.
 func describeImage(d *description.Disk, i driver.Image, folder string, settings DiskSettings) {
 	if i.Source == "" {
 		return

@@ -201,8 +201,7 @@ func TestLongestImage(t *testing.T) {
 	}
 }
 
-// TestImageLimit checks that a machine is told the largest image that a disk without a size may have: what its volume
-// has room for.
+// TestImageLimit checks that the description of a disk without a size limits its image to the room of the volume.
 func TestImageLimit(t *testing.T) {
 	t.Parallel()
 	i := driver.Image{Source: "oci://registry.example/debian:12"}
