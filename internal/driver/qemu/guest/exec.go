@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine/agent"
 )
 
@@ -34,16 +35,18 @@ func (g *Guests) Exec(ctx context.Context, uid types.UID, r driver.ExecRequest) 
 	if r.TTY {
 		return 0, driver.Errorf(driver.ErrUnsupported, "tty: a command in a machine has no terminal, because the guest agent gives it none: leave it out, or use ssh or the console")
 	}
-	a, err := g.findAgent(ctx, uid)
+	s, err := g.findAnswering(ctx, uid)
 	if err != nil {
 		return 0, err
 	}
-	command := agent.Command{Args: r.Command}
+	a, command := s.Agent(g.host.Clock), agent.Command{Args: r.Command}
 	if r.Stdin != nil {
 		if err := a.CheckExec(ctx); err != nil { // before a person has typed
 			return 0, classify(ctx, err)
 		}
-		if command.Stdin, err = readInput(ctx, r.Stdin); err != nil {
+		in := &input{from: r.Stdin, namespace: s.Namespace, kept: &g.inputs}
+		defer in.release()
+		if command.Stdin, err = in.readAll(ctx, g.host.Clock); err != nil {
 			return 0, err
 		}
 	}
@@ -68,46 +71,22 @@ func (g *Guests) Exec(ctx context.Context, uid types.UID, r driver.ExecRequest) 
 	return result.ExitCode, classify(ctx, err)
 }
 
-// findAgent returns the agent of a guest that runs.
-func (g *Guests) findAgent(ctx context.Context, uid types.UID) (agent.Agent, error) {
+// findAnswering returns a server whose guest can answer.
+func (g *Guests) findAnswering(ctx context.Context, uid types.UID) (*instance.Instance, error) {
 	s, err := g.findRunning(ctx, uid)
 	if err == nil && s.IsPaused() {
 		err = driver.Errorf(driver.ErrRetry, "the server %s is paused", uid)
 	}
-	if err != nil {
-		return agent.Agent{}, err
-	}
-	return s.Agent(g.host.Clock), nil
-}
-
-// readInput reads all input of a command. If ctx ends first, a goroutine waits on until the
-// caller closes the input.
-func readInput(ctx context.Context, from io.Reader) ([]byte, error) {
-	var input []byte
-	read := make(chan error, 1)
-	go func() {
-		var err error
-		input, err = io.ReadAll(io.LimitReader(from, agent.MaxInput+1))
-		read <- err
-	}()
-	select {
-	case err := <-read:
-		if err != nil {
-			return nil, fmt.Errorf("reading the input of the command: %w", err)
-		}
-		return input, nil
-	case <-ctx.Done():
-		return nil, fmt.Errorf("waiting for the end of the command's input: %w", context.Cause(ctx))
-	}
+	return s, err
 }
 
 // Interfaces implements driver.InterfaceLister, by the guest's agent.
 func (g *Guests) Interfaces(ctx context.Context, uid types.UID) ([]driver.Interface, error) {
-	a, err := g.findAgent(ctx, uid)
+	s, err := g.findAnswering(ctx, uid)
 	if err != nil {
 		return nil, err
 	}
-	reported, err := a.Interfaces(ctx)
+	reported, err := s.Agent(g.host.Clock).Interfaces(ctx)
 	if err != nil {
 		return nil, classify(ctx, err)
 	}

@@ -4,7 +4,8 @@
 // Package guest reaches what runs in the machines of the qemu driver: consoles, logs, commands,
 // ports and network interfaces. It changes no server, and takes no lock of one.
 //
-// Start with Guests. exec.go has what goes through the agent of a guest.
+// Start with Guests. exec.go has what goes through the agent of a guest, and input.go what it
+// keeps of the input of commands.
 package guest
 
 import (
@@ -26,10 +27,13 @@ import (
 )
 
 // Guests are the guests of the machines of a host.
-type Guests struct{ host *instance.Host }
+type Guests struct {
+	host   *instance.Host
+	inputs inputs
+}
 
 // New returns the guests of a host.
-func New(host *instance.Host) *Guests { return &Guests{host} }
+func New(host *instance.Host) *Guests { return &Guests{host: host} }
 
 // Console implements driver.Consoler.
 func (g *Guests) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser, error) {
