@@ -29,7 +29,7 @@ func DiskFaultOf(event qmp.Event) (fault DiskFault, ok bool) {
 	return fault, ok
 }
 
-// IsResume reports whether an event says that the guest was resumed.
+// IsResume reports whether an event says that the guest was resumed, or started.
 func IsResume(event qmp.Event) bool { return event.Name == "RESUME" }
 
 // FindDiskFault returns the error that a guest waits for; known is the one that was

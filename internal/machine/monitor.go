@@ -172,6 +172,16 @@ func (m Machine) Agent(c clock.Clock) agent.Agent {
 	return agent.Agent{Connect: m.connectAgent, Clock: c}
 }
 
+// SetGuestClock sets the guest's clock to the host's after a pause, in which it stood still.
+// Without an agent, or one that may not do that, the guest's own time service has to.
+func (m Machine) SetGuestClock(ctx context.Context, c clock.Clock) error {
+	err := m.Agent(c).SetTime(ctx)
+	if errors.Is(err, agent.ErrNoAgent) || errors.Is(err, agent.ErrDisabled) {
+		return nil
+	}
+	return err
+}
+
 const (
 	// agentFreeWithin is how long a client waits for the agent while others talk to it, which is
 	// longer than one of them waits for an agent that is silent. An answer that goes on may take
@@ -207,7 +217,9 @@ func (m Machine) checkAgent(ctx context.Context) error {
 		Label  string `json:"label"`
 		IsOpen bool   `json:"frontend-open"`
 	}
-	if err := m.Execute(ctx, "query-chardev", nil, &devices); err != nil {
+	if err := m.Control(ctx, func(ctx context.Context, c *qmp.Client) error {
+		return c.Execute(ctx, "query-chardev", nil, &devices)
+	}); err != nil {
 		return err
 	}
 	for _, d := range devices {

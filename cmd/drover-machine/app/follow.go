@@ -10,6 +10,8 @@ import (
 	"os"
 	"time"
 
+	"k8s.io/utils/clock"
+
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
@@ -50,7 +52,7 @@ type follower struct {
 // resumed. starting ends when the program is to stop.
 func (f *follower) followGuest(ctx, starting context.Context) (end, error) {
 	f.changed, f.faults = make(chan struct{}, 1), make(chan machine.DiskFault, 1)
-	events, err := f.listen(starting)
+	events, err := f.listen(ctx, starting)
 	if err != nil {
 		return end{}, err
 	}
@@ -81,10 +83,17 @@ func (f *follower) followGuest(ctx, starting context.Context) (end, error) {
 }
 
 // listen connects to the events of QEMU.
-func (f *follower) listen(ctx context.Context) (*qmp.Client, error) {
-	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
+func (f *follower) listen(ctx, starting context.Context) (*qmp.Client, error) {
+	bounded, cancel := context.WithTimeout(starting, machine.CommandWithin)
 	defer cancel()
-	return f.machine.Dial(ctx, machine.EventsSocket, f.onEvent)
+	return f.machine.Dial(bounded, machine.EventsSocket, func(event qmp.Event) { f.onEvent(ctx, event) })
+}
+
+// setGuestClock sets the clock of a guest that was resumed.
+func (f *follower) setGuestClock(ctx context.Context) {
+	if err := f.machine.SetGuestClock(ctx, clock.RealClock{}); err != nil && ctx.Err() == nil {
+		f.log.Info("Clock of the guest could not be set after a pause", "cause", err.Error())
+	}
 }
 
 // explainStart adds how QEMU has ended, if that is why the guest was not resumed.
@@ -98,12 +107,15 @@ func (f *follower) explainStart(err error) error {
 }
 
 // onEvent must not wait for the client.
-func (f *follower) onEvent(event qmp.Event) {
+func (f *follower) onEvent(ctx context.Context, event qmp.Event) {
 	if fault, ok := machine.DiskFaultOf(event); ok {
 		select {
 		case f.faults <- fault:
 		default:
 		}
+	}
+	if machine.IsResume(event) {
+		go f.setGuestClock(ctx)
 	}
 	if !machine.ChangesState(event) {
 		return

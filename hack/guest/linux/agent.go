@@ -123,6 +123,7 @@ type agentRequest struct {
 		Path    string
 		Arg     []string
 		Input   []byte `json:"input-data"`
+		Time    int64  // in nanoseconds
 	}
 }
 
@@ -186,6 +187,8 @@ func (a *guestAgent) execute(mode string, r agentRequest) (any, error) {
 		return a.status(r.Arguments.PID)
 	case "guest-network-get-interfaces":
 		return listInterfaces()
+	case "guest-set-time":
+		return struct{}{}, setClock(time.Unix(0, r.Arguments.Time))
 	}
 	return nil, fmt.Errorf("the command %s has not been found", r.Execute)
 }
@@ -261,6 +264,11 @@ func (a *guestAgent) runningProcesses() (n int) {
 		}
 	}
 	return n
+}
+
+func setClock(now time.Time) error {
+	of := syscall.NsecToTimeval(now.UnixNano())
+	return syscall.Settimeofday(&of)
 }
 
 func listInterfaces() (any, error) {

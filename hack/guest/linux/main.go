@@ -14,6 +14,7 @@
 //	/eat?mib=N  allocates exactly that much memory
 //	/panic   panics
 //	/off     powers off without the button
+//	/clock         says what time it is, in seconds since 1970; set=N sets its clock
 //	/agent?mode=M  starts or stops the guest agent: see agent.go; agent=M on the
 //	               kernel's command line does that at the boot
 //	/processes     how many commands the guest agent runs
@@ -358,6 +359,12 @@ func serveHTTP(r report) error {
 		if err := agent.setMode(q.FormValue("mode")); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 		}
+	})
+	http.HandleFunc("/clock", func(w http.ResponseWriter, q *http.Request) {
+		if set, err := strconv.ParseInt(q.FormValue("set"), 10, 64); err == nil {
+			logLine("clock", setClock(time.Unix(set, 0)))
+		}
+		_, _ = fmt.Fprint(w, time.Now().Unix())
 	})
 	http.HandleFunc("/processes", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, agent.runningProcesses()) })
 	http.HandleFunc("/off", func(http.ResponseWriter, *http.Request) { powerOff() })

@@ -14,9 +14,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
@@ -92,9 +94,17 @@ func (g *linuxGuest) checkAgent(t *testing.T) {
 	}
 	g.checkCommands(t)
 
+	g.ask(t, "/clock?set=1000000000") // as if it had been paused for long
 	pause(t, g.d, g.spec)
 	wantError(t, g.run(t, nil, "echo").err, driver.ErrRetry, "is paused")
 	reach(t, g.d, g.spec, driver.StateRunning)
+	assert.Eventually(t, "its clock is set", func(t testing.TB) error {
+		now, err := strconv.ParseInt(g.ask(t, "/clock"), 10, 64)
+		if behind := time.Since(time.Unix(now, 0)); err != nil || behind.Abs() > time.Hour {
+			return fmt.Errorf("it is %s behind: %w", behind, err)
+		}
+		return nil
+	})
 	if got := g.run(t, nil, "echo", "on"); got.out != "on\n" {
 		t.Errorf("resumed it is %+v", got)
 	}

@@ -108,6 +108,13 @@ func (c watchedConn) Write(p []byte) (int, error) {
 	return n, err
 }
 
+// SetTime sets the guest's clock to this host's, in UTC.
+func (a Agent) SetTime(ctx context.Context) error {
+	return a.converse(ctx, func(c *conversation) error {
+		return c.execute("guest-set-time", map[string]int64{"time": a.Clock.Now().UnixNano()}, &struct{}{})
+	})
+}
+
 // Interface is a network interface of the guest.
 type Interface struct {
 	Name string

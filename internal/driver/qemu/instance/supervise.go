@@ -108,6 +108,9 @@ func (inst *Instance) connectEvents(ctx context.Context, changed chan struct{}) 
 		defer close(connected)
 		c, err = inst.Dial(ctx, machine.EventsSocket, func(event qmp.Event) {
 			inst.recordDiskEvent(event)
+			if machine.IsResume(event) {
+				go inst.setGuestClock(ctx)
+			}
 			if machine.ChangesState(event) {
 				inst.NotifyWatchers()
 				signal(changed)
@@ -124,6 +127,13 @@ func (inst *Instance) connectEvents(ctx context.Context, changed chan struct{}) 
 			inst.cutLogs()
 			inst.tryCompleteStop(ctx)
 		}
+	}
+}
+
+// setGuestClock sets the clock of a guest that was resumed.
+func (inst *Instance) setGuestClock(ctx context.Context) {
+	if err := inst.SetGuestClock(ctx, inst.Host.Clock); err != nil && ctx.Err() == nil {
+		inst.Host.Log.V(1).Info("Clock of the guest could not be set after a pause", "dir", inst.Path, "cause", err.Error())
 	}
 }
 
