@@ -44,6 +44,7 @@ exclude github.com/Azure/go-ansiterm v0.0.0-20261006220739-8c912ac31dd4
 require (
 	cloudnative.tw/drover v0.0.0-00010101000000-000000000000
 	github.com/go-logr/logr v1.4.4
+	github.com/moby/sys/user v0.4.1
 	github.com/prometheus/client_golang v1.25.0
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.10
@@ -66,6 +67,7 @@ require (
 	sigs.k8s.io/controller-runtime v0.24.1
 	sigs.k8s.io/yaml v1.6.0
 )
+
 
 require (
 	cel.dev/expr v0.25.2 // indirect

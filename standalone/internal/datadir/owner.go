@@ -11,10 +11,13 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	accounts "github.com/moby/sys/user"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/atomicfile"
@@ -270,19 +273,21 @@ func checkMakers(path string) error {
 // distributions have their users make files, is no other.
 func (s step) checkWriters() error {
 	const group, others = 0o020, 0o002
-	if s.Mode&others != 0 || s.Mode&group != 0 && !isPrivateGroup(int(s.Uid), int(s.Gid)) {
+	if s.Mode&others != 0 || s.Mode&group != 0 && !isPrivateGroup("/etc/passwd", "/etc/group", int(s.Uid), int(s.Gid)) {
 		return fmt.Errorf("others than user %s may write to %s, whose mode is %#o: chmod go-w %s prevents that",
 			UserName(int(s.Uid)), s.path, s.Mode&0o7777, printable.ShellWord(s.path))
 	}
 	return nil
 }
 
-// isPrivateGroup reports whether a group is the private group of a user, which has the user's name.
-func isPrivateGroup(uid, gid int) bool {
-	owner, err := user.LookupId(strconv.Itoa(uid))
-	if err != nil || owner.Gid != strconv.Itoa(gid) {
+// isPrivateGroup reports whether a group has no member but one user, by the files of accounts: it
+// is that user's own group, and nobody else's. Accounts from elsewhere do not count as private.
+func isPrivateGroup(passwd, group string, uid, gid int) bool {
+	users, err := accounts.ParsePasswdFileFilter(passwd, func(u accounts.User) bool { return u.Uid == uid || u.Gid == gid })
+	if err != nil || len(users) != 1 || users[0].Uid != uid || users[0].Gid != gid {
 		return false
 	}
-	group, err := user.LookupGroupId(owner.Gid)
-	return err == nil && group.Name == owner.Username
+	groups, err := accounts.ParseGroupFileFilter(group, func(g accounts.Group) bool { return g.Gid == gid })
+	return err == nil && len(groups) == 1 &&
+		!slices.ContainsFunc(groups[0].List, func(member string) bool { return member != users[0].Name })
 }

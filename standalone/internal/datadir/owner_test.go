@@ -239,3 +239,30 @@ func TestCommandOfAnOpenFolder(t *testing.T) {
 	open.Mode = syscall.S_IFDIR | 0o777
 	assert.ErrorSays(t, "a folder that all users may write to", open.checkWriters(), "chmod go-w '/my data' prevents")
 }
+
+// TestPrivateGroups checks that a group counts as a user's own only if nobody else is in it.
+func TestPrivateGroups(t *testing.T) {
+	const own = "ann:x:1000:1000::/home/ann:/bin/sh\n"
+	for name, c := range map[string]struct {
+		passwd, group string
+		want          bool
+	}{
+		"nobody else":             {own, "ann:x:1000:\n", true},
+		"of another name":         {own, "staff:x:1000:ann\n", true},
+		"another member":          {own, "ann:x:1000:ann,bob\n", false},
+		"another user's main one": {own + "bob:x:1001:1000::/home/bob:/bin/sh\n", "ann:x:1000:\n", false},
+		"another user of the ID":  {own + "eve:x:1000:1000::/home/eve:/bin/sh\n", "ann:x:1000:\n", false},
+		"not the main one":        {"ann:x:1000:100::/home/ann:/bin/sh\n", "ann:x:1000:\n", false},
+		"not in the file":         {own, "", false},
+		"listed twice":            {own, "ann:x:1000:\nbobs:x:1000:bob\n", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			passwd, group := filepath.Join(dir, "passwd"), filepath.Join(dir, "group")
+			assert.NoError(t, errors.Join(os.WriteFile(passwd, []byte(c.passwd), 0o600), os.WriteFile(group, []byte(c.group), 0o600)))
+			if got := isPrivateGroup(passwd, group, 1000, 1000); got != c.want {
+				t.Errorf("got %t", got)
+			}
+		})
+	}
+}
