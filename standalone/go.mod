@@ -68,7 +68,6 @@ require (
 	sigs.k8s.io/yaml v1.6.0
 )
 
-
 require (
 	cel.dev/expr v0.25.2 // indirect
 	cyphar.com/go-pathrs v0.2.2 // indirect
