@@ -47,10 +47,11 @@ type Config struct {
 // service answers there: Drover has no network of its own.
 var ServiceIP = net.IPv4(10, 0, 0, 1)
 
-// How long each component may take to become ready on a slow and busy host, and when in
-// the 10 s of a stop it is left behind.
+// How long each component may take to become ready on a slow and busy host, where it needs
+// minutes of CPU time, and when in the 10 s of a stop it is left behind. One that has ended
+// is not waited for.
 const (
-	startTimeout                 = 2 * time.Minute
+	startTimeout                 = 10 * time.Minute
 	etcdStopTimeout              = 9500 * time.Millisecond
 	apiServerStopTimeout         = 8 * time.Second
 	controllerManagerStopTimeout = 6500 * time.Millisecond
