@@ -5,6 +5,7 @@ package control
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -18,6 +19,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/gorilla/websocket"
 )
 
 const (
@@ -37,19 +40,50 @@ const (
 	gracePath  = "/v1/grace-period"
 )
 
-// failures are the errors of Machine by the codes that they are sent as.
-var failures = map[int]error{
-	http.StatusConflict:            ErrNotRunning,
-	http.StatusNotFound:            ErrUnknown,
-	http.StatusBadGateway:          ErrNoAnswer,
-	http.StatusInternalServerError: ErrFailed,
+// failures are the errors of Machine and Guest, by the names that they are sent as. One that wraps
+// another comes before it.
+var failures = []struct {
+	name string
+	err  error
+}{
+	{"NotRunning", ErrNotRunning},
+	{"Unknown", ErrUnknown},
+	{"NoAnswer", ErrNoAnswer},
+	{"Taken", ErrTaken},
+	{"Busy", ErrBusy},
+	{"NoAgent", ErrNoAgent},
+	{"Disabled", ErrDisabled},
+	{"Silent", ErrSilent},
+	{"CommandNotFound", ErrCommandNotFound},
+	{"CommandNotExecutable", ErrCommandNotExecutable},
+	{"Command", ErrCommand},
+	{"EndUnknown", ErrEndUnknown},
+	{"OutputCut", ErrOutputCut},
+	{failed, ErrFailed},
+}
+
+// failed is the name of ErrFailed, and of what has no name.
+const failed = "Failed"
+
+// failureName returns the name of an error, empty for nil.
+func failureName(err error) string {
+	if err == nil {
+		return ""
+	}
+	for _, f := range failures {
+		if errors.Is(err, f.err) {
+			return f.name
+		}
+	}
+	return failed
 }
 
 // Client controls a machine. Each call has a connection of its own, since there may be
 // thousands of machines and calls are rare.
 type Client struct {
-	http http.Client
-	base string
+	http   http.Client
+	dialer websocket.Dialer
+	base   string
 }
 
 var _ Machine = (*Client)(nil)
@@ -58,14 +92,22 @@ var _ Machine = (*Client)(nil)
 // that of Credentials.ClientConfig: what answers has to prove to be the machine of that name,
 // since its address may belong to another pod by now.
 func NewClient(address string, config *tls.Config) *Client {
-	return &Client{base: "https://" + address, http: http.Client{
-		Timeout: CallWithin + 2*connectWithin,
-		Transport: &http.Transport{
-			DialContext: (&net.Dialer{Timeout: connectWithin}).DialContext, TLSHandshakeTimeout: connectWithin,
-			TLSClientConfig: config, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxHeader,
+	dial := (&net.Dialer{Timeout: connectWithin}).DialContext
+	return &Client{
+		base: "https://" + address,
+		http: http.Client{
+			Timeout: CallWithin + 2*connectWithin,
+			Transport: &http.Transport{
+				DialContext: dial, TLSHandshakeTimeout: connectWithin,
+				TLSClientConfig: config, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxHeader,
+			},
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}}
+		dialer: websocket.Dialer{
+			NetDialContext: dial, TLSClientConfig: config, HandshakeTimeout: CallWithin,
+			ReadBufferSize: messageSize, WriteBufferSize: 4 << 10,
+		},
+	}
 }
 
 // Status implements Machine.
@@ -133,20 +175,21 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 		return explain(err)
 	}
 	defer func() { _ = response.Body.Close() }()
-	if failure, is := failures[response.StatusCode]; is {
-		return failure
-	}
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%w: status %d", ErrProtocol, response.StatusCode)
-	}
-	if out == nil {
-		return nil
-	}
+	return readAnswer(response, out)
+}
+
+// readAnswer reads what a call returned, into out unless that is nil.
+func readAnswer(response *http.Response, out any) error {
 	content, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
-	if err != nil {
+	switch {
+	case err != nil:
 		return explain(err)
-	}
-	if json.Unmarshal(content, out) != nil {
+	case response.StatusCode == http.StatusUnprocessableEntity:
+		_, err := readEnding(content)
+		return cmp.Or(err, ErrProtocol)
+	case response.StatusCode != http.StatusOK:
+		return fmt.Errorf("%w: status %d", ErrProtocol, response.StatusCode)
+	case out != nil && json.Unmarshal(content, out) != nil:
 		return ErrProtocol
 	}
 	return nil

@@ -61,7 +61,7 @@ func newPair(t *testing.T, name string) (machine, client Credentials) {
 	t.Helper()
 	seed := make([]byte, SeedBytes)
 	_, _ = rand.Read(seed) // it never fails
-	machine, err := MachineCredentials(seed, name, "run", time.Now())
+	machine, err := MachineCredentials(seed, nil, name, "run", time.Now())
 	client, clientErr := ClientCredentials(seed, name, "run", time.Now())
 	assert.NoError(t, errors.Join(err, clientErr))
 	return machine, client
@@ -78,7 +78,7 @@ func clientConfig(t *testing.T, c Credentials) *tls.Config {
 // address.
 func serve(t *testing.T, c Credentials, m Machine) string {
 	t.Helper()
-	s, err := NewServer(t.Context(), c, m)
+	s, err := NewServer(t.Context(), c, m, nil)
 	assert.NoError(t, err)
 	listener := framework.Listen(t, "tcp", "127.0.0.1:0")
 	go func() { _ = s.serve(listener) }()
@@ -157,7 +157,7 @@ func TestIdentity(t *testing.T) {
 		"right":                      {address, clientConfig(t, client), nil},
 		"another authority":          {address, clientConfig(t, stranger), ErrIdentity},
 		"a machine of another name":  {serve(t, otherMachine, &stub{}), clientConfig(t, otherClient), ErrIdentity},
-		"another client certificate": {address, clientConfig(t, Credentials{client.CA, stranger.Cert, stranger.Key}), ErrIdentity},
+		"another client certificate": {address, clientConfig(t, Credentials{CA: client.CA, Cert: stranger.Cert, Key: stranger.Key}), ErrIdentity},
 		"the machine's certificate":  {address, clientConfig(t, machine), ErrIdentity},
 		"TLS 1.2":                    {address, oldTLS(clientConfig(t, client)), ErrIdentity},
 		"no certificate":             {address, withoutCertificate(clientConfig(t, client)), ErrIdentity},
@@ -174,7 +174,7 @@ func TestIdentity(t *testing.T) {
 func TestDerived(t *testing.T) {
 	t.Parallel()
 	seed := bytes.Repeat([]byte{7}, SeedBytes)
-	machine, err := MachineCredentials(seed, name, "run", time.Now())
+	machine, err := MachineCredentials(seed, nil, name, "run", time.Now())
 	assert.NoError(t, err)
 	address := serve(t, machine, &stub{status: Status{State: StateRunning}})
 	for what, c := range map[string]struct {
@@ -191,7 +191,7 @@ func TestDerived(t *testing.T) {
 		assert.NoError(t, err)
 		assert.ErrorIs(t, what, assert.ErrorOf(NewClient(address, clientConfig(t, client)).Status(t.Context())), c.want)
 	}
-	assert.ErrorSays(t, "a short seed", assert.ErrorOf(MachineCredentials(seed[1:], name, "run", time.Now())), "must have 32")
+	assert.ErrorSays(t, "a short seed", assert.ErrorOf(MachineCredentials(seed[1:], nil, name, "run", time.Now())), "must have 32")
 }
 
 func oldTLS(c *tls.Config) *tls.Config {
@@ -209,7 +209,7 @@ func withoutCertificate(c *tls.Config) *tls.Config {
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	machine, client := newPair(t, name)
-	config, err := machine.serverConfig()
+	config, _, err := machine.serverConfig()
 	assert.NoError(t, err)
 	for name, c := range map[string]struct {
 		code         int
@@ -227,7 +227,9 @@ func TestAnswers(t *testing.T) {
 		"header":         {200, strings.Repeat("hunter2", maxHeader), `{"state":"running"}`, ErrProtocol},
 		"code":           {418, "", "hunter2", ErrProtocol},
 		"redirect":       {302, "", "hunter2", ErrProtocol},
-		"failure":        {409, "", "hunter2", ErrNotRunning},
+		"failure":        {422, "", `{"failure":"NotRunning","text":"hunter2"}`, ErrNotRunning},
+		"odd failure":    {422, "", `{"failure":"hunter2"}`, ErrProtocol},
+		"no failure":     {422, "", "{}", ErrProtocol},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -305,7 +307,7 @@ func TestOutside(t *testing.T) {
 func TestServeRefusesItself(t *testing.T) {
 	t.Parallel()
 	machine, client := newPair(t, name)
-	s, err := NewServer(t.Context(), machine, &stub{status: Status{State: StateRunning}})
+	s, err := NewServer(t.Context(), machine, &stub{status: Status{State: StateRunning}}, nil)
 	assert.NoError(t, err)
 	listener := framework.Listen(t, "tcp", "127.0.0.1:0")
 	go func() { _ = s.Serve(listener) }()
@@ -353,5 +355,5 @@ func TestReadCredentials(t *testing.T) {
 		t.Errorf("got %v, %v", got, err)
 	}
 	machine.CA = []byte("none")
-	assert.ErrorSays(t, "without an authority", assert.ErrorOf(NewServer(t.Context(), machine, &stub{})), "ca.crt has no certificate")
+	assert.ErrorSays(t, "without an authority", assert.ErrorOf(NewServer(t.Context(), machine, &stub{}, nil)), "ca.crt has no certificate")
 }

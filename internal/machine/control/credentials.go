@@ -17,6 +17,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -28,73 +29,119 @@ const (
 	CAFile   = "ca.crt"
 	CertFile = "tls.crt"
 	KeyFile  = "tls.key"
+	// GuestCAFile is missing where nobody may reach the guest.
+	GuestCAFile = "guest-ca.crt"
 )
 
 const (
 	// validFor is longer than a machine runs: its certificates are not renewed.
 	validFor = 20 * 365 * 24 * time.Hour
+	// guestValidFor is how long a client may open streams with one certificate.
+	guestValidFor = 10 * time.Minute
 	// clockSkew is how far the clocks of two hosts may be apart.
 	clockSkew = 24 * time.Hour
 )
 
 // Credentials are those of one end, as PEM: its certificate and key, and the authority of the
 // other end's certificate.
-type Credentials struct{ CA, Cert, Key []byte }
+type Credentials struct {
+	CA, Cert, Key []byte
+	// GuestCA, at the machine, is the authority of clients that reach its guest. Without it there are
+	// none.
+	GuestCA []byte
+}
 
 // SeedBytes is how long the seed of credentials has to be.
 const SeedBytes = 32
 
 // MachineCredentials returns those of a machine's listener. name identifies the machine, such as by the
-// UID of its object, and stands in the certificate.
+// UID of its object, and stands in the certificate. With a guestSeed clients may reach the guest too.
 //
-// The authority of both ends depends on the seed, the name and the run of the machine alone. So who has
+// The authorities of both ends depend on the seeds, the name and the run of the machine alone. So who has
 // the seed makes a client of a machine again at any time, and keeps nothing of it; each end works with the
 // other end of any call with the same arguments.
-func MachineCredentials(seed []byte, name, run string, now time.Time) (Credentials, error) {
-	return issueCredentials(seed, name, run, now, &x509.Certificate{
+func MachineCredentials(seed, guestSeed []byte, name, run string, now time.Time) (Credentials, error) {
+	own, err := newAuthority(seed, controlPurpose, name, run, now)
+	if err != nil {
+		return Credentials{}, err
+	}
+	c, err := own.issue(&x509.Certificate{
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	})
-}
-
-// ClientCredentials returns those of the machine's client.
-func ClientCredentials(seed []byte, name, run string, now time.Time) (Credentials, error) {
-	return issueCredentials(seed, name, run, now, &x509.Certificate{
-		SerialNumber: big.NewInt(3), Subject: pkix.Name{CommonName: "client of " + name},
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	})
-}
-
-// issueCredentials derives the authority of a machine, and signs the certificate of one end with it.
-func issueCredentials(seed []byte, name, run string, now time.Time, end *x509.Certificate) (Credentials, error) {
-	if len(seed) != SeedBytes {
-		return Credentials{}, fmt.Errorf("the seed has %d bytes: it must have %d", len(seed), SeedBytes)
+	}, validFor)
+	if err != nil || guestSeed == nil {
+		return c, err
 	}
-	secret, err := hkdf.Key(sha256.New, seed, nil, fmt.Sprintf("drover-machine control %q %q", name, run), ed25519.SeedSize)
-	if err != nil {
-		return Credentials{}, err
-	}
-	key := ed25519.NewKeyFromSeed(secret)
-	authority := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "drover-machine " + name},
-		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	ca, err := sign(authority, authority, key.Public(), key, now)
-	if err != nil {
-		return Credentials{}, err
-	}
-	c, err := newEnd(end, authority, key, now)
-	c.CA = ca
+	guest, err := newAuthority(guestSeed, guestPurpose, name, run, now)
+	c.GuestCA = guest.pem
 	return c, err
 }
 
-// newEnd makes the certificate of one end, and its key.
-func newEnd(template, authority *x509.Certificate, authorityKey crypto.Signer, now time.Time) (Credentials, error) {
+// ClientCredentials returns those of the client that controls the machine.
+func ClientCredentials(seed []byte, name, run string, now time.Time) (Credentials, error) {
+	own, err := newAuthority(seed, controlPurpose, name, run, now)
+	if err != nil {
+		return Credentials{}, err
+	}
+	return own.issueClient(name, validFor)
+}
+
+// GuestCredentials returns those of a client that reaches the guest of the machine, for some minutes.
+func GuestCredentials(seed, guestSeed []byte, name, run string, now time.Time) (Credentials, error) {
+	own, err := newAuthority(seed, controlPurpose, name, run, now)
+	if err != nil {
+		return Credentials{}, err
+	}
+	guest, err := newAuthority(guestSeed, guestPurpose, name, run, now)
+	if err != nil {
+		return Credentials{}, err
+	}
+	c, err := guest.issueClient(name, guestValidFor)
+	c.CA = own.pem
+	return c, err
+}
+
+// The purposes of authorities, which stand in their names.
+const controlPurpose, guestPurpose = "control", "guest"
+
+// authority signs certificates of one purpose for one run of a machine.
+type authority struct {
+	certificate *x509.Certificate
+	key         ed25519.PrivateKey
+	pem         []byte
+	now         time.Time
+}
+
+func newAuthority(seed []byte, purpose, name, run string, now time.Time) (authority, error) {
+	if len(seed) != SeedBytes {
+		return authority{}, fmt.Errorf("the seed has %d bytes: it must have %d", len(seed), SeedBytes)
+	}
+	secret, err := hkdf.Key(sha256.New, seed, nil, fmt.Sprintf("drover-machine %s %q %q", purpose, name, run), ed25519.SeedSize)
+	if err != nil {
+		return authority{}, err
+	}
+	a := authority{key: ed25519.NewKeyFromSeed(secret), now: now, certificate: &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "drover-machine " + purpose + " " + name},
+		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign,
+	}}
+	a.pem, err = a.sign(a.certificate, a.key.Public(), validFor)
+	return a, err
+}
+
+func (a authority) issueClient(name string, valid time.Duration) (Credentials, error) {
+	return a.issue(&x509.Certificate{
+		SerialNumber: big.NewInt(3), Subject: pkix.Name{CommonName: "client of " + name},
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, valid)
+}
+
+// issue makes the certificate of one end, and its key.
+func (a authority) issue(end *x509.Certificate, valid time.Duration) (Credentials, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return Credentials{}, err
 	}
-	cert, err := sign(template, authority, &key.PublicKey, authorityKey, now)
+	cert, err := a.sign(end, &key.PublicKey, valid)
 	if err != nil {
 		return Credentials{}, err
 	}
@@ -102,12 +149,12 @@ func newEnd(template, authority *x509.Certificate, authorityKey crypto.Signer, n
 	if err != nil {
 		return Credentials{}, err
 	}
-	return Credentials{Cert: cert, Key: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})}, nil
+	return Credentials{CA: a.pem, Cert: cert, Key: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})}, nil
 }
 
-func sign(template, parent *x509.Certificate, public crypto.PublicKey, key crypto.Signer, now time.Time) ([]byte, error) {
-	template.NotBefore, template.NotAfter = now.Add(-clockSkew), now.Add(validFor)
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, public, key)
+func (a authority) sign(template *x509.Certificate, public crypto.PublicKey, valid time.Duration) ([]byte, error) {
+	template.NotBefore, template.NotAfter = a.now.Add(-clockSkew), a.now.Add(valid)
+	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, public, a.key)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +168,11 @@ func ReadCredentials(folder string) (c Credentials, err error) {
 			return Credentials{}, err
 		}
 	}
-	return c, nil
+	c.GuestCA, err = os.ReadFile(filepath.Join(folder, GuestCAFile)) //nolint:gosec // see above
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return c, err
 }
 
 // ClientConfig returns the TLS configuration of a client of the machine that has the name.
@@ -134,15 +185,25 @@ func (c Credentials) ClientConfig(name string) (*tls.Config, error) {
 	return config, nil
 }
 
-// serverConfig returns the TLS configuration of a machine's listener. Every connection shows
-// its certificate anew.
-func (c Credentials) serverConfig() (*tls.Config, error) {
+// serverConfig returns the TLS configuration of a machine's listener, and the authority of clients that
+// reach its guest, if any may. Every connection shows its certificate anew.
+func (c Credentials) serverConfig() (config *tls.Config, guest *x509.Certificate, err error) {
 	config, pool, err := c.config()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	if c.GuestCA != nil {
+		block, _ := pem.Decode(c.GuestCA)
+		if block == nil {
+			return nil, nil, errors.New(GuestCAFile + " has no certificate")
+		}
+		if guest, err = x509.ParseCertificate(block.Bytes); err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", GuestCAFile, err)
+		}
+		pool.AddCert(guest)
 	}
 	config.ClientAuth, config.ClientCAs, config.SessionTicketsDisabled = tls.RequireAndVerifyClientCert, pool, true
-	return config, nil
+	return config, guest, nil
 }
 
 func (c Credentials) config() (*tls.Config, *x509.CertPool, error) {

@@ -5,6 +5,7 @@ package control
 
 import (
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"io"
@@ -19,8 +20,9 @@ import (
 )
 
 const (
-	// maxConnections bounds what the listener keeps for those who connect.
-	maxConnections = 16
+	// maxConnections bounds what the listener keeps for those who connect. Streams take no call's
+	// place.
+	maxConnections = 16 + maxStreams
 	// headerWithin bounds a handshake, and then the head of a request; readWithin bounds a whole
 	// request and idleWithin the time between two.
 	headerWithin, readWithin, idleWithin = 5 * time.Second, 10 * time.Second, 30 * time.Second
@@ -32,20 +34,33 @@ type Server struct {
 	http *http.Server
 }
 
-// NewServer returns a server of a machine that works until ctx ends.
-func NewServer(ctx context.Context, c Credentials, m Machine) (*Server, error) {
-	config, err := c.serverConfig()
+// NewServer returns a server of a machine and its guest that works until ctx ends.
+func NewServer(ctx context.Context, c Credentials, m Machine, g Guest) (*Server, error) {
+	config, guest, err := c.serverConfig()
 	if err != nil {
 		return nil, err
 	}
 	var http1 http.Protocols
 	http1.SetHTTP1(true)
 	return &Server{ctx, &http.Server{
-		Handler: newHandler(m), TLSConfig: config, Protocols: &http1,
+		Handler: byAuthority(guest, newGuestHandler(g), newHandler(m)), TLSConfig: config, Protocols: &http1,
 		ReadHeaderTimeout: headerWithin, ReadTimeout: readWithin, WriteTimeout: CallWithin + headerWithin, IdleTimeout: idleWithin,
 		MaxHeaderBytes: maxHeader, BaseContext: func(net.Listener) context.Context { return ctx },
 		ErrorLog: log.New(io.Discard, "", 0), // whoever connects could fill a log
 	}}, nil
+}
+
+// byAuthority serves the clients of one authority by its handler, and those of the other authority by
+// another.
+func byAuthority(guest *x509.Certificate, guests, others http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		chain := r.TLS.VerifiedChains[0]
+		if chain[len(chain)-1].Equal(guest) {
+			guests.ServeHTTP(w, r)
+			return
+		}
+		others.ServeHTTP(w, r)
+	})
 }
 
 // Serve serves on a listener. It closes connections from this host's own addresses: those are
@@ -108,27 +123,17 @@ func addressOf(a net.Addr) (netip.Addr, bool) {
 // newHandler serves the calls.
 func newHandler(m Machine) http.Handler {
 	mux := http.NewServeMux()
-	handle := func(pattern string, call func(*http.Request) (any, error)) {
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			ctx, cancel := context.WithTimeout(r.Context(), CallWithin)
-			defer cancel()
-			r = r.WithContext(ctx)
-			r.Body = http.MaxBytesReader(w, r.Body, maxRequest)
-			answer, err := call(r)
-			respond(w, answer, err)
-		})
-	}
-	handle("GET "+statusPath, func(r *http.Request) (any, error) { return m.Status(r.Context()) })
-	handle("POST "+pausePath, func(r *http.Request) (any, error) { return nil, m.Pause(r.Context()) })
-	handle("POST "+resumePath, func(r *http.Request) (any, error) { return nil, m.Resume(r.Context()) })
-	handle("POST "+probePath, func(r *http.Request) (any, error) {
+	handle(mux, "GET "+statusPath, func(r *http.Request) (any, error) { return m.Status(r.Context()) })
+	handle(mux, "POST "+pausePath, func(r *http.Request) (any, error) { return nil, m.Pause(r.Context()) })
+	handle(mux, "POST "+resumePath, func(r *http.Request) (any, error) { return nil, m.Resume(r.Context()) })
+	handle(mux, "POST "+probePath, func(r *http.Request) (any, error) {
 		port, err := strconv.ParseUint(r.URL.Query().Get("port"), 10, 16)
 		if err != nil {
 			return nil, errRequest
 		}
 		return nil, m.Probe(r.Context(), int32(port))
 	})
-	handle("POST "+growPath, func(r *http.Request) (any, error) {
+	handle(mux, "POST "+growPath, func(r *http.Request) (any, error) {
 		var sizes Sizes
 		decoder := json.NewDecoder(r.Body)
 		decoder.DisallowUnknownFields()
@@ -137,7 +142,7 @@ func newHandler(m Machine) http.Handler {
 		}
 		return nil, m.Grow(r.Context(), sizes)
 	})
-	handle("POST "+gracePath, func(r *http.Request) (any, error) {
+	handle(mux, "POST "+gracePath, func(r *http.Request) (any, error) {
 		seconds, err := strconv.ParseUint(r.URL.Query().Get("seconds"), 10, 32)
 		if err != nil || seconds == 0 {
 			return nil, errRequest
@@ -147,30 +152,33 @@ func newHandler(m Machine) http.Handler {
 	return mux
 }
 
+// handle serves a call that takes and returns little.
+func handle(mux *http.ServeMux, pattern string, call func(*http.Request) (any, error)) {
+	mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), CallWithin)
+		defer cancel()
+		r = r.WithContext(ctx)
+		r.Body = http.MaxBytesReader(w, r.Body, maxRequest)
+		answer, err := call(r)
+		respond(w, answer, err)
+	})
+}
+
 // errRequest : the client asks for what this program does not understand.
 var errRequest = errors.New("the request is not understood")
 
-// respond sends an answer, or an error as its code alone.
+// respond sends an answer, or an error as its name alone.
 func respond(w http.ResponseWriter, answer any, err error) {
 	code := http.StatusOK
-	if err != nil {
-		code = codeOf(err)
+	switch {
+	case errors.Is(err, errRequest):
+		code, answer = http.StatusBadRequest, nil
+	case err != nil:
+		code, answer = http.StatusUnprocessableEntity, ending{Failure: failureName(err)}
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	if err == nil && answer != nil {
+	if answer != nil {
 		_ = json.NewEncoder(w).Encode(answer) // else the client learns it by what is missing
 	}
-}
-
-func codeOf(err error) int {
-	if errors.Is(err, errRequest) {
-		return http.StatusBadRequest
-	}
-	for code, failure := range failures {
-		if errors.Is(err, failure) {
-			return code
-		}
-	}
-	return http.StatusInternalServerError
 }

@@ -1,0 +1,172 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"cloudnative.tw/drover/internal/machine/control"
+)
+
+const (
+	// maxHistory is how much of the last output is kept for readers. One that falls further behind
+	// misses some.
+	maxHistory = 256 << 10
+	// tail is how much of the earlier output a new reader gets.
+	tail = 4 << 10
+)
+
+// serialConsole is the guest's serial console: any number of readers share one history, and all who
+// type share the one line to the guest.
+type serialConsole struct {
+	// dial opens the line.
+	dial func(context.Context) (net.Conn, error)
+
+	mu      sync.Mutex
+	history []byte        // the last output
+	printed int64         // all output until now, in bytes
+	changed chan struct{} // closed at the next output, and at the end
+	isOver  bool
+	isTaken bool // a session has the right to type
+
+	typing chan struct{} // has a value while somebody types
+	line   net.Conn      // nil before the first input
+}
+
+func newSerialConsole(dial func(context.Context) (net.Conn, error)) *serialConsole {
+	return &serialConsole{dial: dial, changed: make(chan struct{}), typing: make(chan struct{}, 1)}
+}
+
+// Write takes what the guest prints. It waits for no reader.
+func (c *serialConsole) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.history)+len(p) > 2*maxHistory {
+		c.history = append([]byte(nil), c.history[max(0, len(c.history)-maxHistory):]...)
+	}
+	c.history = append(c.history, p[max(0, len(p)-maxHistory):]...)
+	c.printed += int64(len(p))
+	c.notify()
+	return len(p), nil
+}
+
+// end says that the guest prints no more.
+func (c *serialConsole) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.isOver = true
+	c.notify()
+}
+
+func (c *serialConsole) notify() {
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// readAfter returns output that comes after a number of bytes, and where it ends. Where nothing is
+// there yet, changed is closed once there is.
+func (c *serialConsole) readAfter(at int64, p []byte) (n int, end int64, changed <-chan struct{}, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at = max(at, c.printed-int64(len(c.history)))
+	n = copy(p, c.history[len(c.history)-int(c.printed-at):])
+	if n == 0 && c.isOver {
+		err = io.EOF
+	}
+	return n, at + int64(n), c.changed, err
+}
+
+// attach opens a session, which may type if it has the right to.
+func (c *serialConsole) attach(ctx context.Context, types bool) (*consoleSession, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if types && c.isTaken {
+		return nil, control.ErrTaken
+	}
+	c.isTaken = c.isTaken || types
+	s := &consoleSession{console: c, at: max(0, c.printed-tail)}
+	s.ctx, s.leave = context.WithCancel(ctx)
+	if types {
+		s.release = sync.OnceFunc(c.giveUp)
+	}
+	return s, nil
+}
+
+func (c *serialConsole) giveUp() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.isTaken = false
+}
+
+// input sends what was typed to the guest. It waits for a guest that does not read.
+func (c *serialConsole) input(ctx context.Context, p []byte) (int, error) {
+	select {
+	case c.typing <- struct{}{}:
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	}
+	defer func() { <-c.typing }()
+	if c.line == nil {
+		line, err := c.dial(ctx)
+		if err != nil {
+			return 0, err
+		}
+		// What the guest prints comes here too, and must be read, or else QEMU would block it.
+		go func() { _, _ = io.Copy(io.Discard, line) }()
+		c.line = line
+	}
+	stop := context.AfterFunc(ctx, func() { _ = c.line.SetWriteDeadline(time.Unix(1, 0)) })
+	n, err := c.line.Write(p)
+	if !stop() {
+		_ = c.line.SetWriteDeadline(time.Time{})
+	}
+	return n, err
+}
+
+// consoleSession is one attached client.
+type consoleSession struct {
+	console *serialConsole
+	ctx     context.Context // ends with the session
+	leave   context.CancelFunc
+	at      int64  // of the output that was read
+	release func() // gives up the right to type, nil without it
+}
+
+// Read waits for what the guest prints.
+func (s *consoleSession) Read(p []byte) (int, error) {
+	for len(p) > 0 {
+		n, end, changed, err := s.console.readAfter(s.at, p)
+		if s.at = end; n > 0 || err != nil {
+			return n, err
+		}
+		select {
+		case <-changed:
+		case <-s.ctx.Done():
+			return 0, context.Cause(s.ctx)
+		}
+	}
+	return 0, nil
+}
+
+// Write types.
+func (s *consoleSession) Write(p []byte) (int, error) {
+	if s.release == nil || s.ctx.Err() != nil {
+		return 0, os.ErrClosed
+	}
+	return s.console.input(s.ctx, p)
+}
+
+// Close ends the session.
+func (s *consoleSession) Close() error {
+	s.leave()
+	if s.release != nil {
+		s.release()
+	}
+	return nil
+}

@@ -1,0 +1,65 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/netip"
+)
+
+// Guest is what people reach in a machine: the console of its guest, and what the agent in the
+// guest does.
+type Guest interface {
+	// Console attaches to the serial console, until it is closed or ctx ends. It first reads the end
+	// of the earlier output, then the output from then on, and io.EOF once the machine has ended. Only
+	// one caller at a time can be one who types; ErrTaken refuses another. The others cannot write.
+	Console(ctx context.Context, types bool) (io.ReadWriteCloser, error)
+	// Exec runs a command until it ends, and returns its exit code, 128 plus the signal's number if
+	// a signal ended it. The error may come with an exit code, as ErrOutputCut does.
+	Exec(ctx context.Context, c Command) (exitCode int, err error)
+	// Interfaces returns the guest's own view of its network interfaces, without the loopback one.
+	Interfaces(ctx context.Context) ([]Interface, error)
+}
+
+// Command is a program to run in the guest.
+type Command struct {
+	// Args are the program and its arguments. No shell interprets them.
+	Args []string
+	// Stdin is nil for a command without input. It is read until io.EOF.
+	Stdin io.Reader
+	// Stdout and Stderr get the output, none of them is nil.
+	Stdout, Stderr io.Writer
+}
+
+// Interface is a network interface of a guest.
+type Interface struct {
+	Name      string         `json:"name"`
+	MAC       string         `json:"mac,omitempty"`
+	Addresses []netip.Prefix `json:"addresses,omitempty"`
+}
+
+// Why a call of Guest fails, for errors.Is.
+var (
+	// ErrTaken : another caller types.
+	ErrTaken = errors.New("another caller writes to the console: it may be read, and written to once that caller has left")
+	// ErrBusy : the machine has as many streams as it can have, or its agent is busy.
+	ErrBusy = errors.New("the machine is busy with other callers: try again")
+	// ErrNoAgent : no agent has opened the guest's device.
+	ErrNoAgent = errors.New("the guest runs no QEMU guest agent, or has not started it yet: install the package qemu-guest-agent in the guest")
+	// ErrDisabled : the agent lacks the command, or is configured not to run it.
+	ErrDisabled = errors.New("the guest agent does not allow what this needs")
+	// ErrSilent : the agent does not answer, or not as it should.
+	ErrSilent = errors.New("the guest agent does not answer")
+	// ErrCommand : the command cannot be started, ErrCommandNotFound and ErrCommandNotExecutable
+	// where the guest says why.
+	ErrCommand              = errors.New("the command cannot be started")
+	ErrCommandNotFound      = errors.New("the command is not found in the guest")
+	ErrCommandNotExecutable = errors.New("the command cannot be executed in the guest")
+	// ErrEndUnknown : the command may have been started, and may run.
+	ErrEndUnknown = errors.New("how the command ends is not known, and it may still run")
+	// ErrOutputCut : a part of the output is missing.
+	ErrOutputCut = errors.New("the output is longer than what comes through the guest agent, and the rest is missing")
+)

@@ -1,0 +1,277 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// guestStub is a guest that answers with what a test sets.
+type guestStub struct {
+	err     error
+	code    int
+	console func(ctx context.Context, types bool) io.ReadWriteCloser
+	ended   chan error // the ends of commands that waited for their callers
+}
+
+func (g *guestStub) Console(ctx context.Context, types bool) (io.ReadWriteCloser, error) {
+	if g.err != nil {
+		return nil, g.err
+	}
+	return g.console(ctx, types), nil
+}
+
+func (g *guestStub) Interfaces(context.Context) ([]Interface, error) {
+	return []Interface{{"eth0", "52:54:00:12:34:56", []netip.Prefix{netip.MustParsePrefix("10.0.2.15/24")}}}, g.err
+}
+
+// Exec prints its input, and its arguments to the standard error. Without input of its own it waits.
+func (g *guestStub) Exec(ctx context.Context, c Command) (int, error) {
+	if c.Args[0] == "sleep" {
+		<-ctx.Done()
+		g.ended <- context.Cause(ctx)
+		return 0, ErrEndUnknown
+	}
+	input, err := io.ReadAll(c.Stdin)
+	if err == nil {
+		_, err = c.Stdout.Write(input)
+	}
+	if err == nil {
+		_, err = io.WriteString(c.Stderr, strings.Join(c.Args, "|"))
+	}
+	return g.code, cmp.Or(err, g.err)
+}
+
+// serveGuest serves a guest, and returns a client of it and one that controls its machine.
+func serveGuest(t *testing.T, g Guest) (guest, controls *Client) {
+	t.Helper()
+	seed, guestSeed := bytes.Repeat([]byte{7}, SeedBytes), bytes.Repeat([]byte{8}, SeedBytes)
+	machine, err := MachineCredentials(seed, guestSeed, name, "run", time.Now())
+	forGuest, guestErr := GuestCredentials(seed, guestSeed, name, "run", time.Now())
+	forMachine, clientErr := ClientCredentials(seed, name, "run", time.Now())
+	assert.NoError(t, errors.Join(err, guestErr, clientErr))
+	s, err := NewServer(t.Context(), machine, &stub{status: Status{State: StateRunning}}, g)
+	assert.NoError(t, err)
+	listener := framework.Listen(t, "tcp", "127.0.0.1:0")
+	go func() { _ = s.serve(listener) }()
+	t.Cleanup(func() { _ = s.http.Close() })
+	address := listener.Addr().String()
+	return NewClient(address, clientConfig(t, forGuest)), NewClient(address, clientConfig(t, forMachine))
+}
+
+// TestTwoAuthorities checks that who controls a machine does not reach its guest, nor the reverse.
+func TestTwoAuthorities(t *testing.T) {
+	t.Parallel()
+	guest, controls := serveGuest(t, &guestStub{})
+	for what, c := range map[string]struct {
+		err, want error
+	}{
+		"the status to who controls": {assert.ErrorOf(controls.Status(t.Context())), nil},
+		"the status to who may not":  {assert.ErrorOf(guest.Status(t.Context())), ErrProtocol},
+		"pausing by who may not":     {guest.Pause(t.Context()), ErrProtocol},
+		"interfaces to who may":      {assert.ErrorOf(guest.Interfaces(t.Context())), nil},
+		"interfaces to who controls": {assert.ErrorOf(controls.Interfaces(t.Context())), ErrProtocol},
+		"a console for who controls": {assert.ErrorOf(controls.Console(t.Context(), false)), ErrProtocol},
+		"a command of who controls":  {assert.ErrorOf(controls.Exec(t.Context(), Command{Args: []string{"id"}})), ErrProtocol},
+	} {
+		assert.ErrorIs(t, what, c.err, c.want)
+	}
+	seed := bytes.Repeat([]byte{7}, SeedBytes)
+	old, err := GuestCredentials(seed, bytes.Repeat([]byte{8}, SeedBytes), name, "run", time.Now().Add(-guestValidFor-time.Second))
+	assert.NoError(t, err)
+	guest.dialer.TLSClientConfig = clientConfig(t, old)
+	assert.ErrorIs(t, "a console by an old certificate", assert.ErrorOf(guest.Console(t.Context(), false)), ErrIdentity)
+}
+
+// TestExecOverStream checks what of a command arrives at both ends.
+func TestExecOverStream(t *testing.T) {
+	t.Parallel()
+	g := &guestStub{}
+	c, _ := serveGuest(t, g)
+	input := strings.Repeat("0123456789", 100_000)
+	for name, want := range map[string]struct {
+		stdin io.Reader
+		code  int
+		err   error
+		out   string
+	}{
+		"without input": {nil, 0, nil, ""},
+		"empty input":   {strings.NewReader(""), 3, nil, ""},
+		"much input":    {strings.NewReader(input), 255, nil, input},
+		"a failure":     {nil, 0, ErrCommandNotFound, ""},
+		"output cut":    {nil, 4, ErrOutputCut, ""},
+		"words":         {nil, 0, errors.New("hunter2"), ""},
+	} {
+		g.code, g.err = want.code, want.err
+		var out, printed bytes.Buffer
+		code, err := c.Exec(t.Context(), Command{Args: []string{"echo", "a b", ""}, Stdin: want.stdin, Stdout: &out, Stderr: &printed})
+		if name == "words" {
+			want.err = ErrFailed
+		}
+		if code != want.code || !errors.Is(err, want.err) || out.String() != want.out || printed.String() != "echo|a b|" {
+			t.Errorf("%s: %d, %v, %d bytes, %q", name, code, err, out.Len(), printed.String())
+		}
+		if err != nil && strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: words of the machine arrive: %v", name, err)
+		}
+	}
+}
+
+// TestLeftCommand checks that a command ends whose caller has left.
+func TestLeftCommand(t *testing.T) {
+	t.Parallel()
+	g := &guestStub{ended: make(chan error, 1)}
+	c, _ := serveGuest(t, g)
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error)
+	go func() {
+		failed <- assert.ErrorOf(c.Exec(ctx, Command{Args: []string{"sleep"}, Stdin: blocked{}, Stdout: io.Discard, Stderr: io.Discard}))
+	}()
+	cancel()
+	if err := <-failed; !errors.Is(err, context.Canceled) && !errors.Is(err, ErrUnreachable) {
+		t.Errorf("the caller gets %v", err)
+	}
+	ctx, cancel = context.WithCancel(t.Context())
+	s, err := c.openStream(ctx, execPath)
+	assert.NoError(t, err)
+	assert.NoError(t, s.sendJSON(channelStart, []string{"sleep"}))
+	cancel()
+	if err := <-g.ended; err == nil {
+		t.Error("a command has no cause of its end")
+	}
+}
+
+// blocked has no input yet.
+type blocked struct{}
+
+func (blocked) Read([]byte) (int, error) { select {} }
+
+// echo is a console that prints what is typed.
+type echo struct {
+	*io.PipeReader
+	*io.PipeWriter
+}
+
+func (e echo) Close() error { return errors.Join(e.PipeReader.Close(), e.PipeWriter.Close()) }
+
+func TestConsoleOverStream(t *testing.T) {
+	t.Parallel()
+	closed := make(chan struct{}, 2)
+	g := &guestStub{console: func(ctx context.Context, types bool) io.ReadWriteCloser {
+		r, w := io.Pipe()
+		context.AfterFunc(ctx, func() { _ = w.Close() })
+		if !types {
+			_ = w.Close()
+		}
+		return closing{echo{r, w}, closed}
+	}}
+	c, _ := serveGuest(t, g)
+	console, err := c.Console(t.Context(), true)
+	assert.NoError(t, err)
+	for _, text := range []string{"login: ", strings.Repeat("x", 3*messageSize)} {
+		assert.NoError(t, assert.ErrorOf(io.WriteString(console, text)))
+		got := make([]byte, len(text))
+		if _, err := io.ReadFull(console, got); err != nil || string(got) != text {
+			t.Errorf("%.10q comes back as %.10q, %v", text, got, err)
+		}
+	}
+	assert.NoError(t, console.Close())
+	<-closed
+	if _, err := console.Write([]byte("more")); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("a closed console takes input: %v", err)
+	}
+	ended, err := c.Console(t.Context(), false)
+	assert.NoError(t, err)
+	if rest, err := io.ReadAll(ended); err != nil || len(rest) > 0 {
+		t.Errorf("the console of a machine that has ended reads %q, %v", rest, err)
+	}
+	<-closed
+	g.err = ErrTaken
+	assert.ErrorIs(t, "another one who types", assert.ErrorOf(c.Console(t.Context(), true)), ErrTaken)
+}
+
+// closing says when a console was closed.
+type closing struct {
+	io.ReadWriteCloser
+
+	closed chan<- struct{}
+}
+
+func (c closing) Close() error {
+	c.closed <- struct{}{}
+	return c.ReadWriteCloser.Close()
+}
+
+// TestStreamsAreBounded checks that a machine refuses streams when it has many, answers calls all the
+// while, and takes another stream once one has ended.
+func TestStreamsAreBounded(t *testing.T) {
+	t.Parallel()
+	c, controls := serveGuest(t, &guestStub{console: func(ctx context.Context, _ bool) io.ReadWriteCloser {
+		r, w := io.Pipe()
+		context.AfterFunc(ctx, func() { _ = w.Close() })
+		return echo{r, w}
+	}})
+	var open []io.Closer
+	for range maxStreams {
+		console, err := c.Console(t.Context(), false)
+		assert.NoError(t, err)
+		open = append(open, console)
+	}
+	assert.ErrorIs(t, "one more stream", assert.ErrorOf(c.Console(t.Context(), false)), ErrBusy)
+	assert.NoError(t, assert.ErrorOf(controls.Status(t.Context())))
+	assert.NoError(t, open[0].Close())
+	assert.Eventually(t, "another stream is taken", func(testing.TB) error { return assert.ErrorOf(c.Console(t.Context(), false)) })
+}
+
+// TestOddMessages checks that either end of a stream ends it at a message that is none.
+func TestOddMessages(t *testing.T) {
+	t.Parallel()
+	g := &guestStub{ended: make(chan error, 1)}
+	c, _ := serveGuest(t, g)
+	for name, messages := range map[string][][]byte{
+		"empty":          {{}},
+		"no start":       {{channelInput, 'x'}},
+		"no list":        {{channelStart, 'x'}},
+		"unknown":        {[]byte("\x03[\"sleep\"]"), {9}},
+		"another start":  {[]byte("\x03[\"sleep\"]"), []byte("\x03[\"sleep\"]")},
+		"much too large": {[]byte("\x03[\"sleep\"]"), make([]byte, maxMessage+1)},
+	} {
+		s, err := c.openStream(t.Context(), execPath)
+		assert.NoError(t, err)
+		for _, m := range messages {
+			assert.NoError(t, s.ws.WriteMessage(websocket.BinaryMessage, m))
+		}
+		if _, content, err := s.receive(); err == nil && !bytes.Contains(content, []byte("EndUnknown")) {
+			t.Errorf("%s: the machine answers %q", name, content)
+		}
+		if len(messages) > 1 {
+			<-g.ended
+		}
+	}
+	for text, want := range map[string]error{
+		"{}": nil, `{"exitCode":7}`: nil, `{"failure":"Busy"}`: ErrBusy, `{"failure":"hunter2"}`: ErrProtocol, "hunter2": ErrProtocol, "": ErrProtocol,
+	} {
+		_, err := readEnding([]byte(text))
+		assert.ErrorIs(t, fmt.Sprintf("the ending %q", text), err, want)
+	}
+	if !reflect.DeepEqual(failureName(fmt.Errorf("x: %w", ErrCommandNotFound)), "CommandNotFound") {
+		t.Error("a wrapped failure has another name")
+	}
+}

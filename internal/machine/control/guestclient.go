@@ -1,0 +1,124 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"cmp"
+	"context"
+	"io"
+	"net/http"
+	"os"
+)
+
+var _ Guest = (*Client)(nil)
+
+// Interfaces implements Guest.
+func (c *Client) Interfaces(ctx context.Context) (all []Interface, err error) {
+	err = c.call(ctx, http.MethodGet, interfacesPath, nil, &all)
+	return all, err
+}
+
+// Console implements Guest.
+func (c *Client) Console(ctx context.Context, types bool) (io.ReadWriteCloser, error) {
+	path := consolePath
+	if types {
+		path += "?type"
+	}
+	s, err := c.openStream(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	return &console{stream: s}, nil
+}
+
+// openStream opens a stream, which ends with ctx.
+func (c *Client) openStream(ctx context.Context, path string) (*stream, error) {
+	ws, response, err := c.dialer.DialContext(ctx, "wss"+c.base[len("https"):]+path, nil)
+	if err != nil && response != nil {
+		defer func() { _ = response.Body.Close() }()
+		return nil, cmp.Or(readAnswer(response, nil), ErrProtocol)
+	}
+	if err != nil {
+		return nil, explain(err)
+	}
+	return newStream(ctx, ws), nil
+}
+
+// console is an attached console.
+type console struct {
+	*stream
+
+	unread []byte
+	err    error
+}
+
+// Read implements io.Reader. Its error is io.EOF once the machine has ended.
+func (c *console) Read(p []byte) (int, error) {
+	for len(c.unread) == 0 {
+		if c.err != nil {
+			return 0, c.err
+		}
+		c.unread, c.err = c.next()
+	}
+	n := copy(p, c.unread)
+	c.unread = c.unread[n:]
+	return n, nil
+}
+
+// next waits for output.
+func (c *console) next() ([]byte, error) {
+	channel, content, err := c.receive()
+	switch {
+	case err != nil:
+		return nil, err
+	case channel == channelOutput:
+		return content, nil
+	case channel == channelEnd:
+		_, err := readEnding(content)
+		return nil, cmp.Or(err, io.EOF)
+	}
+	return nil, ErrProtocol
+}
+
+// Write implements io.Writer. It waits for a guest that does not read.
+func (c *console) Write(p []byte) (int, error) { return outgoing{c.stream, channelInput}.Write(p) }
+
+// Close implements io.Closer.
+func (c *console) Close() error {
+	c.end(os.ErrClosed)
+	return nil
+}
+
+// Exec implements Guest.
+func (c *Client) Exec(ctx context.Context, command Command) (exitCode int, err error) {
+	s, err := c.openStream(ctx, execPath)
+	if err != nil {
+		return 0, err
+	}
+	defer s.end(os.ErrClosed)
+	if err := s.sendJSON(channelStart, command.Args); err != nil {
+		return 0, err
+	}
+	if command.Stdin != nil {
+		go s.sendFrom(command.Stdin)
+	} else if err := s.send(channelInput, nil); err != nil {
+		return 0, err
+	}
+	for {
+		channel, content, err := s.receive()
+		switch {
+		case err != nil:
+			return 0, err
+		case channel == channelEnd:
+			return readEnding(content)
+		}
+		to := map[byte]io.Writer{channelOutput: command.Stdout, channelErrors: command.Stderr}[channel]
+		if to == nil {
+			return 0, ErrProtocol
+		}
+		if _, err := to.Write(content); err != nil {
+			return 0, err
+		}
+	}
+}

@@ -1,0 +1,125 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+
+	"github.com/gorilla/websocket"
+)
+
+// Paths of the streams, which WebSockets are, and of a call.
+const (
+	consolePath    = "/v1/console"
+	execPath       = "/v1/exec"
+	interfacesPath = "/v1/interfaces"
+)
+
+// maxStreams bounds the streams of a machine.
+const maxStreams = 32
+
+var upgrader = websocket.Upgrader{ReadBufferSize: 4 << 10, WriteBufferSize: messageSize}
+
+// guestHandler serves what people reach in a machine.
+type guestHandler struct {
+	guest   Guest
+	streams chan struct{} // has a value for each
+}
+
+// newGuestHandler serves the calls of Guest.
+func newGuestHandler(g Guest) http.Handler {
+	h := &guestHandler{g, make(chan struct{}, maxStreams)}
+	mux := http.NewServeMux()
+	handle(mux, "GET "+interfacesPath, func(r *http.Request) (any, error) { return g.Interfaces(r.Context()) })
+	mux.HandleFunc("GET "+consolePath, h.limit(h.serveConsole))
+	mux.HandleFunc("GET "+execPath, h.limit(h.serveExec))
+	return mux
+}
+
+// limit refuses streams beyond maxStreams.
+func (h *guestHandler) limit(serve http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case h.streams <- struct{}{}:
+			defer func() { <-h.streams }()
+			serve(w, r)
+		default:
+			respond(w, nil, ErrBusy)
+		}
+	}
+}
+
+func (h *guestHandler) serveConsole(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	console, err := h.guest.Console(ctx, r.URL.Query().Has("type"))
+	if err != nil {
+		respond(w, nil, err)
+		return
+	}
+	defer func() { _ = console.Close() }()
+	s, ok := upgrade(ctx, w, r)
+	if !ok {
+		return
+	}
+	context.AfterFunc(s.ctx, cancel)
+	go func() { s.end(s.receiveInput(console)) }()
+	_, err = io.CopyBuffer(outgoing{s, channelOutput}, struct{ io.Reader }{console}, make([]byte, messageSize))
+	s.close(0, err)
+}
+
+func (h *guestHandler) serveExec(w http.ResponseWriter, r *http.Request) {
+	s, ok := upgrade(r.Context(), w, r)
+	if !ok {
+		return
+	}
+	var command Command
+	if channel, content, err := s.receive(); err != nil || channel != channelStart || json.Unmarshal(content, &command.Args) != nil {
+		s.end(errRequest)
+		return
+	}
+	stdin, input := io.Pipe()
+	command.Stdin, command.Stdout, command.Stderr = stdin, outgoing{s, channelOutput}, outgoing{s, channelErrors}
+	go func() {
+		err := s.receiveInput(input)
+		_ = input.CloseWithError(err) // unless its end was received before
+		s.end(err)
+	}()
+	code, err := h.guest.Exec(s.ctx, command)
+	_ = stdin.Close() // what is received from now on is discarded
+	s.close(code, err)
+}
+
+// upgrade makes a request a stream.
+func upgrade(ctx context.Context, w http.ResponseWriter, r *http.Request) (*stream, bool) {
+	ws, err := upgrader.Upgrade(w, r, nil)
+	if err != nil {
+		return nil, false // it has its answer
+	}
+	return newStream(ctx, ws), true
+}
+
+// receiveInput passes on what the other end sends, until that leaves. The end of the input closes what
+// it is passed to.
+func (s *stream) receiveInput(to io.WriteCloser) error {
+	for {
+		channel, content, err := s.receive()
+		switch {
+		case err != nil:
+			return err
+		case channel != channelInput:
+			return errRequest
+		case len(content) == 0:
+			_ = to.Close()
+			continue
+		}
+		if _, err := to.Write(content); err != nil && !errors.Is(err, io.ErrClosedPipe) {
+			return err
+		}
+	}
+}
