@@ -4,7 +4,6 @@
 package app
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"os"
@@ -12,8 +11,6 @@ import (
 	"time"
 
 	"golang.org/x/term"
-
-	"cloudnative.tw/drover/internal/machine"
 )
 
 const (
@@ -109,28 +106,6 @@ func (o *output) next() (text []byte, ok bool) {
 		o.lost = 0
 	}
 	return text, len(text) > 0
-}
-
-// typeIn leads what comes to the standard input to the guest, until its end. QEMU has one line
-// for all who are attached.
-func typeIn(ctx context.Context, m machine.Machine, input io.Reader) error {
-	first := make([]byte, 1<<10)
-	n, err := input.Read(first)
-	if err != nil {
-		return nil // there is no input
-	}
-	line, err := m.DialSerial(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = line.Close() }()
-	// What the guest prints comes here too, and must be read, or else QEMU would block it.
-	go func() { _, _ = io.Copy(io.Discard, line) }()
-	if _, err := line.Write(first[:n]); err != nil {
-		return err
-	}
-	_, err = io.Copy(line, input)
-	return err
 }
 
 // makeRaw gives a guest the terminal, if there is one, which then gets every key.

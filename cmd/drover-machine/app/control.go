@@ -79,7 +79,7 @@ func (r *run) serveControl(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("control.port: %w", err)
 	}
-	server, err := control.NewServer(ctx, credentials, controlled{r})
+	server, err := control.NewServer(ctx, credentials, controlled{r}, reachable{r})
 	if err != nil {
 		return fmt.Errorf("control.folder: %w", errors.Join(err, listener.Close()))
 	}
@@ -166,8 +166,8 @@ func (c controlled) changeState(ctx context.Context, command, to string) error {
 }
 
 // checkRunning refuses what only a guest can get that was started and is not to stop.
-func (c controlled) checkRunning() error {
-	if s := c.observed.status(); s.State != control.StateRunning {
+func (r *run) checkRunning() error {
+	if s := r.observed.status(); s.State != control.StateRunning {
 		return control.ErrNotRunning
 	}
 	return nil

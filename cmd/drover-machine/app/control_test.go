@@ -8,7 +8,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -44,11 +46,14 @@ func newNetwork(t *testing.T) (n network) {
 func (h *host) startControlled(t *testing.T, n network) (*guest, *control.Client) {
 	t.Helper()
 	seed := make([]byte, control.SeedBytes)
-	server, err := control.MachineCredentials(seed, h.described.UUID, "run", time.Now())
+	server, err := control.MachineCredentials(seed, seed, h.described.UUID, "run", time.Now())
 	client, clientErr := control.ClientCredentials(seed, h.described.UUID, "run", time.Now())
-	assert.NoError(t, errors.Join(err, clientErr))
+	forGuest, guestErr := control.GuestCredentials(seed, seed, h.described.UUID, "run", time.Now())
+	assert.NoError(t, errors.Join(err, clientErr, guestErr))
 	folder := h.newFolder(t, "control")
-	for name, content := range map[string][]byte{control.CAFile: server.CA, control.CertFile: server.Cert, control.KeyFile: server.Key} {
+	for name, content := range map[string][]byte{
+		control.CAFile: server.CA, control.CertFile: server.Cert, control.KeyFile: server.Key, control.GuestCAFile: server.GuestCA,
+	} {
 		assert.NoError(t, os.WriteFile(filepath.Join(folder, name), content, 0o600))
 	}
 	h.described.Control = &description.Control{Port: controlPort, Folder: folder}
@@ -58,9 +63,12 @@ func (h *host) startControlled(t *testing.T, n network) (*guest, *control.Client
 	}
 	g.Args = append([]string{"ip", "netns", "exec", n.name}, g.Args...)
 	config, err := client.ClientConfig(h.described.UUID)
-	assert.NoError(t, err)
+	guestConfig, guestErr := forGuest.ClientConfig(h.described.UUID)
+	assert.NoError(t, errors.Join(err, guestErr))
 	g.launch(t)
-	return g, control.NewClient(net.JoinHostPort(n.address, strconv.Itoa(controlPort)), config)
+	address := net.JoinHostPort(n.address, strconv.Itoa(controlPort))
+	g.reach = control.NewClient(address, guestConfig)
+	return g, control.NewClient(address, config)
 }
 
 // wantState waits until a machine is in a state, and returns its status.
@@ -97,6 +105,7 @@ func (g *guest) checkControl(t *testing.T, n network, c *control.Client) {
 		t.Errorf("the status was %+v and is %+v", s, later)
 	}
 	assert.ErrorIs(t, "a probe of a port that is not forwarded", probeOnce(t, c, 81), control.ErrUnknown)
+	g.checkReached(t, n)
 	testPause(t, c)
 	g.testGrow(t, c)
 	for _, address := range []string{n.address, "127.0.0.1", "::1"} {
@@ -105,6 +114,60 @@ func (g *guest) checkControl(t *testing.T, n network, c *control.Client) {
 	g.wantResident(t)
 	g.shutDown(t)
 	assert.ErrorIs(t, "after the end the status", assert.ErrorOf(c.Status(t.Context())), control.ErrUnreachable)
+}
+
+// checkReached checks the console of the Linux guest, and what its agent does.
+func (g *guest) checkReached(t *testing.T, n network) {
+	t.Helper()
+	run := func(stdin io.Reader, args ...string) (out string, code int, err error) {
+		var printed bytes.Buffer
+		code, err = g.reach.Exec(t.Context(), control.Command{Args: args, Stdin: stdin, Stdout: &printed, Stderr: &printed})
+		return printed.String(), code, err
+	}
+	_, _, err := run(nil, "echo")
+	assert.ErrorIs(t, "a command without an agent", err, control.ErrNoAgent)
+	_, err = http.Get(fmt.Sprintf("http://%s:%d/agent?mode=honest", n.address, g.h.described.Forwards[0].HostPort)) //nolint:noctx,bodyclose // of a test
+	assert.NoError(t, err)
+	assert.Eventually(t, "the agent answers", func(testing.TB) error { return assert.ErrorOf(g.reach.Interfaces(t.Context())) })
+	if all, err := g.reach.Interfaces(t.Context()); err != nil || len(all) != 1 || all[0].Name != "eth0" || len(all[0].Addresses) == 0 {
+		t.Errorf("the interfaces are %+v, %v", all, err)
+	}
+	for name, c := range map[string]struct {
+		stdin io.Reader
+		args  []string
+		out   string
+		code  int
+		err   error
+	}{
+		"output":    {nil, []string{"echo", "a b"}, "a b\n", 0, nil},
+		"input":     {strings.NewReader("a\x00\xff"), []string{"cat"}, "a\x00\xff", 0, nil},
+		"exit code": {nil, []string{"exit", "7"}, "", 7, nil},
+		"unknown":   {nil, []string{"no-such-program"}, "", 0, control.ErrCommandNotFound},
+		"a folder":  {nil, []string{"/proc"}, "", 0, control.ErrCommandNotExecutable},
+		"none":      {nil, nil, "", 0, control.ErrCommand},
+	} {
+		if out, code, err := run(c.stdin, c.args...); out != c.out || code != c.code || !errors.Is(err, c.err) {
+			t.Errorf("%s: %q, %d, %v, want %q, %d, %v", name, out, code, err, c.out, c.code, c.err)
+		}
+	}
+	console, err := g.reach.Console(t.Context(), true)
+	assert.NoError(t, err)
+	assert.ErrorIs(t, "another one who types", assert.ErrorOf(g.reach.Console(t.Context(), true)), control.ErrTaken)
+	assert.NoError(t, assert.ErrorOf(io.WriteString(console, "typed\n")))
+	waitForOutput(t, console, "typed")
+	assert.NoError(t, console.Close())
+}
+
+// waitForOutput reads until a text comes.
+func waitForOutput(t *testing.T, from io.Reader, text string) {
+	t.Helper()
+	var all []byte
+	for part := make([]byte, 1024); !bytes.Contains(all, []byte(text)); {
+		n, err := from.Read(part)
+		if all = append(all, part[:n]...); err != nil {
+			t.Fatalf("after %q: %v", all, err)
+		}
+	}
 }
 
 // testPause pauses and resumes a guest, each twice.

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/description"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -74,6 +75,7 @@ type guest struct {
 	*exec.Cmd
 
 	h        *host
+	reach    *control.Client // of a guest that is controlled
 	run      string
 	keyboard io.WriteCloser
 	ended    chan struct{}

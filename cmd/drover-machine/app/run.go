@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -34,6 +35,7 @@ type run struct {
 	machine machine.Machine
 	log     logr.Logger
 	output  *output
+	serial  *serialConsole
 	// progress is that of the disk that is being made.
 	progress progress
 	// stallWithin is how long a fetch may go without any data.
@@ -42,10 +44,8 @@ type run struct {
 }
 
 func newRun(d description.Machine, o options, log logr.Logger) *run {
-	return &run{
-		Machine: d, options: o, log: log, stallWithin: defaultStall,
-		machine: machine.Machine{Path: o.runFolder, UUID: d.UUID, Staging: runFolder{atomicfile.Folder{Path: o.runFolder, Prefix: tempPrefix, Volatile: true}}},
-	}
+	m := machine.Machine{Path: o.runFolder, UUID: d.UUID, Staging: runFolder{atomicfile.Folder{Path: o.runFolder, Prefix: tempPrefix, Volatile: true}}}
+	return &run{Machine: d, options: o, log: log, stallWithin: defaultStall, machine: m, serial: newSerialConsole(m.DialSerial)}
 }
 
 // runFolder makes the temporary files of a machine. A container's folder is gone after a power
@@ -123,7 +123,7 @@ func (r *run) announceStop() {
 func (r *run) startedFile() string { return filepath.Join(r.options.runFolder, "started") }
 
 func (r *run) typeIn(ctx context.Context) {
-	if err := typeIn(ctx, r.machine, os.Stdin); err != nil && ctx.Err() == nil {
+	if err := r.serial.typeFrom(ctx, os.Stdin); err != nil && ctx.Err() == nil {
 		r.log.Info("Standard input does not reach the guest any more", "cause", err.Error())
 	}
 }
@@ -171,7 +171,10 @@ func (r *run) openOutput() (write *os.File, err error) {
 		return nil, err
 	}
 	r.output, r.machine.Output = newOutput(os.Stdout), write
-	go r.output.copyFrom(read)
+	go func() {
+		defer r.serial.end()
+		r.output.copyFrom(io.TeeReader(read, r.serial))
+	}()
 	return write, nil
 }
 

@@ -129,6 +129,21 @@ func (c *serialConsole) input(ctx context.Context, p []byte) (int, error) {
 	return n, err
 }
 
+// typeFrom leads what comes to the program's standard input to the guest, until its end.
+func (c *serialConsole) typeFrom(ctx context.Context, input io.Reader) error {
+	_, err := io.Copy(typist{ctx, c}, input)
+	return err
+}
+
+// typist types whatever it is given.
+type typist struct {
+	ctx     context.Context
+	console *serialConsole
+}
+
+// Write implements io.Writer.
+func (t typist) Write(p []byte) (int, error) { return t.console.input(t.ctx, p) }
+
 // consoleSession is one attached client.
 type consoleSession struct {
 	console *serialConsole

@@ -135,7 +135,7 @@ func (e *contractEngine) begin(p *corev1.Pod) (string, func() (int32, string), e
 	ctx, cancel := context.WithCancel(context.Background())
 	m := &simulatedMachine{startedAt: time.Now()}
 	files := control.Credentials{CA: secret.Data[control.CAFile], Cert: secret.Data[control.CertFile], Key: secret.Data[control.KeyFile]}
-	server, err := control.NewServer(ctx, files, m)
+	server, err := control.NewServer(ctx, files, m, nil)
 	if err != nil {
 		cancel()
 		return "", nil, errors.Join(err, listener.Close())

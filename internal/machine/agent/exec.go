@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -35,11 +36,33 @@ const (
 var (
 	// ErrCommand : the command cannot be started.
 	ErrCommand = errors.New("the command cannot be started")
+	// ErrCommandNotFound : the guest has no such program.
+	ErrCommandNotFound = fmt.Errorf("%w: it is not found", ErrCommand)
+	// ErrCommandNotExecutable : the guest has it, and cannot run it.
+	ErrCommandNotExecutable = fmt.Errorf("%w: it cannot be executed", ErrCommand)
 	// ErrEndUnknown : the command may have been started, and may run.
 	ErrEndUnknown = errors.New("how the command ends is not known, and it may still run")
 	// ErrOutputCut : a part of the output is missing.
 	ErrOutputCut = fmt.Errorf("the output is longer than %d MiB, which is what comes through the guest agent, and the rest is missing: use ssh for more", maxOutput>>20)
 )
+
+// Words of Linux in a refusal to start a command.
+var (
+	saysNotFound      = regexp.MustCompile(`(?i)executable file not found|no such file or directory`)
+	saysNotExecutable = regexp.MustCompile(`(?i)permission denied|is a directory|not a directory|exec format error|argument list too long|file name too long`)
+)
+
+// refusalOf returns what the agent's refusal to start a command means.
+func refusalOf(refusal error) error {
+	kind := ErrCommand
+	switch text := refusal.Error(); {
+	case saysNotFound.MatchString(text):
+		kind = ErrCommandNotFound
+	case saysNotExecutable.MatchString(text):
+		kind = ErrCommandNotExecutable
+	}
+	return fmt.Errorf("%w: %w", kind, refusal)
+}
 
 // Command is a program to run in the guest, with its arguments.
 type Command struct {
@@ -138,7 +161,7 @@ func (c *conversation) start(command Command) (pid int64, err error) {
 	err = c.execute("guest-exec", arguments, &started)
 	switch {
 	case errors.Is(err, ErrRefused):
-		return 0, fmt.Errorf("%w: %w", ErrCommand, err)
+		return 0, refusalOf(err)
 	case err != nil:
 		return 0, err
 	case started.PID == nil || *started.PID <= 0:

@@ -36,7 +36,7 @@ func (m *Machines) NewEnd(ctx context.Context, uid types.UID, nonce string) (map
 	if err != nil {
 		return nil, err
 	}
-	end, err := control.MachineCredentials(seed, string(uid), nonce, m.Clock.Now())
+	end, err := control.MachineCredentials(seed, nil, string(uid), nonce, m.Clock.Now())
 	return map[string][]byte{control.CAFile: end.CA, control.CertFile: end.Cert, control.KeyFile: end.Key}, err
 }
 

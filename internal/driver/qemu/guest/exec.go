@@ -19,6 +19,8 @@ import (
 // agentErrors are the kinds of the contract for what fails with a guest's agent. One that is
 // missing here, ErrEndUnknown, has no kind: the command may have been started.
 var agentErrors = []struct{ from, kind error }{
+	{agent.ErrCommandNotFound, driver.ErrCommandNotFound},
+	{agent.ErrCommandNotExecutable, driver.ErrCommandNotExecutable},
 	{agent.ErrCommand, driver.ErrInvalid},
 	{agent.ErrNoAgent, driver.ErrUnsupported},
 	{agent.ErrDisabled, driver.ErrUnsupported},

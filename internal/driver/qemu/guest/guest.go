@@ -22,7 +22,6 @@ import (
 	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/internal/machine/agent"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
@@ -147,9 +146,6 @@ func forwardTo(s *instance.Instance, field string, port int32) (launch.Forward, 
 func classify(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() != nil {
 		return err
-	}
-	if kind := driver.CommandError(err.Error()); kind != nil && errors.Is(err, agent.ErrCommand) {
-		return driver.Errorf(kind, "%w", err)
 	}
 	for _, e := range agentErrors {
 		if errors.Is(err, e.from) {

@@ -1,0 +1,107 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"testing"
+
+	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/test/assert"
+)
+
+// newLine returns a console, and the guest's end of its line.
+func newLine() (c *serialConsole, guest net.Conn) {
+	own, guest := net.Pipe()
+	return newSerialConsole(func(context.Context) (net.Conn, error) { return own, nil }), guest
+}
+
+func attach(t *testing.T, c *serialConsole, types bool) *consoleSession {
+	t.Helper()
+	s, err := c.attach(t.Context(), types)
+	assert.NoError(t, err)
+	return s
+}
+
+// TestConsoleReaders checks that every reader gets the end of the earlier output and all that comes
+// then, that one who does not read keeps no memory and delays nobody, and that the end is seen by all.
+func TestConsoleReaders(t *testing.T) {
+	t.Parallel()
+	c, _ := newLine()
+	first, slow := attach(t, c, false), attach(t, c, false)
+	line := strings.Repeat("x", 1023) + "\n"
+	var printed bytes.Buffer
+	read := make(chan string)
+	go func() {
+		all, err := io.ReadAll(first)
+		assert.NoError(t, err)
+		read <- string(all)
+	}()
+	for range 3 * maxHistory / len(line) {
+		_, _ = io.WriteString(c, line)
+		printed.WriteString(line)
+	}
+	late := attach(t, c, false)
+	_, _ = io.WriteString(c, "last\n")
+	c.end()
+	for name, r := range map[string]struct {
+		of          io.Reader
+		least, most int
+	}{
+		"late": {late, tail + 5, tail + 5},
+		"slow": {slow, maxHistory, 2 * maxHistory},
+		"new":  {attach(t, c, false), tail, tail},
+	} {
+		got, err := io.ReadAll(r.of)
+		if err != nil || len(got) < r.least || len(got) > r.most || !strings.HasSuffix(printed.String()+"last\n", string(got)) {
+			t.Errorf("%s: reads %d bytes, %v", name, len(got), err)
+		}
+	}
+	if got := <-read; !strings.HasSuffix(printed.String()+"last\n", got[max(0, len(got)-maxHistory):]) {
+		t.Errorf("the first reads %d bytes, which end with %.80q", len(got), got[max(0, len(got)-80):])
+	}
+}
+
+// TestConsoleWriters checks that one session at a time may type, beside the standard input, and that a
+// guest which does not read keeps no session open.
+func TestConsoleWriters(t *testing.T) {
+	t.Parallel()
+	c, guest := newLine()
+	writer := attach(t, c, true)
+	assert.ErrorIs(t, "another writer", assert.ErrorOf(c.attach(t.Context(), true)), control.ErrTaken)
+	if _, err := attach(t, c, false).Write([]byte("x")); err == nil {
+		t.Error("a reader may type")
+	}
+	failed := make(chan error)
+	go func() { failed <- assert.ErrorOf(writer.Write([]byte("for a guest that does not read"))) }()
+	assert.NoError(t, writer.Close())
+	if err := <-failed; err == nil {
+		t.Error("a closed session has typed")
+	}
+	next := attach(t, c, true)
+	for name, typed := range map[string]func() error{
+		"a session":          func() error { return assert.ErrorOf(io.WriteString(next, "typed")) },
+		"the standard input": func() error { return c.typeFrom(t.Context(), strings.NewReader("typed")) },
+	} {
+		go func() { failed <- typed() }()
+		got := make([]byte, len("typed"))
+		if _, err := io.ReadFull(guest, got); err != nil || string(got) != "typed" {
+			t.Errorf("%s: the guest reads %q, %v", name, got, err)
+		}
+		assert.NoError(t, <-failed)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	waiting, err := c.attach(ctx, false)
+	assert.NoError(t, err)
+	go func() { failed <- assert.ErrorOf(waiting.Read(make([]byte, 1))) }()
+	cancel()
+	if err := <-failed; !errors.Is(err, context.Canceled) {
+		t.Errorf("a session whose caller has left reads %v", err)
+	}
+}
