@@ -80,9 +80,9 @@ func Main(arguments []string) int {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE, syscall.SIGHUP)
 	lines := newOutput(os.Stderr)
 	log := logr.FromSlogHandler(slog.NewTextHandler(lines, nil))
-	finished, printed := end{Reason: endInvalid, Message: fmt.Sprint(err)}, (*output)(nil)
+	finished, unread := end{Reason: endInvalid, Message: fmt.Sprint(err)}, []<-chan struct{}(nil)
 	if err == nil {
-		finished, printed = runDescribed(context.Background(), o, signals, log)
+		finished, unread = runDescribed(context.Background(), o, signals, log)
 	}
 	// First of all: who reads the streams may be slow, and SIGKILL may be near.
 	err = finished.writeMessage(o.termination)
@@ -90,23 +90,27 @@ func Main(arguments []string) int {
 	if err != nil {
 		log.Error(err, "Termination message could not be written")
 	}
-	drain(printed, lines)
+	lines.close()
+	drain(append(unread, lines.done))
 	return finished.code()
 }
 
-// runDescribed runs the machine of the description until it has ended. It also returns what the
-// guest prints to; nil if it never ran.
-func runDescribed(ctx context.Context, o options, signals <-chan os.Signal, log logr.Logger) (end, *output) {
+// runDescribed runs the machine of the description until it has ended. It also returns what is closed
+// once all was read that the guest has printed.
+func runDescribed(ctx context.Context, o options, signals <-chan os.Signal, log logr.Logger) (finished end, unread []<-chan struct{}) {
 	d, err := description.Read(o.description)
 	if err != nil {
 		return end{Reason: endInvalid, Message: err.Error()}, nil
 	}
 	r := newRun(d, o, log)
-	finished, err := r.runMachine(ctx, signals)
+	finished, err = r.runMachine(ctx, signals)
 	if err != nil {
 		finished = end{Reason: endNotStarted, Message: err.Error()}
 		finished.TooLarge, _ = errors.AsType[*imageSizeError](err)
 	}
 	r.observed.set(func(o *observed) { finished.StopRequested, finished.Disks = o.isStopping, o.disks })
-	return finished, r.output
+	if r.output != nil {
+		unread = append(unread, r.output.done, r.serial.left)
+	}
+	return finished, unread
 }

@@ -64,16 +64,12 @@ func (o *output) close() {
 	o.more.Signal()
 }
 
-// drain closes the log, and waits a moment for readers to take what is left.
-func drain(printed, log *output) {
-	log.close()
+// drain waits a moment for readers to take what is left.
+func drain(unread []<-chan struct{}) {
 	late := time.After(drainWithin)
-	for _, o := range []*output{printed, log} {
-		if o == nil {
-			continue
-		}
+	for _, read := range unread {
 		select {
-		case <-o.done:
+		case <-read:
 		case <-late:
 			return
 		}

@@ -105,7 +105,7 @@ func (g *guest) checkControl(t *testing.T, n network, c *control.Client) {
 		t.Errorf("the status was %+v and is %+v", s, later)
 	}
 	assert.ErrorIs(t, "a probe of a port that is not forwarded", probeOnce(t, c, 81), control.ErrUnknown)
-	g.checkReached(t, n)
+	g.checkReached(t, n, c)
 	testPause(t, c)
 	g.testGrow(t, c)
 	for _, address := range []string{n.address, "127.0.0.1", "::1"} {
@@ -117,7 +117,7 @@ func (g *guest) checkControl(t *testing.T, n network, c *control.Client) {
 }
 
 // checkReached checks the console of the Linux guest, and what its agent does.
-func (g *guest) checkReached(t *testing.T, n network) {
+func (g *guest) checkReached(t *testing.T, n network, controls *control.Client) {
 	t.Helper()
 	run := func(stdin io.Reader, args ...string) (out string, code int, err error) {
 		var printed bytes.Buffer
@@ -150,6 +150,11 @@ func (g *guest) checkReached(t *testing.T, n network) {
 			t.Errorf("%s: %q, %d, %v, want %q, %d, %v", name, out, code, err, c.out, c.code, c.err)
 		}
 	}
+	assert.NoError(t, controls.Pause(t.Context()))
+	_, _, err = run(nil, "echo")
+	assert.ErrorIs(t, "a command in a paused guest", err, control.ErrPaused)
+	assert.ErrorIs(t, "interfaces of a paused guest", assert.ErrorOf(g.reach.Interfaces(t.Context())), control.ErrPaused)
+	assert.NoError(t, controls.Resume(t.Context()))
 	console, err := g.reach.Console(t.Context(), true)
 	assert.NoError(t, err)
 	assert.ErrorIs(t, "another one who types", assert.ErrorOf(g.reach.Console(t.Context(), true)), control.ErrTaken)

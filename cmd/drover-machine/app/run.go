@@ -36,6 +36,7 @@ type run struct {
 	log     logr.Logger
 	output  *output
 	serial  *serialConsole
+	memory  execMemory
 	// progress is that of the disk that is being made.
 	progress progress
 	// stallWithin is how long a fetch may go without any data.
@@ -45,7 +46,7 @@ type run struct {
 
 func newRun(d description.Machine, o options, log logr.Logger) *run {
 	m := machine.Machine{Path: o.runFolder, UUID: d.UUID, Staging: runFolder{atomicfile.Folder{Path: o.runFolder, Prefix: tempPrefix, Volatile: true}}}
-	return &run{Machine: d, options: o, log: log, stallWithin: defaultStall, machine: m, serial: newSerialConsole(m.DialSerial)}
+	return &run{Machine: d, options: o, log: log, stallWithin: defaultStall, machine: m, serial: newSerialConsole(m.DialSerial), memory: newExecMemory()}
 }
 
 // runFolder makes the temporary files of a machine. A container's folder is gone after a power
@@ -62,8 +63,8 @@ func (f runFolder) ReplaceVolatile(path string, content []byte) error {
 
 // runMachine starts the machine and stays until its guest has ended. An error means that the
 // guest never ran.
-func (r *run) runMachine(ctx context.Context, signals <-chan os.Signal) (end, error) {
-	ctx, cancel := context.WithCancel(ctx)
+func (r *run) runMachine(program context.Context, signals <-chan os.Signal) (end, error) {
+	ctx, cancel := context.WithCancel(program)
 	defer cancel()
 	starting, interrupt := context.WithCancelCause(ctx)
 	defer interrupt(nil)
@@ -78,7 +79,7 @@ func (r *run) runMachine(ctx context.Context, signals <-chan os.Signal) (end, er
 		}
 		close(force)
 	}()
-	if err := r.serveControl(ctx); err != nil {
+	if err := r.serveControl(program); err != nil { // who reads the console learns of its end
 		return end{}, err
 	}
 	ended, err := r.startQEMU(starting)

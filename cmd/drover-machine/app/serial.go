@@ -34,13 +34,15 @@ type serialConsole struct {
 	changed chan struct{} // closed at the next output, and at the end
 	isOver  bool
 	isTaken bool // a session has the right to type
+	open    int  // sessions
+	left    chan struct{}
 
 	typing chan struct{} // has a value while somebody types
 	line   net.Conn      // nil before the first input
 }
 
 func newSerialConsole(dial func(context.Context) (net.Conn, error)) *serialConsole {
-	return &serialConsole{dial: dial, changed: make(chan struct{}), typing: make(chan struct{}, 1)}
+	return &serialConsole{dial: dial, changed: make(chan struct{}), left: make(chan struct{}), typing: make(chan struct{}, 1)}
 }
 
 // Write takes what the guest prints. It waits for no reader.
@@ -56,12 +58,16 @@ func (c *serialConsole) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// end says that the guest prints no more.
+// end says that the guest prints no more. left is closed once no session is open, each of which reads
+// the end first.
 func (c *serialConsole) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.isOver = true
 	c.notify()
+	if c.open == 0 {
+		close(c.left)
+	}
 }
 
 func (c *serialConsole) notify() {
@@ -89,19 +95,15 @@ func (c *serialConsole) attach(ctx context.Context, types bool) (*consoleSession
 	if types && c.isTaken {
 		return nil, control.ErrTaken
 	}
-	c.isTaken = c.isTaken || types
-	s := &consoleSession{console: c, at: max(0, c.printed-tail)}
-	s.ctx, s.leave = context.WithCancel(ctx)
-	if types {
-		s.release = sync.OnceFunc(c.giveUp)
+	if c.isOver {
+		return nil, control.ErrNotRunning
 	}
+	c.isTaken = c.isTaken || types
+	c.open++
+	s := &consoleSession{console: c, at: max(0, c.printed-tail), types: types}
+	s.ctx, s.leave = context.WithCancel(ctx)
+	s.close = sync.OnceFunc(s.giveUp)
 	return s, nil
-}
-
-func (c *serialConsole) giveUp() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.isTaken = false
 }
 
 // input sends what was typed to the guest. It waits for a guest that does not read.
@@ -121,10 +123,15 @@ func (c *serialConsole) input(ctx context.Context, p []byte) (int, error) {
 		go func() { _, _ = io.Copy(io.Discard, line) }()
 		c.line = line
 	}
-	stop := context.AfterFunc(ctx, func() { _ = c.line.SetWriteDeadline(time.Unix(1, 0)) })
+	cut := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = c.line.SetWriteDeadline(time.Unix(1, 0))
+		close(cut)
+	})
 	n, err := c.line.Write(p)
 	if !stop() {
-		_ = c.line.SetWriteDeadline(time.Time{})
+		<-cut
+		_ = c.line.SetWriteDeadline(time.Time{}) // for those who type next
 	}
 	return n, err
 }
@@ -149,8 +156,9 @@ type consoleSession struct {
 	console *serialConsole
 	ctx     context.Context // ends with the session
 	leave   context.CancelFunc
-	at      int64  // of the output that was read
-	release func() // gives up the right to type, nil without it
+	at      int64 // of the output that was read
+	types   bool
+	close   func()
 }
 
 // Read waits for what the guest prints.
@@ -171,7 +179,7 @@ func (s *consoleSession) Read(p []byte) (int, error) {
 
 // Write types.
 func (s *consoleSession) Write(p []byte) (int, error) {
-	if s.release == nil || s.ctx.Err() != nil {
+	if !s.types || s.ctx.Err() != nil {
 		return 0, os.ErrClosed
 	}
 	return s.console.input(s.ctx, p)
@@ -180,8 +188,18 @@ func (s *consoleSession) Write(p []byte) (int, error) {
 // Close ends the session.
 func (s *consoleSession) Close() error {
 	s.leave()
-	if s.release != nil {
-		s.release()
-	}
+	s.close()
 	return nil
+}
+
+func (s *consoleSession) giveUp() {
+	c := s.console
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s.types {
+		c.isTaken = false
+	}
+	if c.open--; c.open == 0 && c.isOver {
+		close(c.left)
+	}
 }

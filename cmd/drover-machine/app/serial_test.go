@@ -47,22 +47,32 @@ func TestConsoleReaders(t *testing.T) {
 		_, _ = io.WriteString(c, line)
 		printed.WriteString(line)
 	}
-	late := attach(t, c, false)
+	late, latest := attach(t, c, false), attach(t, c, false)
 	_, _ = io.WriteString(c, "last\n")
 	c.end()
+	assert.ErrorIs(t, "a reader after the end", assert.ErrorOf(c.attach(t.Context(), false)), control.ErrNotRunning)
 	for name, r := range map[string]struct {
 		of          io.Reader
 		least, most int
 	}{
-		"late": {late, tail + 5, tail + 5},
-		"slow": {slow, maxHistory, 2 * maxHistory},
-		"new":  {attach(t, c, false), tail, tail},
+		"late":   {late, tail + 5, tail + 5},
+		"slow":   {slow, maxHistory, 2 * maxHistory},
+		"latest": {latest, tail + 5, tail + 5},
 	} {
 		got, err := io.ReadAll(r.of)
 		if err != nil || len(got) < r.least || len(got) > r.most || !strings.HasSuffix(printed.String()+"last\n", string(got)) {
 			t.Errorf("%s: reads %d bytes, %v", name, len(got), err)
 		}
 	}
+	for n, session := range []*consoleSession{first, slow, late, latest} {
+		select {
+		case <-c.left:
+			t.Errorf("all have left when %d have", n)
+		default:
+		}
+		assert.NoError(t, errors.Join(session.Close(), session.Close()))
+	}
+	<-c.left
 	if got := <-read; !strings.HasSuffix(printed.String()+"last\n", got[max(0, len(got)-maxHistory):]) {
 		t.Errorf("the first reads %d bytes, which end with %.80q", len(got), got[max(0, len(got)-80):])
 	}

@@ -21,6 +21,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/test/assert"
@@ -187,6 +188,35 @@ func TestExec(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestResults checks that a command whose result would be one too many in memory is not asked for its
+// end, and that a command without a result takes no place.
+func TestResults(t *testing.T) {
+	t.Parallel()
+	const noCode = `{"return":{"exited":true}}`
+	synctest.Test(t, func(t *testing.T) {
+		g := &guest{answer: commands(noCode, runs, `{"return":{"exited":true,"exitcode":0}}`)}
+		command := Command{Args: []string{"x"}, Results: semaphore.NewWeighted(1)}
+		assert.ErrorIs(t, "a command without an exit code", assert.ErrorOf(g.agent().Exec(t.Context(), command)), ErrEndUnknown)
+		assert.NoError(t, assert.ErrorOf(g.agent().Exec(t.Context(), command)))
+		asked, ended := len(g.asked), make(chan error)
+		go func() { ended <- assert.ErrorOf(g.agent().Exec(t.Context(), command)) }()
+		time.Sleep(time.Hour)
+		if added := g.asked[asked:]; !slices.Equal(added, []string{"guest-info", "guest-exec"}) {
+			t.Errorf("beside a result in memory it is asked %q", added)
+		}
+		command.Results.Release(1)
+		assert.NoError(t, <-ended)
+		ctx, leave := context.WithTimeout(t.Context(), time.Hour)
+		defer leave()
+		assert.ErrorIs(t, "a command whose caller leaves", assert.ErrorOf(g.agent().Exec(ctx, command)), context.DeadlineExceeded)
+		command.Results.Release(1)
+		if !command.Results.TryAcquire(1) {
+			t.Error("a command without a result has kept a place")
+		}
+		g.checkClosed(t)
+	})
 }
 
 // TestArguments checks what the agent gets of a command.

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"golang.org/x/sync/semaphore"
 )
 
 const (
@@ -68,6 +70,24 @@ func refusalOf(refusal error) error {
 type Command struct {
 	Args  []string
 	Stdin []byte
+	// Results, if not nil, bounds the results in memory. The agent is asked for a command's end
+	// only with 1 of it, which the caller of Exec releases once it is done with the result.
+	Results *semaphore.Weighted
+}
+
+func (c Command) claimResult(ctx context.Context) error {
+	if c.Results == nil {
+		return nil
+	}
+	return c.Results.Acquire(ctx, 1)
+}
+
+func (c Command) tryClaimResult() bool { return c.Results == nil || c.Results.TryAcquire(1) }
+
+func (c Command) releaseResult() {
+	if c.Results != nil {
+		c.Results.Release(1)
+	}
 }
 
 // Result is how a command ended, and what it printed.
@@ -88,19 +108,24 @@ func requireExec(c *conversation) error {
 // first, Exec ends the command where the guest has a program for that. With ErrOutputCut there
 // is a result too.
 func (a Agent) Exec(ctx context.Context, command Command) (Result, error) {
-	if err := command.check(); err != nil {
+	if err := command.Check(); err != nil {
 		return Result{}, err
 	}
 	pid, status, err := a.begin(ctx, command)
 	if err != nil {
 		return Result{}, err
 	}
-	if status.Exited {
-		return status.result()
+	if !status.Exited {
+		if status, err = a.waitEnd(ctx, pid, command); err != nil {
+			if ctx.Err() != nil {
+				a.end(ctx, pid)
+			}
+			return Result{}, err
+		}
 	}
-	result, err := a.waitEnd(ctx, pid)
-	if ctx.Err() != nil {
-		a.end(ctx, pid)
+	result, err := status.result()
+	if err != nil && !errors.Is(err, ErrOutputCut) {
+		command.releaseResult()
 	}
 	return result, err
 }
@@ -114,11 +139,13 @@ func (a Agent) begin(ctx context.Context, command Command) (pid int64, status ex
 			return err
 		}
 		isSent = true
-		if pid, err = c.start(command); err != nil || !a.pause(ctx, quickPoll) {
+		if pid, err = c.start(command); err != nil || !a.pause(ctx, quickPoll) || !command.tryClaimResult() {
 			return err
 		}
-		if now, err := c.status(pid); err == nil {
+		if now, err := c.status(pid); err == nil && now.Exited {
 			status = now
+		} else {
+			command.releaseResult()
 		}
 		return nil
 	})
@@ -128,7 +155,8 @@ func (a Agent) begin(ctx context.Context, command Command) (pid int64, status ex
 	return pid, status, err
 }
 
-func (c Command) check() error {
+// Check refuses a command that no guest can start.
+func (c Command) Check() error {
 	size := 0
 	for i, arg := range c.Args {
 		size += len(arg)
@@ -172,27 +200,40 @@ func (c *conversation) start(command Command) (pid int64, err error) {
 
 // waitEnd asks for a command's end until it has ended. An agent that does not answer for a
 // while, as in a guest that is busy, may answer later.
-func (a Agent) waitEnd(ctx context.Context, pid int64) (Result, error) {
+func (a Agent) waitEnd(ctx context.Context, pid int64, command Command) (execStatus, error) {
 	answered := a.Clock.Now()
 	for wait := firstPoll; a.pause(ctx, wait); wait = min(2*wait, lastPoll) {
-		var status execStatus
+		claims := a.Clock.Now()
+		if command.claimResult(ctx) != nil {
+			break
+		}
 		began := a.Clock.Now()
-		err := a.converse(ctx, func(c *conversation) (err error) {
-			status, err = c.status(pid)
-			return err
-		})
+		answered = answered.Add(began.Sub(claims)) // in which the agent was not asked
+		status, err := a.askEnd(ctx, pid, command)
 		switch {
 		case err == nil && status.Exited:
-			return status.result()
+			return status, nil
 		case err == nil:
 			answered = a.Clock.Now()
 		case errors.Is(err, ErrBusy): // the agent was not asked
 			answered = answered.Add(a.Clock.Since(began))
 		case ctx.Err() == nil && (!errors.Is(err, ErrSilent) || a.Clock.Since(answered) > maxSilence):
-			return Result{}, endUnknown(err)
+			return execStatus{}, endUnknown(err)
 		}
 	}
-	return Result{}, fmt.Errorf("waiting for the command's end: %w", context.Cause(ctx))
+	return execStatus{}, fmt.Errorf("waiting for the command's end: %w", context.Cause(ctx))
+}
+
+// askEnd asks once whether a command has ended. It keeps the claim of a result if there is one.
+func (a Agent) askEnd(ctx context.Context, pid int64, command Command) (status execStatus, err error) {
+	err = a.converse(ctx, func(c *conversation) (err error) {
+		status, err = c.status(pid)
+		return err
+	})
+	if err != nil || !status.Exited {
+		command.releaseResult()
+	}
+	return status, err
 }
 
 // endUnknown makes an error of a kind of its own: that of the cause could mean that the
@@ -225,8 +266,8 @@ func (a Agent) end(ctx context.Context, pid int64) {
 		return err
 	})
 	if err == nil && killer != 0 {
-		_, _ = a.waitEnd(ctx, killer)
-		_, _ = a.waitEnd(ctx, pid)
+		_, _ = a.waitEnd(ctx, killer, Command{})
+		_, _ = a.waitEnd(ctx, pid, Command{})
 	}
 }
 

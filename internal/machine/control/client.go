@@ -51,6 +51,10 @@ var failures = []struct {
 	{"NoAnswer", ErrNoAnswer},
 	{"Taken", ErrTaken},
 	{"Busy", ErrBusy},
+	{"Inputs", ErrInputs},
+	{"InputOpen", ErrInputOpen},
+	{"InputLong", ErrInputLong},
+	{"Paused", ErrPaused},
 	{"NoAgent", ErrNoAgent},
 	{"Disabled", ErrDisabled},
 	{"Silent", ErrSilent},
@@ -166,11 +170,11 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 			return err
 		}
 	}
-	request, err := http.NewRequestWithContext(ctx, method, c.base+path, &body) //nolint:gosec // the caller names the machine
+	request, err := http.NewRequestWithContext(ctx, method, c.base+path, &body)
 	if err != nil {
 		return err
 	}
-	response, err := c.http.Do(request) //nolint:gosec // see above
+	response, err := c.http.Do(request)
 	if err != nil {
 		return explain(err)
 	}
@@ -210,7 +214,7 @@ func explain(err error) error {
 		return fmt.Errorf("%w: %w", ErrUnreachable, context.DeadlineExceeded)
 	case isSystem:
 		return fmt.Errorf("%w: %w", ErrUnreachable, code)
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), websocket.IsCloseError(err, websocket.CloseAbnormalClosure):
 		return fmt.Errorf("%w: it closed the connection", ErrUnreachable)
 	}
 	return ErrProtocol

@@ -6,8 +6,14 @@ package control
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"net"
 	"net/netip"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
 )
 
 // Guest is what people reach in a machine: the console of its guest, and what the agent in the
@@ -41,12 +47,43 @@ type Interface struct {
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 }
 
+// maxName is how long the name of an interface may be. Windows has long ones.
+const maxName = 256
+
+// isValid refuses what no interface has.
+func (i Interface) isValid() bool {
+	isOdd := func(r rune) bool { return !unicode.IsPrint(r) || r == unicode.ReplacementChar }
+	if i.Name == "" || len(i.Name) > maxName || strings.ContainsFunc(i.Name, isOdd) {
+		return false
+	}
+	if mac, err := net.ParseMAC(i.MAC); i.MAC != "" && (err != nil || mac.String() != i.MAC) {
+		return false
+	}
+	return !slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return !p.IsValid() || p.Addr().Zone() != "" })
+}
+
+const (
+	// MaxInputs is how many commands of a machine may have input at a time, since the agent takes all
+	// of it at once.
+	MaxInputs = 4
+	// inputWithin is how long a command's input may take to end.
+	inputWithin = 5 * time.Minute
+)
+
 // Why a call of Guest fails, for errors.Is.
 var (
 	// ErrTaken : another caller types.
 	ErrTaken = errors.New("another caller writes to the console: it may be read, and written to once that caller has left")
 	// ErrBusy : the machine has as many streams as it can have, or its agent is busy.
 	ErrBusy = errors.New("the machine is busy with other callers: try again")
+	// ErrInputs : as many commands have input as may.
+	ErrInputs = fmt.Errorf("%d commands with input run in the guest, which is the most: try again when one of them has ended", MaxInputs)
+	// ErrInputOpen and ErrInputLong : a command's input has not ended in time, or is too long. The
+	// command was not started.
+	ErrInputOpen = fmt.Errorf("the input has not ended within %s: the guest agent starts a command only then, so pass a file, or use ssh or the console", inputWithin)
+	ErrInputLong = errors.New("the input is longer than what the guest agent takes: use ssh for more")
+	// ErrPaused : the guest is paused.
+	ErrPaused = errors.New("the guest is paused")
 	// ErrNoAgent : no agent has opened the guest's device.
 	ErrNoAgent = errors.New("the guest runs no QEMU guest agent, or has not started it yet: install the package qemu-guest-agent in the guest")
 	// ErrDisabled : the agent lacks the command, or is configured not to run it.

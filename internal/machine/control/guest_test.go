@@ -7,14 +7,19 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/gorilla/websocket"
@@ -28,7 +33,8 @@ type guestStub struct {
 	err     error
 	code    int
 	console func(ctx context.Context, types bool) io.ReadWriteCloser
-	ended   chan error // the ends of commands that waited for their callers
+	begun   chan struct{} // unless it is nil, has the begin of each command that waits for its caller
+	ended   chan error    // has their ends
 }
 
 func (g *guestStub) Console(ctx context.Context, types bool) (io.ReadWriteCloser, error) {
@@ -45,6 +51,9 @@ func (g *guestStub) Interfaces(context.Context) ([]Interface, error) {
 // Exec prints its input, and its arguments to the standard error. Without input of its own it waits.
 func (g *guestStub) Exec(ctx context.Context, c Command) (int, error) {
 	if c.Args[0] == "sleep" {
+		if g.begun != nil {
+			g.begun <- struct{}{}
+		}
 		<-ctx.Done()
 		g.ended <- context.Cause(ctx)
 		return 0, ErrEndUnknown
@@ -60,14 +69,14 @@ func (g *guestStub) Exec(ctx context.Context, c Command) (int, error) {
 }
 
 // serveGuest serves a guest, and returns a client of it and one that controls its machine.
-func serveGuest(t *testing.T, g Guest) (guest, controls *Client) {
+func serveGuest(ctx context.Context, t *testing.T, g Guest) (guest, controls *Client) {
 	t.Helper()
 	seed, guestSeed := bytes.Repeat([]byte{7}, SeedBytes), bytes.Repeat([]byte{8}, SeedBytes)
 	machine, err := MachineCredentials(seed, guestSeed, name, "run", time.Now())
 	forGuest, guestErr := GuestCredentials(seed, guestSeed, name, "run", time.Now())
 	forMachine, clientErr := ClientCredentials(seed, name, "run", time.Now())
 	assert.NoError(t, errors.Join(err, guestErr, clientErr))
-	s, err := NewServer(t.Context(), machine, &stub{status: Status{State: StateRunning}}, g)
+	s, err := NewServer(ctx, machine, &stub{status: Status{State: StateRunning}}, g)
 	assert.NoError(t, err)
 	listener := framework.Listen(t, "tcp", "127.0.0.1:0")
 	go func() { _ = s.serve(listener) }()
@@ -79,7 +88,7 @@ func serveGuest(t *testing.T, g Guest) (guest, controls *Client) {
 // TestTwoAuthorities checks that who controls a machine does not reach its guest, nor the reverse.
 func TestTwoAuthorities(t *testing.T) {
 	t.Parallel()
-	guest, controls := serveGuest(t, &guestStub{})
+	guest, controls := serveGuest(t.Context(), t, &guestStub{})
 	for what, c := range map[string]struct {
 		err, want error
 	}{
@@ -104,7 +113,7 @@ func TestTwoAuthorities(t *testing.T) {
 func TestExecOverStream(t *testing.T) {
 	t.Parallel()
 	g := &guestStub{}
-	c, _ := serveGuest(t, g)
+	c, _ := serveGuest(t.Context(), t, g)
 	input := strings.Repeat("0123456789", 100_000)
 	for name, want := range map[string]struct {
 		stdin io.Reader
@@ -134,11 +143,53 @@ func TestExecOverStream(t *testing.T) {
 	}
 }
 
+// clientOf returns a client of a server without authorities.
+func clientOf(s *httptest.Server) *Client {
+	return NewClient(s.Listener.Addr().String(), s.Client().Transport.(*http.Transport).TLSClientConfig)
+}
+
+// TestInputWithoutEnd checks that a command whose input does not end in time is not started.
+func TestInputWithoutEnd(t *testing.T) {
+	t.Parallel()
+	machine := httptest.NewTLSServer(newGuestHandler(&guestStub{}, time.Nanosecond))
+	t.Cleanup(machine.Close)
+	_, err := clientOf(machine).Exec(t.Context(), Command{Args: []string{"echo"}, Stdin: blocked{}, Stdout: io.Discard, Stderr: io.Discard})
+	assert.ErrorIs(t, "a command whose input stays open", err, ErrInputOpen, "5m0s")
+}
+
+// TestLostCommand checks that a command whose machine is gone may have ended in any way, and that one whose
+// input cannot be read says so.
+func TestLostCommand(t *testing.T) {
+	t.Parallel()
+	g := &guestStub{begun: make(chan struct{}), ended: make(chan error, 2)}
+	ctx, end := context.WithCancel(t.Context())
+	c, _ := serveGuest(ctx, t, g)
+	failed := make(chan error)
+	exec := func(stdin io.Reader) {
+		failed <- assert.ErrorOf(c.Exec(t.Context(), Command{Args: []string{"sleep"}, Stdin: stdin, Stdout: io.Discard, Stderr: io.Discard}))
+	}
+	go exec(iotest.ErrReader(os.ErrDeadlineExceeded))
+	<-g.begun
+	assert.ErrorIs(t, "a command whose input cannot be read", <-failed, os.ErrDeadlineExceeded)
+	if err := <-g.ended; err == nil {
+		t.Error("a command has no cause of its end")
+	}
+	go exec(nil)
+	<-g.begun
+	end()
+	err := <-failed
+	assert.ErrorIs(t, "a command whose machine is gone", err, ErrEndUnknown)
+	if errors.Is(err, ErrUnreachable) {
+		t.Errorf("%v would be tried again", err)
+	}
+	assert.ErrorIs(t, "a stream whose machine is gone", explain(&websocket.CloseError{Code: websocket.CloseAbnormalClosure}), ErrUnreachable, "it closed the connection")
+}
+
 // TestLeftCommand checks that a command ends whose caller has left.
 func TestLeftCommand(t *testing.T) {
 	t.Parallel()
 	g := &guestStub{ended: make(chan error, 1)}
-	c, _ := serveGuest(t, g)
+	c, _ := serveGuest(t.Context(), t, g)
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error)
 	go func() {
@@ -182,7 +233,7 @@ func TestConsoleOverStream(t *testing.T) {
 		}
 		return closing{echo{r, w}, closed}
 	}}
-	c, _ := serveGuest(t, g)
+	c, _ := serveGuest(t.Context(), t, g)
 	console, err := c.Console(t.Context(), true)
 	assert.NoError(t, err)
 	for _, text := range []string{"login: ", strings.Repeat("x", 3*messageSize)} {
@@ -223,7 +274,7 @@ func (c closing) Close() error {
 // while, and takes another stream once one has ended.
 func TestStreamsAreBounded(t *testing.T) {
 	t.Parallel()
-	c, controls := serveGuest(t, &guestStub{console: func(ctx context.Context, _ bool) io.ReadWriteCloser {
+	c, controls := serveGuest(t.Context(), t, &guestStub{console: func(ctx context.Context, _ bool) io.ReadWriteCloser {
 		r, w := io.Pipe()
 		context.AfterFunc(ctx, func() { _ = w.Close() })
 		return echo{r, w}
@@ -240,18 +291,34 @@ func TestStreamsAreBounded(t *testing.T) {
 	assert.Eventually(t, "another stream is taken", func(testing.TB) error { return assert.ErrorOf(c.Console(t.Context(), false)) })
 }
 
+// TestOddInterfaces checks that no interface is taken which no guest has.
+func TestOddInterfaces(t *testing.T) {
+	t.Parallel()
+	for name, i := range map[string]Interface{
+		"without a name": {}, "a long name": {Name: strings.Repeat("x", maxName+1)}, "escape": {Name: "\x1b]0;x\a"}, "right to left": {Name: "a\u202eb"}, "no UTF-8": {Name: "a\xc3"},
+		"a MAC": {Name: "x", MAC: "\x1b[2J"}, "another form of it": {Name: "x", MAC: "52-54-00-12-34-56"}, "no address": {Name: "x", Addresses: []netip.Prefix{{}}},
+	} {
+		if i.isValid() {
+			t.Errorf("%s: it is taken", name)
+		}
+	}
+	if i := (Interface{"以太网", "52:54:00:12:34:56", []netip.Prefix{netip.MustParsePrefix("fe80::1/64")}}); !i.isValid() {
+		t.Errorf("%+v is refused", i)
+	}
+}
+
 // TestOddMessages checks that either end of a stream ends it at a message that is none.
 func TestOddMessages(t *testing.T) {
 	t.Parallel()
 	g := &guestStub{ended: make(chan error, 1)}
-	c, _ := serveGuest(t, g)
+	c, _ := serveGuest(t.Context(), t, g)
 	for name, messages := range map[string][][]byte{
 		"empty":          {{}},
 		"no start":       {{channelInput, 'x'}},
 		"no list":        {{channelStart, 'x'}},
 		"unknown":        {[]byte("\x03[\"sleep\"]"), {9}},
 		"another start":  {[]byte("\x03[\"sleep\"]"), []byte("\x03[\"sleep\"]")},
-		"much too large": {[]byte("\x03[\"sleep\"]"), make([]byte, maxMessage+1)},
+		"much too large": {[]byte("\x03[\"sleep\"]"), make([]byte, maxInput+1)},
 	} {
 		s, err := c.openStream(t.Context(), execPath)
 		assert.NoError(t, err)
@@ -262,7 +329,9 @@ func TestOddMessages(t *testing.T) {
 			t.Errorf("%s: the machine answers %q", name, content)
 		}
 		if len(messages) > 1 {
-			<-g.ended
+			if err := <-g.ended; err == nil {
+				t.Error("a command has no cause of its end")
+			}
 		}
 	}
 	for text, want := range map[string]error{
@@ -274,4 +343,50 @@ func TestOddMessages(t *testing.T) {
 	if !reflect.DeepEqual(failureName(fmt.Errorf("x: %w", ErrCommandNotFound)), "CommandNotFound") {
 		t.Error("a wrapped failure has another name")
 	}
+}
+
+// FuzzMachine checks that what a machine sends by a stream, which may be a guest that has broken out, makes its
+// client neither return more than was sent nor fail with words of the machine.
+func FuzzMachine(f *testing.F) {
+	for _, sent := range []string{
+		"\x82\x03\x01hi\x82\x03\x02no\x82\x0f\x04{\"exitCode\":7}", "\x82\x13\x04{\"failure\":\"Busy\"}", "\x82\x15\x04{\"failure\":\"hunter\"}",
+		"\x02\x02\x01h\x80\x01i", "\x82\x00", "\x82\x01\x09", "\x81\x02\x01a", "\x82\x7f\x7f\xff\xff\xff\xff\xff\xff\xff\x01", "\x88\x09\x03\xe8hunter2", "\x89\x00\x8a\x00", "",
+	} {
+		f.Add([]byte(sent))
+	}
+	var sent atomic.Pointer[[]byte]
+	machine := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ws, err := upgrader.Upgrade(w, r, nil)
+		if err != nil {
+			return
+		}
+		conn := ws.NetConn().(*tls.Conn)
+		_, _ = conn.Write(*sent.Load())
+		_ = conn.CloseWrite()
+		_, _ = io.Copy(io.Discard, conn) // until the client has left
+		_ = conn.Close()
+	}))
+	f.Cleanup(machine.Close)
+	c := clientOf(machine)
+	f.Fuzz(func(t *testing.T, content []byte) {
+		sent.Store(&content)
+		var out bytes.Buffer
+		_, execErr := c.Exec(t.Context(), Command{Args: []string{"x"}, Stdout: &out, Stderr: &out})
+		console, err := c.Console(t.Context(), false)
+		assert.NoError(t, err)
+		printed, readErr := io.ReadAll(console)
+		assert.NoError(t, console.Close())
+		if out.Len() > len(content) || len(printed) > len(content) {
+			t.Errorf("%d bytes become %d and %d", len(content), out.Len(), len(printed))
+		}
+		for _, err := range []error{execErr, readErr} {
+			isKnown := err == nil || errors.Is(err, ErrProtocol) || errors.Is(err, ErrUnreachable)
+			for _, f := range failures {
+				isKnown = isKnown || errors.Is(err, f.err)
+			}
+			if !isKnown || err != nil && strings.Contains(err.Error(), "hunter") {
+				t.Errorf("%q: it fails with %v", content, err)
+			}
+		}
+	})
 }

@@ -6,17 +6,25 @@ package control
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
+	"slices"
 )
 
 var _ Guest = (*Client)(nil)
 
 // Interfaces implements Guest.
 func (c *Client) Interfaces(ctx context.Context) (all []Interface, err error) {
-	err = c.call(ctx, http.MethodGet, interfacesPath, nil, &all)
-	return all, err
+	if err = c.call(ctx, http.MethodGet, interfacesPath, nil, &all); err != nil {
+		return nil, err
+	}
+	if slices.ContainsFunc(all, func(i Interface) bool { return !i.isValid() }) {
+		return nil, ErrProtocol
+	}
+	return all, nil
 }
 
 // Console implements Guest.
@@ -42,7 +50,7 @@ func (c *Client) openStream(ctx context.Context, path string) (*stream, error) {
 	if err != nil {
 		return nil, explain(err)
 	}
-	return newStream(ctx, ws), nil
+	return newStream(ctx, ws, maxOutput), nil
 }
 
 // console is an attached console.
@@ -76,13 +84,18 @@ func (c *console) next() ([]byte, error) {
 		return content, nil
 	case channel == channelEnd:
 		_, err := readEnding(content)
-		return nil, cmp.Or(err, io.EOF)
+		err = cmp.Or(err, io.EOF)
+		c.end(err) // for which the machine waits
+		return nil, err
 	}
 	return nil, ErrProtocol
 }
 
 // Write implements io.Writer. It waits for a guest that does not read.
 func (c *console) Write(p []byte) (int, error) { return outgoing{c.stream, channelInput}.Write(p) }
+
+// CloseWrite has the machine end the console, so that another caller can be one who types.
+func (c *console) CloseWrite() error { return c.send(channelInput, nil) }
 
 // Close implements io.Closer.
 func (c *console) Close() error {
@@ -108,6 +121,9 @@ func (c *Client) Exec(ctx context.Context, command Command) (exitCode int, err e
 	for {
 		channel, content, err := s.receive()
 		switch {
+		case err != nil && ctx.Err() == nil && !errors.Is(err, errInput):
+			// The kind of the cause could mean that the command may be tried again.
+			return 0, fmt.Errorf("%w: %s", ErrEndUnknown, err.Error())
 		case err != nil:
 			return 0, err
 		case channel == channelEnd:
@@ -115,7 +131,7 @@ func (c *Client) Exec(ctx context.Context, command Command) (exitCode int, err e
 		}
 		to := map[byte]io.Writer{channelOutput: command.Stdout, channelErrors: command.Stderr}[channel]
 		if to == nil {
-			return 0, ErrProtocol
+			return 0, fmt.Errorf("%w: %s", ErrEndUnknown, ErrProtocol.Error())
 		}
 		if _, err := to.Write(content); err != nil {
 			return 0, err

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"time"
 
 	"github.com/gorilla/websocket"
 )
@@ -27,13 +28,14 @@ var upgrader = websocket.Upgrader{ReadBufferSize: 4 << 10, WriteBufferSize: mess
 
 // guestHandler serves what people reach in a machine.
 type guestHandler struct {
-	guest   Guest
-	streams chan struct{} // has a value for each
+	guest       Guest
+	inputWithin time.Duration
+	streams     chan struct{} // has a value for each
 }
 
-// newGuestHandler serves the calls of Guest.
-func newGuestHandler(g Guest) http.Handler {
-	h := &guestHandler{g, make(chan struct{}, maxStreams)}
+// newGuestHandler serves the calls of Guest. The input of a command has to end within a time.
+func newGuestHandler(g Guest, inputWithin time.Duration) http.Handler {
+	h := &guestHandler{g, inputWithin, make(chan struct{}, maxStreams)}
 	mux := http.NewServeMux()
 	handle(mux, "GET "+interfacesPath, func(r *http.Request) (any, error) { return g.Interfaces(r.Context()) })
 	mux.HandleFunc("GET "+consolePath, h.limit(h.serveConsole))
@@ -67,7 +69,7 @@ func (h *guestHandler) serveConsole(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	context.AfterFunc(s.ctx, cancel)
+	context.AfterFunc(s.ctx, cancel) //nolint:contextcheck // it is the request's
 	go func() { s.end(s.receiveInput(console)) }()
 	_, err = io.CopyBuffer(outgoing{s, channelOutput}, struct{ io.Reader }{console}, make([]byte, messageSize))
 	s.close(0, err)
@@ -84,14 +86,15 @@ func (h *guestHandler) serveExec(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	stdin, input := io.Pipe()
+	defer time.AfterFunc(h.inputWithin, func() { _ = input.CloseWithError(ErrInputOpen) }).Stop()
 	command.Stdin, command.Stdout, command.Stderr = stdin, outgoing{s, channelOutput}, outgoing{s, channelErrors}
 	go func() {
 		err := s.receiveInput(input)
 		_ = input.CloseWithError(err) // unless its end was received before
 		s.end(err)
 	}()
-	code, err := h.guest.Exec(s.ctx, command)
-	_ = stdin.Close() // what is received from now on is discarded
+	code, err := h.guest.Exec(s.ctx, command) //nolint:contextcheck // it is the request's
+	_ = stdin.Close()                         // what is received from now on is discarded
 	s.close(code, err)
 }
 
@@ -101,7 +104,7 @@ func upgrade(ctx context.Context, w http.ResponseWriter, r *http.Request) (*stre
 	if err != nil {
 		return nil, false // it has its answer
 	}
-	return newStream(ctx, ws), true
+	return newStream(ctx, ws, maxInput), true
 }
 
 // receiveInput passes on what the other end sends, until that leaves. The end of the input closes what

@@ -43,7 +43,7 @@ func NewServer(ctx context.Context, c Credentials, m Machine, g Guest) (*Server,
 	var http1 http.Protocols
 	http1.SetHTTP1(true)
 	return &Server{ctx, &http.Server{
-		Handler: byAuthority(guest, newGuestHandler(g), newHandler(m)), TLSConfig: config, Protocols: &http1,
+		Handler: byAuthority(guest, newGuestHandler(g, inputWithin), newHandler(m)), TLSConfig: config, Protocols: &http1,
 		ReadHeaderTimeout: headerWithin, ReadTimeout: readWithin, WriteTimeout: CallWithin + headerWithin, IdleTimeout: idleWithin,
 		MaxHeaderBytes: maxHeader, BaseContext: func(net.Listener) context.Context { return ctx },
 		ErrorLog: log.New(io.Discard, "", 0), // whoever connects could fill a log

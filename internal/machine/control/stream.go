@@ -26,8 +26,9 @@ const (
 )
 
 const (
-	// maxMessage is more than any end sends, and messageSize what they send at a time.
-	maxMessage, messageSize = 256 << 10, 16 << 10
+	// messageSize is what an end sends at a time. maxOutput is more than a machine sends in a message,
+	// and maxInput more than its client does, whose first message has a command.
+	messageSize, maxOutput, maxInput = 16 << 10, 32 << 10, 256 << 10
 	// lingerFor is how long the other end may take to read the ending.
 	lingerFor = 5 * time.Second
 	// pingEvery is the interval between two signs of life, silentWithin how long none may come, and
@@ -51,11 +52,11 @@ type stream struct {
 	writing sync.Mutex
 }
 
-// newStream takes a WebSocket, which ends with ctx.
-func newStream(ctx context.Context, ws *websocket.Conn) *stream {
+// newStream takes a WebSocket, which ends with ctx, and whose messages may have a size.
+func newStream(ctx context.Context, ws *websocket.Conn, maxMessage int64) *stream {
 	s := &stream{ws: ws}
 	s.ctx, s.end = context.WithCancelCause(ctx)
-	context.AfterFunc(s.ctx, func() { _ = ws.Close() })
+	context.AfterFunc(s.ctx, func() { _ = ws.Close() }) //nolint:contextcheck // it is the caller's
 	ws.SetReadLimit(maxMessage)
 	answer := ws.PingHandler()
 	ws.SetPingHandler(func(data string) error { return errors.Join(s.allowSilence(), answer(data)) })
@@ -75,7 +76,7 @@ func (s *stream) keepAlive() {
 		case <-ticker.C:
 		}
 		for _, kind := range []int{websocket.PingMessage, websocket.PongMessage} {
-			if err := s.ws.WriteControl(kind, nil, time.Now().Add(sendWithin)); err != nil {
+			if err := s.ws.WriteControl(kind, nil, after(sendWithin)); err != nil {
 				s.end(explain(err))
 				return
 			}
@@ -83,13 +84,16 @@ func (s *stream) keepAlive() {
 	}
 }
 
-func (s *stream) allowSilence() error { return s.ws.SetReadDeadline(time.Now().Add(silentWithin)) }
+func (s *stream) allowSilence() error { return s.ws.SetReadDeadline(after(silentWithin)) }
+
+// after returns a deadline for the connection, which the system's clock measures.
+func after(d time.Duration) time.Time { return time.Now().Add(d) } //nolint:forbidigo // see above
 
 // send sends a message.
 func (s *stream) send(channel byte, content []byte) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	err := s.ws.SetWriteDeadline(time.Now().Add(sendWithin))
+	err := s.ws.SetWriteDeadline(after(sendWithin))
 	if err == nil {
 		err = s.ws.WriteMessage(websocket.BinaryMessage, slices.Concat([]byte{channel}, content))
 	}
@@ -113,6 +117,9 @@ func (s *stream) receive() (channel byte, content []byte, err error) {
 	if err == nil && len(message) == 0 {
 		err = ErrProtocol
 	}
+	if err == nil {
+		err = context.Cause(s.ctx) // the other end may answer to the end of this one
+	}
 	if err != nil {
 		return 0, nil, s.settle(err)
 	}
@@ -128,12 +135,17 @@ func (s *stream) settle(err error) error {
 	return context.Cause(s.ctx)
 }
 
-// sendFrom sends all that it reads, and its end.
+// errInput : the input of a command could not be read.
+var errInput = errors.New("reading the input of the command")
+
+// sendFrom sends all that it reads, and its end. A failure to read ends the stream.
 func (s *stream) sendFrom(from io.Reader) {
 	_, err := io.CopyBuffer(outgoing{s, channelInput}, struct{ io.Reader }{from}, make([]byte, messageSize))
-	if err == nil {
-		_ = s.send(channelInput, nil)
+	if err != nil {
+		s.end(fmt.Errorf("%w: %w", errInput, err))
+		return
 	}
+	_ = s.send(channelInput, nil)
 }
 
 // outgoing is a channel to the other end.

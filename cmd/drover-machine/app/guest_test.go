@@ -1,0 +1,58 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"bytes"
+	"io"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"cloudnative.tw/drover/internal/machine/agent"
+	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/test/assert"
+)
+
+// TestInputs checks that as many commands have input in memory as may, that one without input is none of
+// them, and that a place is free again after each end.
+func TestInputs(t *testing.T) {
+	t.Parallel()
+	m := newExecMemory()
+	read := func(from io.Reader) (input []byte, err error) {
+		input, release, err := m.readInput(from)
+		if err == nil {
+			release()
+		}
+		return input, err
+	}
+	ended := make(chan error)
+	var typing []io.Closer
+	for range control.MaxInputs {
+		from, to := io.Pipe()
+		go func() { ended <- assert.ErrorOf(read(from)) }()
+		for range 2 { // the second is read once there is a place
+			assert.NoError(t, assert.ErrorOf(io.WriteString(to, "x")))
+		}
+		typing = append(typing, to)
+	}
+	assert.ErrorIs(t, "one more input", assert.ErrorOf(read(strings.NewReader("x"))), control.ErrInputs, "4 commands")
+	assert.NoError(t, assert.ErrorOf(read(strings.NewReader(""))))
+	assert.NoError(t, typing[0].Close())
+	assert.NoError(t, <-ended)
+	for range 2 {
+		assert.ErrorIs(t, "a long input", assert.ErrorOf(read(bytes.NewReader(make([]byte, agent.MaxInput+1)))), control.ErrInputLong)
+		assert.ErrorIs(t, "a lost one", assert.ErrorOf(read(io.MultiReader(strings.NewReader("x"), iotest.ErrReader(io.ErrClosedPipe)))), io.ErrClosedPipe)
+		if input, err := read(strings.NewReader("whole")); err != nil || string(input) != "whole" {
+			t.Errorf("it reads %q, %v", input, err)
+		}
+	}
+	for _, to := range typing[1:] {
+		assert.NoError(t, to.Close())
+		assert.NoError(t, <-ended)
+	}
+	if !m.inputs.TryAcquire(control.MaxInputs) {
+		t.Error("a command that has ended keeps its place")
+	}
+}
