@@ -55,6 +55,7 @@ cp config/crd/cloudnative.tw_virtualmachines.yaml charts/drover/files/crd.yaml
 cp config/rbac/user_roles.yaml charts/drover/files/
 cp config/pod/role.yaml charts/drover/files/pod_role.yaml
 cp config/pod/assertions.yaml charts/drover/files/pod_assertions.yaml
+cp config/pod-streams/role.yaml charts/drover/files/pod_streams_role.yaml
 
 echo "config/rbac, config/manager, config/streams" # the chart's, without Helm
 render() {

@@ -6,6 +6,7 @@ package manifests
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -25,11 +26,13 @@ import (
 // podValues are the least that the chart needs for driver pod.
 var podValues = []string{"--set", "vmDriver=pod,pod.machineImage=drover-machine:dev"}
 
-// addedRights returns the rights that are not those of every installation.
-func addedRights(t *testing.T, all []*unstructured.Unstructured) string {
+// podStreamsValues are the least that it needs for streams of pods.
+var podStreamsValues = append([]string{"--set", "pod.streams=true,streams.enabled=true,streams.certSecret=drover-streams-tls"}, podValues...)
+
+// addedRights returns the rights of an installation that another one does not have.
+func addedRights(t *testing.T, plain, all []*unstructured.Unstructured) string {
 	t.Helper()
 	var added []*unstructured.Unstructured
-	plain := renderChart(t)
 	for _, o := range all {
 		if !slices.ContainsFunc(plain, func(p *unstructured.Unstructured) bool {
 			return p.GetKind() == o.GetKind() && p.GetName() == o.GetName()
@@ -47,7 +50,7 @@ func TestChartWithoutPods(t *testing.T) {
 	for driver, want := range map[string]bool{"docker": false, "fake": false, "docker,pod": true, "docker, pod": true} {
 		all := renderChart(t, "--set", set+strings.ReplaceAll(driver, ",", `\,`))
 		has := strings.Contains(fmt.Sprint(controllerContainer(t, findObject(t, all, "Deployment"))["args"]), "--pod-")
-		if bound := addedRights(t, all) != ""; has != want || bound != want {
+		if bound := addedRights(t, renderChart(t), all) != ""; has != want || bound != want {
 			t.Errorf("drivers %s: it has flags: %v and rights: %v, want %v", driver, has, bound, want)
 		}
 	}
@@ -68,11 +71,14 @@ func TestPods(t *testing.T) {
 		"assertion": testAssertion, "lost pods": testLostPods, "who may assert": testAssertionPolicy,
 	}, "--pod-assertions"))
 
-	framework.RunHelm(t, w.Kubeconfig, append([]string{"upgrade", "--set", "pod.namespaces={default}"}, chartArgs...)...)
+	framework.RunHelm(t, w.Kubeconfig, append([]string{"upgrade", "--set", "pod.namespaces={default},pod.streams=true,streams.enabled=true,streams.certSecret=x"}, chartArgs...)...)
 	for ns, may := range map[string]bool{metav1.NamespaceDefault: true, metav1.NamespaceSystem: false} {
 		waitForAccess(t, w, may, authorizationv1.ResourceAttributes{Namespace: ns, Verb: "create", Resource: "secrets"})
 	}
-	testWithPods(t, w, map[string]podTest{"one namespace": testOneNamespace})
+	certs, address := t.TempDir(), framework.FreeAddress(t)
+	assert.NoError(t, assert.ErrorOf(framework.WriteServerCertificate(certs)))
+	testWithPods(t, w, map[string]podTest{"one namespace": testOneNamespace}, "--pod-streams",
+		"--streams-address="+address, "--streams-cert-dir="+certs, "--streams-url=https://"+address)
 }
 
 type podTest = func(*testing.T, *testenv.Environment)
@@ -100,20 +106,31 @@ func checkAllowed(t *testing.T, printed string) {
 	}
 }
 
-// testOneNamespace checks what a controller does that may make pods in namespace default alone, and no Secret of
-// the machines' keys. It makes that Secret as docs/cluster.md says.
+// testOneNamespace checks what a controller does that may make pods in namespace default alone, and no Secrets of
+// the machines' keys. It makes those Secrets as docs/cluster.md says.
 func testOneNamespace(t *testing.T, w *testenv.Environment) {
 	secrets := w.KubeClient.CoreV1().Secrets(metav1.NamespaceSystem)
-	seed := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "drover-machine-control"}, Data: map[string][]byte{"seed": make([]byte, 32)}}
-	assert.NoError(t, secrets.Delete(t.Context(), seed.Name, metav1.DeleteOptions{}))
-	w.WaitForVM(t, w.CreateVM(t, podVM("keyless")), framework.HasMessage(seed.Name), framework.HasMessage("forbidden"))
-	_, err := secrets.Create(t.Context(), seed, metav1.CreateOptions{})
-	assert.NoError(t, err)
+	assert.NoError(t, secrets.Delete(t.Context(), "drover-machine-control", metav1.DeleteOptions{}))
+	keyless := w.CreateVM(t, podVM("keyless"))
+	for _, name := range []string{"drover-machine-control", "drover-machine-guests"} {
+		w.WaitForVM(t, keyless, framework.HasMessage(name), framework.HasMessage("forbidden"))
+		seed := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string][]byte{"seed": make([]byte, 32)}}
+		assert.NoError(t, assert.ErrorOf(secrets.Create(t.Context(), seed, metav1.CreateOptions{})))
+	}
 	testPodLife(t, w, metav1.NamespaceDefault)
 	refused := w.CreateVM(t, podVM("refused").Namespace(w.CreateNamespace(t)))
 	w.WaitForVM(t, refused, framework.HasMessage("forbidden"), framework.HasMessage("system:serviceaccount:"+namespace+":"+accountName))
 	w.DeleteVM(t, refused)
 	w.WaitForDeletion(t, refused)
+}
+
+// TestChartPodStreams checks that streams of pods are refused where no streams are served.
+func TestChartPodStreams(t *testing.T) {
+	t.Parallel()
+	_, stderr, err := framework.TryHelm(t, os.DevNull, append([]string{"template", "drover", chart, "--set", "pod.streams=true"}, podValues...)...)
+	if err == nil || !strings.Contains(stderr, "needs streams.enabled") {
+		t.Errorf("pod.streams alone: %v, %q", err, stderr)
+	}
 }
 
 // startWithAllAPIs starts a cluster whose API server serves all APIs. Nothing runs pods.

@@ -27,7 +27,12 @@ func TestRBAC(t *testing.T) {
 	checkRights(t, "testdata/rbac.yaml", "config/default", map[string]string{
 		"config/default": permissionsOf(t, renderKustomization(t, "default")), "config/static-pod": permissionsOf(t, renderKustomization(t, "static-pod")),
 	})
-	checkRights(t, "testdata/pods.yaml", "config/pod", map[string]string{"config/pod": addedRights(t, renderComponent(t, "pod"))})
+	pods := renderComponent(t, "pod")
+	checkRights(t, "testdata/pods.yaml", "config/pod", map[string]string{"config/pod": addedRights(t, renderChart(t), pods)})
+	checkRights(t, "testdata/pod-streams.yaml", "config/pod-streams", map[string]string{
+		"config/pod-streams": addedRights(t, pods, renderComponent(t, "pod-streams")),
+		"the chart":          addedRights(t, renderChart(t, podValues...), renderChart(t, podStreamsValues...)),
+	})
 }
 
 // checkRights checks that all have the rights that a golden file has. With -update it writes those of
@@ -77,6 +82,10 @@ func TestComponentFlags(t *testing.T) {
 	}{
 		"streams": {[]string{"--set", "streams.enabled=true,streams.certSecret=drover-streams-tls"}, nil},
 		"pod":     {podValues, []string{"--pod-access-mode=ReadWriteOncePod", "--pod-kvm-resource=devices.kubevirt.io/kvm"}},
+		"pod-streams": {
+			append([]string{"--set", "streams.certSecret=drover-streams-tls"}, podStreamsValues...),
+			[]string{"--pod-access-mode=ReadWriteOncePod", "--pod-kvm-resource=devices.kubevirt.io/kvm"},
+		},
 	} {
 		ours := append(flagsOf(t, renderComponent(t, component)), tc.defaults...)
 		theirs := flagsOf(t, renderChart(t, tc.values...))

@@ -66,6 +66,9 @@ const (
 	AddressKey = "address"
 	// CAKey has the certificates, in PEM, that the server's certificate is checked with.
 	CAKey = "ca.crt"
+	// DriversKey has the names of the drivers whose streams are served, with commas between them. The
+	// API server itself serves streams of a pod where driver pod is not among them.
+	DriversKey = "drivers"
 )
 
 // Path returns the path of a stream of a VirtualMachine.

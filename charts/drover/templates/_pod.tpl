@@ -17,6 +17,12 @@ What driver pod adds to the controller's container.
 - --pod-access-mode={{ .Values.pod.accessMode }}
 - --pod-kvm={{ .Values.pod.kvm }}
 - {{ printf "--pod-kvm-resource=%s" .Values.pod.kvmResource | quote }}
+{{- if .Values.pod.streams }}
+{{- if not .Values.streams.enabled }}
+{{- fail "pod.streams is true, which needs streams.enabled: that is where they are served" }}
+{{- end }}
+- --pod-streams=true
+{{- end }}
 {{- if .Values.pod.assertions }}
 - --pod-assertions=true
 {{- end }}

@@ -161,7 +161,7 @@ func (o *Options) Validate() error {
 	if err := errors.Join(o.Streams.validate(), o.validateElection()); err != nil {
 		return err
 	}
-	return o.Drivers.Check(o.VMDriver)
+	return o.Drivers.Check(o.VMDriver, o.Streams.Address != "")
 }
 
 func (o *Options) validateElection() error {

@@ -4,6 +4,7 @@
 package app
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -43,6 +44,8 @@ func TestValidate(t *testing.T) {
 		"streams nowhere":         {setStreams(StreamsOptions{"", "/certs", "", 1, 1, nil}), "--streams-cert-dir is given without --streams-address"},
 		"a URL of nothing":        {setStreams(StreamsOptions{"", "", "https://drover.example", 1, 1, nil}), "--streams-url is given without --streams-address"},
 		"streams without a port":  {setStreams(StreamsOptions{"drover.example", "/certs", "https://drover.example", 1, 1, nil}), `--streams-address is "drover.example": it must be HOST:PORT`},
+		"pods without streams":    {setPodStreams(""), "--pod-streams is given without --streams-address"},
+		"pods with streams":       {setPodStreams(":9444"), ""},
 		"part of a second":        {setElectionTimes(15500*time.Millisecond, 10*time.Second, 2*time.Second), "the lease is 15.5s: it must be whole seconds"},
 		"no election":             {func(o *Options) { o.LeaderElect, o.Election.Lease, o.LeaseLockName = false, 0, "" }, ""},
 	}
@@ -58,6 +61,18 @@ func TestValidate(t *testing.T) {
 
 func setStreams(streams StreamsOptions) func(*Options) {
 	return func(o *Options) { o.Streams = streams }
+}
+
+// setPodStreams has streams of pods served at an address.
+func setPodStreams(address string) func(*Options) {
+	return func(o *Options) {
+		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+		o.AddFlags(flags)
+		_ = errors.Join(flags.Set("vm-driver", "pod"), flags.Set("pod-streams", "true")) // else nothing is refused
+		if o.Streams.Address = address; address != "" {
+			o.Streams.CertDir, o.Streams.URL = "/certs", "https://drover.example:9444"
+		}
+	}
 }
 
 func setQEMUDir(dir string) func(*Options) {

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 
 	"github.com/spf13/pflag"
 	"k8s.io/utils/clock"
@@ -99,12 +100,19 @@ func addStreams(ctx context.Context, mgr ctrl.Manager, o *Options, of controller
 	if err := mgr.Add(handler); err != nil || o.Streams.Address == "" {
 		return err
 	}
-	return addEndpoint(ctx, mgr, o, handler)
+	return addEndpoint(ctx, mgr, o, handler, drivers)
 }
 
-func addEndpoint(ctx context.Context, mgr ctrl.Manager, o *Options, handler http.Handler) error {
+func addEndpoint(ctx context.Context, mgr ctrl.Manager, o *Options, handler http.Handler, drivers map[string]driver.Driver) error {
+	var served []string
+	for name, d := range drivers {
+		if _, ok := driver.As[driver.Consoler](d); ok {
+			served = append(served, name)
+		}
+	}
+	slices.Sort(served)
 	parts, err := endpoint.New(ctx, endpoint.Options{
-		Address: o.Streams.Address, CertDir: o.Streams.CertDir, URL: o.Streams.URL,
+		Address: o.Streams.Address, CertDir: o.Streams.CertDir, URL: o.Streams.URL, Drivers: served,
 		Streams: o.Streams.Total, StreamsPerVM: o.Streams.PerVM, Handler: handler, Config: mgr.GetConfig(), HTTPClient: mgr.GetHTTPClient(),
 		Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: clock.RealClock{}, Log: ctrl.Log.WithName("streams"),
 	})

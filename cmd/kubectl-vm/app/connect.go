@@ -54,11 +54,14 @@ func (c *connection) connect(ctx context.Context, arg string, s streamsapi.Strea
 	if s != streamsapi.Decisions {
 		p.vm, p.vmErr = c.GetVM(ctx, p.namespace, p.name)
 	}
-	if p.vm != nil && p.vm.Status.Driver == driverPod {
-		p.client, err = c.connectToPod(config, p.vm, s)
+	p.client, err = streams.Discover(ctx, config)
+	if p.vm == nil || p.vm.Status.Driver != driverPod || err == nil && p.client.Serves(driverPod) {
 		return p, err
 	}
-	p.client, err = streams.Discover(ctx, config)
+	notFound := err
+	if p.client, err = c.connectToPod(config, p.vm, s); err != nil && notFound != nil && !apierrors.IsNotFound(notFound) {
+		err = notFound // Drover may serve it, such as without --as
+	}
 	return p, err
 }
 

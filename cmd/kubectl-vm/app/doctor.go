@@ -266,7 +266,7 @@ func (d *doctorOptions) gatherStreams(ctx context.Context) streamsFacts {
 }
 
 func judgeStreams(f streamsFacts) []findings.Finding {
-	const without = "Consoles, logs, commands and port-forward do not work; everything else does."
+	const without = "Of VMs that are no pods, consoles, logs, commands and port-forward do not work; everything else does."
 	switch unknown := f.host == ""; {
 	case unknown && isAway(f.err):
 		return nil

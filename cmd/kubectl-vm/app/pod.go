@@ -30,8 +30,8 @@ func (o *Options) podOf(vm *api.VirtualMachine) (string, error) {
 	return vm.Status.Objects[n].Name, nil
 }
 
-// connectToPod returns a client for a stream of a VM that is a pod. The API server serves those of a
-// container; the error for others says what to do instead.
+// connectToPod returns a client for a stream of a VM that is a pod, where Drover serves none of pods. The API
+// server serves those of a container; the error for others says what to do instead.
 func (o *Options) connectToPod(config *rest.Config, vm *api.VirtualMachine, s streamsapi.Stream) (*streams.Client, error) {
 	pod, err := o.podOf(vm)
 	if err != nil {
@@ -41,11 +41,11 @@ func (o *Options) connectToPod(config *rest.Config, vm *api.VirtualMachine, s st
 	case streamsapi.Console, streamsapi.Log, streamsapi.PortForward:
 		return streams.ForPod(config, pod)
 	case streamsapi.Interfaces:
-		return nil, fmt.Errorf("%s is a pod, in whose guest Drover cannot ask for the interfaces: its ports answer at %s, and its console has the rest:\n  %s console %s",
+		return nil, fmt.Errorf("%s is a pod, whose guest is not asked for its interfaces unless drover-controller runs with --pod-streams: its ports answer at %s, and its console has the rest:\n  %s console %s",
 			vm.Name, cmp.Or(strings.Join(vm.Status.Addresses, ", "), "no address now"), o.Program, vm.Name)
 	case streamsapi.Exec, streamsapi.Decisions:
 	}
-	return nil, fmt.Errorf("%s is a pod, in whose guest Drover cannot run anything: log in with %s ssh %s, or at its console:\n  %s console %s",
+	return nil, fmt.Errorf("%s is a pod, in whose guest nothing can be run unless drover-controller runs with --pod-streams: log in with %s ssh %s, or at its console:\n  %s console %s",
 		vm.Name, o.Program, vm.Name, o.Program, vm.Name)
 }
 

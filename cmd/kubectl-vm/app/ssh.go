@@ -45,8 +45,8 @@ func NewSSHCommand(o *Options) *cobra.Command {
 		Use: "ssh [USER@]NAME [flags] [-- COMMAND [ARG...]]", DisableFlagsInUseLine: true,
 		Short: "Log in to a VM with the ssh of this computer",
 		Long: "Log in to a VM with the ssh of this computer, through Drover or, for a VM that is\n" +
-			"a pod, the API server: the VM needs no address that this computer reaches. Of a\n" +
-			"machine (drivers qemu and pod), the port (--port) has to be one of spec.ports.\n" +
+			"a pod, perhaps the API server: the VM needs no address that this computer reaches.\n" +
+			"Of a machine (drivers qemu and pod), the port (--port) has to be one of spec.ports.\n" +
 			"The VM's host key is accepted at the first login and then kept under the VM's UID:\n" +
 			"a VM that was deleted and created again is another host.",
 		Example: o.examples("ssh debian@web", "ssh debian@web -- uptime"),

@@ -16,6 +16,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -49,6 +50,8 @@ type Client struct {
 	http *http.Client
 	// pod is the pod that is the VM, if the API server serves its streams: see ForPod.
 	pod string
+	// drivers are those whose streams are served there.
+	drivers []string
 }
 
 // Discover returns a Client for the Drover in the cluster of config. The ConfigMap that only
@@ -66,8 +69,15 @@ func Discover(ctx context.Context, config *rest.Config) (*Client, error) {
 			return nil, fmt.Errorf("ConfigMap %s/%s: %w", streams.ConfigMapNamespace, streams.ConfigMapName, err)
 		}
 	}
-	return newClient(own)
+	c, err := newClient(own)
+	if err == nil {
+		c.drivers = strings.Split(found.Data[streams.DriversKey], ",")
+	}
+	return c, err
 }
+
+// Serves reports whether streams of a driver are served there.
+func (c *Client) Serves(driver string) bool { return slices.Contains(c.drivers, driver) }
 
 // streamConfig returns a configuration for streams, which may last.
 func streamConfig(config *rest.Config) *rest.Config {

@@ -119,13 +119,23 @@ func (w *world) open(t *testing.T) *Driver {
 // openAs opens a driver of a cluster id by a connection to the shared cluster.
 func openAs(t *testing.T, config *rest.Config, id string, within time.Duration) *Driver {
 	t.Helper()
+	d, ok := openWith(t, config, id, within, false).(*Driver)
+	if !ok {
+		t.Fatal("a driver without --pod-streams has streams")
+	}
+	return d
+}
+
+// openWith is openAs with a value of --pod-streams.
+func openWith(t *testing.T, config *rest.Config, id string, within time.Duration, withStreams bool) driver.Driver {
+	t.Helper()
 	config = rest.CopyConfig(config)
 	config.Impersonate.UserName = "system:serviceaccount:drover-system:drover-controller"
 	o := DefaultOptions()
-	o.Objects.AccessMode, o.CallTimeout, o.Fetch = string(corev1.ReadWriteOnce), within, nil
+	o.Objects.AccessMode, o.CallTimeout, o.Fetch, o.Streams = string(corev1.ReadWriteOnce), within, nil, withStreams
 	d, err := o.Open(driver.Environment{ClusterID: id, Cluster: config, Clock: clock.RealClock{}})
 	assert.NoError(t, err)
-	return d.(*Driver)
+	return d
 }
 
 // grantRole gives the controller what the manifest allows it, and nothing else.
@@ -139,7 +149,7 @@ var grantRole = sync.OnceValue(func() error {
 		return err
 	}
 	args := []string{"kubectl", "--kubeconfig", shared.Kubeconfig, "apply"}
-	for _, file := range []string{"rbac/namespace.yaml", "rbac/rbac.yaml", "pod/role.yaml"} {
+	for _, file := range []string{"rbac/namespace.yaml", "rbac/rbac.yaml", "pod/role.yaml", "pod-streams/role.yaml"} {
 		args = append(args, "-f", filepath.Join(root, "config", file))
 	}
 	out, err := exec.CommandContext(context.Background(), binary, args...).CombinedOutput()

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -33,7 +34,7 @@ func TestContract(t *testing.T) {
 		Cluster: shared, Kube: e.kube,
 		Open: func(t *testing.T, config *rest.Config, id string, within time.Duration) driver.Driver {
 			t.Helper()
-			return openAs(t, config, id, within)
+			return openWith(t, config, id, within, true)
 		},
 		Kill: e.kill,
 	}
@@ -42,6 +43,10 @@ func TestContract(t *testing.T) {
 		Image: driver.Image{Source: "oci://registry.example/boot:1"}, StorageClassName: new(growing),
 	})
 	h.OtherImage = "oci://registry.example/boot:2"
+	h.Guest = e.guestActions(h)
+	for _, name := range []string{"LogsTail", "LogsFollow"} {
+		h.Skips[name] = "the kubelet has them: TestPodContract of test/cluster checks that"
+	}
 	h.OutOfBand.Exit = e.exit
 	h.OutOfBand.Kill = func(t *testing.T, s driver.Server) { t.Helper(); e.exit(t, s, codeKilled) }
 	h.OutOfBand.Stop = func(t *testing.T, s driver.Server) { t.Helper(); e.exit(t, s, 0) }
@@ -133,9 +138,13 @@ func (e *contractEngine) begin(p *corev1.Pod) (string, func() (int32, string), e
 		return "", nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	m := &simulatedMachine{startedAt: time.Now()}
-	files := control.Credentials{CA: secret.Data[control.CAFile], Cert: secret.Data[control.CertFile], Key: secret.Data[control.KeyFile]}
-	server, err := control.NewServer(ctx, files, m, nil)
+	m := &simulatedMachine{startedAt: time.Now(), guest: newSimulatedGuest()}
+	server, err := control.NewServer(ctx, control.Credentials{
+		CA: secret.Data[control.CAFile], Cert: secret.Data[control.CertFile], Key: secret.Data[control.KeyFile], GuestCA: secret.Data[control.GuestCAFile],
+	}, m, m.guest)
+	if err == nil && slices.ContainsFunc(p.Spec.Containers[0].Ports, func(c corev1.ContainerPort) bool { return c.ContainerPort == echoPort }) {
+		err = listenEcho(ctx, address)
+	}
 	if err != nil {
 		cancel()
 		return "", nil, errors.Join(err, listener.Close())
@@ -144,7 +153,7 @@ func (e *contractEngine) begin(p *corev1.Pod) (string, func() (int32, string), e
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.machines[p.UID] = m
-	return address, func() (int32, string) { cancel(); return 0, "" }, nil
+	return address, func() (int32, string) { m.guest.end(); cancel(); return 0, "" }, nil
 }
 
 // listen listens at the next loopback address that is free.
@@ -180,6 +189,7 @@ func (outsideConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(u
 // one.
 type simulatedMachine struct {
 	startedAt time.Time
+	guest     *simulatedGuest
 
 	mu                   sync.Mutex
 	isPaused, isStubborn bool

@@ -78,6 +78,8 @@ type Options struct {
 	AssertedOff func(types.UID) types.UID
 	// Assertions has Open take such assertions. Whoever sets it has to restrict who may make them.
 	Assertions bool
+	// Streams has people reach guests through Drover: consoles, logs, commands, ports and interfaces.
+	Streams bool
 	// KVM and KVMResource say which pods request KVM, and by which resource.
 	KVM, KVMResource string
 	// Fetch is what the operator allows for questions to registries, and the size of an image that a
@@ -127,7 +129,17 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Objects.AccessMode, "pod-access-mode", o.Objects.AccessMode, "pod: access mode of PersistentVolumeClaims: ReadWriteOncePod, ReadWriteOnce or ReadWriteMany")
 	fs.StringVar(&o.KVM, "pod-kvm", o.KVM, "pod: whether pods request KVM: auto if a node offers it that the pod may run on, require or never")
 	fs.StringVar(&o.KVMResource, "pod-kvm-resource", o.KVMResource, "pod: extended resource by which nodes offer KVM")
+	fs.BoolVar(&o.Streams, "pod-streams", o.Streams, "pod: serve consoles, logs, commands, interfaces and ports of pods that are made from then on, to users with the right to these streams; needs --streams-address. Without it kubectl vm asks the API server, with the user's rights on pods")
 	fs.BoolVar(&o.Assertions, "pod-assertions", o.Assertions, "pod: take the annotation cloudnative.tw/machine-is-off of a VirtualMachine as proof that its machine is off; only where the policy of config/pod restricts who may set it")
+}
+
+// CheckWithoutStreams refuses an option that has no effect where no streams are served: the machines would only
+// have more to attack.
+func (o *Options) CheckWithoutStreams() error {
+	if o.Streams {
+		return errors.New("--pod-streams is given without --streams-address, where streams would be served")
+	}
+	return nil
 }
 
 // DataDir returns nil: the cluster keeps the objects.
@@ -152,7 +164,11 @@ func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
 	if o.Assertions {
 		opened.AssertedOff = env.AssertedOff
 	}
-	return New(opened)
+	d, err := New(opened)
+	if err == nil && o.Streams {
+		return streaming{d}, nil
+	}
+	return d, err
 }
 
 // New returns a driver. It does not connect to the cluster.
@@ -173,7 +189,7 @@ func New(o Options) (*Driver, error) {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	d := &Driver{Options: o, calls: kit.Calls{Timeout: o.CallTimeout}, machines: machines.Machines{Secrets: o.Client.Secrets(machines.SeedNamespace), Clock: o.Clock}}
+	d := &Driver{Options: o, calls: kit.Calls{Timeout: o.CallTimeout}, machines: machines.Machines{Secrets: o.Client.Secrets(machines.SeedNamespace), Clock: o.Clock, Guests: o.Streams}}
 	d.kvm.Mode, d.kvm.Resource, d.kvm.Nodes, d.kvm.Clock, d.kvm.Log = kvm.Mode(o.KVM), corev1.ResourceName(o.KVMResource), o.Client.Nodes(), o.Clock, o.Log
 	d.images.Clock = o.Clock
 	if o.Fetch != nil {

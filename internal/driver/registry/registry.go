@@ -105,12 +105,16 @@ func (s Settings) AddFlags(fs *pflag.FlagSet) {
 	}
 }
 
-// Check refuses a wrong list of drivers, and folders that its drivers cannot use, before anything is started.
-func (s Settings) Check(list string) error {
+// Check refuses a wrong list of drivers, folders that its drivers cannot use, and options for streams where
+// the program opens no address for them, before anything is started.
+func (s Settings) Check(list string, hasStreamsAddress bool) error {
 	names, err := Parse(list)
 	for _, name := range names {
 		if o, ok := s[name].(interface{ CheckDir() error }); ok {
 			err = errors.Join(err, o.CheckDir())
+		}
+		if o, ok := s[name].(interface{ CheckWithoutStreams() error }); ok && !hasStreamsAddress {
+			err = errors.Join(err, o.CheckWithoutStreams())
 		}
 	}
 	return err

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/client-go/applyconfigurations/core/v1"
@@ -57,7 +58,7 @@ func (p *publisher) publish(ctx context.Context) error {
 	defer cancel()
 	object := corev1.ConfigMap(streams.ConfigMapName, streams.ConfigMapNamespace).
 		WithLabels(map[string]string{"app.kubernetes.io/name": "drover"}).
-		WithData(map[string]string{streams.AddressKey: p.URL, streams.CAKey: ca})
+		WithData(map[string]string{streams.AddressKey: p.URL, streams.CAKey: ca, streams.DriversKey: strings.Join(p.Drivers, ",")})
 	return p.Client.Apply(ctx, object, client.FieldOwner(fieldManager), client.ForceOwnership)
 }
 

@@ -51,6 +51,8 @@ type Options struct {
 	CertDir string
 	// URL is the address that clients are given, in a ConfigMap.
 	URL string
+	// Drivers are the names of the drivers whose streams are served.
+	Drivers []string
 	// Streams is how many streams Handler serves at a time, and StreamsPerVM how many of one
 	// VirtualMachine.
 	Streams, StreamsPerVM int

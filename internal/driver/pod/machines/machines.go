@@ -4,7 +4,7 @@
 // Package machines controls the machines in pods by their control channels (package control of
 // internal/machine).
 //
-// Start with Machines. seed.go has the seed, from which the credentials of every machine derive.
+// Start with Machines. seed.go has the seeds, from which the credentials of every machine derive.
 package machines
 
 import (
@@ -12,7 +12,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -45,11 +44,14 @@ type Machine struct {
 // Machines controls machines, and remembers what it last saw of each. A machine that does not
 // answer delays no call for another one.
 type Machines struct {
-	// Secrets are those of the namespace of the seed.
+	// Secrets are those of the namespace of the seeds.
 	Secrets corev1client.SecretInterface
 	Clock   clock.PassiveClock
+	// Guests has machines made whose guests people reach, by Guest.
+	Guests bool
 
-	seed atomic.Pointer[[]byte]
+	seed, guestSeed knownSeed
+
 	seen driver.SyncMap[types.UID, sighting] // by the UID of the pod
 	// clients caches the client credentials for each machine, by the UID of its pod: deriving them takes
 	// more CPU time than a call.

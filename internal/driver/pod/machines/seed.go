@@ -11,6 +11,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,23 +22,53 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// The Secret of the seed. It is in a namespace in which tenants have no rights, and the only Secret
-// that is ever read.
+// The Secrets of the seeds. They are in a namespace in which tenants have no rights, and the only
+// Secrets that are ever read. The second exists only where people reach guests through Drover.
 const (
 	SeedNamespace = metav1.NamespaceSystem
 	SeedName      = "drover-machine-control"
+	GuestSeedName = "drover-machine-guests"
 	seedKey       = "seed"
 )
 
 // NewEnd returns the files of the machine's end, for a machine that is about to be made. It makes
-// the seed if there is none.
+// the seeds if there are none.
 func (m *Machines) NewEnd(ctx context.Context, uid types.UID, nonce string) (map[string][]byte, error) {
 	seed, err := m.ensureSeed(ctx)
+	var guestSeed []byte
+	if err == nil && m.Guests {
+		guestSeed, err = m.ensure(ctx, GuestSeedName, &m.guestSeed)
+	}
 	if err != nil {
 		return nil, err
 	}
-	end, err := control.MachineCredentials(seed, nil, string(uid), nonce, m.Clock.Now())
-	return map[string][]byte{control.CAFile: end.CA, control.CertFile: end.Cert, control.KeyFile: end.Key}, err
+	end, err := control.MachineCredentials(seed, guestSeed, string(uid), nonce, m.Clock.Now())
+	files := map[string][]byte{control.CAFile: end.CA, control.CertFile: end.Cert, control.KeyFile: end.Key}
+	if end.GuestCA != nil {
+		files[control.GuestCAFile] = end.GuestCA
+	}
+	return files, err
+}
+
+// Guest returns a client of a machine that reaches its guest, which works for some minutes.
+func (m *Machines) Guest(ctx context.Context, at Machine) (*control.Client, error) {
+	seed, err := m.readSeed(ctx)
+	if err != nil {
+		return nil, err
+	}
+	guestSeed, err := m.ensure(ctx, GuestSeedName, &m.guestSeed) // no machine may have been made with it yet
+	if err != nil {
+		return nil, err
+	}
+	credentials, err := control.GuestCredentials(seed, guestSeed, string(at.UID), at.Nonce, m.Clock.Now())
+	if err != nil {
+		return nil, err
+	}
+	config, err := credentials.ClientConfig(string(at.UID))
+	if err != nil {
+		return nil, err
+	}
+	return control.NewClient(at.Address, config), nil
 }
 
 // Digest returns a keyed digest (HMAC-SHA256) of a secret text of a VirtualMachine, or "" if there is none. Who
@@ -59,50 +90,63 @@ func (m *Machines) Digest(ctx context.Context, uid types.UID, text driver.Secret
 	return hex.EncodeToString(mac.Sum(nil)[:16]), nil
 }
 
-// ensureSeed returns the seed, and makes it if there is none.
+// ensureSeed returns the seed of what controls machines, and makes it if there is none.
 func (m *Machines) ensureSeed(ctx context.Context) ([]byte, error) {
-	seed, err := m.readSeed(ctx)
+	return m.ensure(ctx, SeedName, &m.seed)
+}
+
+// readSeed returns the seed of what controls machines.
+func (m *Machines) readSeed(ctx context.Context) ([]byte, error) {
+	return m.read(ctx, SeedName, &m.seed)
+}
+
+// knownSeed is a seed, nil until it was read.
+type knownSeed = atomic.Pointer[[]byte]
+
+// ensure returns a seed, and makes it if there is none.
+func (m *Machines) ensure(ctx context.Context, name string, known *knownSeed) ([]byte, error) {
+	seed, err := m.read(ctx, name, known)
 	if apierrors.IsNotFound(err) {
-		return m.makeSeed(ctx)
+		return m.make(ctx, name, known)
 	}
 	return seed, err
 }
 
-// readSeed returns the seed. It is read once: another one would be that of no machine.
-func (m *Machines) readSeed(ctx context.Context) ([]byte, error) {
-	if seed := m.seed.Load(); seed != nil {
+// read returns a seed. It is read once: another one would be that of no machine.
+func (m *Machines) read(ctx context.Context, name string, known *knownSeed) ([]byte, error) {
+	if seed := known.Load(); seed != nil {
 		return *seed, nil
 	}
-	secret, err := m.Secrets.Get(ctx, SeedName, metav1.GetOptions{})
+	secret, err := m.Secrets.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return nil, driver.Errorf(driver.ErrRetry, "read Secret %s/%s, from which the keys of machines derive: %w", SeedNamespace, SeedName, err)
+		return nil, driver.Errorf(driver.ErrRetry, "read Secret %s/%s, from which the keys of machines derive: %w", SeedNamespace, name, err)
 	}
-	return m.keepSeed(secret)
+	return keep(secret, known)
 }
 
-func (m *Machines) makeSeed(ctx context.Context) ([]byte, error) {
+func (m *Machines) make(ctx context.Context, name string, known *knownSeed) ([]byte, error) {
 	seed := make([]byte, control.SeedBytes)
 	if _, err := rand.Read(seed); err != nil {
 		return nil, err
 	}
 	secret, err := m.Secrets.Create(ctx, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: SeedName}, Immutable: new(true), Data: map[string][]byte{seedKey: seed},
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Immutable: new(true), Data: map[string][]byte{seedKey: seed},
 	}, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		return m.readSeed(ctx) // another replica made it
+		return m.read(ctx, name, known) // another replica made it
 	}
 	if err != nil {
-		return nil, driver.Errorf(driver.ErrRetry, "create Secret %s/%s, from which the keys of machines derive: %w", SeedNamespace, SeedName, err)
+		return nil, driver.Errorf(driver.ErrRetry, "create Secret %s/%s, from which the keys of machines derive: %w", SeedNamespace, name, err)
 	}
-	return m.keepSeed(secret)
+	return keep(secret, known)
 }
 
-func (m *Machines) keepSeed(secret *corev1.Secret) ([]byte, error) {
+func keep(secret *corev1.Secret, known *knownSeed) ([]byte, error) {
 	seed := secret.Data[seedKey]
 	if len(seed) != control.SeedBytes {
 		return nil, fmt.Errorf("%w: Secret %s/%s: %s has %d bytes and must have %d: delete the Secret, and another one is made", driver.ErrRetry,
-			SeedNamespace, SeedName, seedKey, len(seed), control.SeedBytes)
+			SeedNamespace, secret.Name, seedKey, len(seed), control.SeedBytes)
 	}
-	m.seed.Store(&seed)
+	known.Store(&seed)
 	return seed, nil
 }

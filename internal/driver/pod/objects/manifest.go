@@ -44,8 +44,8 @@ const (
 	diskVolume = "disk"
 	// secretVolume is the volume of the pod's Secret.
 	secretVolume = "secret"
-	// controlPortName is that of the container's port at which the machine is controlled.
-	controlPortName  = "drover-control"
+	// ControlPortName is that of the container's port at which the machine is controlled.
+	ControlPortName  = "drover-control"
 	firstControlPort = 7443
 )
 
@@ -191,7 +191,7 @@ func (t *Template) container(spec driver.ServerSpec, run Run) corev1.Container {
 	for _, p := range spec.Ports {
 		c.Ports = append(c.Ports, corev1.ContainerPort{Name: portName(p.Name), ContainerPort: p.Port, Protocol: corev1.Protocol(p.Protocol)})
 	}
-	c.Ports = append(c.Ports, corev1.ContainerPort{Name: controlPortName, ContainerPort: controlPort(spec), Protocol: corev1.ProtocolTCP})
+	c.Ports = append(c.Ports, corev1.ContainerPort{Name: ControlPortName, ContainerPort: controlPort(spec), Protocol: corev1.ProtocolTCP})
 	return c
 }
 
@@ -211,7 +211,7 @@ func ControlPortOf(p *corev1.Pod) (port int32, ok bool) {
 	if c == nil {
 		return 0, false
 	}
-	n := slices.IndexFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == controlPortName })
+	n := slices.IndexFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == ControlPortName })
 	if n < 0 {
 		return 0, false
 	}
@@ -265,7 +265,7 @@ func isGate(g corev1.PodSchedulingGate) bool { return g.Name == gateStopped }
 // portName returns the name of a port as far as a container may have it: at most 15 characters,
 // with a letter, once.
 func portName(name string) string {
-	if len(name) > 15 || name == controlPortName || !strings.ContainsAny(name, "abcdefghijklmnopqrstuvwxyz") || strings.Contains(name, "--") {
+	if len(name) > 15 || name == ControlPortName || !strings.ContainsAny(name, "abcdefghijklmnopqrstuvwxyz") || strings.Contains(name, "--") {
 		return ""
 	}
 	return name

@@ -24,7 +24,6 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
-	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -49,7 +48,7 @@ type Engine struct {
 	records    map[string]record
 }
 
-// Harness returns a harness that lacks images, most of OutOfBand, and a time limit. Spec is that of
+// Harness returns a harness that lacks images, the guest, most of OutOfBand, and a time limit. Spec is that of
 // all servers, which are to outlive their VirtualMachines: the cluster would collect the pods of
 // VirtualMachines that it does not have.
 func (e *Engine) Harness(spec driver.ServerSpec) drivertest.Harness {
@@ -60,8 +59,8 @@ func (e *Engine) Harness(spec driver.ServerSpec) drivertest.Harness {
 		"FenceOutlivesServers": "epochs are on objects, and none is left: the VirtualMachine's status says what is made",
 		"FenceUnderLoad":       "an Ensure that finds nothing to change leaves no epoch",
 	}
-	for _, c := range streams.Cases {
-		skips[c.Name] = "the driver has no streams"
+	for _, name := range []string{"Logs", "LogsPrevious"} {
+		skips[name] = "the log of a run goes with its pod"
 	}
 	return drivertest.Harness{
 		Open: func(t *testing.T, id string) driver.Driver {
