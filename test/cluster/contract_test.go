@@ -58,6 +58,10 @@ func TestPodContract(t *testing.T) {
 		return spec
 	}
 	h.OutOfBand = guestActions(e, h.OutOfBand)
+	h.Guest = bootGuest(e)
+	for _, name := range []string{"Exec", "ExecEnds", "ExecInput", "ExecOfManyCallers", "ExecTerminal", "Interfaces", "Dial"} {
+		h.Skips[name] = "a boot sector has neither: TestPodStreams has a guest with an agent"
+	}
 	t.Run("suite", func(t *testing.T) { drivertest.Run(t, h) })
 	checkNoPodLeft(t)
 }
@@ -77,10 +81,36 @@ func importBootGuests(t *testing.T) {
 func openPodDriver(t *testing.T, config *rest.Config, id string, within time.Duration) driver.Driver {
 	t.Helper()
 	o := pod.DefaultOptions()
-	o.Objects.MachineImage, o.CallTimeout = machineImage, within
+	o.Objects.MachineImage, o.CallTimeout, o.Streams = machineImage, within, true
 	d, err := o.Open(driver.Environment{ClusterID: id, Cluster: config, Clock: clock.RealClock{}})
 	assert.NoError(t, err)
 	return d
+}
+
+// waitForLog waits until a server has printed a text.
+func waitForLog(t *testing.T, p *corev1.Pod, want string) {
+	t.Helper()
+	assert.Eventually(t, "the guest prints "+want, func(t testing.TB) error {
+		text, err := shared.PodLog(t.Context(), p.Namespace, p.Name)
+		if err == nil && !strings.Contains(text, want) {
+			err = fmt.Errorf("it shows %q", text)
+		}
+		return err
+	})
+}
+
+// bootGuest describes the guests, which print what is typed.
+func bootGuest(e *podtest.Engine) drivertest.Guest {
+	return drivertest.Guest{
+		Print: func(t *testing.T, _ driver.Driver, s driver.Server, word string) {
+			t.Helper()
+			p := e.PodOf(t, s)
+			waitForLog(t, p, "drover guest")
+			typeInto(t, p.Namespace, p.Name, word+"\n")
+			waitForLog(t, p, word)
+		},
+		Type: func(word string) string { return word },
+	}
 }
 
 // guestActions adds what the guests, and the host of all nodes, can do.
@@ -88,13 +118,7 @@ func guestActions(e *podtest.Engine, to drivertest.OutOfBand) drivertest.OutOfBa
 	say := func(t *testing.T, s driver.Server, letter string) {
 		t.Helper()
 		p := e.PodOf(t, s)
-		assert.Eventually(t, "the guest listens", func(t testing.TB) error {
-			text, err := shared.PodLog(t.Context(), p.Namespace, p.Name)
-			if err == nil && !strings.Contains(text, "drover guest") {
-				err = fmt.Errorf("it shows %q", text)
-			}
-			return err
-		})
+		waitForLog(t, p, "drover guest")
 		typeInto(t, p.Namespace, p.Name, letter)
 	}
 	to.Kill = func(t *testing.T, s driver.Server) {

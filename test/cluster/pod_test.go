@@ -37,6 +37,7 @@ type podController struct {
 	oracle *machineOracle
 	// kubectlVM and binary are the programs kubectl-vm and drover-controller.
 	kubectlVM, binary string
+	flags             []string // of the controller, beside those of all
 	controller        *framework.Process
 	// guests are all that were created.
 	guests []*guest
@@ -50,15 +51,15 @@ type podWorld struct {
 	vms       typed.VirtualMachineInterface
 }
 
-// newPodWorld installs the CRD and starts a controller on this host.
-func newPodWorld(t *testing.T) *podWorld {
+// newPodWorld installs the CRD and starts a controller on this host, with further flags.
+func newPodWorld(t *testing.T, flags ...string) *podWorld {
 	t.Helper()
 	importMachine(t)
 	root, err := framework.RepositoryRoot()
 	assert.NoError(t, err)
 	framework.RunKubectl(t, shared.Kubeconfig, "apply", "--server-side", "-k", filepath.Join(root, "config", "crd"))
 	framework.RunKubectl(t, shared.Kubeconfig, "apply", "-f", filepath.Join(root, "config", "pod", "assertions.yaml"))
-	w := (&podController{oracle: startMachineOracle(t)}).newNamespace(t, podNamespace)
+	w := (&podController{oracle: startMachineOracle(t), flags: flags}).newNamespace(t, podNamespace)
 	dir := t.TempDir()
 	w.binary, w.kubectlVM = filepath.Join(dir, "drover-controller"), filepath.Join(dir, "kubectl-vm")
 	assert.NoError(t, framework.BuildProgram(w.binary, "cmd/drover-controller"))
@@ -85,10 +86,10 @@ func (c *podController) newNamespace(t *testing.T, name string) *podWorld {
 func (c *podController) startController(t *testing.T) {
 	t.Helper()
 	var err error
-	c.controller, err = framework.StartProcess(c.binary, []string{
+	c.controller, err = framework.StartProcess(c.binary, append([]string{
 		"--kubeconfig=" + shared.Kubeconfig, "--vm-driver=pod", "--pod-machine-image=" + machineImage, "--pod-assertions", "--leader-elect=false",
 		"--metrics-bind-address=0", "--health-probe-bind-address=0",
-	}, nil)
+	}, c.flags...), nil)
 	assert.NoError(t, err)
 }
 

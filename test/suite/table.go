@@ -111,13 +111,13 @@ var shards = []shard{
 	},
 	{
 		name:    "cluster",
-		steps:   []step{{of: "test/cluster", skip: "TestPod(Contract|Deletion|Driver|sElsewhere)$"}},
+		steps:   []step{{of: "test/cluster", skip: "TestPod(Contract|Deletion|Driver|Streams|sElsewhere)$"}},
 		paths:   slices.Concat(nodes, []string{"cmd/drover-machine", "test/assert", "test/framework"}),
 		prepare: []string{"hack/cluster-deps.sh", "engine"},
 	},
 	{
 		name:    "cluster-pods",
-		steps:   []step{{of: "test/cluster", pattern: "TestPodDriver$"}},
+		steps:   []step{{of: "test/cluster", pattern: "TestPod(Driver|Streams)$"}},
 		paths:   slices.Concat(controller, machine, nodes),
 		prepare: []string{"hack/cluster-deps.sh", "engine"},
 	},
