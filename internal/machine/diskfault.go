@@ -34,15 +34,15 @@ func IsResume(event qmp.Event) bool { return event.Name == "RESUME" }
 
 // FindDiskFault returns the error that a guest waits for; known is the one that was
 // reported, or none.
-func FindDiskFault(ctx context.Context, c *qmp.Client, known DiskFault) error {
+func FindDiskFault(ctx context.Context, c Executor, known DiskFault) DiskFault {
 	if lacksRoom(ctx, c) {
-		known = DiskFault{Reason: syscall.ENOSPC.Error()}
+		return DiskFault{Reason: syscall.ENOSPC.Error()}
 	}
-	return known.Explain()
+	return known
 }
 
 // lacksRoom asks QEMU whether a disk waits for room.
-func lacksRoom(ctx context.Context, c *qmp.Client) bool {
+func lacksRoom(ctx context.Context, c Executor) bool {
 	var disks []struct {
 		Status string `json:"io-status"`
 	}

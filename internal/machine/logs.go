@@ -39,17 +39,31 @@ func (m Machine) LastOutput(most int) string {
 		return err.Error()
 	}
 	defer func() { _ = f.Close() }()
+	return lastOf(f, info.Size(), most)
+}
+
+// LastLine returns the end of a log in one line of at most so many bytes.
+func LastLine(log *os.File, most int) string {
+	info, err := log.Stat()
+	if err != nil {
+		return err.Error()
+	}
+	return lastOf(log, info.Size(), most)
+}
+
+func lastOf(log io.ReaderAt, size int64, most int) string {
 	// Read more than will be shown, since some of it is left out.
-	end := make([]byte, min(info.Size(), int64(4*most)))
-	n, err := f.ReadAt(end, info.Size()-int64(len(end)))
+	end := make([]byte, min(size, int64(4*most)))
+	n, err := log.ReadAt(end, size-int64(len(end)))
 	if err != nil && n == 0 {
 		return err.Error()
 	}
-	return lastLine(string(end[:n]), most)
+	return Printable(string(end[:n]), most)
 }
 
-// lastLine returns the end of a text as one line of valid UTF-8 without control characters.
-func lastLine(text string, most int) string {
+// Printable returns the end of a text as one line of valid UTF-8 without control characters, of at most so many
+// bytes.
+func Printable(text string, most int) string {
 	var lines []string
 	for line := range strings.Lines(strings.ToValidUTF8(text, "")) {
 		line = strings.TrimSpace(strings.Map(keepPrintable, line))
@@ -138,7 +152,10 @@ func (m Machine) OpenLog(ctx context.Context, o LogOptions) (io.ReadCloser, erro
 	if o.Previous {
 		name, none = SerialLogFile+OldLog, "nothing was cut off the log of the guest yet"
 	}
-	file, _, err := atomicfile.Open(m.File(name))
+	file, info, err := atomicfile.Open(m.File(name))
+	if err == nil && o.Previous && info.Size() == 0 { // made beforehand, for the supervisor
+		err = errors.Join(fs.ErrNotExist, file.Close())
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errorf(ErrNoLog, "%s", none)
 	}

@@ -4,14 +4,12 @@
 package machine
 
 import (
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"cloudnative.tw/drover/test/assert"
-	"cloudnative.tw/drover/test/framework"
 )
 
 // TestCutLog checks that the end of a log is put aside, and that a process which has the
@@ -57,7 +55,7 @@ func TestLastLine(t *testing.T) {
 		"\n\n  x  \n":            "x",
 		strings.Repeat("a", 20):  strings.Repeat("a", 10),
 	} {
-		if got := lastLine(text, 10); got != want {
+		if got := Printable(text, 10); got != want {
 			t.Errorf("of %q: %q, want %q", text, got, want)
 		}
 	}
@@ -95,32 +93,5 @@ func TestFindTail(t *testing.T) {
 	}
 	if at, err := findTail(strings.NewReader("a"), 100, 1); at != 0 || err != nil {
 		t.Errorf("of a log that is cut meanwhile: %d, %v", at, err)
-	}
-}
-
-// TestConsoleAcrossRuns checks that a console ends with the run whose guest it writes to, even
-// if the next run has begun before it looks.
-func TestConsoleAcrossRuns(t *testing.T) {
-	t.Parallel()
-	m := Machine{Path: t.TempDir(), Staging: folder(t.TempDir())}
-	lock, err := m.ClaimRun() // is held all the time, as by two runs in a row
-	assert.NoError(t, err)
-	defer func() { _ = lock.Close() }()
-	assert.NoError(t, os.WriteFile(m.File(SerialLogFile), []byte("hello"), 0o600))
-	listener := framework.Listen(t, "unix", m.File(SerialSocket))
-
-	c, err := m.OpenConsole(t.Context())
-	assert.NoError(t, err)
-	defer func() { _ = c.Close() }()
-	assert.NoError(t, assert.ErrorOf(c.Write([]byte("a"))))
-	guest, err := listener.Accept()
-	assert.NoError(t, err)
-	assert.NoError(t, guest.Close())
-
-	if shown, err := io.ReadAll(c); err != nil || string(shown) != "hello" {
-		t.Errorf("the console showed %q, %v; want hello and its end", shown, err)
-	}
-	if _, err := c.Write([]byte("b")); err != nil {
-		t.Errorf("typing after the end: %v", err)
 	}
 }

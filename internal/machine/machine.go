@@ -73,10 +73,6 @@ const (
 	OldLog = ".1"
 	// FailedLog is the suffix of the log of the last start that failed.
 	FailedLog = ".failed"
-	// writerLock is held by the process that writes to the console.
-	writerLock = "writer.lock"
-	// agentLock is held by the process that talks to the guest's agent.
-	agentLock = "agent.lock"
 )
 
 // maxFileSize is more than PIDFile or StartedFile has.
@@ -98,12 +94,8 @@ var (
 	ErrNoMemory = errors.New("no memory")
 	// ErrDiskChanged : QEMU did not start, since it could not use a disk or an image.
 	ErrDiskChanged = errors.New("unusable disk")
-	// ErrNoConsole : the machine has no console yet.
-	ErrNoConsole = errors.New("no console")
 	// ErrNoLog : there is no such part of the guest's log yet.
 	ErrNoLog = errors.New("no log")
-	// ErrConsoleTaken : another caller writes to the console.
-	ErrConsoleTaken = errors.New("another caller writes to the console: it may be read, and written to once that caller has left")
 	// ErrNoRoom : the guest waits for room on the host's disk.
 	ErrNoRoom = errors.New("no room on the host's disk")
 	// ErrDiskFault : the guest waits for a disk that fails.
@@ -151,8 +143,11 @@ func (m Machine) File(name string) string { return filepath.Join(m.Path, name) }
 var wholeFile = unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
 
 // IsRunning reports whether any process holds the run lock.
-func (m Machine) IsRunning() (bool, error) {
-	f, err := os.OpenFile(m.File(RunLockFile), os.O_RDWR, 0)
+func (m Machine) IsRunning() (bool, error) { return m.IsLocked(RunLockFile) }
+
+// IsLocked reports whether any process holds a lock in the directory that TryLock takes.
+func (m Machine) IsLocked(name string) (bool, error) {
+	f, err := os.OpenFile(m.File(name), os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -169,8 +164,12 @@ func (m Machine) IsRunning() (bool, error) {
 
 // ClaimRun takes the run lock for a process that is about to be started. It fails with
 // ErrRunning if a process has it.
-func (m Machine) ClaimRun() (*os.File, error) {
-	f, err := os.OpenFile(m.File(RunLockFile), os.O_CREATE|os.O_RDWR, 0o600)
+func (m Machine) ClaimRun() (*os.File, error) { return m.TryLock(RunLockFile) }
+
+// TryLock takes a lock in the directory for a process that is about to be started and inherits the file. It fails
+// with ErrRunning if a process has it.
+func (m Machine) TryLock(name string) (*os.File, error) {
+	f, err := os.OpenFile(m.File(name), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}

@@ -132,6 +132,7 @@ var packages = []testPackage{
 	{"internal/machine/cgroup", process, 4},
 	{"internal/machine/confine", process, 4},
 	{"internal/machine/control", process, 8},
+	{"internal/machine/supervisor", process, 8},
 	{"internal/machine/launch", process, 8},
 	{"internal/machine/qmp", process, 32},
 	{"standalone/internal/doctor", process, 4},

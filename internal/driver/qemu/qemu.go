@@ -71,12 +71,14 @@ import (
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
 // Names in the driver's folder, beside those of package instance.
 const (
-	imagesDir = "images"
-	cacheDir  = folder.ImagesDir
+	imagesDir   = "images"
+	programsDir = "programs"
+	cacheDir    = folder.ImagesDir
 )
 
 // Name is the driver's name in the API.
@@ -116,6 +118,9 @@ type Options struct {
 	Accel string
 	// Binary is the QEMU to run; empty means DefaultBinary.
 	Binary string
+	// MachineProgram is the program that follows each QEMU; empty means the one that is a part of this program, or
+	// drover-machine beside it.
+	MachineProgram string
 	// User is the user that root starts machines as. UserIDs is a range of user IDs, one for
 	// each machine, which has the group of User: see launch.NewUsers. With neither, machines
 	// run as this program's own user.
@@ -187,6 +192,9 @@ func New(o Options) (*Driver, error) {
 		return nil, err
 	}
 	host := instance.NewHost(o.hostConfig(users), dir)
+	if host.Supervisor, err = o.installSupervisor(dir); err != nil {
+		return nil, err
+	}
 	d := &Driver{Options: o, Host: host, Guests: guest.New(host), hostPorts: ports}
 	d.ChoosePort, d.ReservedOf = ports.Choose, reserve
 	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.Notify}
@@ -198,6 +206,11 @@ func New(o Options) (*Driver, error) {
 	}
 	d.registerDiskGauges(o.Registerer)
 	return d, nil
+}
+
+// installSupervisor opens the program that follows each QEMU.
+func (o Options) installSupervisor(dir *statedir.Dir) (*supervisor.Program, error) {
+	return supervisor.InstallProgram(dir.Path(programsDir), o.MachineProgram)
 }
 
 // reportUsers logs what keeps machines from being started, or makes their confinement weaker.

@@ -4,6 +4,7 @@
 package confine
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"unsafe"
@@ -105,17 +106,51 @@ var filterSockets = []bpf.Instruction{
 func FiltersCalls() bool { return auditArch != 0 }
 
 // filterCalls filters the system calls of this thread and of all that it starts.
-func filterCalls() error {
+func filterCalls() error { return installFilter(makeFilter(), 0) }
+
+// installFilter has the kernel run a filter, besides those that it runs already.
+func installFilter(instructions []bpf.Instruction, flags uintptr) error {
 	if !FiltersCalls() {
 		return nil
 	}
-	filter, err := bpf.Assemble(makeFilter())
+	filter, err := bpf.Assemble(instructions)
 	if err != nil {
 		return fmt.Errorf("making a filter of system calls: %w", err)
 	}
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: (*unix.SockFilter)(unsafe.Pointer(&filter[0]))}                //nolint:gosec // of the same shape
-	if err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0); err != nil { //nolint:gosec // a system call
-		return fmt.Errorf("filtering system calls: %w", err)
+	result, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&program))) //nolint:gosec // a system call
+	if errno != 0 || result != 0 {                                                                                             // else it is the ID of a thread that could not get it
+		return fmt.Errorf("filtering system calls: %w", cmp.Or(errno, unix.EBUSY))
 	}
 	return nil
+}
+
+// startedCalls are the system calls that DenyStarts denies, beside clone.
+var startedCalls = []uintptr{
+	unix.SYS_EXECVE, unix.SYS_EXECVEAT, unix.SYS_CLONE3, unix.SYS_SOCKET, unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_LISTEN,
+}
+
+// DenyStarts takes from this program, for good, what only a program needs that starts others: it makes no
+// process, executes no program, and makes and connects no socket. It cannot be read by its user's other
+// processes either.
+func DenyStarts() error {
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("becoming unreadable: %w", err)
+	}
+	program := []bpf.Instruction{
+		bpf.LoadAbsolute{Off: callNumber, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_CLONE, SkipTrue: 4},
+		bpf.LoadAbsolute{Off: lowerHalf(0), Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: unix.CLONE_THREAD, SkipTrue: 1},
+		failCall(unix.EPERM),
+		allowCall,
+	}
+	for _, call := range slices.Concat(startedCalls, forks) {
+		denied := failCall(unix.EPERM)
+		if call == unix.SYS_CLONE3 {
+			denied = failCall(unix.ENOSYS)
+		}
+		program = append(program, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(call), SkipTrue: 1}, denied) //nolint:gosec // small
+	}
+	return installFilter(append(program, allowCall), unix.SECCOMP_FILTER_FLAG_TSYNC)
 }

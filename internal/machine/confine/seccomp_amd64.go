@@ -16,3 +16,6 @@ const (
 var legacyCalls = []uintptr{
 	unix.SYS_CHMOD, unix.SYS_CHOWN, unix.SYS_LCHOWN, unix.SYS_UTIME, unix.SYS_UTIMES, unix.SYS_FUTIMESAT,
 }
+
+// forks are the system calls that make a process and that newer architectures lack.
+var forks = []uintptr{unix.SYS_FORK, unix.SYS_VFORK}

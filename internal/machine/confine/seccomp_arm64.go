@@ -17,3 +17,6 @@ const (
 
 // legacyCalls are the denied system calls that newer architectures lack.
 var legacyCalls []uintptr
+
+// forks are the system calls that make a process and that newer architectures lack.
+var forks []uintptr

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strings"
 )
 
 var _ Guest = (*Client)(nil)
@@ -42,7 +43,7 @@ func (c *Client) Console(ctx context.Context, types bool) (io.ReadWriteCloser, e
 
 // openStream opens a stream, which ends with ctx.
 func (c *Client) openStream(ctx context.Context, path string) (*stream, error) {
-	ws, response, err := c.dialer.DialContext(ctx, "wss"+c.base[len("https"):]+path, nil)
+	ws, response, err := c.dialer.DialContext(ctx, "ws"+strings.TrimPrefix(c.base, "http")+path, c.header)
 	if err != nil && response != nil {
 		defer func() { _ = response.Body.Close() }()
 		return nil, cmp.Or(readAnswer(response, nil), ErrProtocol)

@@ -29,9 +29,7 @@ var machineErrors = []struct {
 	{machine.ErrNotStarted, driver.ErrRetry, ""},
 	{machine.ErrNoMemory, driver.ErrExhausted, ""},
 	{machine.ErrDiskChanged, driver.ErrRetry, driver.ReasonImageUnavailable},
-	{machine.ErrNoConsole, driver.ErrRetry, ""},
 	{machine.ErrNoLog, driver.ErrRetry, ""},
-	{machine.ErrConsoleTaken, driver.ErrConsoleTaken, ""},
 	{machine.ErrNoRoom, driver.ErrExhausted, ""},
 	{machine.ErrDiskFault, driver.ErrRetry, driver.ReasonDiskError},
 }

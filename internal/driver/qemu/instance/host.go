@@ -14,6 +14,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/memory"
+	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
 // Config are the settings that instances share.
@@ -41,8 +42,10 @@ type Host struct {
 	Disks       *disks.Store
 	address     hostports.Address
 	ChoosePort  hostports.Chooser
-	LogBound    LogBound
-	Memory      memory.Reservations
+	// Supervisor is the program that follows each QEMU.
+	Supervisor *supervisor.Program
+	LogBound   int64
+	Memory     memory.Reservations
 	// ReservedOf returns how much of the total memory is reserved.
 	ReservedOf func(total int64) int64
 	FindGroups func() (cgroup.Folder, error)

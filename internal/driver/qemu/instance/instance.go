@@ -53,6 +53,8 @@ type Instance struct {
 	// RunState is QEMU's run state, empty if QEMU does not answer; silence says why.
 	RunState string
 	QueryErr error
+	// GuestMemoryBytes is what the guest uses by its own account, 0 if it does not report that.
+	GuestMemoryBytes int64
 	// Exit is how the last run ended; nil during a run and before the first. ExitErr is why
 	// it could not be recorded.
 	Exit    *driver.Exit

@@ -17,6 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
+	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
@@ -44,10 +45,12 @@ func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) erro
 		return ContractError(err)
 	}
 	defer func() { _ = runLock.Close() }()
+	if err := inst.place().End(ctx); err != nil { // that of the last run
+		return err
+	}
 	if err := inst.rotateLog(); err != nil {
 		return inst.Host.StateDir.Explain(err)
 	}
-	inst.Host.diskFaults.Delete(inst.Path)
 	inst.Phase, inst.Run, inst.StartedAt = record.PhaseStarting, NewID(), inst.Host.Clock.Now()
 	inst.Stop, inst.Settings, inst.Forwards = nil, record.SettingsOf(spec, inst.Root.Image.ImageSettings), m.Forwards
 	inst.MachineType, inst.Accelerator = m.Type, m.Accel
@@ -167,7 +170,7 @@ func (inst *Instance) FinishStart(ctx context.Context, spec driver.ServerSpec) e
 		return err
 	}
 	inst.limitCPU(ctx)
-	inst.Host.RemoveExits(inst.UID)
+	inst.Host.RemoveExits(inst.UID, inst.Run)
 	inst.Phase = record.PhaseOn
 	if err := inst.Save(); err != nil {
 		return inst.Host.StateDir.Explain(err)
@@ -178,7 +181,7 @@ func (inst *Instance) FinishStart(ctx context.Context, spec driver.ServerSpec) e
 	// Notify first, so that other processes supervise the machine even if this leader stops
 	// right after.
 	inst.NotifyWatchers()
-	return inst.Execute(ctx, "cont", nil, nil)
+	return inst.call(ctx, "start", func(ctx context.Context, c *control.Client) error { return c.Start(ctx) })
 }
 
 // planCPUGroup sets where a run's control group will be, if its CPUs are not whole.

@@ -1,0 +1,163 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"context"
+	"crypto/subtle"
+	"io"
+	"log"
+	"maps"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/gorilla/websocket"
+)
+
+// Local is a machine on this host: what a machine in a pod does by signals and its end, this one does when
+// it is asked.
+type Local interface {
+	Machine
+	Guest
+	// Start resumes the guest for the first time. It may be repeated.
+	Start(ctx context.Context) error
+	// Stop has the guest shut down, and ends the run by force after a time; 0 means never. A call with the ID of
+	// the one before changes nothing, so that a repeated call extends nothing.
+	Stop(ctx context.Context, id string, within time.Duration) error
+	// Quit ends the run at once, with the disks consistent if QEMU answers.
+	Quit(ctx context.Context) error
+	// Changed returns a channel that is closed when the status is about to be another.
+	Changed() <-chan struct{}
+}
+
+// Paths of the calls of Local, and of the stream of changes.
+const (
+	startPath   = "/v1/start"
+	stopPath    = "/v1/stop"
+	quitPath    = "/v1/quit"
+	changesPath = "/v1/changes"
+)
+
+// NewLocalServer returns a server of a machine on this host, for those who know a token. It works until ctx ends.
+func NewLocalServer(ctx context.Context, token string, m Local) *Server {
+	guest := newGuestHandler(m, inputWithin)
+	mux := newHandler(m)
+	for _, path := range []string{consolePath, execPath, interfacesPath} {
+		mux.Handle(path, guest)
+	}
+	handle(mux, "POST "+startPath, func(r *http.Request) (any, error) { return nil, m.Start(r.Context()) })
+	handle(mux, "POST "+quitPath, func(r *http.Request) (any, error) { return nil, m.Quit(r.Context()) })
+	handle(mux, "POST "+stopPath, func(r *http.Request) (any, error) {
+		milliseconds, err := strconv.ParseUint(r.URL.Query().Get("within"), 10, 40)
+		id := r.URL.Query().Get("id")
+		if err != nil || id == "" {
+			return nil, errRequest
+		}
+		return nil, m.Stop(r.Context(), id, time.Duration(milliseconds)*time.Millisecond)
+	})
+	mux.HandleFunc("GET "+changesPath, func(w http.ResponseWriter, r *http.Request) { serveChanges(w, r, m) })
+	return &Server{ctx: ctx, isLocal: true, http: newHTTPServer(ctx, byToken(token, mux))}
+}
+
+// byToken serves those who know the token.
+func byToken(token string, served http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte("Bearer "+token)) != 1 {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		served.ServeHTTP(w, r)
+	})
+}
+
+// newHTTPServer returns a server with limits for whoever connects.
+func newHTTPServer(ctx context.Context, served http.Handler) *http.Server {
+	var http1 http.Protocols
+	http1.SetHTTP1(true)
+	return &http.Server{
+		Handler: served, Protocols: &http1,
+		ReadHeaderTimeout: headerWithin, ReadTimeout: readWithin, WriteTimeout: CallWithin + headerWithin, IdleTimeout: idleWithin,
+		MaxHeaderBytes: maxHeader, BaseContext: func(net.Listener) context.Context { return ctx },
+		ErrorLog: log.New(io.Discard, "", 0), // whoever connects could fill a log
+	}
+}
+
+// serveChanges sends a byte at once, and then one for each change.
+func serveChanges(w http.ResponseWriter, r *http.Request, m Local) {
+	out := http.NewResponseController(w)
+	if out.SetReadDeadline(time.Time{}) != nil {
+		return
+	}
+	for {
+		changed := m.Changed()
+		if out.SetWriteDeadline(time.Now().Add(sendWithin)) != nil {
+			return
+		}
+		if _, err := w.Write([]byte{'\n'}); err != nil || out.Flush() != nil {
+			return
+		}
+		select {
+		case <-changed:
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+// NewLocalClient returns a client of a machine on this host that dial connects to.
+func NewLocalClient(token string, dial func(context.Context) (net.Conn, error)) *Client {
+	netDial := func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }
+	return &Client{
+		base: "http://machine", header: http.Header{"Authorization": {"Bearer " + token}},
+		http: http.Client{
+			Transport:     &http.Transport{DialContext: netDial, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxHeader},
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+		dialer: websocket.Dialer{NetDialContext: netDial, HandshakeTimeout: CallWithin, ReadBufferSize: messageSize, WriteBufferSize: 4 << 10},
+	}
+}
+
+// Start is that of Local.
+func (c *Client) Start(ctx context.Context) error {
+	return c.call(ctx, http.MethodPost, startPath, nil, nil)
+}
+
+// Stop is that of Local.
+func (c *Client) Stop(ctx context.Context, id string, within time.Duration) error {
+	query := "?id=" + id + "&within=" + strconv.FormatInt(within.Milliseconds(), 10)
+	return c.call(ctx, http.MethodPost, stopPath+query, nil, nil)
+}
+
+// Quit is that of Local.
+func (c *Client) Quit(ctx context.Context) error {
+	return c.call(ctx, http.MethodPost, quitPath, nil, nil)
+}
+
+// Watch calls onChange once the machine is reached, and at each change, until the connection ends.
+func (c *Client) Watch(ctx context.Context, onChange func()) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+changesPath, nil)
+	if err != nil {
+		return err
+	}
+	maps.Copy(request.Header, c.header)
+	response, err := c.http.Do(request)
+	if err != nil {
+		return explain(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusOK {
+		return readAnswer(response, nil)
+	}
+	for part := make([]byte, 64); ; {
+		n, err := response.Body.Read(part)
+		if n > 0 {
+			onChange()
+		}
+		if err != nil {
+			return explain(err)
+		}
+	}
+}

@@ -1,0 +1,76 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/test/assert"
+)
+
+// TestRecord checks that the first end that is recorded stays, and that texts of any length fit.
+func TestRecord(t *testing.T) {
+	t.Parallel()
+	f, err := MakeRecord(filepath.Join(t.TempDir(), "end"))
+	assert.NoError(t, err)
+	defer func() { _ = f.Close() }()
+	read := func() *End {
+		e, err := ReadEnd(bytes.NewReader(contentOf(t, f)))
+		assert.NoError(t, err)
+		return e
+	}
+	if e := read(); e != nil {
+		t.Errorf("a new record has the end %+v", e)
+	}
+	at := time.Now().Round(0).UTC()
+	first := End{Reason: "Completed", Message: strings.Repeat("<", 2*maxText), Output: strings.Repeat(`"`, 2*maxOutput), At: at}
+	assert.NoError(t, writeEnd(f, first))
+	assert.NoError(t, writeEnd(f, End{Reason: "Killed", At: at}))
+	if e := read(); e == nil || e.Reason != "Completed" || len(e.Message) != maxText || len(e.Output) != maxOutput || !e.At.Equal(at) {
+		t.Errorf("the end is %+v", e)
+	}
+	if info, err := f.Stat(); err != nil || info.Size() != RecordSize {
+		t.Errorf("the record is %+v, %v", info, err)
+	}
+}
+
+func contentOf(t *testing.T, f *os.File) []byte {
+	t.Helper()
+	content, err := os.ReadFile(f.Name())
+	assert.NoError(t, err)
+	return content
+}
+
+// TestDamagedRecords checks that a record of which a part is missing or another has an end that cannot be read, and
+// that nothing is written over it.
+func TestDamagedRecords(t *testing.T) {
+	t.Parallel()
+	f, err := MakeRecord(filepath.Join(t.TempDir(), "end"))
+	assert.NoError(t, err)
+	defer func() { _ = f.Close() }()
+	assert.NoError(t, writeEnd(f, End{Reason: "Completed"}))
+	whole := contentOf(t, f)
+	for name, content := range map[string][]byte{
+		"its beginning":   whole[:40],
+		"its end":         append(make([]byte, 40), whole[40:]...),
+		"another text":    bytes.Replace(whole, []byte("Completed"), []byte("Forced   "), 1),
+		"another content": []byte("not a record\n"),
+		"a space":         []byte(" "),
+	} {
+		if e, err := ReadEnd(bytes.NewReader(content)); !errors.Is(err, ErrDamaged) {
+			t.Errorf("%s: got %+v, %v", name, e, err)
+		}
+		assert.NoError(t, assert.ErrorOf(f.WriteAt(append(content, make([]byte, RecordSize-len(content))...)[:RecordSize], 0)))
+		assert.NoError(t, writeEnd(f, End{Reason: "Killed"}))
+		if _, err := ReadEnd(bytes.NewReader(contentOf(t, f))); !errors.Is(err, ErrDamaged) {
+			t.Errorf("%s: it was written over", name)
+		}
+	}
+}
