@@ -67,7 +67,7 @@ func Main(arguments []string) int {
 	case len(arguments) > 0 && arguments[0] == probeCommand:
 		return mainProbe(arguments[1:])
 	case len(arguments) > 0 && arguments[0] == supervisor.FollowCommand:
-		return supervisor.MainOnHost()
+		return supervisor.MainOnHost(context.Background())
 	}
 	o, err := parseOptions(arguments)
 	switch {

@@ -113,7 +113,7 @@ func (r *run) runMachine(program context.Context, signals <-chan os.Signal) (end
 	defer interrupt(nil)
 	go func() {
 		<-signals
-		r.beginStop()
+		r.beginStop(ctx)
 		interrupt(errStopped)
 		// A person is in a hurry. Container engines may send SIGTERM again, as after a restart.
 		for <-signals != os.Interrupt { //nolint:revive // only waits
@@ -181,13 +181,13 @@ func (r *run) dialEnds(ctx context.Context) (ends supervisor.Ends, err error) {
 
 // beginStop has the guest shut down, and writes the termination message of a program that is killed before
 // the guest has.
-func (r *run) beginStop() {
+func (r *run) beginStop(ctx context.Context) {
 	killed := end{Reason: endNotStarted, Message: errStopped.Error(), StopRequested: true, Disks: r.found.all()}
 	if r.supervisor.HasStarted() {
 		killed.Reason, killed.Message = machine.EndKilled, "the machine was killed before its guest had shut down"
 	}
 	grace := r.supervisor.CurrentGracePeriod()
-	_ = r.supervisor.Stop(context.Background(), "signal", grace-min(quitMargin, grace/2))
+	_ = r.supervisor.Stop(ctx, "signal", grace-min(quitMargin, grace/2))
 	if err := killed.writeMessage(r.options.termination); err != nil {
 		r.log.Error(err, "Termination message could not be written")
 	}

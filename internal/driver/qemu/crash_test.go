@@ -56,7 +56,7 @@ func runWithMachine(m *testing.M) int {
 	if err == nil {
 		defer func() { _ = os.RemoveAll(dir) }()
 		machineProgram = filepath.Join(dir, "drover-machine")
-		err = errors.Join(os.Chmod(dir, 0o755), framework.BuildMachine(machineProgram), os.Setenv(machineEnv, machineProgram)) //nolint:gosec // see above
+		err = errors.Join(os.Chmod(dir, 0o755), framework.BuildMachine(machineProgram), os.Setenv(machineEnv, machineProgram))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

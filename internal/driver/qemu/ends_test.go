@@ -168,9 +168,7 @@ func TestShutDown(t *testing.T) {
 				c.before(t, d, spec)
 			}
 			ended := e.shutDown(t, cmp.Or(c.limit, time.Hour))
-			if c.isOff && len(ended) != 0 || !c.isOff && (len(ended) != 1 || ended[0].Err != nil || ended[0].Name != spec.Name || ended[0].Forced != c.forced) {
-				t.Errorf("ended: %+v", ended)
-			}
+			wantEnded(t, ended, c.isOff, Ended{Namespace: spec.Namespace, Name: spec.Name, Forced: c.forced})
 			if on, err := d.InstanceOf(spec.UID).IsRunning(); on || err != nil {
 				t.Errorf("its QEMU runs: %v, %v", on, err)
 			}
@@ -185,6 +183,15 @@ func TestShutDown(t *testing.T) {
 			}
 		})
 	}
+}
+
+// wantEnded checks which machine ShutDown has ended: none that was off.
+func wantEnded(t *testing.T, ended []*Ended, isOff bool, want Ended) {
+	t.Helper()
+	if isOff && len(ended) == 0 || !isOff && len(ended) == 1 && *ended[0] == want {
+		return
+	}
+	t.Errorf("ended: %+v, want %+v unless it is off: %v", ended, want, isOff)
 }
 
 func (e *engine) shutDown(t *testing.T, limit time.Duration) []*Ended {

@@ -93,7 +93,7 @@ func serveChanges(w http.ResponseWriter, r *http.Request, m Local) {
 	}
 	for {
 		changed := m.Changed()
-		if out.SetWriteDeadline(time.Now().Add(sendWithin)) != nil {
+		if out.SetWriteDeadline(after(sendWithin)) != nil {
 			return
 		}
 		if _, err := w.Write([]byte{'\n'}); err != nil || out.Flush() != nil {

@@ -62,9 +62,9 @@ type HostConfig struct {
 
 // MainOnHost follows a QEMU of this host by the descriptors that it is given, and returns the exit code of the
 // program. It ends with QEMU, or by SIGKILL: nothing is lost by that, and the driver starts another.
-func MainOnHost() int {
+func MainOnHost(ctx context.Context) int {
 	log := logr.FromSlogHandler(slog.NewTextHandler(os.Stderr, nil))
-	if err := runOnHost(context.Background(), log); err != nil {
+	if err := runOnHost(ctx, log); err != nil {
 		log.Error(err, "Supervisor has ended")
 		return 1
 	}

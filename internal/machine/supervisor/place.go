@@ -144,7 +144,7 @@ func (p Place) start(ctx context.Context, lock *os.File) error {
 	}
 	go func(cmd *exec.Cmd) { _ = cmd.Wait() }(cmd)
 	if s.StartTicks, err = proc.StartTicks(cmd.Process.Pid); err != nil {
-		return nil //nolint:nilerr // It has ended, which the caller notices.
+		return nil
 	}
 	s.PID = cmd.Process.Pid
 	return p.writeState(s)

@@ -110,9 +110,10 @@ func (inst *Instance) superviseOnce(ctx context.Context, onChange func()) (follo
 		inst.Host.Log.Info("Supervisor of an earlier version is replaced", "uid", inst.UID)
 		return place.Replace(ctx) == nil
 	}
-	watched := make(chan error, 1)
+	watched := make(chan struct{})
 	go func() {
-		watched <- c.Watch(ctx, func() {
+		defer close(watched)
+		_ = c.Watch(ctx, func() { // its error says nothing that the next look does not
 			followed = true
 			onChange()
 		})
