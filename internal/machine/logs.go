@@ -9,10 +9,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 	"unicode"
 
@@ -85,52 +83,18 @@ func keepPrintable(r rune) rune {
 	return -1
 }
 
-// LogFiles are the logs of a machine that QEMU writes without bound.
-var LogFiles = []string{SerialLogFile, LogFile}
-
-// CutLog empties a log that is too large after copying its end aside. The file stays the
-// same one, since QEMU has it open and appends to it. What is written between copy and
-// cut is lost. The log is emptied even where the copy fails: a full disk is no reason to
-// fill it further. Only one of several processes cuts it: the next would replace what was
-// put aside by what is left.
-func (m Machine) CutLog(name string, keep int64) error {
-	unlock, err := tryLock(m.File(name), 0)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EWOULDBLOCK) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	log, err := os.OpenFile(m.File(name), os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = log.Close() }()
+// CutLog empties a log that is larger than most bytes, after copying its end aside. The file stays the same one, since
+// QEMU has it open and appends to it. What is written between copy and cut is lost. The log is emptied even where the
+// copy fails: a full disk is no reason to fill it further.
+func CutLog(log, aside *os.File, most int64) error {
 	info, err := log.Stat()
-	if err != nil || info.Size() <= keep {
+	if err != nil || info.Size() <= most {
 		return err
 	}
-	return errors.Join(m.copyLogEnd(log, info.Size(), keep), log.Truncate(0))
-}
-
-// copyLogEnd copies the end of a log of some size. The copy is limited, so that a guest
-// which prints faster than that cannot prolong it.
-func (m Machine) copyLogEnd(log *os.File, size, keep int64) error {
-	tmp, remove, err := m.Staging.Temp()
-	if err != nil {
-		return err
+	if err = aside.Truncate(0); err == nil { // limited, so that a guest which prints faster cannot prolong it
+		_, err = io.Copy(io.NewOffsetWriter(aside, 0), io.NewSectionReader(log, max(0, info.Size()-most), 2*most))
 	}
-	defer remove()
-	aside, err := os.OpenFile(filepath.Join(tmp, "log"), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600) //nolint:gosec // in the engine's folder
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(aside, io.NewSectionReader(log, max(0, size-keep), 2*keep))
-	if err := errors.Join(err, aside.Close()); err != nil {
-		return err
-	}
-	return os.Rename(aside.Name(), log.Name()+OldLog)
+	return errors.Join(err, log.Truncate(0))
 }
 
 // LogOptions select a part of what the guest printed on its serial console.

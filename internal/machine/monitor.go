@@ -93,19 +93,10 @@ func (q Monitor) Status(ctx context.Context) (string, error) {
 // Status returns QEMU's run state.
 func (m Machine) Status(ctx context.Context) (status string, err error) {
 	err = m.Control(ctx, func(ctx context.Context, c *qmp.Client) error {
-		status, err = QueryStatus(ctx, c)
+		status, err = Monitor{c}.Status(ctx)
 		return err
 	})
 	return status, err
-}
-
-// QueryStatus returns QEMU's run state over a connection.
-func QueryStatus(ctx context.Context, c *qmp.Client) (string, error) { return Monitor{c}.Status(ctx) }
-
-// PowerDown presses the power button. A paused guest is resumed, since it would not notice
-// the button.
-func PowerDown(ctx context.Context, c *qmp.Client, isPaused bool) error {
-	return Monitor{c}.PowerDown(ctx, isPaused)
 }
 
 // PowerDown presses the power button. A paused guest is resumed, since it would not notice

@@ -6,6 +6,7 @@ package app
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -49,7 +50,19 @@ func (c *child) Usage() (proc.Usage, error) { return proc.ReadUsage(c.machine.PI
 func (c *child) LastOutput(most int) string { return c.machine.LastOutput(most) }
 
 // CutLogs implements supervisor.Process. What the guest prints is in no file.
-func (c *child) CutLogs() error { return c.machine.CutLog(machine.LogFile, maxLog) }
+func (c *child) CutLogs() error {
+	log, err := os.OpenFile(c.machine.File(machine.LogFile), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Close() }()
+	aside, err := os.OpenFile(c.machine.File(machine.LogFile+machine.OldLog), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = aside.Close() }()
+	return machine.CutLog(log, aside, maxLog)
+}
 
 // explainStart adds how QEMU has ended, if that is why its guest was not resumed.
 func (c *child) explainStart(err error) error {

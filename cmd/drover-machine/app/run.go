@@ -157,7 +157,7 @@ func (r *run) startGuest(ctx, starting context.Context, qemu *child) error {
 	if err != nil {
 		return err
 	}
-	if err := r.supervisor.Attach(ctx, qemu, qemu.accelerator, ends); err != nil {
+	if err := r.supervisor.Attach(ctx, machine.CommandWithin, qemu, qemu.accelerator, ends); err != nil {
 		return err
 	}
 	if err := r.supervisor.Start(starting); err != nil {

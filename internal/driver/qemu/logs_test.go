@@ -5,6 +5,7 @@ package qemu
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -39,7 +40,7 @@ func TestLogs(t *testing.T) {
 	log.WaitForText(t, "drover guest 2 A\r\n")
 	all, _ := log.Now()
 
-	assert.NoError(t, d.InstanceOf(spec.UID).CutLog(machine.SerialLogFile, 10))
+	cutLog(t, d.InstanceOf(spec.UID).File(machine.SerialLogFile), 10)
 	e.printWord(t, listed(t, d, spec), "zy")
 	log.WaitForText(t, "2 A\r\nzy")
 	for o, want := range map[driver.LogOptions]string{{}: "zy", {Previous: true, Follow: true}: all[len(all)-10:]} {
@@ -53,6 +54,15 @@ func TestLogs(t *testing.T) {
 
 // smallLogs bounds logs so that guests, which print slowly, fill them.
 const smallLogs = 512
+
+// cutLog cuts a log, as its supervisor does.
+func cutLog(t *testing.T, path string, most int64) {
+	t.Helper()
+	log, err := os.OpenFile(path, os.O_RDWR, 0)
+	aside, asideErr := os.OpenFile(path+machine.OldLog, os.O_RDWR, 0)
+	assert.NoError(t, errors.Join(err, asideErr))
+	assert.NoError(t, errors.Join(machine.CutLog(log, aside, most), log.Close(), aside.Close()))
+}
 
 // TestLogsStaySmall checks that what a guest prints is cut again and again, though no controller watches. Readers
 // of the console continue.

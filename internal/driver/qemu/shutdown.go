@@ -147,8 +147,8 @@ func (d *Driver) recordShutdown(inst *instance.Instance, within time.Duration) t
 // waitOff has the guest shut down, and reports whether it has in time.
 func (d *Driver) waitOff(ctx context.Context, inst *instance.Instance, within time.Duration) bool {
 	if err := inst.Shutdown(ctx, d.Clock.Now().Add(within)); err != nil {
-		d.Log.Info("Guest cannot be asked to shut down", "uid", inst.UID, "cause", err.Error())
-		return false
+		d.Log.Info("Machine has no supervisor: its power button is pressed once", "uid", inst.UID, "cause", err.Error())
+		_ = inst.Execute(ctx, "system_powerdown", nil, nil)
 	}
 	return inst.WaitStopped(ctx, within) == nil
 }

@@ -6,6 +6,7 @@ package confine
 import (
 	"cmp"
 	"fmt"
+	"os"
 	"slices"
 	"unsafe"
 
@@ -125,32 +126,41 @@ func installFilter(instructions []bpf.Instruction, flags uintptr) error {
 	return nil
 }
 
-// startedCalls are the system calls that DenyStarts denies, beside clone.
-var startedCalls = []uintptr{
-	unix.SYS_EXECVE, unix.SYS_EXECVEAT, unix.SYS_CLONE3, unix.SYS_SOCKET, unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_LISTEN,
+// endedCalls are the system calls that DenyStarts denies, beside those whose arguments it looks at.
+var endedCalls = []uintptr{
+	unix.SYS_EXECVE, unix.SYS_EXECVEAT, unix.SYS_SOCKET, unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_LISTEN,
+	unix.SYS_OPENAT, unix.SYS_OPENAT2, unix.SYS_KILL, unix.SYS_TKILL, unix.SYS_RT_SIGQUEUEINFO, unix.SYS_RT_TGSIGQUEUEINFO, unix.SYS_PIDFD_OPEN,
 }
 
 // DenyStarts takes from this program, for good, what only a program needs that starts others: it makes no
-// process, executes no program, and makes and connects no socket. It cannot be read by its user's other
-// processes either.
-func DenyStarts() error {
+// process, executes no program, opens no file, makes and connects no socket, and sends a signal to no process but the
+// one of a handle. Its user's other processes cannot read its memory either.
+func DenyStarts(handle uint32) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("becoming unreadable: %w", err)
 	}
-	program := []bpf.Instruction{
-		bpf.LoadAbsolute{Off: callNumber, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_CLONE, SkipTrue: 4},
+	program := []bpf.Instruction{bpf.LoadAbsolute{Off: callNumber, Size: 4}}
+	program = append(program, allowIf(unix.SYS_CLONE, bpf.JumpBitsSet, unix.CLONE_THREAD)...)
+	program = append(program, allowIf(unix.SYS_TGKILL, bpf.JumpEqual, uint32(os.Getpid()))...) //nolint:gosec // a process ID
+	program = append(program, allowIf(unix.SYS_PIDFD_SEND_SIGNAL, bpf.JumpEqual, handle)...)
+	program = append(program, denyCall(unix.SYS_CLONE3, unix.ENOSYS)...) // clone is used then
+	for _, call := range slices.Concat(endedCalls, legacyStarts) {
+		program = append(program, denyCall(call, unix.EPERM)...)
+	}
+	return installFilter(append(program, allowCall), unix.SECCOMP_FILTER_FLAG_TSYNC)
+}
+
+// allowIf allows a system call whose first argument passes a test, and denies it otherwise.
+func allowIf(call uint32, test bpf.JumpTest, value uint32) []bpf.Instruction {
+	return []bpf.Instruction{
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: call, SkipTrue: 4},
 		bpf.LoadAbsolute{Off: lowerHalf(0), Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: unix.CLONE_THREAD, SkipTrue: 1},
+		bpf.JumpIf{Cond: test, Val: value, SkipTrue: 1},
 		failCall(unix.EPERM),
 		allowCall,
 	}
-	for _, call := range slices.Concat(startedCalls, forks) {
-		denied := failCall(unix.EPERM)
-		if call == unix.SYS_CLONE3 {
-			denied = failCall(unix.ENOSYS)
-		}
-		program = append(program, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(call), SkipTrue: 1}, denied) //nolint:gosec // small
-	}
-	return installFilter(append(program, allowCall), unix.SECCOMP_FILTER_FLAG_TSYNC)
+}
+
+func denyCall(call uintptr, err unix.Errno) []bpf.Instruction {
+	return []bpf.Instruction{bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(call), SkipTrue: 1}, failCall(err)} //nolint:gosec // small
 }

@@ -92,6 +92,7 @@ type Client struct {
 	dialer websocket.Dialer
 	base   string
 	header http.Header // of each request
+	token  string      // of a machine on this host
 }
 
 var _ Machine = (*Client)(nil)

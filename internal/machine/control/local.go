@@ -4,11 +4,11 @@
 package control
 
 import (
+	"bytes"
 	"context"
 	"crypto/subtle"
 	"io"
 	"log"
-	"maps"
 	"net"
 	"net/http"
 	"strconv"
@@ -85,22 +85,46 @@ func newHTTPServer(ctx context.Context, served http.Handler) *http.Server {
 	}
 }
 
-// serveChanges sends a byte at once, and then one for each change.
+// What a stream of changes has after the head of its answer: a byte for each change, the first at once, and one as a
+// sign of life. It is no body, so that either end keeps nothing but a connection.
+const (
+	changed, alive = '!', '.'
+	// aliveEvery is the interval between two signs of life, and deadAfter how long none may come.
+	aliveEvery, deadAfter = 5 * time.Second, 15 * time.Second
+
+	changesHead = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+)
+
+// serveChanges sends changes until the other end leaves.
 func serveChanges(w http.ResponseWriter, r *http.Request, m Local) {
-	out := http.NewResponseController(w)
-	if out.SetReadDeadline(time.Time{}) != nil {
+	conn, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
 		return
 	}
-	for {
-		changed := m.Changed()
-		if out.SetWriteDeadline(after(sendWithin)) != nil {
+	defer func() { _ = conn.Close() }()
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		_ = conn.SetReadDeadline(time.Time{})
+		_, _ = conn.Read(make([]byte, 1)) // nothing comes
+	}()
+	ticker := time.NewTicker(aliveEvery)
+	defer ticker.Stop()
+	for send := changesHead + string(changed); ; {
+		next := m.Changed()
+		if conn.SetWriteDeadline(after(sendWithin)) != nil {
 			return
 		}
-		if _, err := w.Write([]byte{'\n'}); err != nil || out.Flush() != nil {
+		if _, err := conn.Write([]byte(send)); err != nil {
 			return
 		}
 		select {
-		case <-changed:
+		case <-next:
+			send = string(changed)
+		case <-ticker.C:
+			send = string(alive)
+		case <-left:
+			return
 		case <-r.Context().Done():
 			return
 		}
@@ -112,7 +136,9 @@ func NewLocalClient(token string, dial func(context.Context) (net.Conn, error)) 
 	netDial := func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }
 	return &Client{
 		base: "http://machine", header: http.Header{"Authorization": {"Bearer " + token}},
+		token: token,
 		http: http.Client{
+			Timeout:       CallWithin + connectWithin,
 			Transport:     &http.Transport{DialContext: netDial, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxHeader},
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
@@ -136,25 +162,53 @@ func (c *Client) Quit(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, quitPath, nil, nil)
 }
 
-// Watch calls onChange once the machine is reached, and at each change, until the connection ends.
-func (c *Client) Watch(ctx context.Context, onChange func()) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+changesPath, nil)
-	if err != nil {
-		return err
+// Token returns the token of NewLocalClient.
+func (c *Client) Token() string { return c.token }
+
+// changesEvery is the least time between two changes that Watch reports: what answers may be hostile.
+const changesEvery = 20 * time.Millisecond
+
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
 	}
-	maps.Copy(request.Header, c.header)
-	response, err := c.http.Do(request)
+}
+
+// Watch calls onChange once the machine is reached, and at each change, until the connection ends. It fails with
+// context.DeadlineExceeded if no sign of life comes. Many machines are watched, so it keeps little.
+func (c *Client) Watch(ctx context.Context, onChange func()) error {
+	conn, err := c.dialer.NetDialContext(ctx, "", "")
 	if err != nil {
 		return explain(err)
 	}
-	defer func() { _ = response.Body.Close() }()
-	if response.StatusCode != http.StatusOK {
-		return readAnswer(response, nil)
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	defer func() { _ = conn.Close() }()
+	head := "GET " + changesPath + " HTTP/1.1\r\nHost: machine\r\nAuthorization: " + c.header.Get("Authorization") + "\r\n\r\n"
+	answer := make([]byte, len(changesHead))
+	err = conn.SetDeadline(after(deadAfter))
+	if err == nil {
+		_, err = conn.Write([]byte(head))
 	}
-	for part := make([]byte, 64); ; {
-		n, err := response.Body.Read(part)
-		if n > 0 {
+	if err == nil {
+		_, err = io.ReadFull(conn, answer)
+	}
+	switch {
+	case err != nil:
+		return explain(err)
+	case string(answer) != changesHead:
+		return ErrProtocol
+	}
+	for part := answer[:16]; ; {
+		if err := conn.SetReadDeadline(after(deadAfter)); err != nil {
+			return explain(err)
+		}
+		n, err := conn.Read(part)
+		if bytes.IndexByte(part[:n], changed) >= 0 {
 			onChange()
+			pause(ctx, changesEvery)
 		}
 		if err != nil {
 			return explain(err)

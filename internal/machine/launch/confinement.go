@@ -16,8 +16,7 @@ import (
 // Confinement is what was taken from a QEMU when it was started.
 type Confinement struct {
 	// UserID is that of the machine, or of the program that started it.
-	UserID  uint32 `json:"userID"`
-	GroupID uint32 `json:"groupID"`
+	UserID uint32 `json:"userID"`
 	// HasUniqueID is set if no other machine has that user ID.
 	HasUniqueID bool `json:"hasUniqueID,omitempty"`
 	// LandlockABI is the version of Landlock that was applied, 0 for none.
@@ -25,19 +24,11 @@ type Confinement struct {
 }
 
 func (o Order) confinementOf(as *confine.User) Confinement {
-	c := Confinement{UserID: uint32(os.Geteuid()), GroupID: uint32(os.Getegid()), LandlockABI: o.Policy.ABI} //nolint:gosec // IDs
+	c := Confinement{UserID: uint32(os.Geteuid()), LandlockABI: o.Policy.ABI} //nolint:gosec // a user ID
 	if as != nil {
-		c.UserID, c.GroupID, c.HasUniqueID = as.ID, as.GroupID, o.Users.last != 0
+		c.UserID, c.HasUniqueID = as.ID, o.Users.last != 0
 	}
 	return c
-}
-
-// User returns the user that QEMU runs as, nil for this program's own.
-func (c Confinement) User() *confine.User {
-	if c.UserID == uint32(os.Geteuid()) { //nolint:gosec // a user ID
-		return nil
-	}
-	return &confine.User{ID: c.UserID, GroupID: c.GroupID}
 }
 
 // Describe returns what confines a QEMU and what does not, for people.

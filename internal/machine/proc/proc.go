@@ -59,6 +59,23 @@ func UserID(pid int) int64 {
 	return int64(info.Uid)
 }
 
+// UserOf returns the effective user and group ID of a process.
+func UserOf(pid int) (user, group uint32, err error) {
+	text, err := os.ReadFile(Path(pid, "status"))
+	if err != nil {
+		return 0, 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if _, err := fmt.Sscanf(line, "Uid: %d %d", new(uint32), &user); err == nil {
+			continue
+		}
+		if _, err := fmt.Sscanf(line, "Gid: %d %d", new(uint32), &group); err == nil {
+			return user, group, nil
+		}
+	}
+	return 0, 0, fmt.Errorf("%s names no user", Path(pid, "status"))
+}
+
 // RaiseOOMScore makes the kernel, when memory runs out, end a process before this one. A
 // process may always make itself, and those of its user, the likelier choice.
 func RaiseOOMScore(pid int) {

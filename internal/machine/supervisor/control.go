@@ -20,8 +20,12 @@ const statusRunning = "running"
 // Status implements control.Machine.
 func (s *Supervisor) Status(ctx context.Context) (control.Status, error) {
 	out := s.known()
-	if !s.isAttached() {
-		if s.Progress != nil && out.State == control.StateStarting {
+	switch isAttached := s.isAttached(); {
+	case isAttached:
+	case s.Progress == nil: // there is a QEMU, which does not answer yet
+		return out, control.ErrFailed
+	default:
+		if out.State == control.StateStarting {
 			out.Copied = s.Progress()
 		}
 		return out, nil

@@ -4,7 +4,6 @@
 package supervisor
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,6 +13,7 @@ import (
 	"net"
 	"os"
 	"time"
+	"unsafe"
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sys/unix"
@@ -58,12 +58,36 @@ type HostConfig struct {
 	StartedAt time.Time `json:"startedAt,omitzero"`
 	// LogBytes bounds each log.
 	LogBytes int64 `json:"logBytes"`
+	// StopID is that of a stop that was begun, empty for none; StopWithin is what is left of its time, 0 for ever.
+	StopID     string        `json:"stopID,omitempty"`
+	StopWithin time.Duration `json:"stopWithin,omitempty"`
+}
+
+// processName is how the program is called by who looks at processes: it is executed by a descriptor.
+var processName = append([]byte("drover-machine"), 0)
+
+// maxOwnLog bounds what the program says of itself.
+const maxOwnLog = 64 << 10
+
+// boundedWriter writes so many bytes, and discards the rest.
+type boundedWriter struct {
+	to   io.Writer
+	left int
+}
+
+// Write implements io.Writer.
+func (w *boundedWriter) Write(p []byte) (int, error) {
+	if w.left -= len(p); w.left >= 0 {
+		return w.to.Write(p)
+	}
+	return len(p), nil
 }
 
 // MainOnHost follows a QEMU of this host by the descriptors that it is given, and returns the exit code of the
 // program. It ends with QEMU, or by SIGKILL: nothing is lost by that, and the driver starts another.
 func MainOnHost(ctx context.Context) int {
-	log := logr.FromSlogHandler(slog.NewTextHandler(os.Stderr, nil))
+	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&processName[0])), 0, 0, 0) //nolint:gosec // a system call
+	log := logr.FromSlogHandler(slog.NewTextHandler(&boundedWriter{os.Stderr, maxOwnLog}, nil))
 	if err := runOnHost(ctx, log); err != nil {
 		log.Error(err, "Supervisor has ended")
 		return 1
@@ -72,7 +96,7 @@ func MainOnHost(ctx context.Context) int {
 }
 
 func runOnHost(ctx context.Context, log logr.Logger) error {
-	if err := confine.DenyStarts(); err != nil {
+	if err := confine.DenyStarts(processFD); err != nil {
 		return err
 	}
 	for fd := configFD; fd < lastFD; fd++ {
@@ -92,19 +116,22 @@ func runOnHost(ctx context.Context, log logr.Logger) error {
 		Disks: config.Disks, Clock: clock.RealClock{}, Log: log, LogBytes: config.LogBytes,
 		RecordEnd: func(e End) error { return writeEnd(record, e) },
 	})
-	s.startedAt = config.StartedAt
 	process := &handle{gone: make(chan string, 1), logs: []keptLog{
 		{os.NewFile(serialLogFD, machine.SerialLogFile), os.NewFile(serialAsideFD, "aside"), config.LogBytes},
 		{os.NewFile(outputFD, machine.LogFile), os.NewFile(outputAsideFD, "aside"), config.LogBytes},
 	}}
 	go process.wait()
-	if err := s.Attach(ctx, process, config.Accelerator, given.ends); err != nil {
-		return err
-	}
-	if err := s.adopt(ctx); err != nil {
-		return err
-	}
+	// A QEMU that is halted does not answer yet. This program does.
 	go func() { _ = control.NewLocalServer(ctx, config.Token, s).Serve(given.listener) }()
+	if err := s.Attach(ctx, 0, process, config.Accelerator, given.ends); err != nil {
+		return err
+	}
+	if err := s.adopt(ctx, config.StartedAt); err != nil {
+		return err
+	}
+	if config.StopID != "" {
+		_ = s.Stop(ctx, config.StopID, config.StopWithin)
+	}
 	_, err = s.Run(ctx)
 	return err
 }
@@ -144,17 +171,15 @@ func openGiven() (g given, err error) {
 }
 
 // adopt finds out how far a QEMU has come that may have had another supervisor.
-func (s *Supervisor) adopt(ctx context.Context) error {
+func (s *Supervisor) adopt(ctx context.Context, startedAt time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
 	status, err := s.monitor.Status(ctx)
 	switch {
 	case err != nil:
 		return err
-	case status == machine.StatusPrelaunch:
-		s.startedAt = time.Time{}
-	case s.startedAt.IsZero():
-		s.noteStart()
+	case status != machine.StatusPrelaunch:
+		s.noteStart(startedAt)
 	}
 	return nil
 }
@@ -220,7 +245,7 @@ func (h *handle) LastOutput(most int) string { return machine.LastLine(h.logs[1]
 
 // CutLogs implements Process.
 func (h *handle) CutLogs() error {
-	return cmp.Or(h.logs[0].cut(), h.logs[1].cut())
+	return errors.Join(h.logs[0].cut(), h.logs[1].cut())
 }
 
 // keptLog is a log that QEMU appends to, and the file that gets its end when it is cut.
@@ -229,16 +254,4 @@ type keptLog struct {
 	most        int64
 }
 
-// cut empties a log that is too large, after copying its end aside. What is written between the two is lost. It is
-// emptied even where the copy fails: a full disk is no reason to fill it further.
-func (l keptLog) cut() error {
-	info, err := l.file.Stat()
-	if err != nil || info.Size() <= l.most {
-		return err
-	}
-	err = l.aside.Truncate(0)
-	if err == nil {
-		_, err = io.Copy(io.NewOffsetWriter(l.aside, 0), io.NewSectionReader(l.file, max(0, info.Size()-l.most), 2*l.most))
-	}
-	return errors.Join(err, l.file.Truncate(0))
-}
+func (l keptLog) cut() error { return machine.CutLog(l.file, l.aside, l.most) }

@@ -66,29 +66,42 @@ type Place struct {
 	Record string
 	// Config is what the supervisor is told, but for the token.
 	Config HostConfig
-	// User returns the user that QEMU runs as, nil for this program's own.
-	User func() (*confine.User, error)
+	// Reload returns the place as it is now: another run may have begun since.
+	Reload func() (Place, error)
 }
 
 // Reach returns a client of the supervisor of a QEMU that runs. It starts the supervisor if there is none, and waits
 // for one that another caller is starting.
 func (p Place) Reach(ctx context.Context) (*control.Client, error) {
-	for {
+	for hasStarted := false; ; {
 		lock, err := p.TryLock(lockFile)
+		if err == nil && hasStarted {
+			return nil, errors.Join(fmt.Errorf("the supervisor has ended at once: see %s", p.File(logFile)), lock.Close())
+		}
 		if err == nil {
-			err = errors.Join(p.start(ctx, lock), lock.Close())
+			hasStarted = true
+			err = errors.Join(p.startNow(ctx, lock), lock.Close())
 		}
 		if err != nil && !errors.Is(err, machine.ErrRunning) {
 			return nil, err
 		}
 		s, err := p.readState()
-		if err == nil && s.isAlive() {
+		if err == nil && (s.PID == 0 || s.isAlive()) { // of one that is being started, nothing but the token is known
 			return p.clientOf(s), nil
 		}
 		if !proc.Pause(ctx, proc.PollEvery) {
 			return nil, errors.Join(fmt.Errorf("the supervisor is being started: %w", ctx.Err()), err)
 		}
 	}
+}
+
+// startNow starts a supervisor for the run of now. The caller has the lock, so no other is started meanwhile.
+func (p Place) startNow(ctx context.Context, lock *os.File) error {
+	now, err := p.Reload()
+	if err != nil {
+		return err
+	}
+	return now.start(ctx, lock)
 }
 
 // IsSupervised reports whether the machine has a supervisor, which may be about to end.
@@ -125,11 +138,7 @@ func (p Place) start(ctx context.Context, lock *os.File) error {
 	}
 	var files opened
 	defer files.close()
-	user, err := p.User()
-	if err != nil {
-		return err
-	}
-	o := Order{Program: p.Program.file, UUID: p.UUID, Dir: p.Path, User: user, Config: p.Config, Lock: lock}
+	o := Order{Program: p.Program.file, UUID: p.UUID, Dir: p.Path, Config: p.Config, Lock: lock}
 	o.Config.Token = rand.Text()
 	if err := p.open(ctx, &o, &files); err != nil {
 		return err
@@ -152,7 +161,7 @@ func (p Place) start(ctx context.Context, lock *os.File) error {
 
 // open opens what a supervisor is given.
 func (p Place) open(ctx context.Context, o *Order, files *opened) (err error) {
-	if o.Process, err = files.add(p.openProcess()); err != nil {
+	if err := p.openProcess(o, files); err != nil {
 		return err
 	}
 	if o.Listener, err = files.add(p.Listen(socket)); err != nil {
@@ -174,34 +183,45 @@ func (p Place) open(ctx context.Context, o *Order, files *opened) (err error) {
 			return err
 		}
 	}
-	o.Errors, err = files.add(os.OpenFile(p.File(logFile), os.O_CREATE|os.O_TRUNC|os.O_APPEND|os.O_WRONLY, 0o600))
+	_ = os.Rename(p.File(logFile), p.File(logFile+machine.OldLog)) // it may say why the last one has ended
+	o.Errors, err = files.add(os.OpenFile(p.File(logFile), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))
 	return err
 }
 
 // openRecord opens the record, and makes it if it is missing.
 func (p Place) openRecord() (*os.File, error) {
-	f, err := os.OpenFile(p.Record, os.O_RDWR, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return MakeRecord(p.Record)
+	f, err := os.OpenFile(p.Record, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return f, err
 	}
-	return f, err
+	if f, err = MakeRecord(p.Record); err != nil {
+		return nil, err
+	}
+	if _, err := os.Lstat(p.Path); errors.Is(err, fs.ErrNotExist) { // removed meanwhile, with all records
+		return nil, errors.Join(ErrNoQEMU, f.Close(), os.Remove(p.Record))
+	}
+	return f, nil
 }
 
-// openProcess opens a handle on QEMU's process.
-func (p Place) openProcess() (*os.File, error) {
+// openProcess opens a handle on QEMU's process, and finds the user that it runs as.
+func (p Place) openProcess(o *Order, files *opened) error {
 	pid := p.PID()
 	if pid == 0 {
-		return nil, ErrNoQEMU
+		return ErrNoQEMU
 	}
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrNoQEMU, err)
+		return fmt.Errorf("%w: %w", ErrNoQEMU, err)
 	}
-	f := os.NewFile(uintptr(fd), "QEMU")
-	if !p.IsOwnProcess(pid) { // another has the ID by now
-		return nil, errors.Join(ErrNoQEMU, f.Close())
+	o.Process, _ = files.add(os.NewFile(uintptr(fd), "QEMU"), nil)
+	user, group, err := proc.UserOf(pid)
+	if err != nil || !p.IsOwnProcess(pid) { // another has the ID by now
+		return errors.Join(ErrNoQEMU, err)
 	}
-	return f, nil
+	if user != uint32(os.Geteuid()) { //nolint:gosec // a user ID
+		o.User = &confine.User{ID: user, GroupID: group}
+	}
+	return nil
 }
 
 // dialFile connects to a socket of QEMU.
@@ -220,24 +240,52 @@ func (p Place) dialFile(ctx context.Context, name string) (*os.File, error) {
 func (p Place) End(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, endWithin)
 	defer cancel()
+	first, _ := p.readState()
 	for {
 		follows, err := p.IsSupervised()
-		if err != nil || !follows {
+		if err != nil || !follows && !first.isAlive() { // one may have given up its lock
 			return err
 		}
 		if !proc.Pause(bounded, proc.PollEvery) {
-			return p.Replace(ctx)
+			return p.Replace(ctx, first.Token)
 		}
 	}
 }
 
-// Replace ends the supervisor, whatever it does, so that the next call of Reach starts another. QEMU runs on.
-func (p Place) Replace(ctx context.Context) error {
+// Replace ends the supervisor that has a token, whatever it does, so that the next call of Reach starts another. QEMU
+// runs on.
+func (p Place) Replace(ctx context.Context, token string) error {
 	s, err := p.readState()
-	if err != nil {
+	if err != nil || s.Token != token { // another has taken its place
 		return err
 	}
-	return proc.Kill(ctx, s.PID, func(int) bool { return s.isAlive() })
+	if s.PID != 0 {
+		return proc.Kill(ctx, s.PID, func(int) bool { return s.isAlive() })
+	}
+	for _, pid := range proc.IDs() { // its starter was killed before it could write the ID down
+		if err := proc.Kill(ctx, p.asFollower(pid), p.isFollower); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// asFollower returns the process ID of a supervisor of this machine, 0 for any other process.
+func (p Place) asFollower(pid int) int {
+	if p.isFollower(pid) {
+		return pid
+	}
+	return 0
+}
+
+// isFollower reports whether a process is a supervisor of this machine, by its command line and working directory.
+func (p Place) isFollower(pid int) bool {
+	here, err := os.Stat(p.Path)
+	if err != nil || !proc.HasOption(pid, "-machine", p.UUID) {
+		return false
+	}
+	there, err := os.Stat(proc.Path(pid, "cwd"))
+	return err == nil && os.SameFile(here, there)
 }
 
 // IsOutdated reports whether the supervisor was started as an earlier version of the program than this one.

@@ -55,7 +55,7 @@ func Spawn(ctx context.Context, o Order) (*exec.Cmd, error) {
 	// The child has the program as programFD when it executes that.
 	cmd := confine.Command(context.WithoutCancel(ctx), fmt.Sprintf("/proc/self/fd/%d", programFD), FollowCommand, "-machine", o.UUID)
 	cmd.Args[0] = "drover-machine"
-	cmd.Env = append(cmd.Env, "GOMAXPROCS=1", "GOMEMLIMIT=16MiB")
+	cmd.Env = append(cmd.Env, "GOMAXPROCS=1", "GOMEMLIMIT=64MiB")
 	cmd.Stderr = o.Errors
 	cmd.ExtraFiles = []*os.File{
 		config, o.Lock, o.Listener, o.Monitor, o.Serial, o.Agent, o.Process, o.Record,

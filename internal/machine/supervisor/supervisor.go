@@ -133,14 +133,19 @@ func New(c Config) *Supervisor {
 	return &Supervisor{Config: c, gracePeriod: c.GracePeriod, changed: make(chan struct{}, 1), faults: make(chan machine.DiskFault, 1), memory: newExecMemory()}
 }
 
-// Attach connects the supervisor to a QEMU whose guest is halted or runs, on an accelerator.
-func (s *Supervisor) Attach(ctx context.Context, process Process, accelerator string, ends Ends) error {
+// Attach connects the supervisor to a QEMU whose guest is halted or runs, on an accelerator. QEMU has to answer within a
+// time; 0 means that it may take any.
+func (s *Supervisor) Attach(ctx context.Context, within time.Duration, process Process, accelerator string, ends Ends) error {
 	serial := newSerialConsole(ends.Serial)
 	if s.LogBytes > 0 {
 		serial.onPrinted, serial.most = s.wake, s.LogBytes
 	}
-	bounded, cancel := context.WithTimeout(ctx, machine.CommandWithin)
-	defer cancel()
+	bounded := ctx
+	if within > 0 {
+		var cancel context.CancelFunc
+		bounded, cancel = context.WithTimeout(ctx, within)
+		defer cancel()
+	}
 	client, err := qmp.NewClient(bounded, ends.Monitor, func(event qmp.Event) { s.onEvent(ctx, event) })
 	if err != nil {
 		return err
@@ -205,17 +210,17 @@ func (s *Supervisor) Start(ctx context.Context) error {
 	if _, refused := errors.AsType[*qmp.Error](err); refused {
 		return err
 	}
-	s.noteStart()
+	s.noteStart(s.Clock.Now())
 	if err != nil { // the guest may run
 		s.logWait(fmt.Errorf("QEMU does not answer: %w", err))
 	}
 	return nil
 }
 
-func (s *Supervisor) noteStart() {
+func (s *Supervisor) noteStart(at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.startedAt.IsZero() {
+	if s.startedAt = at; at.IsZero() {
 		s.startedAt = s.Clock.Now()
 	}
 }

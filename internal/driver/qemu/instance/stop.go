@@ -56,13 +56,16 @@ func (inst *Instance) StopRun(ctx context.Context, spec driver.ServerSpec) (wait
 // Shutdown has the supervisor press the power button until the guest has ended, and end the run by force at a
 // time; zero means never.
 func (inst *Instance) Shutdown(ctx context.Context, by time.Time) error {
-	within := time.Duration(0)
-	if !by.IsZero() {
-		within = max(time.Millisecond, by.Sub(inst.Host.Clock.Now()))
+	id, within := inst.stopOf(by)
+	return inst.call(ctx, "stop", func(ctx context.Context, c *control.Client) error { return c.Stop(ctx, id, within) })
+}
+
+// stopOf returns the ID of a stop, and what is left of its time; 0 means for ever.
+func (inst *Instance) stopOf(by time.Time) (id string, within time.Duration) {
+	if by.IsZero() {
+		return "0", 0
 	}
-	return inst.call(ctx, "stop", func(ctx context.Context, c *control.Client) error {
-		return c.Stop(ctx, strconv.FormatInt(by.UnixNano(), 10), within)
-	})
+	return strconv.FormatInt(by.UnixNano(), 10), max(time.Millisecond, by.Sub(inst.Host.Clock.Now()))
 }
 
 // forceStop ends a run that the guest did not end, even where that cannot be recorded.
@@ -80,7 +83,7 @@ func (inst *Instance) Quit(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	return inst.Kill(ctx)
+	return inst.Machine.Quit(ctx)
 }
 
 // EndSupervisor sees to it that a machine that has ended has no supervisor.
@@ -92,12 +95,16 @@ func (inst *Instance) WasForced() bool {
 	return err == nil && exit != nil && exit.Reason == machine.EndForced
 }
 
-// QuitEnded waits for the end of a QEMU whose guest has ended: its supervisor records how, and makes it quit.
+// QuitEnded waits for the end of a QEMU whose guest has ended: its supervisor records how, and makes it quit. If that
+// does not, as one that cannot write, this does.
 func (inst *Instance) QuitEnded(ctx context.Context) error {
-	if _, err := inst.Reach(ctx); err != nil {
+	if _, err := inst.Reach(ctx); err == nil && inst.WaitStopped(ctx, machine.CommandWithin) == nil {
+		return nil
+	}
+	if _, err := inst.RecordExit(*inst.Exit); err != nil { // only QEMU knows then how the guest has ended
 		return err
 	}
-	return inst.WaitStopped(ctx, machine.CommandWithin)
+	return inst.Machine.Quit(ctx)
 }
 
 // GracePeriod returns how long the guest has to power off.

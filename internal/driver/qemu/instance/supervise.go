@@ -13,12 +13,11 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
-// SuperviseEvery is the interval between two checks that a machine has a supervisor which answers.
+// SuperviseEvery is the interval between two tries to reach a machine's supervisor.
 const SuperviseEvery = 5 * time.Second
 
 // defaultLogBound is how large a machine's logs get, in bytes. QEMU writes them and knows no bound.
@@ -29,21 +28,18 @@ func (inst *Instance) place() supervisor.Place {
 	p := supervisor.Place{
 		Machine: inst.Machine, Program: inst.Host.Supervisor, Record: inst.recordFile(),
 		Config: supervisor.HostConfig{Accelerator: inst.Accelerator, Disks: inst.diskSizes(), LogBytes: inst.Host.LogBound},
-		User:   inst.findUser,
+		Reload: func() (supervisor.Place, error) {
+			now, err := inst.Load()
+			return now.place(), err
+		},
 	}
 	if inst.Phase == record.PhaseOn {
 		p.Config.StartedAt = inst.StartedAt
 	}
-	return p
-}
-
-// findUser returns the user that QEMU runs as, which is its supervisor's too.
-func (inst *Instance) findUser() (*confine.User, error) {
-	confinement, err := inst.FindConfinement()
-	if err != nil || confinement == nil {
-		return nil, errors.Join(err, errors.New("it is not known which user QEMU runs as"))
+	if inst.Stop != nil {
+		p.Config.StopID, p.Config.StopWithin = inst.stopOf(inst.Stop.By)
 	}
-	return confinement.User(), nil
+	return p
 }
 
 // Reach returns a client of the machine's supervisor, and starts one if there is none. The machine is one that
@@ -75,7 +71,8 @@ func (inst *Instance) Supervise(ctx context.Context, onChange func()) {
 		if on, err := inst.IsRunning(); err == nil && !on {
 			break
 		}
-		if inst.superviseOnce(ctx, onChange) {
+		began := inst.Host.Clock.Now()
+		if inst.superviseOnce(ctx, onChange) && inst.Host.Clock.Since(began) >= SuperviseEvery {
 			continue
 		}
 		if now, err := inst.stateFingerprint(ctx); err == nil && now != last {
@@ -95,8 +92,6 @@ func (inst *Instance) Supervise(ctx context.Context, onChange func()) {
 
 // superviseOnce follows one supervisor until it has ended or is replaced, and reports whether it could.
 func (inst *Instance) superviseOnce(ctx context.Context, onChange func()) (followed bool) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	s, err := inst.Load()
 	if err != nil {
 		return false
@@ -108,26 +103,17 @@ func (inst *Instance) superviseOnce(ctx context.Context, onChange func()) (follo
 	}
 	if place := s.place(); place.IsOutdated() {
 		inst.Host.Log.Info("Supervisor of an earlier version is replaced", "uid", inst.UID)
-		return place.Replace(ctx) == nil
+		return place.Replace(ctx, c.Token()) == nil
 	}
-	watched := make(chan struct{})
-	go func() {
-		defer close(watched)
-		_ = c.Watch(ctx, func() { // its error says nothing that the next look does not
-			followed = true
-			onChange()
-		})
-	}()
-	ticker := inst.Host.Clock.NewTicker(SuperviseEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-watched:
-			return followed
-		case <-ticker.C():
-			inst.replaceSilent(ctx, c)
-		}
+	err = c.Watch(ctx, func() {
+		followed = true
+		onChange()
+	})
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		inst.replaceSilent(ctx, c)
+		return true
 	}
+	return followed
 }
 
 // stateFingerprint returns a text that differs between two states of a server whose supervisor cannot be reached.
@@ -158,7 +144,7 @@ func (inst *Instance) replaceSilent(ctx context.Context, c *control.Client) {
 		return
 	}
 	inst.Host.Log.Info("Supervisor does not answer, and is replaced", "uid", inst.UID)
-	if err := inst.place().Replace(ctx); err != nil {
+	if err := inst.place().Replace(ctx, c.Token()); err != nil {
 		inst.Host.Log.Error(err, "Supervisor cannot be ended", "uid", inst.UID)
 	}
 }
