@@ -91,8 +91,8 @@ var LogFiles = []string{SerialLogFile, LogFile}
 // CutLog empties a log that is too large after copying its end aside. The file stays the
 // same one, since QEMU has it open and appends to it. What is written between copy and
 // cut is lost. The log is emptied even where the copy fails: a full disk is no reason to
-// fill it further. Only one of several processes cuts it: the next would replace what was
-// put aside by what is left.
+// fill it further. If several processes cut it, only one does: the next would replace what
+// was put aside by what is left.
 func (m Machine) CutLog(name string, keep int64) error {
 	unlock, err := tryLock(m.File(name), 0)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EWOULDBLOCK) {
