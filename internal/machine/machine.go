@@ -28,9 +28,9 @@
 // A machine outlives the program that started it, in a session of its own. It is found
 // again by its run lock, which the kernel frees when the machine ends, and by its
 // directory. That is its working directory, and stays so when it is moved. The command
-// line identifies the machine too, with -uuid and -name. Its supervisor is another process,
-// which may end and be replaced while the machine runs. StartedFile identifies the process
-// even if it has freed the lock and changed its command line.
+// line identifies the machine too, with -uuid and -name. StartedFile identifies the process
+// even if it has freed the lock and changed its command line. The supervisor is another
+// process, which may end and be replaced while the machine runs.
 //
 // A guest that shuts down or panics leaves its QEMU paused. Whoever follows it can then
 // distinguish the two from each other and from a QEMU that was killed.
