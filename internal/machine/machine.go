@@ -11,17 +11,17 @@
 //   - program.go finds out what QEMU can do and what it needs of the host, accelerator.go
 //     what guests run on.
 //   - process.go starts, finds and ends processes, and files.go opens what each gets;
-//     started.go remembers which one was started; monitor.go talks to them by QMP, and to
-//     the agents in their guests.
-//   - seed.go makes what cloud-init reads; logs.go and console.go read what is printed.
+//     started.go remembers which one was started; monitor.go talks to them by QMP.
+//   - seed.go makes what cloud-init reads; logs.go reads what is printed.
 //   - forward.go describes the ports of the host that lead to the guest, and connects to the
 //     guest there.
-//   - diskfault.go follows the disk errors that guests wait for.
+//   - diskfault.go explains the disk errors that guests wait for.
 //
 // The packages below start QEMU as it is described (launch) and confined (confine), speak QMP
 // (qmp) and the protocol of guest agents (agent), and know connections to guests (usernet),
 // processes of this host (proc), control groups (cgroup) and the memory that guests share
-// (memory).
+// (memory). Package supervisor follows a QEMU until its guest has ended, and package control is
+// how others speak to it.
 //
 // # Processes
 //
@@ -29,9 +29,10 @@
 // again by its run lock, which the kernel frees when the machine ends, and by its
 // directory. That is its working directory, and stays so when it is moved. The command
 // line identifies the machine too, with -uuid and -name. StartedFile identifies the process
-// even if it has freed the lock and changed its command line.
+// even if it has freed the lock and changed its command line. The supervisor is another
+// process, which may end and be replaced while the machine runs.
 //
-// A guest that shuts down or panics leaves its QEMU paused. The next program can then
+// A guest that shuts down or panics leaves its QEMU paused. Whoever follows it can then
 // distinguish the two from each other and from a QEMU that was killed.
 package machine
 
@@ -59,11 +60,11 @@ const (
 	SeedFile = "seed.iso"
 	// ControlSocket speaks QMP, for one command at a time.
 	ControlSocket = "ctl.sock"
-	// EventsSocket speaks QMP, for a listener to events.
+	// EventsSocket speaks QMP, for the supervisor alone.
 	EventsSocket = "events.sock"
-	// SerialSocket is the serial console, for one client at a time.
+	// SerialSocket is the serial console, for the supervisor alone.
 	SerialSocket = "serial.sock"
-	// AgentSocket leads to the guest's agent, for one client at a time.
+	// AgentSocket leads to the guest's agent, for the supervisor alone.
 	AgentSocket = "agent.sock"
 	// SerialLogFile has what the guest printed on its serial console.
 	SerialLogFile = "serial.log"

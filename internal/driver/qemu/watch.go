@@ -16,7 +16,7 @@ import (
 )
 
 // Watch reports servers whose notification file is written, whose directory comes or
-// goes, and for which QEMU itself reports a change.
+// goes, and whose supervisor reports a change.
 func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	if err := kit.CheckContext(ctx); err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ type watch struct {
 	driver *Driver
 	files  *fsnotify.Watcher
 	queue  *kit.Queue
-	ended  chan string // the paths of supervisors that have ended
+	ended  chan string // the paths of servers whose followers have ended
 
 	supervisors map[string]*follower // by directory
 }
@@ -126,7 +126,7 @@ func (w *watch) startSupervisor(ctx context.Context, inst *instance.Instance) {
 	}()
 }
 
-// replaceSupervisor removes a supervisor whose QEMU is gone, and starts another if the
+// replaceSupervisor removes a follower whose QEMU is gone, and starts another if the
 // server changed meanwhile.
 func (w *watch) replaceSupervisor(ctx context.Context, path string) {
 	s := w.supervisors[path]
@@ -136,7 +136,7 @@ func (w *watch) replaceSupervisor(ctx context.Context, path string) {
 	}
 }
 
-// waitSupervisors waits until all supervisors have ended.
+// waitSupervisors waits until all followers have ended. The supervisors run on.
 func (w *watch) waitSupervisors() {
 	for len(w.supervisors) > 0 {
 		delete(w.supervisors, <-w.ended)

@@ -1,12 +1,15 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package control is the channel by which a drover-machine is controlled from another host:
-// HTTP over TLS 1.3, each end with a certificate of an authority that the machine alone has.
+// Package control is the channel by which a drover-machine is spoken to. One in a pod is controlled
+// from other hosts: by HTTP over TLS 1.3, each end with a certificate of an authority that the
+// machine alone has. One on a host is controlled by HTTP over a Unix socket, with a token.
 //
 // Start with Client, whose methods are those of Machine at the other end. server.go serves them,
-// and credentials.go makes the certificates. What is sent has no text that one end shows to a
-// person: a guest may have broken out of the machine that answers.
+// and credentials.go makes the certificates; local.go has what is different on a host. guest.go
+// says what clients reach in the guest, guestclient.go and serveguest.go are its two ends, and
+// stream.go is what passes between them. What is sent has no text of the machine's own that one
+// end shows to a person: a guest may have broken out of the machine that answers.
 package control
 
 import (

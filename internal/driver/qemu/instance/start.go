@@ -178,7 +178,7 @@ func (inst *Instance) FinishStart(ctx context.Context, spec driver.ServerSpec) e
 	if spec.Power == driver.PowerPaused {
 		return nil
 	}
-	// Notify first, so that other processes supervise the machine even if this leader stops
+	// Notify first, so that other processes see to its supervisor even if this leader stops
 	// right after.
 	inst.NotifyWatchers()
 	return inst.call(ctx, "start", func(ctx context.Context, c *control.Client) error { return c.Start(ctx) })
