@@ -19,24 +19,24 @@ const statusRunning = "running"
 
 // Status implements control.Machine.
 func (s *Supervisor) Status(ctx context.Context) (control.Status, error) {
-	out := s.known()
-	switch isAttached := s.isAttached(); {
-	case isAttached:
-	case s.Progress == nil: // there is a QEMU, which does not answer yet
-		return out, control.ErrFailed
-	default:
+	if s.Progress != nil && !s.isAttached() { // QEMU is yet to be started
+		out := s.known()
 		if out.State == control.StateStarting {
 			out.Copied = s.Progress()
 		}
 		return out, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	if err := s.waitAttached(ctx); err != nil {
+		return s.known(), err
+	}
+	out := s.known()
 	used, err := s.process.Usage()
 	if err != nil {
 		return out, control.ErrFailed
 	}
 	out.CPUNanoseconds, out.MemoryBytes = used.CPU.Nanoseconds(), used.MemoryBytes
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
-	defer cancel()
 	if out.RunState, err = s.monitor.Status(ctx); err != nil {
 		s.wake() // to tell those who watch when it answers again
 		return out, control.ErrFailed
@@ -132,8 +132,11 @@ func (s *Supervisor) ProbePort(ctx context.Context, port int32) error {
 
 // Grow implements control.Machine.
 func (s *Supervisor) Grow(ctx context.Context, sizes control.Sizes) (grown control.Sizes, err error) {
-	if s.IsStopping() || !s.isAttached() {
+	if s.Progress != nil && !s.isAttached() || s.IsStopping() {
 		return grown, control.ErrNotRunning
+	}
+	if err := s.waitAttached(ctx); err != nil {
+		return grown, err
 	}
 	wanted := map[string]int64{}
 	if sizes.RootDisk != 0 {

@@ -92,7 +92,8 @@ type Config struct {
 type Supervisor struct {
 	Config
 
-	// What QEMU is reached by, once Attach has returned.
+	// What QEMU is reached by, once attached is closed.
+	attached    chan struct{}
 	process     Process
 	accelerator string
 	monitor     machine.Monitor
@@ -130,7 +131,7 @@ type stop struct {
 
 // New returns a supervisor of a QEMU that may be yet to start.
 func New(c Config) *Supervisor {
-	return &Supervisor{Config: c, gracePeriod: c.GracePeriod, changed: make(chan struct{}, 1), faults: make(chan machine.DiskFault, 1), memory: newExecMemory()}
+	return &Supervisor{Config: c, gracePeriod: c.GracePeriod, attached: make(chan struct{}), changed: make(chan struct{}, 1), faults: make(chan machine.DiskFault, 1), memory: newExecMemory()}
 }
 
 // Attach connects the supervisor to a QEMU whose guest is halted or runs, on an accelerator. QEMU has to answer within a
@@ -150,19 +151,31 @@ func (s *Supervisor) Attach(ctx context.Context, within time.Duration, process P
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.process, s.accelerator, s.serial, s.agent = process, accelerator, serial, newAgentLine(ends.Agent)
 	s.client, s.monitor = client, machine.Monitor{Executor: client}
+	close(s.attached)
 	go serial.follow(ends.Serial)
 	return nil
 }
 
 // isAttached reports whether there is a QEMU to ask.
 func (s *Supervisor) isAttached() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.client != nil
+	select {
+	case <-s.attached:
+		return true
+	default:
+		return false
+	}
+}
+
+// waitAttached waits for a QEMU to ask.
+func (s *Supervisor) waitAttached(ctx context.Context) error {
+	select {
+	case <-s.attached:
+		return nil
+	case <-ctx.Done():
+		return control.ErrFailed
+	}
 }
 
 // onEvent must not wait for the client.
@@ -202,6 +215,9 @@ func (s *Supervisor) setGuestClock(ctx context.Context) {
 func (s *Supervisor) Start(ctx context.Context) error {
 	if s.HasStarted() {
 		return nil
+	}
+	if err := s.waitAttached(ctx); err != nil {
+		return err
 	}
 	if _, err := s.growDisks(ctx, s.Disks); err != nil {
 		return err
