@@ -18,5 +18,5 @@ const (
 // legacyCalls are the denied system calls that newer architectures lack.
 var legacyCalls []uintptr
 
-// forks are the system calls that make a process and that newer architectures lack.
-var forks []uintptr
+// legacyStarts are the system calls of startedCalls that newer architectures lack.
+var legacyStarts []uintptr

@@ -13,4 +13,4 @@ const (
 
 var legacyCalls []uintptr
 
-var forks []uintptr
+var legacyStarts []uintptr

@@ -72,7 +72,7 @@ func MainOnHost(ctx context.Context) int {
 }
 
 func runOnHost(ctx context.Context, log logr.Logger) error {
-	if err := confine.DenyStarts(); err != nil {
+	if err := confine.DenyStarts(processFD); err != nil {
 		return err
 	}
 	for fd := configFD; fd < lastFD; fd++ {
