@@ -128,11 +128,10 @@ func newDriverOnSmallDisk(t *testing.T, size int) (*engine, *Driver) {
 	return e, e.open(t)
 }
 
-// programSize is more than drover-machine has, of which the folder has a copy, in MiB.
-const programSize = 16
-
+// sizeOption has room for the folder's copy of drover-machine too.
 func sizeOption(size int) string {
-	return fmt.Sprintf("size=%dm,nr_inodes=%d", programSize+size, inodes)
+	program, _ := os.Stat(machineProgram)
+	return fmt.Sprintf("size=%d,nr_inodes=%d", program.Size()+int64(size)<<20, inodes)
 }
 
 // fill uses up the rest of the disk, and returns the file that does.

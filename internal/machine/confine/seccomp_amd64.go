@@ -17,5 +17,5 @@ var legacyCalls = []uintptr{
 	unix.SYS_CHMOD, unix.SYS_CHOWN, unix.SYS_LCHOWN, unix.SYS_UTIME, unix.SYS_UTIMES, unix.SYS_FUTIMESAT,
 }
 
-// legacyStarts are the calls that DenyStarts denies and that newer architectures lack.
+// legacyStarts are the system calls of startedCalls that newer architectures lack.
 var legacyStarts = []uintptr{unix.SYS_FORK, unix.SYS_VFORK, unix.SYS_OPEN, unix.SYS_CREAT}

@@ -18,5 +18,5 @@ const (
 // legacyCalls are the denied system calls that newer architectures lack.
 var legacyCalls []uintptr
 
-// legacyStarts are the calls that DenyStarts denies and that newer architectures lack.
+// legacyStarts are the system calls of startedCalls that newer architectures lack.
 var legacyStarts []uintptr

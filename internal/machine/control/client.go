@@ -105,7 +105,6 @@ func NewClient(address string, config *tls.Config) *Client {
 	return &Client{
 		base: "https://" + address,
 		http: http.Client{
-			Timeout: CallWithin + 2*connectWithin,
 			Transport: &http.Transport{
 				DialContext: dial, TLSHandshakeTimeout: connectWithin,
 				TLSClientConfig: config, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxHeader,
@@ -174,6 +173,8 @@ func (c *Client) SetGracePeriod(ctx context.Context, period time.Duration) error
 
 // call makes a request. in and out may be nil.
 func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
+	ctx, cancel := context.WithTimeout(ctx, CallWithin+2*connectWithin)
+	defer cancel()
 	var body bytes.Buffer
 	if in != nil {
 		if err := json.NewEncoder(&body).Encode(in); err != nil {

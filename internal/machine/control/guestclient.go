@@ -9,10 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"net"
 	"net/http"
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 )
 
 var _ Guest = (*Client)(nil)
@@ -43,7 +46,14 @@ func (c *Client) Console(ctx context.Context, types bool) (io.ReadWriteCloser, e
 
 // openStream opens a stream, which ends with ctx.
 func (c *Client) openStream(ctx context.Context, path string) (*stream, error) {
-	ws, response, err := c.dialer.DialContext(ctx, "ws"+strings.TrimPrefix(c.base, "http")+path, c.header)
+	dialer, bounded := c.dialer, &boundedConn{}
+	dialer.NetDialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := c.dialer.NetDialContext(ctx, network, address)
+		bounded.Conn = conn
+		bounded.left.Store(maxHandshake)
+		return bounded, err
+	}
+	ws, response, err := dialer.DialContext(ctx, "ws"+strings.TrimPrefix(c.base, "http")+path, c.header)
 	if err != nil && response != nil {
 		defer func() { _ = response.Body.Close() }()
 		return nil, cmp.Or(readAnswer(response, nil), ErrProtocol)
@@ -51,7 +61,28 @@ func (c *Client) openStream(ctx context.Context, path string) (*stream, error) {
 	if err != nil {
 		return nil, explain(err)
 	}
+	bounded.left.Store(math.MaxInt64)
 	return newStream(ctx, ws, maxOutput), nil
+}
+
+// maxHandshake is more than the other end sends before a stream, with its certificates.
+const maxHandshake = 64 << 10
+
+// boundedConn is a connection of which no more is read than is left: a handshake of WebSocket may be of any length.
+type boundedConn struct {
+	net.Conn
+
+	left atomic.Int64
+}
+
+// Read implements io.Reader.
+func (c *boundedConn) Read(p []byte) (int, error) {
+	if c.left.Load() <= 0 {
+		return 0, ErrProtocol
+	}
+	n, err := c.Conn.Read(p)
+	c.left.Add(-int64(n))
+	return n, err
 }
 
 // console is an attached console.

@@ -35,8 +35,12 @@ const (
 // maxState is more than stateFile has.
 const maxState = 64 << 10
 
-// endWithin is how long a supervisor may take to end once its QEMU has.
-const endWithin = time.Second
+const (
+	// endWithin is how long a supervisor may take to end once its QEMU has, or once it was killed.
+	endWithin = time.Second
+	// startWithin is how long the start of a supervisor may take until it is known which process it is.
+	startWithin = 3 * time.Second
+)
 
 // ErrNoQEMU : there is no QEMU to follow.
 var ErrNoQEMU = errors.New("QEMU does not run")
@@ -52,10 +56,19 @@ type state struct {
 	StartTicks int64 `json:"startTicks,omitempty"`
 }
 
-// isAlive reports whether the process runs.
+// isAlive reports whether the process runs, which one that its parent has not waited for does not.
 func (s state) isAlive() bool {
+	handle, err := unix.PidfdOpen(s.PID, 0)
+	if err != nil { // also for 0
+		return false
+	}
+	defer func() { _ = unix.Close(handle) }()
 	ticks, err := proc.StartTicks(s.PID)
-	return s.PID != 0 && err == nil && ticks == s.StartTicks
+	if err != nil || ticks != s.StartTicks {
+		return false
+	}
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(handle), Events: unix.POLLIN}}, 0) //nolint:gosec // a descriptor
+	return err != nil || n == 0
 }
 
 // Place is a machine on this host, whose QEMU is to have a supervisor.
@@ -71,9 +84,10 @@ type Place struct {
 }
 
 // Reach returns a client of the supervisor of a QEMU that runs. It starts the supervisor if there is none, and waits
-// for one that another caller is starting.
+// for one that another caller is starting. One whose start was interrupted is replaced.
 func (p Place) Reach(ctx context.Context) (*control.Client, error) {
-	for hasStarted := false; ; {
+	hasStarted := false
+	for until := time.Now().Add(startWithin); ; {
 		lock, err := p.TryLock(lockFile)
 		if err == nil && hasStarted {
 			return nil, errors.Join(fmt.Errorf("the supervisor has ended at once: see %s", p.File(logFile)), lock.Close())
@@ -86,11 +100,17 @@ func (p Place) Reach(ctx context.Context) (*control.Client, error) {
 			return nil, err
 		}
 		s, err := p.readState()
-		if err == nil && (s.PID == 0 || s.isAlive()) { // of one that is being started, nothing but the token is known
+		if err == nil && s.isAlive() {
 			return p.clientOf(s), nil
 		}
 		if !proc.Pause(ctx, proc.PollEvery) {
 			return nil, errors.Join(fmt.Errorf("the supervisor is being started: %w", ctx.Err()), err)
+		}
+		if time.Now().After(until) {
+			if err := p.killUnknown(ctx); err != nil {
+				return nil, err
+			}
+			until = time.Now().Add(startWithin)
 		}
 	}
 }
@@ -138,6 +158,9 @@ func (p Place) start(ctx context.Context, lock *os.File) error {
 	}
 	var files opened
 	defer files.close()
+	if err := p.killLast(ctx); err != nil { // which has let go of its lock, and may run
+		return err
+	}
 	o := Order{Program: p.Program.file, UUID: p.UUID, Dir: p.Path, Config: p.Config, Lock: lock}
 	o.Config.Token = rand.Text()
 	if err := p.open(ctx, &o, &files); err != nil {
@@ -153,7 +176,7 @@ func (p Place) start(ctx context.Context, lock *os.File) error {
 	}
 	go func(cmd *exec.Cmd) { _ = cmd.Wait() }(cmd)
 	if s.StartTicks, err = proc.StartTicks(cmd.Process.Pid); err != nil {
-		return nil
+		return fmt.Errorf("the supervisor has ended at once: see %s", p.File(logFile))
 	}
 	s.PID = cmd.Process.Pid
 	return p.writeState(s)
@@ -179,12 +202,12 @@ func (p Place) open(ctx context.Context, o *Order, files *opened) (err error) {
 		machine.SerialLogFile: &o.SerialLog, machine.SerialLogFile + machine.OldLog: &o.SerialAside,
 		machine.LogFile: &o.Output, machine.LogFile + machine.OldLog: &o.OutputAside,
 	} {
-		if *to, err = files.add(os.OpenFile(p.File(name), os.O_CREATE|os.O_RDWR, 0o600)); err != nil {
+		if *to, err = files.add(os.OpenFile(p.File(name), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)); err != nil {
 			return err
 		}
 	}
 	_ = os.Rename(p.File(logFile), p.File(logFile+machine.OldLog)) // it may say why the last one has ended
-	o.Errors, err = files.add(os.OpenFile(p.File(logFile), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))
+	o.Errors, err = files.add(os.OpenFile(p.File(logFile), os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW, 0o600))
 	return err
 }
 
@@ -238,16 +261,34 @@ func (p Place) dialFile(ctx context.Context, name string) (*os.File, error) {
 
 // End waits for the supervisor of a QEMU that has ended to record that and to end, and then ends it itself.
 func (p Place) End(ctx context.Context) error {
-	bounded, cancel := context.WithTimeout(ctx, endWithin)
+	last, _ := p.readState()
+	if ended, err := p.waitEnded(ctx); ended || err != nil {
+		return err
+	}
+	if err := p.Replace(ctx, last.Token); err != nil {
+		return err
+	}
+	if ended, err := p.waitEnded(ctx); ended || err != nil {
+		return err
+	}
+	return errors.New("the supervisor does not end, though its QEMU has")
+}
+
+// waitEnded waits a little until no supervisor has the lock, and the last one that is known does not run: it may have
+// let go of the lock.
+func (p Place) waitEnded(ctx context.Context) (ended bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, endWithin)
 	defer cancel()
-	first, _ := p.readState()
 	for {
 		follows, err := p.IsSupervised()
-		if err != nil || !follows && !first.isAlive() { // one may have given up its lock
-			return err
+		if err != nil {
+			return false, err
 		}
-		if !proc.Pause(bounded, proc.PollEvery) {
-			return p.Replace(ctx, first.Token)
+		if s, err := p.readState(); !follows && (err != nil || !s.isAlive()) {
+			return true, nil
+		}
+		if !proc.Pause(ctx, proc.PollEvery) {
+			return false, nil
 		}
 	}
 }
@@ -256,36 +297,54 @@ func (p Place) End(ctx context.Context) error {
 // runs on.
 func (p Place) Replace(ctx context.Context, token string) error {
 	s, err := p.readState()
-	if err != nil || s.Token != token { // another has taken its place
+	switch {
+	case err == nil && s.Token != token: // another has taken its place
+		return nil
+	case err == nil && s.isAlive():
+		return p.killLast(ctx)
+	}
+	return p.killUnknown(ctx)
+}
+
+// killUnknown ends a supervisor whose start was interrupted before it was written down which process it is.
+func (p Place) killUnknown(ctx context.Context) error {
+	if follows, err := p.IsSupervised(); err != nil || !follows {
 		return err
 	}
-	if s.PID != 0 {
-		return proc.Kill(ctx, s.PID, func(int) bool { return s.isAlive() })
-	}
-	for _, pid := range proc.IDs() { // its starter was killed before it could write the ID down
-		if err := proc.Kill(ctx, p.asFollower(pid), p.isFollower); err != nil {
-			return err
+	for _, pid := range proc.IDs() {
+		if p.isSupervisor(pid) {
+			if err := proc.Kill(ctx, pid, p.isSupervisor); err != nil {
+				return fmt.Errorf("killing the supervisor %d of %s: %w", pid, p.UUID, err)
+			}
 		}
 	}
 	return nil
 }
 
-// asFollower returns the process ID of a supervisor of this machine, 0 for any other process.
-func (p Place) asFollower(pid int) int {
-	if p.isFollower(pid) {
-		return pid
+// killLast ends the supervisor that was started last, if that is known.
+func (p Place) killLast(ctx context.Context) error {
+	s, err := p.readState()
+	if err != nil {
+		return nil //nolint:nilerr // There is none, or a power cut has ended it.
 	}
-	return 0
+	if err := proc.Kill(ctx, s.PID, func(int) bool { return s.isAlive() }); err != nil {
+		return fmt.Errorf("killing the supervisor %d of %s: %w", s.PID, p.UUID, err)
+	}
+	return nil
 }
 
-// isFollower reports whether a process is a supervisor of this machine, by its command line and working directory.
-func (p Place) isFollower(pid int) bool {
-	here, err := os.Stat(p.Path)
-	if err != nil || !proc.HasOption(pid, "-machine", p.UUID) {
+// isSupervisor reports whether a process is a supervisor of this machine. The working directory of one that cannot be
+// read is hidden from all but root.
+func (p Place) isSupervisor(pid int) bool {
+	if !proc.HasOption(pid, machineOption, p.UUID) {
 		return false
 	}
 	there, err := os.Stat(proc.Path(pid, "cwd"))
-	return err == nil && os.SameFile(here, there)
+	if errors.Is(err, fs.ErrPermission) {
+		return unix.Kill(pid, 0) == nil // of this program's user
+	}
+	here, hereErr := os.Stat(p.Path)
+	return err == nil && hereErr == nil && os.SameFile(here, there)
 }
 
 // IsOutdated reports whether the supervisor was started as an earlier version of the program than this one.

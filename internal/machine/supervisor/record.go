@@ -30,7 +30,7 @@ var ErrDamaged = errors.New("the record of the end is damaged")
 
 // MakeRecord makes a record without an end, and takes its room on the disk.
 func MakeRecord(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the caller's
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600) //nolint:gosec // the caller's
 	if err != nil {
 		return nil, err
 	}

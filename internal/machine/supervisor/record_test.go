@@ -5,7 +5,9 @@ package supervisor
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -72,5 +74,59 @@ func TestDamagedRecords(t *testing.T) {
 		if _, err := ReadEnd(bytes.NewReader(contentOf(t, f))); !errors.Is(err, ErrDamaged) {
 			t.Errorf("%s: it was written over", name)
 		}
+	}
+}
+
+// FuzzReadEnd checks that a record of any content has an end, none, or a damaged one, the same each time, that no more
+// of it is read than a record has, and that an end can be written down again.
+func FuzzReadEnd(f *testing.F) {
+	whole, err := os.CreateTemp(f.TempDir(), "")
+	assert.NoError(f, err)
+	assert.NoError(f, writeEnd(whole, End{Reason: "Completed", Message: "m", Output: "o", At: time.Unix(1, 0)}))
+	content, err := os.ReadFile(whole.Name())
+	assert.NoError(f, errors.Join(err, whole.Close()))
+	signed := func(text string) []byte { return fmt.Appendf(nil, "%x %s", sha256.Sum256([]byte(text)), text) }
+	for _, seed := range [][]byte{
+		nil, content, content[:70], make([]byte, RecordSize), make([]byte, 2*RecordSize), []byte(" "), []byte("\n"), signed(""), signed("null"), signed("{}"),
+		signed(`{"at":"9999-12-31T23:59:59Z","reason":"\u001b[2J"}`), signed(`{"at":"-"}`), signed(strings.Repeat("[", RecordSize-65)),
+		signed(`{"output":"` + strings.Repeat("a", RecordSize) + `"}`),
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, content []byte) {
+		from := bytes.NewReader(content)
+		e, err := ReadEnd(from)
+		if read := len(content) - from.Len(); read > RecordSize {
+			t.Errorf("%d bytes of it are read", read)
+		}
+		if (err != nil) != errors.Is(err, ErrDamaged) || err != nil && e != nil {
+			t.Errorf("got %+v, %v", e, err)
+		}
+		again, errAgain := ReadEnd(bytes.NewReader(content))
+		if !errors.Is(errAgain, err) || (e == nil) != (again == nil) || e != nil && (e.Reason != again.Reason || !e.At.Equal(again.At)) {
+			t.Errorf("got %+v, %v and then %+v, %v", e, err, again, errAgain)
+		}
+	})
+}
+
+// TestRecordIsNoLink checks that a record is never another file that a link leads to, nor a folder.
+func TestRecordIsNoLink(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	other, link, folder := filepath.Join(dir, "other"), filepath.Join(dir, "link"), filepath.Join(dir, "folder")
+	assert.NoError(t, errors.Join(os.WriteFile(other, []byte("kept"), 0o600), os.Symlink(other, link), os.Mkdir(folder, 0o700)))
+	for _, path := range []string{link, folder} {
+		for name, open := range map[string]func() (*os.File, error){
+			"made":   func() (*os.File, error) { return MakeRecord(path) },
+			"opened": func() (*os.File, error) { return Place{Record: path}.openRecord() },
+		} {
+			if f, err := open(); err == nil {
+				t.Errorf("%s is %s", path, name)
+				_ = f.Close()
+			}
+		}
+	}
+	if content, err := os.ReadFile(other); err != nil || string(content) != "kept" {
+		t.Errorf("the other file has %q, %v", content, err)
 	}
 }

@@ -19,6 +19,9 @@ import (
 // FollowCommand is the first argument of the program on a host.
 const FollowCommand = "follow"
 
+// machineOption is followed by the machine's UUID, for those who look at processes.
+const machineOption = "-machine"
+
 // Order says how to start the program on a host. It is given files alone: it opens none.
 type Order struct {
 	// Program is the program, which is executed by its descriptor.
@@ -53,7 +56,7 @@ func Spawn(ctx context.Context, o Order) (*exec.Cmd, error) {
 	}
 	defer func() { _ = config.Close() }()
 	// The child has the program as programFD when it executes that.
-	cmd := confine.Command(context.WithoutCancel(ctx), fmt.Sprintf("/proc/self/fd/%d", programFD), FollowCommand, "-machine", o.UUID)
+	cmd := confine.Command(context.WithoutCancel(ctx), fmt.Sprintf("/proc/self/fd/%d", programFD), FollowCommand, machineOption, o.UUID)
 	cmd.Args[0] = "drover-machine"
 	cmd.Env = append(cmd.Env, "GOMAXPROCS=1", "GOMEMLIMIT=64MiB")
 	cmd.Stderr = o.Errors

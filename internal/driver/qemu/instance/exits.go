@@ -81,7 +81,7 @@ func (inst *Instance) readEnd() (*driver.Exit, error) {
 	case err != nil || end == nil:
 		return nil, err
 	}
-	exit := inst.exitOfEnd(end)
+	exit := inst.exitOfEnd(end, info.ModTime())
 	return &exit, nil
 }
 

@@ -95,13 +95,21 @@ func (inst *Instance) WasForced() bool {
 	return err == nil && exit != nil && exit.Reason == machine.EndForced
 }
 
-// QuitEnded waits for the end of a QEMU whose guest has ended: its supervisor records how, and makes it quit. If that
-// does not, as one that cannot write, this does.
+// QuitEnded waits for the end of a QEMU whose guest has ended: its supervisor records how, and makes it quit. One that
+// says so and does not is taken at its word, since nothing else would ever end that QEMU.
 func (inst *Instance) QuitEnded(ctx context.Context) error {
-	if _, err := inst.Reach(ctx); err == nil && inst.WaitStopped(ctx, machine.CommandWithin) == nil {
-		return nil
+	_, err := inst.Reach(ctx)
+	if err == nil {
+		err = inst.WaitStopped(ctx, machine.CommandWithin)
 	}
-	if _, err := inst.RecordExit(*inst.Exit); err != nil { // only QEMU knows then how the guest has ended
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	exit := *inst.Exit
+	if exit.At.IsZero() {
+		exit.At = inst.Host.Clock.Now()
+	}
+	if _, err := inst.RecordExit(exit); err != nil {
 		return err
 	}
 	return inst.Machine.Quit(ctx)

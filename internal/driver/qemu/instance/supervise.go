@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
@@ -19,6 +21,9 @@ import (
 
 // SuperviseEvery is the interval between two tries to reach a machine's supervisor.
 const SuperviseEvery = 5 * time.Second
+
+// changesAtOnce and changeEvery bound how often a supervisor can have its machine looked at.
+const changesAtOnce, changeEvery = 20, time.Second
 
 // defaultLogBound is how large a machine's logs get, in bytes. QEMU writes them and knows no bound.
 const defaultLogBound = 1 << 20
@@ -67,19 +72,25 @@ func (inst *Instance) call(ctx context.Context, what string, do func(context.Con
 func (inst *Instance) Supervise(ctx context.Context, onChange func()) {
 	recorded, _ := inst.Load()
 	wasOn := false
+	pace := rate.NewLimiter(rate.Every(changeEvery), changesAtOnce)
+	report := func() {
+		onChange()
+		now := inst.Host.Clock.Now()
+		inst.pause(ctx, pace.ReserveN(now, 1).DelayFrom(now))
+	}
 	for last := ""; ctx.Err() == nil && inst.mayExist(); wasOn = true {
 		if on, err := inst.IsRunning(); err == nil && !on {
 			break
 		}
 		began := inst.Host.Clock.Now()
-		if inst.superviseOnce(ctx, onChange) && inst.Host.Clock.Since(began) >= SuperviseEvery {
+		if inst.superviseOnce(ctx, report) && inst.Host.Clock.Since(began) >= SuperviseEvery {
 			continue
 		}
 		if now, err := inst.stateFingerprint(ctx); err == nil && now != last {
 			last = now
 			onChange()
 		}
-		inst.pause(ctx)
+		inst.pause(ctx, SuperviseEvery)
 	}
 	if ctx.Err() != nil || !wasOn {
 		return
@@ -125,9 +136,12 @@ func (inst *Instance) stateFingerprint(ctx context.Context) (string, error) {
 	return fmt.Sprint(s.ID, s.Run, s.driverState(), s.Broken), nil
 }
 
-// pause waits until the next check.
-func (inst *Instance) pause(ctx context.Context) {
-	timer := inst.Host.Clock.NewTimer(SuperviseEvery)
+// pause waits as long as ctx allows.
+func (inst *Instance) pause(ctx context.Context, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	timer := inst.Host.Clock.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
@@ -161,8 +175,8 @@ func (inst *Instance) queryMachine(ctx context.Context) (s control.Status, err e
 	return s, nil
 }
 
-// exitOfEnd returns the exit that a supervisor has recorded, as far as it can be true.
-func (inst *Instance) exitOfEnd(e *supervisor.End) driver.Exit {
+// exitOfEnd returns the exit that a supervisor has recorded, as far as it can be true. It is the same each time.
+func (inst *Instance) exitOfEnd(e *supervisor.End, written time.Time) driver.Exit {
 	exit := driver.Exit{Code: CodeKilled, Reason: ReasonKilled, At: e.At, Output: machine.Printable(e.Output, OutputTail)}
 	switch code, known := exitCodes[e.Reason]; {
 	case known:
@@ -170,8 +184,8 @@ func (inst *Instance) exitOfEnd(e *supervisor.End) driver.Exit {
 	case e.Reason == machine.EndForced:
 		exit.Reason = machine.EndForced
 	}
-	if now := inst.Host.Clock.Now(); e.At.After(now) || e.At.Before(inst.StartedAt) {
-		exit.At = now
+	if e.At.After(inst.Host.Clock.Now()) || e.At.Before(inst.StartedAt) {
+		exit.At = written
 	}
 	return exit
 }
