@@ -335,12 +335,27 @@ func TestOneSupervisor(t *testing.T) {
 	}
 }
 
+// floods says that something has changed: without end, or once on each connection.
+func floods(isEndless bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		defer func() { _ = conn.Close() }()
+		_, err = io.WriteString(conn, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n!")
+		for isEndless && err == nil {
+			_, err = io.WriteString(conn, "!!!!!!!!!!!!!!!!")
+		}
+	}
+}
+
 // TestFloodedWatch checks that a supervisor which says without end that something has changed, or ends each stream at
 // once, has its machine looked at a few times and then once in a while.
 func TestFloodedWatch(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	for name, answer := range map[string]http.HandlerFunc{"without end": endless("\n"), "again and again": text("\n")} {
+	for name, answer := range map[string]http.HandlerFunc{"without end": floods(true), "again and again": floods(false)} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			o := e.options()

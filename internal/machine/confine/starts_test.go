@@ -14,7 +14,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-
 	"sync"
 	"syscall"
 	"testing"

@@ -133,8 +133,15 @@ func runOnHost(ctx context.Context, log logr.Logger) error {
 		_ = s.Stop(ctx, config.StopID, config.StopWithin)
 	}
 	_, err = s.Run(ctx)
+	select { // those who read the console learn of its end
+	case <-s.ConsoleLeft():
+	case <-time.After(drainWithin):
+	}
 	return err
 }
+
+// drainWithin is how long readers of the console may take to leave it.
+const drainWithin = endWithin / 2
 
 func readConfig(from *os.File) (c HostConfig, err error) {
 	defer func() { _ = from.Close() }()

@@ -198,6 +198,9 @@ func (inst *Instance) diskSizes() map[string]int64 {
 	return sizes
 }
 
+// maxDisk bounds what a supervisor may claim a disk to have: one that was grown before can have more than is asked for.
+const maxDisk = 1 << 50
+
 // GrowDisks enlarges the disks of a running QEMU to what the spec says.
 func (inst *Instance) GrowDisks(ctx context.Context, spec driver.ServerSpec) error {
 	wanted := inst.SizesToGrow(spec)
@@ -217,11 +220,11 @@ func (inst *Instance) GrowDisks(ctx context.Context, spec driver.ServerSpec) err
 	if err != nil {
 		return err
 	}
-	inst.Root.Size = max(inst.Root.Size, min(sizes.RootDisk, wanted[launch.RootNode])) // no more than was asked for
+	inst.Root.Size = max(inst.Root.Size, min(sizes.RootDisk, maxDisk))
 	inst.Volumes = maps.Clone(inst.Volumes)
 	for name, size := range sizes.Volumes {
 		made, ok := inst.Volumes[name]
-		if made.Size = max(made.Size, min(size, wanted[launch.VolumeNode(name)])); ok {
+		if made.Size = max(made.Size, min(size, maxDisk)); ok {
 			inst.Volumes[name] = made
 		}
 	}
