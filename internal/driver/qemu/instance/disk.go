@@ -217,11 +217,11 @@ func (inst *Instance) GrowDisks(ctx context.Context, spec driver.ServerSpec) err
 	if err != nil {
 		return err
 	}
-	inst.Root.Size = max(inst.Root.Size, min(sizes.RootDisk, wanted[launch.RootNode])) // no more than was asked for
+	inst.Root.Size = max(inst.Root.Size, sizes.RootDisk)
 	inst.Volumes = maps.Clone(inst.Volumes)
 	for name, size := range sizes.Volumes {
 		made, ok := inst.Volumes[name]
-		if made.Size = max(made.Size, min(size, wanted[launch.VolumeNode(name)])); ok {
+		if made.Size = max(made.Size, size); ok {
 			inst.Volumes[name] = made
 		}
 	}

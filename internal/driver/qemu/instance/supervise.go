@@ -7,8 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
 	"cloudnative.tw/drover/internal/crashpoint"
@@ -17,6 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
@@ -45,10 +48,22 @@ func (inst *Instance) place() supervisor.Place {
 // findUser returns the user that QEMU runs as, which is its supervisor's too.
 func (inst *Instance) findUser() (*confine.User, error) {
 	confinement, err := inst.FindConfinement()
-	if err != nil || confinement == nil {
-		return nil, errors.Join(err, errors.New("it is not known which user QEMU runs as"))
+	switch {
+	case err != nil:
+		return nil, err
+	case confinement != nil:
+		return confinement.User(), nil
 	}
-	return confinement.User(), nil
+	var process unix.Stat_t // Drover ended before it could write that down
+	err = unix.Stat(proc.Path(inst.PID(), ""), &process)
+	isOwn := int(process.Uid) == os.Geteuid()
+	switch {
+	case err != nil, isOwn && inst.Host.Users.AreSeparate():
+		return nil, errors.Join(err, errors.New("it is not known which user QEMU runs as"))
+	case isOwn:
+		return nil, nil //nolint:nilnil // Nil is for this program's own user.
+	}
+	return &confine.User{ID: process.Uid, GroupID: process.Gid}, nil
 }
 
 // Reach returns a client of the machine's supervisor, and starts one if there is none. The machine is one that
