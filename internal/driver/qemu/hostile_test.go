@@ -5,6 +5,7 @@ package qemu
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -164,18 +165,6 @@ func TestLyingSupervisor(t *testing.T) {
 		}
 	}
 
-	lied.RootDiskBytes = 64 << 20
-	l.says(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/v1/grow" {
-			text(`{"rootDisk":4611686018427387904,"volumes":{"a":1}}`)(w, r)
-			return
-		}
-		status(`"runState":"running"`)(w, r)
-	})
-	if s := ensure(t, d, lied); s.Applied.RootDiskBytes != lied.RootDiskBytes {
-		t.Errorf("its disk has %d bytes", s.Applied.RootDiskBytes)
-	}
-
 	lied.Power, lied.StopBy = driver.PowerOff, time.Now().Add(-time.Second)
 	if s := reach(t, d, lied, driver.StateStopped); s.Exit == nil || s.Exit.Reason != machine.EndForced {
 		t.Errorf("it ended with %+v", s.Exit)
@@ -198,6 +187,55 @@ func TestFalseEnd(t *testing.T) {
 		t.Errorf("it ended with %+v", s.Exit)
 	}
 	waitStopped(t, d.InstanceOf(spec.UID))
+}
+
+// TestLyingRecord checks that a record of an end with any content is an end that can be, the same each time, and that
+// nothing else is ever read in its place. It concerns its own server alone.
+func TestLyingRecord(t *testing.T) {
+	t.Parallel()
+	e, d := newDriver(t)
+	spec, other := e.spec(), e.spec()
+	off(t, d, other)
+	s := reach(t, d, spec, driver.StateRunning)
+	assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
+	waitExit(t, d, spec.UID)
+	path := d.StateDir.Path(instance.EndsDir, string(spec.UID)+"."+s.ID+"."+s.Run+".end")
+	secret := d.StateDir.Path("secret")
+	record := func(text string) []byte { return fmt.Appendf(nil, "%x %s\n", sha256.Sum256([]byte(text)), text) }
+	assert.NoError(t, os.WriteFile(secret, record(`{"reason":"Completed"}`), 0o600))
+	write := func(content []byte) func() error {
+		return func() error { return os.WriteFile(path, content, 0o600) }
+	}
+	for name, c := range map[string]struct {
+		make     func() error
+		isBroken bool
+		reason   string
+	}{
+		"the year 9999":    {write(record(`{"reason":"Completed","at":"9999-01-01T00:00:00Z"}`)), false, machine.EndCompleted},
+		"no time":          {write(record(`{"reason":"GuestPanicked","output":"\u001b[2J\n"}`)), false, machine.EndPanicked},
+		"another reason":   {write(record(`{"reason":"\u001b[2J"}`)), false, machine.EndKilled},
+		"another content":  {write([]byte("\x1b[2J")), false, machine.EndKilled},
+		"a huge file":      {func() error { return errors.Join(write([]byte("x"))(), os.Truncate(path, 1<<40)) }, false, machine.EndKilled},
+		"a link":           {func() error { return os.Symlink(secret, path) }, true, ""},
+		"a folder":         {func() error { return os.Mkdir(path, 0o700) }, true, ""},
+		"a pipe":           {func() error { return syscall.Mkfifo(path, 0o600) }, true, ""},
+		"a link to itself": {func() error { return os.Symlink(path, path) }, true, ""},
+	} {
+		d.RemoveExits(spec.UID, "")
+		assert.NoError(t, c.make())
+		first := listOf(t, d)
+		got, again := first[spec.UID], listOf(t, d)[spec.UID]
+		if first[other.UID].Err != nil {
+			t.Errorf("%s: the other is %+v", name, first[other.UID])
+		}
+		switch {
+		case c.isBroken && got.Err == nil, !c.isBroken && (got.Exit == nil || got.Exit.Reason != c.reason || strings.ContainsAny(got.Exit.Output, "\x1b\n")):
+			t.Errorf("%s: listed as %+v with the exit %+v", name, got, got.Exit)
+		case !c.isBroken && (*again.Exit != *got.Exit || got.Exit.At.Before(s.StartedAt) || got.Exit.At.After(time.Now())):
+			t.Errorf("%s: its exit is %+v and then %+v", name, got.Exit, again.Exit)
+		}
+		assert.NoError(t, os.RemoveAll(path))
+	}
 }
 
 // TestLiarsAreEnded checks that a supervisor which does not answer is gone with its machine, and that one which lets
@@ -250,6 +288,26 @@ func TestInterruptedSpawn(t *testing.T) {
 	gone(t, d, deleted)
 	if n := supervisorsOf(deleted.UID); len(n) != 0 {
 		t.Errorf("left are the supervisors %v", n)
+	}
+}
+
+// TestUserIsFound checks that a QEMU gets a supervisor of its own user if whoever started it ended before that user was
+// written down.
+func TestUserIsFound(t *testing.T) {
+	t.Parallel()
+	e, d := newDriver(t)
+	spec := e.spec()
+	run := reach(t, d, spec, driver.StateRunning).Run
+	h := d.InstanceOf(spec.UID)
+	user := proc.UserID(h.PID())
+	signalSupervisor(t, h, syscall.SIGKILL)
+	assert.NoError(t, os.Remove(h.File(machine.StartedFile)))
+	if s := listAnswering(t, d, spec.UID)[0]; s.Run != run || s.State != driver.StateRunning {
+		t.Errorf("it is %+v, and was in run %s", s, run)
+	}
+	status := framework.ReadFile(t, proc.Path(supervisorOf(t, h).PID, "status"))
+	if want := fmt.Sprintf("\nUid:\t%d\t%[1]d\t%[1]d\t%[1]d\n", user); !strings.Contains(status, want) {
+		t.Errorf("its user is not %d: %s", user, status)
 	}
 }
 

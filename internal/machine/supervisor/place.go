@@ -75,6 +75,8 @@ func (s state) isAlive() bool {
 type Place struct {
 	machine.Machine
 	Program *Program
+	// AreSeparate is set if machines run as other users than this program, so that no supervisor may have its user.
+	AreSeparate bool
 	// Record is the path of the record of how the run ends.
 	Record string
 	// Config is what the supervisor is told, but for the token.
@@ -241,7 +243,11 @@ func (p Place) openProcess(o *Order, files *opened) error {
 	if err != nil || !p.IsOwnProcess(pid) { // another has the ID by now
 		return errors.Join(ErrNoQEMU, err)
 	}
-	if user != uint32(os.Geteuid()) { //nolint:gosec // a user ID
+	isOwn := user == uint32(os.Geteuid()) //nolint:gosec // a user ID
+	switch {
+	case isOwn && p.AreSeparate:
+		return errors.New("it is not known which user QEMU runs as: it has Drover's own")
+	case !isOwn:
 		o.User = &confine.User{ID: user, GroupID: group}
 	}
 	return nil

@@ -7,8 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
 	"cloudnative.tw/drover/internal/crashpoint"
@@ -16,6 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
@@ -31,7 +34,7 @@ const defaultLogBound = 1 << 20
 // place returns what the machine's supervisor needs.
 func (inst *Instance) place() supervisor.Place {
 	p := supervisor.Place{
-		Machine: inst.Machine, Program: inst.Host.Supervisor, Record: inst.recordFile(),
+		Machine: inst.Machine, Program: inst.Host.Supervisor, Record: inst.recordFile(), AreSeparate: inst.Host.Users.AreSeparate(),
 		Config: supervisor.HostConfig{Accelerator: inst.Accelerator, Disks: inst.diskSizes(), LogBytes: inst.Host.LogBound},
 		Reload: func() (supervisor.Place, error) {
 			now, err := inst.Load()
