@@ -7,10 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
 	"cloudnative.tw/drover/internal/crashpoint"
@@ -18,7 +16,6 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
-	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
