@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -58,6 +59,12 @@ func UserID(pid int) int64 {
 	}
 	return int64(info.Uid)
 }
+
+// Boot returns what identifies this boot of the host.
+var Boot = sync.OnceValue(func() string {
+	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(id))
+})
 
 // UserOf returns the effective user and group ID of a process.
 func UserOf(pid int) (user, group uint32, err error) {

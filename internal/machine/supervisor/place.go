@@ -54,10 +54,15 @@ type state struct {
 	// PID and StartTicks identify the process: see proc.StartTicks. They are 0 while it is being started.
 	PID        int   `json:"pid,omitempty"`
 	StartTicks int64 `json:"startTicks,omitempty"`
+	// Boot is the boot of the host in which that is so: two boots can be alike.
+	Boot string `json:"boot"`
 }
 
 // isAlive reports whether the process runs, which one that its parent has not waited for does not.
 func (s state) isAlive() bool {
+	if s.Boot != proc.Boot() {
+		return false
+	}
 	handle, err := unix.PidfdOpen(s.PID, 0)
 	if err != nil { // also for 0
 		return false
@@ -168,7 +173,7 @@ func (p Place) start(ctx context.Context, lock *os.File) error {
 	if err := p.open(ctx, &o, &files); err != nil {
 		return err
 	}
-	s := state{Token: o.Config.Token, Program: p.Program.digest}
+	s := state{Token: o.Config.Token, Program: p.Program.digest, Boot: proc.Boot()}
 	if err := p.writeState(s); err != nil {
 		return err
 	}
