@@ -40,6 +40,7 @@ type startedSupervisor struct {
 	Program    string `json:"program"`
 	PID        int    `json:"pid"`
 	StartTicks int64  `json:"startTicks"`
+	Boot       string `json:"boot"`
 }
 
 // liar stands in the place of a machine's supervisor, whose token it knows.
