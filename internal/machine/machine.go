@@ -43,7 +43,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -179,22 +178,4 @@ func (m Machine) TryLock(name string) (*os.File, error) {
 		return nil, errors.Join(errorf(ErrRunning, "the server runs already: %w", err), f.Close())
 	}
 	return f, nil
-}
-
-// tryLock locks a file for as long as the caller works on it. It does not wait:
-// EWOULDBLOCK means that another process has the lock. create is os.O_CREATE for a file
-// that may be missing.
-func tryLock(path string, create int) (unlock func(), err error) {
-	f, err := os.OpenFile(path, create|os.O_RDWR, 0o600) //nolint:gosec // in a machine's directory
-	if err != nil {
-		return nil, err
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return func() {
-		// Closing is not enough: a process that is being forked now has the descriptor too.
-		_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN)
-		_ = f.Close()
-	}, nil
 }

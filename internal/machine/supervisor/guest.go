@@ -101,14 +101,16 @@ func (m execMemory) exec(ctx context.Context, a agent.Agent, c control.Command) 
 		return 0, err
 	}
 	defer m.results.Release(1)
-	until := time.Now().Add(outputWithin)
+	late := time.After(outputWithin)
 	for _, output := range []struct {
 		to   io.Writer
 		text []byte
 	}{{c.Stdout, result.Stdout}, {c.Stderr, result.Stderr}} {
 		for part := range slices.Chunk(output.text, outputPart) {
-			if time.Now().After(until) {
+			select {
+			case <-late:
 				return result.ExitCode, control.ErrOutputCut
+			default:
 			}
 			if _, writeErr := output.to.Write(part); writeErr != nil {
 				return result.ExitCode, writeErr

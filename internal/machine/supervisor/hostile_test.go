@@ -74,16 +74,10 @@ func TestHostileSupervisor(t *testing.T) {
 				}
 				results := attackAsSupervisor(t, program, isBroken, isOwn)
 				for attack, got := range results {
-					may := allowed[attack].sameUser
-					if isOwn {
-						may = allowed[attack].ownUser
-					}
-					if isBroken {
-						may = attack == "own handle"
-					}
 					if !isOwn && attack == "root" {
 						continue // which it is, or may not become
 					}
+					may := maySucceed(attack, isBroken, isOwn)
 					if isSuccess := got == "succeeds"; isSuccess != may || !isSuccess && !isDenied(got) {
 						t.Errorf("%s: %q, want success: %v", attack, got, may)
 					}
@@ -94,6 +88,17 @@ func TestHostileSupervisor(t *testing.T) {
 			})
 		}
 	}
+}
+
+// maySucceed reports whether an attack of a program that has Drover's user or its own may succeed.
+func maySucceed(attack string, isBroken, isOwn bool) bool {
+	switch {
+	case isBroken:
+		return attack == "own handle"
+	case isOwn:
+		return allowed[attack].ownUser
+	}
+	return allowed[attack].sameUser
 }
 
 func isDenied(result string) bool {

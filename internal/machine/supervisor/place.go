@@ -94,7 +94,7 @@ type Place struct {
 // for one that another caller is starting. One whose start was interrupted is replaced.
 func (p Place) Reach(ctx context.Context) (*control.Client, error) {
 	hasStarted := false
-	for until := time.Now().Add(startWithin); ; {
+	for late := time.After(startWithin); ; {
 		lock, err := p.TryLock(lockFile)
 		if err == nil && hasStarted {
 			return nil, errors.Join(fmt.Errorf("the supervisor has ended at once: see %s", p.File(logFile)), lock.Close())
@@ -113,11 +113,13 @@ func (p Place) Reach(ctx context.Context) (*control.Client, error) {
 		if !proc.Pause(ctx, proc.PollEvery) {
 			return nil, errors.Join(fmt.Errorf("the supervisor is being started: %w", ctx.Err()), err)
 		}
-		if time.Now().After(until) {
+		select {
+		case <-late:
 			if err := p.killUnknown(ctx); err != nil {
 				return nil, err
 			}
-			until = time.Now().Add(startWithin)
+			late = time.After(startWithin)
+		default:
 		}
 	}
 }
