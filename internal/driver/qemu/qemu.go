@@ -197,9 +197,7 @@ func New(o Options) (*Driver, error) {
 		return nil, err
 	}
 	host := instance.NewHost(o.hostConfig(users), dir)
-	if host.Supervisor, err = o.installSupervisor(dir); err != nil {
-		return nil, err
-	}
+	host.InstallSupervisor = func() (*supervisor.Program, error) { return o.installSupervisor(dir) }
 	d := &Driver{Options: o, Host: host, Guests: guest.New(host), hostPorts: ports}
 	d.ChoosePort, d.ReservedOf = ports.Choose, reserve
 	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.Notify}

@@ -55,9 +55,7 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 		return nil, err
 	}
 	d := &Driver{Options: o, Host: instance.NewHost(o.hostConfig(&launch.Users{}), dir)}
-	if d.Supervisor, err = o.installSupervisor(dir); err != nil {
-		d.Log.Error(err, "Guests whose machine has no supervisor are not asked to shut down")
-	}
+	d.InstallSupervisor = func() (*supervisor.Program, error) { return o.installSupervisor(dir) }
 	instances, err := d.AllInstances()
 	if err != nil {
 		return nil, err

@@ -79,7 +79,8 @@ func (s state) isAlive() bool {
 // Place is a machine on this host, whose QEMU is to have a supervisor.
 type Place struct {
 	machine.Machine
-	Program *Program
+	// Program returns the program, and fails where none can be started.
+	Program func() (*Program, error)
 	// AreSeparate is set if machines run as other users than this program, so that no supervisor may have its user.
 	AreSeparate bool
 	// Record is the path of the record of how the run ends.
@@ -162,20 +163,21 @@ func (p Place) writeState(s state) error {
 
 // start starts a supervisor. The caller has its lock, which the supervisor inherits.
 func (p Place) start(ctx context.Context, lock *os.File) error {
-	if p.Program == nil {
-		return errors.New("the machine has no supervisor, and none can be started")
+	program, err := p.Program()
+	if err != nil {
+		return fmt.Errorf("the machine has no supervisor: %w", err)
 	}
 	var files opened
 	defer files.close()
 	if err := p.killLast(ctx); err != nil { // which has let go of its lock, and may run
 		return err
 	}
-	o := Order{Program: p.Program.file, UUID: p.UUID, Dir: p.Path, Config: p.Config, Lock: lock}
+	o := Order{Program: program.file, UUID: p.UUID, Dir: p.Path, Config: p.Config, Lock: lock}
 	o.Config.Token = rand.Text()
 	if err := p.open(ctx, &o, &files); err != nil {
 		return err
 	}
-	s := state{Token: o.Config.Token, Program: p.Program.digest, Boot: proc.Boot()}
+	s := state{Token: o.Config.Token, Program: program.digest, Boot: proc.Boot()}
 	if err := p.writeState(s); err != nil {
 		return err
 	}
@@ -363,7 +365,11 @@ func (p Place) isSupervisor(pid int) bool {
 // IsOutdated reports whether the supervisor was started as an earlier version of the program than this one.
 func (p Place) IsOutdated() bool {
 	s, err := p.readState()
-	return err == nil && p.Program != nil && s.Program != p.Program.digest && p.Program.isLatest()
+	if err != nil {
+		return false
+	}
+	program, err := p.Program()
+	return err == nil && s.Program != program.digest && program.isLatest()
 }
 
 // opened are files that are closed together.

@@ -24,6 +24,9 @@ import (
 // StartRun begins a run. It records what it is about to do, starts QEMU with the guest still
 // halted, and then resumes the guest.
 func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) error {
+	if _, err := inst.Host.FindSupervisor(); err != nil {
+		return driver.Errorf(driver.ErrRetry, "%w", inst.Host.StateDir.Explain(err))
+	}
 	on, err := inst.FindPlatform(ctx)
 	if err != nil {
 		return err

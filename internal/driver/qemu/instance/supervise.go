@@ -31,7 +31,7 @@ const defaultLogBound = 1 << 20
 // place returns what the machine's supervisor needs.
 func (inst *Instance) place() supervisor.Place {
 	p := supervisor.Place{
-		Machine: inst.Machine, Program: inst.Host.Supervisor, Record: inst.recordFile(), AreSeparate: inst.Host.Users.AreSeparate(),
+		Machine: inst.Machine, Program: inst.Host.FindSupervisor, Record: inst.recordFile(), AreSeparate: inst.Host.Users.AreSeparate(),
 		Config: supervisor.HostConfig{Accelerator: inst.Accelerator, Disks: inst.diskSizes(), LogBytes: inst.Host.LogBound},
 		Reload: func() (supervisor.Place, error) {
 			now, err := inst.Load()
