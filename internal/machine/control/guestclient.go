@@ -9,9 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"net"
 	"net/http"
 	"os"
 	"slices"
+	"sync/atomic"
 )
 
 var _ Guest = (*Client)(nil)
@@ -42,7 +45,14 @@ func (c *Client) Console(ctx context.Context, types bool) (io.ReadWriteCloser, e
 
 // openStream opens a stream, which ends with ctx.
 func (c *Client) openStream(ctx context.Context, path string) (*stream, error) {
-	ws, response, err := c.dialer.DialContext(ctx, "wss"+c.base[len("https"):]+path, nil)
+	dialer, bounded := c.dialer, &boundedConn{}
+	dialer.NetDialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := c.dialer.NetDialContext(ctx, network, address)
+		bounded.Conn = conn
+		bounded.left.Store(maxHandshake)
+		return bounded, err
+	}
+	ws, response, err := dialer.DialContext(ctx, "wss"+c.base[len("https"):]+path, nil)
 	if err != nil && response != nil {
 		defer func() { _ = response.Body.Close() }()
 		return nil, cmp.Or(readAnswer(response, nil), ErrProtocol)
@@ -50,7 +60,29 @@ func (c *Client) openStream(ctx context.Context, path string) (*stream, error) {
 	if err != nil {
 		return nil, explain(err)
 	}
+	bounded.left.Store(math.MaxInt64)
 	return newStream(ctx, ws, maxOutput), nil
+}
+
+// maxHandshake is more bytes than a machine sends before a stream, its certificates included.
+const maxHandshake = 64 << 10
+
+// boundedConn is a connection that reads left more bytes at most. The WebSocket library would keep a header of any
+// length that a hostile machine sends.
+type boundedConn struct {
+	net.Conn
+
+	left atomic.Int64
+}
+
+// Read implements net.Conn. Its error is ErrProtocol once nothing is left.
+func (c *boundedConn) Read(p []byte) (int, error) {
+	if c.left.Load() <= 0 {
+		return 0, ErrProtocol
+	}
+	n, err := c.Conn.Read(p)
+	c.left.Add(-int64(n))
+	return n, err
 }
 
 // console is an attached console.
