@@ -63,8 +63,8 @@ type input struct {
 	from      io.Reader
 	namespace string
 	kept      *inputs
-	// count is how much of it is kept. isReleased is set once nobody reads it any more. Both
-	// have the lock of kept.
+	// count is the number of bytes kept. isReleased is set once nobody reads the input any more.
+	// The lock of kept guards both.
 	count      int
 	isReleased bool
 }
