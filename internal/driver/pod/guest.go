@@ -55,7 +55,7 @@ func explainGuest(err error) error {
 	return nil
 }
 
-// findPods returns the pods of a server, of which there may be none.
+// findPods returns the pods of a server. There may be none.
 func (d streaming) findPods(ctx context.Context, uid types.UID) ([]*corev1.Pod, error) {
 	if err := driver.CheckUID(uid); err != nil {
 		return nil, err

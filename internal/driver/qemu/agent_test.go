@@ -93,6 +93,7 @@ func (g *linuxGuest) checkAgent(t *testing.T) {
 	}
 	g.checkCommands(t)
 
+	keepWatching(t, g.d)              // as controllers do, which set clocks
 	g.ask(t, "/clock?set=1000000000") // as if it had been paused for long
 	pause(t, g.d, g.spec)
 	wantError(t, g.run(t, nil, "echo").err, driver.ErrRetry, "is paused")

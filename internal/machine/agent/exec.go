@@ -51,7 +51,7 @@ var (
 // Words of Linux in a refusal to start a command.
 var (
 	saysNotFound      = regexp.MustCompile(`(?i)executable file not found|no such file or directory`)
-	saysNotExecutable = regexp.MustCompile(`(?i)permission denied|is a directory|not a directory|exec format error|argument list too long|file name too long`)
+	saysNotExecutable = regexp.MustCompile(`(?i)permission denied|is a directory|not a directory|exec format error|invalid argument|argument list too long|file name too long`)
 )
 
 // refusalOf returns what the agent's refusal to start a command means.

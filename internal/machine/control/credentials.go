@@ -29,7 +29,7 @@ const (
 	CAFile   = "ca.crt"
 	CertFile = "tls.crt"
 	KeyFile  = "tls.key"
-	// GuestCAFile is missing where nobody may reach the guest.
+	// GuestCAFile has the authority of those who may reach the guest. A machine whose guest nobody may reach lacks it.
 	GuestCAFile = "guest-ca.crt"
 )
 
@@ -186,7 +186,8 @@ func (c Credentials) ClientConfig(name string) (*tls.Config, error) {
 }
 
 // serverConfig returns the TLS configuration of a machine's listener, and the authority of clients that
-// reach its guest, if any may. Every connection shows its certificate anew.
+// reach its guest, or nil if
+// nobody may. TLS sessions are not resumed: every connection presents its certificate.
 func (c Credentials) serverConfig() (config *tls.Config, guest *x509.Certificate, err error) {
 	config, pool, err := c.config()
 	if err != nil {

@@ -345,6 +345,26 @@ func TestOddMessages(t *testing.T) {
 	}
 }
 
+// TestEndlessHandshake checks that a machine that answers a stream with a header without end is left soon.
+func TestEndlessHandshake(t *testing.T) {
+	t.Parallel()
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer func() { _ = conn.Close() }()
+		line := []byte("X-Odd: " + strings.Repeat("x", maxHandshake) + "\r\n")
+		_, err = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\n")
+		for sent := 0; err == nil && sent < 256*maxHandshake; sent += len(line) {
+			_, err = conn.Write(line)
+		}
+	}))
+	t.Cleanup(s.Close)
+	assert.ErrorIs(t, "a console", assert.ErrorOf(clientOf(s).Console(t.Context(), false)), ErrProtocol)
+}
+
 // FuzzMachine checks that what a machine sends by a stream, which may be a guest that has broken out, makes its
 // client neither return more than was sent nor fail with words of the machine.
 func FuzzMachine(f *testing.F) {

@@ -65,17 +65,18 @@ func (c *Client) openStream(ctx context.Context, path string) (*stream, error) {
 	return newStream(ctx, ws, maxOutput), nil
 }
 
-// maxHandshake is more than the other end sends before a stream, with its certificates.
+// maxHandshake is more bytes than a machine sends before a stream, its certificates included.
 const maxHandshake = 64 << 10
 
-// boundedConn is a connection of which no more is read than is left: a handshake of WebSocket may be of any length.
+// boundedConn is a connection that reads left more bytes at most. The WebSocket library would keep a header of any
+// length that a hostile machine sends.
 type boundedConn struct {
 	net.Conn
 
 	left atomic.Int64
 }
 
-// Read implements io.Reader.
+// Read implements net.Conn. Its error is ErrProtocol once nothing is left.
 func (c *boundedConn) Read(p []byte) (int, error) {
 	if c.left.Load() <= 0 {
 		return 0, ErrProtocol

@@ -39,7 +39,7 @@ type serialConsole struct {
 	open    int  // sessions
 	left    chan struct{}
 
-	typing chan struct{} // has a value while somebody types
+	typing chan struct{} // a semaphore: one session types at a time
 }
 
 func newSerialConsole(line net.Conn) *serialConsole {
@@ -69,8 +69,8 @@ func (c *serialConsole) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// end says that the guest prints no more. left is closed once no session is open, each of which reads
-// the end first.
+// end marks the end of the guest's output. left is closed once no session is open: sessions
+// read the rest of the output before they close.
 func (c *serialConsole) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -29,8 +29,8 @@ func attach(t *testing.T, c *serialConsole, types bool) *consoleSession {
 	return s
 }
 
-// TestConsoleReaders checks that every reader gets the end of the earlier output and all that comes
-// then, that one who does not read keeps no memory and delays nobody, and that the end is seen by all.
+// TestConsoleReaders checks that every reader gets the last of the earlier output and all later
+// output, that a session that does not read takes no memory and delays no other, and that all see the end.
 func TestConsoleReaders(t *testing.T) {
 	t.Parallel()
 	c, _ := newLine()

@@ -280,8 +280,8 @@ func (s step) checkWriters() error {
 	return nil
 }
 
-// isPrivateGroup reports whether a group has no member but one user, by the files of accounts: it
-// is that user's own group, and nobody else's. Accounts from elsewhere do not count as private.
+// isPrivateGroup reports whether a group has no member but one user, by the files of accounts: a
+// user private group. A group from another source of accounts, such as LDAP, never is one.
 func isPrivateGroup(passwd, group string, uid, gid int) bool {
 	users, err := accounts.ParsePasswdFileFilter(passwd, func(u accounts.User) bool { return u.Uid == uid || u.Gid == gid })
 	if err != nil || len(users) != 1 || users[0].Uid != uid || users[0].Gid != gid {

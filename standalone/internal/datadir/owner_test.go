@@ -240,7 +240,7 @@ func TestCommandOfAnOpenFolder(t *testing.T) {
 	assert.ErrorSays(t, "a folder that all users may write to", open.checkWriters(), "chmod go-w '/my data' prevents")
 }
 
-// TestPrivateGroups checks that a group counts as a user's own only if nobody else is in it.
+// TestPrivateGroups checks that a group is private only if its user is the only member.
 func TestPrivateGroups(t *testing.T) {
 	const own = "ann:x:1000:1000::/home/ann:/bin/sh\n"
 	for name, c := range map[string]struct {

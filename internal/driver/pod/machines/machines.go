@@ -44,7 +44,7 @@ type Machine struct {
 // Machines controls machines, and remembers what it last saw of each. A machine that does not
 // answer delays no call for another one.
 type Machines struct {
-	// Secrets are those of the namespace of the seeds.
+	// Secrets is a client of the namespace that has the Secrets with the seeds.
 	Secrets corev1client.SecretInterface
 	Clock   clock.PassiveClock
 	// Guests has machines made whose guests people reach, by Guest.
@@ -235,6 +235,11 @@ func (m *Machines) client(ctx context.Context, at Machine) (*control.Client, err
 	if err != nil {
 		return nil, err
 	}
+	return clientOf(at, credentials)
+}
+
+// clientOf returns a client of a machine that has these credentials.
+func clientOf(at Machine, credentials control.Credentials) (*control.Client, error) {
 	config, err := credentials.ClientConfig(string(at.UID))
 	if err != nil {
 		return nil, err

@@ -64,11 +64,7 @@ func (m *Machines) Guest(ctx context.Context, at Machine) (*control.Client, erro
 	if err != nil {
 		return nil, err
 	}
-	config, err := credentials.ClientConfig(string(at.UID))
-	if err != nil {
-		return nil, err
-	}
-	return control.NewClient(at.Address, config), nil
+	return clientOf(at, credentials)
 }
 
 // Digest returns a keyed digest (HMAC-SHA256) of a secret text of a VirtualMachine, or "" if there is none. Who

@@ -44,7 +44,7 @@ const (
 	diskVolume = "disk"
 	// secretVolume is the volume of the pod's Secret.
 	secretVolume = "secret"
-	// ControlPortName is that of the container's port at which the machine is controlled.
+	// ControlPortName is the name of the container port by which Drover controls the machine.
 	ControlPortName  = "drover-control"
 	firstControlPort = 7443
 )

@@ -48,8 +48,8 @@ type Engine struct {
 	records    map[string]record
 }
 
-// Harness returns a harness that lacks images, the guest, most of OutOfBand, and a time limit. Spec is that of
-// all servers, which are to outlive their VirtualMachines: the cluster would collect the pods of
+// Harness returns a harness that lacks images, the guest, most of OutOfBand, and a time limit. All servers
+// have the specification spec, but outlive their VirtualMachines: the cluster would collect the pods of
 // VirtualMachines that it does not have.
 func (e *Engine) Harness(spec driver.ServerSpec) drivertest.Harness {
 	spec.RetainOnDelete = true

@@ -49,8 +49,8 @@ type Host struct {
 	InstallSupervisor func() (*supervisor.Program, error)
 	installing        sync.Mutex
 	installed         *supervisor.Program
-	LogBound   int64
-	Memory     memory.Reservations
+	LogBound          int64
+	Memory            memory.Reservations
 	// ReservedOf returns how much of the total memory is reserved.
 	ReservedOf func(total int64) int64
 	FindGroups func() (cgroup.Folder, error)
