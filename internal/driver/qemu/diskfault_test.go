@@ -125,7 +125,10 @@ func newDriverOnSmallDisk(t *testing.T, size int) (*engine, *Driver) {
 		e.removeServers(t)
 		assert.NoError(t, unix.Unmount(e.dir, unix.MNT_DETACH))
 	})
-	return e, e.open(t)
+	d := e.open(t)
+	_, err = d.FindSupervisor() // which is installed then
+	assert.NoError(t, err)
+	return e, d
 }
 
 // sizeOption has room for the folder's copy of drover-machine too.

@@ -25,7 +25,7 @@ import (
 // halted, and then resumes the guest.
 func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) error {
 	if _, err := inst.Host.FindSupervisor(); err != nil {
-		return driver.Errorf(driver.ErrRetry, "%w", inst.Host.StateDir.Explain(err))
+		return inst.Host.StateDir.Explain(err)
 	}
 	on, err := inst.FindPlatform(ctx)
 	if err != nil {
