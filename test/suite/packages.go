@@ -123,7 +123,6 @@ var packages = []testPackage{
 	{"standalone/internal/program", process, 4},
 	{"config/crd", process, 8},
 	{"examples/list-vms", process, 4},
-	{"internal/driver/qemu/guest", process, 8},
 	{"internal/driver/qemu/hostports", process, 8},
 	{"internal/driver/qemu/instance", process, 8},
 	{"internal/driver/registry", process, 8},

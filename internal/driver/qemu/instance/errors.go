@@ -12,8 +12,10 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/memory"
+	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
 // machineErrors are the kinds and reasons of the contract for what fails in a machine.
@@ -32,6 +34,9 @@ var machineErrors = []struct {
 	{machine.ErrNoLog, driver.ErrRetry, ""},
 	{machine.ErrNoRoom, driver.ErrExhausted, ""},
 	{machine.ErrDiskFault, driver.ErrRetry, driver.ReasonDiskError},
+	{supervisor.ErrNoQEMU, driver.ErrRetry, ""},
+	{control.ErrNotRunning, driver.ErrRetry, ""},
+	{control.ErrUnreachable, driver.ErrRetry, ""},
 }
 
 // ContractError gives an error of package machine its kind and reason in the contract. It

@@ -59,12 +59,12 @@ func (inst *Instance) call(ctx context.Context, what string, do func(context.Con
 	defer cancel()
 	c, err := inst.Reach(ctx)
 	if err != nil {
-		return err
+		return ContractError(err)
 	}
 	point := crashpoint.Begin("machine "+what, inst.UUID)
 	err = point.Inject(func(ctx context.Context) error { return do(ctx, c) })(ctx)
 	point.End()
-	return err
+	return ContractError(err)
 }
 
 // Supervise sees to it that a QEMU has a supervisor which answers, and calls onChange when something about the
