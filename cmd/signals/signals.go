@@ -19,11 +19,16 @@ func StopContext(parent context.Context, others ...os.Signal) context.Context {
 	got := make(chan os.Signal, 2)
 	signal.Notify(got, append(others, os.Interrupt, syscall.SIGTERM)...)
 	go func() {
-		<-got
-		cancel()
-		for <-got != os.Interrupt { //nolint:revive // only waits
-		}
+		stopAndWait(got, cancel)
 		os.Exit(130)
 	}()
 	return ctx
+}
+
+// stopAndWait calls stop at the first signal, and returns at a Ctrl-C after that.
+func stopAndWait(got <-chan os.Signal, stop func()) {
+	<-got
+	stop()
+	for <-got != os.Interrupt { //nolint:revive // only waits
+	}
 }

@@ -18,7 +18,7 @@ import (
 // signalsEnv makes TestSignalled the process that gets signals.
 const signalsEnv = "DROVER_TEST_SIGNALS"
 
-// TestSignalled is the process: it says what happens, and ends with its standard input.
+// TestSignalled is the process: it says what happens, and waits for the end of its standard input.
 func TestSignalled(t *testing.T) {
 	if os.Getenv(signalsEnv) == "" {
 		t.Skip("TestStopContext runs it")
@@ -31,44 +31,51 @@ func TestSignalled(t *testing.T) {
 	os.Exit(0)
 }
 
-// TestStopContext checks that a stop goes on in order however often a service manager asks for it, and
-// that a person's Ctrl-C ends it.
-func TestStopContext(t *testing.T) {
+// TestStopAndWait checks that a stop goes on however often a service manager asks for it, and that a
+// person's Ctrl-C ends it.
+func TestStopAndWait(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
-		signals []os.Signal
-		want    int
-	}{
-		"SIGTERM twice":      {[]os.Signal{syscall.SIGTERM, syscall.SIGTERM}, 0},
-		"Ctrl-C and SIGTERM": {[]os.Signal{os.Interrupt, syscall.SIGTERM}, 0},
-		"SIGTERM and Ctrl-C": {[]os.Signal{syscall.SIGTERM, os.Interrupt}, 130},
-		"SIGTERM, then two":  {[]os.Signal{syscall.SIGTERM, syscall.SIGTERM, os.Interrupt}, 130},
-	} {
+	for name, first := range map[string]os.Signal{"SIGTERM": syscall.SIGTERM, "Ctrl-C": os.Interrupt} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestSignalled$")
-			cmd.Env = append(os.Environ(), signalsEnv+"=1")
-			in, err := cmd.StdinPipe()
-			assert.NoError(t, err)
-			out, err := cmd.StdoutPipe()
-			assert.NoError(t, err)
-			assert.NoError(t, cmd.Start())
-			lines := bufio.NewScanner(out)
-			waitForLine(t, lines, "ready")
-			for n, s := range tc.signals {
-				assert.NoError(t, cmd.Process.Signal(s))
-				if n == 0 {
-					waitForLine(t, lines, "stopping")
+			got, ended, stops := make(chan os.Signal), make(chan struct{}), 0
+			go func() {
+				stopAndWait(got, func() { stops++ })
+				close(ended)
+			}()
+			for n, s := range []os.Signal{first, syscall.SIGTERM, syscall.SIGTERM, os.Interrupt} {
+				select {
+				case got <- s: // the one before was taken, and waited on
+				case <-ended:
+					t.Fatalf("it ended after %d signals", n)
 				}
 			}
-			if tc.want == 0 {
-				assert.NoError(t, in.Close())
-			}
-			_ = cmd.Wait()
-			if got := cmd.ProcessState.ExitCode(); got != tc.want {
-				t.Errorf("the process ended with %s, want code %d", cmd.ProcessState, tc.want)
+			<-ended
+			if stops != 1 {
+				t.Errorf("it stopped %d times", stops)
 			}
 		})
+	}
+}
+
+// TestStopContext checks that a process stops at the first signal, and ends at a Ctrl-C after that.
+func TestStopContext(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestSignalled$")
+	cmd.Env = append(os.Environ(), signalsEnv+"=1")
+	_, err := cmd.StdinPipe()
+	assert.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	assert.NoError(t, err)
+	assert.NoError(t, cmd.Start())
+	lines := bufio.NewScanner(out)
+	waitForLine(t, lines, "ready")
+	assert.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	waitForLine(t, lines, "stopping")
+	assert.NoError(t, cmd.Process.Signal(os.Interrupt))
+	_ = cmd.Wait()
+	if got := cmd.ProcessState.ExitCode(); got != 130 {
+		t.Errorf("the process ended with %s, want code 130", cmd.ProcessState)
 	}
 }
 

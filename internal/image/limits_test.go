@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -21,8 +22,10 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	mediatypes "github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
 	testingclock "k8s.io/utils/clock/testing"
 
+	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -293,6 +296,35 @@ func TestNoRoom(t *testing.T) {
 		}
 	}
 	checkImages(t, s, 0)
+}
+
+// TestNoRoomFound checks that an image of unknown size that has used up the disk is sent again only once
+// there is more room.
+func TestNoRoomFound(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	mount := func(flags uintptr, mebibytes int) error {
+		return unix.Mount("drover-test", stagingDir(s.Dir), "tmpfs", flags, fmt.Sprintf("size=%dM", mebibytes))
+	}
+	err := mount(0, 1)
+	if errors.Is(err, unix.EPERM) {
+		t.Skip("a small disk has to be mounted: run the tests as root")
+	}
+	assert.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, unix.Unmount(stagingDir(s.Dir), unix.MNT_DETACH)) })
+	small := &image.Store{Dir: stagingDir(s.Dir), Sub: "cache", Clock: s.Clock, Sources: s.Sources}
+	small.Stage = atomicfile.Folder{Path: small.Dir}.MakeFolder
+	assert.NoError(t, os.Mkdir(filepath.Join(small.Dir, "cache"), 0o700))
+	content := bytes.Repeat(disk(), 2)
+	ref := image.Ref{Checksum: checksum(content), Source: serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("ETag", `"1"`)
+		w.(http.Flusher).Flush() // without a Content-Length
+		_, _ = w.Write(content)
+	})}
+	wantRetry(t, fetch(t, small, ref), "there is no room for it")
+	wantRetry(t, fetch(t, small, ref), "it needs at least")
+	assert.NoError(t, mount(unix.MS_REMOUNT, 8))
+	assert.NoError(t, fetch(t, small, ref))
 }
 
 // TestHoles checks that zeroes take no room on the disk, however an image is sent, and that the

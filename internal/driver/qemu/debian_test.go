@@ -304,7 +304,7 @@ func TestSystemd(t *testing.T) {
 	}
 	c.until(serial, "drover guest 2 A")
 	if out := c.run("sudo mount -o ro /dev/disk/by-id/virtio-payload /mnt; sudo sh /mnt/is-up; sudo /usr/local/bin/drover kubectl get vm inner"); !strings.Contains(out, "Active") {
-		t.Errorf("the VM is %s", out)
+		t.Errorf("the VM is %s\n%s", out, c.run("sudo journalctl --boot --unit drover --lines 100 --output cat"))
 	}
 }
 
