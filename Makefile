@@ -50,11 +50,13 @@ up: build ## start Drover on this host and stay; flags by ARGS="...", Ctrl-C sto
 # Programs are linked into the cache (hack/cache.sh), where go links one again only if it would
 # differ: a fresh checkout of the same content links nothing. One that is in use is replaced as a
 # whole, and only by another: tests may be starting it.
+EMBEDDED = standalone/internal/embedded/programs/drover-machine
 .PHONY: build
 build: ## build bin/drover, bin/drover-controller, bin/drover-machine and bin/kubectl-vm
 	@mkdir -p bin "$(PROGRAMS)"
 	@exec 9>"$(PROGRAMS)/.lock" && flock 9 && set -x && \
 	CGO_ENABLED=0 go build -ldflags "$(LDFLAGS)" -o "$(PROGRAMS)/" ./cmd/kubectl-vm ./cmd/drover-machine && \
+	{ cmp --silent "$(PROGRAMS)/drover-machine" $(EMBEDDED) || cp --remove-destination "$(PROGRAMS)/drover-machine" $(EMBEDDED); } && \
 	go build -ldflags "$(LDFLAGS)" -o "$(PROGRAMS)/" ./cmd/drover-controller && \
 	go -C standalone build -ldflags "$(LDFLAGS) $(KUBE_LDFLAGS)" -o "$(PROGRAMS)/drover" . && \
 	set +x && for p in drover drover-controller drover-machine kubectl-vm; do \

@@ -11,10 +11,15 @@ package main
 import (
 	"os"
 
+	"cloudnative.tw/drover/internal/machine/supervisor"
+	"cloudnative.tw/drover/standalone/internal/embedded"
 	"cloudnative.tw/drover/standalone/internal/program"
 )
 
 // droverVersion is set by the linker.
 var droverVersion = "dev"
 
-func main() { os.Exit(program.Program{Version: droverVersion, Up: runUp}.Main()) }
+func main() {
+	supervisor.Embedded = embedded.Machine()
+	os.Exit(program.Program{Version: droverVersion, Up: runUp}.Main())
+}

@@ -14,8 +14,7 @@ import (
 
 // DiskFault is a disk error that pauses a guest: the event BLOCK_IO_ERROR. QEMU itself
 // keeps only whether a disk lacked room. It reports any other error once, to those who
-// listen at that time: to one program of several, and to the one that resumes the guest in
-// vain.
+// listen at that time, and again when the guest is resumed in vain.
 type DiskFault struct {
 	Node      string `json:"node-name"`
 	Operation string `json:"operation"` // read or write
@@ -34,15 +33,15 @@ func IsResume(event qmp.Event) bool { return event.Name == "RESUME" }
 
 // FindDiskFault returns the error that a guest waits for; known is the one that was
 // reported, or none.
-func FindDiskFault(ctx context.Context, c *qmp.Client, known DiskFault) error {
+func FindDiskFault(ctx context.Context, c Executor, known DiskFault) DiskFault {
 	if lacksRoom(ctx, c) {
-		known = DiskFault{Reason: syscall.ENOSPC.Error()}
+		return DiskFault{Reason: syscall.ENOSPC.Error()}
 	}
-	return known.Explain()
+	return known
 }
 
 // lacksRoom asks QEMU whether a disk waits for room.
-func lacksRoom(ctx context.Context, c *qmp.Client) bool {
+func lacksRoom(ctx context.Context, c Executor) bool {
 	var disks []struct {
 		Status string `json:"io-status"`
 	}

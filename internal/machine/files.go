@@ -28,7 +28,7 @@ func (m Machine) openEndpoints(runLock *os.File) (opened launch.Endpoints, close
 		name string
 		to   **os.File
 	}{{ControlSocket, &opened.Control}, {EventsSocket, &opened.Events}, {SerialSocket, &opened.Serial}} {
-		if *socket.to, err = m.listen(socket.name); err != nil {
+		if *socket.to, err = m.Listen(socket.name); err != nil {
 			return opened, closeAll, err
 		}
 		files = append(files, *socket.to)
@@ -46,15 +46,15 @@ func (m Machine) openEndpoints(runLock *os.File) (opened launch.Endpoints, close
 // AddAgent makes the socket that leads to the guest's agent, and returns its descriptor in
 // QEMU. The caller holds the run lock: a QEMU that runs would lose its socket.
 func (m Machine) AddAgent(files *launch.Files) (fd int, err error) {
-	socket, err := m.listen(AgentSocket)
+	socket, err := m.Listen(AgentSocket)
 	if err != nil {
 		return 0, err
 	}
 	return files.Add(socket), nil
 }
 
-// listen makes a socket in the directory, in place of one that an earlier run has left.
-func (m Machine) listen(socket string) (*os.File, error) {
+// Listen makes a socket in the directory, in place of one that an earlier run has left.
+func (m Machine) Listen(socket string) (*os.File, error) {
 	if err := os.Remove(m.File(socket)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}

@@ -9,10 +9,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 	"unicode"
 
@@ -39,17 +37,31 @@ func (m Machine) LastOutput(most int) string {
 		return err.Error()
 	}
 	defer func() { _ = f.Close() }()
+	return lastOf(f, info.Size(), most)
+}
+
+// LastLine returns the end of a log in one line of at most so many bytes.
+func LastLine(log *os.File, most int) string {
+	info, err := log.Stat()
+	if err != nil {
+		return err.Error()
+	}
+	return lastOf(log, info.Size(), most)
+}
+
+func lastOf(log io.ReaderAt, size int64, most int) string {
 	// Read more than will be shown, since some of it is left out.
-	end := make([]byte, min(info.Size(), int64(4*most)))
-	n, err := f.ReadAt(end, info.Size()-int64(len(end)))
+	end := make([]byte, min(size, int64(4*most)))
+	n, err := log.ReadAt(end, size-int64(len(end)))
 	if err != nil && n == 0 {
 		return err.Error()
 	}
-	return lastLine(string(end[:n]), most)
+	return Printable(string(end[:n]), most)
 }
 
-// lastLine returns the end of a text as one line of valid UTF-8 without control characters.
-func lastLine(text string, most int) string {
+// Printable returns the end of a text as one line of valid UTF-8 without control characters, of at most so many
+// bytes.
+func Printable(text string, most int) string {
 	var lines []string
 	for line := range strings.Lines(strings.ToValidUTF8(text, "")) {
 		line = strings.TrimSpace(strings.Map(keepPrintable, line))
@@ -71,52 +83,18 @@ func keepPrintable(r rune) rune {
 	return -1
 }
 
-// LogFiles are the logs of a machine that QEMU writes without bound.
-var LogFiles = []string{SerialLogFile, LogFile}
-
-// CutLog empties a log that is too large after copying its end aside. The file stays the
-// same one, since QEMU has it open and appends to it. What is written between copy and
-// cut is lost. The log is emptied even where the copy fails: a full disk is no reason to
-// fill it further. Only one of several processes cuts it: the next would replace what was
-// put aside by what is left.
-func (m Machine) CutLog(name string, keep int64) error {
-	unlock, err := tryLock(m.File(name), 0)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EWOULDBLOCK) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	log, err := os.OpenFile(m.File(name), os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = log.Close() }()
+// CutLog empties a log that is larger than most bytes, after copying its end aside. The file stays the same one, since
+// QEMU has it open and appends to it. What is written between copy and cut is lost. The log is emptied even where the
+// copy fails: a full disk is no reason to fill it further.
+func CutLog(log, aside *os.File, most int64) error {
 	info, err := log.Stat()
-	if err != nil || info.Size() <= keep {
+	if err != nil || info.Size() <= most {
 		return err
 	}
-	return errors.Join(m.copyLogEnd(log, info.Size(), keep), log.Truncate(0))
-}
-
-// copyLogEnd copies the end of a log of some size. The copy is limited, so that a guest
-// which prints faster than that cannot prolong it.
-func (m Machine) copyLogEnd(log *os.File, size, keep int64) error {
-	tmp, remove, err := m.Staging.Temp()
-	if err != nil {
-		return err
+	if err = aside.Truncate(0); err == nil { // limited, so that a guest which prints faster cannot prolong it
+		_, err = io.Copy(io.NewOffsetWriter(aside, 0), io.NewSectionReader(log, max(0, info.Size()-most), 2*most))
 	}
-	defer remove()
-	aside, err := os.OpenFile(filepath.Join(tmp, "log"), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600) //nolint:gosec // in the engine's folder
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(aside, io.NewSectionReader(log, max(0, size-keep), 2*keep))
-	if err := errors.Join(err, aside.Close()); err != nil {
-		return err
-	}
-	return os.Rename(aside.Name(), log.Name()+OldLog)
+	return errors.Join(err, log.Truncate(0))
 }
 
 // LogOptions select a part of what the guest printed on its serial console.
@@ -138,7 +116,10 @@ func (m Machine) OpenLog(ctx context.Context, o LogOptions) (io.ReadCloser, erro
 	if o.Previous {
 		name, none = SerialLogFile+OldLog, "nothing was cut off the log of the guest yet"
 	}
-	file, _, err := atomicfile.Open(m.File(name))
+	file, info, err := atomicfile.Open(m.File(name))
+	if err == nil && o.Previous && info.Size() == 0 { // made beforehand, for the supervisor
+		err = errors.Join(fs.ErrNotExist, file.Close())
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errorf(ErrNoLog, "%s", none)
 	}

@@ -4,67 +4,39 @@
 package machine
 
 import (
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"cloudnative.tw/drover/test/assert"
-	"cloudnative.tw/drover/test/framework"
 )
 
 // TestCutLog checks that the end of a log is put aside, and that a process which has the
-// log open continues in it. What was put aside stays if another process has just cut the
-// log, or is about to.
+// log open continues in it.
 func TestCutLog(t *testing.T) {
 	t.Parallel()
-	m := Machine{Path: t.TempDir(), Staging: folder(t.TempDir())}
-	assert.NoError(t, m.CutLog("some.log", 10))
-	log, err := os.OpenFile(m.File("some.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	assert.NoError(t, err)
-	defer func() { _ = log.Close() }()
+	dir := t.TempDir()
+	open := func(name string, flags int) *os.File {
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|flags, 0o600)
+		assert.NoError(t, err)
+		t.Cleanup(func() { _ = f.Close() })
+		return f
+	}
+	prints, log, aside := open("log", os.O_APPEND|os.O_WRONLY), open("log", os.O_RDWR), open("aside", os.O_RDWR)
+	assert.NoError(t, CutLog(log, aside, 10))
 	for _, c := range []struct{ prints, log, old string }{
 		{"0123456789abcdef", "", "6789abcdef"},
 		{"more", "more", "6789abcdef"},
 		{" and much more", "", " much more"},
-		{"held", "held", " much more"},
-		{" by another", "held by another", " much more"},
 	} {
-		if c.prints == "held" {
-			unlock, err := tryLock(log.Name(), 0)
-			assert.NoError(t, err)
-			defer unlock()
-		}
-		assert.NoError(t, assert.ErrorOf(log.WriteString(c.prints)))
-		assert.NoError(t, m.CutLog("some.log", 10))
-		for name, want := range map[string]string{"some.log": c.log, "some.log" + OldLog: c.old} {
-			if got, err := os.ReadFile(m.File(name)); err != nil || string(got) != want {
+		assert.NoError(t, assert.ErrorOf(prints.WriteString(c.prints)))
+		assert.NoError(t, CutLog(log, aside, 10))
+		for name, want := range map[string]string{"log": c.log, "aside": c.old} {
+			if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(got) != want {
 				t.Errorf("%s has %q, %v; want %q", name, got, err, want)
 			}
 		}
-	}
-}
-
-func TestLastLine(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]string{
-		"":                       "",
-		"one\ntwo\n":             "one; two",
-		"\x1b[31mred\x1b[0m\r\n": "[31mred[0m",
-		"a\x00b\u0085c\xffd":     "abcd",
-		"漢漢漢漢":                   "漢漢漢", // 10 bytes would begin within the first
-		"\n\n  x  \n":            "x",
-		strings.Repeat("a", 20):  strings.Repeat("a", 10),
-	} {
-		if got := lastLine(text, 10); got != want {
-			t.Errorf("of %q: %q, want %q", text, got, want)
-		}
-	}
-	path := filepath.Join(t.TempDir(), LogFile)
-	assert.NoError(t, os.WriteFile(path, []byte("end"), 0o600))
-	if got := (Machine{Path: filepath.Dir(path)}).LastOutput(10); got != "end" {
-		t.Errorf("got %q", got)
 	}
 }
 
@@ -95,32 +67,5 @@ func TestFindTail(t *testing.T) {
 	}
 	if at, err := findTail(strings.NewReader("a"), 100, 1); at != 0 || err != nil {
 		t.Errorf("of a log that is cut meanwhile: %d, %v", at, err)
-	}
-}
-
-// TestConsoleAcrossRuns checks that a console ends with the run whose guest it writes to, even
-// if the next run has begun before it looks.
-func TestConsoleAcrossRuns(t *testing.T) {
-	t.Parallel()
-	m := Machine{Path: t.TempDir(), Staging: folder(t.TempDir())}
-	lock, err := m.ClaimRun() // is held all the time, as by two runs in a row
-	assert.NoError(t, err)
-	defer func() { _ = lock.Close() }()
-	assert.NoError(t, os.WriteFile(m.File(SerialLogFile), []byte("hello"), 0o600))
-	listener := framework.Listen(t, "unix", m.File(SerialSocket))
-
-	c, err := m.OpenConsole(t.Context())
-	assert.NoError(t, err)
-	defer func() { _ = c.Close() }()
-	assert.NoError(t, assert.ErrorOf(c.Write([]byte("a"))))
-	guest, err := listener.Accept()
-	assert.NoError(t, err)
-	assert.NoError(t, guest.Close())
-
-	if shown, err := io.ReadAll(c); err != nil || string(shown) != "hello" {
-		t.Errorf("the console showed %q, %v; want hello and its end", shown, err)
-	}
-	if _, err := c.Write([]byte("b")); err != nil {
-		t.Errorf("typing after the end: %v", err)
 	}
 }

@@ -11,17 +11,17 @@
 //   - program.go finds out what QEMU can do and what it needs of the host, accelerator.go
 //     what guests run on.
 //   - process.go starts, finds and ends processes, and files.go opens what each gets;
-//     started.go remembers which one was started; monitor.go talks to them by QMP, and to
-//     the agents in their guests.
-//   - seed.go makes what cloud-init reads; logs.go and console.go read what is printed.
+//     started.go remembers which one was started; monitor.go talks to them by QMP.
+//   - seed.go makes what cloud-init reads; logs.go reads what is printed.
 //   - forward.go describes the ports of the host that lead to the guest, and connects to the
 //     guest there.
-//   - diskfault.go follows the disk errors that guests wait for.
+//   - diskfault.go explains the disk errors that guests wait for.
 //
 // The packages below start QEMU as it is described (launch) and confined (confine), speak QMP
 // (qmp) and the protocol of guest agents (agent), and know connections to guests (usernet),
 // processes of this host (proc), control groups (cgroup) and the memory that guests share
-// (memory).
+// (memory). Package supervisor follows a QEMU until its guest has ended, and package control is
+// how others speak to it.
 //
 // # Processes
 //
@@ -29,9 +29,10 @@
 // again by its run lock, which the kernel frees when the machine ends, and by its
 // directory. That is its working directory, and stays so when it is moved. The command
 // line identifies the machine too, with -uuid and -name. StartedFile identifies the process
-// even if it has freed the lock and changed its command line.
+// even if it has freed the lock and changed its command line. The supervisor is another
+// process, which may end and be replaced while the machine runs.
 //
-// A guest that shuts down or panics leaves its QEMU paused. The next program can then
+// A guest that shuts down or panics leaves its QEMU paused. Whoever follows it can then
 // distinguish the two from each other and from a QEMU that was killed.
 package machine
 
@@ -42,7 +43,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -59,11 +59,11 @@ const (
 	SeedFile = "seed.iso"
 	// ControlSocket speaks QMP, for one command at a time.
 	ControlSocket = "ctl.sock"
-	// EventsSocket speaks QMP, for a listener to events.
+	// EventsSocket speaks QMP, for the supervisor alone.
 	EventsSocket = "events.sock"
-	// SerialSocket is the serial console, for one client at a time.
+	// SerialSocket is the serial console, for the supervisor alone.
 	SerialSocket = "serial.sock"
-	// AgentSocket leads to the guest's agent, for one client at a time.
+	// AgentSocket leads to the guest's agent, for the supervisor alone.
 	AgentSocket = "agent.sock"
 	// SerialLogFile has what the guest printed on its serial console.
 	SerialLogFile = "serial.log"
@@ -73,10 +73,6 @@ const (
 	OldLog = ".1"
 	// FailedLog is the suffix of the log of the last start that failed.
 	FailedLog = ".failed"
-	// writerLock is held by the process that writes to the console.
-	writerLock = "writer.lock"
-	// agentLock is held by the process that talks to the guest's agent.
-	agentLock = "agent.lock"
 )
 
 // maxFileSize is more than PIDFile or StartedFile has.
@@ -98,12 +94,8 @@ var (
 	ErrNoMemory = errors.New("no memory")
 	// ErrDiskChanged : QEMU did not start, since it could not use a disk or an image.
 	ErrDiskChanged = errors.New("unusable disk")
-	// ErrNoConsole : the machine has no console yet.
-	ErrNoConsole = errors.New("no console")
 	// ErrNoLog : there is no such part of the guest's log yet.
 	ErrNoLog = errors.New("no log")
-	// ErrConsoleTaken : another caller writes to the console.
-	ErrConsoleTaken = errors.New("another caller writes to the console: it may be read, and written to once that caller has left")
 	// ErrNoRoom : the guest waits for room on the host's disk.
 	ErrNoRoom = errors.New("no room on the host's disk")
 	// ErrDiskFault : the guest waits for a disk that fails.
@@ -151,8 +143,11 @@ func (m Machine) File(name string) string { return filepath.Join(m.Path, name) }
 var wholeFile = unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
 
 // IsRunning reports whether any process holds the run lock.
-func (m Machine) IsRunning() (bool, error) {
-	f, err := os.OpenFile(m.File(RunLockFile), os.O_RDWR, 0)
+func (m Machine) IsRunning() (bool, error) { return m.IsLocked(RunLockFile) }
+
+// IsLocked reports whether any process holds a lock in the directory that TryLock takes.
+func (m Machine) IsLocked(name string) (bool, error) {
+	f, err := os.OpenFile(m.File(name), os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -169,8 +164,12 @@ func (m Machine) IsRunning() (bool, error) {
 
 // ClaimRun takes the run lock for a process that is about to be started. It fails with
 // ErrRunning if a process has it.
-func (m Machine) ClaimRun() (*os.File, error) {
-	f, err := os.OpenFile(m.File(RunLockFile), os.O_CREATE|os.O_RDWR, 0o600)
+func (m Machine) ClaimRun() (*os.File, error) { return m.TryLock(RunLockFile) }
+
+// TryLock takes a lock in the directory for a process that is about to be started and inherits the file. It fails
+// with ErrRunning if a process has it.
+func (m Machine) TryLock(name string) (*os.File, error) {
+	f, err := os.OpenFile(m.File(name), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -179,22 +178,4 @@ func (m Machine) ClaimRun() (*os.File, error) {
 		return nil, errors.Join(errorf(ErrRunning, "the server runs already: %w", err), f.Close())
 	}
 	return f, nil
-}
-
-// tryLock locks a file for as long as the caller works on it. It does not wait:
-// EWOULDBLOCK means that another process has the lock. create is os.O_CREATE for a file
-// that may be missing.
-func tryLock(path string, create int) (unlock func(), err error) {
-	f, err := os.OpenFile(path, create|os.O_RDWR, 0o600) //nolint:gosec // in a machine's directory
-	if err != nil {
-		return nil, err
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return func() {
-		// Closing is not enough: a process that is being forked now has the descriptor too.
-		_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN)
-		_ = f.Close()
-	}, nil
 }

@@ -4,7 +4,6 @@
 package machine
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,15 +12,11 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"syscall"
 	"time"
-
-	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/machine/agent"
 	"cloudnative.tw/drover/internal/machine/launch"
-	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/qmp"
 )
 
@@ -35,7 +30,7 @@ const (
 	PressEvery = 2 * time.Second
 	// ResumeAgain is the minimum time between two resumes of a guest that its disk pauses
 	// again. A disk that takes a while to fail must not have the guest resumed in a loop.
-	ResumeAgain = 10 * time.Second
+	ResumeAgain = 2 * time.Second
 )
 
 // Run states of QEMU that callers handle.
@@ -78,33 +73,41 @@ var stateEvents = map[string]bool{
 // ChangesState reports whether QEMU's run state may be another after an event.
 func ChangesState(event qmp.Event) bool { return stateEvents[event.Name] }
 
+// Executor executes commands of QEMU's monitor.
+type Executor interface {
+	Execute(ctx context.Context, command string, arguments, result any) error
+}
+
+// Monitor asks a QEMU, and changes it, by its monitor.
+type Monitor struct{ Executor }
+
+// Status returns QEMU's run state.
+func (q Monitor) Status(ctx context.Context) (string, error) {
+	var answer struct {
+		Status string `json:"status"`
+	}
+	err := q.Execute(ctx, "query-status", nil, &answer)
+	return answer.Status, err
+}
+
 // Status returns QEMU's run state.
 func (m Machine) Status(ctx context.Context) (status string, err error) {
 	err = m.Control(ctx, func(ctx context.Context, c *qmp.Client) error {
-		status, err = QueryStatus(ctx, c)
+		status, err = Monitor{c}.Status(ctx)
 		return err
 	})
 	return status, err
 }
 
-// QueryStatus returns QEMU's run state over a connection.
-func QueryStatus(ctx context.Context, c *qmp.Client) (string, error) {
-	var answer struct {
-		Status string `json:"status"`
-	}
-	err := c.Execute(ctx, "query-status", nil, &answer)
-	return answer.Status, err
-}
-
 // PowerDown presses the power button. A paused guest is resumed, since it would not notice
 // the button.
-func PowerDown(ctx context.Context, c *qmp.Client, isPaused bool) error {
+func (q Monitor) PowerDown(ctx context.Context, isPaused bool) error {
 	if isPaused {
-		if err := c.Execute(ctx, "cont", nil, nil); err != nil {
+		if err := q.Execute(ctx, "cont", nil, nil); err != nil {
 			return err
 		}
 	}
-	return c.Execute(ctx, "system_powerdown", nil, nil)
+	return q.Execute(ctx, "system_powerdown", nil, nil)
 }
 
 // Quit ends QEMU: by its quit command, so that its disks are consistent, or else by force.
@@ -153,13 +156,8 @@ func (m Machine) Dial(ctx context.Context, socket string, onEvent func(qmp.Event
 	return c, err
 }
 
-// DialSerial connects to the serial console. QEMU serves one connection at a time, and
-// blocks the guest if what it prints is not read.
-func (m Machine) DialSerial(ctx context.Context) (net.Conn, error) {
-	return m.dialSocket(ctx, SerialSocket)
-}
-
-func (m Machine) dialSocket(ctx context.Context, socket string) (conn net.Conn, err error) {
+// DialSocket connects to a socket in the directory.
+func (m Machine) DialSocket(ctx context.Context, socket string) (conn net.Conn, err error) {
 	err = m.atSocket(socket, func(path string) error {
 		conn, err = (&net.Dialer{}).DialContext(ctx, "unix", path)
 		return err
@@ -167,59 +165,13 @@ func (m Machine) dialSocket(ctx context.Context, socket string) (conn net.Conn, 
 	return conn, err
 }
 
-// Agent returns the agent of the guest, which may have none.
-func (m Machine) Agent(c clock.Clock) agent.Agent {
-	return agent.Agent{Connect: m.connectAgent, Clock: c}
-}
-
-// SetGuestClock sets the guest's clock to the host's after a pause, in which it stood still.
-// Without an agent, or one that may not do that, the guest's own time service has to.
-func (m Machine) SetGuestClock(ctx context.Context, c clock.Clock) error {
-	err := m.Agent(c).SetTime(ctx)
-	if errors.Is(err, agent.ErrNoAgent) || errors.Is(err, agent.ErrDisabled) {
-		return nil
-	}
-	return err
-}
-
-const (
-	// agentFreeWithin is how long a client waits for the agent while others talk to it, which is
-	// longer than one of them waits for an agent that is silent. An answer that goes on may take
-	// another client longer than that: then this one fails with ErrBusy, and may try again.
-	agentFreeWithin = 15 * time.Second
-	// agentFreeEvery is the interval between two looks whether the agent is free.
-	agentFreeEvery = 20 * time.Millisecond
-)
-
-// connectAgent connects to the guest's agent. QEMU would make a second client wait unseen
-// until the first one has left.
-func (m Machine) connectAgent(ctx context.Context) (net.Conn, error) {
-	if err := m.checkAgent(ctx); err != nil {
-		return nil, err
-	}
-	unlock, err := m.claimAgent(ctx)
-	if err != nil {
-		return nil, err
-	}
-	bounded, cancel := context.WithTimeout(ctx, CommandWithin)
-	defer cancel()
-	conn, err := m.dialSocket(bounded, AgentSocket)
-	if err != nil {
-		unlock()
-		return nil, err
-	}
-	return agentConn{conn, unlock}, nil
-}
-
-// checkAgent finds out whether a program in the guest has opened the device.
-func (m Machine) checkAgent(ctx context.Context) error {
+// CheckAgent finds out whether a program in the guest has opened the agent's device.
+func (q Monitor) CheckAgent(ctx context.Context) error {
 	var devices []struct {
 		Label  string `json:"label"`
 		IsOpen bool   `json:"frontend-open"`
 	}
-	if err := m.Control(ctx, func(ctx context.Context, c *qmp.Client) error {
-		return c.Execute(ctx, "query-chardev", nil, &devices)
-	}); err != nil {
+	if err := q.Execute(ctx, "query-chardev", nil, &devices); err != nil {
 		return err
 	}
 	for _, d := range devices {
@@ -228,33 +180,6 @@ func (m Machine) checkAgent(ctx context.Context) error {
 		}
 	}
 	return agent.ErrNoAgent
-}
-
-// claimAgent waits until no other client talks to the agent.
-func (m Machine) claimAgent(ctx context.Context) (unlock func(), err error) {
-	bounded, cancel := context.WithTimeout(ctx, agentFreeWithin)
-	defer cancel()
-	for {
-		unlock, err = tryLock(m.File(agentLock), os.O_CREATE)
-		if !errors.Is(err, syscall.EWOULDBLOCK) {
-			return unlock, err
-		}
-		if !proc.Pause(bounded, agentFreeEvery) {
-			return nil, cmp.Or(ctx.Err(), agent.ErrBusy)
-		}
-	}
-}
-
-// agentConn is a connection to the agent, and the right to have it.
-type agentConn struct {
-	net.Conn
-	unlock func()
-}
-
-// Close implements net.Conn. It is called once.
-func (c agentConn) Close() error {
-	defer c.unlock()
-	return c.Conn.Close()
 }
 
 // atSocket passes connect the path of a socket by way of the directory's descriptor, so
@@ -272,14 +197,14 @@ func (m Machine) atSocket(socket string, connect func(path string) error) error 
 }
 
 // DiskSizes returns the sizes of disks as QEMU has them, by its name for them.
-func (m Machine) DiskSizes(ctx context.Context) (map[string]int64, error) {
+func (q Monitor) DiskSizes(ctx context.Context) (map[string]int64, error) {
 	var nodes []struct {
 		Name  string `json:"node-name"`
 		Image struct {
 			Size int64 `json:"virtual-size"`
 		} `json:"image"`
 	}
-	if err := m.Execute(ctx, "query-named-block-nodes", launch.Object{"flat": true}, &nodes); err != nil {
+	if err := q.Execute(ctx, "query-named-block-nodes", launch.Object{"flat": true}, &nodes); err != nil {
 		return nil, err
 	}
 	sizes := map[string]int64{}
@@ -291,8 +216,8 @@ func (m Machine) DiskSizes(ctx context.Context) (map[string]int64, error) {
 
 // ResizeDisk sets the size of a disk, a whole number of sectors. QEMU would cut off the
 // end of one that is larger.
-func (m Machine) ResizeDisk(ctx context.Context, node string, size int64) error {
-	return m.Execute(ctx, "block_resize", launch.Object{"node-name": node, "size": size}, nil)
+func (q Monitor) ResizeDisk(ctx context.Context, node string, size int64) error {
+	return q.Execute(ctx, "block_resize", launch.Object{"node-name": node, "size": size}, nil)
 }
 
 const (
@@ -316,9 +241,9 @@ type balloonStats struct {
 // GuestMemory returns what the guest uses of its memory by its own account: all that its
 // programs could not have. A guest without the driver does not report it, and neither does
 // a machine that was started without the device.
-func (m Machine) GuestMemory(ctx context.Context, now time.Time, isPaused bool) (used int64, ok bool) {
+func (q Monitor) GuestMemory(ctx context.Context, now time.Time, isPaused bool) (used int64, ok bool) {
 	var stats balloonStats
-	if err := m.Execute(ctx, "qom-get", launch.Object{"path": balloonPath, "property": "guest-stats"}, &stats); err != nil {
+	if err := q.Execute(ctx, "qom-get", launch.Object{"path": balloonPath, "property": "guest-stats"}, &stats); err != nil {
 		return 0, false
 	}
 	// A paused guest reports nothing new.

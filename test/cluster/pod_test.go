@@ -62,7 +62,7 @@ func newPodWorld(t *testing.T, flags ...string) *podWorld {
 	w := (&podController{oracle: startMachineOracle(t), flags: flags}).newNamespace(t, podNamespace)
 	dir := t.TempDir()
 	w.binary, w.kubectlVM = filepath.Join(dir, "drover-controller"), filepath.Join(dir, "kubectl-vm")
-	assert.NoError(t, framework.BuildProgram(w.binary, "cmd/drover-controller"))
+	assert.NoError(t, framework.BuildController(w.binary))
 	assert.NoError(t, framework.BuildProgram(w.kubectlVM, "cmd/kubectl-vm"))
 	w.startController(t)
 	t.Cleanup(func() {

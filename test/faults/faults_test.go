@@ -76,7 +76,7 @@ var plainController = sync.OnceValues(func() (string, error) {
 // buildController builds a controller with further flags of go build.
 func buildController(name string, flags ...string) (string, error) {
 	binary := filepath.Join(programs, name)
-	return binary, framework.BuildProgram(binary, "cmd/drover-controller", append(flags, "-ldflags=-s -w")...)
+	return binary, framework.BuildController(binary, append(flags, "-ldflags=-s -w")...)
 }
 
 // openLab opens a lab for a controller.

@@ -40,6 +40,28 @@ func BuildProgram(binary, pkg string, flags ...string) error {
 	return build(binary, ".", "cloudnative.tw/drover/"+pkg, nil, flags...)
 }
 
+// ReadMachine returns the drover-machine that make build has made.
+func ReadMachine() ([]byte, error) {
+	root, err := RepositoryRoot()
+	if err != nil {
+		return nil, err
+	}
+	return os.ReadFile(filepath.Join(root, "bin", "drover-machine")) // #nosec -- of the checkout
+}
+
+// BuildController builds drover-controller, and drover-machine beside it, with further flags of go build for both.
+func BuildController(binary string, flags ...string) error {
+	if err := BuildProgram(binary, "cmd/drover-controller", flags...); err != nil {
+		return err
+	}
+	return build(filepath.Join(filepath.Dir(binary), "drover-machine"), ".", "cloudnative.tw/drover/cmd/drover-machine", []string{"CGO_ENABLED=0"}, flags...)
+}
+
+// BuildMachine builds drover-machine, a static program as make build makes it.
+func BuildMachine(binary string) error {
+	return build(binary, ".", "cloudnative.tw/drover/cmd/drover-machine", []string{"CGO_ENABLED=0"})
+}
+
 // build builds a program of a module, in a folder of the checkout, with variables on top of the
 // environment. It is linked into the folder that hack/cache.sh prints, where go links it again only
 // if it would differ, and copied from there. One of several callers builds while the others wait.

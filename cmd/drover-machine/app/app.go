@@ -5,9 +5,9 @@
 // container needs to be a virtual machine. It knows nothing of Kubernetes.
 //
 // Start with Main. Package description has what a machine is described by. disk.go makes its
-// disks and image.go copies or fetches what they begin with; run.go starts QEMU, and follow.go
-// stays with the guest until it has ended. control.go is what others may ask of the machine
-// meanwhile, and probe.go asks its guest in a process of its own. end.go has the exit codes,
+// disks and image.go copies or fetches what they begin with; run.go starts QEMU as a child, and
+// package supervisor follows that until the guest has ended. control.go lets others control the
+// machine meanwhile, and probe.go asks its guest in a process of its own. end.go has the exit codes,
 // console.go leads the guest's serial console to the standard streams, and reap.go does the duty
 // of a container's first process.
 package app
@@ -25,6 +25,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"cloudnative.tw/drover/internal/machine/description"
+	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
 // Version is the version of this program.
@@ -62,8 +63,11 @@ func (o *options) addPlaces(flags *flag.FlagSet) {
 // Main runs the machine that the flags name, or probes its guest, and returns the exit code of
 // the program.
 func Main(arguments []string) int {
-	if len(arguments) > 0 && arguments[0] == probeCommand {
+	switch {
+	case len(arguments) > 0 && arguments[0] == probeCommand:
 		return mainProbe(arguments[1:])
+	case len(arguments) > 0 && arguments[0] == supervisor.FollowCommand:
+		return supervisor.MainOnHost(context.Background())
 	}
 	o, err := parseOptions(arguments)
 	switch {
@@ -108,9 +112,9 @@ func runDescribed(ctx context.Context, o options, signals <-chan os.Signal, log 
 		finished = end{Reason: endNotStarted, Message: err.Error()}
 		finished.TooLarge, _ = errors.AsType[*imageSizeError](err)
 	}
-	r.observed.set(func(o *observed) { finished.StopRequested, finished.Disks = o.isStopping, o.disks })
+	finished.StopRequested, finished.Disks = r.supervisor.IsStopping(), r.found.all()
 	if r.output != nil {
-		unread = append(unread, r.output.done, r.serial.left)
+		unread = append(unread, r.output.done, r.supervisor.ConsoleLeft())
 	}
 	return finished, unread
 }

@@ -20,8 +20,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
-
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/description"
@@ -197,14 +195,14 @@ func (g *guest) testGrow(t *testing.T, c *control.Client) {
 	t.Helper()
 	m := machine.Machine{Path: filepath.Join(g.run, "run"), UUID: g.h.described.UUID}
 	for _, sizes := range []control.Sizes{{RootDisk: 8 << 20, Volumes: map[string]int64{"blank": 5 << 20}}, {RootDisk: 1 << 20}} {
-		assert.NoError(t, c.Grow(t.Context(), sizes))
-		got, err := m.DiskSizes(t.Context())
+		assert.NoError(t, assert.ErrorOf(c.Grow(t.Context(), sizes)))
+		got, err := machine.Monitor{Executor: m}.DiskSizes(t.Context())
 		if err != nil || got[launch.RootNode] != 8<<20 || got[launch.VolumeNode("blank")] != 5<<20 {
 			t.Errorf("after %+v the sizes are %v, %v", sizes, got, err)
 		}
 	}
 	for _, name := range []string{"fixed", "none"} {
-		assert.ErrorIs(t, "the growth of volume "+name, c.Grow(t.Context(), control.Sizes{Volumes: map[string]int64{name: 4 << 20}}), control.ErrUnknown)
+		assert.ErrorIs(t, "the growth of volume "+name, assert.ErrorOf(c.Grow(t.Context(), control.Sizes{Volumes: map[string]int64{name: 4 << 20}})), control.ErrUnknown)
 	}
 }
 
@@ -239,7 +237,7 @@ func TestControlWhileStarting(t *testing.T) {
 	})
 	for name, call := range map[string]func(context.Context) error{
 		"pause": c.Pause, "resume": c.Resume,
-		"grow":  func(ctx context.Context) error { return c.Grow(ctx, control.Sizes{RootDisk: 1}) },
+		"grow":  func(ctx context.Context) error { return assert.ErrorOf(c.Grow(ctx, control.Sizes{RootDisk: 1})) },
 		"probe": func(ctx context.Context) error { return c.Probe(ctx, 80) },
 	} {
 		assert.ErrorIs(t, name, call(t.Context()), control.ErrNotRunning)
@@ -260,26 +258,6 @@ func TestControlWhileStopping(t *testing.T) {
 	assert.ErrorIs(t, "the pause of a guest that is to stop", c.Pause(t.Context()), control.ErrNotRunning)
 	g.signal(t, os.Interrupt)
 	g.wantEnd(t, 6, "Forced", "")
-}
-
-// TestWaits checks that the status says what a guest waits for.
-func TestWaits(t *testing.T) {
-	t.Parallel()
-	f := &follower{run: newRun(description.Machine{}, options{}, logr.Discard())}
-	for _, c := range []struct {
-		cause error
-		want  control.Wait
-	}{
-		{machine.DiskFault{Reason: syscall.ENOSPC.Error()}.Explain(), control.WaitRoom},
-		{machine.DiskFault{Reason: syscall.EIO.Error()}.Explain(), control.WaitDisk},
-		{errors.New("QEMU does not answer"), control.WaitNone},
-		{machine.DiskFault{}.Explain(), control.WaitDisk},
-		{nil, control.WaitNone},
-	} {
-		if f.logWait(c.cause); f.observed.status().Waits != c.want {
-			t.Errorf("after %v the guest waits for %q, want %q", c.cause, f.observed.status().Waits, c.want)
-		}
-	}
 }
 
 // TestStopWhilePaused checks that a guest that is paused is resumed to shut down, and that one

@@ -192,7 +192,7 @@ func (r *run) prepareRoot(ctx context.Context, chooseType func(pinned string) (s
 		return "", nil, err
 	}
 	root, err = r.ensureDisk(ctx, folder, &r.RootDisk.Disk, cmp.Or(made, &record{MachineType: machineType}), false, files)
-	r.observed.set(func(o *observed) { o.disks.Root = err == nil })
+	r.found.add(func(d *disks) { d.Root = err == nil })
 	return machineType, root, err
 }
 
@@ -213,7 +213,7 @@ func (r *run) prepareVolumes(ctx context.Context, files *launch.Files) ([]launch
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
 		}
-		r.observed.set(func(o *observed) { o.disks.Volumes = append(o.disks.Volumes, v.Name) })
+		r.found.add(func(d *disks) { d.Volumes = append(d.Volumes, v.Name) })
 		all = append(all, launch.Volume{Name: v.Name, Drive: *drive})
 	}
 	return all, nil

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "drover-machine-")
 	if err == nil {
 		program = filepath.Join(dir, "drover-machine")
-		err = framework.BuildProgram(program, "cmd/drover-machine")
+		err = framework.BuildMachine(program)
 	}
 	code := 1
 	if err == nil {

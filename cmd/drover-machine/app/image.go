@@ -20,6 +20,7 @@ import (
 
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/image/egress"
+	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/description"
 )
 
@@ -30,6 +31,15 @@ const defaultStall = time.Minute
 type progress struct {
 	done  atomic.Int64
 	total atomic.Int64 // 0 where it is not known
+}
+
+// copied returns how far it is, nil if nothing is read.
+func (p *progress) copied() *control.Copied {
+	done, total := p.done.Load(), p.total.Load()
+	if done == 0 {
+		return nil
+	}
+	return &control.Copied{Bytes: done, TotalBytes: total}
 }
 
 // begin returns a reader that counts what is read.

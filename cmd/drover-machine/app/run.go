@@ -7,11 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -22,6 +24,7 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/description"
 	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
 // errStopped is why a start was cut short.
@@ -35,18 +38,38 @@ type run struct {
 	machine machine.Machine
 	log     logr.Logger
 	output  *output
-	serial  *serialConsole
-	memory  execMemory
+	// supervisor follows QEMU. It answers before that is started.
+	supervisor *supervisor.Supervisor
 	// progress is that of the disk that is being made.
 	progress progress
 	// stallWithin is how long a fetch may go without any data.
 	stallWithin time.Duration
-	observed    observed
+	found       found
 }
 
 func newRun(d description.Machine, o options, log logr.Logger) *run {
-	m := machine.Machine{Path: o.runFolder, UUID: d.UUID, Staging: runFolder{atomicfile.Folder{Path: o.runFolder, Prefix: tempPrefix, Volatile: true}}}
-	return &run{Machine: d, options: o, log: log, stallWithin: defaultStall, machine: m, serial: newSerialConsole(m.DialSerial), memory: newExecMemory()}
+	r := &run{Machine: d, options: o, log: log, stallWithin: defaultStall}
+	r.machine = machine.Machine{Path: o.runFolder, UUID: d.UUID, Staging: runFolder{atomicfile.Folder{Path: o.runFolder, Prefix: tempPrefix, Volatile: true}}}
+	r.supervisor = supervisor.New(supervisor.Config{
+		Forwards: d.Config("", "").Forwards, Disks: r.describedSizes(), GracePeriod: time.Duration(d.GracePeriodSeconds) * time.Second,
+		ProbeForward: func(ctx context.Context, f launch.Forward) error { return r.machine.Probe(ctx, clock.RealClock{}, f) },
+		Progress:     r.progress.copied, Clock: clock.RealClock{}, Log: log,
+	})
+	return r
+}
+
+// describedSizes returns the sizes that the description has for disks that can grow.
+func (r *run) describedSizes() map[string]int64 {
+	sizes := map[string]int64{}
+	if r.RootDisk != nil {
+		sizes[launch.RootNode] = r.RootDisk.SizeBytes
+	}
+	for _, v := range r.Volumes {
+		if !v.ReadOnly {
+			sizes[launch.VolumeNode(v.Name)] = v.SizeBytes
+		}
+	}
+	return sizes
 }
 
 // runFolder makes the temporary files of a machine. A container's folder is gone after a power
@@ -61,6 +84,26 @@ func (f runFolder) ReplaceVolatile(path string, content []byte) error {
 	return f.Replace(path, content, 0o600, nil)
 }
 
+// found are the disks that were found or made until now.
+type found struct {
+	mu    sync.Mutex
+	disks disks
+}
+
+// add changes what was found.
+func (f *found) add(change func(*disks)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change(&f.disks)
+}
+
+// all returns what was found.
+func (f *found) all() disks {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return disks{f.disks.Root, slices.Clone(f.disks.Volumes)}
+}
+
 // runMachine starts the machine and stays until its guest has ended. An error means that the
 // guest never ran.
 func (r *run) runMachine(program context.Context, signals <-chan os.Signal) (end, error) {
@@ -68,21 +111,19 @@ func (r *run) runMachine(program context.Context, signals <-chan os.Signal) (end
 	defer cancel()
 	starting, interrupt := context.WithCancelCause(ctx)
 	defer interrupt(nil)
-	stop, force := make(chan struct{}), make(chan struct{})
 	go func() {
 		<-signals
-		r.announceStop()
+		r.beginStop(ctx)
 		interrupt(errStopped)
-		close(stop)
 		// A person is in a hurry. Container engines may send SIGTERM again, as after a restart.
 		for <-signals != os.Interrupt { //nolint:revive // only waits
 		}
-		close(force)
+		r.supervisor.Force("it was interrupted again")
 	}()
 	if err := r.serveControl(program); err != nil { // who reads the console learns of its end
 		return end{}, err
 	}
-	ended, err := r.startQEMU(starting)
+	qemu, err := r.startQEMU(starting)
 	if errors.Is(context.Cause(starting), errStopped) && err != nil {
 		return end{}, errStopped
 	}
@@ -93,28 +134,60 @@ func (r *run) runMachine(program context.Context, signals <-chan os.Signal) (end
 		go reapOrphans(ctx, pid)
 	}
 	defer makeRaw(os.Stdin)()
+	if err := r.startGuest(ctx, starting, qemu); err != nil {
+		if starting.Err() != nil {
+			err = errStopped
+		}
+		return end{}, errors.Join(qemu.explainStart(err), r.machine.Quit(ctx))
+	}
 	go r.typeIn(ctx)
-	f := &follower{run: r, ended: ended, stop: stop, force: force}
-	finished, err := f.followGuest(ctx, starting)
-	if err != nil && starting.Err() != nil {
-		err = errStopped
+	finished, err := r.supervisor.Run(ctx)
+	switch {
+	case finished.Reason == machine.EndKilled && finished.Output != "":
+		finished.Message += ": " + finished.Output
+	case finished.Message == supervisor.TooLate:
+		finished.Message = fmt.Sprintf("the guest did not shut down within %d s, less what QEMU needs to end", r.supervisor.CurrentGracePeriod()/time.Second)
 	}
-	if err != nil {
-		return end{}, errors.Join(f.explainStart(err), r.machine.Quit(ctx))
-	}
-	return finished, nil
+	return end{Reason: finished.Reason, Message: finished.Message}, err
 }
 
-// announceStop notes that a signal has requested the end, also for the termination message of a program
-// that is killed before the guest has shut down.
-func (r *run) announceStop() {
-	killed := end{Reason: endNotStarted, Message: errStopped.Error(), StopRequested: true}
-	r.observed.set(func(o *observed) {
-		o.isStopping, killed.Disks = true, o.disks
-		if !o.startedAt.IsZero() {
-			killed.Reason, killed.Message = machine.EndKilled, "the machine was killed before its guest had shut down"
+// startGuest resumes the guest of a QEMU that was started, unless the program is to stop.
+func (r *run) startGuest(ctx, starting context.Context, qemu *child) error {
+	ends, err := r.dialEnds(starting)
+	if err != nil {
+		return err
+	}
+	if err := r.supervisor.Attach(ctx, machine.CommandWithin, qemu, qemu.accelerator, ends); err != nil {
+		return err
+	}
+	if err := r.supervisor.Start(starting); err != nil {
+		return err
+	}
+	if err := os.WriteFile(r.startedFile(), nil, 0o600); err != nil {
+		r.log.Error(err, "Probes will not find that the guest runs")
+	}
+	return nil
+}
+
+// dialEnds connects to a QEMU that was started.
+func (r *run) dialEnds(ctx context.Context) (ends supervisor.Ends, err error) {
+	for socket, to := range map[string]*net.Conn{machine.EventsSocket: &ends.Monitor, machine.SerialSocket: &ends.Serial, machine.AgentSocket: &ends.Agent} {
+		if *to, err = r.machine.DialSocket(ctx, socket); err != nil {
+			return ends, err
 		}
-	})
+	}
+	return ends, nil
+}
+
+// beginStop has the guest shut down, and writes the termination message of a program that is killed before
+// the guest has.
+func (r *run) beginStop(ctx context.Context) {
+	killed := end{Reason: endNotStarted, Message: errStopped.Error(), StopRequested: true, Disks: r.found.all()}
+	if r.supervisor.HasStarted() {
+		killed.Reason, killed.Message = machine.EndKilled, "the machine was killed before its guest had shut down"
+	}
+	grace := r.supervisor.CurrentGracePeriod()
+	_ = r.supervisor.Stop(ctx, "signal", grace-min(quitMargin, grace/2))
 	if err := killed.writeMessage(r.options.termination); err != nil {
 		r.log.Error(err, "Termination message could not be written")
 	}
@@ -124,13 +197,13 @@ func (r *run) announceStop() {
 func (r *run) startedFile() string { return filepath.Join(r.options.runFolder, "started") }
 
 func (r *run) typeIn(ctx context.Context) {
-	if err := r.serial.typeFrom(ctx, os.Stdin); err != nil && ctx.Err() == nil {
+	if err := r.supervisor.TypeFrom(ctx, os.Stdin); err != nil && ctx.Err() == nil {
 		r.log.Info("Standard input does not reach the guest any more", "cause", err.Error())
 	}
 }
 
 // startQEMU starts QEMU with the guest still halted. It makes the disk if there is none yet.
-func (r *run) startQEMU(ctx context.Context) (ended <-chan string, err error) {
+func (r *run) startQEMU(ctx context.Context) (*child, error) {
 	if err := os.MkdirAll(r.options.runFolder, 0o700); err != nil {
 		return nil, fmt.Errorf("--run-folder must be a folder that can be written to: %w", err)
 	}
@@ -157,12 +230,12 @@ func (r *run) startQEMU(ctx context.Context) (ended <-chan string, err error) {
 		return nil, err
 	}
 	defer func() { _ = write.Close() }()
-	if ended, err = r.machine.StartChild(ctx, program, config, files, runLock); err != nil {
+	ended, err := r.machine.StartChild(ctx, program, config, files, runLock)
+	if err != nil {
 		return nil, err
 	}
-	r.observed.set(func(o *observed) { o.accelerator = config.Accel })
 	r.logStart(config)
-	return ended, nil
+	return &child{r.machine, ended, config.Accel}, nil
 }
 
 // openOutput makes the pipe by which the guest prints.
@@ -172,10 +245,7 @@ func (r *run) openOutput() (write *os.File, err error) {
 		return nil, err
 	}
 	r.output, r.machine.Output = newOutput(os.Stdout), write
-	go func() {
-		defer r.serial.end()
-		r.output.copyFrom(io.TeeReader(read, r.serial))
-	}()
+	go r.output.copyFrom(read)
 	return write, nil
 }
 

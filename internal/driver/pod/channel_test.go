@@ -50,7 +50,7 @@ type node struct {
 // machineProgram builds drover-machine for all tests.
 var machineProgram = sync.OnceValues(func() (string, error) {
 	program := filepath.Join(shared.DataDir, "drover-machine")
-	return program, framework.BuildProgram(program, "cmd/drover-machine")
+	return program, framework.BuildMachine(program)
 })
 
 // newNode has the kubelet of a world run one machine at a time for real.

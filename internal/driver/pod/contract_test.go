@@ -222,8 +222,10 @@ func (m *simulatedMachine) setPaused(paused bool) error {
 	return nil
 }
 
-func (*simulatedMachine) Probe(context.Context, int32) error        { return control.ErrNoAnswer }
-func (*simulatedMachine) Grow(context.Context, control.Sizes) error { return nil }
+func (*simulatedMachine) Probe(context.Context, int32) error { return control.ErrNoAnswer }
+func (*simulatedMachine) Grow(_ context.Context, sizes control.Sizes) (control.Sizes, error) {
+	return sizes, nil
+}
 
 // SetGracePeriod implements control.Machine.
 func (*simulatedMachine) SetGracePeriod(context.Context, time.Duration) error { return nil }

@@ -28,7 +28,7 @@ import (
 func startController(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), "drover-controller")
-	assert.NoError(t, framework.BuildProgram(binary, "cmd/drover-controller"))
+	assert.NoError(t, framework.BuildController(binary))
 	p, err := framework.StartProcess(binary, []string{
 		"--kubeconfig=" + c.Kubeconfig, "--vm-driver=pod", "--pod-access-mode=ReadWriteOnce", "--leader-elect=false",
 		"--metrics-bind-address=0", "--health-probe-bind-address=0", "--usage-period=1s", "--orphan-grace=2s",

@@ -127,7 +127,7 @@ func TestClaimsOfAFailure(t *testing.T) {
 func (n *node) wantSizes(t *testing.T, s *server, want map[string]int64) {
 	t.Helper()
 	m := machine.Machine{Path: filepath.Join(n.dir, string(s.pod(t).UID), "run"), UUID: string(s.UID)}
-	got, err := m.DiskSizes(t.Context())
+	got, err := machine.Monitor{Executor: m}.DiskSizes(t.Context())
 	maps.DeleteFunc(got, func(node string, _ int64) bool { return want[node] == 0 })
 	if err != nil || !maps.Equal(got, want) {
 		t.Errorf("the disks of the guest have %v, %v, want %v", got, err, want)

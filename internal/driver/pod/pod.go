@@ -166,7 +166,7 @@ func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
 	}
 	d, err := New(opened)
 	if err == nil && o.Streams {
-		return streaming{d}, nil
+		return newStreaming(d), nil
 	}
 	return d, err
 }

@@ -5,7 +5,7 @@ package qemu
 
 import (
 	"context"
-	"net"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -141,10 +141,23 @@ func (e *engine) printWord(t *testing.T, s driver.Server, word string) {
 // typeText sends a text to the guest by its serial console, until stop.
 func typeText(t *testing.T, h *instance.Instance, text string) (stop func()) {
 	t.Helper()
-	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.File(machine.SerialSocket))
+	s, err := h.Load()
 	assert.NoError(t, err)
-	assert.NoError(t, assert.ErrorOf(conn.Write([]byte(text))))
-	return func() { _ = conn.Close() }
+	c, err := s.Reach(t.Context())
+	assert.NoError(t, err)
+	console, err := c.Console(t.Context(), true)
+	assert.NoError(t, err)
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		_, _ = io.Copy(io.Discard, console)
+	}()
+	assert.NoError(t, assert.ErrorOf(console.Write([]byte(text))))
+	return func() {
+		_ = console.(interface{ CloseWrite() error }).CloseWrite()
+		<-left // another one may type then
+		_ = console.Close()
+	}
 }
 
 // visible returns the command line and the content of the files other than the disks,

@@ -6,9 +6,11 @@ package qemu
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -18,6 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
 )
 
@@ -32,11 +35,34 @@ type crashPlan struct {
 	UIDs        []types.UID
 }
 
+// machineProgram is the program that follows each QEMU, which processes that tests start have too.
+var machineProgram = os.Getenv(machineEnv)
+
+const machineEnv = "DROVER_TEST_MACHINE_PROGRAM"
+
 func TestMain(m *testing.M) {
 	if plan := os.Getenv(crashEnv); plan != "" {
 		startMachines(plan)
 	}
-	os.Exit(m.Run())
+	os.Exit(runWithMachine(m))
+}
+
+// runWithMachine runs the tests with a drover-machine that every user may execute.
+func runWithMachine(m *testing.M) int {
+	if machineProgram != "" { // of the tests that have started these
+		return m.Run()
+	}
+	dir, err := os.MkdirTemp("", "drover-machine-")
+	if err == nil {
+		defer func() { _ = os.RemoveAll(dir) }()
+		machineProgram = filepath.Join(dir, "drover-machine")
+		err = errors.Join(os.Chmod(dir, 0o755), framework.BuildMachine(machineProgram), os.Setenv(machineEnv, machineProgram))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
 }
 
 // startMachines acts as a controller that is killed while it is at work.

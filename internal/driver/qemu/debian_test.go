@@ -8,7 +8,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -20,7 +19,6 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
-	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -150,13 +148,17 @@ func debianSpec(e *engine, dir string) driver.ServerSpec {
 // terminal is a person at the serial console.
 type terminal struct {
 	t    *testing.T
-	conn net.Conn
+	conn io.ReadWriteCloser
 	said bytes.Buffer // what was not examined yet
 }
 
 func sitAt(t *testing.T, h *instance.Instance) *terminal {
 	t.Helper()
-	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.File(machine.SerialSocket))
+	s, err := h.Load()
+	assert.NoError(t, err)
+	reached, err := s.Reach(t.Context())
+	assert.NoError(t, err)
+	conn, err := reached.Console(t.Context(), true)
 	assert.NoError(t, err)
 	c := &terminal{t: t, conn: conn}
 	t.Cleanup(c.close)
@@ -174,7 +176,7 @@ func (c *terminal) say(text string) {
 // await reads until a text has come, and returns what came before it.
 func (c *terminal) await(text string) string {
 	c.t.Helper()
-	assert.NoError(c.t, c.conn.SetReadDeadline(time.Now().Add(debianWithin)))
+	defer time.AfterFunc(debianWithin, c.close).Stop()
 	for part := make([]byte, 4096); ; {
 		if before, after, found := strings.Cut(c.said.String(), text); found {
 			c.said.Reset()

@@ -56,10 +56,8 @@ func (d *Driver) removeRemains(ctx context.Context, t driver.Target, lock *state
 
 // forgetServer removes what there is of a server beside its directory.
 func (d *Driver) forgetServer(uid types.UID, lock *statedir.Lock) {
-	d.PowerPresses.Delete(uid)
-	d.UnansweredQueries.Delete(d.InstanceOf(uid).Path)
 	d.ReportedExits.Delete(uid)
-	d.RemoveExits(uid)
+	d.RemoveExits(uid, "")
 	d.InstanceOf(uid).RemoveNotification()
 	lock.Remove()
 }
@@ -73,7 +71,11 @@ func (d *Driver) removeServer(ctx context.Context, inst *instance.Instance, lock
 			return err
 		}
 	}
-	if err := d.KillStrays(ctx, inst.UID); err != nil { // which may hide that they run
+	err := d.KillStrays(ctx, inst.UID) // which may hide that they run
+	if err == nil {
+		err = inst.EndSupervisor(ctx)
+	}
+	if err != nil {
 		lock.Release()
 		return err
 	}

@@ -223,7 +223,7 @@ func (d *Driver) applyStep(ctx context.Context, inst *instance.Instance, next st
 	case stepGrow:
 		return false, inst.GrowDisks(ctx, spec)
 	case stepPause:
-		return false, inst.Execute(ctx, "stop", nil, nil)
+		return false, inst.Pause(ctx)
 	case stepResume:
 		return false, inst.ResumeGuest(ctx)
 	case stepNone:

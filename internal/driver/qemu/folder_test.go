@@ -159,7 +159,7 @@ func TestBrokenEnd(t *testing.T) {
 	for _, broken := range []string{"", "{", "{}", "null"} {
 		assert.NoError(t, os.WriteFile(ends[0], []byte(broken), 0o600))
 		end := waitExit(t, d, spec.UID)
-		if again := waitExit(t, d, spec.UID); *again != *end || end.Code != instance.CodeKilled || end.Reason != "Killed" || end.At.IsZero() {
+		if again := waitExit(t, d, spec.UID); !again.At.Equal(end.At) || again.Reason != end.Reason || end.Code != instance.CodeKilled || end.Reason != "Killed" || end.At.IsZero() {
 			t.Errorf("%q: it ended with %+v, and then with %+v", broken, end, again)
 		}
 	}
@@ -258,7 +258,7 @@ func TestImageDirs(t *testing.T) {
 		"alike but another": {in("data.images"), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := New(Options{ClusterID: "c", Dir: in("data", "qemu"), Private: []string{in("data")}, ImageDirs: []string{in("elsewhere"), c.images}})
+			_, err := New(Options{ClusterID: "c", Dir: in("data", "qemu"), Private: []string{in("data")}, ImageDirs: []string{in("elsewhere"), c.images}, MachineProgram: machineProgram})
 			if (err != nil) != (c.says != "") || (err != nil && !strings.Contains(err.Error(), c.says)) {
 				t.Errorf("got the error %v, want %q", err, c.says)
 			}
@@ -298,6 +298,9 @@ func listBoth(t *testing.T, d *Driver) map[types.UID]driver.Server {
 	return found
 }
 
+// recordOf returns the file in which a supervisor has recorded how a run ended.
+func recordOf(h *instance.Instance) string { return strings.TrimSuffix(h.ExitFile(), ".json") + ".end" }
+
 // TestOneUnreadable checks that a server with any unreadable part is listed, with the
 // file's name, and does not hide the others. It is not reported as anything that it is
 // not.
@@ -320,9 +323,9 @@ func TestOneUnreadable(t *testing.T) {
 	}{
 		"the record":         {[]string{h.File(instance.RecordFile)}, aFolder, driver.StateStopped, ""},
 		"the run lock":       {[]string{h.File(machine.RunLockFile)}, aLoop, driver.StateRunning, was.ID}, // it may be on
-		"an end":             {[]string{r.ExitFile()}, aFolder, driver.StateStopped, was.ID},
+		"an end":             {[]string{recordOf(r)}, aFolder, driver.StateStopped, was.ID},
 		"its whole folder":   {[]string{h.File(instance.RecordFile), h.File(machine.RunLockFile)}, aLoop, driver.StateRunning, ""},
-		"an end, in a loop":  {[]string{r.ExitFile()}, aLoop, driver.StateStopped, was.ID},
+		"an end, in a loop":  {[]string{recordOf(r)}, aLoop, driver.StateStopped, was.ID},
 		"the lock, a folder": {[]string{h.File(machine.RunLockFile)}, aFolder, driver.StateRunning, was.ID},
 	} {
 		t.Run(name, func(t *testing.T) {

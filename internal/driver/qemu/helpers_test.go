@@ -88,7 +88,7 @@ func isEnding(pid int) bool {
 func (e *engine) options() Options {
 	return Options{
 		ClusterID: "cluster-1", Dir: e.dir, ImageDirs: []string{e.images}, Accel: machine.AccelTCG, User: machineUser(), UserIDs: launch.DefaultUserIDs,
-		Fetch: image.Policy{Hosts: []string{"127.0.0.1"}},
+		Fetch: image.Policy{Hosts: []string{"127.0.0.1"}}, MachineProgram: machineProgram,
 	}
 }
 

@@ -86,11 +86,7 @@ func (d *Driver) listInstances(ctx context.Context, uids []types.UID) ([]*instan
 // server does not prevent the others from being listed.
 func (d *Driver) observeEach(ctx context.Context, instances []*instance.Instance) ([]*instance.Instance, error) {
 	servers, errs := kit.Each(ctx, maxConcurrent, instances, func(inst *instance.Instance) (*instance.Instance, error) {
-		s, err := inst.ObserveWithin(ctx, instance.ListQueryWithin)
-		if s.QueryErr != nil {
-			d.UnansweredQueries.Store(inst.Path, true)
-		}
-		return s, err
+		return inst.ObserveWithin(ctx, instance.ListQueryWithin)
 	})
 	found := servers[:0]
 	for i, s := range servers {

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package qemu runs servers as QEMU machines on this host, one process each.
+// Package qemu runs servers as QEMU machines on this host, each followed by a supervisor.
 //
 // Start with Ensure in ensure.go. It observes a server and takes it to what the spec
 // says, one step of nextStep at a time. check.go and fields.go refuse specs, image.go
@@ -10,8 +10,8 @@
 //
 // What one server is and does is in package instance below, in layers: instance is based on
 // record (what is stored of a server), disks (disks on top of images) and hostports (ports of
-// the host), and on packages machine (QEMU) and image (fetching). Package guest reaches what
-// runs in machines.
+// the host), and on packages machine (QEMU) with supervisor and control below it, and image
+// (fetching). Package guest reaches what runs in machines.
 //
 // # The folder
 //
@@ -24,27 +24,32 @@
 //	  volume-<name>.qcow2  its further disks
 //	  seed.iso             what cloud-init reads, secrets included
 //	  ctl.sock             QMP, for one command at a time
-//	  events.sock          QMP, for listeners to events
+//	  events.sock          QMP, for the supervisor
 //	  serial.sock          the serial console; serial.log has what it printed
 //	  agent.sock           leads to the guest's agent
-//	  writer.lock          locked by the process that writes to the console through a driver
-//	  agent.lock           locked by the process that talks to the guest's agent
+//	  supervisor.lock      locked by its supervisor, and by no other process, while that runs
+//	  supervisor.sock      leads to the supervisor
+//	  supervisor.json      which supervisor was started last, and the token that it asks for
+//	  supervisor.log       what the supervisor printed
 //	  qemu.log             what QEMU printed
 //	  *.log.1              what a log held before it was cut, or in the previous run
 //	  qemu.log.failed      what QEMU printed at the last start that failed
-//	retained/<uid>.<id>/   a server that was released
-//	ends/<uid>.<id>.<run>.json  the exit of a run
+//	retained/<uid>.<id>/   a server that was released; end is the supervisor's record
+//	ends/<uid>.<id>.<run>.end   how the supervisor says that a run has ended
+//	ends/<uid>.<id>.<run>.json  the exit of a run as the driver found it, which takes precedence
 //	bells/<uid>            notification file: written when a server changes, for watchers
 //	images/                a place for images, always allowed
 //	cache/                 images that were fetched: see package image
+//	programs/              the program of supervisors
 //	locks/, epochs/, tmp/  see package statedir
 //
 // # Processes
 //
 // A machine outlives the controller that started it: see package machine. One with a
 // fraction of a CPU is in a control group of its own, named after the UID, where one can
-// be made. The first process that observes the end of a guest records it as the exit of
-// the run, and makes QEMU quit.
+// be made. Its supervisor outlives the controller too. It records how the guest has ended,
+// and then makes QEMU quit. Every call that finds a QEMU without a supervisor starts one:
+// see package supervisor.
 package qemu
 
 import (
@@ -71,12 +76,14 @@ import (
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
 // Names in the driver's folder, beside those of package instance.
 const (
-	imagesDir = "images"
-	cacheDir  = folder.ImagesDir
+	imagesDir   = "images"
+	programsDir = "programs"
+	cacheDir    = folder.ImagesDir
 )
 
 // Name is the driver's name in the API.
@@ -116,6 +123,9 @@ type Options struct {
 	Accel string
 	// Binary is the QEMU to run; empty means DefaultBinary.
 	Binary string
+	// MachineProgram is the program that follows each QEMU; empty means the one that is a part of this program, or
+	// drover-machine beside it.
+	MachineProgram string
 	// User is the user that root starts machines as. UserIDs is a range of user IDs, one for
 	// each machine, which has the group of User: see launch.NewUsers. With neither, machines
 	// run as this program's own user.
@@ -187,6 +197,7 @@ func New(o Options) (*Driver, error) {
 		return nil, err
 	}
 	host := instance.NewHost(o.hostConfig(users), dir)
+	host.InstallSupervisor = func() (*supervisor.Program, error) { return o.installSupervisor(dir) }
 	d := &Driver{Options: o, Host: host, Guests: guest.New(host), hostPorts: ports}
 	d.ChoosePort, d.ReservedOf = ports.Choose, reserve
 	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.Notify}
@@ -198,6 +209,11 @@ func New(o Options) (*Driver, error) {
 	}
 	d.registerDiskGauges(o.Registerer)
 	return d, nil
+}
+
+// installSupervisor opens the program that follows each QEMU.
+func (o Options) installSupervisor(dir *statedir.Dir) (*supervisor.Program, error) {
+	return supervisor.InstallProgram(dir.Path(programsDir), o.MachineProgram)
 }
 
 // reportUsers logs what keeps machines from being started, or makes their confinement weaker.

@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/internal/machine/qmp"
+	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
 const (
@@ -28,8 +28,6 @@ const (
 	// is changing. After that it continues without the lock, since the guest loses more by a
 	// power cut.
 	lockWithin = 5 * time.Second
-	// statusEvery is the interval between two queries of a guest that is to power off.
-	statusEvery = 250 * time.Millisecond
 	// EndWithin is how long ShutDown takes at most beyond its limit.
 	EndWithin = machine.CommandWithin + instance.GoneWithin + lockWithin + machine.QuitWithin + 2*proc.KillWithin
 )
@@ -58,6 +56,7 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 		return nil, err
 	}
 	d := &Driver{Options: o, Host: instance.NewHost(o.hostConfig(&launch.Users{}), dir)}
+	d.InstallSupervisor = func() (*supervisor.Program, error) { return o.installSupervisor(dir) }
 	instances, err := d.AllInstances()
 	if err != nil {
 		return nil, err
@@ -112,11 +111,13 @@ func (d *Driver) shutDown(ctx context.Context, inst *instance.Instance, limit ti
 	ended := &Ended{Namespace: s.Namespace, Name: cmp.Or(s.Name, string(s.UID))}
 	if s.IsAlive() && s.Phase != record.PhaseStarting {
 		within := d.recordShutdown(s, min(s.GracePeriod(), limit))
-		ended.Forced = !d.pressUntilOff(ctx, s, within)
+		ended.Forced = !d.waitOff(ctx, s, within)
 	}
 	if ended.Err = s.Quit(ctx); ended.Err == nil {
+		ended.Err = s.EndSupervisor(ctx)
 		d.RemoveGroup(ctx, s.CPUGroup)
 	}
+	ended.Forced = ended.Forced || s.WasForced()
 	return ended
 }
 
@@ -142,27 +143,13 @@ func (d *Driver) recordShutdown(inst *instance.Instance, within time.Duration) t
 	return within
 }
 
-// pressUntilOff presses the power button until the guest has ended, and reports whether
-// that was in time.
-func (d *Driver) pressUntilOff(ctx context.Context, inst *instance.Instance, within time.Duration) bool {
-	ctx, cancel := context.WithTimeout(ctx, within)
-	defer cancel()
-	for ctx.Err() == nil {
-		if on, err := inst.IsRunning(); !on && err == nil {
-			return true
-		}
-		_ = inst.Control(ctx, func(ctx context.Context, c *qmp.Client) (err error) {
-			if inst.RunState, err = machine.QueryStatus(ctx, c); err != nil || inst.HasGuestEnded() || !inst.ClaimPowerPress() {
-				return err
-			}
-			return machine.PowerDown(ctx, c, inst.IsPaused())
-		})
-		if inst.HasGuestEnded() {
-			return true
-		}
-		proc.Pause(ctx, statusEvery)
+// waitOff has the guest shut down, and reports whether it has in time.
+func (d *Driver) waitOff(ctx context.Context, inst *instance.Instance, within time.Duration) bool {
+	if err := inst.Shutdown(ctx, d.Clock.Now().Add(within)); err != nil {
+		d.Log.Info("Machine has no supervisor: its power button is pressed once", "uid", inst.UID, "cause", err.Error())
+		_ = inst.Execute(ctx, "system_powerdown", nil, nil)
 	}
-	return false
+	return inst.WaitStopped(ctx, within) == nil
 }
 
 // recordGracePeriod records the grace period for a shutdown of the host, which has no spec. For a

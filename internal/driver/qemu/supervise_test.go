@@ -6,17 +6,19 @@ package qemu
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
@@ -25,6 +27,9 @@ import (
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
+
+// supervisorLock is the lock of the process that follows QEMU.
+const supervisorLock = "supervisor.lock"
 
 // waitStopped waits until a machine's QEMU has ended.
 func waitStopped(t *testing.T, h *instance.Instance) {
@@ -129,17 +134,13 @@ func TestStandbyForgets(t *testing.T) {
 	e := newEngine(t)
 	leader, d := e.open(t), e.open(t)
 	stays, goes := e.spec(), e.spec()
-	now := time.Now()
 	for _, spec := range []driver.ServerSpec{stays, goes} {
 		off(t, leader, spec)
-		d.PowerPresses.Store(spec.UID, instance.PowerPress{Run: "run", At: now})
-		d.UnansweredQueries.Store(d.InstanceOf(spec.UID).Path, true)
 		d.UnwrittenExits.Store(d.InstanceOf(spec.UID).ExitFile(), driver.Exit{})
 	}
 	remembered := func() map[string]int {
 		return map[string]int{
-			"presses": d.PowerPresses.Len(), "reported exits": d.ReportedExits.Len(),
-			"unanswered queries": d.UnansweredQueries.Len(), "unwritten exits": d.UnwrittenExits.Len(),
+			"reported exits": d.ReportedExits.Len(), "unwritten exits": d.UnwrittenExits.Len(),
 		}
 	}
 	for want := range 2 {
@@ -155,14 +156,16 @@ func TestStandbyForgets(t *testing.T) {
 	}
 }
 
-// fillsLog has a guest print until its log is cut, and returns its serial port.
-func fillsLog(t *testing.T, h *instance.Instance) net.Conn {
+// fillsLog has a guest print until its log is cut, and returns its console.
+func fillsLog(t *testing.T, h *instance.Instance) io.Writer {
 	t.Helper()
-	conn, err := h.DialSerial(t.Context())
+	c, err := h.Reach(t.Context())
 	assert.NoError(t, err)
-	t.Cleanup(func() { _ = conn.Close() })
-	go func() { _, _ = io.Copy(io.Discard, conn) }()                                                      // else QEMU would block the guest
-	assert.NoError(t, assert.ErrorOf(conn.Write([]byte("b"+strings.Repeat("u", 2*int(smallLogs.Size)))))) // it echoes its input
+	console, err := c.Console(t.Context(), true)
+	assert.NoError(t, err)
+	t.Cleanup(func() { _ = console.Close() })
+	go func() { _, _ = io.Copy(io.Discard, console) }()
+	assert.NoError(t, assert.ErrorOf(console.Write([]byte("b"+strings.Repeat("u", 2*smallLogs))))) // it echoes its input
 	assert.Eventually(t, "its log is cut", func(testing.TB) error {
 		old, err := os.ReadFile(h.File(machine.SerialLogFile + machine.OldLog))
 		if n := bytes.Count(old, []byte("u")); err == nil && n == 0 {
@@ -170,36 +173,91 @@ func fillsLog(t *testing.T, h *instance.Instance) net.Conn {
 		}
 		return err
 	})
-	return conn
+	return console
 }
 
-// TestEventsHeld checks the other supervisors while the one that has the events of a
-// machine is halted. They collect its guest when it ends, press its power button again,
-// and cut its log.
-func TestEventsHeld(t *testing.T) {
+// supervisorState is what a machine's directory has of its supervisor.
+type supervisorState struct {
+	PID     int
+	Program string
+}
+
+func supervisorOf(t testing.TB, h *instance.Instance) (s supervisorState) {
+	t.Helper()
+	assert.NoError(t, json.Unmarshal([]byte(framework.ReadFile(t, h.File("supervisor.json"))), &s))
+	return s
+}
+
+// signalSupervisor sends a signal to the supervisor of a machine.
+func signalSupervisor(t *testing.T, h *instance.Instance, s syscall.Signal) {
+	t.Helper()
+	assert.NoError(t, syscall.Kill(supervisorOf(t, h).PID, s))
+}
+
+// TestSupervisorsReplaced checks that a supervisor which is halted or killed is replaced while its guest runs on. The
+// new one collects the guest when it ends, presses its power button, and cuts its log.
+func TestSupervisorsReplaced(t *testing.T) {
+	t.Parallel()
+	for name, signal := range map[string]syscall.Signal{"halted": syscall.SIGSTOP, "killed": syscall.SIGKILL} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e, d := newDriver(t)
+			d.LogBound = smallLogs
+			ends, stops, prints := e.spec(), e.spec(), e.spec()
+			runs := map[types.UID]string{}
+			for _, spec := range []driver.ServerSpec{ends, stops, prints} {
+				runs[spec.UID] = boots(t, d, spec, "drover guest 1 A").Run
+				signalSupervisor(t, d.InstanceOf(spec.UID), signal)
+			}
+			keepWatching(t, d)
+			for uid, run := range runs {
+				if s := listAnswering(t, d, uid)[0]; s.Run != run || s.State != driver.StateRunning {
+					t.Errorf("it is %+v, and was in run %s", s, run)
+				}
+			}
+			e.sendText(t, driver.Server{UID: ends.UID}, "x")
+			stops.Power = driver.PowerOff
+			ensure(t, d, stops)
+			for _, spec := range []driver.ServerSpec{ends, stops} {
+				waitStopped(t, d.InstanceOf(spec.UID))
+				if end := waitExit(t, d, spec.UID); end.Code != 0 {
+					t.Errorf("it ended with %+v", end)
+				}
+				gone(t, d, spec)
+			}
+			fillsLog(t, d.InstanceOf(prints.UID))
+		})
+	}
+}
+
+// TestNewerSupervisor checks that a driver with another drover-machine replaces the supervisors of the one before, and
+// that the one before does not take them back.
+func TestNewerSupervisor(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
-	d.LogBound = smallLogs
-	ends, stops, prints := e.spec(), e.spec(), e.spec()
-	for _, spec := range []driver.ServerSpec{ends, stops, prints} {
-		pause(t, d, spec)
-		halted, err := d.InstanceOf(spec.UID).Dial(t.Context(), machine.EventsSocket, nil)
-		assert.NoError(t, err)
-		defer halted.Close()
-	}
 	keepWatching(t, d)
-	e.sendText(t, reach(t, d, ends, driver.StateRunning), "x")
-	stops.Power = driver.PowerOff
-	ensure(t, d, stops) // too early: its guest has yet to boot
-	for _, spec := range []driver.ServerSpec{ends, stops} {
-		waitStopped(t, d.InstanceOf(spec.UID))
-		if end := waitExit(t, d, spec.UID); end.Code != 0 {
-			t.Errorf("it ended with %+v", end)
+	spec := e.spec()
+	run := boots(t, d, spec, "drover guest 1 A").Run
+	before := supervisorOf(t, d.InstanceOf(spec.UID))
+	o := e.options()
+	o.MachineProgram = filepath.Join(t.TempDir(), "drover-machine")
+	assert.NoError(t, os.WriteFile(o.MachineProgram, []byte(framework.ReadFile(t, machineProgram)+"another version"), 0o600))
+	keepWatching(t, openWith(t, o))
+	assert.Eventually(t, "the supervisor is replaced", func(t testing.TB) error {
+		if now := supervisorOf(t, d.InstanceOf(spec.UID)); now.PID == before.PID || now.Program == before.Program || now.PID == 0 {
+			return fmt.Errorf("it is %+v, and was %+v", now, before)
 		}
-		gone(t, d, spec)
+		return nil
+	})
+	after := supervisorOf(t, d.InstanceOf(spec.UID))
+	keepWatching(t, d) // once more, with what is there then
+	if s := listAnswering(t, d, spec.UID)[0]; s.Run != run || s.State != driver.StateRunning {
+		t.Errorf("it is %+v, and was in run %s", s, run)
 	}
-	boots(t, d, prints, "drover guest 1 A")
-	fillsLog(t, d.InstanceOf(prints.UID))
+	e.printWord(t, driver.Server{UID: spec.UID}, "zy")
+	if now := supervisorOf(t, d.InstanceOf(spec.UID)); now != after {
+		t.Errorf("the supervisor is %+v, and was %+v", now, after)
+	}
 }
 
 // TestSilence checks that a QEMU that does not answer does not delay the list for long,
@@ -207,7 +265,6 @@ func TestEventsHeld(t *testing.T) {
 func TestSilence(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
-	d.LogBound.Every = 10 * time.Millisecond
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -257,7 +314,6 @@ func TestWatchEndsQuietly(t *testing.T) {
 	reach(t, d, spec, driver.StateRunning)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	d.UnansweredQueries.Store(d.InstanceOf(spec.UID).Path, true)
 	changes, err := d.Watch(ctx)
 	assert.NoError(t, err)
 	if uid := <-changes; uid != spec.UID { // that it answers, by its new supervisor
@@ -298,8 +354,7 @@ func TestNotifiesOnce(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	for name, files := range map[string][]string{
-		"its events":    {machine.EventsSocket},
-		"all its files": {machine.EventsSocket, machine.RunLockFile, instance.RecordFile},
+		"all its files": {supervisorLock, machine.RunLockFile, instance.RecordFile},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := e.options()
@@ -342,7 +397,7 @@ func TestNotifiesOnce(t *testing.T) {
 				}
 			})
 			assert.NoError(t, os.Rename(record+".away", record))
-			assert.NoError(t, errors.Join(os.Remove(h.File(machine.EventsSocket)), os.RemoveAll(h.File(machine.RunLockFile))))
+			assert.NoError(t, errors.Join(os.Remove(h.File(supervisorLock)), os.RemoveAll(h.File(machine.RunLockFile))))
 			cancel()
 			for range changes {
 			}

@@ -209,7 +209,7 @@ func TestBadUsers(t *testing.T) {
 	}
 	for name, want := range map[string]bool{"": os.Geteuid() != 0, launch.DefaultUser: true, "root": os.Geteuid() == 0} {
 		o := DefaultOptions()
-		o.Dir, o.User = filepath.Join(framework.ShortTempDir(t), "qemu"), name
+		o.Dir, o.User, o.MachineProgram = filepath.Join(framework.ShortTempDir(t), "qemu"), name, machineProgram
 		if _, err := o.Open(driver.Environment{ClusterID: "cluster-1"}); (err == nil) != want {
 			t.Errorf("--qemu-user %q: got %v", name, err)
 		}

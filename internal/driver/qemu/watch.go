@@ -16,7 +16,7 @@ import (
 )
 
 // Watch reports servers whose notification file is written, whose directory comes or
-// goes, and for which QEMU itself reports a change.
+// goes, and whose supervisor reports a change.
 func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	if err := kit.CheckContext(ctx); err != nil {
 		return nil, err
@@ -31,7 +31,7 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	w := &watch{driver: d, files: files, queue: d.watches.Open(ctx), ended: make(chan string), supervisors: map[string]*supervisor{}}
+	w := &watch{driver: d, files: files, queue: d.watches.Open(ctx), ended: make(chan string), supervisors: map[string]*follower{}}
 	uids := make(chan types.UID)
 	go func() {
 		defer close(uids)
@@ -48,9 +48,9 @@ type watch struct {
 	driver *Driver
 	files  *fsnotify.Watcher
 	queue  *kit.Queue
-	ended  chan string // the paths of supervisors that have ended
+	ended  chan string // the paths of servers whose followers have ended
 
-	supervisors map[string]*supervisor // by directory
+	supervisors map[string]*follower // by directory
 }
 
 func (w *watch) run(ctx context.Context, cancel context.CancelFunc, instances []*instance.Instance) {
@@ -107,34 +107,26 @@ func (w *watch) isOtherCluster(inst *instance.Instance) bool {
 	return err == nil && r.ClusterID != w.driver.ClusterID
 }
 
-// supervisor follows one server while its QEMU runs. Of several supervisors, in this and in
-// other processes, QEMU gives its events to the first. The others wait for their turn, and
-// so learn of QEMU's end. They supervise the server too, since the first may be halted.
-type supervisor struct {
+// follower sees to the supervisor of one server while its QEMU runs.
+type follower struct {
 	instance *instance.Instance
-	changed  chan struct{} // has a value when something about the server changed
-	restart  bool          // it changed, and the supervisor may have missed that
+	restart  bool // something changed, and may have been a start
 }
 
-// startSupervisor makes sure that a server of this cluster has a supervisor.
+// startSupervisor makes sure that a server of this cluster is seen to.
 func (w *watch) startSupervisor(ctx context.Context, inst *instance.Instance) {
 	if s := w.supervisors[inst.Path]; s != nil {
 		s.restart = true
-		select {
-		case s.changed <- struct{}{}:
-		default: // it has yet to see the change before
-		}
 		return
 	}
-	s := &supervisor{instance: inst, changed: make(chan struct{}, 1)}
-	w.supervisors[inst.Path] = s
+	w.supervisors[inst.Path] = &follower{instance: inst}
 	go func() {
-		inst.Supervise(ctx, s.changed)
+		inst.Supervise(ctx, func() { w.queue.Add(inst.UID) })
 		w.ended <- inst.Path
 	}()
 }
 
-// replaceSupervisor removes a supervisor whose QEMU is gone, and starts another if the
+// replaceSupervisor removes a follower whose QEMU is gone, and starts another if the
 // server changed meanwhile.
 func (w *watch) replaceSupervisor(ctx context.Context, path string) {
 	s := w.supervisors[path]
@@ -144,7 +136,7 @@ func (w *watch) replaceSupervisor(ctx context.Context, path string) {
 	}
 }
 
-// waitSupervisors waits until all supervisors have ended.
+// waitSupervisors waits until all followers have ended. The supervisors run on.
 func (w *watch) waitSupervisors() {
 	for len(w.supervisors) > 0 {
 		delete(w.supervisors, <-w.ended)

@@ -87,7 +87,7 @@ func TestAdmin(t *testing.T) {
 
 func newAdminEngine(t *testing.T, name string) adminEngine {
 	t.Helper()
-	e := adminEngine{name: name}
+	e, program := adminEngine{name: name}, ""
 	switch name {
 	case docker.Name:
 		framework.DockerClient(t)
@@ -96,6 +96,8 @@ func newAdminEngine(t *testing.T, name string) adminEngine {
 		framework.QEMUBinary(t)
 		e.dir = filepath.Join(framework.ShortTempDir(t), "d")
 		e.image = framework.BuildBootGuest(t, t.TempDir(), "A", false)
+		program = filepath.Join(t.TempDir(), "drover-machine")
+		assert.NoError(t, framework.BuildMachine(program))
 	default:
 		e.dir = framework.ShortTempDir(t)
 	}
@@ -106,7 +108,7 @@ func newAdminEngine(t *testing.T, name string) adminEngine {
 			*o.Settings[name].DataDir() = e.dir
 		}
 		machines := o.Settings[qemu.Name].(*qemu.Options)
-		machines.ImageDirs, machines.Accel = []string{filepath.Dir(e.image)}, "tcg"
+		machines.ImageDirs, machines.Accel, machines.MachineProgram = []string{filepath.Dir(e.image)}, "tcg", program
 		return o
 	}
 	return e

@@ -150,7 +150,7 @@ const runs = `{"return":{"exited":false}}`
 // TestExec checks how commands end.
 func TestExec(t *testing.T) {
 	t.Parallel()
-	long := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte("x"), maxOutput+1))
+	long := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte("x"), MaxOutput+1))
 	for name, c := range map[string]struct {
 		statuses []string
 		want     Result
@@ -162,7 +162,7 @@ func TestExec(t *testing.T) {
 		"by a signal":    {[]string{`{"return":{"exited":true,"signal":15}}`}, Result{ExitCode: 143}, nil, ""},
 		"by Windows":     {[]string{`{"return":{"exited":true,"signal":3221225477}}`}, Result{ExitCode: 255}, nil, ""},
 		"far below 0":    {[]string{`{"return":{"exited":true,"exitcode":-2147483648}}`}, Result{ExitCode: -1 << 31}, nil, ""},
-		"cut by us":      {[]string{`{"return":{"exited":true,"exitcode":1,"out-data":"` + long + `"}}`}, Result{ExitCode: 1, Stdout: bytes.Repeat([]byte("x"), maxOutput)}, ErrOutputCut, "the exit code is 1"},
+		"cut by us":      {[]string{`{"return":{"exited":true,"exitcode":1,"out-data":"` + long + `"}}`}, Result{ExitCode: 1, Stdout: bytes.Repeat([]byte("x"), MaxOutput)}, ErrOutputCut, "the exit code is 1"},
 		"cut by it":      {[]string{`{"return":{"exited":true,"exitcode":1,"out-data":"YQ==","out-truncated":true}}`}, Result{ExitCode: 1, Stdout: []byte("a")}, ErrOutputCut, "use ssh"},
 		"no code":        {[]string{`{"return":{"exited":true}}`}, Result{}, ErrEndUnknown, "has no exit code"},
 		"a large code":   {[]string{`{"return":{"exited":true,"exitcode":4294967296}}`}, Result{}, ErrEndUnknown, "has no exit code"},

@@ -22,9 +22,9 @@ type limits struct {
 const (
 	// maxDepth is how deep an answer may be nested. Those that are asked for have a depth of 5.
 	maxDepth = 16
-	// maxOutput is how much of each output of a command is kept. The agent itself keeps 16 MiB,
+	// MaxOutput is how much of each output of a command is kept. The agent itself keeps 16 MiB,
 	// which is too much for the memory of a host with many guests.
-	maxOutput = 3 << 20
+	MaxOutput = 3 << 20
 )
 
 var (
@@ -33,7 +33,7 @@ var (
 	answerLimits = limits{read: 512 << 10, text: 512 << 10, kept: 512 << 10}
 	// outputLimits are those of an answer with two outputs in base64, of which the agent sends
 	// more than is kept.
-	outputLimits = limits{read: 64 << 20, text: maxOutput / 3 * 4, kept: 2*maxOutput/3*4 + 4<<10}
+	outputLimits = limits{read: 64 << 20, text: MaxOutput / 3 * 4, kept: 2*MaxOutput/3*4 + 4<<10}
 )
 
 // readObject reads one JSON object up to its end, however it is divided into lines. It shortens

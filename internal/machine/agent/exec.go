@@ -45,7 +45,7 @@ var (
 	// ErrEndUnknown : the command may have been started, and may run.
 	ErrEndUnknown = errors.New("how the command ends is not known, and it may still run")
 	// ErrOutputCut : a part of the output is missing.
-	ErrOutputCut = fmt.Errorf("the output is longer than %d MiB, which is what comes through the guest agent, and the rest is missing: use ssh for more", maxOutput>>20)
+	ErrOutputCut = fmt.Errorf("the output is longer than %d MiB, which is what comes through the guest agent, and the rest is missing: use ssh for more", MaxOutput>>20)
 )
 
 // Words of Linux in a refusal to start a command.

@@ -51,6 +51,8 @@ type Policy struct {
 	Reopen []*os.File
 	// Ports are the TCP ports that may be listened on.
 	Ports []int32
+	// MaySignal allows signals to other processes of the user.
+	MaySignal bool
 }
 
 // User is a user that root starts a program as.

@@ -94,6 +94,9 @@ func (p Policy) makeRuleset() (*os.File, error) {
 		return nil, nil //nolint:nilnil // Nil is for none.
 	}
 	handled := handled(p.ABI)
+	if p.MaySignal {
+		handled.scope &^= unix.LANDLOCK_SCOPE_SIGNAL
+	}
 	// Fields that an older kernel does not know are zero, which it accepts.
 	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&handled)), unsafe.Sizeof(handled), 0) //nolint:gosec // a system call
 	if errno != 0 {

@@ -4,6 +4,7 @@
 package confine
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"unsafe"
@@ -47,15 +48,7 @@ func failCall(err unix.Errno) bpf.Instruction {
 
 // makeFilter returns the program that the kernel runs for each system call.
 func makeFilter() []bpf.Instruction {
-	program := []bpf.Instruction{
-		bpf.LoadAbsolute{Off: callArch, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: auditArch, SkipTrue: 1},
-		failCall(unix.ENOSYS),
-		bpf.LoadAbsolute{Off: callNumber, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpLessThan, Val: firstForeignCall, SkipTrue: 1},
-		failCall(unix.ENOSYS),
-	}
-	program = append(program, filterProcesses...)
+	program := append(slices.Clone(filterArchitecture), filterProcesses...)
 	program = append(program, filterSockets...)
 	for _, call := range deniedCalls {
 		program = append(program,
@@ -63,6 +56,17 @@ func makeFilter() []bpf.Instruction {
 			failCall(unix.EPERM))
 	}
 	return append(program, allowCall)
+}
+
+// filterArchitecture is the part of a filter that denies the system calls of other architectures, whose numbers
+// mean something else. It leaves the number to what follows.
+var filterArchitecture = []bpf.Instruction{
+	bpf.LoadAbsolute{Off: callArch, Size: 4},
+	bpf.JumpIf{Cond: bpf.JumpEqual, Val: auditArch, SkipTrue: 1},
+	failCall(unix.ENOSYS),
+	bpf.LoadAbsolute{Off: callNumber, Size: 4},
+	bpf.JumpIf{Cond: bpf.JumpLessThan, Val: firstForeignCall, SkipTrue: 1},
+	failCall(unix.ENOSYS),
 }
 
 // filterProcesses is the part of the filter about namespaces and about limits, which are those
@@ -105,17 +109,87 @@ var filterSockets = []bpf.Instruction{
 func FiltersCalls() bool { return auditArch != 0 }
 
 // filterCalls filters the system calls of this thread and of all that it starts.
-func filterCalls() error {
+func filterCalls() error { return installFilter(makeFilter(), 0) }
+
+// installFilter has the kernel run a filter, besides those that it runs already.
+func installFilter(instructions []bpf.Instruction, flags uintptr) error {
 	if !FiltersCalls() {
 		return nil
 	}
-	filter, err := bpf.Assemble(makeFilter())
+	filter, err := bpf.Assemble(instructions)
 	if err != nil {
 		return fmt.Errorf("making a filter of system calls: %w", err)
 	}
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: (*unix.SockFilter)(unsafe.Pointer(&filter[0]))}                //nolint:gosec // of the same shape
-	if err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0); err != nil { //nolint:gosec // a system call
-		return fmt.Errorf("filtering system calls: %w", err)
+	result, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&program))) //nolint:gosec // a system call
+	if errno != 0 || result != 0 {                                                                                             // else it is the ID of a thread that could not get it
+		return fmt.Errorf("filtering system calls: %w", cmp.Or(errno, unix.EBUSY))
 	}
 	return nil
+}
+
+// startedCalls are the system calls that DenyStarts denies whatever their arguments are.
+var startedCalls = slices.Concat(legacyStarts, []uintptr{
+	unix.SYS_EXECVE, unix.SYS_EXECVEAT, unix.SYS_CLONE3, unix.SYS_OPENAT, unix.SYS_OPENAT2, unix.SYS_OPEN_BY_HANDLE_AT,
+	unix.SYS_SOCKET, unix.SYS_SOCKETPAIR, unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_LISTEN,
+	unix.SYS_TKILL, unix.SYS_RT_SIGQUEUEINFO, unix.SYS_RT_TGSIGQUEUEINFO, unix.SYS_PIDFD_OPEN,
+})
+
+// argumentRule allows a system call if one of its arguments passes a test.
+type argumentRule struct {
+	call     uintptr
+	argument uint32
+	test     bpf.JumpTest
+	value    uint32
+}
+
+// startRules allow threads but no processes, and signals to this process and to that of a handle alone: neither
+// by calls that send one, nor by files that have an owner, nor by handles that come from a socket.
+func startRules(handle int) []argumentRule {
+	own := uint32(unix.Getpid()) //nolint:gosec // positive
+	return []argumentRule{
+		{unix.SYS_CLONE, 0, bpf.JumpBitsSet, unix.CLONE_THREAD},
+		{unix.SYS_KILL, 0, bpf.JumpEqual, own},
+		{unix.SYS_TGKILL, 0, bpf.JumpEqual, own},
+		{unix.SYS_PIDFD_SEND_SIGNAL, 0, bpf.JumpEqual, uint32(handle)}, //nolint:gosec // a descriptor
+		{unix.SYS_FCNTL, 1, bpf.JumpNotEqual, unix.F_SETOWN},
+		{unix.SYS_FCNTL, 1, bpf.JumpNotEqual, unix.F_SETOWN_EX},
+		{unix.SYS_IOCTL, 1, bpf.JumpNotEqual, fioSetOwn},
+		{unix.SYS_IOCTL, 1, bpf.JumpNotEqual, unix.SIOCSPGRP},
+		{unix.SYS_GETSOCKOPT, 2, bpf.JumpNotEqual, unix.SO_PEERPIDFD},
+		{unix.SYS_SETSOCKOPT, 2, bpf.JumpNotEqual, unix.SO_PASSPIDFD},
+	}
+}
+
+// fioSetOwn is FIOSETOWN, which the library lacks.
+const fioSetOwn = 0x8901
+
+// DenyStarts takes from this program, for good, what only a program needs that starts others: it makes no
+// process, executes no program, opens no file, makes and connects no socket, and signals no process but the one
+// of a handle. It cannot be read by its user's other processes either.
+func DenyStarts(handle int) error {
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("becoming unreadable: %w", err)
+	}
+	return installFilter(makeStartFilter(handle), unix.SECCOMP_FILTER_FLAG_TSYNC)
+}
+
+func makeStartFilter(handle int) []bpf.Instruction {
+	program := slices.Clone(filterArchitecture)
+	for _, rule := range startRules(handle) {
+		program = append(program,
+			bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(rule.call), SkipTrue: 4}, //nolint:gosec // small
+			bpf.LoadAbsolute{Off: lowerHalf(rule.argument), Size: 4},
+			bpf.JumpIf{Cond: rule.test, Val: rule.value, SkipTrue: 1},
+			failCall(unix.EPERM),
+			bpf.LoadAbsolute{Off: callNumber, Size: 4})
+	}
+	for _, call := range startedCalls {
+		denied := failCall(unix.EPERM)
+		if call == unix.SYS_CLONE3 {
+			denied = failCall(unix.ENOSYS)
+		}
+		program = append(program, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(call), SkipTrue: 1}, denied) //nolint:gosec // small
+	}
+	return append(program, allowCall)
 }

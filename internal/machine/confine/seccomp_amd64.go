@@ -16,3 +16,6 @@ const (
 var legacyCalls = []uintptr{
 	unix.SYS_CHMOD, unix.SYS_CHOWN, unix.SYS_LCHOWN, unix.SYS_UTIME, unix.SYS_UTIMES, unix.SYS_FUTIMESAT,
 }
+
+// legacyStarts are the system calls of startedCalls that newer architectures lack.
+var legacyStarts = []uintptr{unix.SYS_FORK, unix.SYS_VFORK, unix.SYS_OPEN, unix.SYS_CREAT}

@@ -17,3 +17,6 @@ const (
 
 // legacyCalls are the denied system calls that newer architectures lack.
 var legacyCalls []uintptr
+
+// legacyStarts are the system calls of startedCalls that newer architectures lack.
+var legacyStarts []uintptr

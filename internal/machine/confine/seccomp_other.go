@@ -12,3 +12,5 @@ const (
 )
 
 var legacyCalls []uintptr
+
+var legacyStarts []uintptr

@@ -16,8 +16,7 @@ import (
 // TestFilter checks what the filter answers to system calls.
 func TestFilter(t *testing.T) {
 	t.Parallel()
-	filter, err := bpf.NewVM(makeFilter())
-	assert.NoError(t, err)
+	filter := newFilter(t, makeFilter())
 	const (
 		allowed = unix.SECCOMP_RET_ALLOW
 		denied  = unix.SECCOMP_RET_ERRNO | int(unix.EPERM)
@@ -60,17 +59,44 @@ func TestFilter(t *testing.T) {
 		"memory of another":     {call{auditArch, unix.SYS_PROCESS_VM_READV, [6]uint32{}}, denied},
 		"the last of the table": {call{auditArch, uint32(deniedCalls[len(deniedCalls)-1]), [6]uint32{}}, denied}, //nolint:gosec // small
 	} {
+		if got := filter(c.call.arch, c.call.number, c.call.arguments[:]...); got != c.want {
+			t.Errorf("%s: got %#x, want %#x", name, got, c.want)
+		}
+	}
+}
+
+// newFilter returns what answers a system call by a filter.
+func newFilter(t *testing.T, program []bpf.Instruction) func(arch, number uint32, arguments ...uint32) int {
+	t.Helper()
+	filter, err := bpf.NewVM(program)
+	assert.NoError(t, err)
+	return func(arch, number uint32, arguments ...uint32) int {
 		// The virtual machine reads the order of the network, and the kernel its own.
 		data := make([]byte, 64)
-		binary.BigEndian.PutUint32(data[callNumber:], c.call.number)
-		binary.BigEndian.PutUint32(data[callArch:], c.call.arch)
-		for i, argument := range c.call.arguments {
+		binary.BigEndian.PutUint32(data[callNumber:], number)
+		binary.BigEndian.PutUint32(data[callArch:], arch)
+		for i, argument := range arguments {
 			binary.BigEndian.PutUint32(data[lowerHalf(uint32(i)):], argument)
 		}
 		got, err := filter.Run(data)
 		assert.NoError(t, err)
-		if got != c.want {
-			t.Errorf("%s: got %#x, want %#x", name, got, c.want)
+		return got
+	}
+}
+
+// TestStartFilter checks that the filter of DenyStarts is for this architecture alone, and allows what it does not
+// name.
+func TestStartFilter(t *testing.T) {
+	t.Parallel()
+	filter := newFilter(t, makeStartFilter(7))
+	for name, c := range map[string]struct{ got, want int }{
+		"another architecture": {filter(unix.AUDIT_ARCH_I386, 11), unix.SECCOMP_RET_ERRNO | int(unix.ENOSYS)},
+		"accept":               {filter(auditArch, unix.SYS_ACCEPT4, 3), unix.SECCOMP_RET_ALLOW},
+		"a new descriptor":     {filter(auditArch, unix.SYS_FCNTL, 3, unix.F_DUPFD_CLOEXEC), unix.SECCOMP_RET_ALLOW},
+		"a signal by SIGIO":    {filter(auditArch, unix.SYS_FCNTL, 3, unix.F_SETOWN), unix.SECCOMP_RET_ERRNO | int(unix.EPERM)},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s: got %#x, want %#x", name, c.got, c.want)
 		}
 	}
 }

@@ -12,8 +12,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -58,6 +60,7 @@ var failures = []struct {
 	{"NoAgent", ErrNoAgent},
 	{"Disabled", ErrDisabled},
 	{"Silent", ErrSilent},
+	{"BadAnswer", ErrBadAnswer},
 	{"CommandNotFound", ErrCommandNotFound},
 	{"CommandNotExecutable", ErrCommandNotExecutable},
 	{"Command", ErrCommand},
@@ -88,6 +91,8 @@ type Client struct {
 	http   http.Client
 	dialer websocket.Dialer
 	base   string
+	header http.Header // of each request
+	token  string      // of a machine on this host
 }
 
 var _ Machine = (*Client)(nil)
@@ -100,7 +105,6 @@ func NewClient(address string, config *tls.Config) *Client {
 	return &Client{
 		base: "https://" + address,
 		http: http.Client{
-			Timeout: CallWithin + 2*connectWithin,
 			Transport: &http.Transport{
 				DialContext: dial, TLSHandshakeTimeout: connectWithin,
 				TLSClientConfig: config, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxHeader,
@@ -134,8 +138,12 @@ func (s *Status) isValid() bool {
 	}
 	return slices.Contains([]State{StateStarting, StateRunning, StatePaused, StateStopping}, s.State) &&
 		slices.Contains([]Wait{WaitNone, WaitRoom, WaitDisk}, s.Waits) &&
+		words.MatchString(s.RunState) && words.MatchString(s.Fault.Node) && words.MatchString(s.Fault.Operation) && words.MatchString(s.Fault.Reason) &&
 		slices.Contains([]string{"", "kvm", "tcg"}, s.Accelerator) && slices.Min(figures) >= 0
 }
+
+// words are what a status may have for people to read.
+var words = regexp.MustCompile(`^[A-Za-z0-9 /_()-]{0,100}$`)
 
 // Pause implements Machine.
 func (c *Client) Pause(ctx context.Context) error {
@@ -153,8 +161,9 @@ func (c *Client) Probe(ctx context.Context, port int32) error {
 }
 
 // Grow implements Machine.
-func (c *Client) Grow(ctx context.Context, sizes Sizes) error {
-	return c.call(ctx, http.MethodPost, growPath, sizes, nil)
+func (c *Client) Grow(ctx context.Context, sizes Sizes) (grown Sizes, err error) {
+	err = c.call(ctx, http.MethodPost, growPath, sizes, &grown)
+	return grown, err
 }
 
 // SetGracePeriod implements Machine.
@@ -164,6 +173,8 @@ func (c *Client) SetGracePeriod(ctx context.Context, period time.Duration) error
 
 // call makes a request. in and out may be nil.
 func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
+	ctx, cancel := context.WithTimeout(ctx, CallWithin+2*connectWithin)
+	defer cancel()
 	var body bytes.Buffer
 	if in != nil {
 		if err := json.NewEncoder(&body).Encode(in); err != nil {
@@ -174,6 +185,7 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 	if err != nil {
 		return err
 	}
+	maps.Copy(request.Header, c.header)
 	response, err := c.http.Do(request)
 	if err != nil {
 		return explain(err)

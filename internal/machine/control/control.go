@@ -1,12 +1,15 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package control is the channel by which a drover-machine is controlled from another host:
-// HTTP over TLS 1.3, each end with a certificate of an authority that the machine alone has.
+// Package control is the channel by which a drover-machine is spoken to. One in a pod is controlled
+// from other hosts: by HTTP over TLS 1.3, each end with a certificate of an authority that the
+// machine alone has. One on a host is controlled by HTTP over a Unix socket, with a token.
 //
 // Start with Client, whose methods are those of Machine at the other end. server.go serves them,
-// and credentials.go makes the certificates. What is sent has no text that one end shows to a
-// person: a guest may have broken out of the machine that answers.
+// and credentials.go makes the certificates; local.go has what is different on a host. guest.go
+// says what clients reach in the guest, guestclient.go and serveguest.go are its two ends, and
+// stream.go is what passes between them. What is sent has no text of the machine's own that one
+// end shows to a person: a guest may have broken out of the machine that answers.
 package control
 
 import (
@@ -25,8 +28,9 @@ type Machine interface {
 	// Probe returns nil once the guest itself has answered at a TCP port of it that is
 	// forwarded.
 	Probe(ctx context.Context, port int32) error
-	// Grow enlarges disks to at least these sizes, for the guest too. No disk shrinks.
-	Grow(ctx context.Context, sizes Sizes) error
+	// Grow enlarges disks to at least these sizes, for the guest too, and returns what they are then. No disk
+	// shrinks.
+	Grow(ctx context.Context, sizes Sizes) (Sizes, error)
 	// SetGracePeriod sets how long the guest has to shut down, in whole seconds, once the
 	// program is to end. It applies to a later end only.
 	SetGracePeriod(ctx context.Context, period time.Duration) error
@@ -62,6 +66,10 @@ const (
 type Status struct {
 	State State `json:"state"`
 	Waits Wait  `json:"waits,omitempty"`
+	// RunState is QEMU's own name for what it does, empty until QEMU was started.
+	RunState string `json:"runState,omitempty"`
+	// Fault is the disk error that the guest waits for.
+	Fault Fault `json:"fault,omitzero"`
 	// Accelerator is kvm or tcg, empty until QEMU was started.
 	Accelerator string `json:"accelerator,omitempty"`
 	// StartedAt is when the guest began to run, zero until then.
@@ -74,6 +82,15 @@ type Status struct {
 	GuestMemoryBytes int64 `json:"guestMemoryBytes,omitempty"`
 	// Copied is how far the disk that is being made is, nil if none is.
 	Copied *Copied `json:"copied,omitempty"`
+}
+
+// Fault is a disk error that pauses a guest.
+type Fault struct {
+	// Node is QEMU's name for the disk, and Operation is read or write.
+	Node      string `json:"node,omitempty"`
+	Operation string `json:"operation,omitempty"`
+	// Reason is the text of Linux for the error.
+	Reason string `json:"reason,omitempty"`
 }
 
 // Copied is how much of an image is copied or fetched.

@@ -39,9 +39,9 @@ func (s *stub) SetGracePeriod(_ context.Context, period time.Duration) error {
 	return s.err
 }
 
-func (s *stub) Grow(_ context.Context, sizes Sizes) error {
+func (s *stub) Grow(_ context.Context, sizes Sizes) (Sizes, error) {
 	s.calls <- sizes
-	return s.err
+	return sizes, s.err
 }
 
 func (s *stub) Probe(ctx context.Context, port int32) error {
@@ -105,7 +105,7 @@ func TestCalls(t *testing.T) {
 		"pause":  {func() error { return c.Pause(t.Context()) }, "pause"},
 		"resume": {func() error { return c.Resume(t.Context()) }, "resume"},
 		"probe":  {func() error { return c.Probe(t.Context(), 65535) }, int32(65535)},
-		"grow":   {func() error { return c.Grow(t.Context(), sizes) }, sizes},
+		"grow":   {func() error { return assert.ErrorOf(c.Grow(t.Context(), sizes)) }, sizes},
 		"grace":  {func() error { return c.SetGracePeriod(t.Context(), time.Minute) }, time.Minute},
 	}
 	for _, failure := range []error{nil, ErrNotRunning, ErrUnknown, ErrNoAnswer, ErrFailed} {

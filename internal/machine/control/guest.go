@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 	"unicode"
+
+	"cloudnative.tw/drover/internal/machine/agent"
 )
 
 // Guest is what people reach in a machine: the console of its guest, and what the agent in the
@@ -81,15 +83,16 @@ var (
 	// ErrInputOpen and ErrInputLong : a command's input has not ended in time, or is too long. The
 	// command was not started.
 	ErrInputOpen = fmt.Errorf("the input has not ended within %s: the guest agent starts a command only then, so pass a file, or use ssh or the console", inputWithin)
-	ErrInputLong = errors.New("the input is longer than what the guest agent takes: use ssh for more")
+	ErrInputLong = fmt.Errorf("the input has more than %d MiB, which is what the guest agent takes: use ssh for more", agent.MaxInput>>20)
 	// ErrPaused : the guest is paused.
 	ErrPaused = errors.New("the guest is paused")
 	// ErrNoAgent : no agent has opened the guest's device.
 	ErrNoAgent = errors.New("the guest runs no QEMU guest agent, or has not started it yet: install the package qemu-guest-agent in the guest")
 	// ErrDisabled : the agent lacks the command, or is configured not to run it.
 	ErrDisabled = errors.New("the guest agent does not allow what this needs")
-	// ErrSilent : the agent does not answer, or not as it should.
-	ErrSilent = errors.New("the guest agent does not answer")
+	// ErrSilent : the agent does not answer. ErrBadAnswer : not as it should.
+	ErrSilent    = errors.New("the guest agent does not answer")
+	ErrBadAnswer = errors.New("the guest agent gives an invalid answer")
 	// ErrCommand : the command cannot be started, ErrCommandNotFound and ErrCommandNotExecutable
 	// where the guest says why.
 	ErrCommand              = errors.New("the command cannot be started")
@@ -98,5 +101,5 @@ var (
 	// ErrEndUnknown : the command may have been started, and may run.
 	ErrEndUnknown = errors.New("how the command ends is not known, and it may still run")
 	// ErrOutputCut : a part of the output is missing.
-	ErrOutputCut = errors.New("the output is longer than what comes through the guest agent, and the rest is missing")
+	ErrOutputCut = fmt.Errorf("the output is longer than %d MiB, which is what comes through the guest agent, and the rest is missing: use ssh for more", agent.MaxOutput>>20)
 )

@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 )
 
@@ -52,7 +53,7 @@ func (c *Client) openStream(ctx context.Context, path string) (*stream, error) {
 		bounded.left.Store(maxHandshake)
 		return bounded, err
 	}
-	ws, response, err := dialer.DialContext(ctx, "wss"+c.base[len("https"):]+path, nil)
+	ws, response, err := dialer.DialContext(ctx, "ws"+strings.TrimPrefix(c.base, "http")+path, c.header)
 	if err != nil && response != nil {
 		defer func() { _ = response.Body.Close() }()
 		return nil, cmp.Or(readAnswer(response, nil), ErrProtocol)

@@ -8,8 +8,6 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"errors"
-	"io"
-	"log"
 	"net"
 	"net/http"
 	"net/netip"
@@ -30,8 +28,9 @@ const (
 
 // Server serves a machine.
 type Server struct {
-	ctx  context.Context // that of the requests
-	http *http.Server
+	ctx     context.Context // that of the requests
+	http    *http.Server
+	isLocal bool
 }
 
 // NewServer returns a server of a machine and its guest that works until ctx ends.
@@ -40,14 +39,9 @@ func NewServer(ctx context.Context, c Credentials, m Machine, g Guest) (*Server,
 	if err != nil {
 		return nil, err
 	}
-	var http1 http.Protocols
-	http1.SetHTTP1(true)
-	return &Server{ctx, &http.Server{
-		Handler: byAuthority(guest, newGuestHandler(g, inputWithin), newHandler(m)), TLSConfig: config, Protocols: &http1,
-		ReadHeaderTimeout: headerWithin, ReadTimeout: readWithin, WriteTimeout: CallWithin + headerWithin, IdleTimeout: idleWithin,
-		MaxHeaderBytes: maxHeader, BaseContext: func(net.Listener) context.Context { return ctx },
-		ErrorLog: log.New(io.Discard, "", 0), // whoever connects could fill a log
-	}}, nil
+	server := newHTTPServer(ctx, byAuthority(guest, newGuestHandler(g, inputWithin), newHandler(m)))
+	server.TLSConfig = config
+	return &Server{ctx: ctx, http: server}, nil
 }
 
 // byAuthority serves the clients of one authority by its handler, and those of the other authority by
@@ -65,8 +59,12 @@ func byAuthority(guest *x509.Certificate, guests, others http.Handler) http.Hand
 
 // Serve serves on a listener. It closes connections from this host's own addresses: those are
 // the guest's, which QEMU's network makes in its place. They do not count as connections, so
-// that a guest cannot keep others away.
+// that a guest cannot keep others away. A local server takes all connections.
 func (s *Server) Serve(listener net.Listener) error {
+	if s.isLocal {
+		defer context.AfterFunc(s.ctx, func() { _ = s.http.Close() })()
+		return s.http.Serve(netutil.LimitListener(listener, maxConnections))
+	}
 	return s.serve(outsideListener{listener, net.InterfaceAddrs})
 }
 
@@ -121,7 +119,7 @@ func addressOf(a net.Addr) (netip.Addr, bool) {
 }
 
 // newHandler serves the calls.
-func newHandler(m Machine) http.Handler {
+func newHandler(m Machine) *http.ServeMux {
 	mux := http.NewServeMux()
 	handle(mux, "GET "+statusPath, func(r *http.Request) (any, error) { return m.Status(r.Context()) })
 	handle(mux, "POST "+pausePath, func(r *http.Request) (any, error) { return nil, m.Pause(r.Context()) })
@@ -140,7 +138,7 @@ func newHandler(m Machine) http.Handler {
 		if decoder.Decode(&sizes) != nil {
 			return nil, errRequest
 		}
-		return nil, m.Grow(r.Context(), sizes)
+		return m.Grow(r.Context(), sizes)
 	})
 	handle(mux, "POST "+gracePath, func(r *http.Request) (any, error) {
 		seconds, err := strconv.ParseUint(r.URL.Query().Get("seconds"), 10, 32)

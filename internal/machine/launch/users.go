@@ -63,8 +63,8 @@ func NewUsers(name, ids string) (*Users, error) {
 	return u, nil
 }
 
-// AreSeparate reports whether machines have other users than this program.
-func (u *Users) AreSeparate() bool { return u.name != "" }
+// AreSeparate reports whether machines have other users than this program. Nil starts none.
+func (u *Users) AreSeparate() bool { return u != nil && u.name != "" }
 
 // Check reports whether machines can be started as their users.
 func (u *Users) Check() error {

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -57,6 +58,29 @@ func UserID(pid int) int64 {
 		return -1
 	}
 	return int64(info.Uid)
+}
+
+// Boot returns what identifies this boot of the host.
+var Boot = sync.OnceValue(func() string {
+	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(id))
+})
+
+// UserOf returns the effective user and group ID of a process.
+func UserOf(pid int) (user, group uint32, err error) {
+	text, err := os.ReadFile(Path(pid, "status"))
+	if err != nil {
+		return 0, 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if _, err := fmt.Sscanf(line, "Uid: %d %d", new(uint32), &user); err == nil {
+			continue
+		}
+		if _, err := fmt.Sscanf(line, "Gid: %d %d", new(uint32), &group); err == nil {
+			return user, group, nil
+		}
+	}
+	return 0, 0, fmt.Errorf("%s names no user", Path(pid, "status"))
 }
 
 // RaiseOOMScore makes the kernel, when memory runs out, end a process before this one. A

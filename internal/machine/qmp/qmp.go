@@ -77,6 +77,11 @@ func Dial(ctx context.Context, path string, onEvent func(Event)) (*Client, error
 	if err != nil {
 		return nil, fmt.Errorf("connecting to QEMU: %w", err)
 	}
+	return NewClient(ctx, conn, onEvent)
+}
+
+// NewClient is Dial with a connection that was made before, which it closes if it fails.
+func NewClient(ctx context.Context, conn net.Conn, onEvent func(Event)) (*Client, error) {
 	c := &Client{
 		conn: conn, onEvent: onEvent, waiting: map[uint64]chan message{},
 		greeted: make(chan struct{}), over: make(chan struct{}),
@@ -211,14 +216,15 @@ func (c *Client) writeCommand(ctx context.Context, id uint64, command string, ar
 		_ = c.conn.SetWriteDeadline(time.Unix(1, 0))
 		close(interrupted)
 	})
-	_, err = c.conn.Write(append(line, '\n'))
+	n, err := c.conn.Write(append(line, '\n'))
 	if !stop() {
 		<-interrupted // so that it does not interrupt the next command
 	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
+	wasInterrupted := errors.Is(err, os.ErrDeadlineExceeded)
+	if wasInterrupted {
 		err = ctx.Err()
 	}
-	if err != nil {
+	if err != nil && (n > 0 || !wasInterrupted) {
 		c.closeWith(err)
 	}
 	return err

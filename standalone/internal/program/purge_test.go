@@ -53,7 +53,8 @@ func newTestHost(t *testing.T) *testHost {
 	}
 	own := o.Settings[qemu.Name].(*qemu.Options)
 	own.Dir, own.Accel, own.ImageDirs, own.UncheckedImages = h.machines, "tcg", []string{filepath.Dir(h.image)}, true
-	own.Fetch.Hosts = []string{"127.0.0.1"}
+	own.Fetch.Hosts, own.MachineProgram = []string{"127.0.0.1"}, filepath.Join(t.TempDir(), "drover-machine")
+	assert.NoError(t, framework.BuildMachine(own.MachineProgram))
 	_, err = engines.Choose(t.Context(), dir.Engines(), "qemu", nil, o)
 	assert.NoError(t, err)
 	assert.NoError(t, dir.Close())

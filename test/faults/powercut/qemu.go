@@ -17,10 +17,17 @@ import (
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/internal/machine/supervisor"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // newQEMUWorkload creates, runs, releases and deletes machines.
 func newQEMUWorkload(in inputs, program *machine.Program) (*workload, error) {
+	content, err := framework.ReadMachine()
+	if err != nil {
+		return nil, err
+	}
+	supervisor.Embedded = content
 	d, err := qemu.New(qemu.Options{
 		ClusterID: clusterID, Dir: in.Dir, ImageDirs: []string{filepath.Dir(in.Image)}, Accel: machine.AccelTCG,
 		User: machineUser(), UserIDs: launch.DefaultUserIDs, Fetch: image.Policy{Hosts: []string{"127.0.0.1"}},
@@ -31,8 +38,7 @@ func newQEMUWorkload(in inputs, program *machine.Program) (*workload, error) {
 	if program != nil {
 		d.Program = program
 	}
-	content, err := os.ReadFile(in.Image)
-	if err != nil {
+	if content, err = os.ReadFile(in.Image); err != nil {
 		return nil, err
 	}
 	disk := func(uid types.UID, name string) string { return filepath.Join(instance.VMsDir, string(uid), name) }

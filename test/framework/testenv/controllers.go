@@ -10,19 +10,31 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
 	"github.com/spf13/pflag"
 
 	"cloudnative.tw/drover/cmd/drover-controller/app"
+	"cloudnative.tw/drover/internal/machine/supervisor"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
+// embedMachine has controllers of this process follow machines by the drover-machine that make build has made.
+var embedMachine = sync.OnceValue(func() (err error) {
+	supervisor.Embedded, err = framework.ReadMachine()
+	return err
+})
+
 // runController is the main function of drover-controller, but for the
 // process.
 func runController() int {
+	if err := embedMachine(); err != nil {
+		fmt.Fprintln(os.Stderr, "drover-controller:", err)
+		return 1
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := app.NewCommand().ExecuteContext(ctx); err != nil && !errors.Is(err, context.Canceled) {
@@ -55,7 +67,7 @@ func (env *Environment) StartController(args ...string) (*LocalController, error
 	o.StopTimeout = -1 // Stop waits for the end
 	flags := pflag.NewFlagSet("drover-controller", pflag.ContinueOnError)
 	o.AddFlags(flags)
-	if err := errors.Join(flags.Parse(env.controllerArgs(args)), o.Validate()); err != nil {
+	if err := errors.Join(embedMachine(), flags.Parse(env.controllerArgs(args)), o.Validate()); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())

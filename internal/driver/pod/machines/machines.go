@@ -125,7 +125,10 @@ func (m *Machines) Probe(ctx context.Context, at Machine, port int32) error {
 
 // Grow enlarges disks.
 func (m *Machines) Grow(ctx context.Context, at Machine, sizes control.Sizes) error {
-	return m.call(ctx, at, changeWithin, func(c *control.Client, ctx context.Context) error { return c.Grow(ctx, sizes) })
+	return m.call(ctx, at, changeWithin, func(c *control.Client, ctx context.Context) error {
+		_, err := c.Grow(ctx, sizes)
+		return err
+	})
 }
 
 // SetGracePeriod sets how long the guest has to shut down once the pod is deleted.

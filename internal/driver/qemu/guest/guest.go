@@ -4,8 +4,7 @@
 // Package guest reaches what runs in the machines of the qemu driver: consoles, logs, commands,
 // ports and network interfaces. It changes no server, and takes no lock of one.
 //
-// Start with Guests. exec.go has what goes through the agent of a guest, and input.go what it
-// keeps of the input of commands.
+// Start with Guests.
 package guest
 
 import (
@@ -19,41 +18,35 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/guests"
 	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // Guests are the guests of the machines of a host.
 type Guests struct {
-	host   *instance.Host
-	inputs inputs
+	guests.Guests
+
+	host *instance.Host
 }
 
 // New returns the guests of a host.
-func New(host *instance.Host) *Guests { return &Guests{host: host} }
+func New(host *instance.Host) *Guests {
+	g := &Guests{host: host}
+	g.Reach = g.reach
+	return g
+}
 
-// Console implements driver.Consoler.
-func (g *Guests) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser, error) {
+// reach returns a client of the supervisor of a server that runs.
+func (g *Guests) reach(ctx context.Context, uid types.UID) (*control.Client, error) {
 	s, err := g.findRunning(ctx, uid)
 	if err != nil {
 		return nil, err
 	}
-	c, err := s.OpenConsole(ctx)
-	if err != nil {
-		return nil, instance.ContractError(err)
-	}
-	return console{c}, nil
-}
-
-// console is a machine's console, with the errors of the contract.
-type console struct{ *machine.Console }
-
-// Write implements io.Writer.
-func (c console) Write(p []byte) (int, error) {
-	n, err := c.Console.Write(p)
-	return n, instance.ContractError(err)
+	return s.Reach(ctx)
 }
 
 // Logs implements driver.LogReader. The log has what all runs have printed.
@@ -146,11 +139,6 @@ func forwardTo(s *instance.Instance, field string, port int32) (launch.Forward, 
 func classify(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() != nil {
 		return err
-	}
-	for _, e := range agentErrors {
-		if errors.Is(err, e.from) {
-			return driver.Errorf(e.kind, "%w", err)
-		}
 	}
 	if kind := instance.ContractError(err); kind != err { //nolint:errorlint // unchanged
 		return kind

@@ -17,7 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
-	"cloudnative.tw/drover/internal/image/diskimage"
+	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
@@ -184,33 +184,48 @@ func (inst *Instance) SizesToGrow(spec driver.ServerSpec) map[string]int64 {
 	return sizes
 }
 
+// diskSizes returns the sizes of the disks that can grow, by QEMU's name for them.
+func (inst *Instance) diskSizes() map[string]int64 {
+	sizes := map[string]int64{}
+	if inst.Root.Size > 0 {
+		sizes[launch.RootNode] = inst.Root.Size
+	}
+	for _, v := range inst.Settings.Volumes {
+		if !v.ReadOnly {
+			sizes[launch.VolumeNode(v.Name)] = inst.Volumes[v.Name].Size
+		}
+	}
+	return sizes
+}
+
+// maxDisk bounds what a supervisor may claim a disk to have: one that was grown before can have more than is asked for.
+const maxDisk = 1 << 50
+
 // GrowDisks enlarges the disks of a running QEMU to what the spec says.
 func (inst *Instance) GrowDisks(ctx context.Context, spec driver.ServerSpec) error {
-	sizes := inst.SizesToGrow(spec)
-	if len(sizes) == 0 {
+	wanted := inst.SizesToGrow(spec)
+	if len(wanted) == 0 {
 		return nil
 	}
-	have, err := inst.DiskSizes(ctx)
+	sizes := control.Sizes{RootDisk: wanted[launch.RootNode], Volumes: map[string]int64{}}
+	for _, v := range spec.Volumes {
+		if size, ok := wanted[launch.VolumeNode(v.Name)]; ok {
+			sizes.Volumes[v.Name] = size
+		}
+	}
+	err := inst.call(ctx, "grow", func(ctx context.Context, c *control.Client) (err error) {
+		sizes, err = c.Grow(ctx, sizes)
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	for node, size := range sizes {
-		whole := diskimage.WholeSectors(size)
-		if have[node] > whole { // grown before, which could not be recorded: QEMU would cut its end off
-			sizes[node] = have[node]
-			continue
-		}
-		if err := inst.ResizeDisk(ctx, node, whole); err != nil {
-			return err
-		}
-	}
-	inst.Root.Size = max(inst.Root.Size, sizes[launch.RootNode])
+	inst.Root.Size = max(inst.Root.Size, min(sizes.RootDisk, maxDisk))
 	inst.Volumes = maps.Clone(inst.Volumes)
-	for _, v := range spec.Volumes {
-		if size, grown := sizes[launch.VolumeNode(v.Name)]; grown {
-			made := inst.Volumes[v.Name]
-			made.Size = size
-			inst.Volumes[v.Name] = made
+	for name, size := range sizes.Volumes {
+		made, ok := inst.Volumes[name]
+		if made.Size = max(made.Size, min(size, maxDisk)); ok {
+			inst.Volumes[name] = made
 		}
 	}
 	return inst.Host.StateDir.Explain(inst.Save())

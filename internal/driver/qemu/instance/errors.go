@@ -12,8 +12,10 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/memory"
+	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
 // machineErrors are the kinds and reasons of the contract for what fails in a machine.
@@ -29,11 +31,12 @@ var machineErrors = []struct {
 	{machine.ErrNotStarted, driver.ErrRetry, ""},
 	{machine.ErrNoMemory, driver.ErrExhausted, ""},
 	{machine.ErrDiskChanged, driver.ErrRetry, driver.ReasonImageUnavailable},
-	{machine.ErrNoConsole, driver.ErrRetry, ""},
 	{machine.ErrNoLog, driver.ErrRetry, ""},
-	{machine.ErrConsoleTaken, driver.ErrConsoleTaken, ""},
 	{machine.ErrNoRoom, driver.ErrExhausted, ""},
 	{machine.ErrDiskFault, driver.ErrRetry, driver.ReasonDiskError},
+	{supervisor.ErrNoQEMU, driver.ErrRetry, ""},
+	{control.ErrNotRunning, driver.ErrRetry, ""},
+	{control.ErrUnreachable, driver.ErrRetry, ""},
 }
 
 // ContractError gives an error of package machine its kind and reason in the contract. It

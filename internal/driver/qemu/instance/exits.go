@@ -9,12 +9,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
 // Exit codes. A machine has none, so these follow the convention for processes: 0 for a
@@ -51,6 +53,36 @@ const OutputTail = 1 << 10
 // be about to remove.
 func (inst *Instance) ExitFile() string {
 	return inst.Host.StateDir.Path(EndsDir, string(inst.UID)+"."+inst.ID+"."+inst.Run+".json")
+}
+
+// recordFile returns the path of the file in which the supervisor records how a run ended. What Drover records
+// itself takes precedence.
+func (inst *Instance) recordFile() string {
+	if inst.Retained { // no caller asks for it
+		return inst.File("end")
+	}
+	return inst.Host.StateDir.Path(EndsDir, string(inst.UID)+"."+inst.ID+"."+inst.Run+".end")
+}
+
+// readEnd returns the exit that the supervisor has recorded, nil if there is none.
+func (inst *Instance) readEnd() (*driver.Exit, error) {
+	f, info, err := atomicfile.Open(inst.recordFile())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil //nolint:nilnil // Nil is the answer for no exit.
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	end, err := supervisor.ReadEnd(f)
+	switch {
+	case errors.Is(err, supervisor.ErrDamaged):
+		return &driver.Exit{Code: CodeKilled, Reason: ReasonKilled, At: info.ModTime()}, nil
+	case err != nil || end == nil:
+		return nil, err
+	}
+	exit := inst.exitOfEnd(end, info.ModTime())
+	return &exit, nil
 }
 
 // RecordExit records an exit as writeExit does, and adds the last output of QEMU to an exit
@@ -102,7 +134,7 @@ func (inst *Instance) writeExit(exit driver.Exit) (driver.Exit, error) {
 func (inst *Instance) readExit() (*driver.Exit, error) {
 	content, info, err := atomicfile.Read(inst.ExitFile(), maxFileSize)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil //nolint:nilnil // Nil is the answer for no exit.
+		return inst.readEnd()
 	}
 	if err != nil {
 		return nil, err
@@ -114,11 +146,13 @@ func (inst *Instance) readExit() (*driver.Exit, error) {
 	return &driver.Exit{Code: CodeKilled, Reason: ReasonKilled, At: info.ModTime()}, nil
 }
 
-// RemoveExits removes the exits of earlier runs.
-func (h *Host) RemoveExits(uid types.UID) {
-	old, _ := filepath.Glob(h.StateDir.Path(EndsDir, string(uid)+".*.json"))
-	for _, path := range old {
-		_ = os.Remove(path)
+// RemoveExits removes the exits of a server's runs, but for one that is named.
+func (h *Host) RemoveExits(uid types.UID, but string) {
+	files, _ := filepath.Glob(h.StateDir.Path(EndsDir, string(uid)+".*"))
+	for _, path := range files {
+		if but == "" || !strings.Contains(filepath.Base(path), "."+but+".") {
+			_ = os.Remove(path)
+		}
 	}
 	h.UnwrittenExits.DeleteFunc(func(file string, _ driver.Exit) bool { return UIDOf(file) == uid })
 }

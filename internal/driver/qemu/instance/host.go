@@ -4,6 +4,9 @@
 package instance
 
 import (
+	"errors"
+	"sync"
+
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
 
@@ -14,6 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/memory"
+	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
 // Config are the settings that instances share.
@@ -41,8 +45,12 @@ type Host struct {
 	Disks       *disks.Store
 	address     hostports.Address
 	ChoosePort  hostports.Chooser
-	LogBound    LogBound
-	Memory      memory.Reservations
+	// InstallSupervisor installs the program that follows each QEMU; nil for a host on which none is started.
+	InstallSupervisor func() (*supervisor.Program, error)
+	installing        sync.Mutex
+	installed         *supervisor.Program
+	LogBound          int64
+	Memory            memory.Reservations
 	// ReservedOf returns how much of the total memory is reserved.
 	ReservedOf func(total int64) int64
 	FindGroups func() (cgroup.Folder, error)
@@ -59,6 +67,21 @@ func NewHost(c Config, dir *statedir.Dir) *Host {
 		Accelerator: machine.NewAccelerator(c.Accelerator, program, c.Clock, c.Log),
 		LogBound:    defaultLogBound, FindGroups: cgroup.Find, FindGroupMemory: cgroup.MemoryLeft,
 	}
+}
+
+// FindSupervisor returns the program that follows each QEMU. It is installed at first.
+func (h *Host) FindSupervisor() (*supervisor.Program, error) {
+	h.installing.Lock()
+	defer h.installing.Unlock()
+	if h.InstallSupervisor == nil {
+		return nil, errors.New("none is started here")
+	}
+	if h.installed != nil {
+		return h.installed, nil
+	}
+	var err error
+	h.installed, err = h.InstallSupervisor()
+	return h.installed, err
 }
 
 // Names in the driver's folder.

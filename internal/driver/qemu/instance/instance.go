@@ -7,8 +7,8 @@
 // Start with Instance in instance.go, and with Host (host.go), which is what instances
 // share. Package record has what is stored of a server, exits.go how its runs ended, and
 // remembered.go what is only in memory. observe.go finds its state; start.go, stop.go and
-// disk.go change it; supervise.go follows its QEMU and completes stops. The callers of
-// methods that change a server hold its lock.
+// disk.go change it, by way of its supervisor; supervise.go sees to it that there is one. The
+// callers of methods that change a server hold its lock.
 package instance
 
 import (
@@ -50,9 +50,11 @@ type Instance struct {
 	Host *Host
 	// On reports whether its QEMU runs, even if the guest in it has ended.
 	On bool
-	// RunState is QEMU's run state, empty if QEMU does not answer; silence says why.
+	// RunState is QEMU's run state, empty if it is not known; QueryErr says why.
 	RunState string
 	QueryErr error
+	// GuestMemoryBytes is what the guest uses by its own account, 0 if it does not report that.
+	GuestMemoryBytes int64
 	// Exit is how the last run ended; nil during a run and before the first. ExitErr is why
 	// it could not be recorded.
 	Exit    *driver.Exit

@@ -12,6 +12,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/control"
 )
 
 const (
@@ -51,14 +52,13 @@ func (inst *Instance) observeState(ctx context.Context, within time.Duration) (*
 	if err := s.queryStatus(ctx, within); err != nil {
 		return s, err
 	}
-	s.observeDiskFault(ctx)
-	if err := s.observeExit(); err != nil || s.On {
+	if err := s.observeExit(ctx); err != nil || s.On {
 		return s, err
 	}
 	// A server that was removed meanwhile leaves nothing, not even how it ended.
 	there, err := inst.HasDirectory()
 	if !there && err == nil {
-		inst.Host.RemoveExits(s.UID)
+		inst.Host.RemoveExits(s.UID, "")
 		return s, fs.ErrNotExist
 	}
 	return s, wrapBroken("repair "+inst.Path, err)
@@ -89,11 +89,16 @@ func (inst *Instance) queryStatus(ctx context.Context, within time.Duration) err
 	}
 	bounded, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	inst.RunState, inst.QueryErr = inst.Status(bounded)
-	if inst.QueryErr == nil || ctx.Err() != nil || bounded.Err() != nil {
+	var status control.Status
+	status, inst.QueryErr = inst.queryMachine(bounded)
+	inst.RunState, inst.GuestMemoryBytes = status.RunState, status.GuestMemoryBytes
+	if inst.RunState == machine.StatusIOError {
+		inst.fault = ContractError(machine.DiskFault{Node: status.Fault.Node, Operation: status.Fault.Operation, Reason: status.Fault.Reason}.Explain())
+	}
+	if ctx.Err() != nil || bounded.Err() != nil || inst.QueryErr == nil && !inst.HasGuestEnded() {
 		return ctx.Err()
 	}
-	// A QEMU that closes the connection may be about to end.
+	// Its supervisor has no QEMU any more, or makes it quit.
 	if inst.WaitStopped(ctx, GoneWithin) == nil {
 		inst.On, inst.QueryErr = false, nil
 	}
@@ -102,7 +107,7 @@ func (inst *Instance) queryStatus(ctx context.Context, within time.Duration) err
 
 // observeExit finds how the run ended. It continues with an exit that cannot be recorded:
 // a full disk must not prevent a server from being observed or removed.
-func (inst *Instance) observeExit() error {
+func (inst *Instance) observeExit(ctx context.Context) error {
 	if inst.Phase != record.PhaseOn {
 		return nil // no guest was resumed: the previous run's exit is not this one's
 	}
@@ -115,10 +120,17 @@ func (inst *Instance) observeExit() error {
 	}
 	if !inst.On {
 		exit = driver.Exit{Code: CodeKilled, Reason: ReasonKilled}
+		if err := inst.place().End(ctx); err != nil { // which may know more
+			return wrapBroken("repair "+inst.Path, err)
+		}
 	}
 	known, err := inst.readExit()
 	if err != nil {
 		return wrapBroken("repair or remove "+inst.ExitFile(), err)
+	}
+	if known == nil && inst.On { // its supervisor is about to record how, and to make QEMU quit
+		inst.Exit = &exit
+		return nil
 	}
 	if known == nil {
 		exit.At = inst.Host.Clock.Now()
@@ -127,22 +139,6 @@ func (inst *Instance) observeExit() error {
 	}
 	inst.Exit = known
 	return nil
-}
-
-// observeDiskFault finds the disk error that has paused a guest.
-func (inst *Instance) observeDiskFault(ctx context.Context) {
-	if inst.RunState != machine.StatusIOError {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, ListQueryWithin)
-	defer cancel()
-	c, err := inst.Dial(ctx, machine.ControlSocket, nil)
-	if err != nil {
-		inst.fault = ContractError(machine.DiskFault{}.Explain())
-		return
-	}
-	defer c.Close()
-	inst.fault = inst.findDiskFault(ctx, c)
 }
 
 // findConfinement returns how the machine is confined, which runs; nil while that cannot be

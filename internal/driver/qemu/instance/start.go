@@ -17,12 +17,16 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
+	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // StartRun begins a run. It records what it is about to do, starts QEMU with the guest still
 // halted, and then resumes the guest.
 func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) error {
+	if _, err := inst.Host.FindSupervisor(); err != nil {
+		return inst.Host.StateDir.Explain(err)
+	}
 	on, err := inst.FindPlatform(ctx)
 	if err != nil {
 		return err
@@ -44,10 +48,12 @@ func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) erro
 		return ContractError(err)
 	}
 	defer func() { _ = runLock.Close() }()
+	if err := inst.place().End(ctx); err != nil { // that of the last run
+		return err
+	}
 	if err := inst.rotateLog(); err != nil {
 		return inst.Host.StateDir.Explain(err)
 	}
-	inst.Host.diskFaults.Delete(inst.Path)
 	inst.Phase, inst.Run, inst.StartedAt = record.PhaseStarting, NewID(), inst.Host.Clock.Now()
 	inst.Stop, inst.Settings, inst.Forwards = nil, record.SettingsOf(spec, inst.Root.Image.ImageSettings), m.Forwards
 	inst.MachineType, inst.Accelerator = m.Type, m.Accel
@@ -167,7 +173,7 @@ func (inst *Instance) FinishStart(ctx context.Context, spec driver.ServerSpec) e
 		return err
 	}
 	inst.limitCPU(ctx)
-	inst.Host.RemoveExits(inst.UID)
+	inst.Host.RemoveExits(inst.UID, inst.Run)
 	inst.Phase = record.PhaseOn
 	if err := inst.Save(); err != nil {
 		return inst.Host.StateDir.Explain(err)
@@ -175,10 +181,10 @@ func (inst *Instance) FinishStart(ctx context.Context, spec driver.ServerSpec) e
 	if spec.Power == driver.PowerPaused {
 		return nil
 	}
-	// Notify first, so that other processes supervise the machine even if this leader stops
+	// Notify first, so that other processes see to its supervisor even if this leader stops
 	// right after.
 	inst.NotifyWatchers()
-	return inst.Execute(ctx, "cont", nil, nil)
+	return inst.call(ctx, "start", func(ctx context.Context, c *control.Client) error { return c.Start(ctx) })
 }
 
 // planCPUGroup sets where a run's control group will be, if its CPUs are not whole.

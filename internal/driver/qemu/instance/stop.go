@@ -5,51 +5,29 @@ package instance
 
 import (
 	"context"
+	"strconv"
 	"time"
 
-	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/internal/machine/qmp"
+	"cloudnative.tw/drover/internal/machine/control"
 )
 
-const (
-	// writesWithin is how long a guest that waited for its disk is watched after it is
-	// resumed. QEMU retries the write at once, however slow the guest is.
-	writesWithin = 500 * time.Millisecond
-)
+// Pause halts the guest.
+func (inst *Instance) Pause(ctx context.Context) error {
+	return inst.call(ctx, "pause", func(ctx context.Context, c *control.Client) error { return c.Pause(ctx) })
+}
 
-// ResumeGuest resumes a guest. One that a disk error paused retries the same request, and
-// whether that works shows at once. Without that check it would be resumed again and
-// again.
+// ResumeGuest resumes the guest. One that a disk error paused is resumed by the supervisor, again and again.
 func (inst *Instance) ResumeGuest(ctx context.Context) error {
-	if inst.RunState != machine.StatusIOError {
-		return inst.Execute(ctx, "cont", nil, nil)
+	switch inst.RunState {
+	case machine.StatusIOError:
+		return inst.fault
+	case machine.StatusPrelaunch:
+		return inst.call(ctx, "start", func(ctx context.Context, c *control.Client) error { return c.Start(ctx) })
 	}
-	bounded, cancel := context.WithTimeout(ctx, machine.CommandWithin)
-	defer cancel()
-	c, err := inst.Dial(bounded, machine.ControlSocket, inst.recordDiskEvent)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	if at, ok := inst.Host.DiskResumes.Load(inst.Path); ok && inst.Host.Clock.Now().Sub(at) < machine.ResumeAgain {
-		return inst.findDiskFault(bounded, c)
-	}
-	if err := c.Execute(bounded, "cont", nil, nil); err != nil {
-		return err
-	}
-	watched, stop := context.WithTimeout(bounded, writesWithin)
-	defer stop()
-	for proc.Pause(watched, 4*proc.PollEvery) {
-		if status, err := machine.QueryStatus(watched, c); err == nil && status == machine.StatusIOError {
-			return inst.findDiskFault(bounded, c)
-		}
-	}
-	inst.Host.DiskResumes.Store(inst.Path, inst.Host.Clock.Now())
-	return nil
+	return inst.call(ctx, "resume", func(ctx context.Context, c *control.Client) error { return c.Resume(ctx) })
 }
 
 // StopRun presses the power button, and ends the run when StopBy has passed. A guest that
@@ -72,21 +50,22 @@ func (inst *Instance) StopRun(ctx context.Context, spec driver.ServerSpec) (wait
 			return true, inst.Host.StateDir.Explain(err)
 		}
 	}
-	return true, inst.pressPowerButton(ctx)
+	return true, inst.Shutdown(ctx, now.By)
 }
 
-// pressPowerButton presses the power button if machine.PressEvery has passed. A paused guest is resumed,
-// since it would not notice the button.
-func (inst *Instance) pressPowerButton(ctx context.Context) error {
-	if !inst.ClaimPowerPress() {
-		return nil
+// Shutdown has the supervisor press the power button until the guest has ended, and end the run by force at a
+// time; zero means never.
+func (inst *Instance) Shutdown(ctx context.Context, by time.Time) error {
+	id, within := inst.stopOf(by)
+	return inst.call(ctx, "stop", func(ctx context.Context, c *control.Client) error { return c.Stop(ctx, id, within) })
+}
+
+// stopOf returns the ID of a stop, and what is left of its time; 0 means for ever.
+func (inst *Instance) stopOf(by time.Time) (id string, within time.Duration) {
+	if by.IsZero() {
+		return "0", 0
 	}
-	point := crashpoint.Begin("QMP system_powerdown", inst.UUID)
-	err := inst.Control(ctx, func(ctx context.Context, c *qmp.Client) error {
-		return point.Inject(func(ctx context.Context) error { return machine.PowerDown(ctx, c, inst.IsPaused()) })(ctx)
-	})
-	point.End()
-	return err
+	return strconv.FormatInt(by.UnixNano(), 10), max(time.Millisecond, by.Sub(inst.Host.Clock.Now()))
 }
 
 // forceStop ends a run that the guest did not end, even where that cannot be recorded.
@@ -95,14 +74,45 @@ func (inst *Instance) forceStop(ctx context.Context) error {
 	return inst.Quit(ctx)
 }
 
-// QuitEnded ends a QEMU whose guest has ended. Where the exit is not recorded, QEMU is left,
-// since only it holds how the guest ended.
-func (inst *Instance) QuitEnded(ctx context.Context) error {
-	if inst.ExitErr != nil {
-		return inst.ExitErr
+// Quit ends QEMU: by its supervisor, so that its disks are consistent, or else by force.
+func (inst *Instance) Quit(ctx context.Context) error {
+	err := inst.call(ctx, "quit", func(ctx context.Context, c *control.Client) error { return c.Quit(ctx) })
+	if err == nil && inst.WaitStopped(ctx, 2*machine.QuitWithin) == nil {
+		return nil
 	}
-	inst.Host.PowerPresses.Delete(inst.UID)
-	return inst.Quit(ctx)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return inst.Machine.Quit(ctx)
+}
+
+// EndSupervisor sees to it that a machine that has ended has no supervisor.
+func (inst *Instance) EndSupervisor(ctx context.Context) error { return inst.place().End(ctx) }
+
+// WasForced reports whether the supervisor has ended the run by force.
+func (inst *Instance) WasForced() bool {
+	exit, err := inst.readEnd()
+	return err == nil && exit != nil && exit.Reason == machine.EndForced
+}
+
+// QuitEnded waits for the end of a QEMU whose guest has ended: its supervisor records how, and makes it quit. One that
+// says so and does not is taken at its word, since nothing else would ever end that QEMU.
+func (inst *Instance) QuitEnded(ctx context.Context) error {
+	_, err := inst.Reach(ctx)
+	if err == nil {
+		err = inst.WaitStopped(ctx, machine.CommandWithin)
+	}
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	exit := *inst.Exit
+	if exit.At.IsZero() {
+		exit.At = inst.Host.Clock.Now()
+	}
+	if _, err := inst.RecordExit(exit); err != nil {
+		return err
+	}
+	return inst.Machine.Quit(ctx)
 }
 
 // GracePeriod returns how long the guest has to power off.

@@ -7,91 +7,127 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"syscall"
 	"time"
 
-	"k8s.io/utils/clock"
+	"golang.org/x/time/rate"
 
+	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/internal/machine/qmp"
+	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
-// SuperviseEvery is the interval between two checks of a server while another supervisor
-// has its events.
+// SuperviseEvery is the interval between two tries to reach a machine's supervisor.
 const SuperviseEvery = 5 * time.Second
 
-// LogBound is how large a machine's logs get. QEMU writes them and knows no bound, so all
-// supervisors of the machine check them periodically: one of them may be halted. Nothing
-// checks them while no controller runs; the next controller cuts what has grown.
-type LogBound struct {
-	Size  int64
-	Every time.Duration
-}
+// changesAtOnce and changeEvery bound how often a supervisor can have its machine looked at.
+const changesAtOnce, changeEvery = 20, time.Second
 
-var defaultLogBound = LogBound{Size: 1 << 20, Every: 5 * time.Second}
+// defaultLogBound is how large a machine's logs get, in bytes. QEMU writes them and knows no bound.
+const defaultLogBound = 1 << 20
 
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
+// place returns what the machine's supervisor needs.
+func (inst *Instance) place() supervisor.Place {
+	p := supervisor.Place{
+		Machine: inst.Machine, Program: inst.Host.FindSupervisor, Record: inst.recordFile(), AreSeparate: inst.Host.Users.AreSeparate(),
+		Config: supervisor.HostConfig{Accelerator: inst.Accelerator, Disks: inst.diskSizes(), LogBytes: inst.Host.LogBound},
+		Reload: func() (supervisor.Place, error) {
+			now, err := inst.Load()
+			return now.place(), err
+		},
 	}
+	if inst.Phase == record.PhaseOn {
+		p.Config.StartedAt = inst.StartedAt
+	}
+	if inst.Stop != nil {
+		p.Config.StopID, p.Config.StopWithin = inst.stopOf(inst.Stop.By)
+	}
+	return p
 }
 
-// Supervise follows a QEMU until it is gone.
-func (inst *Instance) Supervise(ctx context.Context, changed chan struct{}) {
+// Reach returns a client of the machine's supervisor, and starts one if there is none. The machine is one that
+// runs.
+func (inst *Instance) Reach(ctx context.Context) (*control.Client, error) {
+	return inst.place().Reach(ctx)
+}
+
+// call has the supervisor do something.
+func (inst *Instance) call(ctx context.Context, what string, do func(context.Context, *control.Client) error) error {
+	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
+	defer cancel()
+	c, err := inst.Reach(ctx)
+	if err != nil {
+		return ContractError(err)
+	}
+	point := crashpoint.Begin("machine "+what, inst.UUID)
+	err = point.Inject(func(ctx context.Context) error { return do(ctx, c) })(ctx)
+	point.End()
+	return ContractError(err)
+}
+
+// Supervise sees to it that a QEMU has a supervisor which answers, and calls onChange when something about the
+// machine changes, until QEMU is gone.
+func (inst *Instance) Supervise(ctx context.Context, onChange func()) {
 	recorded, _ := inst.Load()
-	inst.superviseUntilGone(ctx, changed)
-	if recorded.Retained && ctx.Err() == nil {
+	wasOn := false
+	pace := rate.NewLimiter(rate.Every(changeEvery), changesAtOnce)
+	report := func() {
+		onChange()
+		now := inst.Host.Clock.Now()
+		inst.pause(ctx, pace.ReserveN(now, 1).DelayFrom(now))
+	}
+	for last := ""; ctx.Err() == nil && inst.mayExist(); wasOn = true {
+		if on, err := inst.IsRunning(); err == nil && !on {
+			break
+		}
+		began := inst.Host.Clock.Now()
+		if inst.superviseOnce(ctx, report) && inst.Host.Clock.Since(began) >= SuperviseEvery {
+			continue
+		}
+		if now, err := inst.stateFingerprint(ctx); err == nil && now != last {
+			last = now
+			onChange()
+		}
+		inst.pause(ctx, SuperviseEvery)
+	}
+	if ctx.Err() != nil || !wasOn {
+		return
+	}
+	onChange()
+	if recorded.Retained {
 		inst.Host.RemoveGroup(ctx, recorded.CPUGroup) // it is not started again, and not deleted by Drover
 	}
 }
 
-// superviseUntilGone collects the exits of guests, and presses the power button again for
-// those that are to stop. If it cannot listen to a QEMU it retries: at once if something
-// has changed, and else later, since its own notification would call it back without end.
-func (inst *Instance) superviseUntilGone(ctx context.Context, changed chan struct{}) {
-	for last := ""; inst.superviseOnce(ctx, changed); {
-		now, err := inst.stateFingerprint(ctx)
-		if errors.Is(err, fs.ErrNotExist) {
-			return
-		}
-		if err == nil && now != last {
-			last = now
-			inst.NotifyWatchers()
-			continue
-		}
-		timer := inst.Host.Clock.NewTimer(SuperviseEvery)
-		select {
-		case <-ctx.Done():
-		case <-timer.C():
-		}
-		timer.Stop()
-	}
-}
-
-// superviseOnce follows one connection to a QEMU's events, and reports whether there may
-// still be a QEMU.
-func (inst *Instance) superviseOnce(ctx context.Context, changed chan struct{}) (isLeft bool) {
-	c, err := inst.connectEvents(ctx, changed)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+// superviseOnce follows one supervisor until it has ended or is replaced, and reports whether it could.
+func (inst *Instance) superviseOnce(ctx context.Context, onChange func()) (followed bool) {
+	s, err := inst.Load()
+	if err != nil {
 		return false
 	}
-	if err == nil {
-		defer c.Close()
-		if recorded, err := inst.Load(); err == nil && recorded.Phase == record.PhaseStarting {
-			inst.NotifyWatchers() // the caller that waited for it to come up may be gone
-		}
-		inst.handleChanges(ctx, c, changed)
+	c, err := s.Reach(ctx)
+	if err != nil {
+		inst.Host.Log.V(1).Info("Machine has no supervisor", "dir", inst.Path, "cause", err.Error())
+		return false
 	}
-	return ctx.Err() == nil // else only this supervisor ends
+	if place := s.place(); place.IsOutdated() {
+		inst.Host.Log.Info("Supervisor of an earlier version is replaced", "uid", inst.UID)
+		return place.Replace(ctx, c.Token()) == nil
+	}
+	err = c.Watch(ctx, func() {
+		followed = true
+		onChange()
+	})
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		inst.replaceSilent(ctx, c)
+		return true
+	}
+	return followed
 }
 
-// stateFingerprint returns a text that differs between two states of a server whose QEMU
-// has ended, or cannot be listened to, or whose directory was replaced. The first process
-// that observes an exit records it.
+// stateFingerprint returns a text that differs between two states of a server whose supervisor cannot be reached.
 func (inst *Instance) stateFingerprint(ctx context.Context) (string, error) {
 	s, err := inst.Observe(ctx)
 	if err != nil && !IsBroken(err) {
@@ -100,142 +136,56 @@ func (inst *Instance) stateFingerprint(ctx context.Context) (string, error) {
 	return fmt.Sprint(s.ID, s.Run, s.driverState(), s.Broken), nil
 }
 
-// connectEvents connects to a QEMU's events, and supervises the server until it gets them.
-// No notification reports the changes of a released server, so an event is a change too.
-func (inst *Instance) connectEvents(ctx context.Context, changed chan struct{}) (c *qmp.Client, err error) {
-	connected := make(chan struct{})
-	go func() {
-		defer close(connected)
-		c, err = inst.Dial(ctx, machine.EventsSocket, func(event qmp.Event) {
-			inst.recordDiskEvent(event)
-			if machine.IsResume(event) {
-				go inst.setGuestClock(ctx)
-			}
-			if machine.ChangesState(event) {
-				inst.NotifyWatchers()
-				signal(changed)
-			}
-		})
-	}()
-	ticker := inst.Host.Clock.NewTicker(SuperviseEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-connected:
-			return c, err
-		case <-ticker.C():
-			inst.cutLogs()
-			inst.tryCompleteStop(ctx)
-		}
+// pause waits as long as ctx allows.
+func (inst *Instance) pause(ctx context.Context, d time.Duration) {
+	if d <= 0 {
+		return
 	}
-}
-
-// setGuestClock sets the clock of a guest that was resumed.
-func (inst *Instance) setGuestClock(ctx context.Context) {
-	if err := inst.SetGuestClock(ctx, inst.Host.Clock); err != nil && ctx.Err() == nil {
-		inst.Host.Log.V(1).Info("Clock of the guest could not be set after a pause", "dir", inst.Path, "cause", err.Error())
-	}
-}
-
-// handleChanges supervises a server until its QEMU closes the connection or its directory
-// is moved. In the new place another supervisor waits for the events.
-func (inst *Instance) handleChanges(ctx context.Context, c *qmp.Client, changed <-chan struct{}) {
-	timer, logs := inst.Host.Clock.NewTimer(machine.PressEvery), inst.Host.Clock.NewTicker(inst.Host.LogBound.Every)
+	timer := inst.Host.Clock.NewTimer(d)
 	defer timer.Stop()
-	defer logs.Stop()
-	inst.cutLogs()
-	retry := inst.scheduleCompleteStop(ctx, timer)
-	for inst.mayExist() {
-		select {
-		case <-ctx.Done():
-			return
-		case <-c.Done():
-			return
-		case <-logs.C():
-			inst.cutLogs()
-			if _, ok := inst.Host.UnansweredQueries.Load(inst.Path); !ok {
-				continue
-			}
-		case <-changed:
-		case <-retry:
-		}
-		retry = inst.scheduleCompleteStop(ctx, timer)
+	select {
+	case <-ctx.Done():
+	case <-timer.C():
 	}
 }
 
-// cutLogs cuts the machine's logs that are too large.
-func (inst *Instance) cutLogs() {
-	for _, name := range machine.LogFiles {
-		if err := inst.CutLog(name, inst.Host.LogBound.Size); err != nil {
-			inst.Host.Log.V(1).Info("Log could not be kept while it was cut", "log", inst.File(name), "cause", err.Error())
-		}
-	}
-}
-
-// scheduleCompleteStop continues a stop, and returns the channel that says when to do so
-// again. It is nil where only a change of the server calls for that.
-func (inst *Instance) scheduleCompleteStop(ctx context.Context, timer clock.Timer) <-chan time.Time {
-	if !inst.tryCompleteStop(ctx) {
-		return nil
-	}
-	timer.Reset(machine.PressEvery)
-	return timer.C()
-}
-
-// tryCompleteStop is completeStop for callers that cannot act on its error. It notifies
-// watchers of a QEMU that answers again, since no event does.
-func (inst *Instance) tryCompleteStop(ctx context.Context) (isUnfinished bool) {
-	isUnfinished, err := inst.completeStop(ctx)
-	if err != nil {
-		inst.Host.Log.V(1).Info("Machine could not be supervised", "dir", inst.Path, "cause", err.Error())
-	} else if _, ok := inst.Host.UnansweredQueries.LoadAndDelete(inst.Path); ok {
-		inst.NotifyWatchers()
-	}
-	return isUnfinished
-}
-
-// completeStop does what needs no further decision: it makes a QEMU quit whose guest has
-// ended, and continues a stop that was begun. It holds no lock. So it sends everything over
-// one connection, which cannot lead to a later run, and reads the record after connecting,
-// so that the record is not of an earlier run.
-func (inst *Instance) completeStop(ctx context.Context) (isUnfinished bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
+// replaceSilent ends a supervisor that does not answer, as one that is halted.
+func (inst *Instance) replaceSilent(ctx context.Context, c *control.Client) {
+	bounded, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
-	c, err := inst.Dial(ctx, machine.ControlSocket, nil)
-	if err != nil {
-		return false, err
+	_, err := c.Status(bounded)
+	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+		return
 	}
-	defer c.Close()
-	recorded, err := inst.Load()
-	if err != nil || recorded.Phase != record.PhaseOn {
-		return false, err
+	inst.Host.Log.Info("Supervisor does not answer, and is replaced", "uid", inst.UID)
+	if err := inst.place().Replace(ctx, c.Token()); err != nil {
+		inst.Host.Log.Error(err, "Supervisor cannot be ended", "uid", inst.UID)
 	}
-	status, err := machine.QueryStatus(ctx, c)
-	if err != nil {
-		return false, err
-	}
-	if exit, ok := exitOf(status); ok {
-		err = recorded.collectExit(ctx, c, exit)
-		return err != nil, err
-	}
-	if recorded.Stop == nil {
-		return false, nil
-	}
-	if recorded.ClaimPowerPress() {
-		err = machine.PowerDown(ctx, c, status == machine.StatusPaused)
-	}
-	return true, err
 }
 
-// collectExit makes a QEMU quit once the exit of its guest is recorded. That of a released
-// server is not recorded, since no caller asks for it.
-func (inst *Instance) collectExit(ctx context.Context, c *qmp.Client, exit driver.Exit) error {
-	exit.At = inst.Host.Clock.Now()
-	if !inst.Retained {
-		if _, err := inst.RecordExit(exit); err != nil {
-			return err
-		}
+// queryMachine asks the supervisor what the machine does.
+func (inst *Instance) queryMachine(ctx context.Context) (s control.Status, err error) {
+	c, err := inst.Reach(ctx)
+	if err != nil {
+		return s, err
 	}
-	inst.NotifyWatchers()
-	return c.Execute(ctx, "quit", nil, nil)
+	if s, err = c.Status(ctx); err != nil {
+		return s, fmt.Errorf("querying the machine: %w", err)
+	}
+	return s, nil
+}
+
+// exitOfEnd returns the exit that a supervisor has recorded, as far as it can be true. It is the same each time.
+func (inst *Instance) exitOfEnd(e *supervisor.End, written time.Time) driver.Exit {
+	exit := driver.Exit{Code: CodeKilled, Reason: ReasonKilled, At: e.At, Output: machine.Printable(e.Output, OutputTail)}
+	switch code, known := exitCodes[e.Reason]; {
+	case known:
+		exit.Code, exit.Reason = code, e.Reason
+	case e.Reason == machine.EndForced:
+		exit.Reason = machine.EndForced
+	}
+	if e.At.After(inst.Host.Clock.Now()) || e.At.Before(inst.StartedAt) {
+		exit.At = written
+	}
+	return exit
 }

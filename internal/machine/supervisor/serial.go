@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+package supervisor
 
 import (
 	"context"
@@ -25,8 +25,10 @@ const (
 // serialConsole is the guest's serial console: any number of readers share one history, and all who
 // type share the one line to the guest.
 type serialConsole struct {
-	// dial opens the line.
-	dial func(context.Context) (net.Conn, error)
+	line net.Conn
+	// onPrinted is called whenever the guest has printed so many bytes more, unless it is nil.
+	onPrinted func()
+	most      int64
 
 	mu      sync.Mutex
 	history []byte        // the last output
@@ -38,11 +40,16 @@ type serialConsole struct {
 	left    chan struct{}
 
 	typing chan struct{} // a semaphore: one session types at a time
-	line   net.Conn      // nil before the first input
 }
 
-func newSerialConsole(dial func(context.Context) (net.Conn, error)) *serialConsole {
-	return &serialConsole{dial: dial, changed: make(chan struct{}), left: make(chan struct{}), typing: make(chan struct{}, 1)}
+func newSerialConsole(line net.Conn) *serialConsole {
+	return &serialConsole{line: line, changed: make(chan struct{}), left: make(chan struct{}), typing: make(chan struct{}, 1)}
+}
+
+// follow takes what the guest prints, until QEMU ends. QEMU would block the guest if it was not read.
+func (c *serialConsole) follow(line io.Reader) {
+	defer c.end()
+	_, _ = io.CopyBuffer(struct{ io.Writer }{c}, struct{ io.Reader }{line}, make([]byte, 4<<10))
 }
 
 // Write takes what the guest prints. It waits for no reader.
@@ -53,8 +60,12 @@ func (c *serialConsole) Write(p []byte) (int, error) {
 		c.history = append([]byte(nil), c.history[max(0, len(c.history)-maxHistory):]...)
 	}
 	c.history = append(c.history, p[max(0, len(p)-maxHistory):]...)
+	before := c.printed
 	c.printed += int64(len(p))
 	c.notify()
+	if c.onPrinted != nil && before/c.most != c.printed/c.most {
+		c.onPrinted()
+	}
 	return len(p), nil
 }
 
@@ -114,15 +125,6 @@ func (c *serialConsole) input(ctx context.Context, p []byte) (int, error) {
 		return 0, context.Cause(ctx)
 	}
 	defer func() { <-c.typing }()
-	if c.line == nil {
-		line, err := c.dial(ctx)
-		if err != nil {
-			return 0, err
-		}
-		// What the guest prints comes here too, and must be read, or else QEMU would block it.
-		go func() { _, _ = io.Copy(io.Discard, line) }()
-		c.line = line
-	}
 	cut := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		_ = c.line.SetWriteDeadline(time.Unix(1, 0))
@@ -136,9 +138,19 @@ func (c *serialConsole) input(ctx context.Context, p []byte) (int, error) {
 	return n, err
 }
 
-// typeFrom leads what comes to the program's standard input to the guest, until its end.
-func (c *serialConsole) typeFrom(ctx context.Context, input io.Reader) error {
-	_, err := io.Copy(typist{ctx, c}, input)
+// ConsoleLeft returns a channel that is closed once the guest has ended and nobody reads its console any more.
+func (s *Supervisor) ConsoleLeft() <-chan struct{} {
+	if s.isAttached() {
+		return s.serial.left
+	}
+	none := make(chan struct{})
+	close(none)
+	return none
+}
+
+// TypeFrom leads what comes from an input to the guest's console, until its end.
+func (s *Supervisor) TypeFrom(ctx context.Context, input io.Reader) error {
+	_, err := io.Copy(typist{ctx, s.serial}, input)
 	return err
 }
 

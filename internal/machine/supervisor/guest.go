@@ -1,28 +1,30 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+package supervisor
 
 import (
 	"bytes"
 	"context"
 	"errors"
 	"io"
+	"net"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
-	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/agent"
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// reachable is a run as people reach its guest.
-type reachable struct{ *run }
-
-var _ control.Guest = reachable{}
+var (
+	_ control.Machine = (*Supervisor)(nil)
+	_ control.Guest   = (*Supervisor)(nil)
+)
 
 // guestFailures are what clients learn of a failure.
 var guestFailures = []struct{ of, as error }{
@@ -35,7 +37,7 @@ var guestFailures = []struct{ of, as error }{
 	{agent.ErrEndUnknown, control.ErrEndUnknown},
 	{agent.ErrOutputCut, control.ErrOutputCut},
 	{agent.ErrSilent, control.ErrSilent},
-	{agent.ErrBadAnswer, control.ErrSilent},
+	{agent.ErrBadAnswer, control.ErrBadAnswer},
 	{agent.ErrRefused, control.ErrDisabled},
 	{context.DeadlineExceeded, control.ErrSilent}, // of a call, which has less time than the agent
 }
@@ -51,22 +53,22 @@ func guestFailure(err error) error {
 }
 
 // Console implements control.Guest.
-func (g reachable) Console(ctx context.Context, types bool) (io.ReadWriteCloser, error) {
-	if err := g.checkRunning(); err != nil {
+func (s *Supervisor) Console(ctx context.Context, types bool) (io.ReadWriteCloser, error) {
+	if err := s.checkRunning(); err != nil {
 		return nil, err
 	}
-	return g.serial.attach(ctx, types)
+	return s.serial.attach(ctx, types)
 }
 
 // Exec implements control.Guest. The agent takes all input at once, before the command starts, and
 // the output comes once the command has ended.
-func (g reachable) Exec(ctx context.Context, c control.Command) (exitCode int, err error) {
-	a, err := g.agent(ctx)
+func (s *Supervisor) Exec(ctx context.Context, c control.Command) (exitCode int, err error) {
+	a, err := s.findAgent(ctx)
 	if err == nil {
 		err = a.CheckExec(ctx) // before a person has typed
 	}
 	if err == nil {
-		exitCode, err = g.memory.exec(ctx, a, c)
+		exitCode, err = s.memory.exec(ctx, a, c)
 	}
 	return exitCode, guestFailure(err)
 }
@@ -99,14 +101,16 @@ func (m execMemory) exec(ctx context.Context, a agent.Agent, c control.Command) 
 		return 0, err
 	}
 	defer m.results.Release(1)
-	until := time.Now().Add(outputWithin)
+	late := time.After(outputWithin)
 	for _, output := range []struct {
 		to   io.Writer
 		text []byte
 	}{{c.Stdout, result.Stdout}, {c.Stderr, result.Stderr}} {
 		for part := range slices.Chunk(output.text, outputPart) {
-			if time.Now().After(until) {
+			select {
+			case <-late:
 				return result.ExitCode, control.ErrOutputCut
+			default:
 			}
 			if _, writeErr := output.to.Write(part); writeErr != nil {
 				return result.ExitCode, writeErr
@@ -141,8 +145,8 @@ func (m execMemory) readInput(from io.Reader) (input []byte, release func(), err
 }
 
 // Interfaces implements control.Guest.
-func (g reachable) Interfaces(ctx context.Context) ([]control.Interface, error) {
-	a, err := g.agent(ctx)
+func (s *Supervisor) Interfaces(ctx context.Context) ([]control.Interface, error) {
+	a, err := s.findAgent(ctx)
 	if err != nil {
 		return nil, guestFailure(err)
 	}
@@ -154,17 +158,97 @@ func (g reachable) Interfaces(ctx context.Context) ([]control.Interface, error) 
 	return all, guestFailure(err)
 }
 
-// agent returns the agent of a guest that runs and is not paused.
-func (g reachable) agent(ctx context.Context) (agent.Agent, error) {
-	if err := g.checkRunning(); err != nil {
+// findAgent returns the agent of a guest that runs and is not paused.
+func (s *Supervisor) findAgent(ctx context.Context) (agent.Agent, error) {
+	if err := s.checkRunning(); err != nil {
 		return agent.Agent{}, err
 	}
-	status, err := g.machine.Status(ctx)
+	status, err := s.monitor.Status(ctx)
 	switch {
 	case err != nil:
 		return agent.Agent{}, control.ErrFailed
 	case status == machine.StatusPaused:
 		return agent.Agent{}, control.ErrPaused
 	}
-	return g.machine.Agent(clock.RealClock{}), nil
+	return s.guestAgent(), nil
+}
+
+// guestAgent returns the agent of the guest, which may have none.
+func (s *Supervisor) guestAgent() agent.Agent {
+	return agent.Agent{Clock: s.Clock, Connect: func(ctx context.Context) (net.Conn, error) {
+		if err := s.monitor.CheckAgent(ctx); err != nil {
+			return nil, err
+		}
+		return s.agent.take(ctx)
+	}}
+}
+
+// isAgentMissing reports whether a guest cannot do what its agent is asked for.
+func isAgentMissing(err error) bool {
+	return errors.Is(err, agent.ErrNoAgent) || errors.Is(err, agent.ErrDisabled)
+}
+
+// agentFreeWithin is how long a client waits for the agent while others talk to it, which is
+// longer than one of them waits for an agent that is silent. An answer that goes on may take
+// another client longer than that: then this one fails with ErrBusy, and may try again.
+const agentFreeWithin = 15 * time.Second
+
+// agentLine is the connection to the guest's agent, which one conversation has at a time.
+type agentLine struct {
+	conn net.Conn
+	turn chan struct{} // has a value while a conversation has the line
+}
+
+func newAgentLine(conn net.Conn) *agentLine { return &agentLine{conn, make(chan struct{}, 1)} }
+
+// take waits for the line.
+func (l *agentLine) take(ctx context.Context) (net.Conn, error) {
+	timer := time.NewTimer(agentFreeWithin)
+	defer timer.Stop()
+	select {
+	case l.turn <- struct{}{}:
+		return &agentTurn{Conn: l.conn, line: l}, nil
+	case <-timer.C:
+		return nil, agent.ErrBusy
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// agentTurn is the line as one conversation has it. What the agent sends after the turn is skipped by the
+// next conversation.
+type agentTurn struct {
+	net.Conn
+
+	line     *agentLine
+	isClosed atomic.Bool
+	using    sync.Mutex
+}
+
+// Read implements io.Reader.
+func (t *agentTurn) Read(p []byte) (int, error) { return t.use(t.Conn.Read, p) }
+
+// Write implements io.Writer.
+func (t *agentTurn) Write(p []byte) (int, error) { return t.use(t.Conn.Write, p) }
+
+func (t *agentTurn) use(call func([]byte) (int, error), p []byte) (int, error) {
+	t.using.Lock()
+	defer t.using.Unlock()
+	if t.isClosed.Load() {
+		return 0, net.ErrClosed
+	}
+	return call(p)
+}
+
+// Close implements net.Conn. It gives the line to the next conversation once this one uses it no more.
+func (t *agentTurn) Close() error {
+	if t.isClosed.Swap(true) {
+		return net.ErrClosed
+	}
+	err := t.SetDeadline(time.Unix(1, 0))
+	t.using.Lock()
+	defer t.using.Unlock()
+	err = errors.Join(err, t.SetDeadline(time.Time{}))
+	<-t.line.turn
+	return err
 }

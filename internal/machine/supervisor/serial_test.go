@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+package supervisor
 
 import (
 	"bytes"
@@ -19,7 +19,7 @@ import (
 // newLine returns a console, and the guest's end of its line.
 func newLine() (c *serialConsole, guest net.Conn) {
 	own, guest := net.Pipe()
-	return newSerialConsole(func(context.Context) (net.Conn, error) { return own, nil }), guest
+	return newSerialConsole(own), guest
 }
 
 func attach(t *testing.T, c *serialConsole, types bool) *consoleSession {
@@ -97,7 +97,7 @@ func TestConsoleWriters(t *testing.T) {
 	next := attach(t, c, true)
 	for name, typed := range map[string]func() error{
 		"a session":          func() error { return assert.ErrorOf(io.WriteString(next, "typed")) },
-		"the standard input": func() error { return c.typeFrom(t.Context(), strings.NewReader("typed")) },
+		"the standard input": func() error { return (&Supervisor{serial: c}).TypeFrom(t.Context(), strings.NewReader("typed")) },
 	} {
 		go func() { failed <- typed() }()
 		got := make([]byte, len("typed"))

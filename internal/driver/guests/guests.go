@@ -1,0 +1,217 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package guests reaches the guests of machines by their supervisors, for drivers whose servers are
+// machines.
+//
+// Start with Guests, which has what is the same for all of them.
+package guests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/agent"
+	"cloudnative.tw/drover/internal/machine/control"
+)
+
+// Guests reaches the guests of a driver.
+type Guests struct {
+	// Reach returns a client of the supervisor of a server that runs, for people.
+	Reach func(ctx context.Context, uid types.UID) (*control.Client, error)
+	// Explain returns what an error means where the machine is, nil for one that it does not know.
+	Explain func(error) error
+}
+
+// failures are the kinds of the contract for what fails with a guest. One that is missing here,
+// ErrEndUnknown, has no kind: the command may have been started.
+var failures = []struct{ from, kind error }{
+	{control.ErrTaken, driver.ErrConsoleTaken},
+	{control.ErrCommandNotFound, driver.ErrCommandNotFound},
+	{control.ErrCommandNotExecutable, driver.ErrCommandNotExecutable},
+	{control.ErrCommand, driver.ErrInvalid},
+	{control.ErrInputOpen, driver.ErrInvalid},
+	{control.ErrInputLong, driver.ErrInvalid},
+	{control.ErrNoAgent, driver.ErrUnsupported},
+	{control.ErrDisabled, driver.ErrUnsupported},
+	{control.ErrOutputCut, driver.ErrUnsupported},
+	{control.ErrInputs, driver.ErrRetry},
+	{control.ErrBusy, driver.ErrRetry},
+	{control.ErrSilent, driver.ErrRetry},
+	{control.ErrBadAnswer, driver.ErrRetry},
+	{control.ErrPaused, driver.ErrRetry},
+	{control.ErrNotRunning, driver.ErrRetry},
+	{control.ErrFailed, driver.ErrRetry},
+	{control.ErrProtocol, driver.ErrRetry},
+	{control.ErrUnreachable, driver.ErrRetry},
+	{control.ErrIdentity, driver.ErrRetry},
+}
+
+// classify gives an error of a guest its kind in the contract.
+func (g Guests) classify(err error) error {
+	if g.Explain != nil {
+		if explained := g.Explain(err); explained != nil {
+			return explained
+		}
+	}
+	for _, f := range failures {
+		if errors.Is(err, f.from) {
+			return driver.Errorf(f.kind, "%w", err)
+		}
+	}
+	return err
+}
+
+// Console implements driver.Consoler.
+func (g Guests) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser, error) {
+	attach := func(types bool) (io.ReadWriteCloser, error) {
+		c, err := g.Reach(ctx, uid)
+		if err != nil {
+			return nil, err
+		}
+		s, err := c.Console(ctx, types)
+		return s, g.classify(err)
+	}
+	reads, err := attach(false)
+	if err != nil {
+		return nil, err
+	}
+	return &console{ReadWriteCloser: reads, guests: g, attach: attach}, nil
+}
+
+// console is an attached console, which has a second stream once its user has typed.
+type console struct {
+	io.ReadWriteCloser
+
+	guests Guests
+	attach func(types bool) (io.ReadWriteCloser, error)
+
+	mu       sync.Mutex
+	typist   *typist
+	isClosed bool
+}
+
+// Write implements io.Writer.
+func (c *console) Write(p []byte) (int, error) {
+	to, err := c.openTypist()
+	if err != nil {
+		return 0, err
+	}
+	n, err := to.Write(p)
+	return n, c.guests.classify(err)
+}
+
+func (c *console) openTypist() (*typist, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.isClosed {
+		return nil, net.ErrClosed
+	}
+	if c.typist == nil {
+		types, err := c.attach(true)
+		if err != nil {
+			return nil, err
+		}
+		c.typist = newTypist(types)
+	}
+	return c.typist, nil
+}
+
+// Close implements io.Closer.
+func (c *console) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.isClosed {
+		return nil
+	}
+	c.isClosed = true
+	err := c.ReadWriteCloser.Close()
+	if c.typist != nil {
+		err = errors.Join(err, c.typist.Close())
+	}
+	return err
+}
+
+// leaveWithin is how long a machine may take to let another caller type.
+const leaveWithin = 2 * time.Second
+
+// typist is a stream by which one caller types.
+type typist struct {
+	io.ReadWriteCloser
+
+	ended chan struct{}
+}
+
+func newTypist(types io.ReadWriteCloser) *typist {
+	t := &typist{types, make(chan struct{})}
+	go func() {
+		defer close(t.ended)
+		_, _ = io.Copy(io.Discard, types) // what the guest prints comes here too
+	}()
+	return t
+}
+
+// Close implements io.Closer. Another caller may type once it returns, unless the guest does not read
+// what was typed.
+func (t *typist) Close() error {
+	if half, ok := t.ReadWriteCloser.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
+		select {
+		case <-t.ended:
+		case <-time.After(leaveWithin):
+		}
+	}
+	return t.ReadWriteCloser.Close()
+}
+
+// Exec implements driver.Executor, by the guest's agent.
+func (g Guests) Exec(ctx context.Context, uid types.UID, r driver.ExecRequest) (exitCode int, err error) {
+	if r.TTY {
+		return 0, driver.Errorf(driver.ErrUnsupported, "tty: a command in a machine has no terminal, because the guest agent gives it none: leave it out, or use ssh or the console")
+	}
+	if err := (agent.Command{Args: r.Command}).Check(); err != nil {
+		return 0, driver.Errorf(driver.ErrInvalid, "%w", err)
+	}
+	c, err := g.Reach(ctx, uid)
+	if err != nil {
+		return 0, err
+	}
+	command := control.Command{Args: r.Command, Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr}
+	for _, to := range []*io.Writer{&command.Stdout, &command.Stderr} {
+		if *to == nil {
+			*to = io.Discard
+		}
+	}
+	code, err := c.Exec(ctx, command)
+	if errors.Is(err, control.ErrOutputCut) {
+		err = fmt.Errorf("%w; the exit code is %d", err, code)
+	}
+	if errors.Is(err, control.ErrCommandNotFound) || errors.Is(err, control.ErrCommandNotExecutable) || errors.Is(err, control.ErrCommand) {
+		err = fmt.Errorf("%.80q: %w", r.Command[0], err)
+	}
+	return code, g.classify(err)
+}
+
+// Interfaces implements driver.InterfaceLister, by the guest's agent.
+func (g Guests) Interfaces(ctx context.Context, uid types.UID) ([]driver.Interface, error) {
+	c, err := g.Reach(ctx, uid)
+	if err != nil {
+		return nil, err
+	}
+	reported, err := c.Interfaces(ctx)
+	if err != nil {
+		return nil, g.classify(err)
+	}
+	found := make([]driver.Interface, len(reported))
+	for n, i := range reported {
+		found[n] = driver.Interface(i)
+	}
+	return found, nil
+}

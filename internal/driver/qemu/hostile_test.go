@@ -1,0 +1,447 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/proc"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// stateFile says which process a machine's supervisor is.
+const stateFile = "supervisor.json"
+
+// startedSupervisor is what tests change in stateFile.
+type startedSupervisor struct {
+	Token      string `json:"token"`
+	Program    string `json:"program"`
+	PID        int    `json:"pid"`
+	StartTicks int64  `json:"startTicks"`
+	Boot       string `json:"boot"`
+}
+
+// liar stands in the place of a machine's supervisor, whose token it knows.
+type liar struct {
+	process *exec.Cmd
+	answer  atomic.Pointer[http.HandlerFunc]
+}
+
+// says sets what it answers from now on.
+func (l *liar) says(answer http.HandlerFunc) { l.answer.Store(&answer) }
+
+// hasEnded reports whether it was ended.
+func (l *liar) hasEnded() bool {
+	_, err := os.Stat(proc.Path(l.process.Process.Pid, "exe"))
+	return err != nil
+}
+
+// replaceByLiar ends the supervisor of a machine, and puts a liar in its place, which may let go of the lock.
+func replaceByLiar(t *testing.T, h *instance.Instance, hasLock bool) *liar {
+	t.Helper()
+	signalSupervisor(t, h, syscall.SIGKILL)
+	var lock *os.File
+	assert.Eventually(t, "the supervisor has ended", func(testing.TB) (err error) {
+		lock, err = h.TryLock(supervisorLock)
+		return err
+	})
+	l := &liar{process: exec.CommandContext(context.WithoutCancel(t.Context()), "/bin/sleep", "600")}
+	if hasLock {
+		l.process.ExtraFiles = []*os.File{lock}
+	}
+	assert.NoError(t, errors.Join(l.process.Start(), lock.Close(), os.Remove(h.File("supervisor.sock"))))
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = l.process.Wait() }()
+	t.Cleanup(func() { _ = l.process.Process.Kill(); <-ended })
+	ticks, err := proc.StartTicks(l.process.Process.Pid)
+	assert.NoError(t, err)
+	framework.EditJSON(t, h.File(stateFile), func(s *startedSupervisor) { s.PID, s.StartTicks = l.process.Process.Pid, ticks })
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*l.answer.Load())(w, r) })} //nolint:gosec // a test's
+	listener := framework.Listen(t, "unix", h.File("supervisor.sock"))
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	return l
+}
+
+// never does not answer.
+func never(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+
+// text answers each call with a text.
+func text(s string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, s) }
+}
+
+// endless answers with a text again and again.
+func endless(s string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		for {
+			if _, err := io.WriteString(w, s); err != nil || http.NewResponseController(w).Flush() != nil {
+				return
+			}
+		}
+	}
+}
+
+// listOf returns all servers by their UIDs.
+func listOf(t testing.TB, d *Driver) map[types.UID]driver.Server {
+	t.Helper()
+	servers, err := d.List(t.Context())
+	assert.NoError(t, err)
+	found := map[types.UID]driver.Server{}
+	for _, s := range servers {
+		found[s.UID] = s
+	}
+	return found
+}
+
+// TestLyingSupervisor checks that what a supervisor says is bounded, that it concerns its own machine alone, and that
+// the machine can be stopped and deleted whatever it says.
+func TestLyingSupervisor(t *testing.T) {
+	t.Parallel()
+	e, d := newDriver(t)
+	honest, lied := e.spec(), e.spec()
+	reach(t, d, honest, driver.StateRunning)
+	reach(t, d, lied, driver.StateRunning)
+	h := d.InstanceOf(lied.UID)
+	l := replaceByLiar(t, h, true)
+	status := func(more string) http.HandlerFunc {
+		return text(`{"state":"running","accelerator":"tcg",` + more + `}`)
+	}
+	for _, lie := range []struct {
+		name    string
+		answer  http.HandlerFunc
+		isError bool
+	}{
+		{"never", never, true},
+		{"a long body", endless(strings.Repeat(" ", 4<<10)), true},
+		{"no JSON", text("\x1b[2J"), true},
+		{"another state", text(`{"state":"gone"}`), true},
+		{"an escape", status(`"runState":"\u001b[2J"`), true},
+		{"a fault", status(`"runState":"io-error","fault":{"reason":"\n"}`), true},
+		{"less than none", status(`"runState":"running","guestMemoryBytes":-1`), true},
+		{"a failure", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "\x1b[2J", http.StatusInternalServerError) }, true},
+		{"another run state", status(`"runState":"levitating"`), false},
+		{"far too much", status(`"runState":"running","guestMemoryBytes":4611686018427387904`), false},
+	} {
+		l.says(lie.answer)
+		var s driver.Server
+		assert.Eventually(t, lie.name+": the honest one is listed as ever", func(t testing.TB) error {
+			found := listOf(t, d)
+			if s = found[lied.UID]; found[honest.UID].Err != nil || found[honest.UID].State != driver.StateRunning {
+				return fmt.Errorf("listed: %+v", found)
+			}
+			return nil
+		})
+		if s.State != driver.StateRunning || (s.Err != nil) != lie.isError || strings.ContainsAny(fmt.Sprint(s.Err, s.Progress), "\x1b\n") {
+			t.Errorf("%s: listed as %+v", lie.name, s)
+		}
+		if lie.isError {
+			continue
+		}
+		used, err := d.Usage(t.Context(), lied.UID)
+		if err != nil || len(used) != 1 || used[0].MemoryBytes > lied.MemoryBytes || used[0].MemoryBytes <= 0 {
+			t.Errorf("%s: it uses %+v, %v", lie.name, used, err)
+		}
+	}
+
+	lied.Power, lied.StopBy = driver.PowerOff, time.Now().Add(-time.Second)
+	if s := reach(t, d, lied, driver.StateStopped); s.Exit == nil || s.Exit.Reason != machine.EndForced {
+		t.Errorf("it ended with %+v", s.Exit)
+	}
+	if !l.hasEnded() {
+		t.Error("the liar outlives its machine")
+	}
+}
+
+// TestFalseEnd checks that a machine is ended whose supervisor says that its guest has, and does not make QEMU quit.
+func TestFalseEnd(t *testing.T) {
+	t.Parallel()
+	e, d := newDriver(t)
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	l := replaceByLiar(t, d.InstanceOf(spec.UID), true)
+	l.says(text(`{"state":"running","runState":"shutdown"}`))
+	spec.Power, spec.StopBy = driver.PowerOff, time.Now()
+	if s := reach(t, d, spec, driver.StateStopped); s.Exit == nil || s.Exit.Reason != machine.EndCompleted || s.Exit.At.IsZero() {
+		t.Errorf("it ended with %+v", s.Exit)
+	}
+	waitStopped(t, d.InstanceOf(spec.UID))
+}
+
+// TestLyingRecord checks that a record of an end with any content is an end that can be, the same each time, and that
+// nothing else is ever read in its place. It concerns its own server alone.
+func TestLyingRecord(t *testing.T) {
+	t.Parallel()
+	e, d := newDriver(t)
+	spec, other := e.spec(), e.spec()
+	off(t, d, other)
+	s := reach(t, d, spec, driver.StateRunning)
+	assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
+	waitExit(t, d, spec.UID)
+	path := d.StateDir.Path(instance.EndsDir, string(spec.UID)+"."+s.ID+"."+s.Run+".end")
+	secret := d.StateDir.Path("secret")
+	record := func(text string) []byte { return fmt.Appendf(nil, "%x %s\n", sha256.Sum256([]byte(text)), text) }
+	assert.NoError(t, os.WriteFile(secret, record(`{"reason":"Completed"}`), 0o600))
+	write := func(content []byte) func() error {
+		return func() error { return os.WriteFile(path, content, 0o600) }
+	}
+	for name, c := range map[string]struct {
+		make     func() error
+		isBroken bool
+		reason   string
+	}{
+		"the year 9999":    {write(record(`{"reason":"Completed","at":"9999-01-01T00:00:00Z"}`)), false, machine.EndCompleted},
+		"no time":          {write(record(`{"reason":"GuestPanicked","output":"\u001b[2J\n"}`)), false, machine.EndPanicked},
+		"another reason":   {write(record(`{"reason":"\u001b[2J"}`)), false, machine.EndKilled},
+		"another content":  {write([]byte("\x1b[2J")), false, machine.EndKilled},
+		"a huge file":      {func() error { return errors.Join(write([]byte("x"))(), os.Truncate(path, 1<<40)) }, false, machine.EndKilled},
+		"a link":           {func() error { return os.Symlink(secret, path) }, true, ""},
+		"a folder":         {func() error { return os.Mkdir(path, 0o700) }, true, ""},
+		"a pipe":           {func() error { return syscall.Mkfifo(path, 0o600) }, true, ""},
+		"a link to itself": {func() error { return os.Symlink(path, path) }, true, ""},
+	} {
+		d.RemoveExits(spec.UID, "")
+		assert.NoError(t, c.make())
+		first := listOf(t, d)
+		got, again := first[spec.UID], listOf(t, d)[spec.UID]
+		if first[other.UID].Err != nil {
+			t.Errorf("%s: the other is %+v", name, first[other.UID])
+		}
+		switch {
+		case c.isBroken && got.Err == nil, !c.isBroken && (got.Exit == nil || got.Exit.Reason != c.reason || strings.ContainsAny(got.Exit.Output, "\x1b\n")):
+			t.Errorf("%s: listed as %+v with the exit %+v", name, got, got.Exit)
+		case !c.isBroken && (*again.Exit != *got.Exit || got.Exit.At.Before(s.StartedAt) || got.Exit.At.After(time.Now())):
+			t.Errorf("%s: its exit is %+v and then %+v", name, got.Exit, again.Exit)
+		}
+		assert.NoError(t, os.RemoveAll(path))
+	}
+}
+
+// TestLiarsAreEnded checks that a supervisor which does not answer is gone with its machine, and that one which lets
+// go of its lock is gone before another is started.
+func TestLiarsAreEnded(t *testing.T) {
+	t.Parallel()
+	e, d := newDriver(t)
+	for name, hasLock := range map[string]bool{"with its lock": true, "without it": false} {
+		deleted, reached := e.spec(), e.spec()
+		reach(t, d, deleted, driver.StateRunning)
+		reach(t, d, reached, driver.StateRunning)
+		l := replaceByLiar(t, d.InstanceOf(deleted.UID), hasLock)
+		l.says(never)
+		gone(t, d, deleted)
+		if !l.hasEnded() {
+			t.Errorf("%s: it outlives its machine", name)
+		}
+		if hasLock {
+			continue
+		}
+		l = replaceByLiar(t, d.InstanceOf(reached.UID), false)
+		l.says(never)
+		c, err := d.InstanceOf(reached.UID).Reach(t.Context())
+		assert.NoError(t, err)
+		if !l.hasEnded() {
+			t.Errorf("%s: there are two supervisors", name)
+		}
+		assert.NoError(t, assert.ErrorOf(c.Status(t.Context())))
+	}
+}
+
+// TestInterruptedSpawn checks that a supervisor is replaced, and is gone with its machine, if whoever started it ended
+// before that was written down.
+func TestInterruptedSpawn(t *testing.T) {
+	t.Parallel()
+	e, d := newDriver(t)
+	replaced, deleted := e.spec(), e.spec()
+	for _, spec := range []driver.ServerSpec{replaced, deleted} {
+		reach(t, d, spec, driver.StateRunning)
+		h := d.InstanceOf(spec.UID)
+		signalSupervisor(t, h, syscall.SIGSTOP)
+		framework.EditJSON(t, h.File(stateFile), func(s *startedSupervisor) { s.PID, s.StartTicks = 0, 0 })
+	}
+	c, err := d.InstanceOf(replaced.UID).Reach(t.Context())
+	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(c.Status(t.Context())))
+	if n := supervisorsOf(replaced.UID); len(n) != 1 {
+		t.Errorf("its supervisors are %v", n)
+	}
+	gone(t, d, deleted)
+	if n := supervisorsOf(deleted.UID); len(n) != 0 {
+		t.Errorf("left are the supervisors %v", n)
+	}
+}
+
+// TestUserIsFound checks that a QEMU gets a supervisor of its own user if whoever started it ended before that user was
+// written down.
+func TestUserIsFound(t *testing.T) {
+	t.Parallel()
+	e, d := newDriver(t)
+	spec := e.spec()
+	run := reach(t, d, spec, driver.StateRunning).Run
+	h := d.InstanceOf(spec.UID)
+	user := proc.UserID(h.PID())
+	signalSupervisor(t, h, syscall.SIGKILL)
+	assert.NoError(t, os.Remove(h.File(machine.StartedFile)))
+	if s := listAnswering(t, d, spec.UID)[0]; s.Run != run || s.State != driver.StateRunning {
+		t.Errorf("it is %+v, and was in run %s", s, run)
+	}
+	status := framework.ReadFile(t, proc.Path(supervisorOf(t, h).PID, "status"))
+	if want := fmt.Sprintf("\nUid:\t%d\t%[1]d\t%[1]d\t%[1]d\n", user); !strings.Contains(status, want) {
+		t.Errorf("its user is not %d: %s", user, status)
+	}
+}
+
+// supervisorsOf returns the supervisors of a machine that run at the same time.
+func supervisorsOf(uid types.UID) []int {
+	isOne := func(pid int) bool { return proc.HasOption(pid, "-machine", string(uid)) }
+	var found []int
+	for _, pid := range proc.IDs() {
+		if isOne(pid) {
+			found = append(found, pid)
+		}
+	}
+	return slices.DeleteFunc(found, func(pid int) bool { return !isOne(pid) })
+}
+
+// TestOneSupervisor checks that a machine never has two supervisors, whoever starts one while others are killed, and
+// none once it is deleted.
+func TestOneSupervisor(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	drivers := []*Driver{e.open(t), e.open(t)}
+	spec := e.spec()
+	run := reach(t, drivers[0], spec, driver.StateRunning).Run
+	const callers, kills = 8, 15
+	stop := make(chan struct{})
+	var calling, watching sync.WaitGroup
+	var reached atomic.Int64
+	for n := range callers {
+		calling.Go(func() {
+			h := drivers[n%len(drivers)].InstanceOf(spec.UID)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if s, err := h.Observe(t.Context()); err == nil && s.QueryErr == nil {
+					reached.Add(1)
+				}
+			}
+		})
+	}
+	over := make(chan struct{})
+	watching.Go(func() {
+		for {
+			select {
+			case <-over:
+				return
+			default:
+			}
+			if n := supervisorsOf(spec.UID); len(n) > 1 {
+				t.Errorf("there are the supervisors %v", n)
+				return
+			}
+		}
+	})
+	seed := rand.Uint64() //nolint:gosec // printed
+	t.Logf("the seed is %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // see above
+	for range kills {
+		before := reached.Load()
+		wanted := before + random.Int64N(4)
+		assert.Eventually(t, "the machine answers", func(testing.TB) error {
+			if n := reached.Load(); n < wanted {
+				return fmt.Errorf("it has %d times", n)
+			}
+			return nil
+		})
+		for _, pid := range supervisorsOf(spec.UID) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+	close(stop)
+	calling.Wait()
+	if s := listAnswering(t, drivers[1], spec.UID)[0]; s.Run != run || s.State != driver.StateRunning {
+		t.Errorf("it is %+v, and was in run %s", s, run)
+	}
+	gone(t, drivers[0], spec)
+	close(over)
+	watching.Wait()
+	if n := supervisorsOf(spec.UID); len(n) != 0 {
+		t.Errorf("left are the supervisors %v", n)
+	}
+}
+
+// floods says that something has changed: without end, or once on each connection.
+func floods(isEndless bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		defer func() { _ = conn.Close() }()
+		_, err = io.WriteString(conn, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n!")
+		for isEndless && err == nil {
+			_, err = io.WriteString(conn, "!!!!!!!!!!!!!!!!")
+		}
+	}
+}
+
+// TestFloodedWatch checks that a supervisor which says without end that something has changed, or ends each stream at
+// once, has its machine looked at a few times and then once in a while.
+func TestFloodedWatch(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	for name, answer := range map[string]http.HandlerFunc{"without end": floods(true), "again and again": floods(false)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := e.options()
+			o.Clock = framework.NewFakeClock(time.Now())
+			d := openWith(t, o)
+			spec, other := e.spec(), e.spec()
+			reach(t, d, spec, driver.StateRunning)
+			off(t, d, other)
+			l := replaceByLiar(t, d.InstanceOf(spec.UID), true)
+			l.says(answer)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			changes, err := d.Watch(ctx)
+			assert.NoError(t, err)
+			seen := map[types.UID]int{}
+			for seen[other.UID] < 200 { // long enough to see a machine that is looked at again and again
+				d.Notify(other.UID)
+				for uid := types.UID(""); uid != other.UID; seen[uid]++ {
+					uid = <-changes
+				}
+			}
+			if n := seen[spec.UID]; n < 1 || n > 25 {
+				t.Errorf("it was looked at %d times", n)
+			}
+			cancel()
+			for range changes {
+			}
+		})
+	}
+}

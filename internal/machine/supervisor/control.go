@@ -1,0 +1,185 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"cloudnative.tw/drover/internal/image/diskimage"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/launch"
+)
+
+// statusRunning is QEMU's run state of a guest that runs.
+const statusRunning = "running"
+
+// Status implements control.Machine.
+func (s *Supervisor) Status(ctx context.Context) (control.Status, error) {
+	if s.Progress != nil && !s.isAttached() { // QEMU is yet to be started
+		out := s.known()
+		if out.State == control.StateStarting {
+			out.Copied = s.Progress()
+		}
+		return out, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	if err := s.waitAttached(ctx); err != nil {
+		return s.known(), err
+	}
+	out := s.known()
+	used, err := s.process.Usage()
+	if err != nil {
+		return out, control.ErrFailed
+	}
+	out.CPUNanoseconds, out.MemoryBytes = used.CPU.Nanoseconds(), used.MemoryBytes
+	if out.RunState, err = s.monitor.Status(ctx); err != nil {
+		s.wake() // to tell those who watch when it answers again
+		return out, control.ErrFailed
+	}
+	if out.State != control.StateRunning {
+		return out, nil
+	}
+	isPaused := out.RunState == machine.StatusPaused
+	if _, hasEnded := machine.EndOf(out.RunState); hasEnded {
+		out.State = control.StateStopping
+	} else if isPaused {
+		out.State = control.StatePaused
+	}
+	out.GuestMemoryBytes, _ = s.monitor.GuestMemory(ctx, s.Clock.Now(), isPaused)
+	return out, nil
+}
+
+// known returns the status as far as it does not depend on QEMU.
+func (s *Supervisor) known() control.Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := control.Status{State: control.StateRunning, StartedAt: s.startedAt, Waits: waitOf(s.waits), Fault: s.waitsFor}
+	if s.startedAt.IsZero() {
+		out.State = control.StateStarting
+	} else {
+		out.Accelerator = s.accelerator
+	}
+	if s.stop != nil {
+		out.State = control.StateStopping
+	}
+	return out
+}
+
+// Pause implements control.Machine. A guest that is asked to stop meanwhile is resumed by the
+// next press of the power button.
+func (s *Supervisor) Pause(ctx context.Context) error {
+	return s.changeState(ctx, "stop", machine.StatusPaused)
+}
+
+// Resume implements control.Machine.
+func (s *Supervisor) Resume(ctx context.Context) error {
+	return s.changeState(ctx, "cont", statusRunning)
+}
+
+// changeState takes a guest that runs or is paused to a run state.
+func (s *Supervisor) changeState(ctx context.Context, command, to string) error {
+	if err := s.checkRunning(); err != nil {
+		return err
+	}
+	status, err := s.monitor.Status(ctx)
+	switch {
+	case err != nil:
+		return control.ErrFailed
+	case status == to:
+		return nil
+	case status != statusRunning && status != machine.StatusPaused:
+		return control.ErrNotRunning
+	}
+	if err := s.monitor.Execute(ctx, command, nil, nil); err != nil {
+		return control.ErrFailed
+	}
+	s.Log.Info("Guest was changed by the control port", "runState", to)
+	return nil
+}
+
+// checkRunning refuses what only a guest can get that was started and is not to stop.
+func (s *Supervisor) checkRunning() error {
+	if s.known().State != control.StateRunning {
+		return control.ErrNotRunning
+	}
+	return nil
+}
+
+// Probe implements control.Machine.
+func (s *Supervisor) Probe(ctx context.Context, port int32) error {
+	if err := s.checkRunning(); err != nil {
+		return err
+	}
+	return s.ProbePort(ctx, port)
+}
+
+// ProbePort is Probe for a caller that does not follow QEMU.
+func (s *Supervisor) ProbePort(ctx context.Context, port int32) error {
+	at := slices.IndexFunc(s.Forwards, func(f launch.Forward) bool { return f.Protocol == "tcp" && f.Port == port })
+	if at < 0 {
+		return fmt.Errorf("%w: no TCP port %d is in forwards", control.ErrUnknown, port)
+	}
+	if err := s.ProbeForward(ctx, s.Forwards[at]); err != nil {
+		return fmt.Errorf("%w: %w", control.ErrNoAnswer, err)
+	}
+	return nil
+}
+
+// Grow implements control.Machine.
+func (s *Supervisor) Grow(ctx context.Context, sizes control.Sizes) (grown control.Sizes, err error) {
+	if s.Progress != nil && !s.isAttached() || s.IsStopping() {
+		return grown, control.ErrNotRunning
+	}
+	if err := s.waitAttached(ctx); err != nil {
+		return grown, err
+	}
+	wanted := map[string]int64{}
+	if sizes.RootDisk != 0 {
+		wanted[launch.RootNode] = sizes.RootDisk
+	}
+	for name, size := range sizes.Volumes {
+		wanted[launch.VolumeNode(name)] = size
+	}
+	for node := range wanted {
+		if _, ok := s.Disks[node]; !ok {
+			return grown, control.ErrUnknown
+		}
+	}
+	have, err := s.growDisks(ctx, wanted)
+	if err != nil {
+		s.Log.Error(err, "Disks cannot be grown")
+		return grown, control.ErrFailed
+	}
+	grown = control.Sizes{RootDisk: have[launch.RootNode], Volumes: map[string]int64{}}
+	for name := range sizes.Volumes {
+		grown.Volumes[name] = have[launch.VolumeNode(name)]
+	}
+	return grown, nil
+}
+
+// growDisks enlarges disks, by QEMU's names for them, to at least these sizes, and returns what they are then. QEMU
+// would cut off the end of one that is larger: one that has the whole sectors of its size counts as that.
+func (s *Supervisor) growDisks(ctx context.Context, sizes map[string]int64) (have map[string]int64, err error) {
+	have, err = s.monitor.DiskSizes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for node, size := range sizes {
+		whole := diskimage.WholeSectors(size)
+		if have[node] > whole {
+			continue
+		}
+		if have[node] < whole {
+			if err := s.monitor.ResizeDisk(ctx, node, whole); err != nil {
+				return nil, fmt.Errorf("growing the disk %s: %w", node, err)
+			}
+		}
+		have[node] = size
+	}
+	return have, nil
+}

@@ -1,0 +1,264 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"time"
+	"unsafe"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/sys/unix"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/confine"
+	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/proc"
+)
+
+// Descriptors that the program on a host is given.
+const (
+	configFD = 3 + iota
+	lockFD
+	listenerFD
+	monitorFD
+	serialFD
+	agentFD
+	processFD
+	recordFD
+	serialLogFD
+	serialAsideFD
+	outputFD
+	outputAsideFD
+	programFD
+	lastFD
+)
+
+// Version is that of what the driver and the program on a host say to each other.
+const Version = 1
+
+// HostConfig is what the program on a host is told.
+type HostConfig struct {
+	Version int `json:"version"`
+	// Token is known by those who may connect.
+	Token string `json:"token"`
+	// Disks has the sizes of the disks that can grow, by QEMU's names for them.
+	Disks       map[string]int64 `json:"disks,omitempty"`
+	Accelerator string           `json:"accelerator"`
+	// StartedAt is when the guest began to run, for a QEMU that had another supervisor before.
+	StartedAt time.Time `json:"startedAt,omitzero"`
+	// LogBytes bounds each log.
+	LogBytes int64 `json:"logBytes"`
+	// StopID is that of a stop that was begun, empty for none; StopWithin is what is left of its time, 0 for ever.
+	StopID     string        `json:"stopID,omitempty"`
+	StopWithin time.Duration `json:"stopWithin,omitempty"`
+}
+
+// processName is how the program is called by who looks at processes: it is executed by a descriptor.
+var processName = append([]byte("drover-machine"), 0)
+
+// maxOwnLog bounds what the program says of itself.
+const maxOwnLog = 64 << 10
+
+// boundedWriter writes so many bytes, and discards the rest.
+type boundedWriter struct {
+	to   io.Writer
+	left int
+}
+
+// Write implements io.Writer.
+func (w *boundedWriter) Write(p []byte) (int, error) {
+	if w.left -= len(p); w.left >= 0 {
+		return w.to.Write(p)
+	}
+	return len(p), nil
+}
+
+// MainOnHost follows a QEMU of this host by the descriptors that it is given, and returns the exit code of the
+// program. It ends with QEMU, or by SIGKILL: nothing is lost by that, and the driver starts another.
+func MainOnHost(ctx context.Context) int {
+	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&processName[0])), 0, 0, 0) //nolint:gosec // a system call
+	log := logr.FromSlogHandler(slog.NewTextHandler(&boundedWriter{os.Stderr, maxOwnLog}, nil))
+	if err := runOnHost(ctx, log); err != nil {
+		log.Error(err, "Supervisor has ended")
+		return 1
+	}
+	return 0
+}
+
+func runOnHost(ctx context.Context, log logr.Logger) error {
+	if err := confine.DenyStarts(processFD); err != nil {
+		return err
+	}
+	for fd := configFD; fd < lastFD; fd++ {
+		unix.CloseOnExec(fd)
+	}
+	_ = unix.Close(programFD)
+	config, err := readConfig(os.NewFile(configFD, "config"))
+	if err != nil {
+		return err
+	}
+	given, err := openGiven()
+	if err != nil {
+		return err
+	}
+	record := os.NewFile(recordFD, "record")
+	s := New(Config{
+		Disks: config.Disks, Clock: clock.RealClock{}, Log: log, LogBytes: config.LogBytes,
+		RecordEnd: func(e End) error { return writeEnd(record, e) },
+	})
+	process := &handle{gone: make(chan string, 1), logs: []keptLog{
+		{os.NewFile(serialLogFD, machine.SerialLogFile), os.NewFile(serialAsideFD, "aside"), config.LogBytes},
+		{os.NewFile(outputFD, machine.LogFile), os.NewFile(outputAsideFD, "aside"), config.LogBytes},
+	}}
+	go process.wait()
+	// A QEMU that is halted does not answer yet. This program does.
+	go func() { _ = control.NewLocalServer(ctx, config.Token, s).Serve(given.listener) }()
+	if err := s.Attach(ctx, 0, process, config.Accelerator, given.ends); err != nil {
+		return err
+	}
+	if err := s.adopt(ctx, config.StartedAt); err != nil {
+		return err
+	}
+	if config.StopID != "" {
+		_ = s.Stop(ctx, config.StopID, config.StopWithin)
+	}
+	_, err = s.Run(ctx)
+	select { // those who read the console learn of its end
+	case <-s.ConsoleLeft():
+	case <-time.After(drainWithin):
+	}
+	return err
+}
+
+// drainWithin is how long readers of the console may take to leave it.
+const drainWithin = endWithin / 2
+
+func readConfig(from *os.File) (c HostConfig, err error) {
+	defer func() { _ = from.Close() }()
+	content, err := io.ReadAll(io.LimitReader(from, 1<<20))
+	if err == nil {
+		err = json.Unmarshal(content, &c)
+	}
+	if err == nil && c.Version != Version {
+		err = fmt.Errorf("it has version %d, and must have %d", c.Version, Version)
+	}
+	if err != nil {
+		return c, fmt.Errorf("what this program is told: %w", err)
+	}
+	return c, nil
+}
+
+// given are the sockets that the program on a host is given.
+type given struct {
+	listener net.Listener
+	ends     Ends
+}
+
+func openGiven() (g given, err error) {
+	listener := os.NewFile(listenerFD, "listener")
+	g.listener, err = net.FileListener(listener)
+	err = errors.Join(err, listener.Close())
+	for fd, to := range map[uintptr]*net.Conn{monitorFD: &g.ends.Monitor, serialFD: &g.ends.Serial, agentFD: &g.ends.Agent} {
+		file := os.NewFile(fd, "socket")
+		var openErr error
+		*to, openErr = net.FileConn(file)
+		err = errors.Join(err, openErr, file.Close())
+	}
+	return g, err
+}
+
+// adopt finds out how far a QEMU has come that may have had another supervisor.
+func (s *Supervisor) adopt(ctx context.Context, startedAt time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
+	defer cancel()
+	status, err := s.monitor.Status(ctx)
+	switch {
+	case err != nil:
+		return err
+	case status != machine.StatusPrelaunch:
+		s.noteStart(startedAt)
+	}
+	return nil
+}
+
+// handle is a QEMU that this program has not started.
+type handle struct {
+	gone chan string
+	logs []keptLog
+}
+
+var _ Process = (*handle)(nil)
+
+// wait waits for the end of the process, whose handle becomes readable then. Only its parent learns how.
+func (h *handle) wait() {
+	if h.poll(-1) == nil {
+		h.gone <- ""
+	}
+}
+
+// poll waits for the end of the process, for ever if milliseconds are negative.
+func (h *handle) poll(milliseconds int) error {
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: processFD, Events: unix.POLLIN}}, milliseconds)
+		switch {
+		case n > 0:
+			return nil
+		case err == nil:
+			return context.DeadlineExceeded
+		case !errors.Is(err, unix.EINTR):
+			return err
+		}
+	}
+}
+
+// Gone implements Process.
+func (h *handle) Gone() <-chan string { return h.gone }
+
+// WaitGone implements Process.
+func (h *handle) WaitGone(ctx context.Context) error {
+	for ctx.Err() == nil {
+		if h.poll(int(proc.PollEvery.Milliseconds())) == nil {
+			return nil
+		}
+	}
+	return ctx.Err()
+}
+
+// Kill implements Process.
+func (h *handle) Kill(ctx context.Context) error {
+	if err := unix.PidfdSendSignal(processFD, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, proc.KillWithin)
+	defer cancel()
+	return h.WaitGone(ctx)
+}
+
+// Usage implements Process. The driver measures the process itself.
+func (h *handle) Usage() (proc.Usage, error) { return proc.Usage{}, nil }
+
+// LastOutput implements Process.
+func (h *handle) LastOutput(most int) string { return machine.LastLine(h.logs[1].file, most) }
+
+// CutLogs implements Process.
+func (h *handle) CutLogs() error {
+	return errors.Join(h.logs[0].cut(), h.logs[1].cut())
+}
+
+// keptLog is a log that QEMU appends to, and the file that gets its end when it is cut.
+type keptLog struct {
+	file, aside *os.File
+	most        int64
+}
+
+func (l keptLog) cut() error { return machine.CutLog(l.file, l.aside, l.most) }

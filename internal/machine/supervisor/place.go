@@ -1,0 +1,389 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/atomicfile"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/confine"
+	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/proc"
+)
+
+// Names in a machine's directory, of what is the supervisor's. None of it belongs to the supervisor's user.
+const (
+	lockFile  = "supervisor.lock"
+	socket    = "supervisor.sock"
+	stateFile = "supervisor.json"
+	logFile   = "supervisor.log"
+)
+
+// maxState is more than stateFile has.
+const maxState = 64 << 10
+
+const (
+	// endWithin is how long a supervisor may take to end once its QEMU has, or once it was killed.
+	endWithin = time.Second
+	// startWithin is how long the start of a supervisor may take until it is known which process it is.
+	startWithin = 3 * time.Second
+)
+
+// ErrNoQEMU : there is no QEMU to follow.
+var ErrNoQEMU = errors.New("QEMU does not run")
+
+// state is which supervisor was started last.
+type state struct {
+	// Token is what those who connect have to know.
+	Token string `json:"token"`
+	// Program is the digest of the program.
+	Program string `json:"program"`
+	// PID and StartTicks identify the process: see proc.StartTicks. They are 0 while it is being started.
+	PID        int   `json:"pid,omitempty"`
+	StartTicks int64 `json:"startTicks,omitempty"`
+	// Boot is the boot of the host in which that is so: two boots can be alike.
+	Boot string `json:"boot"`
+}
+
+// isAlive reports whether the process runs, which one that its parent has not waited for does not.
+func (s state) isAlive() bool {
+	if s.Boot != proc.Boot() {
+		return false
+	}
+	handle, err := unix.PidfdOpen(s.PID, 0)
+	if err != nil { // also for 0
+		return false
+	}
+	defer func() { _ = unix.Close(handle) }()
+	ticks, err := proc.StartTicks(s.PID)
+	if err != nil || ticks != s.StartTicks {
+		return false
+	}
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(handle), Events: unix.POLLIN}}, 0) //nolint:gosec // a descriptor
+	return err != nil || n == 0
+}
+
+// Place is a machine on this host, whose QEMU is to have a supervisor.
+type Place struct {
+	machine.Machine
+	// Program returns the program, and fails where none can be started.
+	Program func() (*Program, error)
+	// AreSeparate is set if machines run as other users than this program, so that no supervisor may have its user.
+	AreSeparate bool
+	// Record is the path of the record of how the run ends.
+	Record string
+	// Config is what the supervisor is told, but for the token.
+	Config HostConfig
+	// Reload returns the place as it is now: another run may have begun since.
+	Reload func() (Place, error)
+}
+
+// Reach returns a client of the supervisor of a QEMU that runs. It starts the supervisor if there is none, and waits
+// for one that another caller is starting. One whose start was interrupted is replaced.
+func (p Place) Reach(ctx context.Context) (*control.Client, error) {
+	hasStarted := false
+	for late := time.After(startWithin); ; {
+		lock, err := p.TryLock(lockFile)
+		if err == nil && hasStarted {
+			return nil, errors.Join(fmt.Errorf("the supervisor has ended at once: see %s", p.File(logFile)), lock.Close())
+		}
+		if err == nil {
+			hasStarted = true
+			err = errors.Join(p.startNow(ctx, lock), lock.Close())
+		}
+		if err != nil && !errors.Is(err, machine.ErrRunning) {
+			return nil, err
+		}
+		s, err := p.readState()
+		if err == nil && s.isAlive() {
+			return p.clientOf(s), nil
+		}
+		if !proc.Pause(ctx, proc.PollEvery) {
+			return nil, errors.Join(fmt.Errorf("the supervisor is being started: %w", ctx.Err()), err)
+		}
+		select {
+		case <-late:
+			if err := p.killUnknown(ctx); err != nil {
+				return nil, err
+			}
+			late = time.After(startWithin)
+		default:
+		}
+	}
+}
+
+// startNow starts a supervisor for the run of now. The caller has the lock, so no other is started meanwhile.
+func (p Place) startNow(ctx context.Context, lock *os.File) error {
+	now, err := p.Reload()
+	if err != nil {
+		return err
+	}
+	return now.start(ctx, lock)
+}
+
+// IsSupervised reports whether the machine has a supervisor, which may be about to end.
+func (p Place) IsSupervised() (bool, error) { return p.IsLocked(lockFile) }
+
+// clientOf returns a client of a supervisor.
+func (p Place) clientOf(s state) *control.Client {
+	return control.NewLocalClient(s.Token, func(ctx context.Context) (net.Conn, error) { return p.DialSocket(ctx, socket) })
+}
+
+func (p Place) readState() (s state, err error) {
+	content, _, err := atomicfile.Read(p.File(stateFile), maxState)
+	if err == nil {
+		err = json.Unmarshal(content, &s)
+	}
+	if err != nil {
+		return s, fmt.Errorf("%s: %w", p.File(stateFile), err)
+	}
+	return s, nil
+}
+
+func (p Place) writeState(s state) error {
+	content, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	return p.Staging.ReplaceVolatile(p.File(stateFile), append(content, '\n'))
+}
+
+// start starts a supervisor. The caller has its lock, which the supervisor inherits.
+func (p Place) start(ctx context.Context, lock *os.File) error {
+	program, err := p.Program()
+	if err != nil {
+		return fmt.Errorf("the machine has no supervisor: %w", err)
+	}
+	var files opened
+	defer files.close()
+	if err := p.killLast(ctx); err != nil { // which has let go of its lock, and may run
+		return err
+	}
+	o := Order{Program: program.file, UUID: p.UUID, Dir: p.Path, Config: p.Config, Lock: lock}
+	o.Config.Token = rand.Text()
+	if err := p.open(ctx, &o, &files); err != nil {
+		return err
+	}
+	s := state{Token: o.Config.Token, Program: program.digest, Boot: proc.Boot()}
+	if err := p.writeState(s); err != nil {
+		return err
+	}
+	cmd, err := Spawn(ctx, o)
+	if err != nil {
+		return err
+	}
+	go func(cmd *exec.Cmd) { _ = cmd.Wait() }(cmd)
+	if s.StartTicks, err = proc.StartTicks(cmd.Process.Pid); err != nil {
+		return fmt.Errorf("the supervisor has ended at once: see %s", p.File(logFile))
+	}
+	s.PID = cmd.Process.Pid
+	return p.writeState(s)
+}
+
+// open opens what a supervisor is given.
+func (p Place) open(ctx context.Context, o *Order, files *opened) (err error) {
+	if err := p.openProcess(o, files); err != nil {
+		return err
+	}
+	if o.Listener, err = files.add(p.Listen(socket)); err != nil {
+		return err
+	}
+	for name, to := range map[string]**os.File{machine.EventsSocket: &o.Monitor, machine.SerialSocket: &o.Serial, machine.AgentSocket: &o.Agent} {
+		if *to, err = files.add(p.dialFile(ctx, name)); err != nil {
+			return err
+		}
+	}
+	if o.Record, err = files.add(p.openRecord()); err != nil {
+		return err
+	}
+	for name, to := range map[string]**os.File{
+		machine.SerialLogFile: &o.SerialLog, machine.SerialLogFile + machine.OldLog: &o.SerialAside,
+		machine.LogFile: &o.Output, machine.LogFile + machine.OldLog: &o.OutputAside,
+	} {
+		if *to, err = files.add(os.OpenFile(p.File(name), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)); err != nil {
+			return err
+		}
+	}
+	_ = os.Rename(p.File(logFile), p.File(logFile+machine.OldLog)) // it may say why the last one has ended
+	o.Errors, err = files.add(os.OpenFile(p.File(logFile), os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW, 0o600))
+	return err
+}
+
+// openRecord opens the record, and makes it if it is missing.
+func (p Place) openRecord() (*os.File, error) {
+	f, err := os.OpenFile(p.Record, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return f, err
+	}
+	if f, err = MakeRecord(p.Record); err != nil {
+		return nil, err
+	}
+	if _, err := os.Lstat(p.Path); errors.Is(err, fs.ErrNotExist) { // removed meanwhile, with all records
+		return nil, errors.Join(ErrNoQEMU, f.Close(), os.Remove(p.Record))
+	}
+	return f, nil
+}
+
+// openProcess opens a handle on QEMU's process, and finds the user that it runs as.
+func (p Place) openProcess(o *Order, files *opened) error {
+	pid := p.PID()
+	if pid == 0 {
+		return ErrNoQEMU
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrNoQEMU, err)
+	}
+	o.Process, _ = files.add(os.NewFile(uintptr(fd), "QEMU"), nil)
+	user, group, err := proc.UserOf(pid)
+	if err != nil || !p.IsOwnProcess(pid) { // another has the ID by now
+		return errors.Join(ErrNoQEMU, err)
+	}
+	isOwn := user == uint32(os.Geteuid()) //nolint:gosec // a user ID
+	switch {
+	case isOwn && p.AreSeparate:
+		return errors.New("it is not known which user QEMU runs as: it has Drover's own")
+	case !isOwn:
+		o.User = &confine.User{ID: user, GroupID: group}
+	}
+	return nil
+}
+
+// dialFile connects to a socket of QEMU.
+func (p Place) dialFile(ctx context.Context, name string) (*os.File, error) {
+	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
+	defer cancel()
+	conn, err := p.DialSocket(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	f, err := conn.(*net.UnixConn).File()
+	return f, errors.Join(err, conn.Close())
+}
+
+// End waits for the supervisor of a QEMU that has ended to record that and to end, and then ends it itself.
+func (p Place) End(ctx context.Context) error {
+	last, _ := p.readState()
+	if ended, err := p.waitEnded(ctx); ended || err != nil {
+		return err
+	}
+	if err := p.Replace(ctx, last.Token); err != nil {
+		return err
+	}
+	if ended, err := p.waitEnded(ctx); ended || err != nil {
+		return err
+	}
+	return errors.New("the supervisor does not end, though its QEMU has")
+}
+
+// waitEnded waits a little until no supervisor has the lock, and the last one that is known does not run: it may have
+// let go of the lock.
+func (p Place) waitEnded(ctx context.Context) (ended bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, endWithin)
+	defer cancel()
+	for {
+		follows, err := p.IsSupervised()
+		if err != nil {
+			return false, err
+		}
+		if s, err := p.readState(); !follows && (err != nil || !s.isAlive()) {
+			return true, nil
+		}
+		if !proc.Pause(ctx, proc.PollEvery) {
+			return false, nil
+		}
+	}
+}
+
+// Replace ends the supervisor that has a token, whatever it does, so that the next call of Reach starts another. QEMU
+// runs on.
+func (p Place) Replace(ctx context.Context, token string) error {
+	s, err := p.readState()
+	switch {
+	case err == nil && s.Token != token: // another has taken its place
+		return nil
+	case err == nil && s.isAlive():
+		return p.killLast(ctx)
+	}
+	return p.killUnknown(ctx)
+}
+
+// killUnknown ends a supervisor whose start was interrupted before it was written down which process it is.
+func (p Place) killUnknown(ctx context.Context) error {
+	if follows, err := p.IsSupervised(); err != nil || !follows {
+		return err
+	}
+	for _, pid := range proc.IDs() {
+		if p.isSupervisor(pid) {
+			if err := proc.Kill(ctx, pid, p.isSupervisor); err != nil {
+				return fmt.Errorf("killing the supervisor %d of %s: %w", pid, p.UUID, err)
+			}
+		}
+	}
+	return nil
+}
+
+// killLast ends the supervisor that was started last, if that is known.
+func (p Place) killLast(ctx context.Context) error {
+	s, err := p.readState()
+	if err != nil {
+		return nil //nolint:nilerr // There is none, or a power cut has ended it.
+	}
+	if err := proc.Kill(ctx, s.PID, func(int) bool { return s.isAlive() }); err != nil {
+		return fmt.Errorf("killing the supervisor %d of %s: %w", s.PID, p.UUID, err)
+	}
+	return nil
+}
+
+// isSupervisor reports whether a process is a supervisor of this machine. The working directory of one that cannot be
+// read is hidden from all but root.
+func (p Place) isSupervisor(pid int) bool {
+	if !proc.HasOption(pid, machineOption, p.UUID) {
+		return false
+	}
+	there, err := os.Stat(proc.Path(pid, "cwd"))
+	if errors.Is(err, fs.ErrPermission) {
+		return unix.Kill(pid, 0) == nil // of this program's user
+	}
+	here, hereErr := os.Stat(p.Path)
+	return err == nil && hereErr == nil && os.SameFile(here, there)
+}
+
+// IsOutdated reports whether the supervisor was started as an earlier version of the program than this one.
+func (p Place) IsOutdated() bool {
+	s, err := p.readState()
+	if err != nil {
+		return false
+	}
+	program, err := p.Program()
+	return err == nil && s.Program != program.digest && program.isLatest()
+}
+
+// opened are files that are closed together.
+type opened []*os.File
+
+func (o *opened) add(f *os.File, err error) (*os.File, error) {
+	if err == nil {
+		*o = append(*o, f)
+	}
+	return f, err
+}
+
+func (o *opened) close() {
+	for _, f := range *o {
+		_ = f.Close()
+	}
+}

@@ -1,0 +1,134 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// Program is the program of supervisors on this host.
+type Program struct {
+	file   *os.File
+	digest string
+}
+
+// maxProgram bounds the size of the program.
+const maxProgram = 256 << 20
+
+// Embedded is the program as a part of this one, nil for one that is installed beside it. It is set before any
+// other use of the package.
+var Embedded []byte
+
+// InstallProgram copies the program into a folder, as a file of its content's hash that nobody can change but this
+// program's user, and opens it. Every supervisor is executed by that descriptor. The program is that of a path, or
+// Embedded, or else the one beside this program.
+func InstallProgram(folder, from string) (*Program, error) {
+	content, err := Embedded, error(nil)
+	if from != "" || content == nil {
+		content, err = readProgram(from)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the program drover-machine: %w", err)
+	}
+	sum := sha256.Sum256(content)
+	digest := hex.EncodeToString(sum[:])
+	path := filepath.Join(folder, "drover-machine-"+digest[:16])
+	if opened, err := openProgram(path, digest); err == nil {
+		removeOthers(folder, path)
+		return opened, nil
+	}
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return nil, err
+	}
+	tmp, err := os.CreateTemp(folder, ".new-*")
+	if err != nil {
+		return nil, err
+	}
+	_, err = tmp.Write(content)
+	err = errors.Join(err, tmp.Chmod(0o555), tmp.Sync(), tmp.Close())
+	if err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, os.Remove(tmp.Name()))
+	}
+	removeOthers(folder, path)
+	return openProgram(path, digest)
+}
+
+// isLatest reports whether no other version was installed since, which would have removed this one.
+func (p *Program) isLatest() bool {
+	installed, err := os.Stat(p.file.Name())
+	if err != nil {
+		return false
+	}
+	own, err := p.file.Stat()
+	return err == nil && os.SameFile(installed, own)
+}
+
+// removeOthers removes other versions. Those who execute one keep it.
+func removeOthers(folder, but string) {
+	versions, _ := filepath.Glob(filepath.Join(folder, "drover-machine-*"))
+	for _, path := range versions {
+		if path != but {
+			_ = os.Remove(path)
+		}
+	}
+}
+
+func readProgram(path string) ([]byte, error) {
+	if path == "" {
+		var err error
+		if path, err = findProgram(); err != nil {
+			return nil, err
+		}
+	}
+	f, err := os.Open(path) //nolint:gosec // the caller's
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	content, err := io.ReadAll(io.LimitReader(f, maxProgram+1))
+	if err == nil && len(content) > maxProgram {
+		err = fmt.Errorf("%s has more than %d bytes", path, maxProgram)
+	}
+	return content, err
+}
+
+// openProgram opens a file that has to be what it was made as.
+func openProgram(path, digest string) (*Program, error) {
+	f, err := os.Open(path) //nolint:gosec // in the caller's folder
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.New()
+	_, err = io.Copy(sum, f)
+	if err == nil && hex.EncodeToString(sum.Sum(nil)) != digest {
+		err = fmt.Errorf("%s was changed", path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &Program{f, digest}, nil
+}
+
+// findProgram returns the path of the program beside this one's own, as installed together.
+func findProgram() (string, error) {
+	own, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(filepath.Dir(own), "drover-machine")
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("%s is missing: install drover-machine beside %s", path, filepath.Base(own))
+	}
+	return path, nil
+}

@@ -1,0 +1,132 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/test/assert"
+)
+
+// TestRecord checks that the first end that is recorded stays, and that texts of any length fit.
+func TestRecord(t *testing.T) {
+	t.Parallel()
+	f, err := MakeRecord(filepath.Join(t.TempDir(), "end"))
+	assert.NoError(t, err)
+	defer func() { _ = f.Close() }()
+	read := func() *End {
+		e, err := ReadEnd(bytes.NewReader(contentOf(t, f)))
+		assert.NoError(t, err)
+		return e
+	}
+	if e := read(); e != nil {
+		t.Errorf("a new record has the end %+v", e)
+	}
+	at := time.Now().Round(0).UTC()
+	first := End{Reason: "Completed", Message: strings.Repeat("<", 2*maxText), Output: strings.Repeat(`"`, 2*maxOutput), At: at}
+	assert.NoError(t, writeEnd(f, first))
+	assert.NoError(t, writeEnd(f, End{Reason: "Killed", At: at}))
+	if e := read(); e == nil || e.Reason != "Completed" || len(e.Message) != maxText || len(e.Output) != maxOutput || !e.At.Equal(at) {
+		t.Errorf("the end is %+v", e)
+	}
+	if info, err := f.Stat(); err != nil || info.Size() != RecordSize {
+		t.Errorf("the record is %+v, %v", info, err)
+	}
+}
+
+func contentOf(t *testing.T, f *os.File) []byte {
+	t.Helper()
+	content, err := os.ReadFile(f.Name())
+	assert.NoError(t, err)
+	return content
+}
+
+// TestDamagedRecords checks that a record of which a part is missing or another has an end that cannot be read, and
+// that nothing is written over it.
+func TestDamagedRecords(t *testing.T) {
+	t.Parallel()
+	f, err := MakeRecord(filepath.Join(t.TempDir(), "end"))
+	assert.NoError(t, err)
+	defer func() { _ = f.Close() }()
+	assert.NoError(t, writeEnd(f, End{Reason: "Completed"}))
+	whole := contentOf(t, f)
+	for name, content := range map[string][]byte{
+		"its beginning":   whole[:40],
+		"its end":         append(make([]byte, 40), whole[40:]...),
+		"another text":    bytes.Replace(whole, []byte("Completed"), []byte("Forced   "), 1),
+		"another content": []byte("not a record\n"),
+		"a space":         []byte(" "),
+	} {
+		if e, err := ReadEnd(bytes.NewReader(content)); !errors.Is(err, ErrDamaged) {
+			t.Errorf("%s: got %+v, %v", name, e, err)
+		}
+		assert.NoError(t, assert.ErrorOf(f.WriteAt(append(content, make([]byte, RecordSize-len(content))...)[:RecordSize], 0)))
+		assert.NoError(t, writeEnd(f, End{Reason: "Killed"}))
+		if _, err := ReadEnd(bytes.NewReader(contentOf(t, f))); !errors.Is(err, ErrDamaged) {
+			t.Errorf("%s: it was written over", name)
+		}
+	}
+}
+
+// FuzzReadEnd checks that a record of any content has an end, none, or a damaged one, the same each time, that no more
+// of it is read than a record has, and that an end can be written down again.
+func FuzzReadEnd(f *testing.F) {
+	whole, err := os.CreateTemp(f.TempDir(), "")
+	assert.NoError(f, err)
+	assert.NoError(f, writeEnd(whole, End{Reason: "Completed", Message: "m", Output: "o", At: time.Unix(1, 0)}))
+	content, err := os.ReadFile(whole.Name())
+	assert.NoError(f, errors.Join(err, whole.Close()))
+	signed := func(text string) []byte { return fmt.Appendf(nil, "%x %s", sha256.Sum256([]byte(text)), text) }
+	for _, seed := range [][]byte{
+		nil, content, content[:70], make([]byte, RecordSize), make([]byte, 2*RecordSize), []byte(" "), []byte("\n"), signed(""), signed("null"), signed("{}"),
+		signed(`{"at":"9999-12-31T23:59:59Z","reason":"\u001b[2J"}`), signed(`{"at":"-"}`), signed(strings.Repeat("[", RecordSize-65)),
+		signed(`{"output":"` + strings.Repeat("a", RecordSize) + `"}`),
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, content []byte) {
+		from := bytes.NewReader(content)
+		e, err := ReadEnd(from)
+		if read := len(content) - from.Len(); read > RecordSize {
+			t.Errorf("%d bytes of it are read", read)
+		}
+		if (err != nil) != errors.Is(err, ErrDamaged) || err != nil && e != nil {
+			t.Errorf("got %+v, %v", e, err)
+		}
+		again, errAgain := ReadEnd(bytes.NewReader(content))
+		if !errors.Is(errAgain, err) || (e == nil) != (again == nil) || e != nil && (e.Reason != again.Reason || !e.At.Equal(again.At)) {
+			t.Errorf("got %+v, %v and then %+v, %v", e, err, again, errAgain)
+		}
+	})
+}
+
+// TestRecordIsNoLink checks that a record is never another file that a link leads to, nor a folder.
+func TestRecordIsNoLink(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	other, link, folder := filepath.Join(dir, "other"), filepath.Join(dir, "link"), filepath.Join(dir, "folder")
+	assert.NoError(t, errors.Join(os.WriteFile(other, []byte("kept"), 0o600), os.Symlink(other, link), os.Mkdir(folder, 0o700)))
+	for _, path := range []string{link, folder} {
+		for name, open := range map[string]func() (*os.File, error){
+			"made":   func() (*os.File, error) { return MakeRecord(path) },
+			"opened": func() (*os.File, error) { return Place{Record: path}.openRecord() },
+		} {
+			if f, err := open(); err == nil {
+				t.Errorf("%s is %s", path, name)
+				_ = f.Close()
+			}
+		}
+	}
+	if content, err := os.ReadFile(other); err != nil || string(content) != "kept" {
+		t.Errorf("the other file has %q, %v", content, err)
+	}
+}

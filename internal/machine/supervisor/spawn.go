@@ -1,0 +1,97 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+
+	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/machine/confine"
+)
+
+// FollowCommand is the first argument of the program on a host.
+const FollowCommand = "follow"
+
+// machineOption is followed by the machine's UUID, for those who look at processes.
+const machineOption = "-machine"
+
+// Order says how to start the program on a host. It is given files alone: it opens none.
+type Order struct {
+	// Program is the program, which is executed by its descriptor.
+	Program *os.File
+	// UUID is the machine's, for those who look at processes.
+	UUID string
+	// Dir is the working directory, the machine's. The program need not be able to open it.
+	Dir string
+	// User is the user to run as, nil for this program's own.
+	User   *confine.User
+	Config HostConfig
+	// Lock is held by the program as long as it runs.
+	Lock *os.File
+	// Listener is where others connect; Monitor, Serial and Agent are connected to QEMU.
+	Listener, Monitor, Serial, Agent *os.File
+	// Process is a handle on QEMU's process.
+	Process *os.File
+	// Record gets how the run has ended: see MakeRecord.
+	Record *os.File
+	// SerialLog and Output are logs that QEMU appends to. The files beside them get what is cut off.
+	SerialLog, SerialAside, Output, OutputAside *os.File
+	// Errors gets what the program prints.
+	Errors *os.File
+}
+
+// Spawn starts the program, confined. The caller closes its files, and waits for the process.
+func Spawn(ctx context.Context, o Order) (*exec.Cmd, error) {
+	o.Config.Version = Version
+	config, err := configFile(o.Config)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = config.Close() }()
+	// The child has the program as programFD when it executes that.
+	cmd := confine.Command(context.WithoutCancel(ctx), fmt.Sprintf("/proc/self/fd/%d", programFD), FollowCommand, machineOption, o.UUID)
+	cmd.Args[0] = "drover-machine"
+	cmd.Env = append(cmd.Env, "GOMAXPROCS=1", "GOMEMLIMIT=64MiB")
+	cmd.Stderr = o.Errors
+	cmd.ExtraFiles = []*os.File{
+		config, o.Lock, o.Listener, o.Monitor, o.Serial, o.Agent, o.Process, o.Record,
+		o.SerialLog, o.SerialAside, o.Output, o.OutputAside, o.Program,
+	}
+	path := fmt.Sprintf("/proc/self/fd/%d", o.Program.Fd())
+	policy := confine.Policy{User: o.User, Dir: o.Dir, ABI: confine.ABI(), Execute: []string{path}, Devices: []string{os.DevNull}, MaySignal: true}
+	err = confine.Start(cmd, policy)
+	if errors.Is(err, unix.EACCES) {
+		err = fmt.Errorf("%w: every user must be able to execute it, and its file system must not be mounted with noexec", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("starting the supervisor %s: %w", o.Program.Name(), err)
+	}
+	return cmd, nil
+}
+
+// configFile returns a file of memory.
+func configFile(c HostConfig) (*os.File, error) {
+	text, err := json.Marshal(c)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.MemfdCreate("config", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "config")
+	if _, err = f.Write(text); err == nil {
+		_, err = f.Seek(0, 0)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}

@@ -1,0 +1,34 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import "sync"
+
+// watches tells any number of callers that something has changed.
+type watches struct {
+	mu      sync.Mutex
+	changed chan struct{} // closed at the next change, nil if nobody waits
+}
+
+func (w *watches) notify() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.changed != nil {
+		close(w.changed)
+		w.changed = nil
+	}
+}
+
+// next returns a channel that is closed at the next change.
+func (w *watches) next() <-chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.changed == nil {
+		w.changed = make(chan struct{})
+	}
+	return w.changed
+}
+
+// Changed returns a channel that is closed when something about the machine has changed.
+func (s *Supervisor) Changed() <-chan struct{} { return s.watches.next() }
