@@ -62,10 +62,16 @@ const (
 	lastCheck  = 200 * time.Millisecond
 )
 
-// Probe returns nil once a port of the guest has accepted a connection by way of its host
-// port.
-func (m Machine) Probe(ctx context.Context, c clock.Clock, f launch.Forward) error {
-	conn, err := m.connectGuest(ctx, c, f, true)
+// GuestPort is a TCP port of a guest, which a host port leads to.
+type GuestPort struct {
+	Machine Machine
+	Clock   clock.Clock
+	Forward launch.Forward
+}
+
+// Probe returns nil once the port has accepted a connection.
+func (p GuestPort) Probe(ctx context.Context) error {
+	conn, err := p.connect(ctx, true)
 	if err != nil {
 		return err
 	}
@@ -73,18 +79,15 @@ func (m Machine) Probe(ctx context.Context, c clock.Clock, f launch.Forward) err
 	return nil
 }
 
-// DialPort connects to a TCP port of the guest by way of its host port. Only a connection that
-// is in the table of this machine's QEMU counts: if the machine ends meanwhile, the host port
-// may belong to something else.
-func (m Machine) DialPort(ctx context.Context, c clock.Clock, f launch.Forward) (net.Conn, error) {
-	return m.connectGuest(ctx, c, f, false)
-}
+// Dial connects to the port. Only a connection that is in the table of this machine's QEMU
+// counts: if the machine ends meanwhile, the host port may belong to something else.
+func (p GuestPort) Dial(ctx context.Context) (net.Conn, error) { return p.connect(ctx, false) }
 
-// connectGuest connects to a port of the guest. That the host port accepts the connection
-// proves nothing: QEMU's network accepts every connection to a host port and passes it on
-// later, even to a guest that has not booted yet. So it asks QEMU how far the connection has
-// come.
-func (m Machine) connectGuest(ctx context.Context, c clock.Clock, f launch.Forward, isAnswerEnough bool) (net.Conn, error) {
+// connect connects to the port. That the host port accepts the connection proves nothing:
+// QEMU's network accepts every connection to a host port and passes it on later, even to a
+// guest that has not booted yet. So it asks QEMU how far the connection has come.
+func (p GuestPort) connect(ctx context.Context, isAnswerEnough bool) (net.Conn, error) {
+	f := p.Forward
 	address := cmp.Or(f.HostIP, usernet.RandomLoopback())
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp4", net.JoinHostPort(address, strconv.Itoa(int(f.HostPort))))
 	if err != nil {
@@ -95,7 +98,7 @@ func (m Machine) connectGuest(ctx context.Context, c clock.Clock, f launch.Forwa
 		defer close(isOver)
 		answered <- usernet.WaitReadable(conn)
 	}()
-	err = m.waitConnected(ctx, c, f, conn, answered, isAnswerEnough)
+	err = p.waitConnected(ctx, conn, answered, isAnswerEnough)
 	// The caller reads once nothing else does.
 	err = cmp.Or(err, conn.SetReadDeadline(time.Unix(1, 0)))
 	<-isOver
@@ -109,8 +112,8 @@ func (m Machine) connectGuest(ctx context.Context, c clock.Clock, f launch.Forwa
 
 // waitConnected waits until the guest has taken a connection. A guest that sends data first
 // has taken it too, if isAnswerEnough: then answered gets nil.
-func (m Machine) waitConnected(ctx context.Context, c clock.Clock, f launch.Forward, conn net.Conn, answered <-chan error, isAnswerEnough bool) error {
-	timer := c.NewTimer(firstCheck)
+func (p GuestPort) waitConnected(ctx context.Context, conn net.Conn, answered <-chan error, isAnswerEnough bool) error {
+	timer := p.Clock.NewTimer(firstCheck)
 	defer timer.Stop()
 	wasAsked := false
 	for wait := firstCheck; ; wait = min(2*wait, lastCheck) {
@@ -128,14 +131,14 @@ func (m Machine) waitConnected(ctx context.Context, c clock.Clock, f launch.Forw
 			answered = nil
 		case <-timer.C():
 		}
-		table, err := m.connectionTable(ctx)
+		table, err := p.connectionTable(ctx)
 		if err != nil && wasAsked && ctx.Err() != nil {
 			continue // to the error that does not depend on where the time ran out
 		}
 		if err != nil {
 			return fmt.Errorf("cannot be asked about: %w", err)
 		}
-		if m.isAnswered(table, f, conn) {
+		if p.isAnswered(table, conn) {
 			return nil
 		}
 		wasAsked = true
@@ -143,19 +146,19 @@ func (m Machine) waitConnected(ctx context.Context, c clock.Clock, f launch.Forw
 }
 
 // connectionTable returns QEMU's table of the connections of its user network.
-func (m Machine) connectionTable(ctx context.Context) (table string, err error) {
-	err = m.Execute(ctx, "human-monitor-command", map[string]string{"command-line": "info usernet"}, &table)
+func (p GuestPort) connectionTable(ctx context.Context) (table string, err error) {
+	err = p.Machine.Execute(ctx, "human-monitor-command", map[string]string{"command-line": "info usernet"}, &table)
 	return table, err
 }
 
 // isAnswered reports whether the guest has answered a connection. A connection to a port
 // on all addresses went to an address that no other uses. On a single address others may
 // be connected too, so QEMU's end of this one is found by its descriptor.
-func (m Machine) isAnswered(table string, f launch.Forward, conn net.Conn) bool {
+func (p GuestPort) isAnswered(table string, conn net.Conn) bool {
 	address, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
-	if f.HostIP == "" {
+	if p.Forward.HostIP == "" {
 		return usernet.IsConnected(table, address, "")
 	}
-	fd := usernet.FindDescriptor(m.PID(), conn)
+	fd := usernet.FindDescriptor(p.Machine.PID(), conn)
 	return fd != "" && usernet.IsConnected(table, address, fd)
 }

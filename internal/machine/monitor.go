@@ -139,21 +139,15 @@ func (m Machine) Execute(ctx context.Context, command string, arguments, result 
 func (m Machine) Control(ctx context.Context, talk func(context.Context, *qmp.Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, CommandWithin)
 	defer cancel()
-	c, err := m.Dial(ctx, ControlSocket, nil)
-	if err != nil {
+	var c *qmp.Client
+	if err := m.atSocket(ControlSocket, func(path string) (err error) {
+		c, err = qmp.Dial(ctx, path, nil)
+		return err
+	}); err != nil {
 		return err
 	}
 	defer c.Close()
 	return talk(ctx, c)
-}
-
-// Dial connects to a QMP socket in the directory.
-func (m Machine) Dial(ctx context.Context, socket string, onEvent func(qmp.Event)) (c *qmp.Client, err error) {
-	err = m.atSocket(socket, func(path string) error {
-		c, err = qmp.Dial(ctx, path, onEvent)
-		return err
-	})
-	return c, err
 }
 
 // DialSocket connects to a socket in the directory.

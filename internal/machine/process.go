@@ -163,7 +163,7 @@ func (m Machine) IsOwnProcess(pid int) bool {
 		return false
 	}
 	there, err := os.Stat(proc.Path(pid, "cwd"))
-	return err == nil && os.SameFile(here, there) && m.isNamedBy(pid)
+	return err == nil && os.SameFile(here, there) && proc.HasOption(pid, "-uuid", m.UUID)
 }
 
 // Kill ends the machine's QEMU at once and waits until it is gone.
@@ -206,7 +206,7 @@ func (m Machine) KillStrays(ctx context.Context, onFound func(pid int) (onKilled
 			return pid == m.findOwnProcess()
 		}
 		cwd, removed, err := workingDir(pid)
-		return err == nil && (cwd == m.Path || removed) && m.isNamedBy(pid)
+		return err == nil && (cwd == m.Path || removed) && proc.HasOption(pid, "-uuid", m.UUID)
 	}
 	for _, pid := range proc.IDs() {
 		if !isStray(pid) {
@@ -227,14 +227,12 @@ func (m Machine) KillStrays(ctx context.Context, onFound func(pid int) (onKilled
 func (m Machine) FindElsewhere() (pid int, dir string) {
 	for _, pid := range proc.IDs() {
 		cwd, removed, err := workingDir(pid)
-		if err == nil && !removed && filepath.Base(cwd) == filepath.Base(m.Path) && m.isNamedBy(pid) && !m.IsOwnProcess(pid) {
+		if err == nil && !removed && filepath.Base(cwd) == filepath.Base(m.Path) && proc.HasOption(pid, "-uuid", m.UUID) && !m.IsOwnProcess(pid) {
 			return pid, cwd
 		}
 	}
 	return 0, ""
 }
-
-func (m Machine) isNamedBy(pid int) bool { return proc.HasOption(pid, "-uuid", m.UUID) }
 
 // workingDir returns the directory that a process works in, and whether that was removed. It fails
 // for a directory of another user, who could give any process the command line of a QEMU.

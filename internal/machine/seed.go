@@ -34,10 +34,10 @@ type Seed struct {
 	UserData, NetworkData string // empty for none
 }
 
-// AddSeed writes the disk that cloud-init reads, and returns its descriptor in QEMU. It is
+// AddTo writes the disk that cloud-init reads, and adds it to the files of QEMU. It is
 // rewritten for each run, so a change takes effect at the next one.
-func (m Machine) AddSeed(seed Seed, files *launch.Files) (fd int, err error) {
-	if err := m.writeSeed(seed); err != nil {
+func (s Seed) AddTo(files *launch.Files, m Machine) (fd int, err error) {
+	if err := s.write(m); err != nil {
 		return 0, err
 	}
 	disk, err := os.Open(m.File(SeedFile))
@@ -47,8 +47,8 @@ func (m Machine) AddSeed(seed Seed, files *launch.Files) (fd int, err error) {
 	return files.Add(disk), nil
 }
 
-func (m Machine) writeSeed(seed Seed) error {
-	files, err := seed.makeFiles()
+func (s Seed) write(m Machine) error {
+	files, err := s.makeFiles()
 	if err != nil {
 		return err
 	}

@@ -52,8 +52,10 @@ func newRun(d description.Machine, o options, log logr.Logger) *run {
 	r.machine = machine.Machine{Path: o.runFolder, UUID: d.UUID, Staging: runFolder{atomicfile.Folder{Path: o.runFolder, Prefix: tempPrefix, Volatile: true}}}
 	r.supervisor = supervisor.New(supervisor.Config{
 		Forwards: d.Config("", "").Forwards, Disks: r.describedSizes(), GracePeriod: time.Duration(d.GracePeriodSeconds) * time.Second,
-		ProbeForward: func(ctx context.Context, f launch.Forward) error { return r.machine.Probe(ctx, clock.RealClock{}, f) },
-		Progress:     r.progress.copied, Clock: clock.RealClock{}, Log: log,
+		ProbeForward: func(ctx context.Context, f launch.Forward) error {
+			return machine.GuestPort{Machine: r.machine, Clock: clock.RealClock{}, Forward: f}.Probe(ctx)
+		},
+		Progress: r.progress.copied, Clock: clock.RealClock{}, Log: log,
 	})
 	return r
 }
@@ -275,7 +277,7 @@ func (r *run) prepare(ctx context.Context, program *machine.Program, files *laun
 	}
 	seed, err := r.readSeed()
 	if err == nil {
-		config.SeedFD, err = r.machine.AddSeed(seed, files)
+		config.SeedFD, err = seed.AddTo(files, r.machine)
 	}
 	if err == nil {
 		config.AgentFD, err = r.machine.AddAgent(files)

@@ -20,7 +20,7 @@ const statusRunning = "running"
 // Status implements control.Machine.
 func (s *Supervisor) Status(ctx context.Context) (control.Status, error) {
 	if s.Progress != nil && !s.isAttached() { // QEMU is yet to be started
-		out := s.known()
+		out := s.progress.status()
 		if out.State == control.StateStarting {
 			out.Copied = s.Progress()
 		}
@@ -29,9 +29,9 @@ func (s *Supervisor) Status(ctx context.Context) (control.Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	if err := s.waitAttached(ctx); err != nil {
-		return s.known(), err
+		return s.progress.status(), err
 	}
-	out := s.known()
+	out := s.progress.status()
 	used, err := s.process.Usage()
 	if err != nil {
 		return out, control.ErrFailed
@@ -52,22 +52,6 @@ func (s *Supervisor) Status(ctx context.Context) (control.Status, error) {
 	}
 	out.GuestMemoryBytes, _ = s.monitor.GuestMemory(ctx, s.Clock.Now(), isPaused)
 	return out, nil
-}
-
-// known returns the status as far as it does not depend on QEMU.
-func (s *Supervisor) known() control.Status {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	out := control.Status{State: control.StateRunning, StartedAt: s.startedAt, Waits: waitOf(s.waits), Fault: s.waitsFor}
-	if s.startedAt.IsZero() {
-		out.State = control.StateStarting
-	} else {
-		out.Accelerator = s.accelerator
-	}
-	if s.stop != nil {
-		out.State = control.StateStopping
-	}
-	return out
 }
 
 // Pause implements control.Machine. A guest that is asked to stop meanwhile is resumed by the
@@ -104,7 +88,7 @@ func (s *Supervisor) changeState(ctx context.Context, command, to string) error 
 
 // checkRunning refuses what only a guest can get that was started and is not to stop.
 func (s *Supervisor) checkRunning() error {
-	if s.known().State != control.StateRunning {
+	if s.progress.status().State != control.StateRunning {
 		return control.ErrNotRunning
 	}
 	return nil
@@ -118,13 +102,13 @@ func (s *Supervisor) Probe(ctx context.Context, port int32) error {
 	return s.ProbePort(ctx, port)
 }
 
-// ProbePort is Probe for a caller that does not follow QEMU.
-func (s *Supervisor) ProbePort(ctx context.Context, port int32) error {
-	at := slices.IndexFunc(s.Forwards, func(f launch.Forward) bool { return f.Protocol == "tcp" && f.Port == port })
+// ProbePort returns nil once the guest has answered at a port, whoever follows its QEMU.
+func (c Config) ProbePort(ctx context.Context, port int32) error {
+	at := slices.IndexFunc(c.Forwards, func(f launch.Forward) bool { return f.Protocol == "tcp" && f.Port == port })
 	if at < 0 {
 		return fmt.Errorf("%w: no TCP port %d is in forwards", control.ErrUnknown, port)
 	}
-	if err := s.ProbeForward(ctx, s.Forwards[at]); err != nil {
+	if err := c.ProbeForward(ctx, c.Forwards[at]); err != nil {
 		return fmt.Errorf("%w: %w", control.ErrNoAnswer, err)
 	}
 	return nil
@@ -150,7 +134,7 @@ func (s *Supervisor) Grow(ctx context.Context, sizes control.Sizes) (grown contr
 			return grown, control.ErrUnknown
 		}
 	}
-	have, err := s.growDisks(ctx, wanted)
+	have, err := growDisks(ctx, s.monitor, wanted)
 	if err != nil {
 		s.Log.Error(err, "Disks cannot be grown")
 		return grown, control.ErrFailed
@@ -164,8 +148,8 @@ func (s *Supervisor) Grow(ctx context.Context, sizes control.Sizes) (grown contr
 
 // growDisks enlarges disks, by QEMU's names for them, to at least these sizes, and returns what they are then. QEMU
 // would cut off the end of one that is larger: one that has the whole sectors of its size counts as that.
-func (s *Supervisor) growDisks(ctx context.Context, sizes map[string]int64) (have map[string]int64, err error) {
-	have, err = s.monitor.DiskSizes(ctx)
+func growDisks(ctx context.Context, m machine.Monitor, sizes map[string]int64) (have map[string]int64, err error) {
+	have, err = m.DiskSizes(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +159,7 @@ func (s *Supervisor) growDisks(ctx context.Context, sizes map[string]int64) (hav
 			continue
 		}
 		if have[node] < whole {
-			if err := s.monitor.ResizeDisk(ctx, node, whole); err != nil {
+			if err := m.ResizeDisk(ctx, node, whole); err != nil {
 				return nil, fmt.Errorf("growing the disk %s: %w", node, err)
 			}
 		}

@@ -126,7 +126,7 @@ func runOnHost(ctx context.Context, log logr.Logger) error {
 	if err := s.Attach(ctx, 0, process, config.Accelerator, given.ends); err != nil {
 		return err
 	}
-	if err := s.adopt(ctx, config.StartedAt); err != nil {
+	if err := adopt(ctx, s, config.StartedAt); err != nil {
 		return err
 	}
 	if config.StopID != "" {
@@ -178,7 +178,7 @@ func openGiven() (g given, err error) {
 }
 
 // adopt finds out how far a QEMU has come that may have had another supervisor.
-func (s *Supervisor) adopt(ctx context.Context, startedAt time.Time) error {
+func adopt(ctx context.Context, s *Supervisor, startedAt time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
 	status, err := s.monitor.Status(ctx)
@@ -186,7 +186,7 @@ func (s *Supervisor) adopt(ctx context.Context, startedAt time.Time) error {
 	case err != nil:
 		return err
 	case status != machine.StatusPrelaunch:
-		s.noteStart(startedAt)
+		s.progress.noteStart(startedAt)
 	}
 	return nil
 }

@@ -19,6 +19,7 @@ import (
 func TestWaits(t *testing.T) {
 	t.Parallel()
 	s := New(Config{Clock: clock.RealClock{}, Log: logr.Discard()})
+	f := follower{Supervisor: s}
 	for _, c := range []struct {
 		cause error
 		want  control.Wait
@@ -29,8 +30,8 @@ func TestWaits(t *testing.T) {
 		{machine.DiskFault{}.Explain(), control.WaitDisk},
 		{nil, control.WaitNone},
 	} {
-		if s.logWait(c.cause); s.known().Waits != c.want {
-			t.Errorf("after %v the guest waits for %q, want %q", c.cause, s.known().Waits, c.want)
+		if f.setWait(c.cause); s.progress.status().Waits != c.want {
+			t.Errorf("after %v the guest waits for %q, want %q", c.cause, s.progress.status().Waits, c.want)
 		}
 	}
 }

@@ -101,11 +101,11 @@ func (g *Guests) Probe(ctx context.Context, uid types.UID, port int32) error {
 	if err != nil {
 		return err
 	}
-	f, err := forwardTo(s, "tcpSocket.port", port)
+	p, err := g.findPort(s, "tcpSocket.port", port)
 	if err != nil {
 		return err
 	}
-	return s.Probe(ctx, g.host.Clock, f)
+	return p.Probe(ctx)
 }
 
 // Dial implements driver.Dialer, by way of the host port that leads to the guest's.
@@ -114,25 +114,25 @@ func (g *Guests) Dial(ctx context.Context, uid types.UID, port int32) (net.Conn,
 	if err != nil {
 		return nil, err
 	}
-	f, err := forwardTo(s, "port", port)
+	p, err := g.findPort(s, "port", port)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := s.DialPort(ctx, g.host.Clock, f)
+	conn, err := p.Dial(ctx)
 	if err != nil { // also if ctx has ended, which limits the wait for the guest
 		return nil, driver.Errorf(driver.ErrRetry, "%w", err)
 	}
 	return conn, nil
 }
 
-// forwardTo returns the forward that leads to a TCP port of a guest.
-func forwardTo(s *instance.Instance, field string, port int32) (launch.Forward, error) {
+// findPort returns a TCP port of a guest.
+func (g *Guests) findPort(s *instance.Instance, field string, port int32) (machine.GuestPort, error) {
 	n := slices.IndexFunc(s.Forwards, func(f launch.Forward) bool { return f.Protocol == "tcp" && f.Port == port })
 	if n < 0 {
-		return launch.Forward{}, driver.Errorf(driver.ErrInvalid,
+		return machine.GuestPort{}, driver.Errorf(driver.ErrInvalid,
 			"%s is %d: it must be the port of one of spec.ports with protocol TCP, since nothing else leads to the guest", field, port)
 	}
-	return s.Forwards[n], nil
+	return machine.GuestPort{Machine: s.Machine, Clock: g.host.Clock, Forward: s.Forwards[n]}, nil
 }
 
 // classify gives an error of what changes nothing its kind in the contract.

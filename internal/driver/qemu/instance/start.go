@@ -110,7 +110,7 @@ func (inst *Instance) prepareRun(ctx context.Context, spec driver.ServerSpec, on
 	if err != nil {
 		return launch.Config{}, err
 	}
-	seed, err := inst.AddSeed(seedOf(spec), files)
+	seed, err := seedOf(spec).AddTo(files, inst.Machine)
 	if err != nil {
 		return launch.Config{}, inst.Host.StateDir.Explain(err)
 	}
