@@ -49,6 +49,7 @@ var failures = []struct {
 	err  error
 }{
 	{"NotRunning", ErrNotRunning},
+	{"Fenced", ErrFenced},
 	{"Unknown", ErrUnknown},
 	{"NoAnswer", ErrNoAnswer},
 	{"Taken", ErrTaken},

@@ -117,6 +117,8 @@ var (
 	ErrUnknown = errors.New("the machine has no such port or disk")
 	// ErrNoAnswer : the guest has not answered at a port.
 	ErrNoAnswer = errors.New("the guest does not answer at this port")
+	// ErrFenced : a later leader has changed the machine.
+	ErrFenced = errors.New("a later leader has changed the machine")
 	// ErrFailed : QEMU does not answer, or cannot do it.
 	ErrFailed = errors.New("the machine could not do it")
 	// ErrUnreachable : no answer came from the machine.

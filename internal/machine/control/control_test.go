@@ -108,7 +108,7 @@ func TestCalls(t *testing.T) {
 		"grow":   {func() error { return assert.ErrorOf(c.Grow(t.Context(), sizes)) }, sizes},
 		"grace":  {func() error { return c.SetGracePeriod(t.Context(), time.Minute) }, time.Minute},
 	}
-	for _, failure := range []error{nil, ErrNotRunning, ErrUnknown, ErrNoAnswer, ErrFailed} {
+	for _, failure := range []error{nil, ErrNotRunning, ErrFenced, ErrUnknown, ErrNoAnswer, ErrFailed} {
 		m.err = failure
 		for name, c := range calls {
 			assert.ErrorIs(t, name, c.call(), failure)

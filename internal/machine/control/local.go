@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/gorilla/websocket"
@@ -59,7 +60,47 @@ func NewLocalServer(ctx context.Context, token string, m Local) *Server {
 		return nil, m.Stop(r.Context(), id, time.Duration(milliseconds)*time.Millisecond)
 	})
 	mux.HandleFunc("GET "+changesPath, func(w http.ResponseWriter, r *http.Request) { serveChanges(w, r, m) })
-	return &Server{ctx: ctx, isLocal: true, http: newHTTPServer(ctx, byToken(token, mux))}
+	return &Server{ctx: ctx, isLocal: true, http: newHTTPServer(ctx, byToken(token, (&fence{}).refuse(mux)))}
+}
+
+// epochHeader has the epoch of the leader that asks for a change. A call without one is no leader's, and is not
+// compared.
+const epochHeader = "Drover-Epoch"
+
+// fence remembers the highest epoch of those who have asked for a change.
+type fence struct {
+	mu      sync.Mutex
+	highest uint64
+}
+
+// refuse serves calls but those of an epoch below the highest: such a call may have waited here for longer than its
+// leader led.
+func (f *fence) refuse(served http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := f.admit(r.Header.Get(epochHeader))
+		if err != nil {
+			respond(w, nil, err)
+			return
+		}
+		served.ServeHTTP(w, r)
+	})
+}
+
+func (f *fence) admit(text string) error {
+	if text == "" {
+		return nil
+	}
+	epoch, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return errRequest
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if epoch < f.highest {
+		return ErrFenced
+	}
+	f.highest = epoch
+	return nil
 }
 
 // byToken serves those who know the token.
@@ -160,6 +201,14 @@ func (c *Client) Stop(ctx context.Context, id string, within time.Duration) erro
 // Quit is that of Local.
 func (c *Client) Quit(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, quitPath, nil, nil)
+}
+
+// SetEpoch has each further call carry the epoch of a leader; 0 is no leader's. A machine refuses an epoch below one
+// that it was called with, by ErrFenced.
+func (c *Client) SetEpoch(epoch uint64) {
+	if c.header.Del(epochHeader); epoch != 0 {
+		c.header.Set(epochHeader, strconv.FormatUint(epoch, 10))
+	}
 }
 
 // Token returns the token of NewLocalClient.

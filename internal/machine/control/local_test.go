@@ -84,6 +84,29 @@ func TestLocalCalls(t *testing.T) {
 	}
 }
 
+// TestEpochs checks that a machine refuses a leader with a lower epoch than one that called before, and nobody else.
+func TestEpochs(t *testing.T) {
+	t.Parallel()
+	m := &localStub{stub: stub{calls: make(chan any, 10)}}
+	dial := serveLocal(t, m)
+	start := func(epoch uint64) error {
+		c := NewLocalClient("token", dial)
+		c.SetEpoch(epoch)
+		return c.Start(t.Context())
+	}
+	for _, epoch := range []uint64{7, 7, 9, 0, 9} {
+		assert.NoError(t, start(epoch))
+	}
+	assert.ErrorIs(t, "a lower epoch", start(8), ErrFenced)
+	assert.NoError(t, start(0))
+	if len(m.calls) != 6 {
+		t.Errorf("%d calls reached the machine", len(m.calls))
+	}
+	c := NewLocalClient("token", dial)
+	c.header.Set(epochHeader, "-1")
+	assert.ErrorIs(t, "no number", c.Start(t.Context()), ErrProtocol)
+}
+
 // TestWatch checks that who watches is told of each change, and of the machine's end.
 func TestWatch(t *testing.T) {
 	t.Parallel()
