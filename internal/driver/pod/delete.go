@@ -68,12 +68,12 @@ func (w *writer) remove(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, claim := range w.Volumes() {
+	for _, claim := range w.Claims.Volumes() {
 		if err := w.deleteClaim(ctx, claim); err != nil {
 			return err
 		}
 	}
-	return w.deleteClaim(ctx, w.Root)
+	return w.deleteClaim(ctx, w.Claims.Root())
 }
 
 func (w *writer) deleteClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
@@ -91,8 +91,8 @@ func (w *writer) retain(ctx context.Context) error {
 	mark := func(c *corev1.PersistentVolumeClaim) {
 		metav1.SetMetaDataLabel(&c.ObjectMeta, objects.LabelRetained, "true")
 	}
-	for _, claim := range slices.Backward(w.Volumes()) {
-		if _, err := w.updateClaim(ctx, claim, mark); err != nil {
+	for _, claim := range slices.Backward(w.Claims.Volumes()) {
+		if err := w.updateClaim(ctx, claim, mark); err != nil {
 			return err
 		}
 	}
@@ -101,18 +101,18 @@ func (w *writer) retain(ctx context.Context) error {
 			return err
 		}
 	}
-	if w.Root == nil {
+	if w.Claims.Root() == nil {
 		return nil
 	}
-	return w.updateRoot(ctx, mark)
+	return w.updateClaim(ctx, w.Claims.Root(), mark)
 }
 
 // release marks a pod as released. Its PVC becomes its owner, since drain evicts only pods with one.
 func (w *writer) release(p *corev1.Pod) {
 	metav1.SetMetaDataLabel(&p.ObjectMeta, objects.LabelRetained, "true")
 	p.OwnerReferences = nil
-	if w.Root != nil {
-		p.OwnerReferences = []metav1.OwnerReference{objects.ClaimReference(w.Root)}
+	if w.Claims.Root() != nil {
+		p.OwnerReferences = []metav1.OwnerReference{objects.ClaimReference(w.Claims.Root())}
 	}
 }
 

@@ -31,7 +31,7 @@ type claims struct {
 
 // ensureClaim makes the PVC of a disk, once.
 func (c *claims) ensureClaim(ctx context.Context, of objects.Disk) error {
-	if claim := c.Claim(of.Name); claim != nil {
+	if claim := c.Claims[of.Name]; claim != nil {
 		return c.checkRecorded(objects.KindClaim, claim)
 	}
 	key := types.NamespacedName{Namespace: c.Key.Namespace, Name: objects.ClaimName(c.Key.Name, of.Name)}
@@ -50,7 +50,7 @@ func (c *claims) ensureClaim(ctx context.Context, of objects.Disk) error {
 	}
 	if err == nil {
 		c.Note(created)
-		c.SetClaim(of.Name, created)
+		c.Claims[of.Name] = created
 	}
 	return objects.Explain("create", objects.KindClaim, key, err)
 }
@@ -61,18 +61,18 @@ func (c *claims) readClaim(ctx context.Context, of objects.Disk, key types.Names
 	if err := c.Read(ctx); err != nil {
 		return err
 	}
-	if c.Claim(of.Name) == nil {
+	if c.Claims[of.Name] == nil {
 		return takenError(objects.KindClaim, key)
 	}
-	return c.checkRecorded(objects.KindClaim, c.Claim(of.Name))
+	return c.checkRecorded(objects.KindClaim, c.Claims[of.Name])
 }
 
 // fitted returns the spec with disks as large as their volumes have room for.
 func (c *claims) fitted() driver.ServerSpec {
 	spec := c.spec
-	spec.RootDiskBytes, spec.Volumes = objects.Fit(spec.RootDiskBytes, c.Root), slices.Clone(spec.Volumes)
+	spec.RootDiskBytes, spec.Volumes = objects.Fit(spec.RootDiskBytes, c.Claims.Root()), slices.Clone(spec.Volumes)
 	for n, v := range spec.Volumes {
-		spec.Volumes[n].SizeBytes = objects.Fit(v.SizeBytes, c.Claim(v.Name))
+		spec.Volumes[n].SizeBytes = objects.Fit(v.SizeBytes, c.Claims[v.Name])
 	}
 	return spec
 }
@@ -81,7 +81,7 @@ func (c *claims) fitted() driver.ServerSpec {
 func (c *claims) diskSettings() map[string]objects.DiskSettings {
 	all := map[string]objects.DiskSettings{}
 	for _, of := range objects.DisksOf(c.spec) {
-		if claim := c.Claim(of.Name); claim != nil {
+		if claim := c.Claims[of.Name]; claim != nil {
 			all[of.Name] = objects.DiskSettings{Bytes: objects.Fit(of.Bytes, claim), RoomBytes: objects.RoomOf(claim)}
 		}
 	}
@@ -99,7 +99,7 @@ func (c *claims) growDisks(ctx context.Context) error {
 }
 
 func (c *claims) growClaim(ctx context.Context, of objects.Disk) error {
-	claim, wanted := c.Claim(of.Name), objects.ClaimSize(of.Bytes)
+	claim, wanted := c.Claims[of.Name], objects.ClaimSize(of.Bytes)
 	isOurs := claim != nil && c.checkRecorded(objects.KindClaim, claim) == nil
 	if !isOurs || of.Bytes == 0 || claim.Status.Phase != corev1.ClaimBound {
 		return nil
@@ -108,11 +108,10 @@ func (c *claims) growClaim(ctx context.Context, of objects.Disk) error {
 	if wanted.Cmp(has) <= 0 {
 		return nil
 	}
-	updated, err := c.updateClaim(ctx, claim, func(claim *corev1.PersistentVolumeClaim) {
+	err := c.updateClaim(ctx, claim, func(claim *corev1.PersistentVolumeClaim) {
 		claim.Spec.Resources.Requests[corev1.ResourceStorage] = wanted
 	})
 	if err == nil {
-		c.SetClaim(of.Name, updated)
 		return nil
 	}
 	return fmt.Errorf("%s: the PVC has %s and needs %s: %w", of.Field, objects.DescribeSize(has), objects.DescribeSize(wanted), err)
@@ -124,7 +123,7 @@ func (c *claims) growGuest(ctx context.Context) error {
 		return nil
 	}
 	at, ok := instance.MachineOf(c.Pod)
-	kept := c.Settings()
+	kept := objects.ReadSettings(c.Pod)
 	if !ok || kept.Disks == nil {
 		return nil
 	}
@@ -175,20 +174,18 @@ func (c *claims) nextDisks(has map[string]objects.DiskSettings) (next map[string
 
 // markClaims has the PVCs say which they are, and the one of the root disk which pod may run.
 func (c *claims) markClaims(ctx context.Context) error {
-	for _, claim := range c.Volumes() {
+	for _, claim := range c.Claims.Volumes() {
 		if claim.Annotations[objects.AnnotationClaim] != "" {
 			continue
 		}
-		updated, err := c.updateClaim(ctx, claim, objects.MarkClaim)
-		if err != nil {
+		if err := c.updateClaim(ctx, claim, objects.MarkClaim); err != nil {
 			return err
 		}
-		c.SetClaim(claim.Labels[objects.LabelVolume], updated)
 	}
-	if c.Root == nil || c.Root.Annotations[objects.AnnotationRun] == string(c.Pod.UID) {
+	if c.Claims.Root() == nil || c.Claims.Root().Annotations[objects.AnnotationRun] == string(c.Pod.UID) {
 		return nil
 	}
-	return c.updateRoot(ctx, func(root *corev1.PersistentVolumeClaim) {
+	return c.updateClaim(ctx, c.Claims.Root(), func(root *corev1.PersistentVolumeClaim) {
 		objects.MarkClaim(root)
 		metav1.SetMetaDataAnnotation(&root.ObjectMeta, objects.AnnotationRun, string(c.Pod.UID))
 	})
@@ -197,7 +194,7 @@ func (c *claims) markClaims(ctx context.Context) error {
 // claimUID returns the UID of the PVC that an object is the record of, "" if there is none.
 func (c *claims) claimUID(o driver.Object) types.UID {
 	for _, of := range objects.DisksOf(c.spec) {
-		if claim := c.Claim(of.Name); claim != nil && claim.Name == o.Name && claim.Annotations[objects.AnnotationNonce] == o.Nonce {
+		if claim := c.Claims[of.Name]; claim != nil && claim.Name == o.Name && claim.Annotations[objects.AnnotationNonce] == o.Nonce {
 			return claim.UID
 		}
 	}
@@ -229,8 +226,8 @@ func (c *claims) owners() []metav1.OwnerReference {
 	switch {
 	case !c.spec.RetainOnDelete:
 		return []metav1.OwnerReference{objects.OwnerReference(c.spec)}
-	case c.Root != nil:
-		return []metav1.OwnerReference{objects.ClaimReference(c.Root)}
+	case c.Claims.Root() != nil:
+		return []metav1.OwnerReference{objects.ClaimReference(c.Claims.Root())}
 	}
 	return nil
 }

@@ -131,8 +131,8 @@ func (d *Driver) digestSecrets(ctx context.Context, spec driver.ServerSpec) (dig
 // pod that still has its scheduling gate has run nothing: a deposed leader may have left it, so it is
 // removed. The finalizer of one that was deleted by others is removed once it has ended.
 func (c *convergence) checkIdentity(ctx context.Context) error {
-	if c.Root != nil {
-		if err := c.checkRecorded(objects.KindClaim, c.Root); err != nil {
+	if c.Claims.Root() != nil {
+		if err := c.checkRecorded(objects.KindClaim, c.Claims.Root()); err != nil {
 			return err
 		}
 	}
@@ -140,7 +140,7 @@ func (c *convergence) checkIdentity(ctx context.Context) error {
 		return nil
 	}
 	err := c.checkRecorded(objects.KindPod, c.Pod)
-	if err == nil || !c.IsGated() && (c.Pod.DeletionTimestamp == nil || c.End() == nil) {
+	if err == nil || !objects.IsGated(c.Pod) && (c.Pod.DeletionTimestamp == nil || c.End() == nil) {
 		return err
 	}
 	if err := c.forgetPod(ctx); err != nil || c.Pod == nil {
@@ -158,7 +158,7 @@ func (c *convergence) converge(ctx context.Context) error {
 	if err := c.ensureBudget(ctx); err != nil {
 		return err
 	}
-	c.NoteBudget()
+	c.driver.reader.NoteBudget(c.UID)
 	if c.Pod != nil && (c.End() != nil || c.isToStop()) {
 		return nil
 	}
@@ -168,7 +168,7 @@ func (c *convergence) converge(ctx context.Context) error {
 // convergePower takes the steps to what the server should do: the disk, the pod, and the pod's guest. A pod
 // that is to stop needs no disk.
 func (c *convergence) convergePower(ctx context.Context) error {
-	isStopping := c.Pod != nil && !c.IsGated() && c.End() == nil && c.isToStop()
+	isStopping := c.Pod != nil && !objects.IsGated(c.Pod) && c.End() == nil && c.isToStop()
 	if !c.spec.Ephemeral && !isStopping {
 		if err := c.ensureClaim(ctx, objects.Disk{Name: objects.RootDisk, Bytes: c.spec.RootDiskBytes}); err != nil {
 			return err
@@ -204,16 +204,16 @@ func (c *convergence) clearEndedPod(ctx context.Context) error {
 
 func (c *convergence) convergePod(ctx context.Context) error {
 	switch {
-	case c.End() != nil, c.IsGated() && c.spec.Power == driver.PowerOff:
+	case c.End() != nil, objects.IsGated(c.Pod) && c.spec.Power == driver.PowerOff:
 		return nil
-	case c.IsGated() && c.Pod.DeletionTimestamp == nil && !c.spec.PowerOnly:
+	case objects.IsGated(c.Pod) && c.Pod.DeletionTimestamp == nil && !c.spec.PowerOnly:
 		return c.removeGate(ctx)
 	case c.isToStop():
 		return c.stop(ctx)
-	case !c.spec.PowerOnly && !c.HasContainer() && len(c.pendingFields()) > 0:
+	case !c.spec.PowerOnly && !instance.HasContainer(c.Pod) && len(c.pendingFields()) > 0:
 		// The next one is made for the spec as it is now: this one may wait for what that no longer asks
 		// for. If its node starts it all the same, the guest is shut down.
-		return c.endPod(ctx, c.Settings().GraceSecs)
+		return c.endPod(ctx, objects.ReadSettings(c.Pod).GraceSecs)
 	}
 	if c.spec.Ephemeral && !c.spec.PowerOnly {
 		if err := c.ensureSecret(ctx); err != nil {
@@ -298,7 +298,7 @@ func (c *convergence) recordEnded() error {
 func (c *convergence) checkLost() error {
 	r := c.recorded(objects.KindPod, c.Key.Name)
 	if c.Pod == nil && c.spec.Ephemeral && r != nil && r.UID != "" && !r.Ended && r.UID != c.Asserted {
-		return lostError(c.PodLost())
+		return lostError(instance.PodLostText(c.Key))
 	}
 	return lostError(c.Lost())
 }
@@ -384,7 +384,7 @@ func (c *convergence) removeGate(ctx context.Context) error {
 // pendingFields names the fields of the spec that wait for the next pod. Another image than that of a disk
 // which was made is none: see refusedImage.
 func (c *convergence) pendingFields() []string {
-	has, wants := c.Settings(), c.driver.Objects.Settings(c.spec, c.digests)
+	has, wants := objects.ReadSettings(c.Pod), c.driver.Objects.Settings(c.spec, c.digests)
 	if r := c.recorded(objects.KindClaim, c.base); has.Kernel == nil && wants.Kernel == nil && r != nil && r.Made {
 		wants.Image, wants.Checksum = has.Image, has.Checksum
 	}
@@ -415,7 +415,7 @@ func (c *convergence) ensureSecret(ctx context.Context) error {
 	case r != nil && r.UID != "", c.machineHasSecret(pod):
 		c.driver.secrets.LoadOrStore(c.Pod.UID, nil)
 		return nil
-	case r == nil, c.IsGated() && pod != nil && pod.Ended:
+	case r == nil, objects.IsGated(c.Pod) && pod != nil && pod.Ended:
 		return c.replacePod(ctx, nil)
 	}
 	if made, ok := c.driver.secrets.Load(c.Pod.UID); ok {
@@ -444,7 +444,7 @@ func (c *convergence) ensureSecret(ctx context.Context) error {
 // Secret: it has proven itself with the keys in it, or an earlier call, which has made the Secret,
 // has recorded the pod.
 func (c *convergence) machineHasSecret(recorded *driver.Object) bool {
-	return c.driver.machines.HasAnswered(c.Pod.UID) || !c.IsGated() && recorded != nil && recorded.UID == c.Pod.UID
+	return c.driver.machines.HasAnswered(c.Pod.UID) || !objects.IsGated(c.Pod) && recorded != nil && recorded.UID == c.Pod.UID
 }
 
 // replacePod removes a pod, at once if it has its scheduling gate, and else once it has ended. A later
@@ -478,7 +478,7 @@ func (c *convergence) stop(ctx context.Context) error {
 // setGracePeriod has a machine keep to another grace period than the one that its pod was made with.
 // One that cannot be reached keeps to that, and is killed if the new one is shorter.
 func (c *convergence) setGracePeriod(ctx context.Context, seconds int64) {
-	kept := c.Settings().GraceSecs
+	kept := objects.ReadSettings(c.Pod).GraceSecs
 	at, ok := instance.MachineOf(c.Pod)
 	if !ok || seconds <= kept && seconds > kept-objects.QuitMargin {
 		return
@@ -495,7 +495,7 @@ const maxGrace = 7 * 24 * 3600
 func (c *convergence) describe() driver.Server {
 	s := c.Server()
 	s.Objects = c.objects()
-	if c.Pod != nil && c.Pod.DeletionTimestamp == nil && c.End() == nil && !c.IsGated() && !c.spec.PowerOnly {
+	if c.Pod != nil && c.Pod.DeletionTimestamp == nil && c.End() == nil && !objects.IsGated(c.Pod) && !c.spec.PowerOnly {
 		s.Pending = c.pendingFields()
 	}
 	s.Refused = c.refusedImage()
@@ -510,7 +510,7 @@ func (c *convergence) objects() []driver.Object {
 		switch {
 		case o.Kind == objects.KindClaim:
 			all[n].UID = cmp.Or(c.claimUID(o), o.UID)
-		case o.Kind == objects.KindPod && c.Pod != nil && !c.IsGated() && c.Pod.Annotations[objects.AnnotationNonce] == o.Nonce:
+		case o.Kind == objects.KindPod && c.Pod != nil && !objects.IsGated(c.Pod) && c.Pod.Annotations[objects.AnnotationNonce] == o.Nonce:
 			all[n].UID = c.Pod.UID
 		case o.Kind == objects.KindBudget && c.budget != nil:
 			all[n].UID = c.budget.UID

@@ -9,6 +9,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/kit"
+	"cloudnative.tw/drover/internal/driver/pod/instance"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/image"
 )
@@ -38,7 +39,7 @@ func (c *claims) resolveImages(ctx context.Context) []driver.ResolvedImage {
 // created there is dropped, unless the server has run with it before.
 func (c *claims) endedImages(images []driver.ResolvedImage) []driver.ResolvedImage {
 	kept := slices.Clone(images)
-	isUsed, hasFailed := c.ImageUse()
+	isUsed, hasFailed := instance.ImageUse(c.Pod)
 	for n := range kept {
 		switch i := &kept[n]; {
 		case !i.Unproven || i.Digest == "":
@@ -55,14 +56,14 @@ func (c *claims) endedImages(images []driver.ResolvedImage) []driver.ResolvedIma
 // That pod is kept as the evidence until its size or image in the spec changes, or a person deletes it. The
 // image of a volume never changes.
 func (c *convergence) checkImageSize(ctx context.Context) error {
-	name, needs, isKnown := c.LargeImage()
-	has, wants := c.Settings(), c.driver.Objects.Settings(c.spec, c.digests)
+	name, needs, isKnown := instance.LargeImage(c.Pod)
+	has, wants := objects.ReadSettings(c.Pod), c.driver.Objects.Settings(c.spec, c.digests)
 	isOther := name == objects.RootDisk && (has.Image != wants.Image || has.Checksum != wants.Checksum)
 	of, source := findDisk(c.spec, name, wants.Image)
 	if !isKnown || isOther || of == nil || c.Pod.DeletionTimestamp != nil {
 		return nil
 	}
-	claim := c.Claim(name)
+	claim := c.Claims[name]
 	switch {
 	case of.Bytes >= needs:
 		return c.growClaim(ctx, *of)

@@ -25,7 +25,7 @@ func (c *claims) noteMade() {
 		c.noteMadeByLostPod()
 		return
 	}
-	kept := c.Settings()
+	kept := objects.ReadSettings(c.Pod)
 	for name := range kept.Disks {
 		r := c.recorded(objects.KindClaim, objects.ClaimName(c.Key.Name, name))
 		if r == nil || r.Made || !c.HasMadeDisk(name) {

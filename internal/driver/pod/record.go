@@ -75,7 +75,7 @@ func (c *claims) checkRecorded(kind string, o metav1.Object) error {
 // isNonceUsed reports whether the pod with a recorded nonce was made and removed. The record is old then: another
 // leader may have recorded the next pod since.
 func (c *claims) isNonceUsed(r *driver.Object) bool {
-	return r.Kind == objects.KindPod && c.Root != nil && c.Root.Annotations[objects.AnnotationUsedNonce] == r.Nonce
+	return r.Kind == objects.KindPod && c.Claims.Root() != nil && c.Claims.Root().Annotations[objects.AnnotationUsedNonce] == r.Nonce
 }
 
 // intents returns the objects that the next steps create, with new nonces.

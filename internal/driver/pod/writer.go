@@ -34,33 +34,25 @@ func (w *writer) fence() error {
 			return err
 		}
 	}
-	if w.Root != nil {
-		return objects.EnterEpoch(w.Root.DeepCopy(), w.epoch)
+	if w.Claims.Root() != nil {
+		return objects.EnterEpoch(w.Claims.Root().DeepCopy(), w.epoch)
 	}
 	return nil
 }
 
-// updateRoot changes the PVC of the root disk, under the version that was read.
-func (w *writer) updateRoot(ctx context.Context, change func(*corev1.PersistentVolumeClaim)) error {
-	updated, err := w.updateClaim(ctx, w.Root, change)
-	if err == nil {
-		w.Root = updated
-	}
-	return err
-}
-
 // updateClaim changes a PVC, under the version that was read.
-func (w *writer) updateClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, change func(*corev1.PersistentVolumeClaim)) (*corev1.PersistentVolumeClaim, error) {
+func (w *writer) updateClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, change func(*corev1.PersistentVolumeClaim)) error {
 	next := claim.DeepCopy()
 	change(next)
 	if err := objects.EnterEpoch(next, w.epoch); err != nil {
-		return nil, err
+		return err
 	}
 	updated, err := w.client.PersistentVolumeClaims(claim.Namespace).Update(ctx, next, metav1.UpdateOptions{})
 	if err == nil {
 		w.Note(updated)
+		w.Claims.Replace(claim, updated)
 	}
-	return updated, objects.Explain("change", objects.KindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, err)
+	return objects.Explain("change", objects.KindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, err)
 }
 
 // updatePod changes the pod, under the version that was read.
@@ -154,18 +146,18 @@ func (w *writer) recordRefusal(ctx context.Context) error {
 
 // recordEnd records on the PVC how the pod has ended, or that it never ran.
 func (w *writer) recordEnd(ctx context.Context) error {
-	if w.Root == nil || w.IsEndRecorded() {
+	if w.Claims.Root() == nil || w.Claims.HasEnded(w.Pod.UID) {
 		return nil
 	}
 	key, value := objects.AnnotationNeverRan, string(w.Pod.UID)
-	if w.Root.Annotations[objects.AnnotationRun] == value {
+	if w.Claims.Root().Annotations[objects.AnnotationRun] == value {
 		record, err := w.EndRecord()
 		if err != nil {
 			return err
 		}
 		key, value = objects.AnnotationEnd, record
 	}
-	return w.updateRoot(ctx, func(root *corev1.PersistentVolumeClaim) {
+	return w.updateClaim(ctx, w.Claims.Root(), func(root *corev1.PersistentVolumeClaim) {
 		metav1.SetMetaDataAnnotation(&root.ObjectMeta, key, value)
 		metav1.SetMetaDataAnnotation(&root.ObjectMeta, objects.AnnotationUsedNonce, w.Pod.Annotations[objects.AnnotationNonce])
 	})

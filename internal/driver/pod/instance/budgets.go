@@ -20,7 +20,7 @@ import (
 func (r *Reader) readBudgets(ctx context.Context, all []*Instance) {
 	blocked := map[types.UID]*Instance{}
 	for _, i := range all {
-		if i.blocksEviction() {
+		if i.Pod != nil && i.Pod.Annotations[objects.AnnotationEviction] != "" {
 			blocked[i.UID] = i
 		}
 	}
@@ -47,15 +47,5 @@ func (r *Reader) readBudgets(ctx context.Context, all []*Instance) {
 	}
 }
 
-func (i *Instance) blocksEviction() bool {
-	return i.Pod != nil && i.Pod.Annotations[objects.AnnotationEviction] != ""
-}
-
-// lacksBudget reports whether the server was found without the PodDisruptionBudget that it should have.
-func (i *Instance) lacksBudget() bool {
-	lacks, _ := i.reader.lacking.Load(i.UID)
-	return lacks && i.blocksEviction()
-}
-
-// NoteBudget takes note that the server has the PodDisruptionBudget that it should have, or none.
-func (i *Instance) NoteBudget() { i.reader.lacking.Delete(i.UID) }
+// NoteBudget takes note that a server has the PodDisruptionBudget that it should have, or none.
+func (r *Reader) NoteBudget(uid types.UID) { r.lacking.Delete(uid) }

@@ -22,9 +22,9 @@ type Instance struct {
 	Key types.NamespacedName
 	UID types.UID
 	VM  string
-	// Pod and Root, the PVC of the root disk, are nil if there is none.
-	Pod  *corev1.Pod
-	Root *corev1.PersistentVolumeClaim
+	// Pod is nil if there is none.
+	Pod    *corev1.Pod
+	Claims Claims
 	// Asserted is the pod whose machine an operator has asserted to be off, as known when the
 	// objects were read.
 	Asserted types.UID
@@ -35,17 +35,11 @@ type Instance struct {
 	// seenRun is driver.ServerSpec.SeenRun.
 	seenRun string
 
-	// names are the volumes to read, and volumes their PVCs.
-	names   []string
-	volumes map[string]*corev1.PersistentVolumeClaim
+	// volumes are the names of the volumes whose PVCs are to be read.
+	volumes []string
 	// isEphemeral is set if there is no root disk that lasts, so no PVC of it.
 	isEphemeral bool
-	// node is the pod's node, read where an assertion matters; nil if it is not there. If
-	// isNodeUnknown is set it could not be read, so that no assertion counts.
-	node          *corev1.Node
-	isNodeUnknown bool
-	// isNodeRead is set if the node was read because it may be lost.
-	isNodeRead bool
+	node        nodeState
 	// recordsBoot has the node of a machine that runs be read, so that its boot can be recorded.
 	recordsBoot bool
 }
@@ -56,7 +50,7 @@ func (i *Instance) Read(ctx context.Context) error {
 	if err := i.readPod(ctx); err != nil || i.isEphemeral {
 		return err
 	}
-	return i.readClaims(ctx, append([]string{objects.RootDisk}, i.names...))
+	return i.readClaims(ctx, append([]string{objects.RootDisk}, i.volumes...))
 }
 
 // readPod reads the pod, and its node where that matters.
@@ -69,7 +63,7 @@ func (i *Instance) readPod(ctx context.Context) error {
 }
 
 // Exists reports whether there is any object of the server.
-func (i *Instance) Exists() bool { return i.Pod != nil || i.Root != nil || len(i.Volumes()) > 0 }
+func (i *Instance) Exists() bool { return i.Pod != nil || len(i.Claims.All()) > 0 }
 
 // own returns an object that was read if it has the labels of the instance's server and is no foreign claim,
 // and else nil.
@@ -102,19 +96,15 @@ func (i *Instance) End() *driver.Exit {
 	if exit := i.AssertedEnd(); exit != nil {
 		return exit
 	}
-	return i.lostEnd()
+	return lostEnd(i.Pod, i.node.object, isAsserted(i.Pod, i.Asserted))
 }
 
 // AssertedEnd returns the end of a pod that an operator asserts while no kubelet reports, nil if none does.
 func (i *Instance) AssertedEnd() *driver.Exit {
-	if i.Pod == nil || i.Pod.Spec.NodeName == "" || i.isNodeUnknown {
+	if i.Pod == nil || i.Pod.Spec.NodeName == "" || i.node.isUnknown {
 		return nil
 	}
-	return assertedEnd(i.node, i.Pod.UID == i.Asserted && !i.isAssertionRefused(), i.reader.Clock.Now())
-}
-
-func (i *Instance) isAssertionRefused() bool {
-	return i.Pod.Annotations[objects.AnnotationAssertionRefused] != ""
+	return assertedEnd(i.node.object, isAsserted(i.Pod, i.Asserted), i.reader.Clock.Now())
 }
 
 // RefusesAssertion returns whether the pod should have it recorded that the operator's assertion is
@@ -124,34 +114,21 @@ func (i *Instance) RefusesAssertion() (refuses, differs bool) {
 	if i.reader.AssertedOff == nil || i.Pod == nil || i.Pod.Spec.NodeName == "" || ProvenEnd(i.Pod) != nil {
 		return false, false
 	}
-	was := i.isAssertionRefused()
-	refuses = i.Pod.UID == i.Asserted && (was || i.node != nil && isReady(i.node) && !hasLostMachine(i.Pod))
+	was := isAssertionRefused(i.Pod)
+	refuses = i.Pod.UID == i.Asserted && (was || i.node.isReady() && !hasLostMachine(i.Pod))
 	return refuses, refuses != was
 }
 
-// IsGated reports whether the pod waits for the server to be started.
-func (i *Instance) IsGated() bool { return i.Pod != nil && objects.IsGated(i.Pod) }
-
 // IsRetained reports whether the server was released.
 func (i *Instance) IsRetained() bool {
-	var marked metav1.Object
-	switch volumes := i.Volumes(); {
-	case i.Root != nil:
-		marked = i.Root
-	case i.Pod != nil:
-		marked = i.Pod
-	case len(volumes) > 0:
-		marked = volumes[0]
-	default:
-		return false
+	if i.Pod != nil && i.Claims.Root() == nil {
+		return i.Pod.Labels[objects.LabelRetained] != ""
 	}
-	return marked.GetLabels()[objects.LabelRetained] != ""
+	all := i.Claims.All()
+	return len(all) > 0 && all[0].Labels[objects.LabelRetained] != ""
 }
-
-// Settings returns what the pod was made from.
-func (i *Instance) Settings() objects.Settings { return objects.ReadSettings(i.Pod) }
 
 // IsLeaving reports whether a pod whose end is recorded waits for its kubelet to remove it.
 func (i *Instance) IsLeaving() bool {
-	return i.Pod.DeletionTimestamp != nil && !slices.Contains(i.Pod.Finalizers, objects.FinalizerStopped) && (i.Root == nil || hasEnded(i.Root, i.Pod.UID))
+	return i.Pod.DeletionTimestamp != nil && !slices.Contains(i.Pod.Finalizers, objects.FinalizerStopped) && (i.Claims.Root() == nil || i.Claims.HasEnded(i.Pod.UID))
 }

@@ -51,7 +51,7 @@ func (r *Reader) listByLabels(ctx context.Context, uids ...types.UID) ([]*Instan
 	}
 	for _, claim := range claims {
 		if i := r.instanceOf(byKey, claim, wanted); i != nil {
-			i.SetClaim(claim.Labels[objects.LabelVolume], claim)
+			i.Claims[claim.Labels[objects.LabelVolume]] = claim
 		}
 	}
 	found := sorted(byKey)
@@ -161,7 +161,7 @@ func (r *Reader) instanceOf(byKey map[types.NamespacedName]*Instance, o metav1.O
 	}
 	key := types.NamespacedName{Namespace: o.GetNamespace(), Name: objects.BaseName(vm, uid)}
 	if byKey[key] == nil {
-		byKey[key] = &Instance{reader: r, Key: key, UID: uid, VM: vm}
+		byKey[key] = r.newInstance(uid, types.NamespacedName{Namespace: key.Namespace, Name: vm})
 	}
 	return byKey[key]
 }

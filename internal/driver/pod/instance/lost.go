@@ -38,14 +38,14 @@ func hasLostMachine(p *corev1.Pod) bool {
 // lostEnd returns the end of a pod whose machine's container was lost, nil while nothing proves it: another boot
 // of the node, or an operator's assertion, which counts although the node is ready, since no report will come. When
 // the machine has ended is not known.
-func (i *Instance) lostEnd() *driver.Exit {
+func lostEnd(p *corev1.Pod, node *corev1.Node, isAsserted bool) *driver.Exit {
 	switch {
-	case !hasLostMachine(i.Pod):
+	case !hasLostMachine(p):
 		return nil
-	case i.Pod.UID == i.Asserted && !i.isAssertionRefused():
+	case isAsserted:
 		return &driver.Exit{Code: codeKilled, Reason: exitAsserted, Output: textAsserted}
-	case i.node != nil && hasRebooted(i.node, i.Pod.Annotations[objects.AnnotationBoot]):
-		return &driver.Exit{Code: codeKilled, Reason: reasonInferred, Output: "node " + i.node.Name + " has been booted again"}
+	case node != nil && hasRebooted(node, p.Annotations[objects.AnnotationBoot]):
+		return &driver.Exit{Code: codeKilled, Reason: reasonInferred, Output: "node " + node.Name + " has been booted again"}
 	}
 	return nil
 }
@@ -54,11 +54,11 @@ func (i *Instance) lostEnd() *driver.Exit {
 // of its end, or its kubelet has lost the machine's container.
 func (i *Instance) Lost() string {
 	switch {
-	case i.isPodLost():
-		return i.PodLost()
+	case i.Pod == nil && i.Claims.lacksEnd(i.Asserted):
+		return PodLostText(i.Key)
 	case i.Pod != nil && hasLostMachine(i.Pod) && i.End() == nil:
 		return fmt.Sprintf("the kubelet of node %s has not seen the end of the machine's container in pod %s, and reports no more of it (%s)%s",
-			i.Pod.Spec.NodeName, i.Key, lostState(i.Pod), i.refusalText())
+			i.Pod.Spec.NodeName, i.Key, lostState(i.Pod), refusalText(i.Pod))
 	}
 	return ""
 }
@@ -71,32 +71,23 @@ func lostState(p *corev1.Pod) string {
 	return "Waiting"
 }
 
-// PodLost says that the pod is gone without a proof of its end.
-func (i *Instance) PodLost() string {
-	return fmt.Sprintf("the pod %s is gone, and nothing proves that its containers have ended", i.Key)
-}
-
-// isPodLost reports whether the pod is gone that the PVC has recorded, without a record of its end.
-func (i *Instance) isPodLost() bool {
-	if i.Pod != nil || i.Root == nil {
-		return false
-	}
-	run := types.UID(i.Root.Annotations[objects.AnnotationRun])
-	return run != "" && !hasEnded(i.Root, run) && run != i.Asserted
+// PodLostText returns the message that a pod is gone without a proof of its end.
+func PodLostText(pod types.NamespacedName) string {
+	return fmt.Sprintf("the pod %s is gone, and nothing proves that its containers have ended", pod)
 }
 
 // UnrecordedBoot returns the boot of its node in which the machine runs, "" if the pod has it recorded, or it is
 // not known yet.
 func (i *Instance) UnrecordedBoot() string {
-	if i.Pod == nil || i.node == nil || !i.lacksBoot() {
+	if i.Pod == nil || i.node.object == nil || !lacksBoot(i.Pod) {
 		return ""
 	}
-	return bootSince(i.node, objects.MachineStatus(i.Pod).State.Running.StartedAt.Time)
+	return bootSince(i.node.object, objects.MachineStatus(i.Pod).State.Running.StartedAt.Time)
 }
 
 // lacksBoot reports whether the machine runs, and the pod has not recorded in which boot of its node.
-func (i *Instance) lacksBoot() bool {
-	return IsRunning(i.Pod) && i.Pod.Annotations[objects.AnnotationBoot] == ""
+func lacksBoot(p *corev1.Pod) bool {
+	return IsRunning(p) && p.Annotations[objects.AnnotationBoot] == ""
 }
 
 // bootSince returns the system and the boot of a node as its kubelet has posted them after a container was

@@ -58,8 +58,8 @@ func TestLostMachine(t *testing.T) {
 			if tc.refused {
 				p.Annotations[objects.AnnotationAssertionRefused] = "true"
 			}
-			reader := &Reader{Clock: testingclock.NewFakePassiveClock(time.Unix(0, 0)), AssertedOff: func(types.UID) types.UID { return "" }}
-			i := &Instance{reader: reader, Pod: p, Asserted: tc.asserted, node: tc.node, Key: types.NamespacedName{Namespace: "ns", Name: "web"}}
+			reader := &Reader{Clock: testingclock.NewFakePassiveClock(time.Unix(0, 0)), AssertedOff: func(types.UID) types.UID { return "" }, LastStatus: neverSeen}
+			i := &Instance{reader: reader, Pod: p, Asserted: tc.asserted, node: nodeState{object: tc.node}, Key: types.NamespacedName{Namespace: "ns", Name: "web"}}
 			got := ""
 			if exit := i.End(); exit != nil {
 				got = exit.Reason
@@ -100,7 +100,7 @@ func TestUnrecordedBoot(t *testing.T) {
 	} {
 		p := onNode(withStatuses(tc.status))
 		p.Annotations = map[string]string{objects.AnnotationBoot: tc.recorded}
-		if got := (&Instance{Pod: p, node: tc.node}).UnrecordedBoot(); got != tc.want {
+		if got := (&Instance{Pod: p, node: nodeState{object: tc.node}}).UnrecordedBoot(); got != tc.want {
 			t.Errorf("%s: to be recorded is %q, want %q", name, got, tc.want)
 		}
 	}

@@ -6,6 +6,7 @@ package instance
 import (
 	"cmp"
 	"context"
+	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,11 +21,54 @@ import (
 // that do not exist, which must not delay the list of all servers.
 const maxNodeReads = 4
 
+// nodeState is what is known of the node of a pod.
+type nodeState struct {
+	// object is nil if the node was not read or does not exist.
+	object *corev1.Node
+	// isUnknown is set if the node could not be read, so that no assertion counts.
+	isUnknown bool
+	// isRead is set if the node was read because it may be lost.
+	isRead bool
+}
+
+// isReady reports whether the node is known to be ready.
+func (n nodeState) isReady() bool { return n.object != nil && isReady(n.object) }
+
+// lostError returns an error if the node of a pod does not report, so that the machine may run or not.
+func (n nodeState) lostError(p *corev1.Pod) error {
+	isLost := isCutOff(p)
+	if n.isRead && !n.isUnknown {
+		isLost = !n.isReady()
+	}
+	if !isLost {
+		return nil
+	}
+	return fmt.Errorf("node %s does not report: the machine may run still%s", p.Spec.NodeName, refusalText(p))
+}
+
+// reasonGatesNotReady is the kubelet's reason for a pod that only its readiness gates keep from being ready.
+const reasonGatesNotReady = "ReadinessGatesNotReady"
+
+// isCutOff reports whether the control plane has marked a running pod as not ready, which it does when the
+// kubelet of its node stops reporting. A readiness gate, which a webhook may have added, is another cause and
+// has a reason of the kubelet. Both conditions of a pod whose probe had failed before are false: its
+// VirtualMachine is not ready by the same probe then.
+func isCutOff(p *corev1.Pod) bool {
+	return mayBeCutOff(p) && findCondition(p, corev1.PodReady).Reason != reasonGatesNotReady
+}
+
+// mayBeCutOff reports whether a pod is not ready although its containers are. Only its node tells whether
+// that is lost, since a pod with a false readiness gate looks the same before and after.
+func mayBeCutOff(p *corev1.Pod) bool {
+	ready, containers := findCondition(p, corev1.PodReady), findCondition(p, corev1.ContainersReady)
+	return ready != nil && containers != nil && ready.Status == corev1.ConditionFalse && containers.Status == corev1.ConditionTrue
+}
+
 // readNode reads the node of a pod that an operator may have asserted to be off.
 func (i *Instance) readNode(ctx context.Context) (err error) {
 	if name := i.resetNode(false); name != "" {
-		i.node, err = i.reader.getNode(ctx, name)
-		i.isNodeUnknown = err != nil
+		i.node.object, err = i.reader.getNode(ctx, name)
+		i.node.isUnknown = err != nil
 	}
 	return err
 }
@@ -34,7 +78,7 @@ func (i *Instance) readNode(ctx context.Context) (err error) {
 // it. The nodes of pods that start, and of those whose boot is not recorded yet, are read for complete lists,
 // which are rare: nothing else shows that the first are lost, and when the others can be recorded.
 func (i *Instance) resetNode(isComplete bool) (name string) {
-	i.node, i.isNodeUnknown, i.isNodeRead, i.Asserted = nil, false, false, ""
+	i.node, i.Asserted = nodeState{}, ""
 	if i.reader.AssertedOff != nil {
 		i.Asserted = i.reader.AssertedOff(i.UID)
 	}
@@ -45,13 +89,13 @@ func (i *Instance) resetNode(isComplete bool) (name string) {
 	case p.UID == i.Asserted:
 	case ProvenEnd(p) != nil:
 		return ""
-	case p.DeletionTimestamp != nil, mayBeCutOff(p), hasLostMachine(p), isComplete && !i.hasGuest():
-	case (isComplete || i.recordsBoot) && i.lacksBoot():
+	case p.DeletionTimestamp != nil, mayBeCutOff(p), hasLostMachine(p), isComplete && !i.reader.hasGuest(p):
+	case (isComplete || i.recordsBoot) && lacksBoot(p):
 		return p.Spec.NodeName
 	default:
 		return ""
 	}
-	i.isNodeRead = p.Spec.NodeName != ""
+	i.node.isRead = p.Spec.NodeName != ""
 	return p.Spec.NodeName
 }
 
@@ -72,7 +116,7 @@ func (r *Reader) readNodes(ctx context.Context, all []*Instance, isComplete bool
 	for name, of := range wanted {
 		node, err := read(ctx, name)
 		for _, i := range of {
-			i.node, i.isNodeUnknown = node, err != nil
+			i.node.object, i.node.isUnknown = node, err != nil
 		}
 		failed = cmp.Or(failed, err)
 	}

@@ -24,14 +24,6 @@ const (
 	textAsserted = "an operator has asserted that the machine is off"
 )
 
-// endRecord is the value of AnnotationEnd.
-type endRecord struct {
-	Pod  types.UID    `json:"pod"`
-	Exit *driver.Exit `json:"exit,omitempty"`
-	// Disruption is that of driver.Server.
-	Disruption string `json:"disruption,omitempty"`
-}
-
 // ProvenEnd returns how a pod has ended, or nil as long as nothing proves that none of its
 // containers runs.
 //
@@ -71,7 +63,7 @@ const rejectionDelay = time.Minute
 // isJustRejected reports whether the pod was rejected, by this process's clock, too short a time ago for that to
 // prove its end.
 func (i *Instance) isJustRejected() bool {
-	if !IsRejected(i.Pod) || i.IsEndRecorded() {
+	if !IsRejected(i.Pod) || i.Claims.HasEnded(i.Pod.UID) {
 		return false
 	}
 	now := i.reader.Clock.Now()
@@ -92,23 +84,22 @@ func disruptionReason(pod *corev1.Pod) string {
 	return ""
 }
 
-// ImageUse reports whether the pod, which has ended, may have used its images, and else whether its
+// ImageUse reports whether a pod that has ended may have used its images, and else whether its
 // node has failed to: no container was created there. Both are false for a pod that no node accepted.
-func (i *Instance) ImageUse() (isUsed, hasFailed bool) {
-	exit, status := ProvenEnd(i.Pod), objects.MachineStatus(i.Pod)
+func ImageUse(p *corev1.Pod) (isUsed, hasFailed bool) {
 	switch {
-	case i.Pod.Spec.NodeName == "" || IsRejected(i.Pod):
+	case p.Spec.NodeName == "" || IsRejected(p):
 		return false, false
-	case exit == nil: // an operator has asserted the end, and what the kubelet reported last may be old
+	case ProvenEnd(p) == nil: // an operator has asserted the end, and what the kubelet reported last may be old
 		return true, false
 	}
-	isUsed = status != nil && hasContainer(status)
+	isUsed = HasContainer(p)
 	return isUsed, !isUsed
 }
 
 // HasContainer reports whether the machine's container was created, as far as its kubelet has reported.
-func (i *Instance) HasContainer() bool {
-	status := objects.MachineStatus(i.Pod)
+func HasContainer(p *corev1.Pod) bool {
+	status := objects.MachineStatus(p)
 	return status != nil && hasContainer(status)
 }
 
@@ -201,16 +192,33 @@ func isPhaseOfKubelet(e metav1.ManagedFieldsEntry) bool {
 	return owned.Status.Phase != nil && (e.Manager == "kubelet" || owned.Status.Containers != nil)
 }
 
+// endMessage is the termination message that drover-machine writes.
+type endMessage struct {
+	Reason, Message string
+	StopRequested   bool
+	Disks           struct {
+		Root    bool
+		Volumes []string
+	}
+	TooLarge struct {
+		Volume string
+		Bytes  int64
+	}
+}
+
+// readMessage returns the termination message of the machine's container. ok is false if drover-machine has
+// written none.
+func readMessage(t *corev1.ContainerStateTerminated) (m endMessage, ok bool) {
+	err := json.Unmarshal([]byte(t.Message), &m)
+	return m, err == nil && m.Reason != ""
+}
+
 // exitOf translates the end of the machine's container. drover-machine leaves its reason in the
 // termination message; without one, the kubelet's holds. A machine that a signal ended, as in a drain, is
 // one whose host was shut down: its guest had not decided to end.
 func exitOf(t *corev1.ContainerStateTerminated) *driver.Exit {
 	exit := &driver.Exit{Code: int(t.ExitCode), Reason: t.Reason, At: t.FinishedAt.Time}
-	var message struct {
-		Reason, Message string
-		StopRequested   bool
-	}
-	if t.Reason != reasonOOMKilled && json.Unmarshal([]byte(t.Message), &message) == nil && message.Reason != "" {
+	if message, ok := readMessage(t); ok && t.Reason != reasonOOMKilled {
 		exit.Reason, exit.Output, exit.StopRequested = truncateText(message.Reason), truncateText(message.Message), message.StopRequested
 	}
 	return exit
@@ -219,40 +227,27 @@ func exitOf(t *corev1.ContainerStateTerminated) *driver.Exit {
 // hasMadeDisk reports whether drover-machine says that there is a disk: its guest has run, or it had come as
 // far as to make it.
 func hasMadeDisk(t *corev1.ContainerStateTerminated, disk string) bool {
-	var message struct {
-		Reason string
-		Disks  struct {
-			Root    bool
-			Volumes []string
-		}
-	}
-	switch {
-	case json.Unmarshal([]byte(t.Message), &message) != nil, message.Reason == "":
+	switch message, ok := readMessage(t); {
+	case !ok:
 		return false
 	case message.Reason != driver.ExitNotStarted && message.Reason != exitInvalid:
 		return true
 	case disk == objects.RootDisk:
 		return message.Disks.Root
+	default:
+		return slices.Contains(message.Disks.Volumes, disk)
 	}
-	return slices.Contains(message.Disks.Volumes, disk)
 }
 
 // LargeImage returns the disk that the machine of the pod has not made, since the image needs more bytes than the
 // disk was to have. ok is false if that is not why the machine has ended.
-func (i *Instance) LargeImage() (disk string, bytes int64, ok bool) {
-	status := objects.MachineStatus(i.Pod)
+func LargeImage(p *corev1.Pod) (disk string, bytes int64, ok bool) {
+	status := objects.MachineStatus(p)
 	if status == nil || status.State.Terminated == nil {
 		return "", 0, false
 	}
-	var message struct {
-		Reason   string
-		TooLarge struct {
-			Volume string
-			Bytes  int64
-		}
-	}
-	err := json.Unmarshal([]byte(status.State.Terminated.Message), &message)
-	return message.TooLarge.Volume, message.TooLarge.Bytes, err == nil && message.Reason == driver.ExitNotStarted && message.TooLarge.Bytes > 0
+	message, ok := readMessage(status.State.Terminated)
+	return message.TooLarge.Volume, message.TooLarge.Bytes, ok && message.Reason == driver.ExitNotStarted && message.TooLarge.Bytes > 0
 }
 
 // exitInvalid is drover-machine's reason for a wrong description.
@@ -284,6 +279,16 @@ func assertedEnd(node *corev1.Node, asserted bool, now time.Time) *driver.Exit {
 	return nil
 }
 
+// isAsserted reports whether an operator asserts that the machine of a pod is off, and the pod does not have
+// recorded that the assertion is refused.
+func isAsserted(p *corev1.Pod, asserted types.UID) bool {
+	return p.UID == asserted && !isAssertionRefused(p)
+}
+
+func isAssertionRefused(p *corev1.Pod) bool {
+	return p.Annotations[objects.AnnotationAssertionRefused] != ""
+}
+
 func isReady(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
@@ -294,27 +299,8 @@ func isOutOfService(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })
 }
 
-// hasEnded reports whether the PVC of the root disk has the end of a pod, or that it never ran.
-func hasEnded(root *corev1.PersistentVolumeClaim, pod types.UID) bool {
-	return pod != "" && root != nil && (endOf(root).Pod == pod || root.Annotations[objects.AnnotationNeverRan] == string(pod))
-}
-
-// endOf returns the record on the PVC; one that is damaged records nothing.
-func endOf(root *corev1.PersistentVolumeClaim) (end endRecord) {
-	if root == nil || json.Unmarshal([]byte(root.Annotations[objects.AnnotationEnd]), &end) != nil {
-		return endRecord{}
-	}
-	if end.Disruption = truncateText(end.Disruption); end.Exit != nil { // users can change annotations
-		end.Exit.Reason, end.Exit.Output = truncateText(end.Exit.Reason), truncateText(end.Exit.Output)
-	}
-	return end
-}
-
 // EndRecord returns the value of AnnotationEnd for the pod, whose end is proven.
 func (i *Instance) EndRecord() (string, error) {
 	record, err := json.Marshal(endRecord{Pod: i.Pod.UID, Exit: i.End(), Disruption: i.Disruption()})
 	return string(record), err
 }
-
-// IsEndRecorded reports whether the PVC of the root disk has the end of the pod, or that it never ran.
-func (i *Instance) IsEndRecorded() bool { return hasEnded(i.Root, i.Pod.UID) }

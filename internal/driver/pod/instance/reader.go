@@ -4,10 +4,10 @@
 // Package instance reads the objects of servers, and says what they prove: whether a pod has ended
 // for sure, and what state its server is in. It changes nothing.
 //
-// Start with Instance in instance.go, which a Reader returns. proof.go tells when a pod has ended,
-// lost.go when nothing tells that, disruption.go how others end it, state.go describes a server, list.go
-// finds the objects of all servers, informers.go follows them, and disks.go and budgets.go have their
-// PVCs and PodDisruptionBudgets.
+// Start with Instance in instance.go, which a Reader returns. proof.go says when a pod has ended, and
+// lost.go when nothing will tell that. state.go describes a server, and texts.go has the words for it.
+// claims.go has the PVCs, nodes.go the nodes of pods, and budgets.go the PodDisruptionBudgets. list.go finds
+// the objects of all servers, and informers.go follows them.
 package instance
 
 import (
@@ -66,20 +66,20 @@ func (r *Reader) New(spec driver.ServerSpec) *Instance {
 	i := r.newInstance(spec.UID, types.NamespacedName{Namespace: spec.Namespace, Name: spec.Name})
 	i.isEphemeral, i.seenRun, i.recordsBoot = spec.Ephemeral, spec.SeenRun, true
 	for _, v := range spec.Volumes {
-		i.names = append(i.names, v.Name)
+		i.volumes = append(i.volumes, v.Name)
 	}
 	return i
 }
 
 func (r *Reader) newInstance(uid types.UID, vm types.NamespacedName) *Instance {
-	return &Instance{reader: r, UID: uid, VM: vm.Name, Key: types.NamespacedName{Namespace: vm.Namespace, Name: objects.BaseName(vm.Name, uid)}}
+	return &Instance{reader: r, UID: uid, VM: vm.Name, Claims: Claims{}, Key: types.NamespacedName{Namespace: vm.Namespace, Name: objects.BaseName(vm.Name, uid)}}
 }
 
 // ReadPod returns the instance of a pod that was read, and of nothing else. Read reads that pod again, and the
 // PVC of its root disk.
 func (r *Reader) ReadPod(ctx context.Context, p *corev1.Pod) (*Instance, error) {
 	i := &Instance{
-		reader: r, UID: types.UID(p.Labels[objects.LabelUID]), Pod: p, isEphemeral: objects.IsEphemeral(p),
+		reader: r, UID: types.UID(p.Labels[objects.LabelUID]), Pod: p, Claims: Claims{}, isEphemeral: objects.IsEphemeral(p),
 		Key: types.NamespacedName{Namespace: p.Namespace, Name: p.Name},
 	}
 	return i, i.readNode(ctx)
@@ -94,7 +94,7 @@ func (r *Reader) Find(ctx context.Context, t driver.Target, retain bool) (*Insta
 	if err != nil {
 		return nil, err
 	}
-	i.isEphemeral = i.Pod != nil && objects.IsEphemeral(i.Pod) && i.Root == nil
+	i.isEphemeral = i.Pod != nil && objects.IsEphemeral(i.Pod) && i.Claims.Root() == nil
 	if !i.Exists() {
 		return nil, driver.Errorf(driver.ErrNotFound, "there is no pod and no PVC of UID %s", t.UID)
 	}
@@ -110,10 +110,10 @@ func (r *Reader) find(ctx context.Context, t driver.Target, retain bool) (*Insta
 		if err != nil {
 			return nil, err
 		}
-		return i, i.checkID(t)
+		return i, checkID(i, t)
 	}
 	i := r.newInstance(t.UID, owner.NamespacedName)
-	if err := i.checkID(t); err != nil {
+	if err := checkID(i, t); err != nil {
 		return nil, err
 	}
 	if err := i.readPod(ctx); err != nil {
@@ -140,7 +140,7 @@ func (r *Reader) findByLabels(ctx context.Context, t driver.Target) (*Instance, 
 }
 
 // checkID returns ErrNotFound if the target names another server than this one.
-func (i *Instance) checkID(t driver.Target) error {
+func checkID(i *Instance, t driver.Target) error {
 	if t.ID != "" && t.ID != i.ID() {
 		return driver.Errorf(driver.ErrNotFound, "the server of UID %s is %s, not %s", t.UID, i.ID(), t.ID)
 	}
