@@ -21,20 +21,26 @@ func (c *convergence) ensureBudget(ctx context.Context) error {
 	if r == nil && !c.spec.BlockEviction || c.budget != nil || c.hasNoBudget {
 		return nil // nothing to do, or this call has done it
 	}
-	have, err := c.driver.Policy.PodDisruptionBudgets(c.Key.Namespace).Get(ctx, c.Key.Name, metav1.GetOptions{})
+	budgets := c.driver.Policy.PodDisruptionBudgets(c.Key.Namespace)
+	have, err := budgets.Get(ctx, c.Key.Name, metav1.GetOptions{})
 	if objects.IgnoreNotFound(err) != nil {
 		return objects.Explain("read", objects.KindBudget, c.Key, err)
 	}
 	exists := err == nil
 	switch {
 	case !c.spec.BlockEviction:
-		return c.removeBudget(ctx, have, exists)
+		if exists && c.checkRecorded(objects.KindBudget, have) == nil {
+			err = budgets.Delete(ctx, have.Name, onlyAs(have))
+		}
+		err = objects.IgnoreNotFound(err)
+		c.hasNoBudget = err == nil
+		return objects.Explain("delete", objects.KindBudget, c.Key, err)
 	case r == nil && !exists, r != nil && r.UID != "" && !exists:
-		return c.recordFirst(newIntent(objects.KindBudget, c.Key.Name))
+		return c.recordFirst(nil, newIntent(objects.KindBudget, c.Key.Name))
 	case !exists:
-		have, err = c.driver.Policy.PodDisruptionBudgets(c.Key.Namespace).Create(ctx, c.driver.Objects.NewBudget(c.spec, r.Nonce), metav1.CreateOptions{})
+		have, err = budgets.Create(ctx, c.driver.Objects.NewBudget(c.spec, r.Nonce), metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {
-			return takenError(objects.KindBudget, c.Key) // the next call reads it
+			return objects.TakenError(objects.KindBudget, c.Key) // the next call reads it
 		}
 		c.budget = have
 		return objects.Explain("create", objects.KindBudget, c.Key, err)
@@ -76,16 +82,4 @@ func (d *Driver) removeOrphanedBudget(ctx context.Context, of *instance.Instance
 		err = budgets.Delete(ctx, have.Name, onlyAs(have))
 	}
 	return objects.Explain("delete", objects.KindBudget, of.Key, objects.IgnoreNotFound(err))
-}
-
-// removeBudget removes the PodDisruptionBudget if it is the server's, and has its record removed.
-func (c *convergence) removeBudget(ctx context.Context, have *policyv1.PodDisruptionBudget, exists bool) error {
-	if exists && c.checkRecorded(objects.KindBudget, have) == nil {
-		err := c.driver.Policy.PodDisruptionBudgets(c.Key.Namespace).Delete(ctx, have.Name, onlyAs(have))
-		if objects.IgnoreNotFound(err) != nil {
-			return objects.Explain("delete", objects.KindBudget, c.Key, err)
-		}
-	}
-	c.hasNoBudget = true
-	return nil
 }

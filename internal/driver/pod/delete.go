@@ -112,7 +112,7 @@ func (w *writer) release(p *corev1.Pod) {
 	metav1.SetMetaDataLabel(&p.ObjectMeta, objects.LabelRetained, "true")
 	p.OwnerReferences = nil
 	if w.Claims.Root() != nil {
-		p.OwnerReferences = []metav1.OwnerReference{objects.ClaimReference(w.Claims.Root())}
+		p.OwnerReferences = objects.ClaimOwner(w.Claims.Root())
 	}
 }
 

@@ -38,7 +38,7 @@ func (c *claims) ensureClaim(ctx context.Context, of objects.Disk) error {
 	recorded := c.recorded(objects.KindClaim, key.Name)
 	switch {
 	case recorded == nil:
-		return c.recordFirst(c.intents(ctx)...)
+		return c.recordFirst(nil, c.intents(ctx)...)
 	case recorded.UID != "":
 		return driver.WithReason(reasonVolumeLost, driver.Errorf(driver.ErrRetry,
 			"the PVC %s with UID %s, which has the %s, is gone, and no new disk is made in its place: delete the VirtualMachine; a PVC that was restored from a backup is not deleted with it",
@@ -62,7 +62,7 @@ func (c *claims) readClaim(ctx context.Context, of objects.Disk, key types.Names
 		return err
 	}
 	if c.Claims[of.Name] == nil {
-		return takenError(objects.KindClaim, key)
+		return objects.TakenError(objects.KindClaim, key)
 	}
 	return c.checkRecorded(objects.KindClaim, c.Claims[of.Name])
 }
@@ -217,17 +217,5 @@ func (c *claims) recordClaims(failure error) error {
 	if len(found) == 0 {
 		return failure
 	}
-	return c.recordAndFail(failure, found...)
-}
-
-// owners returns the owner of the pod: drain evicts only pods that have one. It is the
-// VirtualMachine, unless the pod has to outlive that.
-func (c *claims) owners() []metav1.OwnerReference {
-	switch {
-	case !c.spec.RetainOnDelete:
-		return []metav1.OwnerReference{objects.OwnerReference(c.spec)}
-	case c.Claims.Root() != nil:
-		return []metav1.OwnerReference{objects.ClaimReference(c.Claims.Root())}
-	}
-	return nil
+	return c.recordFirst(failure, found...)
 }

@@ -80,22 +80,26 @@ func (c *convergence) recordUnknown(ctx context.Context) error {
 	if err := c.driver.Objects.CheckSpec(c.spec); err != nil {
 		return err
 	}
-	return c.recordFirst(c.intents(ctx)...)
+	return c.recordFirst(nil, c.intents(ctx)...)
 }
 
 // begin reads what there is, and refuses what Ensure must not touch.
 func (c *convergence) begin(ctx context.Context) error {
-	for _, check := range []func(context.Context) error{c.Read, c.checkServer, c.checkIdentity} {
-		if err := check(ctx); err != nil {
-			return err
-		}
+	if err := c.Read(ctx); err != nil {
+		return err
+	}
+	if err := c.checkServer(); err != nil {
+		return err
+	}
+	if err := c.checkIdentity(ctx); err != nil {
+		return err
 	}
 	c.noteMade()
 	if err := c.recordRefusal(ctx); err != nil {
 		return err
 	}
 	if c.End() != nil && c.Pod.DeletionTimestamp != nil { // a drain or the deletion of the namespace waits for that, whatever the spec is
-		if err := c.removeEndedPod(ctx); err != nil {
+		if err := c.removePod(ctx); err != nil {
 			return err
 		}
 	}
@@ -107,7 +111,7 @@ func (c *convergence) begin(ctx context.Context) error {
 }
 
 // checkServer refuses a server that is not the one meant, was released, or has a later epoch.
-func (c *convergence) checkServer(context.Context) error {
+func (c *convergence) checkServer() error {
 	exists := c.Exists()
 	switch {
 	case c.spec.ID != "" && (c.spec.ID != c.ID() || !exists):
@@ -175,7 +179,10 @@ func (c *convergence) convergePower(ctx context.Context) error {
 		}
 	}
 	if c.End() != nil && c.spec.Power != driver.PowerOff { // the next pod has its name
-		if err := c.clearEndedPod(ctx); err != nil {
+		if err := c.checkImageSize(ctx); err != nil { // the next one would fail for the same reason
+			return err
+		}
+		if err := c.removePod(ctx); err != nil {
 			return err
 		}
 	}
@@ -191,15 +198,6 @@ func (c *convergence) convergePower(ctx context.Context) error {
 		}
 	}
 	return c.convergePod(ctx)
-}
-
-// clearEndedPod removes a pod that has ended, so that the next one can be made, unless that would fail for
-// the same reason.
-func (c *convergence) clearEndedPod(ctx context.Context) error {
-	if err := c.checkImageSize(ctx); err != nil {
-		return err
-	}
-	return c.removeEndedPod(ctx)
 }
 
 func (c *convergence) convergePod(ctx context.Context) error {
@@ -232,17 +230,10 @@ func (c *convergence) isToStop() bool {
 	return c.spec.Power == driver.PowerOff || restart || c.Pod.DeletionTimestamp != nil
 }
 
-// updateMeta gives the pod the VirtualMachine's labels, its owner, whether evictions are refused,
-// what its probe asks, and in which boot of its node it runs.
+// updateMeta gives the pod the metadata that follows the spec, and records in which boot of its node it runs.
 func (c *convergence) updateMeta(ctx context.Context) error {
 	set := func(p *corev1.Pod) {
-		c.driver.Objects.SetLabels(p, c.spec)
-		p.OwnerReferences = c.owners()
-		delete(p.Annotations, objects.AnnotationEviction)
-		if c.spec.BlockEviction {
-			metav1.SetMetaDataAnnotation(&p.ObjectMeta, objects.AnnotationEviction, objects.EvictionBlock)
-		}
-		objects.SetReadiness(p, c.spec)
+		c.driver.Objects.SetMeta(p, c.spec, c.Claims.Root())
 		if boot := c.UnrecordedBoot(); boot != "" {
 			metav1.SetMetaDataAnnotation(&p.ObjectMeta, objects.AnnotationBoot, boot)
 		}
@@ -261,7 +252,7 @@ func (c *convergence) readPod(ctx context.Context) error {
 		return err
 	}
 	if c.Pod == nil {
-		return takenError(objects.KindPod, c.Key)
+		return objects.TakenError(objects.KindPod, c.Key)
 	}
 	if err := c.checkIdentity(ctx); err != nil || c.Pod != nil {
 		return err
@@ -269,28 +260,16 @@ func (c *convergence) readPod(ctx context.Context) error {
 	return driver.Errorf(driver.ErrRetry, "the pod %s of another leader was removed: the next one is made after that", c.Key)
 }
 
-func takenError(kind string, key types.NamespacedName) error {
-	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry, "a %s of the name %s exists and is not Drover's: delete or rename it", kind, key))
-}
-
-// removeEndedPod removes a pod whose end is proven. The end is recorded first: in the status of the
-// VirtualMachine, and on the PVC. The pod object remains until its kubelet
-// has unmounted the volumes: Server.IsLeaving.
-func (c *convergence) removeEndedPod(ctx context.Context) error {
-	if err := c.recordEnded(); err != nil {
-		return err
+// removePod removes a pod that has ended or has its scheduling gate. A proven end is recorded first: in the
+// status of the VirtualMachine, and on the PVC. The pod object remains until its kubelet has unmounted the
+// volumes: Server.IsLeaving.
+func (c *convergence) removePod(ctx context.Context) error {
+	if r := c.recorded(objects.KindPod, c.Key.Name); c.End() != nil && r != nil && !r.Ended {
+		ended := *r
+		ended.UID, ended.Ended, ended.Images = c.Pod.UID, true, endedImages(c.Pod, r.Images)
+		return c.recordFirst(nil, ended)
 	}
 	return c.forgetPod(ctx)
-}
-
-// recordEnded has the status of the VirtualMachine record that the pod has ended.
-func (c *convergence) recordEnded() error {
-	if c.isEndRecorded() {
-		return nil
-	}
-	ended := *c.recorded(objects.KindPod, c.Key.Name)
-	ended.UID, ended.Ended, ended.Images = c.Pod.UID, true, c.endedImages(ended.Images)
-	return c.recordFirst(ended)
 }
 
 // checkLost returns an error if nothing tells whether the machine runs: its container or its pod is lost. A pod
@@ -318,7 +297,7 @@ func (c *convergence) createPod(ctx context.Context) error {
 		return c.noDigests
 	}
 	if !c.isPodIntended() {
-		return c.recordFirst(c.intents(ctx)...)
+		return c.recordFirst(nil, c.intents(ctx)...)
 	}
 	for _, v := range c.spec.Volumes {
 		if err := c.ensureClaim(ctx, objects.Disk{Name: v.Name, Bytes: v.SizeBytes}); err != nil {
@@ -330,7 +309,7 @@ func (c *convergence) createPod(ctx context.Context) error {
 	}
 	r := c.recorded(objects.KindPod, c.Key.Name)
 	on := c.driver.kvm.Choose(ctx, c.spec.Placement)
-	pod, err := c.driver.Objects.NewPod(c.fitted(), objects.Run{Nonce: r.Nonce, Images: r.Images, Disks: c.diskSettings(), Digests: c.digests, Made: c.madeDisks(), Owners: c.owners(), KVM: on, Ungated: !c.hasGate()})
+	pod, err := c.driver.Objects.NewPod(c.fitted(), objects.Run{Nonce: r.Nonce, Images: r.Images, Disks: c.diskSettings(), Digests: c.digests, Made: c.madeDisks(), Root: c.Claims.Root(), KVM: on, Ungated: !c.hasGate()})
 	if err != nil {
 		return err
 	}
@@ -412,7 +391,9 @@ func (c *convergence) ensureSecret(ctx context.Context) error {
 	name := objects.SecretOf(c.Pod)
 	r, pod := c.recorded(objects.KindSecret, name), c.recorded(objects.KindPod, c.Key.Name)
 	switch {
-	case r != nil && r.UID != "", c.machineHasSecret(pod):
+	case r != nil && r.UID != "",
+		c.driver.machines.HasAnswered(c.Pod.UID),                      // with the keys in it
+		!objects.IsGated(c.Pod) && pod != nil && pod.UID == c.Pod.UID: // an earlier call has made it before it recorded the pod
 		c.driver.secrets.LoadOrStore(c.Pod.UID, nil)
 		return nil
 	case r == nil, objects.IsGated(c.Pod) && pod != nil && pod.Ended:
@@ -430,7 +411,7 @@ func (c *convergence) ensureSecret(ctx context.Context) error {
 	created, err := c.driver.Client.Secrets(c.Key.Namespace).Create(ctx, secret, metav1.CreateOptions{})
 	key := types.NamespacedName{Namespace: c.Key.Namespace, Name: name}
 	if apierrors.IsAlreadyExists(err) {
-		return c.replacePod(ctx, takenError(objects.KindSecret, key))
+		return c.replacePod(ctx, objects.TakenError(objects.KindSecret, key))
 	}
 	if err != nil {
 		return objects.Explain("create", objects.KindSecret, key, err)
@@ -440,25 +421,13 @@ func (c *convergence) ensureSecret(ctx context.Context) error {
 	return nil
 }
 
-// machineHasSecret reports whether the machine in a pod without a gate is known to have the right
-// Secret: it has proven itself with the keys in it, or an earlier call, which has made the Secret,
-// has recorded the pod.
-func (c *convergence) machineHasSecret(recorded *driver.Object) bool {
-	return c.driver.machines.HasAnswered(c.Pod.UID) || !objects.IsGated(c.Pod) && recorded != nil && recorded.UID == c.Pod.UID
-}
-
 // replacePod removes a pod, at once if it has its scheduling gate, and else once it has ended. A later
 // call makes another one; it has to wait if a failure is given.
 func (c *convergence) replacePod(ctx context.Context, failure error) error {
-	if c.End() != nil {
-		if err := c.recordEnded(); err != nil {
-			return err
-		}
-	}
-	if err := c.forgetPod(ctx); err != nil {
+	if err := c.removePod(ctx); err != nil {
 		return err
 	}
-	return c.recordAndFail(failure, c.podIntents(ctx)...)
+	return c.recordFirst(failure, c.podIntents(ctx)...)
 }
 
 // stop asks the guest to shut down, until the time at which a stop is forced.
@@ -498,7 +467,7 @@ func (c *convergence) describe() driver.Server {
 	if c.Pod != nil && c.Pod.DeletionTimestamp == nil && c.End() == nil && !objects.IsGated(c.Pod) && !c.spec.PowerOnly {
 		s.Pending = c.pendingFields()
 	}
-	s.Refused = c.refusedImage()
+	s.Refused = objects.RefusedImage(c.spec.Image, c.recorded(objects.KindClaim, c.base))
 	return s
 }
 

@@ -217,3 +217,6 @@ func (d *Driver) EngineID(ctx context.Context) (string, error) {
 	}
 	return string(system.UID), nil
 }
+
+// SupportedFields implements driver.FieldDeclarer.
+func (d *Driver) SupportedFields() map[string]driver.Support { return objects.SupportedFields() }

@@ -30,12 +30,6 @@ func (s *record) recorded(kind, name string) *driver.Object {
 	return &s.spec.Objects[n]
 }
 
-// isEndRecorded reports whether the status of the VirtualMachine has that the pod has ended.
-func (s *record) isEndRecorded() bool {
-	r := s.recorded(objects.KindPod, s.base)
-	return r == nil || r.Ended
-}
-
 // hasGate reports whether the next pod is made with a scheduling gate. The pod of an ephemeral server
 // that is to run has none, which saves a write of each pod: no kubelet starts it before its Secret
 // exists, which is made for that very pod.
@@ -43,13 +37,9 @@ func (s *record) hasGate() bool {
 	return !s.spec.Ephemeral || s.spec.Power == driver.PowerOff || s.spec.PowerOnly
 }
 
-// recordFirst ends the call: the caller records the objects, and calls again.
-func (s *record) recordFirst(changed ...driver.Object) error {
-	return s.recordAndFail(nil, changed...)
-}
-
-// recordAndFail ends the call, which has failed if a failure is given: the caller records the objects.
-func (s *record) recordAndFail(failure error, changed ...driver.Object) error {
+// recordFirst returns the error that ends a call so that its caller records objects. The caller then calls again,
+// unless the call has failed.
+func (s *record) recordFirst(failure error, changed ...driver.Object) error {
 	all := slices.Clone(s.spec.Objects)
 	for _, o := range changed {
 		all = slices.DeleteFunc(all, func(have driver.Object) bool {

@@ -5,6 +5,7 @@ package instance
 
 import (
 	"context"
+	"errors"
 	"math"
 	"slices"
 	"strconv"
@@ -40,47 +41,29 @@ type Informers struct{ Pods, Claims cache.SharedIndexInformer }
 // NewInformers returns the informers of the objects that the reader reads.
 func (r *Reader) NewInformers() (*Informers, error) {
 	pods, claims := r.Client.Pods(metav1.NamespaceAll), r.Client.PersistentVolumeClaims(metav1.NamespaceAll)
-	i := &Informers{
-		Pods: newInformer(&corev1.Pod{}, &cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return pods.List(ctx, latest(r.selected(o)))
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				return pods.Watch(ctx, r.selected(o))
-			},
-		}),
-		Claims: newInformer(&corev1.PersistentVolumeClaim{}, &cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return claims.List(ctx, latest(r.selected(o)))
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				return claims.Watch(ctx, r.selected(o))
-			},
-		}),
-	}
-	if err := i.Pods.SetTransform(strip); err != nil {
-		return nil, err
-	}
-	return i, i.Claims.SetTransform(strip)
+	podInformer, err := newInformer(r, &corev1.Pod{}, pods.List, pods.Watch)
+	claimInformer, claimErr := newInformer(r, &corev1.PersistentVolumeClaim{}, claims.List, claims.Watch)
+	return &Informers{Pods: podInformer, Claims: claimInformer}, errors.Join(err, claimErr)
 }
 
-func newInformer(of runtime.Object, lw cache.ListerWatcher) cache.SharedIndexInformer {
-	return cache.NewSharedIndexInformer(lw, of, 0, cache.Indexers{indexUID: uidOf})
-}
-
-// selected returns options that select the objects of this cluster's servers.
-func (r *Reader) selected(o metav1.ListOptions) metav1.ListOptions {
-	o.LabelSelector = objects.Selector(r.ClusterID)
-	return o
-}
-
-// latest returns options that list what is there now, where an informer would begin with what an API
-// server that lags had at some time.
-func latest(o metav1.ListOptions) metav1.ListOptions {
-	if o.ResourceVersion == "0" {
-		o.ResourceVersion = ""
-	}
-	return o
+// newInformer returns an informer of the objects of one kind that the reader reads. Its first list is live: an
+// informer would begin with the state that a lagging API server had at some time.
+func newInformer[L runtime.Object](r *Reader, of runtime.Object, list func(context.Context, metav1.ListOptions) (L, error),
+	follow func(context.Context, metav1.ListOptions) (watch.Interface, error)) (cache.SharedIndexInformer, error) {
+	selector := objects.Selector(r.ClusterID)
+	informer := cache.NewSharedIndexInformer(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			if o.LabelSelector = selector; o.ResourceVersion == "0" {
+				o.ResourceVersion = ""
+			}
+			return list(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector = selector
+			return follow(ctx, o)
+		},
+	}, of, 0, cache.Indexers{indexUID: uidOf})
+	return informer, informer.SetTransform(strip)
 }
 
 func uidOf(o any) ([]string, error) {
@@ -144,16 +127,6 @@ func byUID[T any](informer cache.SharedIndexInformer, uids []types.UID) (all []T
 		}
 	}
 	return all
-}
-
-// KnownPods returns the pods of servers as the informers have them, all if no UID is given. ok is
-// false if no watch is open. Callers must not change them.
-func (r *Reader) KnownPods(uids ...types.UID) (pods []*corev1.Pod, ok bool) {
-	watched := r.Watched.Load()
-	if watched == nil {
-		return nil, false
-	}
-	return byUID[*corev1.Pod](watched.Pods, uids), true
 }
 
 // freshInformers returns the informers once they have all that this process has read and written

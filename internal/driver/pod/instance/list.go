@@ -68,9 +68,9 @@ func (r *Reader) listObjects(ctx context.Context, uids []types.UID) ([]*corev1.P
 	}
 	began := r.Clock.Now()
 	options := metav1.ListOptions{LabelSelector: objects.Selector(r.ClusterID, uids...)}
-	pods, err := r.Client.Pods(metav1.NamespaceAll).List(ctx, options)
+	pods, err := r.listPods(ctx, options)
 	if err != nil {
-		return nil, nil, objects.Explain("list", objects.KindPod, types.NamespacedName{}, err)
+		return nil, nil, err
 	}
 	claims, err := r.Client.PersistentVolumeClaims(metav1.NamespaceAll).List(ctx, options)
 	if err != nil {
@@ -79,14 +79,36 @@ func (r *Reader) listObjects(ctx context.Context, uids []types.UID) ([]*corev1.P
 	if len(uids) == 0 {
 		r.lastLiveList.Store(&began)
 	}
-	foundPods, foundClaims := pointers(pods.Items), pointers(claims.Items)
-	for _, p := range foundPods {
+	foundClaims := pointers(claims.Items)
+	for _, p := range pods {
 		r.note(p)
 	}
 	for _, claim := range foundClaims {
 		r.note(claim)
 	}
-	return foundPods, foundClaims, nil
+	return pods, foundClaims, nil
+}
+
+// listPods lists pods by a request.
+func (r *Reader) listPods(ctx context.Context, options metav1.ListOptions) ([]*corev1.Pod, error) {
+	listed, err := r.Client.Pods(metav1.NamespaceAll).List(ctx, options)
+	if err != nil {
+		return nil, objects.Explain("list", objects.KindPod, types.NamespacedName{}, err)
+	}
+	return pointers(listed.Items), nil
+}
+
+// KnownPods returns the pods of servers that were not released, all if no UID is given: those of the informers of
+// an open watch, or live ones if none is open. They may be out of date, and callers must not change them.
+func (r *Reader) KnownPods(ctx context.Context, uids ...types.UID) (pods []*corev1.Pod, err error) {
+	if watched := r.Watched.Load(); watched != nil {
+		pods = byUID[*corev1.Pod](watched.Pods, uids)
+	} else if pods, err = r.listPods(ctx, metav1.ListOptions{LabelSelector: objects.Selector(r.ClusterID, uids...)}); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(pods, func(p *corev1.Pod) bool {
+		return !r.IsNamed(p) || p.Labels[objects.LabelRetained] != "" || len(uids) > 0 && !slices.Contains(uids, types.UID(p.Labels[objects.LabelUID]))
+	}), nil
 }
 
 // ListReleased returns the pods of servers that were released, and those of UIDs, as the informers have them,
@@ -103,11 +125,8 @@ func (r *Reader) ListReleased(ctx context.Context, uids []types.UID) ([]*corev1.
 	if len(uids) == 0 {
 		selector += "," + objects.LabelRetained
 	}
-	listed, err := r.Client.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: selector, ResourceVersion: "0"})
-	if err != nil {
-		return nil, objects.Explain("list", objects.KindPod, types.NamespacedName{}, err)
-	}
-	return slices.DeleteFunc(pointers(listed.Items), isOther), nil
+	pods, err := r.listPods(ctx, metav1.ListOptions{LabelSelector: selector, ResourceVersion: "0"})
+	return slices.DeleteFunc(pods, isOther), err
 }
 
 // isLiveListDue reports whether the last complete list that was live is long ago, or there was none.

@@ -5,6 +5,7 @@ package objects
 
 import (
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -42,6 +43,24 @@ func DisksOf(spec driver.ServerSpec) []Disk {
 		all = append(all, Disk{v.Name, fmt.Sprintf("spec.volumes[%s].size", v.Name), v.SizeBytes, v.ReadOnly})
 	}
 	return all
+}
+
+// FindDisk returns a disk of a spec and its image, nil if the spec does not have it.
+func FindDisk(spec driver.ServerSpec, name, rootImage string) (of *Disk, source string) {
+	disks := DisksOf(spec)
+	if spec.Ephemeral {
+		disks = append(disks, Disk{Name: RootDisk, Field: "spec.resource.rootDisk", Bytes: spec.RootDiskBytes})
+	}
+	source = rootImage
+	for _, v := range spec.Volumes {
+		if v.Name == name && v.Image != nil {
+			source = v.Image.Source
+		}
+	}
+	if n := slices.IndexFunc(disks, func(d Disk) bool { return d.Name == name }); n >= 0 {
+		of = &disks[n]
+	}
+	return of, source
 }
 
 // ClaimName returns the name of the PVC of a disk.

@@ -50,6 +50,12 @@ func Explain(verb, kind string, key types.NamespacedName, err error) error {
 	return err
 }
 
+// TakenError returns the error of an object that cannot be created, since one of its name exists that Drover has
+// not made.
+func TakenError(kind string, key types.NamespacedName) error {
+	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry, "a %s of the name %s exists and is not Drover's: delete or rename it", kind, key))
+}
+
 // ChangedError returns the error of a pod that differs from what was asked for as soon as it is made.
 // fields are the fields of the spec that it lacks.
 func ChangedError(pod types.NamespacedName, fields []string) error {

@@ -5,6 +5,7 @@ package objects
 
 import (
 	"cmp"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine/description"
 )
 
@@ -42,9 +44,9 @@ func needsImage(v driver.Volume, run Run) bool {
 	return v.Image != nil && isContainerDisk(v.Image.Source) && !isMade
 }
 
-// IsSameImage reports whether an image is the one that a disk was made from: by its name, by its digest, or,
+// isSameImage reports whether an image is the one that a disk was made from: by its name, by its digest, or,
 // for an image from a web server, by its checksum. Where no checksum was recorded, the URL has to be the same.
-func IsSameImage(i driver.Image, from driver.ResolvedImage) bool {
+func isSameImage(i driver.Image, from driver.ResolvedImage) bool {
 	switch {
 	case !isContainerDisk(i.Source):
 		return i.Checksum == from.Digest || from.Digest == "" && i.Source == from.Source
@@ -53,6 +55,21 @@ func IsSameImage(i driver.Image, from driver.ResolvedImage) bool {
 	}
 	digest := digestOf(i.Source)
 	return digest != "" && digest == from.Digest
+}
+
+// RefusedImage returns why a root disk cannot have an image. It is nil if the record of the disk's PVC does not
+// name another image. An image with a kernel is not refused, since the kernel comes from it.
+func RefusedImage(wants driver.Image, claim *driver.Object) *driver.Refused {
+	if claim == nil || !claim.Made || len(claim.Images) == 0 {
+		return nil
+	}
+	from := claim.Images[0]
+	if wants.Kernel != nil || wants.Source == "" || isSameImage(wants, from) {
+		return nil
+	}
+	return &driver.Refused{Field: "image", Reason: driver.ReasonImageImmutable, Message: fmt.Sprintf(
+		"spec.image.source is %s: the root disk was made from %s and holds data; name that one, or delete the VirtualMachine and create it again",
+		image.Redact(wants.Source), cmp.Or(image.Redact(from.Source), "no image"))}
 }
 
 // describeImage gives a disk its image, which is in a folder of the container if it is a container disk. The

@@ -69,9 +69,10 @@ type Run struct {
 	Disks   map[string]DiskSettings
 	Digests Digests
 	// Made are the disks that an earlier run has made, by name, with what they were made from.
-	Made   map[string]driver.ResolvedImage
-	Owners []metav1.OwnerReference
-	KVM    kvm.Choice
+	Made map[string]driver.ResolvedImage
+	// Root is the PVC of the root disk, nil if there is none.
+	Root *corev1.PersistentVolumeClaim
+	KVM  kvm.Choice
 	// Ungated is set if the scheduler may place the pod at once.
 	Ungated bool
 }
@@ -96,14 +97,9 @@ func (t *Template) NewPod(spec driver.ServerSpec, run Run) (*corev1.Pod, error) 
 	p := &corev1.Pod{ObjectMeta: t.newMeta(spec, BaseName(spec.Name, spec.UID), run.Nonce), Spec: t.podSpec(spec, run)}
 	container := MachineContainer(p)
 	container.StartupProbe = startupProbe(!spec.Ephemeral || described.RootDisk.NeedsCopy())
-	t.SetLabels(p, spec)
+	t.SetMeta(p, spec, run.Root)
 	p.Finalizers = []string{FinalizerStopped}
-	p.OwnerReferences = run.Owners
-	if spec.BlockEviction {
-		p.Annotations[AnnotationEviction] = EvictionBlock
-	}
 	p.Annotations[AnnotationMachine], p.Annotations[AnnotationSettings] = string(description), string(kept)
-	SetReadiness(p, spec)
 	run.KVM.AddTo(&container.Resources)
 	if !run.Ungated {
 		p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: gateStopped}}
@@ -111,20 +107,43 @@ func (t *Template) NewPod(spec driver.ServerSpec, run Run) (*corev1.Pod, error) 
 	return p, nil
 }
 
-// OwnerReference makes the VirtualMachine the controller of an object: drain evicts only pods that
-// have one. It does not delay the deletion of the VirtualMachine, which has a finalizer.
-func OwnerReference(spec driver.ServerSpec) metav1.OwnerReference {
-	return metav1.OwnerReference{
-		APIVersion: "cloudnative.tw/v1alpha1", Kind: "VirtualMachine", Name: spec.Name, UID: spec.UID,
-		Controller: new(true), BlockOwnerDeletion: new(false),
+// SetMeta gives a pod the metadata that follows the spec: the labels of the VirtualMachine, the owner, whether
+// evictions are refused, and what the readiness probe asks.
+func (t *Template) SetMeta(p *corev1.Pod, spec driver.ServerSpec, root *corev1.PersistentVolumeClaim) {
+	t.setLabels(p, spec)
+	p.OwnerReferences = owners(spec, root)
+	delete(p.Annotations, AnnotationEviction)
+	if spec.BlockEviction {
+		metav1.SetMetaDataAnnotation(&p.ObjectMeta, AnnotationEviction, EvictionBlock)
 	}
+	setReadiness(p, spec)
 }
 
-// ClaimReference makes a PVC the controller of an object.
-func ClaimReference(claim *corev1.PersistentVolumeClaim) metav1.OwnerReference {
-	return metav1.OwnerReference{
-		APIVersion: "v1", Kind: KindClaim, Name: claim.Name, UID: claim.UID, Controller: new(true), BlockOwnerDeletion: new(false),
+// owners returns the owner of a pod, since drain evicts only pods that have one. It is the VirtualMachine,
+// unless the pod has to outlive that.
+func owners(spec driver.ServerSpec, root *corev1.PersistentVolumeClaim) []metav1.OwnerReference {
+	switch {
+	case !spec.RetainOnDelete:
+		return vmOwner(spec)
+	case root != nil:
+		return ClaimOwner(root)
 	}
+	return nil
+}
+
+// vmOwner makes the VirtualMachine the controller of an object. That does not delay the deletion of the
+// VirtualMachine, which has a finalizer.
+func vmOwner(spec driver.ServerSpec) []metav1.OwnerReference {
+	return newOwner("cloudnative.tw/v1alpha1", "VirtualMachine", spec.Name, spec.UID)
+}
+
+// ClaimOwner makes a PVC the controller of an object.
+func ClaimOwner(claim *corev1.PersistentVolumeClaim) []metav1.OwnerReference {
+	return newOwner("v1", KindClaim, claim.Name, claim.UID)
+}
+
+func newOwner(version, kind, name string, uid types.UID) []metav1.OwnerReference {
+	return []metav1.OwnerReference{{APIVersion: version, Kind: kind, Name: name, UID: uid, Controller: new(true), BlockOwnerDeletion: new(false)}}
 }
 
 func (t *Template) podSpec(spec driver.ServerSpec, run Run) corev1.PodSpec {
@@ -155,7 +174,10 @@ func nodeTolerations() []corev1.Toleration {
 }
 
 func (t *Template) container(spec driver.ServerSpec, run Run) corev1.Container {
-	memory := *resource.NewQuantity(spec.MemoryBytes+t.MemoryOverheadBytes, resource.BinarySI)
+	amounts := corev1.ResourceList{
+		corev1.ResourceCPU:    *resource.NewMilliQuantity(spec.CPUMilli, resource.DecimalSI),
+		corev1.ResourceMemory: *resource.NewQuantity(spec.MemoryBytes+t.MemoryOverheadBytes, resource.BinarySI),
+	}
 	c := corev1.Container{
 		Name: ContainerName, Image: t.MachineImage, Args: []string{"--run-folder", runFolder}, Stdin: true,
 		ReadinessProbe: readinessProbe(spec.ReadinessProbe),
@@ -163,16 +185,7 @@ func (t *Template) container(spec driver.ServerSpec, run Run) corev1.Container {
 			AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true),
 			Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 		},
-		Resources: corev1.ResourceRequirements{
-			Requests: corev1.ResourceList{
-				corev1.ResourceCPU:    *resource.NewMilliQuantity(spec.CPUMilli, resource.DecimalSI),
-				corev1.ResourceMemory: memory,
-			},
-			Limits: corev1.ResourceList{
-				corev1.ResourceCPU:    *resource.NewMilliQuantity(spec.CPUMilli, resource.DecimalSI),
-				corev1.ResourceMemory: memory,
-			},
-		},
+		Resources: corev1.ResourceRequirements{Requests: amounts, Limits: amounts.DeepCopy()},
 		VolumeMounts: []corev1.VolumeMount{
 			{Name: "description", MountPath: descriptionFolder, ReadOnly: true},
 			{Name: secretVolume, MountPath: secretFolder, ReadOnly: true},
@@ -360,7 +373,7 @@ const (
 // with the pod.
 func (t *Template) NewSecret(spec driver.ServerSpec, pod *corev1.Pod, nonce string, control map[string][]byte) *corev1.Secret {
 	s := &corev1.Secret{ObjectMeta: t.newMeta(spec, SecretOf(pod), nonce), StringData: map[string]string{}, Data: control, Immutable: new(true)}
-	s.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: KindPod, Name: pod.Name, UID: pod.UID, Controller: new(true), BlockOwnerDeletion: new(false)}}
+	s.OwnerReferences = newOwner("v1", KindPod, pod.Name, pod.UID)
 	for key, text := range map[string]string{
 		keyUserData: spec.UserData.Reveal(), keyNetworkData: spec.NetworkData.Reveal(), keySSHKeys: strings.Join(spec.SSHKeys, "\n"),
 	} {
@@ -384,11 +397,8 @@ func SecretOf(p *corev1.Pod) string {
 // NewBudget returns the PodDisruptionBudget that has every eviction of the server refused. A number,
 // since a share needs a scale, which the owner of the pod has not.
 func (t *Template) NewBudget(spec driver.ServerSpec, nonce string) *policyv1.PodDisruptionBudget {
-	b := &policyv1.PodDisruptionBudget{
-		ObjectMeta: t.newMeta(spec, BaseName(spec.Name, spec.UID), nonce),
-		Spec:       budgetSpec(spec.UID),
-	}
-	b.OwnerReferences = []metav1.OwnerReference{OwnerReference(spec)}
+	b := &policyv1.PodDisruptionBudget{ObjectMeta: t.newMeta(spec, BaseName(spec.Name, spec.UID), nonce), Spec: budgetSpec(spec.UID)}
+	b.OwnerReferences = vmOwner(spec)
 	return b
 }
 

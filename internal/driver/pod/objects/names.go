@@ -143,8 +143,8 @@ func HasLabels(p *corev1.Pod, ofVM map[string]string) bool {
 	return !slices.ContainsFunc(labelsFromVM(p), func(key string) bool { _, has := wanted[key]; return !has })
 }
 
-// SetLabels gives a pod the labels of the spec in place of those that it has from an earlier one.
-func (t *Template) SetLabels(p *corev1.Pod, spec driver.ServerSpec) {
+// setLabels gives a pod the labels of the spec in place of those that it has from an earlier one.
+func (t *Template) setLabels(p *corev1.Pod, spec driver.ServerSpec) {
 	for _, key := range labelsFromVM(p) {
 		delete(p.Labels, key)
 	}

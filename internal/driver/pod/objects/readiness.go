@@ -63,8 +63,8 @@ func startupProbe(makesDisk bool) *corev1.Probe {
 	}
 }
 
-// SetReadiness has the probe of a pod ask what the spec says now.
-func SetReadiness(p *corev1.Pod, spec driver.ServerSpec) {
+// setReadiness has the probe of a pod ask what the spec says now.
+func setReadiness(p *corev1.Pod, spec driver.ServerSpec) {
 	delete(p.Annotations, AnnotationReadiness)
 	if text := readinessOf(spec.ReadinessProbe); text != "" {
 		metav1.SetMetaDataAnnotation(&p.ObjectMeta, AnnotationReadiness, text)
