@@ -5,7 +5,6 @@ package objects
 
 import (
 	"encoding/json"
-	"slices"
 	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
@@ -115,80 +114,44 @@ var fields = driver.Fields[settingsChange]{
 	{Name: "action", Support: driver.AppliedLive},
 	{Name: "shutdownGracePeriodSeconds", Support: driver.AppliedLive},
 	{Name: "restartPolicy", Support: driver.AppliedLive},
-	{
-		Name: "resource.cpu", Support: driver.AppliedAtRestart,
-		Differs: func(c settingsChange) bool { return c.has.CPUMilli != c.wants.CPUMilli },
-	},
-	{
-		Name: "resource.memory", Support: driver.AppliedAtRestart,
-		Differs: func(c settingsChange) bool { return c.has.MemoryBytes != c.wants.MemoryBytes },
-	},
+	{Name: "resource.cpu", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.CPUMilli })},
+	{Name: "resource.memory", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.MemoryBytes })},
 	{Name: "resource.rootDisk", Support: driver.AppliedLive}, // it may only grow
 	{
 		Name: "image", Support: driver.AppliedAtRestart, Parts: []string{"source", "checksum", "kernel.source", "kernel.initrd", "kernel.cmdline"},
-		Differs: func(c settingsChange) bool {
-			return c.has.Image != c.wants.Image || c.has.Checksum != c.wants.Checksum || !equality.Semantic.DeepEqual(c.has.Kernel, c.wants.Kernel)
-		},
+		Differs: differs(func(s Settings) any { return []any{s.Image, s.Checksum, s.Kernel} }),
 	},
 	{Name: "image.pullPolicy", Support: driver.AppliedLive},
 	{
 		Name: "volumes", Support: driver.AppliedAtRestart, Parts: []string{"name", "readOnly"},
-		Differs: func(c settingsChange) bool { return !slices.Equal(c.has.Volumes, c.wants.Volumes) },
+		Differs: differs(func(s Settings) any { return s.Volumes }),
 	},
 	{Name: "volumes.size", Support: driver.AppliedLive}, // it may only grow
 	{Name: "volumes.source.image", Support: driver.AppliedAtCreation, Parts: []string{"source", "checksum", "pullPolicy"}},
 	{Name: "volumes.source.image.kernel", Support: driver.Unsupported, Hint: "a volume is not booted; leave it out"},
 	{
 		Name: "ports", Support: driver.AppliedAtRestart, Parts: []string{"name", "protocol", "port"},
-		Differs: func(c settingsChange) bool { return !slices.Equal(c.has.Ports, c.wants.Ports) },
+		Differs: differs(func(s Settings) any { return s.Ports }),
 	},
 	{Name: "ports.hostPort", Support: driver.Unsupported, Hint: "a machine answers at its pod's address; use a Service to expose it"},
 	{Name: "ports.hostIP", Support: driver.Unsupported, Hint: "a machine answers at its pod's address; use a Service to expose it"},
-	{
-		Name: "sshAuthorizedKeys", Support: driver.AppliedAtRestart,
-		Differs: func(c settingsChange) bool { return !slices.Equal(c.has.SSHKeys, c.wants.SSHKeys) },
-	},
-	{
-		Name: "userData", Support: driver.AppliedAtRestart,
-		Differs: func(c settingsChange) bool { return c.has.UserData != c.wants.UserData },
-	},
-	{
-		Name: "networkData", Support: driver.AppliedAtRestart,
-		Differs: func(c settingsChange) bool { return c.has.NetworkData != c.wants.NetworkData },
-	},
+	{Name: "sshAuthorizedKeys", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.SSHKeys })},
+	{Name: "userData", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.UserData })},
+	{Name: "networkData", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.NetworkData })},
 	{Name: "ephemeral", Support: driver.AppliedAtCreation},
 	{Name: "storageClassName", Support: driver.AppliedAtCreation},
 	{Name: "evictionPolicy", Support: driver.AppliedLive},
-	{
-		Name: "nodeSelector", Support: driver.AppliedAtRestart,
-		Differs: differs(func(p driver.Placement) any { return p.NodeSelector }),
-	},
-	{
-		Name: "affinity", Support: driver.AppliedAtRestart,
-		Differs: differs(func(p driver.Placement) any { return p.Affinity }),
-	},
-	{
-		Name: "tolerations", Support: driver.AppliedAtRestart,
-		Differs: differs(func(p driver.Placement) any { return p.Tolerations }),
-	},
-	{
-		Name: "topologySpreadConstraints", Support: driver.AppliedAtRestart,
-		Differs: differs(func(p driver.Placement) any { return p.TopologySpreadConstraints }),
-	},
-	{
-		Name: "priorityClassName", Support: driver.AppliedAtRestart,
-		Differs: differs(func(p driver.Placement) any { return p.PriorityClassName }),
-	},
-	{
-		Name: "runtimeClassName", Support: driver.AppliedAtRestart,
-		Differs: differs(func(p driver.Placement) any { return p.RuntimeClassName }),
-	},
+	{Name: "nodeSelector", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.NodeSelector })},
+	{Name: "affinity", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.Affinity })},
+	{Name: "tolerations", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.Tolerations })},
+	{Name: "topologySpreadConstraints", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.TopologySpreadConstraints })},
+	{Name: "priorityClassName", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.PriorityClassName })},
+	{Name: "runtimeClassName", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.RuntimeClassName })},
 }
 
-func differs(part func(driver.Placement) any) func(settingsChange) bool {
-	return func(c settingsChange) bool {
-		return !equality.Semantic.DeepEqual(part(c.has.Placement), part(c.wants.Placement))
-	}
+// differs returns a comparison of a part of the settings, to which empty lists are like missing ones.
+func differs(part func(Settings) any) func(settingsChange) bool {
+	return func(c settingsChange) bool { return !equality.Semantic.DeepEqual(part(c.has), part(c.wants)) }
 }
 
 // SupportedFields returns how each field of a spec is supported.
