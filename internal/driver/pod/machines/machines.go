@@ -52,7 +52,7 @@ type Machines struct {
 
 	seed, guestSeed knownSeed
 
-	seen driver.SyncMap[types.UID, sighting] // by the UID of the pod
+	seen driver.SyncMap[types.UID, observation] // by the UID of the pod
 	// clients caches the client credentials for each machine, by the UID of its pod: deriving them takes
 	// more CPU time than a call.
 	clients driver.SyncMap[types.UID, cachedCredentials]
@@ -66,8 +66,8 @@ type cachedCredentials struct {
 	credentials control.Credentials
 }
 
-// sighting is what was last seen of a machine.
-type sighting struct {
+// observation is what was last seen of a machine.
+type observation struct {
 	status control.Status
 	// isSilent is set if the machine did not answer the last question.
 	isSilent bool
@@ -90,7 +90,7 @@ func (m *Machines) HasAnswered(pod types.UID) bool {
 
 // Forget forgets the machines in other pods than these.
 func (m *Machines) Forget(isPresent func(pod types.UID) bool) {
-	m.seen.DeleteFunc(func(pod types.UID, _ sighting) bool { return !isPresent(pod) })
+	m.seen.DeleteFunc(func(pod types.UID, _ observation) bool { return !isPresent(pod) })
 	m.clients.DeleteFunc(func(pod types.UID, _ cachedCredentials) bool { return !isPresent(pod) })
 }
 
@@ -111,7 +111,7 @@ func (m *Machines) setState(ctx context.Context, at Machine, to control.State, c
 	if err != nil {
 		to = map[control.State]control.State{control.StatePaused: control.StateRunning, control.StateRunning: control.StatePaused}[to]
 	}
-	m.seen.Update(at.Pod, func(last sighting, _ bool) (sighting, bool) {
+	m.seen.Update(at.Pod, func(last observation, _ bool) (observation, bool) {
 		last.status.State, last.hasAnswered = to, last.hasAnswered || err == nil
 		return last, true
 	})
@@ -165,17 +165,17 @@ func (m *Machines) Sample(ctx context.Context, all []Machine) (samples []driver.
 	if len(all) == 0 {
 		return nil, nil, nil
 	}
-	if _, err := m.readSeed(ctx); err != nil {
+	if _, err := m.readControlSeed(ctx); err != nil {
 		return nil, nil, err // each machine would ask for it again
 	}
-	all = m.silentLast(all)
+	all = m.orderSilentLast(all)
 	results, differs := make([]*driver.Usage, len(all)), make([]bool, len(all))
 	var calls errgroup.Group
 	calls.SetLimit(maxConcurrent)
 	for n, at := range all {
 		calls.Go(func() error {
 			if ctx.Err() == nil { // otherwise the next sample asks it before silent ones
-				results[n], differs[n] = m.sample(ctx, at)
+				results[n], differs[n] = m.sampleMachine(ctx, at)
 			}
 			return nil
 		})
@@ -192,9 +192,9 @@ func (m *Machines) Sample(ctx context.Context, all []Machine) (samples []driver.
 	return samples, changed, nil
 }
 
-// silentLast returns the machines in the order in which to ask them: those last that did not
+// orderSilentLast returns the machines in the order in which to ask them: those last that did not
 // answer before, which take longest.
-func (m *Machines) silentLast(all []Machine) []Machine {
+func (m *Machines) orderSilentLast(all []Machine) []Machine {
 	all = slices.Clone(all)
 	silent := map[types.UID]int{}
 	for _, at := range all {
@@ -206,13 +206,13 @@ func (m *Machines) silentLast(all []Machine) []Machine {
 	return all
 }
 
-func (m *Machines) sample(ctx context.Context, at Machine) (used *driver.Usage, differs bool) {
+func (m *Machines) sampleMachine(ctx context.Context, at Machine) (used *driver.Usage, differs bool) {
 	var status control.Status
 	err := m.call(ctx, at, sampleWithin, func(c *control.Client, ctx context.Context) (err error) {
 		status, err = c.Status(ctx)
 		return err
 	})
-	m.seen.Update(at.Pod, func(last sighting, _ bool) (sighting, bool) {
+	m.seen.Update(at.Pod, func(last observation, _ bool) (observation, bool) {
 		if last.isSilent = err != nil; last.isSilent {
 			return last, true
 		}
@@ -235,11 +235,11 @@ func (m *Machines) client(ctx context.Context, at Machine) (*control.Client, err
 	if err != nil {
 		return nil, err
 	}
-	return clientOf(at, credentials)
+	return newClient(at, credentials)
 }
 
-// clientOf returns a client of a machine that has these credentials.
-func clientOf(at Machine, credentials control.Credentials) (*control.Client, error) {
+// newClient returns a client of a machine that has these credentials.
+func newClient(at Machine, credentials control.Credentials) (*control.Client, error) {
 	config, err := credentials.ClientConfig(string(at.UID))
 	if err != nil {
 		return nil, err
@@ -252,7 +252,7 @@ func (m *Machines) clientCredentials(ctx context.Context, at Machine) (control.C
 	if known, _ := m.clients.Load(at.Pod); known.uid == at.UID && known.nonce == at.Nonce {
 		return known.credentials, nil
 	}
-	seed, err := m.readSeed(ctx)
+	seed, err := m.readControlSeed(ctx)
 	if err != nil {
 		return control.Credentials{}, err
 	}

@@ -34,10 +34,10 @@ const (
 // NewEnd returns the files of the machine's end, for a machine that is about to be made. It makes
 // the seeds if there are none.
 func (m *Machines) NewEnd(ctx context.Context, uid types.UID, nonce string) (map[string][]byte, error) {
-	seed, err := m.ensureSeed(ctx)
+	seed, err := m.ensureControlSeed(ctx)
 	var guestSeed []byte
 	if err == nil && m.Guests {
-		guestSeed, err = m.ensure(ctx, GuestSeedName, &m.guestSeed)
+		guestSeed, err = m.ensureSeed(ctx, GuestSeedName, &m.guestSeed)
 	}
 	if err != nil {
 		return nil, err
@@ -52,11 +52,11 @@ func (m *Machines) NewEnd(ctx context.Context, uid types.UID, nonce string) (map
 
 // Guest returns a client of a machine that reaches its guest, which works for some minutes.
 func (m *Machines) Guest(ctx context.Context, at Machine) (*control.Client, error) {
-	seed, err := m.readSeed(ctx)
+	seed, err := m.readControlSeed(ctx)
 	if err != nil {
 		return nil, err
 	}
-	guestSeed, err := m.ensure(ctx, GuestSeedName, &m.guestSeed) // no machine may have been made with it yet
+	guestSeed, err := m.ensureSeed(ctx, GuestSeedName, &m.guestSeed) // no machine may have been made with it yet
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +64,7 @@ func (m *Machines) Guest(ctx context.Context, at Machine) (*control.Client, erro
 	if err != nil {
 		return nil, err
 	}
-	return clientOf(at, credentials)
+	return newClient(at, credentials)
 }
 
 // Digest returns a keyed digest (HMAC-SHA256) of a secret text of a VirtualMachine, or "" if there is none. Who
@@ -73,7 +73,7 @@ func (m *Machines) Digest(ctx context.Context, uid types.UID, text driver.Secret
 	if text.IsZero() {
 		return "", nil
 	}
-	seed, err := m.ensureSeed(ctx)
+	seed, err := m.ensureControlSeed(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -86,30 +86,30 @@ func (m *Machines) Digest(ctx context.Context, uid types.UID, text driver.Secret
 	return hex.EncodeToString(mac.Sum(nil)[:16]), nil
 }
 
-// ensureSeed returns the seed of what controls machines, and makes it if there is none.
-func (m *Machines) ensureSeed(ctx context.Context) ([]byte, error) {
-	return m.ensure(ctx, SeedName, &m.seed)
+// ensureControlSeed returns the seed by which machines are controlled, and makes it if there is none.
+func (m *Machines) ensureControlSeed(ctx context.Context) ([]byte, error) {
+	return m.ensureSeed(ctx, SeedName, &m.seed)
 }
 
-// readSeed returns the seed of what controls machines.
-func (m *Machines) readSeed(ctx context.Context) ([]byte, error) {
-	return m.read(ctx, SeedName, &m.seed)
+// readControlSeed returns the seed by which machines are controlled.
+func (m *Machines) readControlSeed(ctx context.Context) ([]byte, error) {
+	return m.readSeed(ctx, SeedName, &m.seed)
 }
 
 // knownSeed is a seed, nil until it was read.
 type knownSeed = atomic.Pointer[[]byte]
 
-// ensure returns a seed, and makes it if there is none.
-func (m *Machines) ensure(ctx context.Context, name string, known *knownSeed) ([]byte, error) {
-	seed, err := m.read(ctx, name, known)
+// ensureSeed returns a seed, and makes it if there is none.
+func (m *Machines) ensureSeed(ctx context.Context, name string, known *knownSeed) ([]byte, error) {
+	seed, err := m.readSeed(ctx, name, known)
 	if apierrors.IsNotFound(err) {
-		return m.make(ctx, name, known)
+		return m.createSeed(ctx, name, known)
 	}
 	return seed, err
 }
 
-// read returns a seed. It is read once: another one would be that of no machine.
-func (m *Machines) read(ctx context.Context, name string, known *knownSeed) ([]byte, error) {
+// readSeed returns a seed. It reads each once, since no machine would know another one.
+func (m *Machines) readSeed(ctx context.Context, name string, known *knownSeed) ([]byte, error) {
 	if seed := known.Load(); seed != nil {
 		return *seed, nil
 	}
@@ -117,10 +117,10 @@ func (m *Machines) read(ctx context.Context, name string, known *knownSeed) ([]b
 	if err != nil {
 		return nil, driver.Errorf(driver.ErrRetry, "read Secret %s/%s, from which the keys of machines derive: %w", SeedNamespace, name, err)
 	}
-	return keep(secret, known)
+	return keepSeed(secret, known)
 }
 
-func (m *Machines) make(ctx context.Context, name string, known *knownSeed) ([]byte, error) {
+func (m *Machines) createSeed(ctx context.Context, name string, known *knownSeed) ([]byte, error) {
 	seed := make([]byte, control.SeedBytes)
 	if _, err := rand.Read(seed); err != nil {
 		return nil, err
@@ -129,15 +129,15 @@ func (m *Machines) make(ctx context.Context, name string, known *knownSeed) ([]b
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Immutable: new(true), Data: map[string][]byte{seedKey: seed},
 	}, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		return m.read(ctx, name, known) // another replica made it
+		return m.readSeed(ctx, name, known) // another replica made it
 	}
 	if err != nil {
 		return nil, driver.Errorf(driver.ErrRetry, "create Secret %s/%s, from which the keys of machines derive: %w", SeedNamespace, name, err)
 	}
-	return keep(secret, known)
+	return keepSeed(secret, known)
 }
 
-func keep(secret *corev1.Secret, known *knownSeed) ([]byte, error) {
+func keepSeed(secret *corev1.Secret, known *knownSeed) ([]byte, error) {
 	seed := secret.Data[seedKey]
 	if len(seed) != control.SeedBytes {
 		return nil, fmt.Errorf("%w: Secret %s/%s: %s has %d bytes and must have %d: delete the Secret, and another one is made", driver.ErrRetry,
