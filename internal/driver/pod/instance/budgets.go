@@ -12,11 +12,10 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// readBudgets finds the servers whose PodDisruptionBudget was deleted or changed by others. It is for
-// complete lists: no event says so, and other lists have what the last one found. That may be old,
-// because all that follows is an Ensure, which reads the PodDisruptionBudget live. One list is read if
-// any server has one. An error is logged and not returned, because a list does not need it for anything
-// else.
+// readBudgets finds the servers whose PodDisruptionBudget others have deleted or changed. Only complete
+// lists call it, because no event reports that; other lists use what it found last. An outdated result
+// does no harm, since an Ensure follows and reads the PodDisruptionBudget live. An error is logged and not
+// returned, because nothing else in a list needs the result.
 func (r *Reader) readBudgets(ctx context.Context, all []*Instance) {
 	blocked := map[types.UID]*Instance{}
 	for _, i := range all {
@@ -47,5 +46,5 @@ func (r *Reader) readBudgets(ctx context.Context, all []*Instance) {
 	}
 }
 
-// NoteBudget takes note that a server has the PodDisruptionBudget that it should have, or none.
+// NoteBudget records that a server has the PodDisruptionBudget that it should have, or none.
 func (r *Reader) NoteBudget(uid types.UID) { r.lacking.Delete(uid) }

@@ -17,8 +17,8 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// Claims are the PVCs of a server by the names of their disks. The PVC of the root disk also records
-// which pod runs, and how it has ended.
+// Claims are the PVCs of a server by the names of their disks. The PVC of the root disk also records which
+// pod may run and how it has ended.
 type Claims map[string]*corev1.PersistentVolumeClaim
 
 // Root returns the PVC of the root disk, nil if there is none.
@@ -39,7 +39,13 @@ func (c Claims) Volumes() []*corev1.PersistentVolumeClaim {
 	return slices.DeleteFunc(c.All(), func(claim *corev1.PersistentVolumeClaim) bool { return claim == c.Root() })
 }
 
-// Replace puts an updated PVC in the place of the one that it was made from.
+// isDeleted reports whether the disks are being deleted, judging by the first.
+func (c Claims) isDeleted() bool {
+	all := c.All()
+	return len(all) > 0 && all[0].DeletionTimestamp != nil
+}
+
+// Replace replaces a PVC by its updated version.
 func (c Claims) Replace(claim, updated *corev1.PersistentVolumeClaim) {
 	for name, known := range c {
 		if known == claim {
@@ -48,7 +54,7 @@ func (c Claims) Replace(claim, updated *corev1.PersistentVolumeClaim) {
 	}
 }
 
-// hasGrown reports whether a volume of a pod that runs has more room than its disk was made for.
+// hasGrown reports whether a volume has more room than the disk that a running pod has on it was made for.
 func (c Claims) hasGrown(p *corev1.Pod) bool {
 	if _, ok := MachineOf(p); !ok {
 		return false
@@ -69,7 +75,7 @@ type endRecord struct {
 	Disruption string `json:"disruption,omitempty"`
 }
 
-// lastEnd returns the recorded end of the last pod. A damaged record counts as none.
+// lastEnd returns the recorded end of the last pod that has ended. A damaged record counts as none.
 func (c Claims) lastEnd() (end endRecord) {
 	root := c.Root()
 	if root == nil || json.Unmarshal([]byte(root.Annotations[objects.AnnotationEnd]), &end) != nil {
@@ -81,14 +87,14 @@ func (c Claims) lastEnd() (end endRecord) {
 	return end
 }
 
-// HasEnded reports whether it is recorded that a pod has ended or that it never ran.
+// HasEnded reports whether it is recorded that a pod has ended or never ran.
 func (c Claims) HasEnded(pod types.UID) bool {
 	root := c.Root()
 	return pod != "" && root != nil && (c.lastEnd().Pod == pod || root.Annotations[objects.AnnotationNeverRan] == string(pod))
 }
 
-// lacksEnd reports whether a pod is recorded that could run, and neither its end is recorded nor an operator
-// has asserted it.
+// lacksEnd reports whether the end of the last pod that could run is neither recorded nor asserted by an
+// operator.
 func (c Claims) lacksEnd(asserted types.UID) bool {
 	if c.Root() == nil {
 		return false
@@ -97,7 +103,7 @@ func (c Claims) lacksEnd(asserted types.UID) bool {
 	return run != "" && !c.HasEnded(run) && run != asserted
 }
 
-// readClaims reads the PVCs of disks again, live.
+// readClaims reads the PVCs of disks live.
 func (i *Instance) readClaims(ctx context.Context, names []string) error {
 	for _, name := range names {
 		key := types.NamespacedName{Namespace: i.Key.Namespace, Name: objects.ClaimName(i.Key.Name, name)}
@@ -109,7 +115,7 @@ func (i *Instance) readClaims(ctx context.Context, names []string) error {
 	return nil
 }
 
-// listClaims reads the PVCs of the root disk and of all volumes that the server has ever had, live.
+// listClaims lists the PVCs of the root disk and of all volumes that the server has ever had, live.
 func (i *Instance) listClaims(ctx context.Context) error {
 	listed, err := i.reader.Client.PersistentVolumeClaims(i.Key.Namespace).List(ctx, metav1.ListOptions{LabelSelector: objects.Selector(i.reader.ClusterID, i.UID)})
 	if err != nil {
@@ -123,7 +129,8 @@ func (i *Instance) listClaims(ctx context.Context) error {
 	return nil
 }
 
-// takeClaim takes a PVC that has the labels of the server unless it is foreign or has an unexpected name.
+// takeClaim adds a PVC that has the labels of the server, and reports whether it did. It ignores a foreign
+// PVC, and one whose name is not that of its disk.
 func (i *Instance) takeClaim(claim *corev1.PersistentVolumeClaim) (taken bool) {
 	name := claim.Labels[objects.LabelVolume]
 	if claim.Namespace != i.Key.Namespace || claim.Name != objects.ClaimName(i.Key.Name, name) || objects.IsForeignClaim(claim) {
@@ -133,15 +140,15 @@ func (i *Instance) takeClaim(claim *corev1.PersistentVolumeClaim) (taken bool) {
 	return true
 }
 
-// mayHaveClaims reports whether the server may have PVCs, judging by its pod. An ephemeral server has none
-// unless it was released, since what its PVCs were for is not known then.
+// mayHaveClaims reports whether the server may have PVCs. An ephemeral pod shows that there are none,
+// unless it is labelled as released.
 func (i *Instance) mayHaveClaims() bool {
 	return i.Pod == nil || !objects.IsEphemeral(i.Pod) || i.IsRetained()
 }
 
-// takeKnownClaims takes the PVCs from the informers of an open watch, and reports whether it did. It
-// does not if the informers lack something that this process has read or written, nor without a pod that
-// was read live: cached PVCs do not prove that a server is gone or was released.
+// takeKnownClaims adds the PVCs from the informers of an open watch, and reports whether it did. It does
+// nothing if the informers lack a version that this process has read or written. It also needs a pod that
+// was read live and was not released, because a cache cannot prove that a server is gone or was released.
 func (i *Instance) takeKnownClaims() bool {
 	if i.Pod == nil {
 		return false

@@ -24,18 +24,18 @@ import (
 )
 
 const (
-	// freshTimeout is how long a list waits for informers that are behind, before it reads live.
+	// freshTimeout limits how long a list waits for informers that are behind. Then it reads live.
 	freshTimeout = 500 * time.Millisecond
 	freshPeriod  = 5 * time.Millisecond
-	// liveListPeriod is the longest time between two complete lists that are live.
+	// liveListPeriod is the longest time between two complete live lists.
 	liveListPeriod = 5 * time.Minute
-	// indexUID is the index of objects by the UID of the VirtualMachine.
+	// indexUID names the index of objects by the UID of the VirtualMachine.
 	indexUID = "uid"
 )
 
-// Informers have the objects of all servers as watches deliver them, without what nothing is decided
-// from. Lists are served from them as long as they are as new as what this process has last read or
-// written; each change is decided from a live read.
+// Informers have the objects of all servers as watches deliver them, without the fields that decide
+// nothing. Lists use them while they are as new as what this process has last read or written. Every
+// change is decided from a live read.
 type Informers struct{ Pods, Claims cache.SharedIndexInformer }
 
 // NewInformers returns the informers of the objects that the reader reads.
@@ -46,8 +46,9 @@ func (r *Reader) NewInformers() (*Informers, error) {
 	return &Informers{Pods: podInformer, Claims: claimInformer}, errors.Join(err, claimErr)
 }
 
-// newInformer returns an informer of the objects of one kind that the reader reads. Its first list is live: an
-// informer would begin with the state that a lagging API server had at some time.
+// newInformer returns an informer of the objects of one kind that the reader reads. It sends its first
+// list without a resource version, because with the default of 0 an API server that lags may return an old
+// state.
 func newInformer[L runtime.Object](r *Reader, of runtime.Object, list func(context.Context, metav1.ListOptions) (L, error),
 	follow func(context.Context, metav1.ListOptions) (watch.Interface, error)) (cache.SharedIndexInformer, error) {
 	selector := objects.Selector(r.ClusterID)
@@ -66,6 +67,7 @@ func newInformer[L runtime.Object](r *Reader, of runtime.Object, list func(conte
 	return informer, informer.SetTransform(strip)
 }
 
+// uidOf returns the UID of the VirtualMachine of an object, for the index.
 func uidOf(o any) ([]string, error) {
 	m, ok := o.(metav1.Object)
 	if !ok {
@@ -74,7 +76,7 @@ func uidOf(o any) ([]string, error) {
 	return []string{m.GetLabels()[objects.LabelUID]}, nil
 }
 
-// strip drops what describes no server. The API server refuses to write such a pod back.
+// strip drops the fields that decide nothing. The API server refuses to write such a pod back.
 func strip(o any) (any, error) {
 	switch o := o.(type) {
 	case *corev1.Pod:
@@ -129,7 +131,7 @@ func byUID[T any](informer cache.SharedIndexInformer, uids []types.UID) (all []T
 	return all
 }
 
-// freshInformers returns the informers once they have all that this process has read and written
+// freshInformers returns the informers once they have all versions that this process has read and written
 // before the call. It returns nil if they are too far behind, or no watch is open.
 func (r *Reader) freshInformers(ctx context.Context) *Informers {
 	watched := r.Watched.Load()
@@ -146,16 +148,17 @@ func (r *Reader) freshInformers(ctx context.Context) *Informers {
 	return watched
 }
 
-// isAsNew reports whether the store of an informer has the state of a version.
+// isAsNew reports whether an informer has the state of a version or a later one.
 func isAsNew(informer cache.SharedIndexInformer, version uint64) bool {
 	has, err := strconv.ParseUint(informer.GetIndexer().LastStoreSyncResourceVersion(), 10, 64)
 	return err == nil && has >= version
 }
 
-// Note takes the version of an object that was just read live or written. Lists wait until the
-// informers have it.
+// Note records the version of an object that was just read live or written. Lists wait until the informers
+// have it.
 func (i *Instance) Note(o metav1.Object) { i.reader.note(o) }
 
+// note records the version of an object: see Instance.Note.
 func (r *Reader) note(o metav1.Object) {
 	last := &r.pods
 	if _, isClaim := o.(*corev1.PersistentVolumeClaim); isClaim {
@@ -168,6 +171,7 @@ func (r *Reader) note(o metav1.Object) {
 	raise(last, version)
 }
 
+// raise sets a version unless it is higher already.
 func raise(last *atomic.Uint64, version uint64) {
 	for {
 		has := last.Load()

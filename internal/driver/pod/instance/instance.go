@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// Instance is what there is of one server.
+// Instance has the objects of one server.
 type Instance struct {
 	reader *Reader
 	// Key has the namespace, and the name of the pod and of the root disk's PVC.
@@ -25,11 +25,11 @@ type Instance struct {
 	// Pod is nil if there is none.
 	Pod    *corev1.Pod
 	Claims Claims
-	// Asserted is the pod whose machine an operator has asserted to be off, as known when the
-	// objects were read.
+	// Asserted is the pod whose machine an operator has asserted to be off, as known when the objects were
+	// read.
 	Asserted types.UID
 
-	// IsDeletedHere is set once the pod was deleted by means of this Instance.
+	// IsDeletedHere is set once the pod was deleted through this Instance.
 	IsDeletedHere bool
 
 	// seenRun is driver.ServerSpec.SeenRun.
@@ -37,15 +37,15 @@ type Instance struct {
 
 	// volumes are the names of the volumes whose PVCs are to be read.
 	volumes []string
-	// isEphemeral is set if there is no root disk that lasts, so no PVC of it.
+	// isEphemeral is set if the server has no root disk that lasts, and so no PVC.
 	isEphemeral bool
-	node        nodeState
-	// recordsBoot has the node of a machine that runs be read, so that its boot can be recorded.
+	node        nodeState // of the pod
+	// recordsBoot is set if the node of a running machine is to be read, so that its boot can be recorded.
 	recordsBoot bool
 }
 
-// Read reads the objects again, live. Objects of the names without the labels are foreign, which
-// their creation would find.
+// Read reads the objects live. It ignores objects of these names that lack the labels, since creating an
+// object finds them.
 func (i *Instance) Read(ctx context.Context) error {
 	if err := i.readPod(ctx); err != nil || i.isEphemeral {
 		return err
@@ -53,7 +53,7 @@ func (i *Instance) Read(ctx context.Context) error {
 	return i.readClaims(ctx, append([]string{objects.RootDisk}, i.volumes...))
 }
 
-// readPod reads the pod, and its node where that matters.
+// readPod reads the pod, and its node if that matters.
 func (i *Instance) readPod(ctx context.Context) error {
 	pod, err := i.reader.Client.Pods(i.Key.Namespace).Get(ctx, i.Key.Name, metav1.GetOptions{})
 	if i.Pod, err = own(i, pod, err); err != nil {
@@ -62,11 +62,10 @@ func (i *Instance) readPod(ctx context.Context) error {
 	return i.readNode(ctx)
 }
 
-// Exists reports whether there is any object of the server.
+// Exists reports whether the server has any object.
 func (i *Instance) Exists() bool { return i.Pod != nil || len(i.Claims.All()) > 0 }
 
-// own returns an object that was read if it has the labels of the instance's server and is no foreign claim,
-// and else nil.
+// own returns an object that was read, or nil if it lacks the labels of the server or is a foreign PVC.
 func own[T interface {
 	comparable
 	metav1.Object
@@ -85,7 +84,7 @@ func own[T interface {
 // ID returns the ID of the server.
 func (i *Instance) ID() string { return objects.ServerID(i.Key.Namespace, i.Key.Name) }
 
-// End returns how the pod has ended, nil while that is not proven.
+// End returns how the pod has ended, nil as long as that is not proven.
 func (i *Instance) End() *driver.Exit {
 	if i.Pod == nil {
 		return nil
@@ -99,7 +98,8 @@ func (i *Instance) End() *driver.Exit {
 	return lostEnd(i.Pod, i.node.object, isAsserted(i.Pod, i.Asserted))
 }
 
-// AssertedEnd returns the end of a pod that an operator asserts while no kubelet reports, nil if none does.
+// AssertedEnd returns the end that an operator asserts of a pod whose kubelet does not report, nil if none
+// does.
 func (i *Instance) AssertedEnd() *driver.Exit {
 	if i.Pod == nil || i.Pod.Spec.NodeName == "" || i.node.isUnknown {
 		return nil
@@ -107,9 +107,9 @@ func (i *Instance) AssertedEnd() *driver.Exit {
 	return assertedEnd(i.node.object, isAsserted(i.Pod, i.Asserted), i.reader.Clock.Now())
 }
 
-// RefusesAssertion returns whether the pod should have it recorded that the operator's assertion is
-// refused, because its node was ready then, and whether that differs from what it has. Without the
-// record an assertion about the wrong pod would count once its node does not answer for a moment.
+// RefusesAssertion returns whether the pod should record that the operator's assertion is refused, because
+// its node was ready then, and whether the pod records something else. Without the record, an assertion
+// about the wrong pod would count once its node does not answer for a moment.
 func (i *Instance) RefusesAssertion() (refuses, differs bool) {
 	if i.reader.AssertedOff == nil || i.Pod == nil || i.Pod.Spec.NodeName == "" || ProvenEnd(i.Pod) != nil {
 		return false, false
@@ -128,7 +128,7 @@ func (i *Instance) IsRetained() bool {
 	return len(all) > 0 && all[0].Labels[objects.LabelRetained] != ""
 }
 
-// IsLeaving reports whether a pod whose end is recorded waits for its kubelet to remove it.
+// IsLeaving reports whether the kubelet has yet to remove a pod whose end is recorded.
 func (i *Instance) IsLeaving() bool {
 	return i.Pod.DeletionTimestamp != nil && !slices.Contains(i.Pod.Finalizers, objects.FinalizerStopped) && (i.Claims.Root() == nil || i.Claims.HasEnded(i.Pod.UID))
 }

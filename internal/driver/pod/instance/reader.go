@@ -36,32 +36,32 @@ type Reader struct {
 	Client corev1client.CoreV1Interface
 	// Policy reaches the PodDisruptionBudgets of that cluster.
 	Policy policyv1client.PolicyV1Interface
-	// Owner returns the VirtualMachine of a UID as far as one is known. Nil knows none.
+	// Owner returns the VirtualMachine of a UID if it is known. Nil knows none.
 	Owner func(types.UID) (driver.Owner, bool)
 	// AssertedOff returns the pod of a VirtualMachine whose machine an operator has asserted to be
 	// off. Nil knows none.
 	AssertedOff func(types.UID) types.UID
-	// LastStatus returns what the machine in a pod was last seen to do, if that is known.
+	// LastStatus returns the last observed status of the machine in a pod, if there is one.
 	LastStatus func(pod types.UID) (control.Status, bool)
 	// HasSecret reports whether a pod is known to have its Secret. Nil knows none.
 	HasSecret func(pod types.UID) bool
 	Clock     clock.PassiveClock
 	Log       logr.Logger
 
-	// Watched are the informers of the watch that was opened last, nil if none is open.
+	// Watched has the informers of the last opened watch, nil if none is open.
 	Watched atomic.Pointer[Informers]
-	// pods and claims are the latest versions that were read live or written.
+	// pods and claims are the latest versions that this process has read live or written.
 	pods, claims atomic.Uint64
-	// lastLiveList is when the last complete list began that was live.
+	// lastLiveList is when the last live and complete list began.
 	lastLiveList atomic.Pointer[time.Time]
-	// lacking are the servers of which the last complete list found no PodDisruptionBudget as it
-	// should be, and none was ensured since.
+	// lacking has the servers whose PodDisruptionBudget was missing or wrong in the last complete list and
+	// was not ensured since.
 	lacking driver.SyncMap[types.UID, bool]
 	// rejectedSince is when the kubelet's rejection of a pod was first seen.
 	rejectedSince driver.SyncMap[types.UID, time.Time]
 }
 
-// New returns the instance of a spec, of which nothing was read yet.
+// New returns the instance of a spec before anything is read.
 func (r *Reader) New(spec driver.ServerSpec) *Instance {
 	i := r.newInstance(spec.UID, types.NamespacedName{Namespace: spec.Namespace, Name: spec.Name})
 	i.isEphemeral, i.seenRun, i.recordsBoot = spec.Ephemeral, spec.SeenRun, true
@@ -71,12 +71,13 @@ func (r *Reader) New(spec driver.ServerSpec) *Instance {
 	return i
 }
 
+// newInstance returns an instance without objects.
 func (r *Reader) newInstance(uid types.UID, vm types.NamespacedName) *Instance {
 	return &Instance{reader: r, UID: uid, VM: vm.Name, Claims: Claims{}, Key: types.NamespacedName{Namespace: vm.Namespace, Name: objects.BaseName(vm.Name, uid)}}
 }
 
-// ReadPod returns the instance of a pod that was read, and of nothing else. Read reads that pod again, and the
-// PVC of its root disk.
+// ReadPod returns the instance of a pod that was read, and of no other object. Its method Read reads the
+// pod again, and the PVC of the root disk.
 func (r *Reader) ReadPod(ctx context.Context, p *corev1.Pod) (*Instance, error) {
 	i := &Instance{
 		reader: r, UID: types.UID(p.Labels[objects.LabelUID]), Pod: p, Claims: Claims{}, isEphemeral: objects.IsEphemeral(p),
@@ -85,10 +86,10 @@ func (r *Reader) ReadPod(ctx context.Context, p *corev1.Pod) (*Instance, error) 
 	return i, i.readNode(ctx)
 }
 
-// Find reads the objects of a server live, since what follows removes or releases them. It returns
-// ErrNotFound if there are none. The PVCs of an ephemeral server that is to be removed are left out
-// while it has a pod: spec.ephemeral is immutable, and what is without a pod is read in full before
-// the finalizer of the VirtualMachine is removed.
+// Find reads the objects of a server live, for a caller that removes or releases them. It returns
+// ErrNotFound if there are none. It leaves out the PVCs of an ephemeral server that has a pod and is to be
+// removed. That is safe since spec.ephemeral is immutable, and a server without a pod is read in full
+// before the finalizer of the VirtualMachine is removed.
 func (r *Reader) Find(ctx context.Context, t driver.Target, retain bool) (*Instance, error) {
 	i, err := r.find(ctx, t, retain)
 	if err != nil {
@@ -101,8 +102,7 @@ func (r *Reader) Find(ctx context.Context, t driver.Target, retain bool) (*Insta
 	return i, nil
 }
 
-// find reads the objects by the name of the VirtualMachine. Where that is not known, their labels
-// select them.
+// find reads the objects by the name of the VirtualMachine, or by their labels if the name is not known.
 func (r *Reader) find(ctx context.Context, t driver.Target, retain bool) (*Instance, error) {
 	owner, known := r.OwnerOf(t.UID)
 	if !known {
@@ -125,7 +125,7 @@ func (r *Reader) find(ctx context.Context, t driver.Target, retain bool) (*Insta
 	return i, nil
 }
 
-// findByLabels reads the objects that have the labels of a server, which is live for a single one.
+// findByLabels lists the objects with the labels of a server, live since it is a single one.
 func (r *Reader) findByLabels(ctx context.Context, t driver.Target) (*Instance, error) {
 	listed, err := r.listByLabels(ctx, t.UID)
 	switch {
@@ -147,7 +147,7 @@ func checkID(i *Instance, t driver.Target) error {
 	return nil
 }
 
-// OwnerOf returns the VirtualMachine of a UID as far as one is known.
+// OwnerOf returns the VirtualMachine of a UID if it is known.
 func (r *Reader) OwnerOf(uid types.UID) (driver.Owner, bool) {
 	if r.Owner == nil {
 		return driver.Owner{}, false

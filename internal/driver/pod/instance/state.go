@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// Server describes the server.
+// Server returns the server as its objects and its machine show it.
 func (i *Instance) Server() driver.Server {
 	s := driver.Server{
 		UID: i.UID, ID: i.ID(), Namespace: i.Key.Namespace, Name: i.VM, Retained: i.IsRetained(), State: driver.StateStopped,
@@ -36,29 +36,20 @@ func (i *Instance) Server() driver.Server {
 	default:
 		i.describeRun(&s)
 	}
-	if i.isBeingRemoved() {
+	if isPodOver := i.Pod == nil || i.End() != nil && i.IsLeaving(); isPodOver && i.Claims.isDeleted() {
 		s.State, s.Progress = driver.StateRemoving, heldText(i.Pod, i.Claims)
 	}
 	return s
 }
 
-// isBeingRemoved reports whether the disks are being deleted, and no pod is left that matters.
-func (i *Instance) isBeingRemoved() bool {
-	if i.Pod != nil && (i.End() == nil || !i.IsLeaving()) {
-		return false
-	}
-	all := i.Claims.All()
-	return len(all) > 0 && all[0].DeletionTimestamp != nil
-}
-
-// describeRun describes the pod.
+// describeRun describes the run of a pod without a scheduling gate.
 func (i *Instance) describeRun(s *driver.Server) {
 	p := i.Pod
-	kept, status := objects.ReadSettings(p), objects.MachineStatus(p)
+	kept, ended := objects.ReadSettings(p), exitOfMachine(p)
 	last, _ := i.reader.LastStatus(p.UID)
 	s.Run, s.Host, s.Disruption = string(p.UID), p.Spec.NodeName, i.Disruption()
 	s.Applied = driver.Resources{CPUMilli: kept.CPUMilli, MemoryBytes: kept.MemoryBytes}
-	s.ImageID, s.Note, s.StartedAt = i.imageID(kept), describeTags(kept.Images), startOf(p)
+	s.ImageID, s.Note, s.StartedAt = imageID(p, kept, i.reader.hasGuest(p)), describeTags(kept.Images), startOf(p)
 	switch exit := i.End(); {
 	case exit != nil && i.IsLeaving():
 		i.describeLeaving(s)
@@ -67,11 +58,9 @@ func (i *Instance) describeRun(s *driver.Server) {
 	case hasLostMachine(p):
 		s.State, s.Err = driver.StateUnknown, errors.New(i.Lost())
 	case p.DeletionTimestamp != nil:
-		s.State, s.Progress = driver.StateStopping, stoppingText(p, i.node, s.Disruption)
-		s.Exit = exitOfMachine(status)
-	case status != nil && status.State.Terminated != nil:
-		s.State, s.Progress = driver.StateStopping, "the machine has ended, and other containers of the pod have not: delete the pod, or have them end by themselves"
-		s.Exit = exitOf(status.State.Terminated)
+		s.State, s.Exit, s.Progress = driver.StateStopping, ended, stoppingText(p, i.node, s.Disruption)
+	case ended != nil:
+		s.State, s.Exit, s.Progress = driver.StateStopping, ended, "the machine has ended, and other containers of the pod have not: delete the pod, or have them end by themselves"
 	case i.reader.hasGuest(p):
 		s.State, s.Addresses, s.Err = driver.StateRunning, addressesOf(p), i.node.lostError(p)
 		s.HostLost = s.Err != nil
@@ -87,8 +76,8 @@ func (i *Instance) describeRun(s *driver.Server) {
 	}
 }
 
-// describeLeaving describes a pod whose end is recorded and whose object still exists. An ephemeral server has
-// nothing else.
+// describeLeaving describes a pod whose end is recorded and whose object still exists. An ephemeral server
+// has no other object, so it counts as being removed.
 func (i *Instance) describeLeaving(s *driver.Server) {
 	if i.Claims.Root() == nil {
 		s.State, s.Progress = driver.StateRemoving, heldText(i.Pod, i.Claims)
@@ -99,28 +88,29 @@ func (i *Instance) describeLeaving(s *driver.Server) {
 }
 
 // exitOfMachine returns the end of the machine's container, nil if it has not ended.
-func exitOfMachine(status *corev1.ContainerStatus) *driver.Exit {
+func exitOfMachine(p *corev1.Pod) *driver.Exit {
+	status := objects.MachineStatus(p)
 	if status == nil || status.State.Terminated == nil {
 		return nil
 	}
 	return exitOf(status.State.Terminated)
 }
 
-// imageID returns the digest of what the root disk is made from. A checksum is one once the machine has
-// compared it.
-func (i *Instance) imageID(kept objects.Settings) string {
+// imageID returns the digest of the image that the root disk is made from. The checksum of the spec counts
+// once the guest runs, since the machine has verified it by then.
+func imageID(p *corev1.Pod, kept objects.Settings, hasGuest bool) string {
 	if kept.MadeFrom != nil {
 		return kept.MadeFrom.Digest
 	}
-	digest := objects.ImageDigest(i.Pod)
-	if digest == "" && i.reader.hasGuest(i.Pod) {
+	digest := objects.ImageDigest(p)
+	if digest == "" && hasGuest {
 		return kept.Checksum
 	}
 	return digest
 }
 
-// hasGuest reports whether the guest runs in the machine's container: its disks are made. The kubelet says
-// so, or the machine has. A kubelet that was restarted may have forgotten it for a moment.
+// hasGuest reports whether the guest runs, so that its disks are made. Either the kubelet or the machine
+// says so: a kubelet that was restarted may not know it for a moment.
 func (r *Reader) hasGuest(p *corev1.Pod) bool {
 	status := objects.MachineStatus(p)
 	if status == nil || status.State.Running == nil {
@@ -130,8 +120,7 @@ func (r *Reader) hasGuest(p *corev1.Pod) bool {
 	return status.Started == nil || *status.Started || !last.StartedAt.IsZero()
 }
 
-// HasMadeDisk reports whether the machine of the pod is known to have made a disk, in this run or before
-// it.
+// HasMadeDisk reports whether the machine of the pod is known to have made a disk, in this run or before.
 func (i *Instance) HasMadeDisk(disk string) bool {
 	if i.Pod == nil {
 		return false
@@ -151,7 +140,7 @@ func (i *Instance) HasMadeDisk(disk string) bool {
 	return status.Started != nil && *status.Started
 }
 
-// describeMachine adds what was last seen of a machine that runs.
+// describeMachine adds what was last observed of a machine that runs.
 func (i *Instance) describeMachine(s *driver.Server, last control.Status) {
 	s.Accelerator = last.Accelerator
 	_, lacksBudget := i.reader.lacking.Load(i.UID)
@@ -180,6 +169,7 @@ func startOf(p *corev1.Pod) (at time.Time) {
 	return at
 }
 
+// addressesOf returns the IP addresses of a pod.
 func addressesOf(p *corev1.Pod) []string {
 	var all []string
 	for _, ip := range p.Status.PodIPs {
@@ -194,7 +184,7 @@ func IsRunning(p *corev1.Pod) bool {
 	return status != nil && status.State.Running != nil
 }
 
-// MachineOf returns where the machine of a pod is reached. ok is false if it does not run.
+// MachineOf returns the address and identity of a pod's machine. ok is false if the machine does not run.
 func MachineOf(p *corev1.Pod) (m machines.Machine, ok bool) {
 	if p.DeletionTimestamp != nil || p.Status.PodIP == "" || !IsRunning(p) {
 		return m, false
@@ -206,8 +196,8 @@ func MachineOf(p *corev1.Pod) (m machines.Machine, ok bool) {
 	}, ok
 }
 
-// IsPaused reports whether the guest is paused, as was seen last. Until it was seen, that is so if
-// this driver has begun to pause it.
+// IsPaused reports whether the guest was paused when it was last observed. Before the first observation, a
+// guest counts as paused if this driver has begun to pause it.
 func (i *Instance) IsPaused() bool {
 	if last, ok := i.reader.LastStatus(i.Pod.UID); ok {
 		return last.State == control.StatePaused

@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// startingText says what the pod waits for, in the words of the scheduler and the kubelet.
+// startingText returns what a pod waits for, in the words of the scheduler and the kubelet.
 func startingText(p *corev1.Pod, node nodeState, copied *control.Copied) string {
 	if lost := node.lostError(p); lost != nil {
 		return lost.Error()
@@ -44,8 +44,8 @@ func startingText(p *corev1.Pod, node nodeState, copied *control.Copied) string 
 	return "the pod starts on node " + p.Spec.NodeName
 }
 
-// stoppingText says why a pod ends, if it was not just deleted, and what ends one that cannot end by
-// itself, unless its node is known to be ready.
+// stoppingText returns that a pod ends, and why unless it was just deleted. Unless its node is known to be
+// ready, it adds how an operator ends a pod of a lost node.
 func stoppingText(p *corev1.Pod, node nodeState, disruption string) string {
 	text := "the pod ends on node " + p.Spec.NodeName
 	if c := findCondition(p, corev1.DisruptionTarget); c != nil && c.Status == corev1.ConditionTrue {
@@ -57,7 +57,7 @@ func stoppingText(p *corev1.Pod, node nodeState, disruption string) string {
 	return text + refusalText(p)
 }
 
-// refusalText says how an operator asserts again that the machine is off.
+// refusalText returns how an operator repeats an assertion that was refused, "" if none was.
 func refusalText(p *corev1.Pod) string {
 	if !isAssertionRefused(p) {
 		return ""
@@ -65,7 +65,7 @@ func refusalText(p *corev1.Pod) string {
 	return "; that its machine is off was asserted while its node was ready, which does not count: remove that annotation, and set it again once this message has changed"
 }
 
-// describeTags returns what was not done about tags of images, empty if nothing was left out.
+// describeTags returns which tags of images were not resolved and why, "" if all were.
 func describeTags(images []driver.ResolvedImage) string {
 	var all []string
 	for _, i := range images {
@@ -80,7 +80,7 @@ func describeTags(images []driver.ResolvedImage) string {
 	return strings.Join(all, "; ")
 }
 
-// diskText says how far the machine is that makes a disk, as was seen last.
+// diskText returns how much of an image a machine that makes its disks has copied.
 func diskText(p *corev1.Pod, copied *control.Copied) string {
 	text := "the machine on node " + p.Spec.NodeName + " makes its disks"
 	switch {
@@ -96,7 +96,7 @@ func diskText(p *corev1.Pod, copied *control.Copied) string {
 // megabyte is the unit of sizes in messages.
 const megabyte = 1_000_000
 
-// waitError returns what a guest waits for.
+// waitError returns an error that describes what a guest waits for, nil if it waits for nothing.
 func waitError(waits control.Wait) error {
 	switch waits {
 	case control.WaitRoom:
@@ -108,11 +108,12 @@ func waitError(waits control.Wait) error {
 	return nil
 }
 
-// maxHeld is how many objects are named that something holds.
+// maxHeld limits how many objects heldText names.
 const maxHeld = 5
 
-// heldText names the objects that are being deleted, and what holds each: finalizers of others than Drover, or
-// the node of a pod whose end is proven. It is empty if nothing is held.
+// heldText returns which objects of a server remain after their deletion, and why: others have put
+// finalizers on them, or the kubelet has yet to remove a pod that has ended. The pod may be nil. It is ""
+// if nothing remains.
 func heldText(ended *corev1.Pod, claims Claims) string {
 	var all []string
 	if ended != nil {
@@ -129,7 +130,7 @@ func heldText(ended *corev1.Pod, claims Claims) string {
 	return truncateText(strings.Join(all, "; "))
 }
 
-// heldPodText says what keeps a pod that has ended.
+// heldPodText returns why a pod that has ended remains.
 func heldPodText(p *corev1.Pod) string {
 	text := "the pod " + p.Namespace + "/" + p.Name + " has ended"
 	if held := finalizersText(p); held != "" || p.Spec.NodeName == "" {
@@ -138,10 +139,11 @@ func heldPodText(p *corev1.Pod) string {
 	return text + ", and its kubelet has yet to remove it, on node " + p.Spec.NodeName
 }
 
-// IsHeld reports whether an object has finalizers of others than Drover, so that it stays after its deletion.
+// IsHeld reports whether an object has finalizers of others than Drover, so that it remains after its
+// deletion.
 func IsHeld(o metav1.Object) bool { return len(foreignFinalizers(o)) > 0 }
 
-// finalizersText names the finalizers of an object, "" if there are none but Drover's.
+// finalizersText names the finalizers of others than Drover on an object, "" if there are none.
 func finalizersText(o metav1.Object) string {
 	if !IsHeld(o) {
 		return ""
@@ -149,11 +151,12 @@ func finalizersText(o metav1.Object) string {
 	return ", and its finalizers hold it: " + strings.Join(foreignFinalizers(o), ", ")
 }
 
+// foreignFinalizers returns the finalizers of an object that are not Drover's.
 func foreignFinalizers(o metav1.Object) []string {
 	return slices.DeleteFunc(slices.Clone(o.GetFinalizers()), func(f string) bool { return f == objects.FinalizerStopped })
 }
 
-// disruptions are the reasons of condition DisruptionTarget in words that a node's name follows.
+// disruptions describes the reasons of condition DisruptionTarget. The name of a node follows.
 var disruptions = map[string]string{
 	"EvictionByEvictionAPI":               "evicted, as by a drain, from",
 	corev1.PodReasonPreemptionByScheduler: "preempted on",
@@ -162,8 +165,8 @@ var disruptions = map[string]string{
 	corev1.PodReasonTerminationByKubelet:  "ended by the kubelet of",
 }
 
-// Disruption describes how others than the guest end the pod or have ended it, as the pod shows it,
-// or, after its end, as that was recorded. It is empty if nothing shows that.
+// Disruption describes how the run of the pod was disrupted, "" if nothing shows that. It is the recorded
+// disruption if the end of the pod is recorded.
 func (i *Instance) Disruption() string {
 	last := i.Claims.lastEnd()
 	if i.Pod == nil || last.Pod != "" && last.Pod == i.Pod.UID {
@@ -172,13 +175,12 @@ func (i *Instance) Disruption() string {
 	return disruptionOf(i.Pod, i.IsDeletedHere)
 }
 
-// disruptionOf describes the disruption that a pod shows. A deletion by this driver is none, as far as
-// that is known.
+// disruptionOf describes the disruption that a pod shows. A deletion by this driver is none.
 func disruptionOf(p *corev1.Pod, isDeletedHere bool) string {
 	c := findCondition(p, corev1.DisruptionTarget)
 	isOver := p.Status.Phase == corev1.PodFailed && p.Status.Reason != ""
 	switch {
-	case IsRejected(p): // its end says why
+	case IsRejected(p): // Exit.Output says why
 	case c != nil && c.Status == corev1.ConditionTrue && (p.DeletionTimestamp != nil || isOver):
 		how, known := disruptions[c.Reason]
 		if !known {
@@ -199,6 +201,7 @@ func isUnschedulable(p *corev1.Pod) bool {
 	return c != nil && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
 }
 
+// findCondition returns a condition of a pod, nil if it is not set.
 func findCondition(p *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondition {
 	n := slices.IndexFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == kind })
 	if n < 0 {
