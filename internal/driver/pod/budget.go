@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// ensureBudget makes the PodDisruptionBudget that the spec asks for, or removes it.
+// ensureBudget creates or updates the PodDisruptionBudget that the spec asks for, or removes it.
 func (c *convergence) ensureBudget(ctx context.Context) error {
 	r := c.recorded(objects.KindBudget, c.Key.Name)
 	if r == nil && !c.spec.BlockEviction || c.budget != nil || c.hasNoBudget {
@@ -51,7 +51,7 @@ func (c *convergence) ensureBudget(ctx context.Context) error {
 	return c.updateBudget(ctx, have)
 }
 
-// updateBudget gives the PodDisruptionBudget back what others have changed.
+// updateBudget reverts what others have changed of the PodDisruptionBudget.
 func (c *convergence) updateBudget(ctx context.Context, have *policyv1.PodDisruptionBudget) error {
 	c.budget = have
 	wanted := c.driver.Objects.NewBudget(c.spec, "")
@@ -67,10 +67,10 @@ func (c *convergence) updateBudget(ctx context.Context, have *policyv1.PodDisrup
 	return objects.Explain("change", objects.KindBudget, c.Key, err)
 }
 
-// removeOrphanedBudget removes the PodDisruptionBudget of a server that is deleted or released. As a rule the
-// cluster does, but not if the VirtualMachine is deleted with orphan propagation. A pod says whether
-// there may be one. What has the name, the labels and a nonce is Drover's, or was forged by a user who may
-// edit the namespace.
+// removeOrphanedBudget removes the PodDisruptionBudget of a server that is deleted or released. The
+// cluster does so by itself, unless the VirtualMachine is deleted with orphan propagation. A pod tells
+// whether there may be one. An object with the name, the labels and a nonce is Drover's, or was forged by
+// a user who may edit the namespace.
 func (d *Driver) removeOrphanedBudget(ctx context.Context, of *instance.Instance) error {
 	if of.Pod != nil && of.Pod.Annotations[objects.AnnotationEviction] == "" {
 		return nil

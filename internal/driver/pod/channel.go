@@ -23,8 +23,8 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// setPaused pauses a guest that runs, or has it go on. The pod has that recorded from before the
-// guest is paused until it goes on, for another process that cannot reach the machine.
+// setPaused pauses or resumes a guest that runs. The pod records it as paused from before it is paused
+// until it is resumed, for another process that cannot reach the machine.
 func (c *convergence) setPaused(ctx context.Context, paused bool) error {
 	if !instance.IsRunning(c.Pod) || c.IsPaused() == paused {
 		return nil
@@ -48,7 +48,7 @@ func (c *convergence) setPaused(ctx context.Context, paused bool) error {
 	return nil
 }
 
-// Usage implements driver.Driver. Machines that cannot be reached are missing.
+// Usage implements driver.Driver. Machines that cannot be reached are missing in the result.
 func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
 	if len(uids) == 0 {
 		return nil, nil
@@ -62,12 +62,12 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	if err := ctx.Err(); err != nil {
 		return nil, driver.Errorf(driver.ErrRetry, "sample the usage: %w", err)
 	}
-	return d.sample(ctx, pods)
+	return d.sampleMachines(ctx, pods)
 }
 
-// sample asks machines what they do and have used, and has those looked at again that do something
-// else than before.
-func (d *Driver) sample(ctx context.Context, pods []*corev1.Pod) ([]driver.Usage, error) {
+// sampleMachines asks machines for their state and usage, and reports those whose state has changed to the
+// watches.
+func (d *Driver) sampleMachines(ctx context.Context, pods []*corev1.Pod) ([]driver.Usage, error) {
 	var all []machines.Machine
 	memory := map[types.UID]int64{}
 	for _, p := range pods {
@@ -83,21 +83,21 @@ func (d *Driver) sample(ctx context.Context, pods []*corev1.Pod) ([]driver.Usage
 	return samples, err
 }
 
-// sampleFirst asks all machines when a watch begins: another process may have paused them.
-func (d *Driver) sampleFirst(ctx context.Context) {
+// sampleAll asks all machines when a watch begins, since another process may have paused them.
+func (d *Driver) sampleAll(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, d.CallTimeout)
 	defer cancel()
 	pods, err := d.reader.KnownPods(ctx)
 	if err == nil {
-		_, err = d.sample(ctx, pods)
+		_, err = d.sampleMachines(ctx, pods)
 	}
 	if err != nil && ctx.Err() == nil {
 		d.Log.Info("Machines cannot be asked what they do", "cause", err.Error())
 	}
 }
 
-// Probe implements driver.Prober: QEMU accepts connections for a guest that does not listen, so the
-// machine says whether its guest has answered.
+// Probe implements driver.Prober. The machine reports whether its guest has answered, since QEMU accepts
+// connections for a guest that does not listen.
 func (d *Driver) Probe(ctx context.Context, uid types.UID, port int32) error {
 	if err := driver.CheckUID(uid); err != nil {
 		return err
@@ -118,7 +118,7 @@ func (d *Driver) Probe(ctx context.Context, uid types.UID, port int32) error {
 	return err
 }
 
-// findRunning returns the pod of a server whose machine runs, and how that is reached.
+// findRunning returns the first pod whose machine runs, and how to reach the machine.
 func findRunning(uid types.UID, pods []*corev1.Pod) (*corev1.Pod, machines.Machine, error) {
 	for _, p := range pods {
 		if at, ok := instance.MachineOf(p); ok {
@@ -128,16 +128,16 @@ func findRunning(uid types.UID, pods []*corev1.Pod) (*corev1.Pod, machines.Machi
 	return nil, machines.Machine{}, driver.Errorf(driver.ErrRetry, "the machine of UID %s does not run", uid)
 }
 
-// streaming is the driver where people reach guests through Drover, by the control ports of their
-// machines.
+// streaming is the driver where people reach guests through Drover, by the control ports of machines.
 type streaming struct {
 	*Driver
 	guests.Guests
 }
 
+// newStreaming returns a driver that serves streams.
 func newStreaming(d *Driver) streaming {
 	s := streaming{Driver: d}
-	s.Guests = guests.Guests{Reach: s.reach, Explain: explainGuest}
+	s.Guests = guests.Guests{Reach: s.newGuestClient, Explain: explainGuest}
 	return s
 }
 
@@ -149,7 +149,8 @@ var (
 	_ driver.InterfaceLister = streaming{}
 )
 
-// explainGuest returns what an error of a guest means in a cluster, nil for one that means the same elsewhere.
+// explainGuest returns what an error of a guest means in a cluster, nil for an error that means the same
+// elsewhere.
 func explainGuest(err error) error {
 	switch {
 	case errors.Is(err, control.ErrIdentity):
@@ -160,7 +161,7 @@ func explainGuest(err error) error {
 	return nil
 }
 
-// findPods returns the pods of a server. There may be none.
+// findPods returns the pods of a server that exists. It may have none.
 func (d streaming) findPods(ctx context.Context, uid types.UID) ([]*corev1.Pod, error) {
 	if err := driver.CheckUID(uid); err != nil {
 		return nil, err
@@ -178,7 +179,7 @@ func (d streaming) findPods(ctx context.Context, uid types.UID) ([]*corev1.Pod, 
 	return nil, err
 }
 
-// findRunning returns the pod of a server whose machine runs.
+// findRunning returns the pod of a server whose machine runs, and how to reach the machine.
 func (d streaming) findRunning(ctx context.Context, uid types.UID) (*corev1.Pod, machines.Machine, error) {
 	pods, err := d.findPods(ctx, uid)
 	if err != nil {
@@ -187,8 +188,8 @@ func (d streaming) findRunning(ctx context.Context, uid types.UID) (*corev1.Pod,
 	return findRunning(uid, pods)
 }
 
-// reach returns a client of the guest of a server that runs.
-func (d streaming) reach(ctx context.Context, uid types.UID) (*control.Client, error) {
+// newGuestClient returns a client of the guest of a server that runs.
+func (d streaming) newGuestClient(ctx context.Context, uid types.UID) (*control.Client, error) {
 	_, at, err := d.findRunning(ctx, uid)
 	if err != nil {
 		return nil, err
@@ -196,7 +197,7 @@ func (d streaming) reach(ctx context.Context, uid types.UID) (*control.Client, e
 	return d.machines.Guest(ctx, at)
 }
 
-// Logs implements driver.LogReader, by what the kubelet has of the output of the server's pod.
+// Logs implements driver.LogReader. The kubelet has the output of the server's pod.
 func (d streaming) Logs(ctx context.Context, uid types.UID, o driver.LogOptions) (io.ReadCloser, error) {
 	if err := o.Check(); err != nil {
 		return nil, err
@@ -221,7 +222,7 @@ func (d streaming) Logs(ctx context.Context, uid types.UID, o driver.LogOptions)
 	return log, nil
 }
 
-// Dial implements driver.Dialer, by the address of the pod.
+// Dial implements driver.Dialer. It connects to the address of the pod.
 func (d streaming) Dial(ctx context.Context, uid types.UID, port int32) (net.Conn, error) {
 	ctx, cancel := d.calls.Limit(ctx)
 	defer cancel()

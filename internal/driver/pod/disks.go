@@ -22,14 +22,15 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// claims are the PVCs of a server, for one call of Ensure.
+// claims ensures the PVCs and disks of a server, for one call of Ensure.
 type claims struct {
 	*writer
 	record
 	driver *Driver
 }
 
-// ensureClaim makes the PVC of a disk, once.
+// ensureClaim creates the PVC of a disk unless it exists. It creates each once, since a new disk would
+// replace one that is gone.
 func (c *claims) ensureClaim(ctx context.Context, of objects.Disk) error {
 	if claim := c.Claims[of.Name]; claim != nil {
 		return c.checkRecorded(objects.KindClaim, claim)
@@ -46,7 +47,13 @@ func (c *claims) ensureClaim(ctx context.Context, of objects.Disk) error {
 	}
 	created, err := c.driver.Client.PersistentVolumeClaims(key.Namespace).Create(ctx, c.driver.Objects.NewClaim(c.spec, of, recorded.Nonce), metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		return c.readClaim(ctx, of, key)
+		if err := c.Read(ctx); err != nil {
+			return err
+		}
+		if c.Claims[of.Name] == nil { // neither an earlier try nor another leader has made it
+			return objects.TakenError(objects.KindClaim, key)
+		}
+		return c.ensureClaim(ctx, of)
 	}
 	if err == nil {
 		c.Note(created)
@@ -55,20 +62,8 @@ func (c *claims) ensureClaim(ctx context.Context, of objects.Disk) error {
 	return objects.Explain("create", objects.KindClaim, key, err)
 }
 
-// readClaim reads a PVC whose name was taken, by an earlier try or another leader, or by what is
-// foreign.
-func (c *claims) readClaim(ctx context.Context, of objects.Disk, key types.NamespacedName) error {
-	if err := c.Read(ctx); err != nil {
-		return err
-	}
-	if c.Claims[of.Name] == nil {
-		return objects.TakenError(objects.KindClaim, key)
-	}
-	return c.checkRecorded(objects.KindClaim, c.Claims[of.Name])
-}
-
-// fitted returns the spec with disks as large as their volumes have room for.
-func (c *claims) fitted() driver.ServerSpec {
+// fittedSpec returns the spec with disks that are no larger than their volumes have room for.
+func (c *claims) fittedSpec() driver.ServerSpec {
 	spec := c.spec
 	spec.RootDiskBytes, spec.Volumes = objects.Fit(spec.RootDiskBytes, c.Claims.Root()), slices.Clone(spec.Volumes)
 	for n, v := range spec.Volumes {
@@ -77,7 +72,7 @@ func (c *claims) fitted() driver.ServerSpec {
 	return spec
 }
 
-// diskSettings returns those of the disks that a pod would have now.
+// diskSettings returns the settings of the disks that a pod would have now.
 func (c *claims) diskSettings() map[string]objects.DiskSettings {
 	all := map[string]objects.DiskSettings{}
 	for _, of := range objects.DisksOf(c.spec) {
@@ -88,8 +83,8 @@ func (c *claims) diskSettings() map[string]objects.DiskSettings {
 	return all
 }
 
-// growDisks enlarges the PVCs as far as their storage class allows that, and the disks of a guest
-// that runs as far as the volumes have grown already.
+// growDisks enlarges the PVCs as far as their storage class allows, and the disks of a running guest as
+// far as their volumes have grown.
 func (c *claims) growDisks(ctx context.Context) error {
 	var errs []error
 	for _, of := range objects.DisksOf(c.spec) {
@@ -98,6 +93,7 @@ func (c *claims) growDisks(ctx context.Context) error {
 	return errors.Join(append(errs, c.growGuest(ctx))...)
 }
 
+// growClaim enlarges the PVC of a disk to the size in the spec.
 func (c *claims) growClaim(ctx context.Context, of objects.Disk) error {
 	claim, wanted := c.Claims[of.Name], objects.ClaimSize(of.Bytes)
 	isOurs := claim != nil && c.checkRecorded(objects.KindClaim, claim) == nil
@@ -117,7 +113,7 @@ func (c *claims) growClaim(ctx context.Context, of objects.Disk) error {
 	return fmt.Errorf("%s: the PVC has %s and needs %s: %w", of.Field, objects.DescribeSize(has), objects.DescribeSize(wanted), err)
 }
 
-// growGuest enlarges the disks of a guest that runs. The pod records that.
+// growGuest enlarges the disks of a guest that runs, and records that on the pod.
 func (c *claims) growGuest(ctx context.Context) error {
 	if c.Pod == nil {
 		return nil
@@ -144,9 +140,9 @@ func (c *claims) growGuest(ctx context.Context) error {
 	return c.annotatePod(ctx, objects.AnnotationSettings, string(content))
 }
 
-// nextDisks returns what the disks of a pod should have now, and the sizes of those that are to
-// grow. A disk that has left the spec is kept until it is recorded as made, so that no other one is made in
-// its place.
+// nextDisks returns the settings that the disks of a pod should have now, and the sizes of those that are
+// to grow. A disk that has left the spec is kept until it is recorded as made, so that no other disk is
+// made in its place.
 func (c *claims) nextDisks(has map[string]objects.DiskSettings) (next map[string]objects.DiskSettings, sizes control.Sizes) {
 	wanted := c.diskSettings()
 	next, sizes.Volumes = map[string]objects.DiskSettings{}, map[string]int64{}
@@ -172,7 +168,7 @@ func (c *claims) nextDisks(has map[string]objects.DiskSettings) (next map[string
 	return next, sizes
 }
 
-// markClaims has the PVCs say which they are, and the one of the root disk which pod may run.
+// markClaims records on each PVC its own UID, and on the PVC of the root disk which pod may run.
 func (c *claims) markClaims(ctx context.Context) error {
 	for _, claim := range c.Claims.Volumes() {
 		if claim.Annotations[objects.AnnotationClaim] != "" {
@@ -191,7 +187,7 @@ func (c *claims) markClaims(ctx context.Context) error {
 	})
 }
 
-// claimUID returns the UID of the PVC that an object is the record of, "" if there is none.
+// claimUID returns the UID of the PVC of a record, "" if there is none.
 func (c *claims) claimUID(o driver.Object) types.UID {
 	for _, of := range objects.DisksOf(c.spec) {
 		if claim := c.Claims[of.Name]; claim != nil && claim.Name == o.Name && claim.Annotations[objects.AnnotationNonce] == o.Nonce {
@@ -201,8 +197,8 @@ func (c *claims) claimUID(o driver.Object) types.UID {
 	return ""
 }
 
-// recordClaims has the UIDs of PVCs recorded before a failure is reported: without them, an empty disk
-// could replace one that is gone.
+// recordClaims makes the caller record the UIDs of PVCs before it reports a failure: without them, an
+// empty disk could replace one that is gone.
 func (c *claims) recordClaims(failure error) error {
 	if _, ok := errors.AsType[*driver.RecordFirstError](failure); ok || apierrors.IsConflict(failure) || driver.MayNotAct(failure) {
 		return failure

@@ -41,13 +41,13 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 		if err := c.recordUnknown(ctx); err != nil {
 			return err
 		}
-		if err := c.begin(ctx); err != nil {
+		if err := c.prepare(ctx); err != nil {
 			return err
 		}
 		if err := c.converge(ctx); err != nil {
 			return c.recordClaims(err)
 		}
-		s = c.describe()
+		s = c.describeServer()
 		return nil
 	})
 	return s, err
@@ -56,16 +56,18 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 // convergence is one call of Ensure.
 type convergence struct {
 	claims
-	// digests are those of the spec. If noDigests is set, they are not known.
+	// digests are the digests of the secret texts of the spec. If noDigests is set, they are not known.
 	digests   objects.Digests
 	noDigests error
-	// secret is that of the pod if this call has made it.
+	// secret is the Secret of the pod if this call has made it.
 	secret *corev1.Secret
-	// budget is the server's, if it has one, and hasNoBudget is set if its record is to go.
+	// budget is the PodDisruptionBudget, nil if there is none. hasNoBudget is set if its record is to be
+	// removed.
 	budget      *policyv1.PodDisruptionBudget
 	hasNoBudget bool
 }
 
+// newConvergence returns the state of a call of Ensure before anything is read.
 func (d *Driver) newConvergence(spec driver.ServerSpec) *convergence {
 	w := &writer{Instance: d.reader.New(spec), client: d.Client, epoch: spec.Epoch}
 	return &convergence{claims: claims{writer: w, driver: d, record: record{spec: spec, base: w.Key.Name}}}
@@ -83,8 +85,9 @@ func (c *convergence) recordUnknown(ctx context.Context) error {
 	return c.recordFirst(nil, c.intents(ctx)...)
 }
 
-// begin reads what there is, and refuses what Ensure must not touch.
-func (c *convergence) begin(ctx context.Context) error {
+// prepare reads the objects, refuses those that Ensure must not touch, and removes a deleted pod that has
+// ended.
+func (c *convergence) prepare(ctx context.Context) error {
 	if err := c.Read(ctx); err != nil {
 		return err
 	}
@@ -94,23 +97,23 @@ func (c *convergence) begin(ctx context.Context) error {
 	if err := c.checkIdentity(ctx); err != nil {
 		return err
 	}
-	c.noteMade()
+	c.recordMadeDisks()
 	if err := c.recordRefusal(ctx); err != nil {
 		return err
 	}
-	if c.End() != nil && c.Pod.DeletionTimestamp != nil { // a drain or the deletion of the namespace waits for that, whatever the spec is
+	if c.End() != nil && c.Pod.DeletionTimestamp != nil { // a drain or the deletion of the namespace may wait for it
 		if err := c.removePod(ctx); err != nil {
 			return err
 		}
 	}
-	c.digests, c.noDigests = c.driver.digestSecrets(ctx, c.spec)
-	if c.Exists() && c.spec.Power == driver.PowerOff { // which needs neither digests nor a spec that can run
+	c.digests, c.noDigests = c.driver.machines.Digests(ctx, c.spec)
+	if c.Exists() && c.spec.Power == driver.PowerOff { // stopping needs neither digests nor a valid spec
 		return nil
 	}
 	return cmp.Or(c.noDigests, c.driver.Objects.CheckSpec(c.spec))
 }
 
-// checkServer refuses a server that is not the one meant, was released, or has a later epoch.
+// checkServer refuses a server that is another one, was released, or that a later leader has changed.
 func (c *convergence) checkServer() error {
 	exists := c.Exists()
 	switch {
@@ -120,20 +123,12 @@ func (c *convergence) checkServer() error {
 		return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
 			"the server %s was released: remove the label %s from its PVCs and its pod to have it back", c.ID(), objects.LabelRetained))
 	}
-	return c.fence()
+	return c.checkEpochs()
 }
 
-// digestSecrets returns the digests of a spec's user-data and network data.
-func (d *Driver) digestSecrets(ctx context.Context, spec driver.ServerSpec) (digests objects.Digests, err error) {
-	if digests.UserData, err = d.machines.Digest(ctx, spec.UID, spec.UserData); err == nil {
-		digests.NetworkData, err = d.machines.Digest(ctx, spec.UID, spec.NetworkData)
-	}
-	return digests, err
-}
-
-// checkIdentity refuses objects other than those that the VirtualMachine's status has recorded. A
-// pod that still has its scheduling gate has run nothing: a deposed leader may have left it, so it is
-// removed. The finalizer of one that was deleted by others is removed once it has ended.
+// checkIdentity refuses objects that the VirtualMachine's status has not recorded. It removes a foreign
+// pod that still has its scheduling gate and so has run nothing: a deposed leader may have left it. It
+// also removes the finalizer of a foreign pod that others have deleted, once the pod has ended.
 func (c *convergence) checkIdentity(ctx context.Context) error {
 	if c.Claims.Root() != nil {
 		if err := c.checkRecorded(objects.KindClaim, c.Claims.Root()); err != nil {
@@ -153,8 +148,8 @@ func (c *convergence) checkIdentity(ctx context.Context) error {
 	return driver.Errorf(driver.ErrRetry, "the pod %s is not this VirtualMachine's, and its kubelet has yet to remove it", c.Key)
 }
 
-// converge takes the steps that are possible without waiting. That a disk cannot grow keeps nothing
-// else from being done.
+// converge takes the steps that are possible without waiting. A disk that cannot grow does not keep the
+// other steps from being taken.
 func (c *convergence) converge(ctx context.Context) error {
 	if err := c.convergePower(ctx); err != nil || c.spec.PowerOnly {
 		return err
@@ -169,8 +164,8 @@ func (c *convergence) converge(ctx context.Context) error {
 	return c.growDisks(ctx)
 }
 
-// convergePower takes the steps to what the server should do: the disk, the pod, and the pod's guest. A pod
-// that is to stop needs no disk.
+// convergePower takes the steps to the desired power state: of the root disk, the pod, and the guest. A
+// pod that is to stop needs no disk.
 func (c *convergence) convergePower(ctx context.Context) error {
 	isStopping := c.Pod != nil && !objects.IsGated(c.Pod) && c.End() == nil && c.isToStop()
 	if !c.spec.Ephemeral && !isStopping {
@@ -200,6 +195,8 @@ func (c *convergence) convergePower(ctx context.Context) error {
 	return c.convergePod(ctx)
 }
 
+// convergePod takes the steps of a pod that exists: removing its gate, stopping or replacing it, or
+// changing it.
 func (c *convergence) convergePod(ctx context.Context) error {
 	switch {
 	case c.End() != nil, objects.IsGated(c.Pod) && c.spec.Power == driver.PowerOff:
@@ -207,10 +204,10 @@ func (c *convergence) convergePod(ctx context.Context) error {
 	case objects.IsGated(c.Pod) && c.Pod.DeletionTimestamp == nil && !c.spec.PowerOnly:
 		return c.removeGate(ctx)
 	case c.isToStop():
-		return c.stop(ctx)
+		return c.stopPod(ctx)
 	case !c.spec.PowerOnly && !instance.HasContainer(c.Pod) && len(c.pendingFields()) > 0:
-		// The next one is made for the spec as it is now: this one may wait for what that no longer asks
-		// for. If its node starts it all the same, the guest is shut down.
+		// The pod may wait for something that the spec no longer asks for. If its node starts it in the
+		// meantime, the guest is shut down.
 		return c.endPod(ctx, objects.ReadSettings(c.Pod).GraceSecs)
 	}
 	if c.spec.Ephemeral && !c.spec.PowerOnly {
@@ -224,7 +221,8 @@ func (c *convergence) convergePod(ctx context.Context) error {
 	return c.updateMeta(ctx)
 }
 
-// isToStop reports whether the run of the pod is to end. One that somebody has deleted ends anyway.
+// isToStop reports whether the run of the pod is to end. It does so anyway once somebody has deleted the
+// pod.
 func (c *convergence) isToStop() bool {
 	restart := c.spec.RestartRun != "" && c.spec.RestartRun == string(c.Pod.UID)
 	return c.spec.Power == driver.PowerOff || restart || c.Pod.DeletionTimestamp != nil
@@ -246,7 +244,8 @@ func (c *convergence) updateMeta(ctx context.Context) error {
 	return c.updatePod(ctx, set)
 }
 
-// readPod reads a pod whose name was taken, by an earlier try or another leader, or by an object that is not Drover's.
+// readPod reads the pod after its creation found the name taken: by an earlier try, by another leader, or
+// by a foreign object.
 func (c *convergence) readPod(ctx context.Context) error {
 	if err := c.Read(ctx); err != nil {
 		return err
@@ -272,8 +271,9 @@ func (c *convergence) removePod(ctx context.Context) error {
 	return c.forgetPod(ctx)
 }
 
-// checkLost returns an error if nothing tells whether the machine runs: its container or its pod is lost. A pod
-// that the PVC does not have never lost its scheduling gate, and one that has no UID in the record was never found.
+// checkLost returns an error if nothing tells whether the machine runs, because its container or its pod
+// is lost. A pod that the PVC does not record still had its scheduling gate, and a pod whose record has no
+// UID was never seen.
 func (c *convergence) checkLost() error {
 	r := c.recorded(objects.KindPod, c.Key.Name)
 	if c.Pod == nil && c.spec.Ephemeral && r != nil && r.UID != "" && !r.Ended && r.UID != c.Asserted {
@@ -282,7 +282,7 @@ func (c *convergence) checkLost() error {
 	return lostError(c.Lost())
 }
 
-// lostError returns the error that a machine is lost, nil if there is no cause.
+// lostError returns the error of a machine that is lost, nil if there is no cause.
 func lostError(cause string) error {
 	if cause == "" {
 		return nil
@@ -291,7 +291,7 @@ func lostError(cause string) error {
 		"%s: the machine may run still, so nothing else is done with it; see docs/cluster.md, \"A pod that is lost\"", cause))
 }
 
-// createPod makes a pod that runs nothing yet. The intent has to be recorded before.
+// createPod creates the pod, once the intent is recorded and its PVCs exist. The pod runs nothing yet.
 func (c *convergence) createPod(ctx context.Context) error {
 	if c.noDigests != nil {
 		return c.noDigests
@@ -309,7 +309,7 @@ func (c *convergence) createPod(ctx context.Context) error {
 	}
 	r := c.recorded(objects.KindPod, c.Key.Name)
 	on := c.driver.kvm.Choose(ctx, c.spec.Placement)
-	pod, err := c.driver.Objects.NewPod(c.fitted(), objects.Run{Nonce: r.Nonce, Images: r.Images, Disks: c.diskSettings(), Digests: c.digests, Made: c.madeDisks(), Root: c.Claims.Root(), KVM: on, Ungated: !c.hasGate()})
+	pod, err := c.driver.Objects.NewPod(c.fittedSpec(), objects.Run{Nonce: r.Nonce, Images: r.Images, Disks: c.diskSettings(), Digests: c.digests, Made: c.madeDisks(), Root: c.Claims.Root(), KVM: on, Ungated: !c.hasGate()})
 	if err != nil {
 		return err
 	}
@@ -325,8 +325,8 @@ func (c *convergence) createPod(ctx context.Context) error {
 	return c.checkCreated(ctx)
 }
 
-// checkCreated removes a pod that was just created and is not as it was asked for. Without a failure it
-// would be replaced for ever, as one that has another spec.
+// checkCreated removes a pod that something in the cluster has changed at its creation, and returns a
+// failure. Without one, the pod would be replaced again and again, since it has another spec.
 func (c *convergence) checkCreated(ctx context.Context) error {
 	changed := c.pendingFields()
 	if len(changed) == 0 {
@@ -345,8 +345,8 @@ func (c *convergence) checkCreated(ctx context.Context) error {
 	return failure
 }
 
-// removeGate removes the scheduling gate of the pod, after its Secret is made and the PVC has
-// recorded it.
+// removeGate removes the scheduling gate of the pod, after it has made the Secret and the PVC has recorded
+// the pod.
 func (c *convergence) removeGate(ctx context.Context) error {
 	if c.isGatedOutdated(ctx) {
 		return c.replacePod(ctx, nil)
@@ -360,8 +360,8 @@ func (c *convergence) removeGate(ctx context.Context) error {
 	return c.updatePod(ctx, objects.RemoveGate)
 }
 
-// pendingFields names the fields of the spec that wait for the next pod. Another image than that of a disk
-// which was made is none: see refusedImage.
+// pendingFields names the fields of the spec that wait for the next pod. The image of a root disk that was
+// made never changes, so it is not among them: see objects.RefusedImage.
 func (c *convergence) pendingFields() []string {
 	has, wants := objects.ReadSettings(c.Pod), c.driver.Objects.Settings(c.spec, c.digests)
 	if r := c.recorded(objects.KindClaim, c.base); has.Kernel == nil && wants.Kernel == nil && r != nil && r.Made {
@@ -370,8 +370,8 @@ func (c *convergence) pendingFields() []string {
 	return objects.PendingFields(has, wants)
 }
 
-// isGatedOutdated reports whether a gated pod differs from the one that would be made for its start. That of
-// an ephemeral server has stood for it while it was off.
+// isGatedOutdated reports whether a gated pod differs from one that would be made now. The gated pod of an
+// ephemeral server may be old, since it exists while the server is off.
 func (c *convergence) isGatedOutdated(ctx context.Context) bool {
 	switch {
 	case len(c.pendingFields()) > 0:
@@ -384,9 +384,9 @@ func (c *convergence) isGatedOutdated(ctx context.Context) bool {
 	return c.driver.kvm.Choose(ctx, c.spec.Placement).Resource != objects.RequestedOf(c.Pod, c.driver.kvm.Resource)
 }
 
-// ensureSecret makes the Secret of a pod. It reads no Secret. If one of the name exists and is not
-// recorded, a tenant may have made it, so the call fails, and the pod is replaced by one whose Secret has
-// another name.
+// ensureSecret makes the Secret of a pod. It reads no Secret. If an unrecorded one of the name exists, a
+// tenant may have made it: then the pod is replaced by one whose Secret has another name, and the call
+// fails.
 func (c *convergence) ensureSecret(ctx context.Context) error {
 	name := objects.SecretOf(c.Pod)
 	r, pod := c.recorded(objects.KindSecret, name), c.recorded(objects.KindPod, c.Key.Name)
@@ -422,7 +422,7 @@ func (c *convergence) ensureSecret(ctx context.Context) error {
 }
 
 // replacePod removes a pod, at once if it has its scheduling gate, and else once it has ended. A later
-// call makes another one; it has to wait if a failure is given.
+// call creates another pod. With a failure, that call has to wait.
 func (c *convergence) replacePod(ctx context.Context, failure error) error {
 	if err := c.removePod(ctx); err != nil {
 		return err
@@ -430,8 +430,8 @@ func (c *convergence) replacePod(ctx context.Context, failure error) error {
 	return c.recordFirst(failure, c.podIntents(ctx)...)
 }
 
-// stop asks the guest to shut down, until the time at which a stop is forced.
-func (c *convergence) stop(ctx context.Context) error {
+// stopPod asks the guest to shut down before the time at which a stop is forced.
+func (c *convergence) stopPod(ctx context.Context) error {
 	grace := int64(objects.MinimalGrace)
 	now := c.driver.Clock.Now()
 	switch {
@@ -444,8 +444,8 @@ func (c *convergence) stop(ctx context.Context) error {
 	return c.endPod(ctx, grace)
 }
 
-// setGracePeriod has a machine keep to another grace period than the one that its pod was made with.
-// One that cannot be reached keeps to that, and is killed if the new one is shorter.
+// setGracePeriod gives a machine another grace period than its pod was made with. A machine that cannot be
+// reached keeps the old one, and is killed if the new one is shorter.
 func (c *convergence) setGracePeriod(ctx context.Context, seconds int64) {
 	kept := objects.ReadSettings(c.Pod).GraceSecs
 	at, ok := instance.MachineOf(c.Pod)
@@ -457,13 +457,13 @@ func (c *convergence) setGracePeriod(ctx context.Context, seconds int64) {
 	}
 }
 
-// maxGrace, in seconds, is for a stop that is never forced.
+// maxGrace, in seconds, is the grace period of a stop that is never forced.
 const maxGrace = 7 * 24 * 3600
 
-// describe describes the server as the call leaves it, with the record that its status should have.
-func (c *convergence) describe() driver.Server {
+// describeServer returns the server as the call leaves it, with the record that the status should have.
+func (c *convergence) describeServer() driver.Server {
 	s := c.Server()
-	s.Objects = c.objects()
+	s.Objects = c.currentObjects()
 	if c.Pod != nil && c.Pod.DeletionTimestamp == nil && c.End() == nil && !objects.IsGated(c.Pod) && !c.spec.PowerOnly {
 		s.Pending = c.pendingFields()
 	}
@@ -471,9 +471,9 @@ func (c *convergence) describe() driver.Server {
 	return s
 }
 
-// objects returns the record of the server's objects, with the UIDs of those that exist now. A pod with
-// its scheduling gate is left out: it cannot be lost, because it runs nothing.
-func (c *convergence) objects() []driver.Object {
+// currentObjects returns the record of the server's objects, with the UIDs of those that exist now. The
+// UID of a pod with its scheduling gate is left out, since such a pod runs nothing and cannot be lost.
+func (c *convergence) currentObjects() []driver.Object {
 	all := slices.DeleteFunc(slices.Clone(c.spec.Objects), func(o driver.Object) bool { return o.Kind == objects.KindBudget && c.hasNoBudget })
 	for n, o := range all {
 		switch {

@@ -17,9 +17,9 @@ import (
 	"cloudnative.tw/drover/internal/image"
 )
 
-// resolveImages returns the digests by which the next pod names images that the spec names by tag. A
-// tag keeps the digest of the pod before, and stays a tag if no machine could be started with the
-// digest. With pull policy Always, the tags of an ephemeral server are resolved again.
+// resolveImages returns the digests by which the next pod names images that the spec names by tag. A tag
+// keeps its digest from the pod before, and stays a tag if no machine could be started with the digest.
+// The tags of an ephemeral server with pull policy Always are resolved again.
 func (c *claims) resolveImages(ctx context.Context) []driver.ResolvedImage {
 	known := c.knownImages()
 	var all []driver.ResolvedImage
@@ -37,9 +37,9 @@ func (c *claims) resolveImages(ctx context.Context) []driver.ResolvedImage {
 	return append(all, c.driver.images.Digests(ctx, unknown)...)
 }
 
-// endedImages returns what the record of the pod, which has ended, has of its images. Nodes that got an
-// image from a file or a mirror may have it by its tag alone, so a digest from which no container was
-// created there is dropped, unless the server has run with it before.
+// endedImages returns what the record of a pod that has ended has of its images. A digest from which no
+// container was created is dropped, unless the server has run with it before: nodes that got an image from
+// a file or a mirror may have it only by its tag.
 func endedImages(p *corev1.Pod, images []driver.ResolvedImage) []driver.ResolvedImage {
 	kept := slices.Clone(images)
 	isUsed, hasFailed := instance.ImageUse(p)
@@ -55,9 +55,9 @@ func endedImages(p *corev1.Pod, images []driver.ResolvedImage) []driver.Resolved
 	return kept
 }
 
-// checkImageSize refuses a spec whose image is larger than its disk, as the machine of the last pod has reported.
-// That pod is kept as the evidence until its size or image in the spec changes, or a person deletes it. The
-// image of a volume never changes.
+// checkImageSize refuses a spec whose image is larger than its disk, as the machine of the last pod has
+// reported. That pod is kept as the evidence until its size or image in the spec changes, or a person
+// deletes the pod. The image of a volume never changes.
 func (c *convergence) checkImageSize(ctx context.Context) error {
 	name, needs, isKnown := instance.LargeImage(c.Pod)
 	has, wants := objects.ReadSettings(c.Pod), c.driver.Objects.Settings(c.spec, c.digests)
@@ -79,15 +79,15 @@ func (c *convergence) checkImageSize(ctx context.Context) error {
 		of.Field, objects.Describe(objects.KindClaim, claim), kit.FormatBytes(objects.DiskIn(objects.RoomOf(claim))), image.Redact(source), kit.FormatBytes(needs))
 }
 
-// hasResolved reports whether the record of the next pod is for the images of the spec, which may
-// have changed since.
+// hasResolved reports whether the record of the next pod has the images of the spec, which may have
+// changed since.
 func (c *claims) hasResolved(recorded *driver.Object) bool {
 	lacks := func(source string) bool { return objects.FindResolved(recorded.Images, source) == nil }
 	return len(recorded.Images) == 0 || c.driver.images.Resolve == nil || !slices.ContainsFunc(c.driver.Objects.TaggedImages(c.spec), lacks)
 }
 
-// knownImages returns the images of the pod before that the next one keeps. A pod that is lost may have
-// run with them.
+// knownImages returns the images of the last pod that the next one keeps. A pod that is lost may have run
+// with them, so they count as proven.
 func (s *record) knownImages() (known []driver.ResolvedImage) {
 	r := s.recorded(objects.KindPod, s.base)
 	if r == nil {
@@ -106,16 +106,16 @@ func (s *record) knownImages() (known []driver.ResolvedImage) {
 	return known
 }
 
-// noteMade notes in the record of the server's objects which disks the machine of the pod has made, and from
-// which image the root disk. From then on no other disk is made in their place, also if a volume comes
+// recordMadeDisks records in the spec's objects which disks the machine of the pod has made, and from
+// which image the root disk. From then on no other disk is made in their place, even if a volume comes
 // back empty.
-func (c *claims) noteMade() {
+func (c *claims) recordMadeDisks() {
 	if c.spec.Ephemeral {
 		return
 	}
 	c.spec.Objects = slices.Clone(c.spec.Objects)
 	if c.Pod == nil {
-		c.noteMadeByLostPod()
+		c.recordDisksOfLostPod()
 		return
 	}
 	kept := objects.ReadSettings(c.Pod)
@@ -135,9 +135,9 @@ func (c *claims) noteMade() {
 	}
 }
 
-// noteMadeByLostPod notes that the disks are made where the pod is gone without a proof of its end, and its
-// guest was seen to run. From which image the root disk was made is not known any more.
-func (s *record) noteMadeByLostPod() {
+// recordDisksOfLostPod records the disks as made if the pod is gone without a proof of its end and its
+// guest was seen to run. The image of the root disk is not known any more then.
+func (s *record) recordDisksOfLostPod() {
 	pod := s.recorded(objects.KindPod, s.base)
 	if pod == nil || pod.UID == "" || pod.Ended || string(pod.UID) != s.spec.SeenRun {
 		return
@@ -149,7 +149,7 @@ func (s *record) noteMadeByLostPod() {
 	}
 }
 
-// madeDisks returns the disks of the spec that an earlier run has made, by name.
+// madeDisks returns the disks of the spec that an earlier run has made, by name, with their images.
 func (s *record) madeDisks() map[string]driver.ResolvedImage {
 	made := map[string]driver.ResolvedImage{}
 	for _, of := range objects.DisksOf(s.spec) {

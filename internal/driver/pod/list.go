@@ -19,8 +19,8 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// List implements driver.Driver. It reads a single server live, and others from the informers of an
-// open watch, if these have all that this process has read and written.
+// List implements driver.Driver. It reads a single server live, and others from the informers of an open
+// watch if these have all versions that this process has read and written.
 func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
 	ctx, cancel := d.calls.Limit(ctx)
 	defer cancel()
@@ -40,7 +40,7 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	return servers, nil
 }
 
-// forgetMachines forgets those whose pods a complete list did not find.
+// forgetMachines forgets what is known of pods that a complete list did not find.
 func (d *Driver) forgetMachines(found []*instance.Instance) {
 	present := map[types.UID]bool{}
 	for _, i := range found {
@@ -53,8 +53,8 @@ func (d *Driver) forgetMachines(found []*instance.Instance) {
 	d.machines.Forget(func(pod types.UID) bool { return present[pod] })
 }
 
-// Watch implements driver.Driver: it follows the pods and PVCs of this cluster's servers. Informers
-// list again after a connection was lost, so that no change is missed.
+// Watch implements driver.Driver. It follows the pods and PVCs of this cluster's servers. Informers list
+// again after a connection was lost, so that no change is missed.
 func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	informers, err := d.reader.NewInformers()
 	if err != nil {
@@ -65,7 +65,7 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	var following sync.WaitGroup
 	var synced []cache.InformerSynced
 	for _, informer := range []cache.SharedIndexInformer{informers.Pods, informers.Claims} {
-		if _, err := informer.AddEventHandler(handler(queue)); err != nil {
+		if _, err := informer.AddEventHandler(newEventHandler(queue)); err != nil {
 			stop()
 			return nil, err
 		}
@@ -79,7 +79,7 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	}
 	uids := make(chan types.UID)
 	d.reader.Watched.Store(informers)
-	following.Go(func() { d.sampleFirst(running) })
+	following.Go(func() { d.sampleAll(running) })
 	go func() {
 		defer close(uids)
 		defer following.Wait()
@@ -90,7 +90,7 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	return uids, nil
 }
 
-// waitForSync waits for the first lists, within the time of a call.
+// waitForSync waits for the first lists, at most as long as a call may take.
 func (d *Driver) waitForSync(ctx context.Context, synced []cache.InformerSynced) error {
 	ctx, cancel := context.WithTimeout(ctx, d.CallTimeout)
 	defer cancel()
@@ -100,8 +100,8 @@ func (d *Driver) waitForSync(ctx context.Context, synced []cache.InformerSynced)
 	return nil
 }
 
-// handler queues the UID of each object that changes.
-func handler(queue *kit.Queue) cache.ResourceEventHandler {
+// newEventHandler returns a handler that queues the UID of each object that changes.
+func newEventHandler(queue *kit.Queue) cache.ResourceEventHandler {
 	add := func(o any) {
 		if unknown, ok := o.(cache.DeletedFinalStateUnknown); ok {
 			o = unknown.Obj

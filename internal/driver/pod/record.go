@@ -14,14 +14,13 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// record is what the spec says of a server, and what the VirtualMachine's status has recorded of
-// its objects.
+// record is the spec of a server, with the objects that the VirtualMachine's status has recorded.
 type record struct {
 	spec driver.ServerSpec
 	base string // the name of the pod and of the root disk's PVC
 }
 
-// recorded returns what the VirtualMachine's status has recorded of an object, or nil.
+// recorded returns the record of an object, nil if there is none.
 func (s *record) recorded(kind, name string) *driver.Object {
 	n := slices.IndexFunc(s.spec.Objects, func(o driver.Object) bool { return o.Kind == kind && o.Name == name })
 	if n < 0 {
@@ -30,15 +29,15 @@ func (s *record) recorded(kind, name string) *driver.Object {
 	return &s.spec.Objects[n]
 }
 
-// hasGate reports whether the next pod is made with a scheduling gate. The pod of an ephemeral server
-// that is to run has none, which saves a write of each pod: no kubelet starts it before its Secret
+// hasGate reports whether the next pod is created with a scheduling gate. The pod of an ephemeral server
+// that is to run has none, which saves a write of each pod: no kubelet starts the pod before its Secret
 // exists, which is made for that very pod.
 func (s *record) hasGate() bool {
 	return !s.spec.Ephemeral || s.spec.Power == driver.PowerOff || s.spec.PowerOnly
 }
 
-// recordFirst returns the error that ends a call so that its caller records objects. The caller then calls again,
-// unless the call has failed.
+// recordFirst returns the error that makes the caller of Ensure record objects. Without a failure, the
+// caller then calls again.
 func (s *record) recordFirst(failure error, changed ...driver.Object) error {
 	all := slices.Clone(s.spec.Objects)
 	for _, o := range changed {
@@ -50,6 +49,8 @@ func (s *record) recordFirst(failure error, changed ...driver.Object) error {
 	return &driver.RecordFirstError{Objects: all, Failure: failure}
 }
 
+// checkRecorded refuses an object that was not made for the VirtualMachine: its UID is not the recorded
+// one, or none is recorded and its nonce is not that of the intent.
 func (c *claims) checkRecorded(kind string, o metav1.Object) error {
 	recorded := c.recorded(kind, o.GetName())
 	switch {
@@ -62,13 +63,13 @@ func (c *claims) checkRecorded(kind string, o metav1.Object) error {
 		"%s with UID %s was not made for this VirtualMachine, whose status does not have it: delete it, or delete the VirtualMachine", objects.Describe(kind, o), o.GetUID()))
 }
 
-// isNonceUsed reports whether the pod with a recorded nonce was made and removed. The record is old then: another
-// leader may have recorded the next pod since.
+// isNonceUsed reports whether the pod with a recorded nonce was created and removed. The record is
+// outdated then: another leader may have recorded the next pod since.
 func (c *claims) isNonceUsed(r *driver.Object) bool {
 	return r.Kind == objects.KindPod && c.Claims.Root() != nil && c.Claims.Root().Annotations[objects.AnnotationUsedNonce] == r.Nonce
 }
 
-// intents returns the objects that the next steps create, with new nonces.
+// intents returns new records, with nonces, of the objects that the next steps create.
 func (c *claims) intents(ctx context.Context) []driver.Object {
 	var all []driver.Object
 	if r := c.recorded(objects.KindClaim, c.Key.Name); r == nil && !c.spec.Ephemeral {
@@ -91,7 +92,7 @@ func (c *claims) intents(ctx context.Context) []driver.Object {
 	return all
 }
 
-// podIntents returns the next pod, with the digests of its images, and its Secret.
+// podIntents returns new records of the next pod, with the digests of its images, and of its Secret.
 func (c *claims) podIntents(ctx context.Context) []driver.Object {
 	pod := newIntent(objects.KindPod, c.Key.Name)
 	pod.Images = c.resolveImages(ctx)
@@ -104,6 +105,7 @@ func (c *claims) isPodIntended() bool {
 	return r != nil && !r.Ended && r.UID == "" && !c.isNonceUsed(r) && c.hasResolved(r) && c.recorded(objects.KindSecret, objects.SecretName(c.Key.Name, r.Nonce)) != nil
 }
 
+// newIntent returns the record of an object that is to be created.
 func newIntent(kind, name string) driver.Object {
 	return driver.Object{Kind: kind, Name: name, Nonce: string(uuid.NewUUID())}
 }

@@ -108,7 +108,7 @@ func (i *Instance) readClaims(ctx context.Context, names []string) error {
 	for _, name := range names {
 		key := types.NamespacedName{Namespace: i.Key.Namespace, Name: objects.ClaimName(i.Key.Name, name)}
 		claim, err := i.reader.Client.PersistentVolumeClaims(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
-		if i.Claims[name], err = own(i, claim, err); err != nil {
+		if i.Claims[name], err = keepOwn(i, claim, err); err != nil {
 			return objects.Explain("read", objects.KindClaim, key, err)
 		}
 	}
@@ -121,7 +121,7 @@ func (i *Instance) listClaims(ctx context.Context) error {
 	if err != nil {
 		return objects.Explain("list", objects.KindClaim, i.Key, err)
 	}
-	for _, claim := range pointers(listed.Items) {
+	for _, claim := range pointersTo(listed.Items) {
 		if i.takeClaim(claim) {
 			i.Note(claim)
 		}

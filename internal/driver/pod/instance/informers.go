@@ -64,7 +64,7 @@ func newInformer[L runtime.Object](r *Reader, of runtime.Object, list func(conte
 			return follow(ctx, o)
 		},
 	}, of, 0, cache.Indexers{indexUID: uidOf})
-	return informer, informer.SetTransform(strip)
+	return informer, informer.SetTransform(stripObject)
 }
 
 // uidOf returns the UID of the VirtualMachine of an object, for the index.
@@ -76,8 +76,8 @@ func uidOf(o any) ([]string, error) {
 	return []string{m.GetLabels()[objects.LabelUID]}, nil
 }
 
-// strip drops the fields that decide nothing. The API server refuses to write such a pod back.
-func strip(o any) (any, error) {
+// stripObject drops the fields that decide nothing. The API server refuses to write such a pod back.
+func stripObject(o any) (any, error) {
 	switch o := o.(type) {
 	case *corev1.Pod:
 		if !isTerminal(o.Status.Phase) {
@@ -156,10 +156,10 @@ func isAsNew(informer cache.SharedIndexInformer, version uint64) bool {
 
 // Note records the version of an object that was just read live or written. Lists wait until the informers
 // have it.
-func (i *Instance) Note(o metav1.Object) { i.reader.note(o) }
+func (i *Instance) Note(o metav1.Object) { i.reader.noteVersion(o) }
 
-// note records the version of an object: see Instance.Note.
-func (r *Reader) note(o metav1.Object) {
+// noteVersion records the version of an object: see Instance.Note.
+func (r *Reader) noteVersion(o metav1.Object) {
 	last := &r.pods
 	if _, isClaim := o.(*corev1.PersistentVolumeClaim); isClaim {
 		last = &r.claims
@@ -168,11 +168,11 @@ func (r *Reader) note(o metav1.Object) {
 	if err != nil {
 		version = math.MaxUint64 // nothing is known to be as new
 	}
-	raise(last, version)
+	raiseVersion(last, version)
 }
 
-// raise sets a version unless it is higher already.
-func raise(last *atomic.Uint64, version uint64) {
+// raiseVersion sets a version unless it is higher already.
+func raiseVersion(last *atomic.Uint64, version uint64) {
 	for {
 		has := last.Load()
 		if version <= has || last.CompareAndSwap(has, version) {

@@ -56,7 +56,7 @@ func (i *Instance) Read(ctx context.Context) error {
 // readPod reads the pod, and its node if that matters.
 func (i *Instance) readPod(ctx context.Context) error {
 	pod, err := i.reader.Client.Pods(i.Key.Namespace).Get(ctx, i.Key.Name, metav1.GetOptions{})
-	if i.Pod, err = own(i, pod, err); err != nil {
+	if i.Pod, err = keepOwn(i, pod, err); err != nil {
 		return objects.Explain("read", objects.KindPod, i.Key, err)
 	}
 	return i.readNode(ctx)
@@ -65,8 +65,8 @@ func (i *Instance) readPod(ctx context.Context) error {
 // Exists reports whether the server has any object.
 func (i *Instance) Exists() bool { return i.Pod != nil || len(i.Claims.All()) > 0 }
 
-// own returns an object that was read, or nil if it lacks the labels of the server or is a foreign PVC.
-func own[T interface {
+// keepOwn returns an object that was read, or nil if it lacks the labels of the server or is a foreign PVC.
+func keepOwn[T interface {
 	comparable
 	metav1.Object
 }](i *Instance, o T, err error) (T, error) {

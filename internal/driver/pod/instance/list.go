@@ -56,7 +56,7 @@ func (r *Reader) listByLabels(ctx context.Context, uids ...types.UID) ([]*Instan
 			i.Claims[claim.Labels[objects.LabelVolume]] = claim
 		}
 	}
-	found := sorted(byKey)
+	found := sortByID(byKey)
 	r.readNodes(ctx, found, len(uids) == 0)
 	return found, nil
 }
@@ -81,12 +81,12 @@ func (r *Reader) listObjects(ctx context.Context, uids []types.UID) ([]*corev1.P
 	if len(uids) == 0 {
 		r.lastLiveList.Store(&began)
 	}
-	foundClaims := pointers(claims.Items)
+	foundClaims := pointersTo(claims.Items)
 	for _, p := range pods {
-		r.note(p)
+		r.noteVersion(p)
 	}
 	for _, claim := range foundClaims {
-		r.note(claim)
+		r.noteVersion(claim)
 	}
 	return pods, foundClaims, nil
 }
@@ -97,7 +97,7 @@ func (r *Reader) listPods(ctx context.Context, options metav1.ListOptions) ([]*c
 	if err != nil {
 		return nil, objects.Explain("list", objects.KindPod, types.NamespacedName{}, err)
 	}
-	return pointers(listed.Items), nil
+	return pointersTo(listed.Items), nil
 }
 
 // KnownPods returns the pods of servers that were not released, all if no UID is given. It reads them from
@@ -138,8 +138,8 @@ func (r *Reader) isLiveListDue() bool {
 	return last == nil || r.Clock.Since(*last) >= liveListPeriod
 }
 
-// pointers returns pointers to the items of a list.
-func pointers[T any](items []T) []*T {
+// pointersTo returns pointers to the items of a list.
+func pointersTo[T any](items []T) []*T {
 	all := make([]*T, len(items))
 	for n := range items {
 		all[n] = &items[n]
@@ -166,8 +166,8 @@ func (r *Reader) readObjects(ctx context.Context, uid types.UID, owner types.Nam
 	return []*Instance{i}, nil
 }
 
-// sorted returns instances in the order of their IDs.
-func sorted(byKey map[types.NamespacedName]*Instance) []*Instance {
+// sortByID returns instances in the order of their IDs.
+func sortByID(byKey map[types.NamespacedName]*Instance) []*Instance {
 	all := make([]*Instance, 0, len(byKey))
 	for _, i := range byKey {
 		all = append(all, i)

@@ -112,12 +112,12 @@ func TestStrippedPod(t *testing.T) {
 	t.Parallel()
 	never := onNode(deleted, byKubelet, withStatuses(corev1.ContainerStatus{Name: objects.ContainerName}))
 	never.ManagedFields = append(never.ManagedFields, metav1.ManagedFieldsEntry{Manager: "drover", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{}}`)})
-	kept, err := strip(never.DeepCopy())
+	kept, err := stripObject(never.DeepCopy())
 	if p, ok := kept.(*corev1.Pod); err != nil || !ok || ProvenEnd(p) == nil || len(p.ManagedFields) != 1 {
 		t.Errorf("kept is %+v, %v", kept, err)
 	}
 	never.Status.Phase = corev1.PodRunning
-	if kept, err = strip(never); err != nil || len(kept.(*corev1.Pod).ManagedFields) > 0 {
+	if kept, err = stripObject(never); err != nil || len(kept.(*corev1.Pod).ManagedFields) > 0 {
 		t.Errorf("of a pod that runs, %+v is kept, %v", kept, err)
 	}
 }

@@ -91,7 +91,7 @@ func (r *Reader) ReadPod(ctx context.Context, p *corev1.Pod) (*Instance, error) 
 // removed. That is safe since spec.ephemeral is immutable, and a server without a pod is read in full
 // before the finalizer of the VirtualMachine is removed.
 func (r *Reader) Find(ctx context.Context, t driver.Target, retain bool) (*Instance, error) {
-	i, err := r.find(ctx, t, retain)
+	i, err := r.findObjects(ctx, t, retain)
 	if err != nil {
 		return nil, err
 	}
@@ -102,8 +102,8 @@ func (r *Reader) Find(ctx context.Context, t driver.Target, retain bool) (*Insta
 	return i, nil
 }
 
-// find reads the objects by the name of the VirtualMachine, or by their labels if the name is not known.
-func (r *Reader) find(ctx context.Context, t driver.Target, retain bool) (*Instance, error) {
+// findObjects reads the objects by the name of the VirtualMachine, or by their labels if the name is not known.
+func (r *Reader) findObjects(ctx context.Context, t driver.Target, retain bool) (*Instance, error) {
 	owner, known := r.OwnerOf(t.UID)
 	if !known {
 		i, err := r.findByLabels(ctx, t)

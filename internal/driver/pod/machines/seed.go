@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
@@ -67,9 +68,17 @@ func (m *Machines) Guest(ctx context.Context, at Machine) (*control.Client, erro
 	return newClient(at, credentials)
 }
 
-// Digest returns a keyed digest (HMAC-SHA256) of a secret text of a VirtualMachine, or "" if there is none. Who
-// reads it and has no seed cannot check guesses of the text against it.
-func (m *Machines) Digest(ctx context.Context, uid types.UID, text driver.Secret) (string, error) {
+// Digests returns the digests of the user-data and network data of a spec.
+func (m *Machines) Digests(ctx context.Context, spec driver.ServerSpec) (digests objects.Digests, err error) {
+	if digests.UserData, err = m.newDigest(ctx, spec.UID, spec.UserData); err == nil {
+		digests.NetworkData, err = m.newDigest(ctx, spec.UID, spec.NetworkData)
+	}
+	return digests, err
+}
+
+// newDigest returns a keyed digest (HMAC-SHA256) of a secret text of a VirtualMachine, "" if there is none. Without
+// the seed, a reader of the digest cannot check guesses of the text.
+func (m *Machines) newDigest(ctx context.Context, uid types.UID, text driver.Secret) (string, error) {
 	if text.IsZero() {
 		return "", nil
 	}

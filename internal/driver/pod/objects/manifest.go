@@ -273,6 +273,11 @@ func RemoveGate(p *corev1.Pod) {
 	p.Spec.SchedulingGates = slices.DeleteFunc(p.Spec.SchedulingGates, isGate)
 }
 
+// RemoveFinalizer removes Drover's finalizer from a pod.
+func RemoveFinalizer(p *corev1.Pod) {
+	p.Finalizers = slices.DeleteFunc(p.Finalizers, func(f string) bool { return f == FinalizerStopped })
+}
+
 func isGate(g corev1.PodSchedulingGate) bool { return g.Name == gateStopped }
 
 // portName returns the name of a port as far as a container may have it: at most 15 characters,
