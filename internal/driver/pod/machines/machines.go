@@ -1,10 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package machines controls the machines in pods by their control channels (package control of
-// internal/machine).
+// Package machines controls the machines in pods through their control channels (internal/machine/control).
 //
-// Start with Machines. seed.go has the seeds, from which the credentials of every machine derive.
+// Start with Machines. seed.go has the seeds, from which the credentials of every machine are derived.
 package machines
 
 import (
@@ -24,30 +23,30 @@ import (
 )
 
 const (
-	// changeWithin bounds a change of a machine, and sampleWithin a question to it.
+	// changeWithin limits a call that changes a machine, and sampleWithin one that asks it.
 	changeWithin, sampleWithin = 10 * time.Second, 5 * time.Second
-	// maxConcurrent bounds the questions at a time.
+	// maxConcurrent limits the concurrent calls of Sample.
 	maxConcurrent = 64
 )
 
-// Machine is where a machine is reached.
+// Machine has the address and identity of a machine.
 type Machine struct {
-	// UID of its VirtualMachine, which its certificate is for.
+	// UID of its VirtualMachine, for which its certificate was issued.
 	UID types.UID
-	// Pod is the UID of its pod, and Nonce the one with which that was made.
+	// Pod is the UID of its pod, and Nonce the nonce with which the pod was created.
 	Pod   types.UID
 	Nonce string
 	// Address of its control channel, with the port.
 	Address string
 }
 
-// Machines controls machines, and remembers what it last saw of each. A machine that does not
-// answer delays no call for another one.
+// Machines controls machines, and remembers what it last observed of each. A machine that does not answer
+// delays no call to another one.
 type Machines struct {
-	// Secrets is a client of the namespace that has the Secrets with the seeds.
+	// Secrets is a client of the namespace with the Secrets of the seeds.
 	Secrets corev1client.SecretInterface
 	Clock   clock.PassiveClock
-	// Guests has machines made whose guests people reach, by Guest.
+	// Guests is set if people reach the guests of machines that are made, through Guest.
 	Guests bool
 
 	seed, guestSeed knownSeed
@@ -58,7 +57,7 @@ type Machines struct {
 	clients driver.SyncMap[types.UID, cachedCredentials]
 }
 
-// cachedCredentials are client credentials, with the UID and nonce from which they were derived: whoever
+// cachedCredentials are client credentials, with the UID and nonce that they were derived from: whoever
 // may edit a pod can change its nonce.
 type cachedCredentials struct {
 	uid         types.UID
@@ -66,7 +65,7 @@ type cachedCredentials struct {
 	credentials control.Credentials
 }
 
-// observation is what was last seen of a machine.
+// observation is what was last observed of a machine.
 type observation struct {
 	status control.Status
 	// isSilent is set if the machine did not answer the last question.
@@ -75,20 +74,20 @@ type observation struct {
 	hasAnswered bool
 }
 
-// Last returns the last status of the machine in a pod, if one is known.
-func (m *Machines) Last(pod types.UID) (control.Status, bool) {
+// Last returns the last observed status of the machine in a pod. ok is false if there is none.
+func (m *Machines) Last(pod types.UID) (status control.Status, ok bool) {
 	last, ok := m.seen.Load(pod)
 	return last.status, ok && last.status.State != ""
 }
 
-// HasAnswered reports whether the machine in a pod has ever answered, which it can only with the keys
-// of its Secret.
+// HasAnswered reports whether the machine in a pod has ever answered, for which it needs the keys in its
+// Secret.
 func (m *Machines) HasAnswered(pod types.UID) bool {
 	last, _ := m.seen.Load(pod)
 	return last.hasAnswered
 }
 
-// Forget forgets the machines in other pods than these.
+// Forget forgets what was observed of machines in pods, except of those that are present.
 func (m *Machines) Forget(isPresent func(pod types.UID) bool) {
 	m.seen.DeleteFunc(func(pod types.UID, _ observation) bool { return !isPresent(pod) })
 	m.clients.DeleteFunc(func(pod types.UID, _ cachedCredentials) bool { return !isPresent(pod) })
@@ -99,13 +98,13 @@ func (m *Machines) Pause(ctx context.Context, at Machine) error {
 	return m.setState(ctx, at, control.StatePaused, (*control.Client).Pause)
 }
 
-// Resume has a guest go on that was paused. It may be repeated.
+// Resume resumes a paused guest. It may be repeated.
 func (m *Machines) Resume(ctx context.Context, at Machine) error {
 	return m.setState(ctx, at, control.StateRunning, (*control.Client).Resume)
 }
 
-// setState changes the state of a guest. While it is not known whether a change was made, the
-// guest counts as in the other state, so that the change is repeated.
+// setState changes the state of a guest. If the call fails, the guest counts as in the other state, so
+// that the change is repeated.
 func (m *Machines) setState(ctx context.Context, at Machine, to control.State, change func(*control.Client, context.Context) error) error {
 	err := m.call(ctx, at, changeWithin, change)
 	if err != nil {
@@ -136,7 +135,7 @@ func (m *Machines) SetGracePeriod(ctx context.Context, at Machine, period time.D
 	return m.call(ctx, at, sampleWithin, func(c *control.Client, ctx context.Context) error { return c.SetGracePeriod(ctx, period) })
 }
 
-// call makes a call within a time.
+// call makes a call to a machine within a time.
 func (m *Machines) call(ctx context.Context, at Machine, within time.Duration, do func(*control.Client, context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -151,7 +150,7 @@ func (m *Machines) call(ctx context.Context, at Machine, within time.Duration, d
 	return explain(err)
 }
 
-// explain returns an error of a call in the kinds of package driver.
+// explain returns the error of a call as an error of package driver.
 func explain(err error) error {
 	if err == nil {
 		return nil
@@ -159,8 +158,8 @@ func explain(err error) error {
 	return driver.Errorf(driver.ErrRetry, "%w", err)
 }
 
-// Sample asks machines for what they have used. Those that do not answer are missing in the
-// result. It also returns the machines that do something else than they were last seen to do.
+// Sample asks machines for their usage. Machines that do not answer are missing in the result. It also
+// returns the UIDs of those whose state differs from what was last observed.
 func (m *Machines) Sample(ctx context.Context, all []Machine) (samples []driver.Usage, changed []types.UID, err error) {
 	if len(all) == 0 {
 		return nil, nil, nil
@@ -192,8 +191,8 @@ func (m *Machines) Sample(ctx context.Context, all []Machine) (samples []driver.
 	return samples, changed, nil
 }
 
-// orderSilentLast returns the machines in the order in which to ask them: those last that did not
-// answer before, which take longest.
+// orderSilentLast returns machines in the order in which to ask them: last those that did not answer
+// before, because they take longest.
 func (m *Machines) orderSilentLast(all []Machine) []Machine {
 	all = slices.Clone(all)
 	silent := map[types.UID]int{}
@@ -206,6 +205,8 @@ func (m *Machines) orderSilentLast(all []Machine) []Machine {
 	return all
 }
 
+// sampleMachine asks one machine for its usage, nil if it does not answer or its guest has not started
+// yet. differs is set if its state has changed.
 func (m *Machines) sampleMachine(ctx context.Context, at Machine) (used *driver.Usage, differs bool) {
 	var status control.Status
 	err := m.call(ctx, at, sampleWithin, func(c *control.Client, ctx context.Context) (err error) {

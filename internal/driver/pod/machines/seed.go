@@ -23,8 +23,8 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// The Secrets of the seeds. They are in a namespace in which tenants have no rights, and the only
-// Secrets that are ever read. The second exists only where people reach guests through Drover.
+// The Secrets of the seeds are in a namespace in which tenants have no rights. The driver reads no other
+// Secrets. The second exists only where people reach guests through Drover.
 const (
 	SeedNamespace = metav1.NamespaceSystem
 	SeedName      = "drover-machine-control"
@@ -32,8 +32,8 @@ const (
 	seedKey       = "seed"
 )
 
-// NewEnd returns the files of the machine's end, for a machine that is about to be made. It makes
-// the seeds if there are none.
+// NewEnd returns the files with the credentials of a machine that is about to be made. It creates the
+// seeds if they do not exist.
 func (m *Machines) NewEnd(ctx context.Context, uid types.UID, nonce string) (map[string][]byte, error) {
 	seed, err := m.ensureControlSeed(ctx)
 	var guestSeed []byte
@@ -51,7 +51,7 @@ func (m *Machines) NewEnd(ctx context.Context, uid types.UID, nonce string) (map
 	return files, err
 }
 
-// Guest returns a client of a machine that reaches its guest, which works for some minutes.
+// Guest returns a client that reaches the guest of a machine. The client works for some minutes.
 func (m *Machines) Guest(ctx context.Context, at Machine) (*control.Client, error) {
 	seed, err := m.readControlSeed(ctx)
 	if err != nil {
@@ -95,20 +95,20 @@ func (m *Machines) newDigest(ctx context.Context, uid types.UID, text driver.Sec
 	return hex.EncodeToString(mac.Sum(nil)[:16]), nil
 }
 
-// ensureControlSeed returns the seed by which machines are controlled, and makes it if there is none.
+// ensureControlSeed returns the seed of the control channel, and creates it if it does not exist.
 func (m *Machines) ensureControlSeed(ctx context.Context) ([]byte, error) {
 	return m.ensureSeed(ctx, SeedName, &m.seed)
 }
 
-// readControlSeed returns the seed by which machines are controlled.
+// readControlSeed returns the seed of the control channel.
 func (m *Machines) readControlSeed(ctx context.Context) ([]byte, error) {
 	return m.readSeed(ctx, SeedName, &m.seed)
 }
 
-// knownSeed is a seed, nil until it was read.
+// knownSeed is a seed that was read, nil before.
 type knownSeed = atomic.Pointer[[]byte]
 
-// ensureSeed returns a seed, and makes it if there is none.
+// ensureSeed returns a seed, and creates it if it does not exist.
 func (m *Machines) ensureSeed(ctx context.Context, name string, known *knownSeed) ([]byte, error) {
 	seed, err := m.readSeed(ctx, name, known)
 	if apierrors.IsNotFound(err) {
@@ -117,7 +117,7 @@ func (m *Machines) ensureSeed(ctx context.Context, name string, known *knownSeed
 	return seed, err
 }
 
-// readSeed returns a seed. It reads each once, since no machine would know another one.
+// readSeed returns a seed. It reads each once, since machines do not know another one.
 func (m *Machines) readSeed(ctx context.Context, name string, known *knownSeed) ([]byte, error) {
 	if seed := known.Load(); seed != nil {
 		return *seed, nil
@@ -129,6 +129,7 @@ func (m *Machines) readSeed(ctx context.Context, name string, known *knownSeed) 
 	return keepSeed(secret, known)
 }
 
+// createSeed creates a seed. If another replica has just done so, it returns that seed.
 func (m *Machines) createSeed(ctx context.Context, name string, known *knownSeed) ([]byte, error) {
 	seed := make([]byte, control.SeedBytes)
 	if _, err := rand.Read(seed); err != nil {
@@ -146,6 +147,7 @@ func (m *Machines) createSeed(ctx context.Context, name string, known *knownSeed
 	return keepSeed(secret, known)
 }
 
+// keepSeed returns the seed in a Secret and remembers it.
 func keepSeed(secret *corev1.Secret, known *knownSeed) ([]byte, error) {
 	seed := secret.Data[seedKey]
 	if len(seed) != control.SeedBytes {
