@@ -29,8 +29,8 @@ type claims struct {
 	driver *Driver
 }
 
-// ensureClaim creates the PVC of a disk unless it exists. It creates each once, since a new disk would
-// replace one that is gone.
+// ensureClaim creates the PVC of a disk unless it exists. It never creates a second one, since an empty
+// disk would take the place of one that is gone.
 func (c *claims) ensureClaim(ctx context.Context, of objects.Disk) error {
 	if claim := c.Claims[of.Name]; claim != nil {
 		return c.checkRecorded(objects.KindClaim, claim)
@@ -39,7 +39,7 @@ func (c *claims) ensureClaim(ctx context.Context, of objects.Disk) error {
 	recorded := c.recorded(objects.KindClaim, key.Name)
 	switch {
 	case recorded == nil:
-		return c.recordFirst(nil, c.intents(ctx)...)
+		return c.recordFirst(nil, c.newIntents(ctx)...)
 	case recorded.UID != "":
 		return driver.WithReason(reasonVolumeLost, driver.Errorf(driver.ErrRetry,
 			"the PVC %s with UID %s, which has the %s, is gone, and no new disk is made in its place: delete the VirtualMachine; a PVC that was restored from a backup is not deleted with it",

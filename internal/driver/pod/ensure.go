@@ -82,7 +82,7 @@ func (c *convergence) recordUnknown(ctx context.Context) error {
 	if err := c.driver.Objects.CheckSpec(c.spec); err != nil {
 		return err
 	}
-	return c.recordFirst(nil, c.intents(ctx)...)
+	return c.recordFirst(nil, c.newIntents(ctx)...)
 }
 
 // prepare reads the objects, refuses those that Ensure must not touch, and removes a deleted pod that has
@@ -244,9 +244,9 @@ func (c *convergence) updateMeta(ctx context.Context) error {
 	return c.updatePod(ctx, set)
 }
 
-// readPod reads the pod after its creation found the name taken: by an earlier try, by another leader, or
-// by a foreign object.
-func (c *convergence) readPod(ctx context.Context) error {
+// adoptPod reads the pod after its creation found the name taken, and refuses a foreign object. The pod is
+// from an earlier try or another leader.
+func (c *convergence) adoptPod(ctx context.Context) error {
 	if err := c.Read(ctx); err != nil {
 		return err
 	}
@@ -297,7 +297,7 @@ func (c *convergence) createPod(ctx context.Context) error {
 		return c.noDigests
 	}
 	if !c.isPodIntended() {
-		return c.recordFirst(nil, c.intents(ctx)...)
+		return c.recordFirst(nil, c.newIntents(ctx)...)
 	}
 	for _, v := range c.spec.Volumes {
 		if err := c.ensureClaim(ctx, objects.Disk{Name: v.Name, Bytes: v.SizeBytes}); err != nil {
@@ -315,7 +315,7 @@ func (c *convergence) createPod(ctx context.Context) error {
 	}
 	created, err := c.driver.Client.Pods(c.Key.Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		return c.readPod(ctx)
+		return c.adoptPod(ctx)
 	}
 	if err != nil {
 		return objects.Explain("create", objects.KindPod, c.Key, err)
@@ -345,8 +345,8 @@ func (c *convergence) checkCreated(ctx context.Context) error {
 	return failure
 }
 
-// removeGate removes the scheduling gate of the pod, after it has made the Secret and the PVC has recorded
-// the pod.
+// removeGate removes the scheduling gate of the pod, after the Secret is made and the PVC has recorded the
+// pod.
 func (c *convergence) removeGate(ctx context.Context) error {
 	if c.isGatedOutdated(ctx) {
 		return c.replacePod(ctx, nil)
@@ -427,10 +427,10 @@ func (c *convergence) replacePod(ctx context.Context, failure error) error {
 	if err := c.removePod(ctx); err != nil {
 		return err
 	}
-	return c.recordFirst(failure, c.podIntents(ctx)...)
+	return c.recordFirst(failure, c.newPodIntents(ctx)...)
 }
 
-// stopPod asks the guest to shut down before the time at which a stop is forced.
+// stopPod deletes the pod, so that its guest shuts down. The grace period lasts until the stop is forced.
 func (c *convergence) stopPod(ctx context.Context) error {
 	grace := int64(objects.MinimalGrace)
 	now := c.driver.Clock.Now()

@@ -37,9 +37,9 @@ func (c *claims) resolveImages(ctx context.Context) []driver.ResolvedImage {
 	return append(all, c.driver.images.Digests(ctx, unknown)...)
 }
 
-// endedImages returns what the record of a pod that has ended has of its images. A digest from which no
-// container was created is dropped, unless the server has run with it before: nodes that got an image from
-// a file or a mirror may have it only by its tag.
+// endedImages returns the record of the images of a pod that has ended. A digest from which no container
+// was created is dropped, unless the server has run with it before: nodes that got an image from a file or
+// a mirror may have it only by its tag.
 func endedImages(p *corev1.Pod, images []driver.ResolvedImage) []driver.ResolvedImage {
 	kept := slices.Clone(images)
 	isUsed, hasFailed := instance.ImageUse(p)
@@ -56,7 +56,7 @@ func endedImages(p *corev1.Pod, images []driver.ResolvedImage) []driver.Resolved
 }
 
 // checkImageSize refuses a spec whose image is larger than its disk, as the machine of the last pod has
-// reported. That pod is kept as the evidence until its size or image in the spec changes, or a person
+// reported. That pod is kept as the evidence until the size or the image in the spec changes, or a person
 // deletes the pod. The image of a volume never changes.
 func (c *convergence) checkImageSize(ctx context.Context) error {
 	name, needs, isKnown := instance.LargeImage(c.Pod)

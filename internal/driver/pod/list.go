@@ -40,7 +40,7 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	return servers, nil
 }
 
-// forgetMachines forgets what is known of pods that a complete list did not find.
+// forgetMachines forgets the Secrets, rejections and machines of pods that a complete list did not find.
 func (d *Driver) forgetMachines(found []*instance.Instance) {
 	present := map[types.UID]bool{}
 	for _, i := range found {

@@ -49,8 +49,8 @@ func (s *record) recordFirst(failure error, changed ...driver.Object) error {
 	return &driver.RecordFirstError{Objects: all, Failure: failure}
 }
 
-// checkRecorded refuses an object that was not made for the VirtualMachine: its UID is not the recorded
-// one, or none is recorded and its nonce is not that of the intent.
+// checkRecorded refuses an object that was not made for the VirtualMachine. Its UID has to be the recorded
+// one, or its nonce that of an intent whose UID is not recorded yet.
 func (c *claims) checkRecorded(kind string, o metav1.Object) error {
 	recorded := c.recorded(kind, o.GetName())
 	switch {
@@ -69,8 +69,8 @@ func (c *claims) isNonceUsed(r *driver.Object) bool {
 	return r.Kind == objects.KindPod && c.Claims.Root() != nil && c.Claims.Root().Annotations[objects.AnnotationUsedNonce] == r.Nonce
 }
 
-// intents returns new records, with nonces, of the objects that the next steps create.
-func (c *claims) intents(ctx context.Context) []driver.Object {
+// newIntents returns new records, with nonces, of the objects that the next steps create.
+func (c *claims) newIntents(ctx context.Context) []driver.Object {
 	var all []driver.Object
 	if r := c.recorded(objects.KindClaim, c.Key.Name); r == nil && !c.spec.Ephemeral {
 		all = append(all, newIntent(objects.KindClaim, c.Key.Name))
@@ -82,7 +82,7 @@ func (c *claims) intents(ctx context.Context) []driver.Object {
 		return all
 	}
 	if !c.isPodIntended() {
-		all = append(all, c.podIntents(ctx)...)
+		all = append(all, c.newPodIntents(ctx)...)
 	}
 	for _, v := range c.spec.Volumes {
 		if name := objects.ClaimName(c.Key.Name, v.Name); c.recorded(objects.KindClaim, name) == nil {
@@ -92,8 +92,8 @@ func (c *claims) intents(ctx context.Context) []driver.Object {
 	return all
 }
 
-// podIntents returns new records of the next pod, with the digests of its images, and of its Secret.
-func (c *claims) podIntents(ctx context.Context) []driver.Object {
+// newPodIntents returns new records of the next pod, with the digests of its images, and of its Secret.
+func (c *claims) newPodIntents(ctx context.Context) []driver.Object {
 	pod := newIntent(objects.KindPod, c.Key.Name)
 	pod.Images = c.resolveImages(ctx)
 	return []driver.Object{pod, newIntent(objects.KindSecret, objects.SecretName(c.Key.Name, pod.Nonce))}

@@ -158,9 +158,8 @@ func (w *writer) recordEnd(ctx context.Context) error {
 }
 
 // forgetPod removes a pod that has ended, or has its scheduling gate, after its end is recorded. It checks
-// the end again once the pod is being deleted, since no leader removes the gate then. The object of a pod
-// that had a node remains until its kubelet has unmounted the volumes, and that of any pod while it has
-// finalizers of others.
+// the end again once the pod is being deleted, since no leader removes the gate then. The object remains
+// until the kubelet has unmounted the volumes, and while others have finalizers on it.
 func (w *writer) forgetPod(ctx context.Context) error {
 	if w.Pod.DeletionTimestamp == nil || w.AssertedEnd() != nil {
 		if err := w.endPod(ctx, 0); err != nil || w.Pod == nil {

@@ -26,7 +26,7 @@ import (
 )
 
 const (
-	// connectWithin limits the time to connect, and then that of the handshake.
+	// connectWithin limits the time to connect, and then the time of the handshake.
 	connectWithin = 5 * time.Second
 	// maxAnswer, maxRequest and maxHeader limit the bytes that are read from the other end.
 	maxAnswer, maxRequest, maxHeader = 64 << 10, 64 << 10, 8 << 10

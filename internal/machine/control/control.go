@@ -5,7 +5,7 @@
 // other hosts by HTTP over TLS 1.3, and each end has a certificate of an authority that this machine alone
 // uses. One on the same host is controlled by HTTP over a Unix socket, with a token.
 //
-// Start with Client, whose methods are those of Machine. server.go serves them, and credentials.go makes
+// Start with Client, which implements Machine. server.go serves them, and credentials.go makes
 // the certificates. local.go has what differs for a machine on the same host. guest.go has what clients reach
 // in the guest, guestclient.go and serveguest.go are the two ends of that, and stream.go has the messages
 // between them.

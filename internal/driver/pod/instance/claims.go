@@ -24,7 +24,7 @@ type Claims map[string]*corev1.PersistentVolumeClaim
 // Root returns the PVC of the root disk, nil if there is none.
 func (c Claims) Root() *corev1.PersistentVolumeClaim { return c[objects.RootDisk] }
 
-// All returns the PVCs, first the one of the root disk, then those of volumes in the order of their names.
+// All returns the PVCs in the order of the names of their disks. The PVC of the root disk comes first.
 func (c Claims) All() (all []*corev1.PersistentVolumeClaim) {
 	for _, name := range slices.Sorted(maps.Keys(c)) {
 		if claim := c[name]; claim != nil {
@@ -130,7 +130,7 @@ func (i *Instance) listClaims(ctx context.Context) error {
 }
 
 // takeClaim adds a PVC that has the labels of the server, and reports whether it did. It ignores a foreign
-// PVC, and one whose name is not that of its disk.
+// PVC, and one with another name than its disk requires.
 func (i *Instance) takeClaim(claim *corev1.PersistentVolumeClaim) (taken bool) {
 	name := claim.Labels[objects.LabelVolume]
 	if claim.Namespace != i.Key.Namespace || claim.Name != objects.ClaimName(i.Key.Name, name) || objects.IsForeignClaim(claim) {

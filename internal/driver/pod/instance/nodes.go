@@ -21,7 +21,7 @@ import (
 // that do not exist, which must not delay the list of all servers.
 const maxNodeReads = 4
 
-// nodeState is what is known of the node of a pod.
+// nodeState is the node of a pod, as far as it was read.
 type nodeState struct {
 	// object is nil if the node was not read or does not exist.
 	object *corev1.Node

@@ -56,7 +56,7 @@ func CheckFlags(mode Mode, name string) error {
 	return nil
 }
 
-// isExtended reports whether a name is that of an extended resource, which a device plugin can offer.
+// isExtended reports whether a name can be the name of an extended resource, which a device plugin offers.
 func isExtended(name string) bool {
 	domain, _, ok := strings.Cut(name, "/")
 	return ok && domain != "kubernetes.io" && !strings.HasSuffix(domain, ".kubernetes.io") && !strings.HasPrefix(domain, "requests.")
