@@ -8,7 +8,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"slices"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
@@ -230,8 +229,7 @@ func (d streaming) Dial(ctx context.Context, uid types.UID, port int32) (net.Con
 	if err != nil {
 		return nil, err
 	}
-	forwards := func(c corev1.ContainerPort) bool { return c.ContainerPort == port && c.Protocol != corev1.ProtocolUDP }
-	if at, ok := objects.ControlPortOf(p); !slices.ContainsFunc(p.Spec.Containers[0].Ports, forwards) || ok && at == port {
+	if !objects.LeadsToGuest(p, port) {
 		return nil, driver.Errorf(driver.ErrInvalid, "port is %d: it must be the port of one of spec.ports with protocol TCP, since nothing else leads to the guest", port)
 	}
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(p.Status.PodIP, strconv.Itoa(int(port))))

@@ -234,6 +234,14 @@ func ControlPortOf(p *corev1.Pod) (port int32, ok bool) {
 	return c.Ports[n].ContainerPort, true
 }
 
+// LeadsToGuest reports whether a TCP port of a pod leads to the guest of its machine.
+func LeadsToGuest(p *corev1.Pod, port int32) bool {
+	c := MachineContainer(p)
+	return c != nil && slices.ContainsFunc(c.Ports, func(have corev1.ContainerPort) bool {
+		return have.ContainerPort == port && have.Protocol != corev1.ProtocolUDP && have.Name != ControlPortName
+	})
+}
+
 // MachineContainer returns the container of a pod that runs the machine, nil if there is none. Webhooks
 // may have added others before it.
 func MachineContainer(p *corev1.Pod) *corev1.Container {
