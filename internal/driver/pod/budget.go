@@ -15,26 +15,32 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// ensureBudget makes the PodDisruptionBudget that the spec asks for, or removes it.
+// ensureBudget creates or updates the PodDisruptionBudget that the spec asks for, or removes it.
 func (c *convergence) ensureBudget(ctx context.Context) error {
 	r := c.recorded(objects.KindBudget, c.Key.Name)
 	if r == nil && !c.spec.BlockEviction || c.budget != nil || c.hasNoBudget {
 		return nil // nothing to do, or this call has done it
 	}
-	have, err := c.driver.Policy.PodDisruptionBudgets(c.Key.Namespace).Get(ctx, c.Key.Name, metav1.GetOptions{})
+	budgets := c.driver.Policy.PodDisruptionBudgets(c.Key.Namespace)
+	have, err := budgets.Get(ctx, c.Key.Name, metav1.GetOptions{})
 	if objects.IgnoreNotFound(err) != nil {
 		return objects.Explain("read", objects.KindBudget, c.Key, err)
 	}
 	exists := err == nil
 	switch {
 	case !c.spec.BlockEviction:
-		return c.removeBudget(ctx, have, exists)
+		if exists && c.checkRecorded(objects.KindBudget, have) == nil {
+			err = budgets.Delete(ctx, have.Name, onlyAs(have))
+		}
+		err = objects.IgnoreNotFound(err)
+		c.hasNoBudget = err == nil
+		return objects.Explain("delete", objects.KindBudget, c.Key, err)
 	case r == nil && !exists, r != nil && r.UID != "" && !exists:
-		return c.recordFirst(newIntent(objects.KindBudget, c.Key.Name))
+		return c.recordFirst(nil, newIntent(objects.KindBudget, c.Key.Name))
 	case !exists:
-		have, err = c.driver.Policy.PodDisruptionBudgets(c.Key.Namespace).Create(ctx, c.driver.Objects.NewBudget(c.spec, r.Nonce), metav1.CreateOptions{})
+		have, err = budgets.Create(ctx, c.driver.Objects.NewBudget(c.spec, r.Nonce), metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {
-			return takenError(objects.KindBudget, c.Key) // the next call reads it
+			return objects.TakenError(objects.KindBudget, c.Key) // the next call reads it
 		}
 		c.budget = have
 		return objects.Explain("create", objects.KindBudget, c.Key, err)
@@ -45,7 +51,7 @@ func (c *convergence) ensureBudget(ctx context.Context) error {
 	return c.updateBudget(ctx, have)
 }
 
-// updateBudget gives the PodDisruptionBudget back what others have changed.
+// updateBudget reverts what others have changed of the PodDisruptionBudget.
 func (c *convergence) updateBudget(ctx context.Context, have *policyv1.PodDisruptionBudget) error {
 	c.budget = have
 	wanted := c.driver.Objects.NewBudget(c.spec, "")
@@ -61,10 +67,10 @@ func (c *convergence) updateBudget(ctx context.Context, have *policyv1.PodDisrup
 	return objects.Explain("change", objects.KindBudget, c.Key, err)
 }
 
-// removeOrphanedBudget removes the PodDisruptionBudget of a server that is deleted or released. As a rule the
-// cluster does, but not if the VirtualMachine is deleted with orphan propagation. A pod says whether
-// there may be one. What has the name, the labels and a nonce is Drover's, or was forged by a user who may
-// edit the namespace.
+// removeOrphanedBudget removes the PodDisruptionBudget of a server that is deleted or released. The
+// cluster does so by itself, unless the VirtualMachine is deleted with orphan propagation. A pod tells
+// whether there may be one. An object with the name, the labels and a nonce is Drover's, or was forged by
+// a user who may edit the namespace.
 func (d *Driver) removeOrphanedBudget(ctx context.Context, of *instance.Instance) error {
 	if of.Pod != nil && of.Pod.Annotations[objects.AnnotationEviction] == "" {
 		return nil
@@ -76,16 +82,4 @@ func (d *Driver) removeOrphanedBudget(ctx context.Context, of *instance.Instance
 		err = budgets.Delete(ctx, have.Name, onlyAs(have))
 	}
 	return objects.Explain("delete", objects.KindBudget, of.Key, objects.IgnoreNotFound(err))
-}
-
-// removeBudget removes the PodDisruptionBudget if it is the server's, and has its record removed.
-func (c *convergence) removeBudget(ctx context.Context, have *policyv1.PodDisruptionBudget, exists bool) error {
-	if exists && c.checkRecorded(objects.KindBudget, have) == nil {
-		err := c.driver.Policy.PodDisruptionBudgets(c.Key.Namespace).Delete(ctx, have.Name, onlyAs(have))
-		if objects.IgnoreNotFound(err) != nil {
-			return objects.Explain("delete", objects.KindBudget, c.Key, err)
-		}
-	}
-	c.hasNoBudget = true
-	return nil
 }

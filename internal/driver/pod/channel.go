@@ -6,22 +6,24 @@ package pod
 import (
 	"context"
 	"errors"
-	"slices"
+	"io"
+	"net"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/guests"
 	"cloudnative.tw/drover/internal/driver/pod/instance"
 	"cloudnative.tw/drover/internal/driver/pod/machines"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// setPaused pauses a guest that runs, or has it go on. The pod has that recorded from before the
-// guest is paused until it goes on, for another process that cannot reach the machine.
+// setPaused pauses or resumes a guest that runs. The pod records it as paused from before it is paused
+// until it is resumed, for another process that cannot reach the machine.
 func (c *convergence) setPaused(ctx context.Context, paused bool) error {
 	if !instance.IsRunning(c.Pod) || c.IsPaused() == paused {
 		return nil
@@ -45,26 +47,26 @@ func (c *convergence) setPaused(ctx context.Context, paused bool) error {
 	return nil
 }
 
-// Usage implements driver.Driver. Machines that cannot be reached are missing.
+// Usage implements driver.Driver. Machines that cannot be reached are missing in the result.
 func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
 	if len(uids) == 0 {
 		return nil, nil
 	}
 	ctx, cancel := d.calls.Limit(ctx)
 	defer cancel()
-	pods, err := d.knownPods(ctx, uids...)
+	pods, err := d.reader.KnownPods(ctx, uids...)
 	if err != nil {
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, driver.Errorf(driver.ErrRetry, "sample the usage: %w", err)
 	}
-	return d.sample(ctx, pods)
+	return d.sampleMachines(ctx, pods)
 }
 
-// sample asks machines what they do and have used, and has those looked at again that do something
-// else than before.
-func (d *Driver) sample(ctx context.Context, pods []*corev1.Pod) ([]driver.Usage, error) {
+// sampleMachines asks machines for their state and usage, and reports those whose state has changed to the
+// watches.
+func (d *Driver) sampleMachines(ctx context.Context, pods []*corev1.Pod) ([]driver.Usage, error) {
 	var all []machines.Machine
 	memory := map[types.UID]int64{}
 	for _, p := range pods {
@@ -80,61 +82,159 @@ func (d *Driver) sample(ctx context.Context, pods []*corev1.Pod) ([]driver.Usage
 	return samples, err
 }
 
-// sampleFirst asks all machines when a watch begins: another process may have paused them.
-func (d *Driver) sampleFirst(ctx context.Context) {
+// sampleAll asks all machines when a watch begins, since another process may have paused them.
+func (d *Driver) sampleAll(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, d.CallTimeout)
 	defer cancel()
-	pods, err := d.knownPods(ctx)
+	pods, err := d.reader.KnownPods(ctx)
 	if err == nil {
-		_, err = d.sample(ctx, pods)
+		_, err = d.sampleMachines(ctx, pods)
 	}
 	if err != nil && ctx.Err() == nil {
 		d.Log.Info("Machines cannot be asked what they do", "cause", err.Error())
 	}
 }
 
-// Probe implements driver.Prober: QEMU accepts connections for a guest that does not listen, so the
-// machine says whether its guest has answered.
+// Probe implements driver.Prober. The machine reports whether its guest has answered, since QEMU accepts
+// connections for a guest that does not listen.
 func (d *Driver) Probe(ctx context.Context, uid types.UID, port int32) error {
 	if err := driver.CheckUID(uid); err != nil {
 		return err
 	}
 	ctx, cancel := d.calls.Limit(ctx)
 	defer cancel()
-	pods, err := d.knownPods(ctx, uid)
+	pods, err := d.reader.KnownPods(ctx, uid)
 	if err != nil {
 		return err
 	}
-	for _, p := range pods {
-		if at, ok := instance.MachineOf(p); ok {
-			return probeError(port, d.machines.Probe(ctx, at, port))
-		}
+	_, at, err := findRunning(uid, pods)
+	if err == nil {
+		err = d.machines.Probe(ctx, at, port)
 	}
-	return driver.Errorf(driver.ErrRetry, "the machine of UID %s does not run", uid)
-}
-
-func probeError(port int32, err error) error {
 	if errors.Is(err, control.ErrUnknown) {
 		return driver.Errorf(driver.ErrInvalid, "tcpSocket.port is %d: it must be the port of one of spec.ports with protocol TCP, since nothing else leads to the guest", port)
 	}
 	return err
 }
 
-// knownPods returns the pods of servers that were not released, all if no UID is given: those of the
-// watch, or live ones if none is open. They may be out of date.
-func (d *Driver) knownPods(ctx context.Context, uids ...types.UID) ([]*corev1.Pod, error) {
-	pods, ok := d.reader.KnownPods(uids...)
-	if !ok {
-		listed, err := d.Client.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: objects.Selector(d.Objects.ClusterID, uids...)})
-		if err != nil {
-			return nil, objects.Explain("list", objects.KindPod, types.NamespacedName{}, err)
-		}
-		for n := range listed.Items {
-			pods = append(pods, &listed.Items[n])
+// findRunning returns the first pod whose machine runs, and how to reach the machine.
+func findRunning(uid types.UID, pods []*corev1.Pod) (*corev1.Pod, machines.Machine, error) {
+	for _, p := range pods {
+		if at, ok := instance.MachineOf(p); ok {
+			return p, at, nil
 		}
 	}
-	wanted := sets.New(uids...)
-	return slices.DeleteFunc(pods, func(p *corev1.Pod) bool {
-		return !d.reader.IsNamed(p) || p.Labels[objects.LabelRetained] != "" || len(wanted) > 0 && !wanted.Has(types.UID(p.Labels[objects.LabelUID]))
-	}), nil
+	return nil, machines.Machine{}, driver.Errorf(driver.ErrRetry, "the machine of UID %s does not run", uid)
+}
+
+// streaming is the driver where people reach guests through Drover, by the control ports of machines.
+type streaming struct {
+	*Driver
+	guests.Guests
+}
+
+// newStreaming returns a driver that serves streams.
+func newStreaming(d *Driver) streaming {
+	s := streaming{Driver: d}
+	s.Guests = guests.Guests{Reach: s.newGuestClient, Explain: explainGuest}
+	return s
+}
+
+var (
+	_ driver.Consoler        = streaming{}
+	_ driver.LogReader       = streaming{}
+	_ driver.Executor        = streaming{}
+	_ driver.Dialer          = streaming{}
+	_ driver.InterfaceLister = streaming{}
+)
+
+// explainGuest returns what an error of a guest means in a cluster, nil for an error that means the same
+// elsewhere.
+func explainGuest(err error) error {
+	switch {
+	case errors.Is(err, control.ErrIdentity):
+		return driver.Errorf(driver.ErrUnsupported, "%w: restart the VM if its pod was made before drover-controller had --pod-streams", err)
+	case errors.Is(err, control.ErrUnreachable) && !errors.Is(err, context.Canceled):
+		return driver.Errorf(driver.ErrRetry, "%w: if that lasts, a NetworkPolicy may keep drover-controller from port %s of the pod", err, objects.ControlPortName)
+	}
+	return nil
+}
+
+// findPods returns the pods of a server that exists. It may have none.
+func (d streaming) findPods(ctx context.Context, uid types.UID) ([]*corev1.Pod, error) {
+	if err := driver.CheckUID(uid); err != nil {
+		return nil, err
+	}
+	ctx, cancel := d.calls.Limit(ctx)
+	defer cancel()
+	pods, err := d.reader.KnownPods(ctx, uid)
+	if err != nil || len(pods) > 0 {
+		return pods, err
+	}
+	servers, err := d.List(ctx, uid)
+	if err == nil && len(servers) == 0 {
+		err = driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", uid)
+	}
+	return nil, err
+}
+
+// findRunning returns the pod of a server whose machine runs, and how to reach the machine.
+func (d streaming) findRunning(ctx context.Context, uid types.UID) (*corev1.Pod, machines.Machine, error) {
+	pods, err := d.findPods(ctx, uid)
+	if err != nil {
+		return nil, machines.Machine{}, err
+	}
+	return findRunning(uid, pods)
+}
+
+// newGuestClient returns a client of the guest of a server that runs.
+func (d streaming) newGuestClient(ctx context.Context, uid types.UID) (*control.Client, error) {
+	_, at, err := d.findRunning(ctx, uid)
+	if err != nil {
+		return nil, err
+	}
+	return d.machines.Guest(ctx, at)
+}
+
+// Logs implements driver.LogReader. The kubelet has the output of the server's pod.
+func (d streaming) Logs(ctx context.Context, uid types.UID, o driver.LogOptions) (io.ReadCloser, error) {
+	if err := o.Check(); err != nil {
+		return nil, err
+	}
+	pods, err := d.findPods(ctx, uid)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(pods) == 0:
+		return nil, driver.Errorf(driver.ErrRetry, "the server of UID %s has no pod, and the log of the last one went with it", uid)
+	case o.Previous:
+		return nil, driver.Errorf(driver.ErrRetry, "no earlier run is known: the log of a run goes with its pod")
+	}
+	p := pods[0]
+	log, err := d.Client.Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{Container: objects.ContainerName, Follow: o.Follow, TailLines: o.TailLines}).Stream(ctx)
+	if apierrors.IsBadRequest(err) {
+		return nil, driver.Errorf(driver.ErrRetry, "nothing was printed yet: %w", err)
+	}
+	if err != nil {
+		return nil, objects.Explain("read the log of", objects.KindPod, types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, err)
+	}
+	return log, nil
+}
+
+// Dial implements driver.Dialer. It connects to the address of the pod.
+func (d streaming) Dial(ctx context.Context, uid types.UID, port int32) (net.Conn, error) {
+	ctx, cancel := d.calls.Limit(ctx)
+	defer cancel()
+	p, _, err := d.findRunning(ctx, uid)
+	if err != nil {
+		return nil, err
+	}
+	if !objects.LeadsToGuest(p, port) {
+		return nil, driver.Errorf(driver.ErrInvalid, "port is %d: it must be the port of one of spec.ports with protocol TCP, since nothing else leads to the guest", port)
+	}
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(p.Status.PodIP, strconv.Itoa(int(port))))
+	if err != nil {
+		return nil, driver.Errorf(driver.ErrRetry, "connect to port %d of the pod %s: %w", port, p.Name, err)
+	}
+	return conn, nil
 }

@@ -343,7 +343,7 @@ func (s *server) record(t *testing.T) {
 func (s *server) converge(t *testing.T) *convergence {
 	t.Helper()
 	c := s.d.newConvergence(s.ServerSpec)
-	assert.NoError(t, c.begin(t.Context()))
+	assert.NoError(t, c.prepare(t.Context()))
 	return c
 }
 

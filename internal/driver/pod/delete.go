@@ -23,10 +23,11 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 		return err
 	}
 	defer end()
-	return retryConflicts(func() error { return d.delete(ctx, t, retain) })
+	return retryConflicts(func() error { return d.deleteServer(ctx, t, retain) })
 }
 
-func (d *Driver) delete(ctx context.Context, t driver.Target, retain bool) error {
+// deleteServer takes the next steps of a removal or a release, each from a live read.
+func (d *Driver) deleteServer(ctx context.Context, t driver.Target, retain bool) error {
 	found, err := d.reader.Find(ctx, t, retain)
 	switch {
 	case err != nil:
@@ -35,7 +36,7 @@ func (d *Driver) delete(ctx context.Context, t driver.Target, retain bool) error
 		return driver.Errorf(driver.ErrNotFound, "the server of UID %s was released", t.UID)
 	}
 	w := &writer{Instance: found, client: d.Client, epoch: t.Epoch}
-	if err := w.fence(); err != nil {
+	if err := w.checkEpochs(); err != nil {
 		return err
 	}
 	if err := d.removeOrphanedBudget(ctx, found); err != nil {
@@ -50,8 +51,8 @@ func (d *Driver) delete(ctx context.Context, t driver.Target, retain bool) error
 	return w.remove(ctx)
 }
 
-// remove takes the next steps of a removal: the pod, then what holds data. Nothing that holds data
-// goes while a machine may use it.
+// remove takes the next steps of a removal: the pod, then the disks. No disk is removed while a machine
+// may use it.
 func (w *writer) remove(ctx context.Context) error {
 	if w.Pod != nil && w.End() == nil {
 		if err := w.endPod(ctx, objects.MinimalGrace); err != nil {
@@ -68,14 +69,15 @@ func (w *writer) remove(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, claim := range w.Volumes() {
+	for _, claim := range w.Claims.Volumes() {
 		if err := w.deleteClaim(ctx, claim); err != nil {
 			return err
 		}
 	}
-	return w.deleteClaim(ctx, w.Root)
+	return w.deleteClaim(ctx, w.Claims.Root())
 }
 
+// deleteClaim deletes a PVC in the version that was read, unless it is nil or being deleted.
 func (w *writer) deleteClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
 	if claim == nil || claim.DeletionTimestamp != nil {
 		return nil
@@ -84,41 +86,42 @@ func (w *writer) deleteClaim(ctx context.Context, claim *corev1.PersistentVolume
 	return objects.Explain("delete", objects.KindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, objects.IgnoreNotFound(err))
 }
 
-// retain releases the server: what survives its VirtualMachine has to lose its owner before that is
-// gone, or the garbage collector would end it. What IsRetained looks at is changed last, since a call
-// that is repeated does nothing after that.
+// retain releases the server: objects that outlive the VirtualMachine have to lose it as their owner
+// before it is gone, or the garbage collector would delete them. The object that IsRetained looks at is
+// changed last, since a repeated call does nothing after that.
 func (w *writer) retain(ctx context.Context) error {
 	mark := func(c *corev1.PersistentVolumeClaim) {
 		metav1.SetMetaDataLabel(&c.ObjectMeta, objects.LabelRetained, "true")
 	}
-	for _, claim := range slices.Backward(w.Volumes()) {
-		if _, err := w.updateClaim(ctx, claim, mark); err != nil {
+	for _, claim := range slices.Backward(w.Claims.Volumes()) {
+		if err := w.updateClaim(ctx, claim, mark); err != nil {
 			return err
 		}
 	}
 	if w.Pod != nil {
-		if err := w.updatePod(ctx, w.release); err != nil {
+		if err := w.updatePod(ctx, w.markReleased); err != nil {
 			return err
 		}
 	}
-	if w.Root == nil {
+	if w.Claims.Root() == nil {
 		return nil
 	}
-	return w.updateRoot(ctx, mark)
+	return w.updateClaim(ctx, w.Claims.Root(), mark)
 }
 
-// release marks a pod as released. Its PVC becomes its owner, since drain evicts only pods with one.
-func (w *writer) release(p *corev1.Pod) {
+// markReleased marks a pod as released. The PVC becomes its owner, since drain evicts only pods that have
+// one.
+func (w *writer) markReleased(p *corev1.Pod) {
 	metav1.SetMetaDataLabel(&p.ObjectMeta, objects.LabelRetained, "true")
 	p.OwnerReferences = nil
-	if w.Root != nil {
-		p.OwnerReferences = []metav1.OwnerReference{objects.ClaimReference(w.Root)}
+	if w.Claims.Root() != nil {
+		p.OwnerReferences = objects.ClaimOwner(w.Claims.Root())
 	}
 }
 
 // ReleaseEnded implements driver.EndedReleaser: it removes the finalizer from pods whose VirtualMachines
-// are gone, once their end is proven. Which pods those may be is known from the informers; what is
-// done is decided from a live read.
+// are gone, once their end is proven. The informers tell which pods these may be, and each is then decided
+// from a live read.
 func (d *Driver) ReleaseEnded(ctx context.Context, gone ...types.UID) error {
 	ctx, cancel := d.calls.Limit(ctx)
 	defer cancel()
@@ -133,7 +136,7 @@ func (d *Driver) ReleaseEnded(ctx context.Context, gone ...types.UID) error {
 	return errors.Join(errs...)
 }
 
-// releaseEnded removes the finalizer of one pod. The PVC of its root disk, which is left, records the end.
+// releaseEnded removes the finalizer of one pod. The PVC of its root disk remains and records the end.
 func (d *Driver) releaseEnded(ctx context.Context, known *corev1.Pod, gone []types.UID) error {
 	if !d.isHeld(known, gone) {
 		return nil
@@ -142,7 +145,7 @@ func (d *Driver) releaseEnded(ctx context.Context, known *corev1.Pod, gone []typ
 	if err != nil || i.End() == nil {
 		return err
 	}
-	// What is known may be old, and is not all of the pod.
+	// The known pod may be out of date, and lacks fields.
 	if err := i.Read(ctx); err != nil || i.Pod == nil || !d.isHeld(i.Pod, gone) || i.End() == nil {
 		return err
 	}
@@ -150,15 +153,15 @@ func (d *Driver) releaseEnded(ctx context.Context, known *corev1.Pod, gone []typ
 	if err := w.recordEnd(ctx); err != nil {
 		return err
 	}
-	if err := w.removeFinalizer(ctx); err != nil {
+	if err := w.updatePod(ctx, objects.RemoveFinalizer); err != nil {
 		return objects.IgnoreNotFound(err)
 	}
 	d.Log.Info("Pod without a VirtualMachine has ended", "pod", i.Key)
 	return nil
 }
 
-// isHeld reports whether a pod without a VirtualMachine has its finalizer: one that was released, or of a UID that
-// is gone. One whose VirtualMachine exists still belongs to it, whoever has labelled the pod.
+// isHeld reports whether a pod without a VirtualMachine has its finalizer: the pod was released, or its
+// UID is gone. A pod whose VirtualMachine exists still belongs to that, whoever has labelled the pod.
 func (d *Driver) isHeld(p *corev1.Pod, gone []types.UID) bool {
 	uid := types.UID(p.Labels[objects.LabelUID])
 	_, exists := d.reader.OwnerOf(uid)

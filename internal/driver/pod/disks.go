@@ -22,23 +22,24 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// claims are the PVCs of a server, for one call of Ensure.
+// claims ensures the PVCs and disks of a server, for one call of Ensure.
 type claims struct {
 	*writer
 	record
 	driver *Driver
 }
 
-// ensureClaim makes the PVC of a disk, once.
+// ensureClaim creates the PVC of a disk unless it exists. It never creates a second one, since an empty
+// disk would take the place of one that is gone.
 func (c *claims) ensureClaim(ctx context.Context, of objects.Disk) error {
-	if claim := c.Claim(of.Name); claim != nil {
+	if claim := c.Claims[of.Name]; claim != nil {
 		return c.checkRecorded(objects.KindClaim, claim)
 	}
 	key := types.NamespacedName{Namespace: c.Key.Namespace, Name: objects.ClaimName(c.Key.Name, of.Name)}
 	recorded := c.recorded(objects.KindClaim, key.Name)
 	switch {
 	case recorded == nil:
-		return c.recordFirst(c.intents(ctx)...)
+		return c.recordFirst(nil, c.newIntents(ctx)...)
 	case recorded.UID != "":
 		return driver.WithReason(reasonVolumeLost, driver.Errorf(driver.ErrRetry,
 			"the PVC %s with UID %s, which has the %s, is gone, and no new disk is made in its place: delete the VirtualMachine; a PVC that was restored from a backup is not deleted with it",
@@ -46,50 +47,44 @@ func (c *claims) ensureClaim(ctx context.Context, of objects.Disk) error {
 	}
 	created, err := c.driver.Client.PersistentVolumeClaims(key.Namespace).Create(ctx, c.driver.Objects.NewClaim(c.spec, of, recorded.Nonce), metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		return c.readClaim(ctx, of, key)
+		if err := c.Read(ctx); err != nil {
+			return err
+		}
+		if c.Claims[of.Name] == nil { // neither an earlier try nor another leader has made it
+			return objects.TakenError(objects.KindClaim, key)
+		}
+		return c.ensureClaim(ctx, of)
 	}
 	if err == nil {
 		c.Note(created)
-		c.SetClaim(of.Name, created)
+		c.Claims[of.Name] = created
 	}
 	return objects.Explain("create", objects.KindClaim, key, err)
 }
 
-// readClaim reads a PVC whose name was taken, by an earlier try or another leader, or by what is
-// foreign.
-func (c *claims) readClaim(ctx context.Context, of objects.Disk, key types.NamespacedName) error {
-	if err := c.Read(ctx); err != nil {
-		return err
-	}
-	if c.Claim(of.Name) == nil {
-		return takenError(objects.KindClaim, key)
-	}
-	return c.checkRecorded(objects.KindClaim, c.Claim(of.Name))
-}
-
-// fitted returns the spec with disks as large as their volumes have room for.
-func (c *claims) fitted() driver.ServerSpec {
+// fittedSpec returns the spec with disks that are no larger than their volumes have room for.
+func (c *claims) fittedSpec() driver.ServerSpec {
 	spec := c.spec
-	spec.RootDiskBytes, spec.Volumes = objects.Fit(spec.RootDiskBytes, c.Root), slices.Clone(spec.Volumes)
+	spec.RootDiskBytes, spec.Volumes = objects.Fit(spec.RootDiskBytes, c.Claims.Root()), slices.Clone(spec.Volumes)
 	for n, v := range spec.Volumes {
-		spec.Volumes[n].SizeBytes = objects.Fit(v.SizeBytes, c.Claim(v.Name))
+		spec.Volumes[n].SizeBytes = objects.Fit(v.SizeBytes, c.Claims[v.Name])
 	}
 	return spec
 }
 
-// diskSettings returns those of the disks that a pod would have now.
+// diskSettings returns the settings of the disks that a pod would have now.
 func (c *claims) diskSettings() map[string]objects.DiskSettings {
 	all := map[string]objects.DiskSettings{}
 	for _, of := range objects.DisksOf(c.spec) {
-		if claim := c.Claim(of.Name); claim != nil {
+		if claim := c.Claims[of.Name]; claim != nil {
 			all[of.Name] = objects.DiskSettings{Bytes: objects.Fit(of.Bytes, claim), RoomBytes: objects.RoomOf(claim)}
 		}
 	}
 	return all
 }
 
-// growDisks enlarges the PVCs as far as their storage class allows that, and the disks of a guest
-// that runs as far as the volumes have grown already.
+// growDisks enlarges the PVCs as far as their storage class allows, and the disks of a running guest as
+// far as their volumes have grown.
 func (c *claims) growDisks(ctx context.Context) error {
 	var errs []error
 	for _, of := range objects.DisksOf(c.spec) {
@@ -98,8 +93,9 @@ func (c *claims) growDisks(ctx context.Context) error {
 	return errors.Join(append(errs, c.growGuest(ctx))...)
 }
 
+// growClaim enlarges the PVC of a disk to the size in the spec.
 func (c *claims) growClaim(ctx context.Context, of objects.Disk) error {
-	claim, wanted := c.Claim(of.Name), objects.ClaimSize(of.Bytes)
+	claim, wanted := c.Claims[of.Name], objects.ClaimSize(of.Bytes)
 	isOurs := claim != nil && c.checkRecorded(objects.KindClaim, claim) == nil
 	if !isOurs || of.Bytes == 0 || claim.Status.Phase != corev1.ClaimBound {
 		return nil
@@ -108,23 +104,22 @@ func (c *claims) growClaim(ctx context.Context, of objects.Disk) error {
 	if wanted.Cmp(has) <= 0 {
 		return nil
 	}
-	updated, err := c.updateClaim(ctx, claim, func(claim *corev1.PersistentVolumeClaim) {
+	err := c.updateClaim(ctx, claim, func(claim *corev1.PersistentVolumeClaim) {
 		claim.Spec.Resources.Requests[corev1.ResourceStorage] = wanted
 	})
 	if err == nil {
-		c.SetClaim(of.Name, updated)
 		return nil
 	}
 	return fmt.Errorf("%s: the PVC has %s and needs %s: %w", of.Field, objects.DescribeSize(has), objects.DescribeSize(wanted), err)
 }
 
-// growGuest enlarges the disks of a guest that runs. The pod records that.
+// growGuest enlarges the disks of a guest that runs, and records that on the pod.
 func (c *claims) growGuest(ctx context.Context) error {
 	if c.Pod == nil {
 		return nil
 	}
 	at, ok := instance.MachineOf(c.Pod)
-	kept := c.Settings()
+	kept := objects.ReadSettings(c.Pod)
 	if !ok || kept.Disks == nil {
 		return nil
 	}
@@ -145,9 +140,9 @@ func (c *claims) growGuest(ctx context.Context) error {
 	return c.annotatePod(ctx, objects.AnnotationSettings, string(content))
 }
 
-// nextDisks returns what the disks of a pod should have now, and the sizes of those that are to
-// grow. A disk that has left the spec is kept until it is recorded as made, so that no other one is made in
-// its place.
+// nextDisks returns the settings that the disks of a pod should have now, and the sizes of those that are
+// to grow. A disk that has left the spec is kept until it is recorded as made, so that no other disk is
+// made in its place.
 func (c *claims) nextDisks(has map[string]objects.DiskSettings) (next map[string]objects.DiskSettings, sizes control.Sizes) {
 	wanted := c.diskSettings()
 	next, sizes.Volumes = map[string]objects.DiskSettings{}, map[string]int64{}
@@ -173,39 +168,37 @@ func (c *claims) nextDisks(has map[string]objects.DiskSettings) (next map[string
 	return next, sizes
 }
 
-// markClaims has the PVCs say which they are, and the one of the root disk which pod may run.
+// markClaims records on each PVC its own UID, and on the PVC of the root disk which pod may run.
 func (c *claims) markClaims(ctx context.Context) error {
-	for _, claim := range c.Volumes() {
+	for _, claim := range c.Claims.Volumes() {
 		if claim.Annotations[objects.AnnotationClaim] != "" {
 			continue
 		}
-		updated, err := c.updateClaim(ctx, claim, objects.MarkClaim)
-		if err != nil {
+		if err := c.updateClaim(ctx, claim, objects.MarkClaim); err != nil {
 			return err
 		}
-		c.SetClaim(claim.Labels[objects.LabelVolume], updated)
 	}
-	if c.Root == nil || c.Root.Annotations[objects.AnnotationRun] == string(c.Pod.UID) {
+	if c.Claims.Root() == nil || c.Claims.Root().Annotations[objects.AnnotationRun] == string(c.Pod.UID) {
 		return nil
 	}
-	return c.updateRoot(ctx, func(root *corev1.PersistentVolumeClaim) {
+	return c.updateClaim(ctx, c.Claims.Root(), func(root *corev1.PersistentVolumeClaim) {
 		objects.MarkClaim(root)
 		metav1.SetMetaDataAnnotation(&root.ObjectMeta, objects.AnnotationRun, string(c.Pod.UID))
 	})
 }
 
-// claimUID returns the UID of the PVC that an object is the record of, "" if there is none.
+// claimUID returns the UID of the PVC of a record, "" if there is none.
 func (c *claims) claimUID(o driver.Object) types.UID {
 	for _, of := range objects.DisksOf(c.spec) {
-		if claim := c.Claim(of.Name); claim != nil && claim.Name == o.Name && claim.Annotations[objects.AnnotationNonce] == o.Nonce {
+		if claim := c.Claims[of.Name]; claim != nil && claim.Name == o.Name && claim.Annotations[objects.AnnotationNonce] == o.Nonce {
 			return claim.UID
 		}
 	}
 	return ""
 }
 
-// recordClaims has the UIDs of PVCs recorded before a failure is reported: without them, an empty disk
-// could replace one that is gone.
+// recordClaims makes the caller record the UIDs of PVCs before it reports a failure: without them, an
+// empty disk could replace one that is gone.
 func (c *claims) recordClaims(failure error) error {
 	if _, ok := errors.AsType[*driver.RecordFirstError](failure); ok || apierrors.IsConflict(failure) || driver.MayNotAct(failure) {
 		return failure
@@ -220,17 +213,5 @@ func (c *claims) recordClaims(failure error) error {
 	if len(found) == 0 {
 		return failure
 	}
-	return c.recordAndFail(failure, found...)
-}
-
-// owners returns the owner of the pod: drain evicts only pods that have one. It is the
-// VirtualMachine, unless the pod has to outlive that.
-func (c *claims) owners() []metav1.OwnerReference {
-	switch {
-	case !c.spec.RetainOnDelete:
-		return []metav1.OwnerReference{objects.OwnerReference(c.spec)}
-	case c.Root != nil:
-		return []metav1.OwnerReference{objects.ClaimReference(c.Root)}
-	}
-	return nil
+	return c.recordFirst(failure, found...)
 }

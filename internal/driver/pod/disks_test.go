@@ -116,8 +116,8 @@ func TestClaimsOfAFailure(t *testing.T) {
 		t.Fatal("nothing is to be recorded")
 	}
 	s.Objects = first.Objects
-	if got := s.recordOf(objects.KindClaim).UID; got != c.Root.UID {
-		t.Errorf("the record has the UID %q, want %s", got, c.Root.UID)
+	if got := s.recordOf(objects.KindClaim).UID; got != c.Claims.Root().UID {
+		t.Errorf("the record has the UID %q, want %s", got, c.Claims.Root().UID)
 	}
 	assert.ErrorIs(t, "after the record the failure", s.converge(t).recordClaims(failure), failure)
 	s.deleteAll(t)

@@ -41,13 +41,13 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 		if err := c.recordUnknown(ctx); err != nil {
 			return err
 		}
-		if err := c.begin(ctx); err != nil {
+		if err := c.prepare(ctx); err != nil {
 			return err
 		}
 		if err := c.converge(ctx); err != nil {
 			return c.recordClaims(err)
 		}
-		s = c.describe()
+		s = c.describeServer()
 		return nil
 	})
 	return s, err
@@ -56,16 +56,18 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 // convergence is one call of Ensure.
 type convergence struct {
 	claims
-	// digests are those of the spec. If noDigests is set, they are not known.
+	// digests are the digests of the secret texts of the spec. If noDigests is set, they are not known.
 	digests   objects.Digests
 	noDigests error
-	// secret is that of the pod if this call has made it.
+	// secret is the Secret of the pod if this call has made it.
 	secret *corev1.Secret
-	// budget is the server's, if it has one, and hasNoBudget is set if its record is to go.
+	// budget is the PodDisruptionBudget, nil if there is none. hasNoBudget is set if its record is to be
+	// removed.
 	budget      *policyv1.PodDisruptionBudget
 	hasNoBudget bool
 }
 
+// newConvergence returns the state of a call of Ensure before anything is read.
 func (d *Driver) newConvergence(spec driver.ServerSpec) *convergence {
 	w := &writer{Instance: d.reader.New(spec), client: d.Client, epoch: spec.Epoch}
 	return &convergence{claims: claims{writer: w, driver: d, record: record{spec: spec, base: w.Key.Name}}}
@@ -80,34 +82,39 @@ func (c *convergence) recordUnknown(ctx context.Context) error {
 	if err := c.driver.Objects.CheckSpec(c.spec); err != nil {
 		return err
 	}
-	return c.recordFirst(c.intents(ctx)...)
+	return c.recordFirst(nil, c.newIntents(ctx)...)
 }
 
-// begin reads what there is, and refuses what Ensure must not touch.
-func (c *convergence) begin(ctx context.Context) error {
-	for _, check := range []func(context.Context) error{c.Read, c.checkServer, c.checkIdentity} {
-		if err := check(ctx); err != nil {
-			return err
-		}
+// prepare reads the objects, refuses those that Ensure must not touch, and removes a deleted pod that has
+// ended.
+func (c *convergence) prepare(ctx context.Context) error {
+	if err := c.Read(ctx); err != nil {
+		return err
 	}
-	c.noteMade()
+	if err := c.checkServer(); err != nil {
+		return err
+	}
+	if err := c.checkIdentity(ctx); err != nil {
+		return err
+	}
+	c.recordMadeDisks()
 	if err := c.recordRefusal(ctx); err != nil {
 		return err
 	}
-	if c.End() != nil && c.Pod.DeletionTimestamp != nil { // a drain or the deletion of the namespace waits for that, whatever the spec is
-		if err := c.removeEndedPod(ctx); err != nil {
+	if c.End() != nil && c.Pod.DeletionTimestamp != nil { // a drain or the deletion of the namespace may wait for it
+		if err := c.removePod(ctx); err != nil {
 			return err
 		}
 	}
-	c.digests, c.noDigests = c.driver.digestSecrets(ctx, c.spec)
-	if c.Exists() && c.spec.Power == driver.PowerOff { // which needs neither digests nor a spec that can run
+	c.digests, c.noDigests = c.driver.machines.Digests(ctx, c.spec)
+	if c.Exists() && c.spec.Power == driver.PowerOff { // stopping needs neither digests nor a valid spec
 		return nil
 	}
 	return cmp.Or(c.noDigests, c.driver.Objects.CheckSpec(c.spec))
 }
 
-// checkServer refuses a server that is not the one meant, was released, or has a later epoch.
-func (c *convergence) checkServer(context.Context) error {
+// checkServer refuses a server that is another one, was released, or that a later leader has changed.
+func (c *convergence) checkServer() error {
 	exists := c.Exists()
 	switch {
 	case c.spec.ID != "" && (c.spec.ID != c.ID() || !exists):
@@ -116,23 +123,15 @@ func (c *convergence) checkServer(context.Context) error {
 		return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
 			"the server %s was released: remove the label %s from its PVCs and its pod to have it back", c.ID(), objects.LabelRetained))
 	}
-	return c.fence()
+	return c.checkEpochs()
 }
 
-// digestSecrets returns the digests of a spec's user-data and network data.
-func (d *Driver) digestSecrets(ctx context.Context, spec driver.ServerSpec) (digests objects.Digests, err error) {
-	if digests.UserData, err = d.machines.Digest(ctx, spec.UID, spec.UserData); err == nil {
-		digests.NetworkData, err = d.machines.Digest(ctx, spec.UID, spec.NetworkData)
-	}
-	return digests, err
-}
-
-// checkIdentity refuses objects other than those that the VirtualMachine's status has recorded. A
-// pod that still has its scheduling gate has run nothing: a deposed leader may have left it, so it is
-// removed. The finalizer of one that was deleted by others is removed once it has ended.
+// checkIdentity refuses objects that the VirtualMachine's status has not recorded. It removes a foreign
+// pod that still has its scheduling gate and so has run nothing: a deposed leader may have left it. It
+// also removes the finalizer of a foreign pod that others have deleted, once the pod has ended.
 func (c *convergence) checkIdentity(ctx context.Context) error {
-	if c.Root != nil {
-		if err := c.checkRecorded(objects.KindClaim, c.Root); err != nil {
+	if c.Claims.Root() != nil {
+		if err := c.checkRecorded(objects.KindClaim, c.Claims.Root()); err != nil {
 			return err
 		}
 	}
@@ -140,7 +139,7 @@ func (c *convergence) checkIdentity(ctx context.Context) error {
 		return nil
 	}
 	err := c.checkRecorded(objects.KindPod, c.Pod)
-	if err == nil || !c.IsGated() && (c.Pod.DeletionTimestamp == nil || c.End() == nil) {
+	if err == nil || !objects.IsGated(c.Pod) && (c.Pod.DeletionTimestamp == nil || c.End() == nil) {
 		return err
 	}
 	if err := c.forgetPod(ctx); err != nil || c.Pod == nil {
@@ -149,8 +148,8 @@ func (c *convergence) checkIdentity(ctx context.Context) error {
 	return driver.Errorf(driver.ErrRetry, "the pod %s is not this VirtualMachine's, and its kubelet has yet to remove it", c.Key)
 }
 
-// converge takes the steps that are possible without waiting. That a disk cannot grow keeps nothing
-// else from being done.
+// converge takes the steps that are possible without waiting. A disk that cannot grow does not keep the
+// other steps from being taken.
 func (c *convergence) converge(ctx context.Context) error {
 	if err := c.convergePower(ctx); err != nil || c.spec.PowerOnly {
 		return err
@@ -158,24 +157,27 @@ func (c *convergence) converge(ctx context.Context) error {
 	if err := c.ensureBudget(ctx); err != nil {
 		return err
 	}
-	c.NoteBudget()
+	c.driver.reader.NoteBudget(c.UID)
 	if c.Pod != nil && (c.End() != nil || c.isToStop()) {
 		return nil
 	}
 	return c.growDisks(ctx)
 }
 
-// convergePower takes the steps to what the server should do: the disk, the pod, and the pod's guest. A pod
-// that is to stop needs no disk.
+// convergePower takes the steps to the desired power state: of the root disk, the pod, and the guest. A
+// pod that is to stop needs no disk.
 func (c *convergence) convergePower(ctx context.Context) error {
-	isStopping := c.Pod != nil && !c.IsGated() && c.End() == nil && c.isToStop()
+	isStopping := c.Pod != nil && !objects.IsGated(c.Pod) && c.End() == nil && c.isToStop()
 	if !c.spec.Ephemeral && !isStopping {
 		if err := c.ensureClaim(ctx, objects.Disk{Name: objects.RootDisk, Bytes: c.spec.RootDiskBytes}); err != nil {
 			return err
 		}
 	}
 	if c.End() != nil && c.spec.Power != driver.PowerOff { // the next pod has its name
-		if err := c.clearEndedPod(ctx); err != nil {
+		if err := c.checkImageSize(ctx); err != nil { // the next one would fail for the same reason
+			return err
+		}
+		if err := c.removePod(ctx); err != nil {
 			return err
 		}
 	}
@@ -193,27 +195,20 @@ func (c *convergence) convergePower(ctx context.Context) error {
 	return c.convergePod(ctx)
 }
 
-// clearEndedPod removes a pod that has ended, so that the next one can be made, unless that would fail for
-// the same reason.
-func (c *convergence) clearEndedPod(ctx context.Context) error {
-	if err := c.checkImageSize(ctx); err != nil {
-		return err
-	}
-	return c.removeEndedPod(ctx)
-}
-
+// convergePod takes the steps of a pod that exists: removing its gate, stopping or replacing it, or
+// changing it.
 func (c *convergence) convergePod(ctx context.Context) error {
 	switch {
-	case c.End() != nil, c.IsGated() && c.spec.Power == driver.PowerOff:
+	case c.End() != nil, objects.IsGated(c.Pod) && c.spec.Power == driver.PowerOff:
 		return nil
-	case c.IsGated() && c.Pod.DeletionTimestamp == nil && !c.spec.PowerOnly:
+	case objects.IsGated(c.Pod) && c.Pod.DeletionTimestamp == nil && !c.spec.PowerOnly:
 		return c.removeGate(ctx)
 	case c.isToStop():
-		return c.stop(ctx)
-	case !c.spec.PowerOnly && !c.HasContainer() && len(c.pendingFields()) > 0:
-		// The next one is made for the spec as it is now: this one may wait for what that no longer asks
-		// for. If its node starts it all the same, the guest is shut down.
-		return c.endPod(ctx, c.Settings().GraceSecs)
+		return c.stopPod(ctx)
+	case !c.spec.PowerOnly && !instance.HasContainer(c.Pod) && len(c.pendingFields()) > 0:
+		// The pod may wait for something that the spec no longer asks for. If its node starts it in the
+		// meantime, the guest is shut down.
+		return c.endPod(ctx, objects.ReadSettings(c.Pod).GraceSecs)
 	}
 	if c.spec.Ephemeral && !c.spec.PowerOnly {
 		if err := c.ensureSecret(ctx); err != nil {
@@ -226,23 +221,17 @@ func (c *convergence) convergePod(ctx context.Context) error {
 	return c.updateMeta(ctx)
 }
 
-// isToStop reports whether the run of the pod is to end. One that somebody has deleted ends anyway.
+// isToStop reports whether the run of the pod is to end. It does so anyway once somebody has deleted the
+// pod.
 func (c *convergence) isToStop() bool {
 	restart := c.spec.RestartRun != "" && c.spec.RestartRun == string(c.Pod.UID)
 	return c.spec.Power == driver.PowerOff || restart || c.Pod.DeletionTimestamp != nil
 }
 
-// updateMeta gives the pod the VirtualMachine's labels, its owner, whether evictions are refused,
-// what its probe asks, and in which boot of its node it runs.
+// updateMeta gives the pod the metadata that follows the spec, and records in which boot of its node it runs.
 func (c *convergence) updateMeta(ctx context.Context) error {
 	set := func(p *corev1.Pod) {
-		c.driver.Objects.SetLabels(p, c.spec)
-		p.OwnerReferences = c.owners()
-		delete(p.Annotations, objects.AnnotationEviction)
-		if c.spec.BlockEviction {
-			metav1.SetMetaDataAnnotation(&p.ObjectMeta, objects.AnnotationEviction, objects.EvictionBlock)
-		}
-		objects.SetReadiness(p, c.spec)
+		c.driver.Objects.SetMeta(p, c.spec, c.Claims.Root())
 		if boot := c.UnrecordedBoot(); boot != "" {
 			metav1.SetMetaDataAnnotation(&p.ObjectMeta, objects.AnnotationBoot, boot)
 		}
@@ -255,13 +244,14 @@ func (c *convergence) updateMeta(ctx context.Context) error {
 	return c.updatePod(ctx, set)
 }
 
-// readPod reads a pod whose name was taken, by an earlier try or another leader, or by an object that is not Drover's.
-func (c *convergence) readPod(ctx context.Context) error {
+// adoptPod reads the pod after its creation found the name taken, and refuses a foreign object. The pod is
+// from an earlier try or another leader.
+func (c *convergence) adoptPod(ctx context.Context) error {
 	if err := c.Read(ctx); err != nil {
 		return err
 	}
 	if c.Pod == nil {
-		return takenError(objects.KindPod, c.Key)
+		return objects.TakenError(objects.KindPod, c.Key)
 	}
 	if err := c.checkIdentity(ctx); err != nil || c.Pod != nil {
 		return err
@@ -269,41 +259,30 @@ func (c *convergence) readPod(ctx context.Context) error {
 	return driver.Errorf(driver.ErrRetry, "the pod %s of another leader was removed: the next one is made after that", c.Key)
 }
 
-func takenError(kind string, key types.NamespacedName) error {
-	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry, "a %s of the name %s exists and is not Drover's: delete or rename it", kind, key))
-}
-
-// removeEndedPod removes a pod whose end is proven. The end is recorded first: in the status of the
-// VirtualMachine, and on the PVC. The pod object remains until its kubelet
-// has unmounted the volumes: Server.IsLeaving.
-func (c *convergence) removeEndedPod(ctx context.Context) error {
-	if err := c.recordEnded(); err != nil {
-		return err
+// removePod removes a pod that has ended or has its scheduling gate. A proven end is recorded first: in the
+// status of the VirtualMachine, and on the PVC. The pod object remains until its kubelet has unmounted the
+// volumes: Server.IsLeaving.
+func (c *convergence) removePod(ctx context.Context) error {
+	if r := c.recorded(objects.KindPod, c.Key.Name); c.End() != nil && r != nil && !r.Ended {
+		ended := *r
+		ended.UID, ended.Ended, ended.Images = c.Pod.UID, true, endedImages(c.Pod, r.Images)
+		return c.recordFirst(nil, ended)
 	}
 	return c.forgetPod(ctx)
 }
 
-// recordEnded has the status of the VirtualMachine record that the pod has ended.
-func (c *convergence) recordEnded() error {
-	if c.isEndRecorded() {
-		return nil
-	}
-	ended := *c.recorded(objects.KindPod, c.Key.Name)
-	ended.UID, ended.Ended, ended.Images = c.Pod.UID, true, c.endedImages(ended.Images)
-	return c.recordFirst(ended)
-}
-
-// checkLost returns an error if nothing tells whether the machine runs: its container or its pod is lost. A pod
-// that the PVC does not have never lost its scheduling gate, and one that has no UID in the record was never found.
+// checkLost returns an error if nothing tells whether the machine runs, because its container or its pod
+// is lost. A pod that the PVC does not record still had its scheduling gate, and a pod whose record has no
+// UID was never seen.
 func (c *convergence) checkLost() error {
 	r := c.recorded(objects.KindPod, c.Key.Name)
 	if c.Pod == nil && c.spec.Ephemeral && r != nil && r.UID != "" && !r.Ended && r.UID != c.Asserted {
-		return lostError(c.PodLost())
+		return lostError(instance.PodLostText(c.Key))
 	}
 	return lostError(c.Lost())
 }
 
-// lostError returns the error that a machine is lost, nil if there is no cause.
+// lostError returns the error of a machine that is lost, nil if there is no cause.
 func lostError(cause string) error {
 	if cause == "" {
 		return nil
@@ -312,13 +291,13 @@ func lostError(cause string) error {
 		"%s: the machine may run still, so nothing else is done with it; see docs/cluster.md, \"A pod that is lost\"", cause))
 }
 
-// createPod makes a pod that runs nothing yet. The intent has to be recorded before.
+// createPod creates the pod, once the intent is recorded and its PVCs exist. The pod runs nothing yet.
 func (c *convergence) createPod(ctx context.Context) error {
 	if c.noDigests != nil {
 		return c.noDigests
 	}
 	if !c.isPodIntended() {
-		return c.recordFirst(c.intents(ctx)...)
+		return c.recordFirst(nil, c.newIntents(ctx)...)
 	}
 	for _, v := range c.spec.Volumes {
 		if err := c.ensureClaim(ctx, objects.Disk{Name: v.Name, Bytes: v.SizeBytes}); err != nil {
@@ -330,13 +309,13 @@ func (c *convergence) createPod(ctx context.Context) error {
 	}
 	r := c.recorded(objects.KindPod, c.Key.Name)
 	on := c.driver.kvm.Choose(ctx, c.spec.Placement)
-	pod, err := c.driver.Objects.NewPod(c.fitted(), objects.Run{Nonce: r.Nonce, Images: r.Images, Disks: c.diskSettings(), Digests: c.digests, Made: c.madeDisks(), Owners: c.owners(), KVM: on, Ungated: !c.hasGate()})
+	pod, err := c.driver.Objects.NewPod(c.fittedSpec(), objects.Run{Nonce: r.Nonce, Images: r.Images, Disks: c.diskSettings(), Digests: c.digests, Made: c.madeDisks(), Root: c.Claims.Root(), KVM: on, Ungated: !c.hasGate()})
 	if err != nil {
 		return err
 	}
 	created, err := c.driver.Client.Pods(c.Key.Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		return c.readPod(ctx)
+		return c.adoptPod(ctx)
 	}
 	if err != nil {
 		return objects.Explain("create", objects.KindPod, c.Key, err)
@@ -346,8 +325,8 @@ func (c *convergence) createPod(ctx context.Context) error {
 	return c.checkCreated(ctx)
 }
 
-// checkCreated removes a pod that was just created and is not as it was asked for. Without a failure it
-// would be replaced for ever, as one that has another spec.
+// checkCreated removes a pod that something in the cluster has changed at its creation, and returns a
+// failure. Without one, the pod would be replaced again and again, since it has another spec.
 func (c *convergence) checkCreated(ctx context.Context) error {
 	changed := c.pendingFields()
 	if len(changed) == 0 {
@@ -366,8 +345,8 @@ func (c *convergence) checkCreated(ctx context.Context) error {
 	return failure
 }
 
-// removeGate removes the scheduling gate of the pod, after its Secret is made and the PVC has
-// recorded it.
+// removeGate removes the scheduling gate of the pod, after the Secret is made and the PVC has recorded the
+// pod.
 func (c *convergence) removeGate(ctx context.Context) error {
 	if c.isGatedOutdated(ctx) {
 		return c.replacePod(ctx, nil)
@@ -381,18 +360,18 @@ func (c *convergence) removeGate(ctx context.Context) error {
 	return c.updatePod(ctx, objects.RemoveGate)
 }
 
-// pendingFields names the fields of the spec that wait for the next pod. Another image than that of a disk
-// which was made is none: see refusedImage.
+// pendingFields names the fields of the spec that wait for the next pod. The image of a root disk that was
+// made never changes, so it is not among them: see objects.RefusedImage.
 func (c *convergence) pendingFields() []string {
-	has, wants := c.Settings(), c.driver.Objects.Settings(c.spec, c.digests)
+	has, wants := objects.ReadSettings(c.Pod), c.driver.Objects.Settings(c.spec, c.digests)
 	if r := c.recorded(objects.KindClaim, c.base); has.Kernel == nil && wants.Kernel == nil && r != nil && r.Made {
 		wants.Image, wants.Checksum = has.Image, has.Checksum
 	}
 	return objects.PendingFields(has, wants)
 }
 
-// isGatedOutdated reports whether a gated pod differs from the one that would be made for its start. That of
-// an ephemeral server has stood for it while it was off.
+// isGatedOutdated reports whether a gated pod differs from one that would be made now. The gated pod of an
+// ephemeral server may be old, since it exists while the server is off.
 func (c *convergence) isGatedOutdated(ctx context.Context) bool {
 	switch {
 	case len(c.pendingFields()) > 0:
@@ -405,17 +384,19 @@ func (c *convergence) isGatedOutdated(ctx context.Context) bool {
 	return c.driver.kvm.Choose(ctx, c.spec.Placement).Resource != objects.RequestedOf(c.Pod, c.driver.kvm.Resource)
 }
 
-// ensureSecret makes the Secret of a pod. It reads no Secret. If one of the name exists and is not
-// recorded, a tenant may have made it, so the call fails, and the pod is replaced by one whose Secret has
-// another name.
+// ensureSecret makes the Secret of a pod. It reads no Secret. If an unrecorded one of the name exists, a
+// tenant may have made it: then the pod is replaced by one whose Secret has another name, and the call
+// fails.
 func (c *convergence) ensureSecret(ctx context.Context) error {
 	name := objects.SecretOf(c.Pod)
 	r, pod := c.recorded(objects.KindSecret, name), c.recorded(objects.KindPod, c.Key.Name)
 	switch {
-	case r != nil && r.UID != "", c.machineHasSecret(pod):
+	case r != nil && r.UID != "",
+		c.driver.machines.HasAnswered(c.Pod.UID),                      // with the keys in it
+		!objects.IsGated(c.Pod) && pod != nil && pod.UID == c.Pod.UID: // an earlier call has made it before it recorded the pod
 		c.driver.secrets.LoadOrStore(c.Pod.UID, nil)
 		return nil
-	case r == nil, c.IsGated() && pod != nil && pod.Ended:
+	case r == nil, objects.IsGated(c.Pod) && pod != nil && pod.Ended:
 		return c.replacePod(ctx, nil)
 	}
 	if made, ok := c.driver.secrets.Load(c.Pod.UID); ok {
@@ -430,7 +411,7 @@ func (c *convergence) ensureSecret(ctx context.Context) error {
 	created, err := c.driver.Client.Secrets(c.Key.Namespace).Create(ctx, secret, metav1.CreateOptions{})
 	key := types.NamespacedName{Namespace: c.Key.Namespace, Name: name}
 	if apierrors.IsAlreadyExists(err) {
-		return c.replacePod(ctx, takenError(objects.KindSecret, key))
+		return c.replacePod(ctx, objects.TakenError(objects.KindSecret, key))
 	}
 	if err != nil {
 		return objects.Explain("create", objects.KindSecret, key, err)
@@ -440,29 +421,17 @@ func (c *convergence) ensureSecret(ctx context.Context) error {
 	return nil
 }
 
-// machineHasSecret reports whether the machine in a pod without a gate is known to have the right
-// Secret: it has proven itself with the keys in it, or an earlier call, which has made the Secret,
-// has recorded the pod.
-func (c *convergence) machineHasSecret(recorded *driver.Object) bool {
-	return c.driver.machines.HasAnswered(c.Pod.UID) || !c.IsGated() && recorded != nil && recorded.UID == c.Pod.UID
-}
-
 // replacePod removes a pod, at once if it has its scheduling gate, and else once it has ended. A later
-// call makes another one; it has to wait if a failure is given.
+// call creates another pod. With a failure, that call has to wait.
 func (c *convergence) replacePod(ctx context.Context, failure error) error {
-	if c.End() != nil {
-		if err := c.recordEnded(); err != nil {
-			return err
-		}
-	}
-	if err := c.forgetPod(ctx); err != nil {
+	if err := c.removePod(ctx); err != nil {
 		return err
 	}
-	return c.recordAndFail(failure, c.podIntents(ctx)...)
+	return c.recordFirst(failure, c.newPodIntents(ctx)...)
 }
 
-// stop asks the guest to shut down, until the time at which a stop is forced.
-func (c *convergence) stop(ctx context.Context) error {
+// stopPod deletes the pod, so that its guest shuts down. The grace period lasts until the stop is forced.
+func (c *convergence) stopPod(ctx context.Context) error {
 	grace := int64(objects.MinimalGrace)
 	now := c.driver.Clock.Now()
 	switch {
@@ -475,10 +444,10 @@ func (c *convergence) stop(ctx context.Context) error {
 	return c.endPod(ctx, grace)
 }
 
-// setGracePeriod has a machine keep to another grace period than the one that its pod was made with.
-// One that cannot be reached keeps to that, and is killed if the new one is shorter.
+// setGracePeriod gives a machine another grace period than its pod was made with. A machine that cannot be
+// reached keeps the old one, and is killed if the new one is shorter.
 func (c *convergence) setGracePeriod(ctx context.Context, seconds int64) {
-	kept := c.Settings().GraceSecs
+	kept := objects.ReadSettings(c.Pod).GraceSecs
 	at, ok := instance.MachineOf(c.Pod)
 	if !ok || seconds <= kept && seconds > kept-objects.QuitMargin {
 		return
@@ -488,29 +457,29 @@ func (c *convergence) setGracePeriod(ctx context.Context, seconds int64) {
 	}
 }
 
-// maxGrace, in seconds, is for a stop that is never forced.
+// maxGrace, in seconds, is the grace period of a stop that is never forced.
 const maxGrace = 7 * 24 * 3600
 
-// describe describes the server as the call leaves it, with the record that its status should have.
-func (c *convergence) describe() driver.Server {
+// describeServer returns the server as the call leaves it, with the record that the status should have.
+func (c *convergence) describeServer() driver.Server {
 	s := c.Server()
-	s.Objects = c.objects()
-	if c.Pod != nil && c.Pod.DeletionTimestamp == nil && c.End() == nil && !c.IsGated() && !c.spec.PowerOnly {
+	s.Objects = c.currentObjects()
+	if c.Pod != nil && c.Pod.DeletionTimestamp == nil && c.End() == nil && !objects.IsGated(c.Pod) && !c.spec.PowerOnly {
 		s.Pending = c.pendingFields()
 	}
-	s.Refused = c.refusedImage()
+	s.Refused = objects.RefusedImage(c.spec.Image, c.recorded(objects.KindClaim, c.base))
 	return s
 }
 
-// objects returns the record of the server's objects, with the UIDs of those that exist now. A pod with
-// its scheduling gate is left out: it cannot be lost, because it runs nothing.
-func (c *convergence) objects() []driver.Object {
+// currentObjects returns the record of the server's objects, with the UIDs of those that exist now. The
+// UID of a pod with its scheduling gate is left out, since such a pod runs nothing and cannot be lost.
+func (c *convergence) currentObjects() []driver.Object {
 	all := slices.DeleteFunc(slices.Clone(c.spec.Objects), func(o driver.Object) bool { return o.Kind == objects.KindBudget && c.hasNoBudget })
 	for n, o := range all {
 		switch {
 		case o.Kind == objects.KindClaim:
 			all[n].UID = cmp.Or(c.claimUID(o), o.UID)
-		case o.Kind == objects.KindPod && c.Pod != nil && !c.IsGated() && c.Pod.Annotations[objects.AnnotationNonce] == o.Nonce:
+		case o.Kind == objects.KindPod && c.Pod != nil && !objects.IsGated(c.Pod) && c.Pod.Annotations[objects.AnnotationNonce] == o.Nonce:
 			all[n].UID = c.Pod.UID
 		case o.Kind == objects.KindBudget && c.budget != nil:
 			all[n].UID = c.budget.UID

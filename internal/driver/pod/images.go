@@ -4,18 +4,22 @@
 package pod
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/kit"
+	"cloudnative.tw/drover/internal/driver/pod/instance"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/image"
 )
 
-// resolveImages returns the digests by which the next pod names images that the spec names by tag. A
-// tag keeps the digest of the pod before, and stays a tag if no machine could be started with the
-// digest. With pull policy Always, the tags of an ephemeral server are resolved again.
+// resolveImages returns the digests by which the next pod names images that the spec names by tag. A tag
+// keeps its digest from the pod before, and stays a tag if no machine could be started with the digest.
+// The tags of an ephemeral server with pull policy Always are resolved again.
 func (c *claims) resolveImages(ctx context.Context) []driver.ResolvedImage {
 	known := c.knownImages()
 	var all []driver.ResolvedImage
@@ -33,12 +37,12 @@ func (c *claims) resolveImages(ctx context.Context) []driver.ResolvedImage {
 	return append(all, c.driver.images.Digests(ctx, unknown)...)
 }
 
-// endedImages returns what the record of the pod, which has ended, has of its images. Nodes that got an
-// image from a file or a mirror may have it by its tag alone, so a digest from which no container was
-// created there is dropped, unless the server has run with it before.
-func (c *claims) endedImages(images []driver.ResolvedImage) []driver.ResolvedImage {
+// endedImages returns the record of the images of a pod that has ended. A digest from which no container
+// was created is dropped, unless the server has run with it before: nodes that got an image from a file or
+// a mirror may have it only by its tag.
+func endedImages(p *corev1.Pod, images []driver.ResolvedImage) []driver.ResolvedImage {
 	kept := slices.Clone(images)
-	isUsed, hasFailed := c.ImageUse()
+	isUsed, hasFailed := instance.ImageUse(p)
 	for n := range kept {
 		switch i := &kept[n]; {
 		case !i.Unproven || i.Digest == "":
@@ -51,18 +55,18 @@ func (c *claims) endedImages(images []driver.ResolvedImage) []driver.ResolvedIma
 	return kept
 }
 
-// checkImageSize refuses a spec whose image is larger than its disk, as the machine of the last pod has reported.
-// That pod is kept as the evidence until its size or image in the spec changes, or a person deletes it. The
-// image of a volume never changes.
+// checkImageSize refuses a spec whose image is larger than its disk, as the machine of the last pod has
+// reported. That pod is kept as the evidence until the size or the image in the spec changes, or a person
+// deletes the pod. The image of a volume never changes.
 func (c *convergence) checkImageSize(ctx context.Context) error {
-	name, needs, isKnown := c.LargeImage()
-	has, wants := c.Settings(), c.driver.Objects.Settings(c.spec, c.digests)
+	name, needs, isKnown := instance.LargeImage(c.Pod)
+	has, wants := objects.ReadSettings(c.Pod), c.driver.Objects.Settings(c.spec, c.digests)
 	isOther := name == objects.RootDisk && (has.Image != wants.Image || has.Checksum != wants.Checksum)
-	of, source := findDisk(c.spec, name, wants.Image)
+	of, source := objects.FindDisk(c.spec, name, wants.Image)
 	if !isKnown || isOther || of == nil || c.Pod.DeletionTimestamp != nil {
 		return nil
 	}
-	claim := c.Claim(name)
+	claim := c.Claims[name]
 	switch {
 	case of.Bytes >= needs:
 		return c.growClaim(ctx, *of)
@@ -75,40 +79,15 @@ func (c *convergence) checkImageSize(ctx context.Context) error {
 		of.Field, objects.Describe(objects.KindClaim, claim), kit.FormatBytes(objects.DiskIn(objects.RoomOf(claim))), image.Redact(source), kit.FormatBytes(needs))
 }
 
-// findDisk returns a disk of a spec and its image, nil if the spec does not have it.
-func findDisk(spec driver.ServerSpec, name, rootImage string) (of *objects.Disk, source string) {
-	disks := objects.DisksOf(spec)
-	if spec.Ephemeral {
-		disks = append(disks, objects.Disk{Name: objects.RootDisk, Field: "spec.resource.rootDisk", Bytes: spec.RootDiskBytes})
-	}
-	source = rootImage
-	for _, v := range spec.Volumes {
-		if v.Name == name && v.Image != nil {
-			source = v.Image.Source
-		}
-	}
-	if n := slices.IndexFunc(disks, func(d objects.Disk) bool { return d.Name == name }); n >= 0 {
-		of = &disks[n]
-	}
-	return of, source
-}
-
-// hasResolved reports whether the record of the next pod is for the images of the spec, which may
-// have changed since.
+// hasResolved reports whether the record of the next pod has the images of the spec, which may have
+// changed since.
 func (c *claims) hasResolved(recorded *driver.Object) bool {
-	if len(recorded.Images) == 0 || c.driver.images.Resolve == nil {
-		return true
-	}
-	for _, source := range c.driver.Objects.TaggedImages(c.spec) {
-		if objects.FindResolved(recorded.Images, source) == nil {
-			return false
-		}
-	}
-	return true
+	lacks := func(source string) bool { return objects.FindResolved(recorded.Images, source) == nil }
+	return len(recorded.Images) == 0 || c.driver.images.Resolve == nil || !slices.ContainsFunc(c.driver.Objects.TaggedImages(c.spec), lacks)
 }
 
-// knownImages returns the images of the pod before that the next one keeps. A pod that is lost may have
-// run with them.
+// knownImages returns the images of the last pod that the next one keeps. A pod that is lost may have run
+// with them, so they count as proven.
 func (s *record) knownImages() (known []driver.ResolvedImage) {
 	r := s.recorded(objects.KindPod, s.base)
 	if r == nil {
@@ -125,4 +104,63 @@ func (s *record) knownImages() (known []driver.ResolvedImage) {
 		known = append(known, i)
 	}
 	return known
+}
+
+// recordMadeDisks records in the spec's objects which disks the machine of the pod has made, and from
+// which image the root disk. From then on no other disk is made in their place, even if a volume comes
+// back empty.
+func (c *claims) recordMadeDisks() {
+	if c.spec.Ephemeral {
+		return
+	}
+	c.spec.Objects = slices.Clone(c.spec.Objects)
+	if c.Pod == nil {
+		c.recordDisksOfLostPod()
+		return
+	}
+	kept := objects.ReadSettings(c.Pod)
+	for name := range kept.Disks {
+		r := c.recorded(objects.KindClaim, objects.ClaimName(c.Key.Name, name))
+		if r == nil || r.Made || !c.HasMadeDisk(name) {
+			continue
+		}
+		r.Made = true
+		if name == objects.RootDisk {
+			digest := cmp.Or(c.Server().ImageID, kept.Checksum) // drover-machine has verified the checksum before it made the disk
+			if !image.IsDigest(digest) {                        // it is from an annotation of the pod, which users may change
+				digest = ""
+			}
+			r.Images = []driver.ResolvedImage{{Source: kept.Image, Digest: digest}}
+		}
+	}
+}
+
+// recordDisksOfLostPod records the disks as made if the pod is gone without a proof of its end and its
+// guest was seen to run. The image of the root disk is not known any more then.
+func (s *record) recordDisksOfLostPod() {
+	pod := s.recorded(objects.KindPod, s.base)
+	if pod == nil || pod.UID == "" || pod.Ended || string(pod.UID) != s.spec.SeenRun {
+		return
+	}
+	for n, o := range s.spec.Objects {
+		if o.Kind == objects.KindClaim && o.UID != "" {
+			s.spec.Objects[n].Made = true
+		}
+	}
+}
+
+// madeDisks returns the disks of the spec that an earlier run has made, by name, with their images.
+func (s *record) madeDisks() map[string]driver.ResolvedImage {
+	made := map[string]driver.ResolvedImage{}
+	for _, of := range objects.DisksOf(s.spec) {
+		r := s.recorded(objects.KindClaim, objects.ClaimName(s.base, of.Name))
+		if r == nil || !r.Made {
+			continue
+		}
+		made[of.Name] = driver.ResolvedImage{}
+		if len(r.Images) > 0 {
+			made[of.Name] = r.Images[0]
+		}
+	}
+	return made
 }

@@ -70,7 +70,7 @@ func (s *server) twoLeaders(t *testing.T) (one, other *convergence) {
 	assert.NoError(t, errors.Join(one.ensureClaim(t.Context(), objects.Disk{Bytes: s.RootDiskBytes}), one.createPod(t.Context()), one.ensureSecret(t.Context())))
 	// Nobody changes the PVC from here on but the leaders.
 	assert.Eventually(t, "the PVC is bound", func(t testing.TB) error {
-		if err := one.Read(t.Context()); err != nil || one.Root.Status.Phase == corev1.ClaimBound {
+		if err := one.Read(t.Context()); err != nil || one.Claims.Root().Status.Phase == corev1.ClaimBound {
 			return err
 		}
 		return errors.New("it is not")
@@ -110,7 +110,7 @@ func TestNonceIsUsedOnce(t *testing.T) {
 // annotateRoot sets an annotation of the root disk's PVC.
 func annotateRoot(t *testing.T, c *convergence, key, value string) error {
 	t.Helper()
-	return c.updateRoot(t.Context(), func(root *corev1.PersistentVolumeClaim) {
+	return c.updateClaim(t.Context(), c.Claims.Root(), func(root *corev1.PersistentVolumeClaim) {
 		metav1.SetMetaDataAnnotation(&root.ObjectMeta, key, value)
 	})
 }

@@ -5,17 +5,22 @@ package pod
 
 import (
 	"context"
+	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/pod/instance"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// List implements driver.Driver. It reads a single server live, and others from the informers of an
-// open watch, if these have all that this process has read and written.
+// List implements driver.Driver. It reads a single server live, and others from the informers of an open
+// watch if these have all versions that this process has read and written.
 func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
 	ctx, cancel := d.calls.Limit(ctx)
 	defer cancel()
@@ -35,7 +40,7 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	return servers, nil
 }
 
-// forgetMachines forgets those whose pods a complete list did not find.
+// forgetMachines forgets the Secrets, rejections and machines of pods that a complete list did not find.
 func (d *Driver) forgetMachines(found []*instance.Instance) {
 	present := map[types.UID]bool{}
 	for _, i := range found {
@@ -48,5 +53,62 @@ func (d *Driver) forgetMachines(found []*instance.Instance) {
 	d.machines.Forget(func(pod types.UID) bool { return present[pod] })
 }
 
-// SupportedFields implements driver.FieldDeclarer.
-func (d *Driver) SupportedFields() map[string]driver.Support { return objects.SupportedFields() }
+// Watch implements driver.Driver. It follows the pods and PVCs of this cluster's servers. Informers list
+// again after a connection was lost, so that no change is missed.
+func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
+	informers, err := d.reader.NewInformers()
+	if err != nil {
+		return nil, err
+	}
+	running, stop := context.WithCancel(ctx)
+	queue := d.watches.Open(running)
+	var following sync.WaitGroup
+	var synced []cache.InformerSynced
+	for _, informer := range []cache.SharedIndexInformer{informers.Pods, informers.Claims} {
+		if _, err := informer.AddEventHandler(newEventHandler(queue)); err != nil {
+			stop()
+			return nil, err
+		}
+		synced = append(synced, informer.HasSynced)
+		following.Go(func() { informer.RunWithContext(running) })
+	}
+	if err := d.waitForSync(ctx, synced); err != nil {
+		stop()
+		following.Wait()
+		return nil, err
+	}
+	uids := make(chan types.UID)
+	d.reader.Watched.Store(informers)
+	following.Go(func() { d.sampleAll(running) })
+	go func() {
+		defer close(uids)
+		defer following.Wait()
+		defer stop()
+		defer d.reader.Watched.CompareAndSwap(informers, nil)
+		kit.Send(ctx, queue, uids, nil)
+	}()
+	return uids, nil
+}
+
+// waitForSync waits for the first lists, at most as long as a call may take.
+func (d *Driver) waitForSync(ctx context.Context, synced []cache.InformerSynced) error {
+	ctx, cancel := context.WithTimeout(ctx, d.CallTimeout)
+	defer cancel()
+	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+		return driver.Errorf(driver.ErrUnavailable, "the cluster did not list its pods within %v", d.CallTimeout.Round(time.Second))
+	}
+	return nil
+}
+
+// newEventHandler returns a handler that queues the UID of each object that changes.
+func newEventHandler(queue *kit.Queue) cache.ResourceEventHandler {
+	add := func(o any) {
+		if unknown, ok := o.(cache.DeletedFinalStateUnknown); ok {
+			o = unknown.Obj
+		}
+		if m, ok := o.(metav1.Object); ok {
+			queue.Add(types.UID(m.GetLabels()[objects.LabelUID]))
+		}
+	}
+	return cache.ResourceEventHandlerFuncs{AddFunc: add, UpdateFunc: func(_, o any) { add(o) }, DeleteFunc: add}
+}

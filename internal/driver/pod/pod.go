@@ -1,33 +1,31 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pod runs servers as pods of a Kubernetes cluster. A server is the PVC of its root
-// disk, or just the pod if it is ephemeral, and at most one pod, whose container runs QEMU
-// through drover-machine.
+// Package pod runs servers as pods of a Kubernetes cluster. A server is the PVC of its root disk, or just
+// the pod if it is ephemeral, and at most one pod, whose container runs QEMU through drover-machine.
 //
-// Start with Ensure in ensure.go. Package objects makes the manifests, and package instance reads
-// what there is of a server and says what it proves. The other files have one concern each:
-// record.go has what the status has recorded, writer.go changes objects, disks.go has PVCs and their
-// growth, made.go which disks were made, images.go the digests of images, budget.go the
-// PodDisruptionBudget, delete.go removes a server, list.go and watch.go observe all. channel.go asks
-// running machines, by package machines, and package tags asks registries.
+// Start with Ensure in ensure.go. Package objects makes the manifests, and package instance reads the
+// objects of a server and says what they prove. record.go has what the status has recorded, writer.go
+// changes objects, disks.go has PVCs and their growth, images.go the images of pods and disks, budget.go
+// the PodDisruptionBudget, delete.go removes a server, and list.go observes all. channel.go asks running
+// machines, by package machines, and package tags asks registries.
 //
-// What keeps two machines of one VirtualMachine apart:
+// These rules keep two machines of one VirtualMachine apart:
 //
 //   - The pod's name derives from the VirtualMachine, so there is at most one pod.
-//   - The pod is created with a scheduling gate, which is removed once the PVC has recorded the
-//     pod, and the pod has its Secret. So a pod that a deposed leader makes runs nothing. The pod of
-//     an ephemeral server that is to run has no gate: without its Secret, no kubelet starts it.
+//   - The pod is created with a scheduling gate. The gate is removed once the PVC has recorded the pod, and
+//     the pod has its Secret, so a pod that a deposed leader makes runs nothing. The pod of an ephemeral
+//     server that is to run has no gate, because no kubelet starts it without its Secret.
 //   - The pod has a finalizer, objects.FinalizerStopped, which is removed only once the end of its
 //     containers is proven (package instance). Until then the name is taken, whoever deletes the pod.
-//   - A pod that is gone although its end was not recorded proves nothing. Nothing is started
-//     then until an operator asserts that it has ended.
-//   - An object is created only after the VirtualMachine's status has recorded the intent, with
-//     a nonce that the object carries (driver.Object). An object of that name without the
-//     nonce, or with another UID than the recorded one, is foreign.
+//   - A pod that is gone although its end was not recorded proves nothing. Nothing is started then until an
+//     operator asserts that it has ended.
+//   - An object is created only after the VirtualMachine's status has recorded the intent, with a nonce that
+//     the object carries (driver.Object). An object of that name without the nonce, or with another UID than
+//     the recorded one, is foreign.
 //
-// Every change of an object names the version that it was decided from, and leaves the epoch of
-// the leader on it, below which none is accepted.
+// Every change of an object names the version that it was decided from and leaves the epoch of the leader on
+// the object. A change with a lower epoch is refused.
 package pod
 
 import (
@@ -63,27 +61,27 @@ const Name = "pod"
 
 // Options configure a Driver.
 type Options struct {
-	// Objects are what the objects of all servers have in common. Those of another ClusterID are
-	// neither listed nor changed.
+	// Objects are what the objects of all servers have in common. Objects of another ClusterID are neither
+	// listed nor changed.
 	Objects objects.Template
 	// Client reaches the cluster. Required.
 	Client corev1client.CoreV1Interface
 	// Policy reaches the PodDisruptionBudgets of that cluster. Required.
 	Policy policyv1client.PolicyV1Interface
-	// Owner returns the VirtualMachine of a UID as far as one is known. Objects that claim its
-	// UID under another name or in another namespace are not its server. Nil knows none.
+	// Owner returns the VirtualMachine of a UID if it is known. Objects that claim its UID under another
+	// name or in another namespace are not its server. Nil knows none.
 	Owner func(types.UID) (driver.Owner, bool)
 	// AssertedOff returns the pod of a VirtualMachine whose machine an operator has asserted to be
 	// off. Nil knows none.
 	AssertedOff func(types.UID) types.UID
-	// Assertions has Open take such assertions. Whoever sets it has to restrict who may make them.
+	// Assertions makes Open accept such assertions. Whoever sets it has to restrict who may make them.
 	Assertions bool
-	// Streams has people reach guests through Drover: consoles, logs, commands, ports and interfaces.
+	// Streams lets people reach guests through Drover: consoles, logs, commands, ports and interfaces.
 	Streams bool
-	// KVM and KVMResource say which pods request KVM, and by which resource.
+	// KVM says which pods request KVM, and KVMResource by which resource.
 	KVM, KVMResource string
-	// Fetch is what the operator allows for questions to registries, and the size of an image that a
-	// machine fetches. Nil means that no registry is asked, and each node resolves the tags of images.
+	// Fetch limits the questions to registries and the size of an image that a machine fetches. With nil
+	// no registry is asked, and each node resolves the tags of images.
 	Fetch *image.Policy
 	// CallTimeout limits a call whose context has no deadline.
 	CallTimeout time.Duration
@@ -101,8 +99,8 @@ type Driver struct {
 	kvm      kvm.Chooser
 	reader   *instance.Reader
 	images   tags.Resolver
-	// secrets are the Secrets that this process has made, by pod, since the record of one may fail. It
-	// is nil for a pod that is known to have one of another process.
+	// secrets are the Secrets that this process has made, by the UID of the pod, since their record may
+	// fail to be written. The value is nil for a pod that is known to have a Secret of another process.
 	secrets driver.SyncMap[types.UID, *corev1.Secret]
 }
 
@@ -133,8 +131,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.Assertions, "pod-assertions", o.Assertions, "pod: take the annotation cloudnative.tw/machine-is-off of a VirtualMachine as proof that its machine is off; only where the policy of config/pod restricts who may set it")
 }
 
-// CheckWithoutStreams refuses an option that has no effect where no streams are served: the machines would only
-// have more to attack.
+// CheckWithoutStreams refuses an option that has no effect where no streams are served: it would only add
+// to what an attacker can reach in machines.
 func (o *Options) CheckWithoutStreams() error {
 	if o.Streams {
 		return errors.New("--pod-streams is given without --streams-address, where streams would be served")
@@ -217,3 +215,6 @@ func (d *Driver) EngineID(ctx context.Context) (string, error) {
 	}
 	return string(system.UID), nil
 }
+
+// SupportedFields implements driver.FieldDeclarer.
+func (d *Driver) SupportedFields() map[string]driver.Support { return objects.SupportedFields() }

@@ -14,14 +14,13 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// record is what the spec says of a server, and what the VirtualMachine's status has recorded of
-// its objects.
+// record is the spec of a server, with the objects that the VirtualMachine's status has recorded.
 type record struct {
 	spec driver.ServerSpec
 	base string // the name of the pod and of the root disk's PVC
 }
 
-// recorded returns what the VirtualMachine's status has recorded of an object, or nil.
+// recorded returns the record of an object, nil if there is none.
 func (s *record) recorded(kind, name string) *driver.Object {
 	n := slices.IndexFunc(s.spec.Objects, func(o driver.Object) bool { return o.Kind == kind && o.Name == name })
 	if n < 0 {
@@ -30,26 +29,16 @@ func (s *record) recorded(kind, name string) *driver.Object {
 	return &s.spec.Objects[n]
 }
 
-// isEndRecorded reports whether the status of the VirtualMachine has that the pod has ended.
-func (s *record) isEndRecorded() bool {
-	r := s.recorded(objects.KindPod, s.base)
-	return r == nil || r.Ended
-}
-
-// hasGate reports whether the next pod is made with a scheduling gate. The pod of an ephemeral server
-// that is to run has none, which saves a write of each pod: no kubelet starts it before its Secret
+// hasGate reports whether the next pod is created with a scheduling gate. The pod of an ephemeral server
+// that is to run has none, which saves a write of each pod: no kubelet starts the pod before its Secret
 // exists, which is made for that very pod.
 func (s *record) hasGate() bool {
 	return !s.spec.Ephemeral || s.spec.Power == driver.PowerOff || s.spec.PowerOnly
 }
 
-// recordFirst ends the call: the caller records the objects, and calls again.
-func (s *record) recordFirst(changed ...driver.Object) error {
-	return s.recordAndFail(nil, changed...)
-}
-
-// recordAndFail ends the call, which has failed if a failure is given: the caller records the objects.
-func (s *record) recordAndFail(failure error, changed ...driver.Object) error {
+// recordFirst returns the error that makes the caller of Ensure record objects. Without a failure, the
+// caller then calls again.
+func (s *record) recordFirst(failure error, changed ...driver.Object) error {
 	all := slices.Clone(s.spec.Objects)
 	for _, o := range changed {
 		all = slices.DeleteFunc(all, func(have driver.Object) bool {
@@ -60,6 +49,8 @@ func (s *record) recordAndFail(failure error, changed ...driver.Object) error {
 	return &driver.RecordFirstError{Objects: all, Failure: failure}
 }
 
+// checkRecorded refuses an object that was not made for the VirtualMachine. Its UID has to be the recorded
+// one, or its nonce that of an intent whose UID is not recorded yet.
 func (c *claims) checkRecorded(kind string, o metav1.Object) error {
 	recorded := c.recorded(kind, o.GetName())
 	switch {
@@ -72,14 +63,14 @@ func (c *claims) checkRecorded(kind string, o metav1.Object) error {
 		"%s with UID %s was not made for this VirtualMachine, whose status does not have it: delete it, or delete the VirtualMachine", objects.Describe(kind, o), o.GetUID()))
 }
 
-// isNonceUsed reports whether the pod with a recorded nonce was made and removed. The record is old then: another
-// leader may have recorded the next pod since.
+// isNonceUsed reports whether the pod with a recorded nonce was created and removed. The record is
+// outdated then: another leader may have recorded the next pod since.
 func (c *claims) isNonceUsed(r *driver.Object) bool {
-	return r.Kind == objects.KindPod && c.Root != nil && c.Root.Annotations[objects.AnnotationUsedNonce] == r.Nonce
+	return r.Kind == objects.KindPod && c.Claims.Root() != nil && c.Claims.Root().Annotations[objects.AnnotationUsedNonce] == r.Nonce
 }
 
-// intents returns the objects that the next steps create, with new nonces.
-func (c *claims) intents(ctx context.Context) []driver.Object {
+// newIntents returns new records, with nonces, of the objects that the next steps create.
+func (c *claims) newIntents(ctx context.Context) []driver.Object {
 	var all []driver.Object
 	if r := c.recorded(objects.KindClaim, c.Key.Name); r == nil && !c.spec.Ephemeral {
 		all = append(all, newIntent(objects.KindClaim, c.Key.Name))
@@ -91,7 +82,7 @@ func (c *claims) intents(ctx context.Context) []driver.Object {
 		return all
 	}
 	if !c.isPodIntended() {
-		all = append(all, c.podIntents(ctx)...)
+		all = append(all, c.newPodIntents(ctx)...)
 	}
 	for _, v := range c.spec.Volumes {
 		if name := objects.ClaimName(c.Key.Name, v.Name); c.recorded(objects.KindClaim, name) == nil {
@@ -101,8 +92,8 @@ func (c *claims) intents(ctx context.Context) []driver.Object {
 	return all
 }
 
-// podIntents returns the next pod, with the digests of its images, and its Secret.
-func (c *claims) podIntents(ctx context.Context) []driver.Object {
+// newPodIntents returns new records of the next pod, with the digests of its images, and of its Secret.
+func (c *claims) newPodIntents(ctx context.Context) []driver.Object {
 	pod := newIntent(objects.KindPod, c.Key.Name)
 	pod.Images = c.resolveImages(ctx)
 	return []driver.Object{pod, newIntent(objects.KindSecret, objects.SecretName(c.Key.Name, pod.Nonce))}
@@ -114,6 +105,7 @@ func (c *claims) isPodIntended() bool {
 	return r != nil && !r.Ended && r.UID == "" && !c.isNonceUsed(r) && c.hasResolved(r) && c.recorded(objects.KindSecret, objects.SecretName(c.Key.Name, r.Nonce)) != nil
 }
 
+// newIntent returns the record of an object that is to be created.
 func newIntent(kind, name string) driver.Object {
 	return driver.Object{Kind: kind, Name: name, Nonce: string(uuid.NewUUID())}
 }

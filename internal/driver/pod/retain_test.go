@@ -332,14 +332,14 @@ func TestRetainIsRepeated(t *testing.T) {
 	for _, volume := range []string{"a", "b"} {
 		found, err := s.d.reader.Find(t.Context(), s.Target, true)
 		assert.NoError(t, err)
-		found.Root = nil
-		found.Claim(volume).ResourceVersion = "1" // others have changed it
+		delete(found.Claims, objects.RootDisk)
+		found.Claims[volume].ResourceVersion = "1" // others have changed it
 		if err := (&writer{Instance: found, client: s.d.Client}).retain(t.Context()); !apierrors.IsConflict(err) {
 			t.Errorf("with a conflict about %s the release returns %v", volume, err)
 		}
 		if again, err := s.d.reader.Find(t.Context(), s.Target, true); err != nil {
 			t.Fatal(err)
-		} else if again.Root = nil; again.IsRetained() {
+		} else if delete(again.Claims, objects.RootDisk); again.IsRetained() {
 			t.Errorf("after a conflict about %s the server counts as released", volume)
 		}
 	}

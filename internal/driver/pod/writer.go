@@ -5,7 +5,6 @@ package pod
 
 import (
 	"context"
-	"slices"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,51 +18,43 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// writer changes the objects of one server. Every change names the version that it was decided from,
-// and leaves the epoch.
+// writer changes the objects of one server. Every change names the version that it was decided from, and
+// leaves the epoch on the object.
 type writer struct {
 	*instance.Instance
 	client corev1client.CoreV1Interface
 	epoch  uint64
 }
 
-// fence returns an error if a later leader has changed an object of the server.
-func (w *writer) fence() error {
+// checkEpochs returns an error if a later leader has changed an object of the server.
+func (w *writer) checkEpochs() error {
 	if w.Pod != nil {
 		if err := objects.EnterEpoch(w.Pod.DeepCopy(), w.epoch); err != nil {
 			return err
 		}
 	}
-	if w.Root != nil {
-		return objects.EnterEpoch(w.Root.DeepCopy(), w.epoch)
+	if w.Claims.Root() != nil {
+		return objects.EnterEpoch(w.Claims.Root().DeepCopy(), w.epoch)
 	}
 	return nil
 }
 
-// updateRoot changes the PVC of the root disk, under the version that was read.
-func (w *writer) updateRoot(ctx context.Context, change func(*corev1.PersistentVolumeClaim)) error {
-	updated, err := w.updateClaim(ctx, w.Root, change)
-	if err == nil {
-		w.Root = updated
-	}
-	return err
-}
-
-// updateClaim changes a PVC, under the version that was read.
-func (w *writer) updateClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, change func(*corev1.PersistentVolumeClaim)) (*corev1.PersistentVolumeClaim, error) {
+// updateClaim changes a PVC in the version that was read.
+func (w *writer) updateClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, change func(*corev1.PersistentVolumeClaim)) error {
 	next := claim.DeepCopy()
 	change(next)
 	if err := objects.EnterEpoch(next, w.epoch); err != nil {
-		return nil, err
+		return err
 	}
 	updated, err := w.client.PersistentVolumeClaims(claim.Namespace).Update(ctx, next, metav1.UpdateOptions{})
 	if err == nil {
 		w.Note(updated)
+		w.Claims.Replace(claim, updated)
 	}
-	return updated, objects.Explain("change", objects.KindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, err)
+	return objects.Explain("change", objects.KindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, err)
 }
 
-// updatePod changes the pod, under the version that was read.
+// updatePod changes the pod in the version that was read.
 func (w *writer) updatePod(ctx context.Context, change func(*corev1.Pod)) error {
 	next := w.Pod.DeepCopy()
 	change(next)
@@ -81,9 +72,9 @@ func (w *writer) updatePod(ctx context.Context, change func(*corev1.Pod)) error 
 // maxTries is how often a call is tried while others change the objects.
 const maxTries = 4
 
-// retryConflicts repeats a call while others change an object that it was about to change: the kubelet
-// and the provisioner of volumes write to what they have just got. The call reads everything again, and
-// decides from that. (RetryOnConflict of client-go has no error where a context has ended.)
+// retryConflicts repeats a call that fails because others have changed an object: the kubelet and volume
+// provisioners write to new objects. The call reads everything again and decides anew. RetryOnConflict of
+// client-go is not used, since it returns no error if a context has ended.
 func retryConflicts(call func() error) error {
 	for tries := 1; ; tries++ {
 		if err := call(); !apierrors.IsConflict(err) || tries == maxTries {
@@ -92,10 +83,10 @@ func retryConflicts(call func() error) error {
 	}
 }
 
-// deletePod asks the kubelet to end the pod within a time: at least a second, unless an operator has
-// asserted that no kubelet will answer. The epoch is left on the pod first, because a deletion
-// carries none.
-func (w *writer) deletePod(ctx context.Context, grace int64) error {
+// endPod asks the kubelet to end the pod within a grace period, and reads the objects again. The period is
+// at least a second, unless an operator has asserted that no kubelet will answer. The epoch is written to
+// the pod first, because a deletion carries none.
+func (w *writer) endPod(ctx context.Context, grace int64) error {
 	if w.Pod.Annotations[objects.AnnotationEpoch] != strconv.FormatUint(w.epoch, 10) && w.epoch != 0 {
 		if err := w.updatePod(ctx, func(*corev1.Pod) {}); err != nil {
 			return err
@@ -105,7 +96,7 @@ func (w *writer) deletePod(ctx context.Context, grace int64) error {
 		grace = max(grace, objects.MinimalGrace)
 	}
 	if w.Pod.DeletionTimestamp != nil && w.Pod.DeletionGracePeriodSeconds != nil && *w.Pod.DeletionGracePeriodSeconds <= grace {
-		return nil
+		return w.Read(ctx)
 	}
 	only := &metav1.Preconditions{UID: &w.Pod.UID} // a kubelet changes the version at any time
 	if w.Pod.Spec.NodeName == "" {
@@ -113,18 +104,13 @@ func (w *writer) deletePod(ctx context.Context, grace int64) error {
 	}
 	w.IsDeletedHere = w.IsDeletedHere || w.Pod.DeletionTimestamp == nil
 	err := w.client.Pods(w.Key.Namespace).Delete(ctx, w.Key.Name, metav1.DeleteOptions{GracePeriodSeconds: &grace, Preconditions: only})
-	return objects.Explain("delete", objects.KindPod, w.Key, objects.IgnoreNotFound(err))
-}
-
-// endPod deletes the pod and reads the objects again.
-func (w *writer) endPod(ctx context.Context, grace int64) error {
-	if err := w.deletePod(ctx, grace); err != nil {
-		return err
+	if objects.IgnoreNotFound(err) != nil {
+		return objects.Explain("delete", objects.KindPod, w.Key, err)
 	}
 	return w.Read(ctx)
 }
 
-// onlyAs limits a deletion to the object, in the version that was read.
+// onlyAs limits a deletion to the object in the version that was read.
 func onlyAs(o metav1.Object) metav1.DeleteOptions {
 	uid, version := o.GetUID(), o.GetResourceVersion()
 	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}}
@@ -154,26 +140,26 @@ func (w *writer) recordRefusal(ctx context.Context) error {
 
 // recordEnd records on the PVC how the pod has ended, or that it never ran.
 func (w *writer) recordEnd(ctx context.Context) error {
-	if w.Root == nil || w.IsEndRecorded() {
+	if w.Claims.Root() == nil || w.Claims.HasEnded(w.Pod.UID) {
 		return nil
 	}
 	key, value := objects.AnnotationNeverRan, string(w.Pod.UID)
-	if w.Root.Annotations[objects.AnnotationRun] == value {
+	if w.Claims.Root().Annotations[objects.AnnotationRun] == value {
 		record, err := w.EndRecord()
 		if err != nil {
 			return err
 		}
 		key, value = objects.AnnotationEnd, record
 	}
-	return w.updateRoot(ctx, func(root *corev1.PersistentVolumeClaim) {
+	return w.updateClaim(ctx, w.Claims.Root(), func(root *corev1.PersistentVolumeClaim) {
 		metav1.SetMetaDataAnnotation(&root.ObjectMeta, key, value)
 		metav1.SetMetaDataAnnotation(&root.ObjectMeta, objects.AnnotationUsedNonce, w.Pod.Annotations[objects.AnnotationNonce])
 	})
 }
 
-// forgetPod removes a pod that has ended, or has its scheduling gate, after its end is recorded. It
-// checks the end again once the pod is being deleted, since no leader removes the gate then. A pod
-// that had a node exists until its kubelet has unmounted its volumes, and any pod as long as others hold it.
+// forgetPod removes a pod that has ended, or has its scheduling gate, after its end is recorded. It checks
+// the end again once the pod is being deleted, since no leader removes the gate then. The object remains
+// until the kubelet has unmounted the volumes, and while others have finalizers on it.
 func (w *writer) forgetPod(ctx context.Context) error {
 	if w.Pod.DeletionTimestamp == nil || w.AssertedEnd() != nil {
 		if err := w.endPod(ctx, 0); err != nil || w.Pod == nil {
@@ -186,7 +172,7 @@ func (w *writer) forgetPod(ctx context.Context) error {
 	if err := w.recordEnd(ctx); err != nil {
 		return err
 	}
-	err := w.removeFinalizer(ctx)
+	err := w.updatePod(ctx, objects.RemoveFinalizer)
 	if objects.IgnoreNotFound(err) != nil {
 		return err
 	}
@@ -194,10 +180,4 @@ func (w *writer) forgetPod(ctx context.Context) error {
 		w.Pod = nil
 	}
 	return nil
-}
-
-func (w *writer) removeFinalizer(ctx context.Context) error {
-	return w.updatePod(ctx, func(p *corev1.Pod) {
-		p.Finalizers = slices.DeleteFunc(p.Finalizers, func(f string) bool { return f == objects.FinalizerStopped })
-	})
 }

@@ -26,9 +26,9 @@ import (
 )
 
 const (
-	// connectWithin bounds a connection, and then its handshake.
+	// connectWithin limits the time to connect, and then the time of the handshake.
 	connectWithin = 5 * time.Second
-	// maxAnswer and maxRequest bound what is read of the other end.
+	// maxAnswer, maxRequest and maxHeader limit the bytes that are read from the other end.
 	maxAnswer, maxRequest, maxHeader = 64 << 10, 64 << 10, 8 << 10
 )
 
@@ -42,8 +42,8 @@ const (
 	gracePath  = "/v1/grace-period"
 )
 
-// failures are the errors of Machine and Guest, by the names that they are sent as. One that wraps
-// another comes before it.
+// failures are the errors of Machine and Guest with the names by which they are sent. An error that wraps
+// another one comes before that one.
 var failures = []struct {
 	name string
 	err  error
@@ -67,13 +67,13 @@ var failures = []struct {
 	{"Command", ErrCommand},
 	{"EndUnknown", ErrEndUnknown},
 	{"OutputCut", ErrOutputCut},
-	{failed, ErrFailed},
+	{failedName, ErrFailed},
 }
 
-// failed is the name of ErrFailed, and of what has no name.
-const failed = "Failed"
+// failedName is the name of ErrFailed, and of errors without a name of their own.
+const failedName = "Failed"
 
-// failureName returns the name of an error, empty for nil.
+// failureName returns the name by which an error is sent, "" for nil.
 func failureName(err error) string {
 	if err == nil {
 		return ""
@@ -83,24 +83,24 @@ func failureName(err error) string {
 			return f.name
 		}
 	}
-	return failed
+	return failedName
 }
 
-// Client controls a machine. Each call has a connection of its own, since there may be
-// thousands of machines and calls are rare.
+// Client controls a machine. Each call has a connection of its own, since there may be thousands of
+// machines and calls are rare.
 type Client struct {
 	http   http.Client
 	dialer websocket.Dialer
 	base   string
 	header http.Header // of each request
-	token  string      // of a machine on this host
+	token  string      // only for a machine on this host
 }
 
 var _ Machine = (*Client)(nil)
 
-// NewClient returns a client of the listener at an address, with its port. The configuration is
-// that of Credentials.ClientConfig: what answers has to prove to be the machine of that name,
-// since its address may belong to another pod by now.
+// NewClient returns a client of the machine at an address with a port. The configuration is from
+// Credentials.ClientConfig: the machine has to prove its name, since another pod may have its address by
+// now.
 func NewClient(address string, config *tls.Config) *Client {
 	dial := (&net.Dialer{Timeout: connectWithin}).DialContext
 	return &Client{
@@ -131,7 +131,7 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 	return s, nil
 }
 
-// isValid refuses what this package does not know, and figures that cannot be.
+// isValid reports whether a status has only known values, harmless text and no negative numbers.
 func (s *Status) isValid() bool {
 	figures := []int64{s.CPUNanoseconds, s.MemoryBytes, s.GuestMemoryBytes}
 	if s.Copied != nil {
@@ -139,12 +139,12 @@ func (s *Status) isValid() bool {
 	}
 	return slices.Contains([]State{StateStarting, StateRunning, StatePaused, StateStopping}, s.State) &&
 		slices.Contains([]Wait{WaitNone, WaitRoom, WaitDisk}, s.Waits) &&
-		words.MatchString(s.RunState) && words.MatchString(s.Fault.Node) && words.MatchString(s.Fault.Operation) && words.MatchString(s.Fault.Reason) &&
+		readableText.MatchString(s.RunState) && readableText.MatchString(s.Fault.Node) && readableText.MatchString(s.Fault.Operation) && readableText.MatchString(s.Fault.Reason) &&
 		slices.Contains([]string{"", "kvm", "tcg"}, s.Accelerator) && slices.Min(figures) >= 0
 }
 
-// words are what a status may have for people to read.
-var words = regexp.MustCompile(`^[A-Za-z0-9 /_()-]{0,100}$`)
+// readableText matches the texts of a status that people may read.
+var readableText = regexp.MustCompile(`^[A-Za-z0-9 /_()-]{0,100}$`)
 
 // Pause implements Machine.
 func (c *Client) Pause(ctx context.Context) error {
@@ -156,7 +156,7 @@ func (c *Client) Resume(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, resumePath, nil, nil)
 }
 
-// Probe implements Machine. The machine's end waits for the guest as long as ctx allows.
+// Probe implements Machine. The machine waits for the guest as long as ctx allows.
 func (c *Client) Probe(ctx context.Context, port int32) error {
 	return c.call(ctx, http.MethodPost, probePath+"?port="+strconv.Itoa(int(port)), nil, nil)
 }
@@ -172,7 +172,7 @@ func (c *Client) SetGracePeriod(ctx context.Context, period time.Duration) error
 	return c.call(ctx, http.MethodPost, gracePath+"?seconds="+strconv.FormatInt(int64(period/time.Second), 10), nil, nil)
 }
 
-// call makes a request. in and out may be nil.
+// call makes a request with the value in as its body, and reads the answer into out. Both may be nil.
 func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
 	ctx, cancel := context.WithTimeout(ctx, CallWithin+2*connectWithin)
 	defer cancel()
@@ -189,18 +189,18 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 	maps.Copy(request.Header, c.header)
 	response, err := c.http.Do(request)
 	if err != nil {
-		return explain(err)
+		return explainError(err)
 	}
 	defer func() { _ = response.Body.Close() }()
 	return readAnswer(response, out)
 }
 
-// readAnswer reads what a call returned, into out unless that is nil.
+// readAnswer reads the answer to a call, into out unless that is nil.
 func readAnswer(response *http.Response, out any) error {
 	content, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
 	switch {
 	case err != nil:
-		return explain(err)
+		return explainError(err)
 	case response.StatusCode == http.StatusUnprocessableEntity:
 		_, err := readEnding(content)
 		return cmp.Or(err, ErrProtocol)
@@ -212,8 +212,8 @@ func readAnswer(response *http.Response, out any) error {
 	return nil
 }
 
-// explain returns why a call failed, without words of the other end.
-func explain(err error) error {
+// explainError returns why a call failed, without text of the other end.
+func explainError(err error) error {
 	_, isCertificate := errors.AsType[*tls.CertificateVerificationError](err)
 	operation, isOperation := errors.AsType[*net.OpError](err)
 	timeout, isNet := errors.AsType[net.Error](err)

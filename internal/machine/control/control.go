@@ -1,15 +1,17 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package control is the channel by which a drover-machine is spoken to. One in a pod is controlled
-// from other hosts: by HTTP over TLS 1.3, each end with a certificate of an authority that the
-// machine alone has. One on a host is controlled by HTTP over a Unix socket, with a token.
+// Package control is the channel by which Drover controls a drover-machine. One in a pod is controlled from
+// other hosts by HTTP over TLS 1.3, and each end has a certificate of an authority that this machine alone
+// uses. One on the same host is controlled by HTTP over a Unix socket, with a token.
 //
-// Start with Client, whose methods are those of Machine at the other end. server.go serves them,
-// and credentials.go makes the certificates; local.go has what is different on a host. guest.go
-// says what clients reach in the guest, guestclient.go and serveguest.go are its two ends, and
-// stream.go is what passes between them. What is sent has no text of the machine's own that one
-// end shows to a person: a guest may have broken out of the machine that answers.
+// Start with Client, which implements Machine. server.go serves them, and credentials.go makes
+// the certificates. local.go has what differs for a machine on the same host. guest.go has what clients reach
+// in the guest, guestclient.go and serveguest.go are the two ends of that, and stream.go has the messages
+// between them.
+//
+// Nothing that is sent has text of the machine's own that the client shows to a person, because a guest may
+// have broken out of the machine that answers.
 package control
 
 import (
@@ -18,69 +20,67 @@ import (
 	"time"
 )
 
-// Machine is what is controlled.
+// Machine is a machine that can be controlled.
 type Machine interface {
-	// Status returns what the machine does. It works from the start of the program on.
+	// Status returns the state and usage of the machine. It works from the start of the program on.
 	Status(ctx context.Context) (Status, error)
-	// Pause halts the guest's CPUs, and Resume has them go on. Both may be repeated.
+	// Pause halts the CPUs of the guest, and Resume continues them. Both may be repeated.
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
-	// Probe returns nil once the guest itself has answered at a TCP port of it that is
-	// forwarded.
+	// Probe returns nil once the guest itself has answered at a forwarded TCP port.
 	Probe(ctx context.Context, port int32) error
-	// Grow enlarges disks to at least these sizes, for the guest too, and returns what they are then. No disk
-	// shrinks.
+	// Grow enlarges disks to at least these sizes, also for the guest, and returns their sizes afterwards.
+	// It shrinks no disk.
 	Grow(ctx context.Context, sizes Sizes) (Sizes, error)
-	// SetGracePeriod sets how long the guest has to shut down, in whole seconds, once the
-	// program is to end. It applies to a later end only.
+	// SetGracePeriod sets how long the guest has to shut down, in whole seconds, once the program is asked
+	// to end. It does not apply to an end that has begun.
 	SetGracePeriod(ctx context.Context, period time.Duration) error
 }
 
-// State is what a machine does.
+// State is the state of a machine.
 type State string
 
 // The states.
 const (
-	// StateStarting : the disks are made, or QEMU is started.
+	// StateStarting : the machine makes its disks, or starts QEMU.
 	StateStarting State = "starting"
 	StateRunning  State = "running"
 	// StatePaused : the guest was paused by Machine.Pause.
 	StatePaused State = "paused"
-	// StateStopping : the guest was asked to shut down, or has ended.
+	// StateStopping : the guest was asked to shut down, or it has ended.
 	StateStopping State = "stopping"
 )
 
-// Wait is what a guest waits for that should run.
+// Wait is what keeps a guest from running that should run.
 type Wait string
 
-// What guests wait for. Each continues by itself.
+// What guests wait for. Each guest continues by itself once the cause is gone.
 const (
 	WaitNone Wait = ""
-	// WaitRoom : a disk of the guest has no room on its volume.
+	// WaitRoom : the volume of a disk is full.
 	WaitRoom Wait = "room"
-	// WaitDisk : a disk of the guest fails.
+	// WaitDisk : a disk reports errors.
 	WaitDisk Wait = "disk"
 )
 
-// Status is what a machine does and has used.
+// Status is the state and usage of a machine.
 type Status struct {
 	State State `json:"state"`
 	Waits Wait  `json:"waits,omitempty"`
-	// RunState is QEMU's own name for what it does, empty until QEMU was started.
+	// RunState is QEMU's name for its state, empty before QEMU is started.
 	RunState string `json:"runState,omitempty"`
 	// Fault is the disk error that the guest waits for.
 	Fault Fault `json:"fault,omitzero"`
-	// Accelerator is kvm or tcg, empty until QEMU was started.
+	// Accelerator is kvm or tcg, empty before QEMU is started.
 	Accelerator string `json:"accelerator,omitempty"`
-	// StartedAt is when the guest began to run, zero until then.
+	// StartedAt is when the guest began to run, zero before that.
 	StartedAt time.Time `json:"startedAt,omitzero"`
-	// CPUNanoseconds is the CPU time of QEMU since its start, and MemoryBytes what of it is
-	// resident.
+	// CPUNanoseconds is the CPU time of QEMU since its start, and MemoryBytes its resident memory.
 	CPUNanoseconds int64 `json:"cpuNanoseconds,omitempty"`
 	MemoryBytes    int64 `json:"memoryBytes,omitempty"`
-	// GuestMemoryBytes is what the guest uses by its own account, 0 if it does not report that.
+	// GuestMemoryBytes is the memory in use as the guest reports it, 0 if it does not.
 	GuestMemoryBytes int64 `json:"guestMemoryBytes,omitempty"`
-	// Copied is how far the disk that is being made is, nil if none is.
+	// Copied is the progress of the disk that is being made, nil if none is.
 	Copied *Copied `json:"copied,omitempty"`
 }
 
@@ -89,42 +89,43 @@ type Fault struct {
 	// Node is QEMU's name for the disk, and Operation is read or write.
 	Node      string `json:"node,omitempty"`
 	Operation string `json:"operation,omitempty"`
-	// Reason is the text of Linux for the error.
+	// Reason is the Linux error text.
 	Reason string `json:"reason,omitempty"`
 }
 
-// Copied is how much of an image is copied or fetched.
+// Copied is how much of an image was copied or fetched.
 type Copied struct {
 	Bytes int64 `json:"bytes"`
-	// TotalBytes is 0 if it is not known.
+	// TotalBytes is 0 if the size is not known.
 	TotalBytes int64 `json:"totalBytes,omitempty"`
 }
 
-// Sizes are those of disks; 0 and missing names change nothing.
+// Sizes are the sizes of disks in bytes. 0 and missing names change nothing.
 type Sizes struct {
 	RootDisk int64            `json:"rootDisk,omitempty"`
 	Volumes  map[string]int64 `json:"volumes,omitempty"`
 }
 
-// CallWithin bounds a call at the machine. A probe should have a shorter limit of its caller's.
+// CallWithin limits how long the machine works on a call. The caller of a probe should set a shorter
+// limit.
 const CallWithin = 20 * time.Second
 
 // Why a call fails, for errors.Is.
 var (
 	// ErrNotRunning : the guest does not run yet, waits for its disk, or is being stopped.
 	ErrNotRunning = errors.New("the guest does not run, or is being stopped")
-	// ErrUnknown : the machine has no such forward or disk, or the disk cannot grow.
+	// ErrUnknown : the machine has no such forwarded port or disk, or the disk cannot grow.
 	ErrUnknown = errors.New("the machine has no such port or disk")
 	// ErrNoAnswer : the guest has not answered at a port.
 	ErrNoAnswer = errors.New("the guest does not answer at this port")
 	// ErrFenced : a later leader has changed the machine.
 	ErrFenced = errors.New("a later leader has changed the machine")
-	// ErrFailed : QEMU does not answer, or cannot do it.
+	// ErrFailed : QEMU does not answer, or refuses.
 	ErrFailed = errors.New("the machine could not do it")
-	// ErrUnreachable : no answer came from the machine.
+	// ErrUnreachable : the machine sent no answer.
 	ErrUnreachable = errors.New("the machine cannot be reached")
-	// ErrIdentity : what answers is not the machine, or does not take this client.
+	// ErrIdentity : another program answers, or the machine refuses this client.
 	ErrIdentity = errors.New("it is not the machine that answers, or it does not take this client's certificate")
-	// ErrProtocol : an answer is not understood.
+	// ErrProtocol : the answer is invalid.
 	ErrProtocol = errors.New("the machine's answer is not understood")
 )

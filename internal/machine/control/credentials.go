@@ -24,48 +24,49 @@ import (
 	"time"
 )
 
-// Files of one end's credentials, as in Secrets of Kubernetes.
+// Files with the credentials of one end, named as in Kubernetes Secrets.
 const (
 	CAFile   = "ca.crt"
 	CertFile = "tls.crt"
 	KeyFile  = "tls.key"
-	// GuestCAFile has the authority of those who may reach the guest. A machine whose guest nobody may reach lacks it.
+	// GuestCAFile has the authority of clients that may reach the guest. It is missing where nobody may.
 	GuestCAFile = "guest-ca.crt"
 )
 
 const (
-	// validFor is longer than a machine runs: its certificates are not renewed.
+	// validFor is longer than a machine runs, since its certificates are not renewed.
 	validFor = 20 * 365 * 24 * time.Hour
 	// guestValidFor is how long a client may open streams with one certificate.
 	guestValidFor = 10 * time.Minute
-	// clockSkew is how far the clocks of two hosts may be apart.
+	// clockSkew is the largest difference between the clocks of two hosts.
 	clockSkew = 24 * time.Hour
 )
 
-// Credentials are those of one end, as PEM: its certificate and key, and the authority of the
-// other end's certificate.
+// Credentials are the certificate and key of one end, and the authority of the other end's certificate, as
+// PEM.
 type Credentials struct {
 	CA, Cert, Key []byte
-	// GuestCA, at the machine, is the authority of clients that reach its guest. Without it there are
-	// none.
+	// GuestCA is the authority of clients that may reach the guest, at the machine only. Nobody may if it
+	// is nil.
 	GuestCA []byte
 }
 
-// SeedBytes is how long the seed of credentials has to be.
+// SeedBytes is the length of a seed.
 const SeedBytes = 32
 
-// MachineCredentials returns those of a machine's listener. name identifies the machine, such as by the
-// UID of its object, and stands in the certificate. With a guestSeed clients may reach the guest too.
+// MachineCredentials returns the credentials of a machine's listener. name identifies the machine, for
+// example by the UID of its object, and is in the certificate. With a guestSeed clients may also reach the
+// guest.
 //
-// The authorities of both ends depend on the seeds, the name and the run of the machine alone. So who has
-// the seed makes a client of a machine again at any time, and keeps nothing of it; each end works with the
-// other end of any call with the same arguments.
+// The authorities of both ends depend only on the seeds, the name and the run of the machine. So anyone
+// with the seed can make a client of a machine at any time without keeping anything of it. Each end works
+// with the other end of any call with the same arguments.
 func MachineCredentials(seed, guestSeed []byte, name, run string, now time.Time) (Credentials, error) {
 	own, err := newAuthority(seed, controlPurpose, name, run, now)
 	if err != nil {
 		return Credentials{}, err
 	}
-	c, err := own.issue(&x509.Certificate{
+	c, err := own.issueCertificate(&x509.Certificate{
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}, validFor)
@@ -77,7 +78,7 @@ func MachineCredentials(seed, guestSeed []byte, name, run string, now time.Time)
 	return c, err
 }
 
-// ClientCredentials returns those of the client that controls the machine.
+// ClientCredentials returns the credentials of a client that controls the machine.
 func ClientCredentials(seed []byte, name, run string, now time.Time) (Credentials, error) {
 	own, err := newAuthority(seed, controlPurpose, name, run, now)
 	if err != nil {
@@ -86,7 +87,8 @@ func ClientCredentials(seed []byte, name, run string, now time.Time) (Credential
 	return own.issueClient(name, validFor)
 }
 
-// GuestCredentials returns those of a client that reaches the guest of the machine, for some minutes.
+// GuestCredentials returns the credentials of a client that reaches the guest of the machine. They are
+// valid for guestValidFor.
 func GuestCredentials(seed, guestSeed []byte, name, run string, now time.Time) (Credentials, error) {
 	own, err := newAuthority(seed, controlPurpose, name, run, now)
 	if err != nil {
@@ -101,7 +103,7 @@ func GuestCredentials(seed, guestSeed []byte, name, run string, now time.Time) (
 	return c, err
 }
 
-// The purposes of authorities, which stand in their names.
+// The purposes of authorities, which are part of their names.
 const controlPurpose, guestPurpose = "control", "guest"
 
 // authority signs certificates of one purpose for one run of a machine.
@@ -112,6 +114,7 @@ type authority struct {
 	now         time.Time
 }
 
+// newAuthority derives an authority from a seed.
 func newAuthority(seed []byte, purpose, name, run string, now time.Time) (authority, error) {
 	if len(seed) != SeedBytes {
 		return authority{}, fmt.Errorf("the seed has %d bytes: it must have %d", len(seed), SeedBytes)
@@ -124,24 +127,25 @@ func newAuthority(seed []byte, purpose, name, run string, now time.Time) (author
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "drover-machine " + purpose + " " + name},
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign,
 	}}
-	a.pem, err = a.sign(a.certificate, a.key.Public(), validFor)
+	a.pem, err = a.signCertificate(a.certificate, a.key.Public(), validFor)
 	return a, err
 }
 
+// issueClient returns the credentials of a client.
 func (a authority) issueClient(name string, valid time.Duration) (Credentials, error) {
-	return a.issue(&x509.Certificate{
+	return a.issueCertificate(&x509.Certificate{
 		SerialNumber: big.NewInt(3), Subject: pkix.Name{CommonName: "client of " + name},
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}, valid)
 }
 
-// issue makes the certificate of one end, and its key.
-func (a authority) issue(end *x509.Certificate, valid time.Duration) (Credentials, error) {
+// issueCertificate returns the credentials of one end, with a new key.
+func (a authority) issueCertificate(end *x509.Certificate, valid time.Duration) (Credentials, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return Credentials{}, err
 	}
-	cert, err := a.sign(end, &key.PublicKey, valid)
+	cert, err := a.signCertificate(end, &key.PublicKey, valid)
 	if err != nil {
 		return Credentials{}, err
 	}
@@ -152,7 +156,8 @@ func (a authority) issue(end *x509.Certificate, valid time.Duration) (Credential
 	return Credentials{CA: a.pem, Cert: cert, Key: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})}, nil
 }
 
-func (a authority) sign(template *x509.Certificate, public crypto.PublicKey, valid time.Duration) ([]byte, error) {
+// signCertificate returns a signed certificate as PEM.
+func (a authority) signCertificate(template *x509.Certificate, public crypto.PublicKey, valid time.Duration) ([]byte, error) {
 	template.NotBefore, template.NotAfter = a.now.Add(-clockSkew), a.now.Add(valid)
 	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, public, a.key)
 	if err != nil {
@@ -175,9 +180,9 @@ func ReadCredentials(folder string) (c Credentials, err error) {
 	return c, err
 }
 
-// ClientConfig returns the TLS configuration of a client of the machine that has the name.
+// ClientConfig returns the TLS configuration of a client of the named machine.
 func (c Credentials) ClientConfig(name string) (*tls.Config, error) {
-	config, pool, err := c.config()
+	config, pool, err := c.newConfig()
 	if err != nil {
 		return nil, err
 	}
@@ -186,10 +191,10 @@ func (c Credentials) ClientConfig(name string) (*tls.Config, error) {
 }
 
 // serverConfig returns the TLS configuration of a machine's listener, and the authority of clients that
-// reach its guest, or nil if
-// nobody may. TLS sessions are not resumed: every connection presents its certificate.
+// may reach its guest, nil if nobody may. TLS sessions are not resumed, so every connection presents its
+// certificate.
 func (c Credentials) serverConfig() (config *tls.Config, guest *x509.Certificate, err error) {
-	config, pool, err := c.config()
+	config, pool, err := c.newConfig()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -207,7 +212,9 @@ func (c Credentials) serverConfig() (config *tls.Config, guest *x509.Certificate
 	return config, guest, nil
 }
 
-func (c Credentials) config() (*tls.Config, *x509.CertPool, error) {
+// newConfig returns what the configurations of both ends have in common, and the authority of the other
+// end.
+func (c Credentials) newConfig() (*tls.Config, *x509.CertPool, error) {
 	cert, err := tls.X509KeyPair(c.Cert, c.Key)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s and %s: %w", CertFile, KeyFile, err)

@@ -18,12 +18,11 @@ import (
 	"cloudnative.tw/drover/internal/machine/agent"
 )
 
-// Guest is what people reach in a machine: the console of its guest, and what the agent in the
-// guest does.
+// Guest is what people reach in a machine: the console of its guest, and the guest agent.
 type Guest interface {
-	// Console attaches to the serial console, until it is closed or ctx ends. It first reads the end
-	// of the earlier output, then the output from then on, and io.EOF once the machine has ended. Only
-	// one caller at a time can be one who types; ErrTaken refuses another. The others cannot write.
+	// Console attaches to the serial console until it is closed or ctx ends. A reader first gets the end
+	// of the earlier output, then the output from then on, and io.EOF once the machine has ended. With
+	// types set the caller may write. Only one caller may at a time, and ErrTaken refuses another.
 	Console(ctx context.Context, types bool) (io.ReadWriteCloser, error)
 	// Exec runs a command until it ends, and returns its exit code, 128 plus the signal's number if
 	// a signal ended it. The error may come with an exit code, as ErrOutputCut does.
@@ -38,7 +37,7 @@ type Command struct {
 	Args []string
 	// Stdin is nil for a command without input. It is read until io.EOF.
 	Stdin io.Reader
-	// Stdout and Stderr get the output, none of them is nil.
+	// Stdout and Stderr receive the output. Neither is nil.
 	Stdout, Stderr io.Writer
 }
 
@@ -49,10 +48,10 @@ type Interface struct {
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 }
 
-// maxName is how long the name of an interface may be. Windows has long ones.
+// maxName limits the name of an interface. Windows has long ones.
 const maxName = 256
 
-// isValid refuses what no interface has.
+// isValid reports whether an interface can have these values.
 func (i Interface) isValid() bool {
 	isOdd := func(r rune) bool { return !unicode.IsPrint(r) || r == unicode.ReplacementChar }
 	if i.Name == "" || len(i.Name) > maxName || strings.ContainsFunc(i.Name, isOdd) {
@@ -65,40 +64,39 @@ func (i Interface) isValid() bool {
 }
 
 const (
-	// MaxInputs is how many commands of a machine may have input at a time, since the agent takes all
-	// of it at once.
+	// MaxInputs limits the concurrent commands with input, since the agent receives an input as a whole.
 	MaxInputs = 4
-	// inputWithin is how long a command's input may take to end.
+	// inputWithin limits how long a command's input may take to end.
 	inputWithin = 5 * time.Minute
 )
 
 // Why a call of Guest fails, for errors.Is.
 var (
-	// ErrTaken : another caller types.
+	// ErrTaken : another caller writes to the console.
 	ErrTaken = errors.New("another caller writes to the console: it may be read, and written to once that caller has left")
-	// ErrBusy : the machine has as many streams as it can have, or its agent is busy.
+	// ErrBusy : the machine has the most streams that it may have, or its agent is busy.
 	ErrBusy = errors.New("the machine is busy with other callers: try again")
-	// ErrInputs : as many commands have input as may.
+	// ErrInputs : MaxInputs commands with input run.
 	ErrInputs = fmt.Errorf("%d commands with input run in the guest, which is the most: try again when one of them has ended", MaxInputs)
-	// ErrInputOpen and ErrInputLong : a command's input has not ended in time, or is too long. The
-	// command was not started.
+	// ErrInputOpen and ErrInputLong : a command's input has not ended in time, or is too long. The command
+	// was not started.
 	ErrInputOpen = fmt.Errorf("the input has not ended within %s: the guest agent starts a command only then, so pass a file, or use ssh or the console", inputWithin)
 	ErrInputLong = fmt.Errorf("the input has more than %d MiB, which is what the guest agent takes: use ssh for more", agent.MaxInput>>20)
 	// ErrPaused : the guest is paused.
 	ErrPaused = errors.New("the guest is paused")
-	// ErrNoAgent : no agent has opened the guest's device.
+	// ErrNoAgent : no agent has opened its device in the guest.
 	ErrNoAgent = errors.New("the guest runs no QEMU guest agent, or has not started it yet: install the package qemu-guest-agent in the guest")
-	// ErrDisabled : the agent lacks the command, or is configured not to run it.
+	// ErrDisabled : the agent lacks the command, or is configured to refuse it.
 	ErrDisabled = errors.New("the guest agent does not allow what this needs")
-	// ErrSilent : the agent does not answer. ErrBadAnswer : not as it should.
+	// ErrSilent : the agent does not answer. ErrBadAnswer : its answer is invalid.
 	ErrSilent    = errors.New("the guest agent does not answer")
 	ErrBadAnswer = errors.New("the guest agent gives an invalid answer")
-	// ErrCommand : the command cannot be started, ErrCommandNotFound and ErrCommandNotExecutable
-	// where the guest says why.
+	// ErrCommand : the command cannot be started. ErrCommandNotFound and ErrCommandNotExecutable : the
+	// guest reports why.
 	ErrCommand              = errors.New("the command cannot be started")
 	ErrCommandNotFound      = errors.New("the command is not found in the guest")
 	ErrCommandNotExecutable = errors.New("the command cannot be executed in the guest")
-	// ErrEndUnknown : the command may have been started, and may run.
+	// ErrEndUnknown : the command may have been started, and may still run.
 	ErrEndUnknown = errors.New("how the command ends is not known, and it may still run")
 	// ErrOutputCut : a part of the output is missing.
 	ErrOutputCut = fmt.Errorf("the output is longer than %d MiB, which is what comes through the guest agent, and the rest is missing: use ssh for more", agent.MaxOutput>>20)

@@ -182,7 +182,7 @@ func TestLostCommand(t *testing.T) {
 	if errors.Is(err, ErrUnreachable) {
 		t.Errorf("%v would be tried again", err)
 	}
-	assert.ErrorIs(t, "a stream whose machine is gone", explain(&websocket.CloseError{Code: websocket.CloseAbnormalClosure}), ErrUnreachable, "it closed the connection")
+	assert.ErrorIs(t, "a stream whose machine is gone", explainError(&websocket.CloseError{Code: websocket.CloseAbnormalClosure}), ErrUnreachable, "it closed the connection")
 }
 
 // TestLeftCommand checks that a command ends whose caller has left.

@@ -44,7 +44,7 @@ func (c *Client) Console(ctx context.Context, types bool) (io.ReadWriteCloser, e
 	return &console{stream: s}, nil
 }
 
-// openStream opens a stream, which ends with ctx.
+// openStream opens a stream, which ends when ctx does.
 func (c *Client) openStream(ctx context.Context, path string) (*stream, error) {
 	dialer, bounded := c.dialer, &boundedConn{}
 	dialer.NetDialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -59,24 +59,24 @@ func (c *Client) openStream(ctx context.Context, path string) (*stream, error) {
 		return nil, cmp.Or(readAnswer(response, nil), ErrProtocol)
 	}
 	if err != nil {
-		return nil, explain(err)
+		return nil, explainError(err)
 	}
 	bounded.left.Store(math.MaxInt64)
 	return newStream(ctx, ws, maxOutput), nil
 }
 
-// maxHandshake is more bytes than a machine sends before a stream, its certificates included.
+// maxHandshake is more bytes than a machine sends before a stream, including its certificates.
 const maxHandshake = 64 << 10
 
-// boundedConn is a connection that reads left more bytes at most. The WebSocket library would keep a header of any
-// length that a hostile machine sends.
+// boundedConn is a connection from which a limited number of bytes can be read. The WebSocket library
+// would otherwise keep headers of any length from a hostile machine.
 type boundedConn struct {
 	net.Conn
 
 	left atomic.Int64
 }
 
-// Read implements net.Conn. Its error is ErrProtocol once nothing is left.
+// Read implements net.Conn. It fails with ErrProtocol once no more bytes can be read.
 func (c *boundedConn) Read(p []byte) (int, error) {
 	if c.left.Load() <= 0 {
 		return 0, ErrProtocol
@@ -107,7 +107,7 @@ func (c *console) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// next waits for output.
+// next waits for the next output.
 func (c *console) next() ([]byte, error) {
 	channel, content, err := c.receive()
 	switch {
@@ -118,16 +118,16 @@ func (c *console) next() ([]byte, error) {
 	case channel == channelEnd:
 		_, err := readEnding(content)
 		err = cmp.Or(err, io.EOF)
-		c.end(err) // for which the machine waits
+		c.end(err) // the machine waits for it
 		return nil, err
 	}
 	return nil, ErrProtocol
 }
 
-// Write implements io.Writer. It waits for a guest that does not read.
+// Write implements io.Writer. It blocks while the guest does not read.
 func (c *console) Write(p []byte) (int, error) { return outgoing{c.stream, channelInput}.Write(p) }
 
-// CloseWrite has the machine end the console, so that another caller can be one who types.
+// CloseWrite makes the machine end the console, so that another caller can write.
 func (c *console) CloseWrite() error { return c.send(channelInput, nil) }
 
 // Close implements io.Closer.

@@ -18,19 +18,19 @@ import (
 	"github.com/gorilla/websocket"
 )
 
-// Local is a machine on this host: what a machine in a pod does by signals and its end, this one does when
-// it is asked.
+// Local is a machine on this host. It starts and stops on request, where a machine in a pod does so with
+// its container.
 type Local interface {
 	Machine
 	Guest
 	// Start resumes the guest for the first time. It may be repeated.
 	Start(ctx context.Context) error
-	// Stop has the guest shut down, and ends the run by force after a time; 0 means never. A call with the ID of
-	// the one before changes nothing, so that a repeated call extends nothing.
+	// Stop asks the guest to shut down, and ends the run by force after a time; 0 means never. A call with
+	// the ID of the last call changes nothing, so a repeated call does not extend the time.
 	Stop(ctx context.Context, id string, within time.Duration) error
-	// Quit ends the run at once, with the disks consistent if QEMU answers.
+	// Quit ends the run at once. The disks are consistent if QEMU answers.
 	Quit(ctx context.Context) error
-	// Changed returns a channel that is closed when the status is about to be another.
+	// Changed returns a channel that is closed when the status is about to change.
 	Changed() <-chan struct{}
 }
 
@@ -42,16 +42,17 @@ const (
 	changesPath = "/v1/changes"
 )
 
-// NewLocalServer returns a server of a machine on this host, for those who know a token. It works until ctx ends.
+// NewLocalServer returns a server of a machine on this host, for clients with a token. It works until ctx
+// ends.
 func NewLocalServer(ctx context.Context, token string, m Local) *Server {
 	guest := newGuestHandler(m, inputWithin)
 	mux := newHandler(m)
 	for _, path := range []string{consolePath, execPath, interfacesPath} {
 		mux.Handle(path, guest)
 	}
-	handle(mux, "POST "+startPath, func(r *http.Request) (any, error) { return nil, m.Start(r.Context()) })
-	handle(mux, "POST "+quitPath, func(r *http.Request) (any, error) { return nil, m.Quit(r.Context()) })
-	handle(mux, "POST "+stopPath, func(r *http.Request) (any, error) {
+	handleCall(mux, "POST "+startPath, func(r *http.Request) (any, error) { return nil, m.Start(r.Context()) })
+	handleCall(mux, "POST "+quitPath, func(r *http.Request) (any, error) { return nil, m.Quit(r.Context()) })
+	handleCall(mux, "POST "+stopPath, func(r *http.Request) (any, error) {
 		milliseconds, err := strconv.ParseUint(r.URL.Query().Get("within"), 10, 40)
 		id := r.URL.Query().Get("id")
 		if err != nil || id == "" {
@@ -63,8 +64,7 @@ func NewLocalServer(ctx context.Context, token string, m Local) *Server {
 	return &Server{ctx: ctx, isLocal: true, http: newHTTPServer(ctx, byToken(token, (&fence{}).refuse(mux)))}
 }
 
-// epochHeader has the epoch of the leader that asks for a change. A call without one is no leader's, and is not
-// compared.
+// epochHeader has the epoch of the leader that calls. A call of no leader has none, and is not compared.
 const epochHeader = "Drover-Epoch"
 
 // fence remembers the highest epoch of those who have asked for a change.
@@ -73,8 +73,8 @@ type fence struct {
 	highest uint64
 }
 
-// refuse serves calls but those of an epoch below the highest: such a call may have waited here for longer than its
-// leader led.
+// refuse refuses calls of an epoch below the highest, and serves all others. A call may have waited for this program
+// for longer than its leader led.
 func (f *fence) refuse(served http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := f.admit(r.Header.Get(epochHeader))
@@ -103,7 +103,7 @@ func (f *fence) admit(text string) error {
 	return nil
 }
 
-// byToken serves those who know the token.
+// byToken serves clients with the token and refuses others.
 func byToken(token string, served http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte("Bearer "+token)) != 1 {
@@ -114,7 +114,7 @@ func byToken(token string, served http.Handler) http.Handler {
 	})
 }
 
-// newHTTPServer returns a server with limits for whoever connects.
+// newHTTPServer returns a server with limits for anyone who can connect.
 func newHTTPServer(ctx context.Context, served http.Handler) *http.Server {
 	var http1 http.Protocols
 	http1.SetHTTP1(true)
@@ -122,21 +122,22 @@ func newHTTPServer(ctx context.Context, served http.Handler) *http.Server {
 		Handler: served, Protocols: &http1,
 		ReadHeaderTimeout: headerWithin, ReadTimeout: readWithin, WriteTimeout: CallWithin + headerWithin, IdleTimeout: idleWithin,
 		MaxHeaderBytes: maxHeader, BaseContext: func(net.Listener) context.Context { return ctx },
-		ErrorLog: log.New(io.Discard, "", 0), // whoever connects could fill a log
+		ErrorLog: log.New(io.Discard, "", 0), // clients could fill a log
 	}
 }
 
-// What a stream of changes has after the head of its answer: a byte for each change, the first at once, and one as a
-// sign of life. It is no body, so that either end keeps nothing but a connection.
+// A stream of changes has these bytes after the header of its answer: one for each change, the first at once, and
+// another one as a sign of life. It is no HTTP body, so that each end needs to keep only the connection.
 const (
-	changed, alive = '!', '.'
-	// aliveEvery is the interval between two signs of life, and deadAfter how long none may come.
+	signChanged, signAlive = '!', '.'
+	// aliveEvery is the interval between two signs of life. A connection without one for deadAfter is
+	// lost.
 	aliveEvery, deadAfter = 5 * time.Second, 15 * time.Second
 
 	changesHead = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 )
 
-// serveChanges sends changes until the other end leaves.
+// serveChanges sends changes until the client leaves.
 func serveChanges(w http.ResponseWriter, r *http.Request, m Local) {
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
@@ -147,13 +148,13 @@ func serveChanges(w http.ResponseWriter, r *http.Request, m Local) {
 	go func() {
 		defer close(left)
 		_ = conn.SetReadDeadline(time.Time{})
-		_, _ = conn.Read(make([]byte, 1)) // nothing comes
+		_, _ = conn.Read(make([]byte, 1)) // the client sends nothing, so this returns once it leaves
 	}()
 	ticker := time.NewTicker(aliveEvery)
 	defer ticker.Stop()
-	for send := changesHead + string(changed); ; {
+	for send := changesHead + string(signChanged); ; {
 		next := m.Changed()
-		if conn.SetWriteDeadline(after(sendWithin)) != nil {
+		if conn.SetWriteDeadline(deadlineAfter(sendWithin)) != nil {
 			return
 		}
 		if _, err := conn.Write([]byte(send)); err != nil {
@@ -161,9 +162,9 @@ func serveChanges(w http.ResponseWriter, r *http.Request, m Local) {
 		}
 		select {
 		case <-next:
-			send = string(changed)
+			send = string(signChanged)
 		case <-ticker.C:
-			send = string(alive)
+			send = string(signAlive)
 		case <-left:
 			return
 		case <-r.Context().Done():
@@ -172,7 +173,7 @@ func serveChanges(w http.ResponseWriter, r *http.Request, m Local) {
 	}
 }
 
-// NewLocalClient returns a client of a machine on this host that dial connects to.
+// NewLocalClient returns a client of a machine on this host. dial connects to the machine.
 func NewLocalClient(token string, dial func(context.Context) (net.Conn, error)) *Client {
 	netDial := func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }
 	return &Client{
@@ -187,37 +188,39 @@ func NewLocalClient(token string, dial func(context.Context) (net.Conn, error)) 
 	}
 }
 
-// Start is that of Local.
+// Start calls Local.Start.
 func (c *Client) Start(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, startPath, nil, nil)
 }
 
-// Stop is that of Local.
+// Stop calls Local.Stop.
 func (c *Client) Stop(ctx context.Context, id string, within time.Duration) error {
 	query := "?id=" + id + "&within=" + strconv.FormatInt(within.Milliseconds(), 10)
 	return c.call(ctx, http.MethodPost, stopPath+query, nil, nil)
 }
 
-// Quit is that of Local.
+// Quit calls Local.Quit.
 func (c *Client) Quit(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, quitPath, nil, nil)
 }
 
-// SetEpoch has each further call carry the epoch of a leader; 0 is no leader's. A machine refuses an epoch below one
-// that it was called with, by ErrFenced.
+// SetEpoch sets the epoch of the leader that the following calls are from; 0 is for no leader. A machine answers
+// ErrFenced to an epoch below one that it was called with.
 func (c *Client) SetEpoch(epoch uint64) {
 	if c.header.Del(epochHeader); epoch != 0 {
 		c.header.Set(epochHeader, strconv.FormatUint(epoch, 10))
 	}
 }
 
-// Token returns the token of NewLocalClient.
+// Token returns the token that NewLocalClient was given, "" for another client.
 func (c *Client) Token() string { return c.token }
 
-// changesEvery is the least time between two changes that Watch reports: what answers may be hostile.
+// changesEvery is the least time between two changes that Watch reports, since a hostile machine may send
+// many.
 const changesEvery = 20 * time.Millisecond
 
-func pause(ctx context.Context, d time.Duration) {
+// sleep waits for a time, or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -226,18 +229,19 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Watch calls onChange once the machine is reached, and at each change, until the connection ends. It fails with
-// context.DeadlineExceeded if no sign of life comes. Many machines are watched, so it keeps little.
+// Watch calls onChange once the machine is reached, and at each change, until the connection ends. It
+// fails with context.DeadlineExceeded if no sign of life comes. It uses little memory, since many machines
+// are watched.
 func (c *Client) Watch(ctx context.Context, onChange func()) error {
 	conn, err := c.dialer.NetDialContext(ctx, "", "")
 	if err != nil {
-		return explain(err)
+		return explainError(err)
 	}
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	defer func() { _ = conn.Close() }()
 	head := "GET " + changesPath + " HTTP/1.1\r\nHost: machine\r\nAuthorization: " + c.header.Get("Authorization") + "\r\n\r\n"
 	answer := make([]byte, len(changesHead))
-	err = conn.SetDeadline(after(deadAfter))
+	err = conn.SetDeadline(deadlineAfter(deadAfter))
 	if err == nil {
 		_, err = conn.Write([]byte(head))
 	}
@@ -246,21 +250,21 @@ func (c *Client) Watch(ctx context.Context, onChange func()) error {
 	}
 	switch {
 	case err != nil:
-		return explain(err)
+		return explainError(err)
 	case string(answer) != changesHead:
 		return ErrProtocol
 	}
 	for part := answer[:16]; ; {
-		if err := conn.SetReadDeadline(after(deadAfter)); err != nil {
-			return explain(err)
+		if err := conn.SetReadDeadline(deadlineAfter(deadAfter)); err != nil {
+			return explainError(err)
 		}
 		n, err := conn.Read(part)
-		if bytes.IndexByte(part[:n], changed) >= 0 {
+		if bytes.IndexByte(part[:n], signChanged) >= 0 {
 			onChange()
-			pause(ctx, changesEvery)
+			sleep(ctx, changesEvery)
 		}
 		if err != nil {
-			return explain(err)
+			return explainError(err)
 		}
 	}
 }

@@ -14,37 +14,37 @@ import (
 	"github.com/gorilla/websocket"
 )
 
-// Paths of the streams, which WebSockets are, and of a call.
+// Paths of the streams, which are WebSockets, and of a call.
 const (
 	consolePath    = "/v1/console"
 	execPath       = "/v1/exec"
 	interfacesPath = "/v1/interfaces"
 )
 
-// maxStreams bounds the streams of a machine.
+// maxStreams limits the streams of a machine.
 const maxStreams = 32
 
 var upgrader = websocket.Upgrader{ReadBufferSize: 4 << 10, WriteBufferSize: messageSize}
 
-// guestHandler serves what people reach in a machine.
+// guestHandler serves the calls and streams of Guest.
 type guestHandler struct {
 	guest       Guest
 	inputWithin time.Duration
-	streams     chan struct{} // has a value for each
+	streams     chan struct{} // has one value for each open stream
 }
 
-// newGuestHandler serves the calls of Guest. The input of a command has to end within a time.
+// newGuestHandler returns a handler of Guest. The input of a command has to end within a time.
 func newGuestHandler(g Guest, inputWithin time.Duration) http.Handler {
 	h := &guestHandler{g, inputWithin, make(chan struct{}, maxStreams)}
 	mux := http.NewServeMux()
-	handle(mux, "GET "+interfacesPath, func(r *http.Request) (any, error) { return g.Interfaces(r.Context()) })
-	mux.HandleFunc("GET "+consolePath, h.limit(h.serveConsole))
-	mux.HandleFunc("GET "+execPath, h.limit(h.serveExec))
+	handleCall(mux, "GET "+interfacesPath, func(r *http.Request) (any, error) { return g.Interfaces(r.Context()) })
+	mux.HandleFunc("GET "+consolePath, h.limitStreams(h.serveConsole))
+	mux.HandleFunc("GET "+execPath, h.limitStreams(h.serveExec))
 	return mux
 }
 
-// limit refuses streams beyond maxStreams.
-func (h *guestHandler) limit(serve http.HandlerFunc) http.HandlerFunc {
+// limitStreams refuses streams beyond maxStreams.
+func (h *guestHandler) limitStreams(serve http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		select {
 		case h.streams <- struct{}{}:
@@ -56,6 +56,7 @@ func (h *guestHandler) limit(serve http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
+// serveConsole attaches a stream to the console.
 func (h *guestHandler) serveConsole(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
@@ -65,7 +66,7 @@ func (h *guestHandler) serveConsole(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer func() { _ = console.Close() }()
-	s, ok := upgrade(ctx, w, r)
+	s, ok := upgradeToStream(ctx, w, r)
 	if !ok {
 		return
 	}
@@ -75,8 +76,9 @@ func (h *guestHandler) serveConsole(w http.ResponseWriter, r *http.Request) {
 	s.close(0, err)
 }
 
+// serveExec runs a command whose arguments, input and output pass through a stream.
 func (h *guestHandler) serveExec(w http.ResponseWriter, r *http.Request) {
-	s, ok := upgrade(r.Context(), w, r)
+	s, ok := upgradeToStream(r.Context(), w, r)
 	if !ok {
 		return
 	}
@@ -90,25 +92,25 @@ func (h *guestHandler) serveExec(w http.ResponseWriter, r *http.Request) {
 	command.Stdin, command.Stdout, command.Stderr = stdin, outgoing{s, channelOutput}, outgoing{s, channelErrors}
 	go func() {
 		err := s.receiveInput(input)
-		_ = input.CloseWithError(err) // unless its end was received before
+		_ = input.CloseWithError(err) // no effect if its end was received
 		s.end(err)
 	}()
 	code, err := h.guest.Exec(s.ctx, command) //nolint:contextcheck // it is the request's
-	_ = stdin.Close()                         // what is received from now on is discarded
+	_ = stdin.Close()                         // discard further input
 	s.close(code, err)
 }
 
-// upgrade makes a request a stream.
-func upgrade(ctx context.Context, w http.ResponseWriter, r *http.Request) (*stream, bool) {
+// upgradeToStream turns a request into a stream.
+func upgradeToStream(ctx context.Context, w http.ResponseWriter, r *http.Request) (*stream, bool) {
 	ws, err := upgrader.Upgrade(w, r, nil)
 	if err != nil {
-		return nil, false // it has its answer
+		return nil, false // the client has its answer
 	}
 	return newStream(ctx, ws, maxInput), true
 }
 
-// receiveInput passes on what the other end sends, until that leaves. The end of the input closes what
-// it is passed to.
+// receiveInput writes what the other end sends to a writer, until the other end leaves. It closes the
+// writer at the end of the input.
 func (s *stream) receiveInput(to io.WriteCloser) error {
 	for {
 		channel, content, err := s.receive()

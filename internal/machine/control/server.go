@@ -18,22 +18,21 @@ import (
 )
 
 const (
-	// maxConnections bounds what the listener keeps for those who connect. Streams take no call's
-	// place.
+	// maxConnections limits the open connections. It leaves room for calls beside the streams.
 	maxConnections = 16 + maxStreams
-	// headerWithin bounds a handshake, and then the head of a request; readWithin bounds a whole
-	// request and idleWithin the time between two.
+	// headerWithin limits a handshake, and then the header of a request. readWithin limits a whole request, and
+	// idleWithin the time between two.
 	headerWithin, readWithin, idleWithin = 5 * time.Second, 10 * time.Second, 30 * time.Second
 )
 
 // Server serves a machine.
 type Server struct {
-	ctx     context.Context // that of the requests
+	ctx     context.Context // of the requests
 	http    *http.Server
 	isLocal bool
 }
 
-// NewServer returns a server of a machine and its guest that works until ctx ends.
+// NewServer returns a server of a machine and its guest. It works until ctx ends.
 func NewServer(ctx context.Context, c Credentials, m Machine, g Guest) (*Server, error) {
 	config, guest, err := c.serverConfig()
 	if err != nil {
@@ -44,8 +43,7 @@ func NewServer(ctx context.Context, c Credentials, m Machine, g Guest) (*Server,
 	return &Server{ctx: ctx, http: server}, nil
 }
 
-// byAuthority serves the clients of one authority by its handler, and those of the other authority by
-// another.
+// byAuthority serves the clients of the guest's authority by one handler, and all others by another.
 func byAuthority(guest *x509.Certificate, guests, others http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		chain := r.TLS.VerifiedChains[0]
@@ -57,9 +55,9 @@ func byAuthority(guest *x509.Certificate, guests, others http.Handler) http.Hand
 	})
 }
 
-// Serve serves on a listener. It closes connections from this host's own addresses: those are
-// the guest's, which QEMU's network makes in its place. They do not count as connections, so
-// that a guest cannot keep others away. A local server takes all connections.
+// Serve serves on a listener until its context ends. It closes connections from this host's own addresses,
+// since QEMU's network makes these for the guest. They do not count as connections, so that a guest cannot
+// keep others away. A local server accepts all connections.
 func (s *Server) Serve(listener net.Listener) error {
 	if s.isLocal {
 		defer context.AfterFunc(s.ctx, func() { _ = s.http.Close() })()
@@ -68,12 +66,13 @@ func (s *Server) Serve(listener net.Listener) error {
 	return s.serve(outsideListener{listener, net.InterfaceAddrs})
 }
 
+// serve serves TLS on a listener until the context ends.
 func (s *Server) serve(listener net.Listener) error {
 	defer context.AfterFunc(s.ctx, func() { _ = s.http.Close() })()
 	return s.http.ServeTLS(netutil.LimitListener(listener, maxConnections), "", "")
 }
 
-// outsideListener accepts connections from other hosts alone.
+// outsideListener accepts only connections from other hosts.
 type outsideListener struct {
 	net.Listener
 
@@ -91,6 +90,8 @@ func (l outsideListener) Accept() (net.Conn, error) {
 	}
 }
 
+// isOutside reports whether an address is of another host. Without a list of this host's addresses, none
+// counts as such.
 func (l outsideListener) isOutside(remote net.Addr) bool {
 	from, ok := addressOf(remote)
 	if !ok || from.IsLoopback() {
@@ -105,7 +106,7 @@ func (l outsideListener) isOutside(remote net.Addr) bool {
 	return err == nil
 }
 
-// addressOf returns the address of a connection's end or of an interface.
+// addressOf returns the IP address of one end of a connection, or of an interface.
 func addressOf(a net.Addr) (netip.Addr, bool) {
 	var ip net.IP
 	switch a := a.(type) {
@@ -118,20 +119,20 @@ func addressOf(a net.Addr) (netip.Addr, bool) {
 	return address.Unmap(), ok
 }
 
-// newHandler serves the calls.
+// newHandler returns a handler of the calls of Machine.
 func newHandler(m Machine) *http.ServeMux {
 	mux := http.NewServeMux()
-	handle(mux, "GET "+statusPath, func(r *http.Request) (any, error) { return m.Status(r.Context()) })
-	handle(mux, "POST "+pausePath, func(r *http.Request) (any, error) { return nil, m.Pause(r.Context()) })
-	handle(mux, "POST "+resumePath, func(r *http.Request) (any, error) { return nil, m.Resume(r.Context()) })
-	handle(mux, "POST "+probePath, func(r *http.Request) (any, error) {
+	handleCall(mux, "GET "+statusPath, func(r *http.Request) (any, error) { return m.Status(r.Context()) })
+	handleCall(mux, "POST "+pausePath, func(r *http.Request) (any, error) { return nil, m.Pause(r.Context()) })
+	handleCall(mux, "POST "+resumePath, func(r *http.Request) (any, error) { return nil, m.Resume(r.Context()) })
+	handleCall(mux, "POST "+probePath, func(r *http.Request) (any, error) {
 		port, err := strconv.ParseUint(r.URL.Query().Get("port"), 10, 16)
 		if err != nil {
 			return nil, errRequest
 		}
 		return nil, m.Probe(r.Context(), int32(port))
 	})
-	handle(mux, "POST "+growPath, func(r *http.Request) (any, error) {
+	handleCall(mux, "POST "+growPath, func(r *http.Request) (any, error) {
 		var sizes Sizes
 		decoder := json.NewDecoder(r.Body)
 		decoder.DisallowUnknownFields()
@@ -140,7 +141,7 @@ func newHandler(m Machine) *http.ServeMux {
 		}
 		return m.Grow(r.Context(), sizes)
 	})
-	handle(mux, "POST "+gracePath, func(r *http.Request) (any, error) {
+	handleCall(mux, "POST "+gracePath, func(r *http.Request) (any, error) {
 		seconds, err := strconv.ParseUint(r.URL.Query().Get("seconds"), 10, 32)
 		if err != nil || seconds == 0 {
 			return nil, errRequest
@@ -150,8 +151,8 @@ func newHandler(m Machine) *http.ServeMux {
 	return mux
 }
 
-// handle serves a call that takes and returns little.
-func handle(mux *http.ServeMux, pattern string, call func(*http.Request) (any, error)) {
+// handleCall serves a call whose request and answer are small.
+func handleCall(mux *http.ServeMux, pattern string, call func(*http.Request) (any, error)) {
 	mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), CallWithin)
 		defer cancel()
@@ -162,10 +163,10 @@ func handle(mux *http.ServeMux, pattern string, call func(*http.Request) (any, e
 	})
 }
 
-// errRequest : the client asks for what this program does not understand.
+// errRequest : the request of a client is invalid.
 var errRequest = errors.New("the request is not understood")
 
-// respond sends an answer, or an error as its name alone.
+// respond sends an answer, or only the name of an error.
 func respond(w http.ResponseWriter, answer any, err error) {
 	code := http.StatusOK
 	switch {
@@ -177,6 +178,6 @@ func respond(w http.ResponseWriter, answer any, err error) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
 	if answer != nil {
-		_ = json.NewEncoder(w).Encode(answer) // else the client learns it by what is missing
+		_ = json.NewEncoder(w).Encode(answer) // after an error the client finds the answer incomplete
 	}
 }

@@ -16,23 +16,23 @@ import (
 	"github.com/gorilla/websocket"
 )
 
-// Channels of a stream, which is a WebSocket: the first byte of a message names one.
+// Channels of a stream. The first byte of each WebSocket message names one.
 const (
 	channelInput  = iota // to the guest; an empty message is its end
 	channelOutput        // what the guest prints
 	channelErrors        // what a command prints on its standard error
-	channelStart         // to the machine first: what to run, as a list of JSON
-	channelEnd           // from the machine at last: an ending as JSON
+	channelStart         // the first message to the machine: the command as a JSON list
+	channelEnd           // the last message from the machine: an ending as JSON
 )
 
 const (
-	// messageSize is what an end sends at a time. maxOutput is more than a machine sends in a message,
-	// and maxInput more than its client does, whose first message has a command.
+	// messageSize limits the content of a message that is sent. maxOutput is more than a machine sends in a
+	// message. maxInput is more than a client sends, whose first message has a command.
 	messageSize, maxOutput, maxInput = 16 << 10, 32 << 10, 256 << 10
-	// lingerFor is how long the other end may take to read the ending.
+	// lingerFor limits how long the other end may take to read the ending.
 	lingerFor = 5 * time.Second
-	// pingEvery is the interval between two signs of life, silentWithin how long none may come, and
-	// sendWithin how long a message may wait for the other end to read.
+	// pingEvery is the interval between two signs of life, and silentWithin limits the time without any.
+	// sendWithin limits how long a message may wait for the other end to read.
 	pingEvery, silentWithin, sendWithin = 20 * time.Second, time.Minute, 30 * time.Second
 )
 
@@ -52,7 +52,8 @@ type stream struct {
 	writing sync.Mutex
 }
 
-// newStream takes a WebSocket, which ends with ctx, and whose messages may have a size.
+// newStream returns one end of a stream over a WebSocket. It ends with ctx, and refuses larger messages
+// than maxMessage.
 func newStream(ctx context.Context, ws *websocket.Conn, maxMessage int64) *stream {
 	s := &stream{ws: ws}
 	s.ctx, s.end = context.WithCancelCause(ctx)
@@ -65,7 +66,7 @@ func newStream(ctx context.Context, ws *websocket.Conn, maxMessage int64) *strea
 	return s
 }
 
-// keepAlive sends signs of life. The other end's pings are not read while this one does not read.
+// keepAlive sends pings, and also pongs: an end that does not read does not answer the pings of the other.
 func (s *stream) keepAlive() {
 	ticker := time.NewTicker(pingEvery)
 	defer ticker.Stop()
@@ -76,30 +77,32 @@ func (s *stream) keepAlive() {
 		case <-ticker.C:
 		}
 		for _, kind := range []int{websocket.PingMessage, websocket.PongMessage} {
-			if err := s.ws.WriteControl(kind, nil, after(sendWithin)); err != nil {
-				s.end(explain(err))
+			if err := s.ws.WriteControl(kind, nil, deadlineAfter(sendWithin)); err != nil {
+				s.end(explainError(err))
 				return
 			}
 		}
 	}
 }
 
-func (s *stream) allowSilence() error { return s.ws.SetReadDeadline(after(silentWithin)) }
+// allowSilence restarts the time within which the other end has to send something.
+func (s *stream) allowSilence() error { return s.ws.SetReadDeadline(deadlineAfter(silentWithin)) }
 
-// after returns a deadline for the connection, which the system's clock measures.
-func after(d time.Duration) time.Time { return time.Now().Add(d) } //nolint:forbidigo // see above
+// deadlineAfter returns a deadline for the connection, which the system's clock measures.
+func deadlineAfter(d time.Duration) time.Time { return time.Now().Add(d) } //nolint:forbidigo // see above
 
 // send sends a message.
 func (s *stream) send(channel byte, content []byte) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	err := s.ws.SetWriteDeadline(after(sendWithin))
+	err := s.ws.SetWriteDeadline(deadlineAfter(sendWithin))
 	if err == nil {
 		err = s.ws.WriteMessage(websocket.BinaryMessage, slices.Concat([]byte{channel}, content))
 	}
-	return s.settle(err)
+	return s.endWith(err)
 }
 
+// sendJSON sends a message with JSON.
 func (s *stream) sendJSON(channel byte, content any) error {
 	text, err := json.Marshal(content)
 	if err != nil {
@@ -121,24 +124,25 @@ func (s *stream) receive() (channel byte, content []byte, err error) {
 		err = context.Cause(s.ctx) // the other end may answer to the end of this one
 	}
 	if err != nil {
-		return 0, nil, s.settle(err)
+		return 0, nil, s.endWith(err)
 	}
 	return message[0], message[1:], nil
 }
 
-// settle returns why the stream has ended, if it has or does so by this error.
-func (s *stream) settle(err error) error {
+// endWith ends the stream for an error, and returns why it has ended: for this error or an earlier one. It
+// returns nil for nil.
+func (s *stream) endWith(err error) error {
 	if err == nil {
 		return nil
 	}
-	s.end(explain(err))
+	s.end(explainError(err))
 	return context.Cause(s.ctx)
 }
 
 // errInput : the input of a command could not be read.
 var errInput = errors.New("reading the input of the command")
 
-// sendFrom sends all that it reads, and its end. A failure to read ends the stream.
+// sendFrom sends all that it reads, and then the end of the input. A failure to read ends the stream.
 func (s *stream) sendFrom(from io.Reader) {
 	_, err := io.CopyBuffer(outgoing{s, channelInput}, struct{ io.Reader }{from}, make([]byte, messageSize))
 	if err != nil {
@@ -148,7 +152,7 @@ func (s *stream) sendFrom(from io.Reader) {
 	_ = s.send(channelInput, nil)
 }
 
-// outgoing is a channel to the other end.
+// outgoing writes to a channel of the other end.
 type outgoing struct {
 	*stream
 
@@ -166,8 +170,8 @@ func (o outgoing) Write(p []byte) (written int, err error) {
 	return written, nil
 }
 
-// close sends how the stream has ended, and waits for the other end to leave: a connection that is
-// closed before all of it was read loses what was sent. A caller receives meanwhile.
+// close sends how the stream has ended, and waits for the other end to leave, because a connection that is
+// closed early loses what was sent. Its caller has another goroutine receive meanwhile.
 func (s *stream) close(code int, err error) {
 	if s.sendJSON(channelEnd, ending{code, failureName(err)}) == nil {
 		select {

@@ -12,15 +12,14 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// readBudgets finds the servers whose PodDisruptionBudget was deleted or changed by others. It is for
-// complete lists: no event says so, and other lists have what the last one found. That may be old,
-// because all that follows is an Ensure, which reads the PodDisruptionBudget live. One list is read if
-// any server has one. An error is logged and not returned, because a list does not need it for anything
-// else.
+// readBudgets finds the servers whose PodDisruptionBudget others have deleted or changed. Only complete
+// lists call it, because no event reports that; other lists use what it found last. An outdated result
+// does no harm, since an Ensure follows and reads the PodDisruptionBudget live. An error is logged and not
+// returned, because nothing else in a list needs the result.
 func (r *Reader) readBudgets(ctx context.Context, all []*Instance) {
 	blocked := map[types.UID]*Instance{}
 	for _, i := range all {
-		if i.blocksEviction() {
+		if i.Pod != nil && i.Pod.Annotations[objects.AnnotationEviction] != "" {
 			blocked[i.UID] = i
 		}
 	}
@@ -47,15 +46,5 @@ func (r *Reader) readBudgets(ctx context.Context, all []*Instance) {
 	}
 }
 
-func (i *Instance) blocksEviction() bool {
-	return i.Pod != nil && i.Pod.Annotations[objects.AnnotationEviction] != ""
-}
-
-// lacksBudget reports whether the server was found without the PodDisruptionBudget that it should have.
-func (i *Instance) lacksBudget() bool {
-	lacks, _ := i.reader.lacking.Load(i.UID)
-	return lacks && i.blocksEviction()
-}
-
-// NoteBudget takes note that the server has the PodDisruptionBudget that it should have, or none.
-func (i *Instance) NoteBudget() { i.reader.lacking.Delete(i.UID) }
+// NoteBudget records that a server has the PodDisruptionBudget that it should have, or none.
+func (r *Reader) NoteBudget(uid types.UID) { r.lacking.Delete(uid) }

@@ -16,7 +16,6 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
-	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -64,17 +63,17 @@ func TestRecordedDisruption(t *testing.T) {
 	t.Parallel()
 	pod := onNode(deleted, byDrain, withStatuses(terminated(0, "Completed", "")))
 	pod.UID = "run-1"
-	i := &Instance{Pod: pod, Root: &corev1.PersistentVolumeClaim{}}
+	i := &Instance{Pod: pod, Claims: Claims{objects.RootDisk: {}}}
 	record, err := i.EndRecord()
 	assert.NoError(t, err)
-	metav1.SetMetaDataAnnotation(&i.Root.ObjectMeta, objects.AnnotationEnd, record)
+	metav1.SetMetaDataAnnotation(&i.Claims.Root().ObjectMeta, objects.AnnotationEnd, record)
 	i.Pod = nil
 	if s := i.Server(); s.State != driver.StateStopped || !strings.Contains(s.Disruption, "evicted") {
 		t.Errorf("the server is %+v", s)
 	}
 	older, err := json.Marshal(endRecord{Pod: pod.UID, Exit: &driver.Exit{Reason: "Completed"}})
 	assert.NoError(t, err)
-	metav1.SetMetaDataAnnotation(&i.Root.ObjectMeta, objects.AnnotationEnd, string(older))
+	metav1.SetMetaDataAnnotation(&i.Claims.Root().ObjectMeta, objects.AnnotationEnd, string(older))
 	i.Pod = onNode(deleted, withStatuses(terminated(0, "Completed", "")))
 	i.Pod.UID = pod.UID
 	if got := i.Disruption(); got != "" {
@@ -85,13 +84,13 @@ func TestRecordedDisruption(t *testing.T) {
 // TestServerOfADrainedPod checks what is said while the pod ends, and where it is.
 func TestServerOfADrainedPod(t *testing.T) {
 	t.Parallel()
-	reader := &Reader{Clock: testingclock.NewFakePassiveClock(time.Unix(0, 0))}
+	reader := &Reader{Clock: testingclock.NewFakePassiveClock(time.Unix(0, 0)), LastStatus: neverSeen}
 	s := (&Instance{reader: reader, Pod: onNode(deleted, byDrain), Asserted: "other"}).Server()
 	if s.State != driver.StateStopping || s.Host != "n1" || !strings.HasPrefix(s.Progress, "the pod was evicted, as by a drain, from node n1 (Eviction API: evicting); the pod ends on node n1") {
 		t.Errorf("the server is %+v", s)
 	}
 	for ready, says := range map[corev1.ConditionStatus]bool{corev1.ConditionTrue: false, corev1.ConditionUnknown: true} {
-		plain := (&Instance{reader: reader, Pod: onNode(deleted), Asserted: "other", node: nodeOf("s", "a", ready, 0)}).Server()
+		plain := (&Instance{reader: reader, Pod: onNode(deleted), Asserted: "other", node: nodeState{object: nodeOf("s", "a", ready, 0)}}).Server()
 		if !strings.HasPrefix(plain.Progress, "the pod ends on node n1") || strings.Contains(plain.Progress, "power it off") != says {
 			t.Errorf("a pod that was deleted on a node whose readiness is %s says %q", ready, plain.Progress)
 		}
@@ -102,7 +101,7 @@ func TestServerOfADrainedPod(t *testing.T) {
 // its pod has not, and that no proof of the pod's end is seen in that.
 func TestServerWithAnotherContainer(t *testing.T) {
 	t.Parallel()
-	reader := &Reader{Clock: testingclock.NewFakePassiveClock(time.Unix(0, 0))}
+	reader := &Reader{Clock: testingclock.NewFakePassiveClock(time.Unix(0, 0)), LastStatus: neverSeen}
 	pod := onNode(withStatuses(terminated(5, "Error", ""), corev1.ContainerStatus{Name: "other", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}))
 	pod.Spec.Containers = []corev1.Container{{Name: objects.ContainerName}, {Name: "other"}}
 	i := &Instance{reader: reader, Pod: pod, Asserted: "other"}
@@ -119,7 +118,7 @@ func TestUnschedulable(t *testing.T) {
 		pod  *corev1.Pod
 		want bool
 	}{"refused": {waits, true}, "not looked at yet": {&corev1.Pod{}, false}, "placed": {onNode(), false}} {
-		reader := &Reader{Clock: testingclock.NewFakePassiveClock(time.Unix(0, 0))}
+		reader := &Reader{Clock: testingclock.NewFakePassiveClock(time.Unix(0, 0)), LastStatus: neverSeen}
 		s := (&Instance{reader: reader, Pod: tc.pod, Asserted: "other"}).Server()
 		if s.State != driver.StateStarting || s.IsUnschedulable != tc.want {
 			t.Errorf("%s: the server is %+v", name, s)
@@ -133,7 +132,7 @@ func TestEndOfAGuestBesideASidecar(t *testing.T) {
 	t.Parallel()
 	reader := &Reader{
 		Clock:       testingclock.NewFakePassiveClock(time.Unix(0, 0)),
-		AssertedOff: func(types.UID) types.UID { return "" }, LastStatus: func(types.UID) (s control.Status, ok bool) { return s, false },
+		AssertedOff: func(types.UID) types.UID { return "" }, LastStatus: neverSeen,
 	}
 	for _, isDeleted := range []bool{false, true} {
 		pod := onNode(withStatuses(terminated(3, "Error", ""), corev1.ContainerStatus{Name: "added", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}))

@@ -5,6 +5,7 @@ package instance
 
 import (
 	"context"
+	"errors"
 	"math"
 	"slices"
 	"strconv"
@@ -23,66 +24,50 @@ import (
 )
 
 const (
-	// freshTimeout is how long a list waits for informers that are behind, before it reads live.
+	// freshTimeout limits how long a list waits for informers that are behind. Then it reads live.
 	freshTimeout = 500 * time.Millisecond
 	freshPeriod  = 5 * time.Millisecond
-	// liveListPeriod is the longest time between two complete lists that are live.
+	// liveListPeriod is the longest time between two complete live lists.
 	liveListPeriod = 5 * time.Minute
-	// indexUID is the index of objects by the UID of the VirtualMachine.
+	// indexUID names the index of objects by the UID of the VirtualMachine.
 	indexUID = "uid"
 )
 
-// Informers have the objects of all servers as watches deliver them, without what nothing is decided
-// from. Lists are served from them as long as they are as new as what this process has last read or
-// written; each change is decided from a live read.
+// Informers have the objects of all servers as watches deliver them, without the fields that decide
+// nothing. Lists use them while they are as new as what this process has last read or written. Every
+// change is decided from a live read.
 type Informers struct{ Pods, Claims cache.SharedIndexInformer }
 
 // NewInformers returns the informers of the objects that the reader reads.
 func (r *Reader) NewInformers() (*Informers, error) {
 	pods, claims := r.Client.Pods(metav1.NamespaceAll), r.Client.PersistentVolumeClaims(metav1.NamespaceAll)
-	i := &Informers{
-		Pods: newInformer(&corev1.Pod{}, &cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return pods.List(ctx, latest(r.selected(o)))
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				return pods.Watch(ctx, r.selected(o))
-			},
-		}),
-		Claims: newInformer(&corev1.PersistentVolumeClaim{}, &cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return claims.List(ctx, latest(r.selected(o)))
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				return claims.Watch(ctx, r.selected(o))
-			},
-		}),
-	}
-	if err := i.Pods.SetTransform(strip); err != nil {
-		return nil, err
-	}
-	return i, i.Claims.SetTransform(strip)
+	podInformer, err := newInformer(r, &corev1.Pod{}, pods.List, pods.Watch)
+	claimInformer, claimErr := newInformer(r, &corev1.PersistentVolumeClaim{}, claims.List, claims.Watch)
+	return &Informers{Pods: podInformer, Claims: claimInformer}, errors.Join(err, claimErr)
 }
 
-func newInformer(of runtime.Object, lw cache.ListerWatcher) cache.SharedIndexInformer {
-	return cache.NewSharedIndexInformer(lw, of, 0, cache.Indexers{indexUID: uidOf})
+// newInformer returns an informer of the objects of one kind that the reader reads. It sends its first
+// list without a resource version, because with the default of 0 an API server that lags may return an old
+// state.
+func newInformer[L runtime.Object](r *Reader, of runtime.Object, list func(context.Context, metav1.ListOptions) (L, error),
+	follow func(context.Context, metav1.ListOptions) (watch.Interface, error)) (cache.SharedIndexInformer, error) {
+	selector := objects.Selector(r.ClusterID)
+	informer := cache.NewSharedIndexInformer(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			if o.LabelSelector = selector; o.ResourceVersion == "0" {
+				o.ResourceVersion = ""
+			}
+			return list(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector = selector
+			return follow(ctx, o)
+		},
+	}, of, 0, cache.Indexers{indexUID: uidOf})
+	return informer, informer.SetTransform(stripObject)
 }
 
-// selected returns options that select the objects of this cluster's servers.
-func (r *Reader) selected(o metav1.ListOptions) metav1.ListOptions {
-	o.LabelSelector = objects.Selector(r.ClusterID)
-	return o
-}
-
-// latest returns options that list what is there now, where an informer would begin with what an API
-// server that lags had at some time.
-func latest(o metav1.ListOptions) metav1.ListOptions {
-	if o.ResourceVersion == "0" {
-		o.ResourceVersion = ""
-	}
-	return o
-}
-
+// uidOf returns the UID of the VirtualMachine of an object, for the index.
 func uidOf(o any) ([]string, error) {
 	m, ok := o.(metav1.Object)
 	if !ok {
@@ -91,8 +76,8 @@ func uidOf(o any) ([]string, error) {
 	return []string{m.GetLabels()[objects.LabelUID]}, nil
 }
 
-// strip drops what describes no server. The API server refuses to write such a pod back.
-func strip(o any) (any, error) {
+// stripObject drops the fields that decide nothing. The API server refuses to write such a pod back.
+func stripObject(o any) (any, error) {
 	switch o := o.(type) {
 	case *corev1.Pod:
 		if !isTerminal(o.Status.Phase) {
@@ -146,17 +131,7 @@ func byUID[T any](informer cache.SharedIndexInformer, uids []types.UID) (all []T
 	return all
 }
 
-// KnownPods returns the pods of servers as the informers have them, all if no UID is given. ok is
-// false if no watch is open. Callers must not change them.
-func (r *Reader) KnownPods(uids ...types.UID) (pods []*corev1.Pod, ok bool) {
-	watched := r.Watched.Load()
-	if watched == nil {
-		return nil, false
-	}
-	return byUID[*corev1.Pod](watched.Pods, uids), true
-}
-
-// freshInformers returns the informers once they have all that this process has read and written
+// freshInformers returns the informers once they have all versions that this process has read and written
 // before the call. It returns nil if they are too far behind, or no watch is open.
 func (r *Reader) freshInformers(ctx context.Context) *Informers {
 	watched := r.Watched.Load()
@@ -173,17 +148,18 @@ func (r *Reader) freshInformers(ctx context.Context) *Informers {
 	return watched
 }
 
-// isAsNew reports whether the store of an informer has the state of a version.
+// isAsNew reports whether an informer has the state of a version or a later one.
 func isAsNew(informer cache.SharedIndexInformer, version uint64) bool {
 	has, err := strconv.ParseUint(informer.GetIndexer().LastStoreSyncResourceVersion(), 10, 64)
 	return err == nil && has >= version
 }
 
-// Note takes the version of an object that was just read live or written. Lists wait until the
-// informers have it.
-func (i *Instance) Note(o metav1.Object) { i.reader.note(o) }
+// Note records the version of an object that was just read live or written. Lists wait until the informers
+// have it.
+func (i *Instance) Note(o metav1.Object) { i.reader.noteVersion(o) }
 
-func (r *Reader) note(o metav1.Object) {
+// noteVersion records the version of an object: see Instance.Note.
+func (r *Reader) noteVersion(o metav1.Object) {
 	last := &r.pods
 	if _, isClaim := o.(*corev1.PersistentVolumeClaim); isClaim {
 		last = &r.claims
@@ -192,10 +168,11 @@ func (r *Reader) note(o metav1.Object) {
 	if err != nil {
 		version = math.MaxUint64 // nothing is known to be as new
 	}
-	raise(last, version)
+	raiseVersion(last, version)
 }
 
-func raise(last *atomic.Uint64, version uint64) {
+// raiseVersion sets a version unless it is higher already.
+func raiseVersion(last *atomic.Uint64, version uint64) {
 	for {
 		has := last.Load()
 		if version <= has || last.CompareAndSwap(has, version) {

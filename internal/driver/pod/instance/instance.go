@@ -15,65 +15,58 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// Instance is what there is of one server.
+// Instance has the objects of one server.
 type Instance struct {
 	reader *Reader
 	// Key has the namespace, and the name of the pod and of the root disk's PVC.
 	Key types.NamespacedName
 	UID types.UID
 	VM  string
-	// Pod and Root, the PVC of the root disk, are nil if there is none.
-	Pod  *corev1.Pod
-	Root *corev1.PersistentVolumeClaim
-	// Asserted is the pod whose machine an operator has asserted to be off, as known when the
-	// objects were read.
+	// Pod is nil if there is none.
+	Pod    *corev1.Pod
+	Claims Claims
+	// Asserted is the pod whose machine an operator has asserted to be off, as known when the objects were
+	// read.
 	Asserted types.UID
 
-	// IsDeletedHere is set once the pod was deleted by means of this Instance.
+	// IsDeletedHere is set once the pod was deleted through this Instance.
 	IsDeletedHere bool
 
 	// seenRun is driver.ServerSpec.SeenRun.
 	seenRun string
 
-	// names are the volumes to read, and volumes their PVCs.
-	names   []string
-	volumes map[string]*corev1.PersistentVolumeClaim
-	// isEphemeral is set if there is no root disk that lasts, so no PVC of it.
+	// volumes are the names of the volumes whose PVCs are to be read.
+	volumes []string
+	// isEphemeral is set if the server has no root disk that lasts, and so no PVC.
 	isEphemeral bool
-	// node is the pod's node, read where an assertion matters; nil if it is not there. If
-	// isNodeUnknown is set it could not be read, so that no assertion counts.
-	node          *corev1.Node
-	isNodeUnknown bool
-	// isNodeRead is set if the node was read because it may be lost.
-	isNodeRead bool
-	// recordsBoot has the node of a machine that runs be read, so that its boot can be recorded.
+	node        nodeState // of the pod
+	// recordsBoot is set if the node of a running machine is to be read, so that its boot can be recorded.
 	recordsBoot bool
 }
 
-// Read reads the objects again, live. Objects of the names without the labels are foreign, which
-// their creation would find.
+// Read reads the objects live. It ignores objects of these names that lack the labels, since creating an
+// object finds them.
 func (i *Instance) Read(ctx context.Context) error {
 	if err := i.readPod(ctx); err != nil || i.isEphemeral {
 		return err
 	}
-	return i.readClaims(ctx, append([]string{objects.RootDisk}, i.names...))
+	return i.readClaims(ctx, append([]string{objects.RootDisk}, i.volumes...))
 }
 
-// readPod reads the pod, and its node where that matters.
+// readPod reads the pod, and its node if that matters.
 func (i *Instance) readPod(ctx context.Context) error {
 	pod, err := i.reader.Client.Pods(i.Key.Namespace).Get(ctx, i.Key.Name, metav1.GetOptions{})
-	if i.Pod, err = own(i, pod, err); err != nil {
+	if i.Pod, err = keepOwn(i, pod, err); err != nil {
 		return objects.Explain("read", objects.KindPod, i.Key, err)
 	}
 	return i.readNode(ctx)
 }
 
-// Exists reports whether there is any object of the server.
-func (i *Instance) Exists() bool { return i.Pod != nil || i.Root != nil || len(i.Volumes()) > 0 }
+// Exists reports whether the server has any object.
+func (i *Instance) Exists() bool { return i.Pod != nil || len(i.Claims.All()) > 0 }
 
-// own returns an object that was read if it has the labels of the instance's server and is no foreign claim,
-// and else nil.
-func own[T interface {
+// keepOwn returns an object that was read, or nil if it lacks the labels of the server or is a foreign PVC.
+func keepOwn[T interface {
 	comparable
 	metav1.Object
 }](i *Instance, o T, err error) (T, error) {
@@ -91,7 +84,7 @@ func own[T interface {
 // ID returns the ID of the server.
 func (i *Instance) ID() string { return objects.ServerID(i.Key.Namespace, i.Key.Name) }
 
-// End returns how the pod has ended, nil while that is not proven.
+// End returns how the pod has ended, nil as long as that is not proven.
 func (i *Instance) End() *driver.Exit {
 	if i.Pod == nil {
 		return nil
@@ -102,56 +95,40 @@ func (i *Instance) End() *driver.Exit {
 	if exit := i.AssertedEnd(); exit != nil {
 		return exit
 	}
-	return i.lostEnd()
+	return lostEnd(i.Pod, i.node.object, isAsserted(i.Pod, i.Asserted))
 }
 
-// AssertedEnd returns the end of a pod that an operator asserts while no kubelet reports, nil if none does.
+// AssertedEnd returns the end that an operator asserts of a pod whose kubelet does not report, nil if none
+// does.
 func (i *Instance) AssertedEnd() *driver.Exit {
-	if i.Pod == nil || i.Pod.Spec.NodeName == "" || i.isNodeUnknown {
+	if i.Pod == nil || i.Pod.Spec.NodeName == "" || i.node.isUnknown {
 		return nil
 	}
-	return assertedEnd(i.node, i.Pod.UID == i.Asserted && !i.isAssertionRefused(), i.reader.Clock.Now())
+	return assertedEnd(i.node.object, isAsserted(i.Pod, i.Asserted), i.reader.Clock.Now())
 }
 
-func (i *Instance) isAssertionRefused() bool {
-	return i.Pod.Annotations[objects.AnnotationAssertionRefused] != ""
-}
-
-// RefusesAssertion returns whether the pod should have it recorded that the operator's assertion is
-// refused, because its node was ready then, and whether that differs from what it has. Without the
-// record an assertion about the wrong pod would count once its node does not answer for a moment.
+// RefusesAssertion returns whether the pod should record that the operator's assertion is refused, because
+// its node was ready then, and whether the pod records something else. Without the record, an assertion
+// about the wrong pod would count once its node does not answer for a moment.
 func (i *Instance) RefusesAssertion() (refuses, differs bool) {
 	if i.reader.AssertedOff == nil || i.Pod == nil || i.Pod.Spec.NodeName == "" || ProvenEnd(i.Pod) != nil {
 		return false, false
 	}
-	was := i.isAssertionRefused()
-	refuses = i.Pod.UID == i.Asserted && (was || i.node != nil && isReady(i.node) && !hasLostMachine(i.Pod))
+	was := isAssertionRefused(i.Pod)
+	refuses = i.Pod.UID == i.Asserted && (was || i.node.isReady() && !hasLostMachine(i.Pod))
 	return refuses, refuses != was
 }
 
-// IsGated reports whether the pod waits for the server to be started.
-func (i *Instance) IsGated() bool { return i.Pod != nil && objects.IsGated(i.Pod) }
-
 // IsRetained reports whether the server was released.
 func (i *Instance) IsRetained() bool {
-	var marked metav1.Object
-	switch volumes := i.Volumes(); {
-	case i.Root != nil:
-		marked = i.Root
-	case i.Pod != nil:
-		marked = i.Pod
-	case len(volumes) > 0:
-		marked = volumes[0]
-	default:
-		return false
+	if i.Pod != nil && i.Claims.Root() == nil {
+		return i.Pod.Labels[objects.LabelRetained] != ""
 	}
-	return marked.GetLabels()[objects.LabelRetained] != ""
+	all := i.Claims.All()
+	return len(all) > 0 && all[0].Labels[objects.LabelRetained] != ""
 }
 
-// Settings returns what the pod was made from.
-func (i *Instance) Settings() objects.Settings { return objects.ReadSettings(i.Pod) }
-
-// IsLeaving reports whether a pod whose end is recorded waits for its kubelet to remove it.
+// IsLeaving reports whether the kubelet has yet to remove a pod whose end is recorded.
 func (i *Instance) IsLeaving() bool {
-	return i.Pod.DeletionTimestamp != nil && !slices.Contains(i.Pod.Finalizers, objects.FinalizerStopped) && (i.Root == nil || hasEnded(i.Root, i.Pod.UID))
+	return i.Pod.DeletionTimestamp != nil && !slices.Contains(i.Pod.Finalizers, objects.FinalizerStopped) && (i.Claims.Root() == nil || i.Claims.HasEnded(i.Pod.UID))
 }

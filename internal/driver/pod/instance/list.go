@@ -17,13 +17,15 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// List returns the instances that have objects: all, or those of UIDs. It finds live whether there is
-// one of a single UID, and reads others from the informers of an open watch, once these have all that
-// this process has read and written before; the first list of all is live, and then one every
-// liveListPeriod. A refresh (driver.ForRefresh) also reads a single UID from the informers, unless it
-// belongs to a known VirtualMachine. Any tenant can label pods with unknown UIDs, and a live list would
-// read the whole cluster for each. The objects of a known VirtualMachine are read by name, in one request.
-// Objects that claim the UID of a VirtualMachine under another name than its own are left out.
+// List returns the instances that have objects: all, or those of UIDs.
+//
+// A single UID is read live. Other lists are read from the informers of an open watch, once these have all
+// versions that this process has read and written. The first list of all is live, and then one every
+// liveListPeriod. A known VirtualMachine is read by the names of its objects, in one request.
+//
+// A refresh (driver.ForRefresh) of a single unknown UID is also read from the informers. Any tenant can
+// label pods with unknown UIDs, and a live list would read the whole cluster for each. Objects that claim
+// the UID of a VirtualMachine under another name are left out.
 func (r *Reader) List(ctx context.Context, uids ...types.UID) ([]*Instance, error) {
 	if len(uids) == 1 {
 		if owner, known := r.OwnerOf(uids[0]); known {
@@ -37,7 +39,7 @@ func (r *Reader) List(ctx context.Context, uids ...types.UID) ([]*Instance, erro
 	return found, err
 }
 
-// listByLabels returns the instances whose objects have the labels of servers.
+// listByLabels returns the instances of the objects that have the labels of servers.
 func (r *Reader) listByLabels(ctx context.Context, uids ...types.UID) ([]*Instance, error) {
 	pods, claims, err := r.listObjects(ctx, uids)
 	if err != nil {
@@ -51,15 +53,15 @@ func (r *Reader) listByLabels(ctx context.Context, uids ...types.UID) ([]*Instan
 	}
 	for _, claim := range claims {
 		if i := r.instanceOf(byKey, claim, wanted); i != nil {
-			i.SetClaim(claim.Labels[objects.LabelVolume], claim)
+			i.Claims[claim.Labels[objects.LabelVolume]] = claim
 		}
 	}
-	found := sorted(byKey)
+	found := sortByID(byKey)
 	r.readNodes(ctx, found, len(uids) == 0)
 	return found, nil
 }
 
-// listObjects returns the objects of servers from the informers, or live if those are behind.
+// listObjects returns the objects of servers from the informers, or live if the informers are behind.
 func (r *Reader) listObjects(ctx context.Context, uids []types.UID) ([]*corev1.Pod, []*corev1.PersistentVolumeClaim, error) {
 	if isAll := len(uids) == 0; len(uids) > 1 || isAll && !r.isLiveListDue() || driver.IsRefresh(ctx) {
 		if fresh := r.freshInformers(ctx); fresh != nil {
@@ -68,9 +70,9 @@ func (r *Reader) listObjects(ctx context.Context, uids []types.UID) ([]*corev1.P
 	}
 	began := r.Clock.Now()
 	options := metav1.ListOptions{LabelSelector: objects.Selector(r.ClusterID, uids...)}
-	pods, err := r.Client.Pods(metav1.NamespaceAll).List(ctx, options)
+	pods, err := r.listPods(ctx, options)
 	if err != nil {
-		return nil, nil, objects.Explain("list", objects.KindPod, types.NamespacedName{}, err)
+		return nil, nil, err
 	}
 	claims, err := r.Client.PersistentVolumeClaims(metav1.NamespaceAll).List(ctx, options)
 	if err != nil {
@@ -79,19 +81,41 @@ func (r *Reader) listObjects(ctx context.Context, uids []types.UID) ([]*corev1.P
 	if len(uids) == 0 {
 		r.lastLiveList.Store(&began)
 	}
-	foundPods, foundClaims := pointers(pods.Items), pointers(claims.Items)
-	for _, p := range foundPods {
-		r.note(p)
+	foundClaims := pointersTo(claims.Items)
+	for _, p := range pods {
+		r.noteVersion(p)
 	}
 	for _, claim := range foundClaims {
-		r.note(claim)
+		r.noteVersion(claim)
 	}
-	return foundPods, foundClaims, nil
+	return pods, foundClaims, nil
 }
 
-// ListReleased returns the pods of servers that were released, and those of UIDs, as the informers have them,
-// or else as an API server has them in its cache. They may be old, so they only say which pods to read
-// again.
+// listPods lists pods in one request.
+func (r *Reader) listPods(ctx context.Context, options metav1.ListOptions) ([]*corev1.Pod, error) {
+	listed, err := r.Client.Pods(metav1.NamespaceAll).List(ctx, options)
+	if err != nil {
+		return nil, objects.Explain("list", objects.KindPod, types.NamespacedName{}, err)
+	}
+	return pointersTo(listed.Items), nil
+}
+
+// KnownPods returns the pods of servers that were not released, all if no UID is given. It reads them from
+// the informers of an open watch, and live if none is open. They may be out of date, and callers must not
+// change them.
+func (r *Reader) KnownPods(ctx context.Context, uids ...types.UID) (pods []*corev1.Pod, err error) {
+	if watched := r.Watched.Load(); watched != nil {
+		pods = byUID[*corev1.Pod](watched.Pods, uids)
+	} else if pods, err = r.listPods(ctx, metav1.ListOptions{LabelSelector: objects.Selector(r.ClusterID, uids...)}); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(pods, func(p *corev1.Pod) bool {
+		return !r.IsNamed(p) || p.Labels[objects.LabelRetained] != "" || len(uids) > 0 && !slices.Contains(uids, types.UID(p.Labels[objects.LabelUID]))
+	}), nil
+}
+
+// ListReleased returns the pods of released servers and of UIDs, from the informers or else from the cache
+// of an API server. They may be out of date, so a caller reads each again before it acts.
 func (r *Reader) ListReleased(ctx context.Context, uids []types.UID) ([]*corev1.Pod, error) {
 	isOther := func(p *corev1.Pod) bool {
 		return p.Labels[objects.LabelRetained] == "" && !slices.Contains(uids, types.UID(p.Labels[objects.LabelUID]))
@@ -103,21 +127,19 @@ func (r *Reader) ListReleased(ctx context.Context, uids []types.UID) ([]*corev1.
 	if len(uids) == 0 {
 		selector += "," + objects.LabelRetained
 	}
-	listed, err := r.Client.Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: selector, ResourceVersion: "0"})
-	if err != nil {
-		return nil, objects.Explain("list", objects.KindPod, types.NamespacedName{}, err)
-	}
-	return slices.DeleteFunc(pointers(listed.Items), isOther), nil
+	pods, err := r.listPods(ctx, metav1.ListOptions{LabelSelector: selector, ResourceVersion: "0"})
+	return slices.DeleteFunc(pods, isOther), err
 }
 
-// isLiveListDue reports whether the last complete list that was live is long ago, or there was none.
-// The watches of an API server may stand still without a sign.
+// isLiveListDue reports whether no complete list was live within liveListPeriod. Lists have to be live at
+// times because the watches of an API server may stall unnoticed.
 func (r *Reader) isLiveListDue() bool {
 	last := r.lastLiveList.Load()
 	return last == nil || r.Clock.Since(*last) >= liveListPeriod
 }
 
-func pointers[T any](items []T) []*T {
+// pointersTo returns pointers to the items of a list.
+func pointersTo[T any](items []T) []*T {
 	all := make([]*T, len(items))
 	for n := range items {
 		all[n] = &items[n]
@@ -125,9 +147,9 @@ func pointers[T any](items []T) []*T {
 	return all
 }
 
-// readObjects returns the instance of a VirtualMachine that is known, by the names of its objects: to
-// select them by labels, the API server would look at all of the cluster. Its pod is read live, and so
-// are its PVCs unless the pod is there. So a server that is missing in the list is gone.
+// readObjects returns the instance of a known VirtualMachine, by the names of its objects: the API server
+// would have to look at the whole cluster to select them by labels. The pod is read live, and without a
+// pod so are the PVCs. So a server that is missing in the result is gone.
 func (r *Reader) readObjects(ctx context.Context, uid types.UID, owner types.NamespacedName) ([]*Instance, error) {
 	i := r.newInstance(uid, owner)
 	if err := i.readPod(ctx); err != nil {
@@ -144,7 +166,8 @@ func (r *Reader) readObjects(ctx context.Context, uid types.UID, owner types.Nam
 	return []*Instance{i}, nil
 }
 
-func sorted(byKey map[types.NamespacedName]*Instance) []*Instance {
+// sortByID returns instances in the order of their IDs.
+func sortByID(byKey map[types.NamespacedName]*Instance) []*Instance {
 	all := make([]*Instance, 0, len(byKey))
 	for _, i := range byKey {
 		all = append(all, i)
@@ -153,7 +176,7 @@ func sorted(byKey map[types.NamespacedName]*Instance) []*Instance {
 	return all
 }
 
-// instanceOf returns the instance that an object belongs to, or nil.
+// instanceOf returns the instance that an object belongs to, nil if it belongs to none that is wanted.
 func (r *Reader) instanceOf(byKey map[types.NamespacedName]*Instance, o metav1.Object, wanted sets.Set[types.UID]) *Instance {
 	uid, vm := types.UID(o.GetLabels()[objects.LabelUID]), o.GetLabels()[objects.LabelName]
 	if len(wanted) > 0 && !wanted.Has(uid) || !r.IsNamed(o) {
@@ -161,13 +184,13 @@ func (r *Reader) instanceOf(byKey map[types.NamespacedName]*Instance, o metav1.O
 	}
 	key := types.NamespacedName{Namespace: o.GetNamespace(), Name: objects.BaseName(vm, uid)}
 	if byKey[key] == nil {
-		byKey[key] = &Instance{reader: r, Key: key, UID: uid, VM: vm}
+		byKey[key] = r.newInstance(uid, types.NamespacedName{Namespace: key.Namespace, Name: vm})
 	}
 	return byKey[key]
 }
 
-// IsNamed reports whether an object has the name that an object of its server has, is where the
-// VirtualMachine is, as far as that is known, and is no foreign claim.
+// IsNamed reports whether an object has the name that its labels require and is no foreign PVC. It must
+// also be where its VirtualMachine is, if that is known.
 func (r *Reader) IsNamed(o metav1.Object) bool {
 	uid, vm := types.UID(o.GetLabels()[objects.LabelUID]), o.GetLabels()[objects.LabelName]
 	owner, known := r.OwnerOf(uid)

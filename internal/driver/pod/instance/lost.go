@@ -16,14 +16,16 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// reasonInferred is the reason of a container's end that a kubelet has not seen: the runtime does not know the
-// container any more. It may run all the same, for example after the runtime has lost its state.
+// reasonInferred is the reason of a container's end that a kubelet has not seen, because the runtime does
+// not know the container any more. The container may still run, for example after the runtime has lost its
+// state.
 const reasonInferred = "ContainerStatusUnknown"
 
+// isInferred reports whether a kubelet has inferred the end of a container.
 func isInferred(t *corev1.ContainerStateTerminated) bool { return t.Reason == reasonInferred }
 
-// hasLostMachine reports whether the kubelet will report no more of the machine's container, whose end it has
-// not seen. Whether the end of the pod is proven is another question.
+// hasLostMachine reports whether the kubelet has not seen the end of the machine's container and will not
+// report it again. The end of the pod may still be proven.
 func hasLostMachine(p *corev1.Pod) bool {
 	s := objects.MachineStatus(p)
 	switch {
@@ -35,35 +37,35 @@ func hasLostMachine(p *corev1.Pod) bool {
 	return s.State.Running == nil && isTerminal(p.Status.Phase)
 }
 
-// lostEnd returns the end of a pod whose machine's container was lost, nil while nothing proves it: another boot
-// of the node, or an operator's assertion, which counts although the node is ready, since no report will come. When
-// the machine has ended is not known.
-func (i *Instance) lostEnd() *driver.Exit {
+// lostEnd returns the end of a pod whose machine's container was lost, nil if nothing proves it. Proofs
+// are another boot of the node, and an operator's assertion, which counts although the node is ready,
+// since no report will come. When the machine ended is not known.
+func lostEnd(p *corev1.Pod, node *corev1.Node, isAsserted bool) *driver.Exit {
 	switch {
-	case !hasLostMachine(i.Pod):
+	case !hasLostMachine(p):
 		return nil
-	case i.Pod.UID == i.Asserted && !i.isAssertionRefused():
+	case isAsserted:
 		return &driver.Exit{Code: codeKilled, Reason: exitAsserted, Output: textAsserted}
-	case i.node != nil && hasRebooted(i.node, i.Pod.Annotations[objects.AnnotationBoot]):
-		return &driver.Exit{Code: codeKilled, Reason: reasonInferred, Output: "node " + i.node.Name + " has been booted again"}
+	case node != nil && hasRebooted(node, p.Annotations[objects.AnnotationBoot]):
+		return &driver.Exit{Code: codeKilled, Reason: reasonInferred, Output: "node " + node.Name + " has been booted again"}
 	}
 	return nil
 }
 
-// Lost returns why nothing tells whether the machine runs, "" if something does: the pod is gone without a record
-// of its end, or its kubelet has lost the machine's container.
+// Lost returns why nothing tells whether the machine runs: the pod is gone without a record of its end, or
+// its kubelet has lost the machine's container. It returns "" if neither is so.
 func (i *Instance) Lost() string {
 	switch {
-	case i.isPodLost():
-		return i.PodLost()
+	case i.Pod == nil && i.Claims.lacksEnd(i.Asserted):
+		return PodLostText(i.Key)
 	case i.Pod != nil && hasLostMachine(i.Pod) && i.End() == nil:
 		return fmt.Sprintf("the kubelet of node %s has not seen the end of the machine's container in pod %s, and reports no more of it (%s)%s",
-			i.Pod.Spec.NodeName, i.Key, lostState(i.Pod), i.refusalText())
+			i.Pod.Spec.NodeName, i.Key, lostState(i.Pod), refusalText(i.Pod))
 	}
 	return ""
 }
 
-// lostState returns the kubelet's word for the state of a container that it has lost.
+// lostState returns the state that the kubelet reports of a container that it has lost.
 func lostState(p *corev1.Pod) string {
 	if objects.MachineStatus(p).State.Terminated != nil {
 		return reasonInferred
@@ -71,36 +73,28 @@ func lostState(p *corev1.Pod) string {
 	return "Waiting"
 }
 
-// PodLost says that the pod is gone without a proof of its end.
-func (i *Instance) PodLost() string {
-	return fmt.Sprintf("the pod %s is gone, and nothing proves that its containers have ended", i.Key)
+// PodLostText returns the message that a pod is gone without a proof of its end.
+func PodLostText(pod types.NamespacedName) string {
+	return fmt.Sprintf("the pod %s is gone, and nothing proves that its containers have ended", pod)
 }
 
-// isPodLost reports whether the pod is gone that the PVC has recorded, without a record of its end.
-func (i *Instance) isPodLost() bool {
-	if i.Pod != nil || i.Root == nil {
-		return false
-	}
-	run := types.UID(i.Root.Annotations[objects.AnnotationRun])
-	return run != "" && !hasEnded(i.Root, run) && run != i.Asserted
-}
-
-// UnrecordedBoot returns the boot of its node in which the machine runs, "" if the pod has it recorded, or it is
-// not known yet.
+// UnrecordedBoot returns the boot of the node in which the machine runs. It returns "" if the pod already
+// records a boot, or the boot is not known yet.
 func (i *Instance) UnrecordedBoot() string {
-	if i.Pod == nil || i.node == nil || !i.lacksBoot() {
+	if i.Pod == nil || i.node.object == nil || !lacksBoot(i.Pod) {
 		return ""
 	}
-	return bootSince(i.node, objects.MachineStatus(i.Pod).State.Running.StartedAt.Time)
+	return bootSince(i.node.object, objects.MachineStatus(i.Pod).State.Running.StartedAt.Time)
 }
 
-// lacksBoot reports whether the machine runs, and the pod has not recorded in which boot of its node.
-func (i *Instance) lacksBoot() bool {
-	return IsRunning(i.Pod) && i.Pod.Annotations[objects.AnnotationBoot] == ""
+// lacksBoot reports whether the machine of a pod runs and the pod does not record in which boot of its
+// node.
+func lacksBoot(p *corev1.Pod) bool {
+	return IsRunning(p) && p.Annotations[objects.AnnotationBoot] == ""
 }
 
-// bootSince returns the system and the boot of a node as its kubelet has posted them after a container was
-// started, "" before that: an older status may be from the boot before. Both times are the node's.
+// bootSince returns the system and the boot of a node if its kubelet has posted them after a container was
+// started, and else "": an older status may be from the boot before. Both times are the node's.
 func bootSince(node *corev1.Node, started time.Time) string {
 	isNew := slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue && c.LastHeartbeatTime.After(started)
@@ -112,7 +106,7 @@ func bootSince(node *corev1.Node, started time.Time) string {
 	return info.SystemUUID + "/" + info.BootID
 }
 
-// hasRebooted reports whether a node is the same system as recorded, in another boot.
+// hasRebooted reports whether a node is the recorded system in another boot.
 func hasRebooted(node *corev1.Node, recorded string) bool {
 	system, boot, _ := strings.Cut(recorded, "/")
 	info := node.Status.NodeInfo

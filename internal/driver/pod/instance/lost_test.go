@@ -58,8 +58,8 @@ func TestLostMachine(t *testing.T) {
 			if tc.refused {
 				p.Annotations[objects.AnnotationAssertionRefused] = "true"
 			}
-			reader := &Reader{Clock: testingclock.NewFakePassiveClock(time.Unix(0, 0)), AssertedOff: func(types.UID) types.UID { return "" }}
-			i := &Instance{reader: reader, Pod: p, Asserted: tc.asserted, node: tc.node, Key: types.NamespacedName{Namespace: "ns", Name: "web"}}
+			reader := &Reader{Clock: testingclock.NewFakePassiveClock(time.Unix(0, 0)), AssertedOff: func(types.UID) types.UID { return "" }, LastStatus: neverSeen}
+			i := &Instance{reader: reader, Pod: p, Asserted: tc.asserted, node: nodeState{object: tc.node}, Key: types.NamespacedName{Namespace: "ns", Name: "web"}}
 			got := ""
 			if exit := i.End(); exit != nil {
 				got = exit.Reason
@@ -100,7 +100,7 @@ func TestUnrecordedBoot(t *testing.T) {
 	} {
 		p := onNode(withStatuses(tc.status))
 		p.Annotations = map[string]string{objects.AnnotationBoot: tc.recorded}
-		if got := (&Instance{Pod: p, node: tc.node}).UnrecordedBoot(); got != tc.want {
+		if got := (&Instance{Pod: p, node: nodeState{object: tc.node}}).UnrecordedBoot(); got != tc.want {
 			t.Errorf("%s: to be recorded is %q, want %q", name, got, tc.want)
 		}
 	}
@@ -112,12 +112,12 @@ func TestStrippedPod(t *testing.T) {
 	t.Parallel()
 	never := onNode(deleted, byKubelet, withStatuses(corev1.ContainerStatus{Name: objects.ContainerName}))
 	never.ManagedFields = append(never.ManagedFields, metav1.ManagedFieldsEntry{Manager: "drover", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{}}`)})
-	kept, err := strip(never.DeepCopy())
+	kept, err := stripObject(never.DeepCopy())
 	if p, ok := kept.(*corev1.Pod); err != nil || !ok || ProvenEnd(p) == nil || len(p.ManagedFields) != 1 {
 		t.Errorf("kept is %+v, %v", kept, err)
 	}
 	never.Status.Phase = corev1.PodRunning
-	if kept, err = strip(never); err != nil || len(kept.(*corev1.Pod).ManagedFields) > 0 {
+	if kept, err = stripObject(never); err != nil || len(kept.(*corev1.Pod).ManagedFields) > 0 {
 		t.Errorf("of a pod that runs, %+v is kept, %v", kept, err)
 	}
 }

@@ -23,7 +23,6 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
-	"cloudnative.tw/drover/internal/machine/control"
 )
 
 // nodeServer serves the nodes of an API server: node ready, node off, which has the taint out-of-service, and
@@ -138,7 +137,7 @@ func TestLostNodes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := &Reader{Client: client, Clock: clock.RealClock{}, Log: logr.Discard(), LastStatus: func(types.UID) (control.Status, bool) { return control.Status{}, false }}
+			r := &Reader{Client: client, Clock: clock.RealClock{}, Log: logr.Discard(), LastStatus: neverSeen}
 			p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "pod"}, Spec: corev1.PodSpec{NodeName: c.node, Containers: []corev1.Container{{Name: objects.ContainerName}}}}
 			p.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: "example.com/lb"}} // a webhook has added it
 			p.Status.ContainerStatuses, p.Status.Conditions = []corev1.ContainerStatus{c.status}, c.conditions

@@ -18,28 +18,22 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// exitAsserted is the reason of an end that an operator asserts.
+// The reason and the output of an end that an operator asserts.
 const (
 	exitAsserted = "Asserted"
 	textAsserted = "an operator has asserted that the machine is off"
 )
 
-// endRecord is the value of AnnotationEnd.
-type endRecord struct {
-	Pod  types.UID    `json:"pod"`
-	Exit *driver.Exit `json:"exit,omitempty"`
-	// Disruption is that of driver.Server.
-	Disruption string `json:"disruption,omitempty"`
-}
-
-// ProvenEnd returns how a pod has ended, or nil as long as nothing proves that none of its
-// containers runs.
+// ProvenEnd returns how a pod has ended, or nil as long as nothing proves that none of its containers
+// runs.
 //
-// What proves it: a pod that is being deleted and never had a node, since the scheduler binds no
-// such pod; the kubelet's report that every container has terminated, of which none starts again
-// under restartPolicy Never; the kubelet's refusal to run the pod at all, once it has lasted (End). The phase alone proves
-// nothing about a machine that was started, since controllers write it for nodes that do not answer,
-// nor does a node that is not ready or gone, nor a state that the kubelet inferred: lost.go.
+// One of these is a proof: The pod is being deleted and never had a node, since the scheduler binds no
+// such pod. Or the kubelet has reported that every container has terminated, and restartPolicy Never keeps
+// all from starting again. Or the kubelet has refused to run the pod, once that has lasted (Instance.End).
+//
+// The phase alone does not prove the end of a machine that was started, since controllers write it for
+// nodes that do not answer. Nor does a node that is not ready or gone, nor a state that the kubelet
+// inferred: see lost.go.
 func ProvenEnd(pod *corev1.Pod) *driver.Exit {
 	switch {
 	case pod.Spec.NodeName == "" && pod.DeletionTimestamp != nil:
@@ -52,9 +46,9 @@ func ProvenEnd(pod *corev1.Pod) *driver.Exit {
 	return reportedEnd(pod)
 }
 
-// IsRejected reports whether the kubelet refused to run a pod: it failed with a reason, and no
-// container of it was ever reported. Other controllers fail pods only together with a condition
-// DisruptionTarget, after a kubelet was lost.
+// IsRejected reports whether the kubelet refused to run a pod: the pod failed with a reason, and no
+// container of it was ever reported. When other controllers fail a pod after its kubelet was lost, they
+// also set condition DisruptionTarget.
 func IsRejected(pod *corev1.Pod) bool {
 	s := pod.Status
 	if s.Phase != corev1.PodFailed || s.Reason == "" || len(s.ContainerStatuses) > 0 || len(s.InitContainerStatuses) > 0 {
@@ -64,14 +58,15 @@ func IsRejected(pod *corev1.Pod) bool {
 	return reason == "" || reason == corev1.PodReasonTerminationByKubelet
 }
 
-// rejectionDelay is how long a kubelet's rejection of a pod has to stand before it proves an end. A kubelet that was
-// restarted rejects a pod whose container runs before it ends that, and nothing on the pod tells whether it had run.
+// rejectionDelay is how long a rejected pod has to remain so before that proves its end. A kubelet that
+// was restarted rejects a pod whose container runs before it ends that container, and nothing on the pod
+// tells whether it had run.
 const rejectionDelay = time.Minute
 
-// isJustRejected reports whether the pod was rejected, by this process's clock, too short a time ago for that to
-// prove its end.
+// isJustRejected reports whether the rejection of the pod was first seen, by the clock of this process,
+// less than rejectionDelay ago.
 func (i *Instance) isJustRejected() bool {
-	if !IsRejected(i.Pod) || i.IsEndRecorded() {
+	if !IsRejected(i.Pod) || i.Claims.HasEnded(i.Pod.UID) {
 		return false
 	}
 	now := i.reader.Clock.Now()
@@ -79,7 +74,7 @@ func (i *Instance) isJustRejected() bool {
 	return now.Sub(first) < rejectionDelay
 }
 
-// ForgetRejections forgets the rejections of other pods than these.
+// ForgetRejections forgets when the rejections of pods were first seen, except of those that are present.
 func (r *Reader) ForgetRejections(isPresent func(pod types.UID) bool) {
 	r.rejectedSince.DeleteFunc(func(pod types.UID, _ time.Time) bool { return !isPresent(pod) })
 }
@@ -92,32 +87,32 @@ func disruptionReason(pod *corev1.Pod) string {
 	return ""
 }
 
-// ImageUse reports whether the pod, which has ended, may have used its images, and else whether its
-// node has failed to: no container was created there. Both are false for a pod that no node accepted.
-func (i *Instance) ImageUse() (isUsed, hasFailed bool) {
-	exit, status := ProvenEnd(i.Pod), objects.MachineStatus(i.Pod)
+// ImageUse reports whether a pod that has ended may have used its images, and else whether its node failed
+// to: it created no container. Both are false for a pod that no node accepted.
+func ImageUse(p *corev1.Pod) (isUsed, hasFailed bool) {
 	switch {
-	case i.Pod.Spec.NodeName == "" || IsRejected(i.Pod):
+	case p.Spec.NodeName == "" || IsRejected(p):
 		return false, false
-	case exit == nil: // an operator has asserted the end, and what the kubelet reported last may be old
+	case ProvenEnd(p) == nil: // an operator has asserted the end, and what the kubelet reported last may be old
 		return true, false
 	}
-	isUsed = status != nil && hasContainer(status)
+	isUsed = HasContainer(p)
 	return isUsed, !isUsed
 }
 
-// HasContainer reports whether the machine's container was created, as far as its kubelet has reported.
-func (i *Instance) HasContainer() bool {
-	status := objects.MachineStatus(i.Pod)
+// HasContainer reports whether the kubelet has reported that the machine's container was created.
+func HasContainer(p *corev1.Pod) bool {
+	status := objects.MachineStatus(p)
 	return status != nil && hasContainer(status)
 }
 
-// hasContainer reports whether a container was created. Of one that has run and that the runtime has lost, a
+// hasContainer reports whether a container was created. If the runtime has lost a container that ran, its
 // kubelet reports no ID, but a restart or an earlier end.
 func hasContainer(s *corev1.ContainerStatus) bool {
 	return s.ContainerID != "" || s.RestartCount > 0 || s.LastTerminationState.Terminated != nil
 }
 
+// rejectedAt returns when a kubelet rejected a pod, or when the pod was created if that is not known.
 func rejectedAt(pod *corev1.Pod) time.Time {
 	if pod.Status.StartTime != nil {
 		return pod.Status.StartTime.Time
@@ -141,9 +136,10 @@ func reportedEnd(pod *corev1.Pod) *driver.Exit {
 	return nil
 }
 
-// codeKilled is what a kubelet reports of a container whose exit code it does not know.
+// codeKilled is the exit code that a kubelet reports of a container whose own is not known.
 const codeKilled = 137
 
+// finishedAt returns when a container has ended, the zero time if that is not known.
 func finishedAt(s *corev1.ContainerStatus) (at time.Time) {
 	if s.State.Terminated != nil {
 		at = s.State.Terminated.FinishedAt.Time
@@ -151,9 +147,9 @@ func finishedAt(s *corev1.ContainerStatus) (at time.Time) {
 	return at
 }
 
-// mayRunOthers reports whether a container other than the machine's may run. Of those that never started, such
-// as the init containers of a pod that was deleted early, a kubelet reports for ever that they wait, or nothing:
-// for them the end of the pod counts.
+// mayRunOthers reports whether a container other than the machine's may run. The kubelet never reports the
+// end of a container that never started, such as an init container of a pod that was deleted early: then
+// the end of the pod counts.
 func mayRunOthers(pod *corev1.Pod, over bool) bool {
 	s := pod.Status
 	states := map[string]corev1.ContainerState{}
@@ -170,8 +166,8 @@ func mayRunOthers(pod *corev1.Pod, over bool) bool {
 		slices.ContainsFunc(of.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return mayRun(c.Name) })
 }
 
-// isOver reports whether the kubelet has ended a pod: it sets a terminal phase once the runtime has no container
-// of the pod that runs. The other controller that does, for lost nodes, says so by a condition.
+// isOver reports whether the kubelet has ended a pod. The kubelet sets a terminal phase once the runtime
+// runs no container of the pod. The controller that also sets one, for lost nodes, adds a condition.
 func isOver(pod *corev1.Pod) bool {
 	switch disruptionReason(pod) {
 	case "", corev1.PodReasonTerminationByKubelet:
@@ -182,12 +178,14 @@ func isOver(pod *corev1.Pod) bool {
 	return isTerminal(pod.Status.Phase) && slices.ContainsFunc(pod.ManagedFields, isPhaseOfKubelet)
 }
 
+// isTerminal reports whether a pod in a phase never leaves it.
 func isTerminal(phase corev1.PodPhase) bool {
 	return phase == corev1.PodSucceeded || phase == corev1.PodFailed
 }
 
-// isPhaseOfKubelet reports whether an entry of managedFields says that a kubelet has written the phase of a pod.
-// Where the kubelet is part of another program, as in k3s, it is known by writing the containers' states too.
+// isPhaseOfKubelet reports whether an entry of managedFields says that a kubelet has written the phase of
+// a pod. A kubelet that is part of another program, as in k3s, has another name, but writes the states of
+// containers too.
 func isPhaseOfKubelet(e metav1.ManagedFieldsEntry) bool {
 	var owned struct {
 		Status struct {
@@ -201,77 +199,81 @@ func isPhaseOfKubelet(e metav1.ManagedFieldsEntry) bool {
 	return owned.Status.Phase != nil && (e.Manager == "kubelet" || owned.Status.Containers != nil)
 }
 
-// exitOf translates the end of the machine's container. drover-machine leaves its reason in the
-// termination message; without one, the kubelet's holds. A machine that a signal ended, as in a drain, is
-// one whose host was shut down: its guest had not decided to end.
+// endMessage is the termination message that drover-machine writes.
+type endMessage struct {
+	Reason, Message string
+	StopRequested   bool
+	Disks           struct {
+		Root    bool
+		Volumes []string
+	}
+	TooLarge struct {
+		Volume string
+		Bytes  int64
+	}
+}
+
+// readMessage returns the termination message of the machine's container. ok is false if drover-machine has
+// written none.
+func readMessage(t *corev1.ContainerStateTerminated) (m endMessage, ok bool) {
+	err := json.Unmarshal([]byte(t.Message), &m)
+	return m, err == nil && m.Reason != ""
+}
+
+// exitOf returns the end of the machine's container. The reason that drover-machine leaves in the
+// termination message replaces the kubelet's. A machine that a signal ended, as in a drain, counts as one
+// whose host was shut down, since its guest had not decided to end.
 func exitOf(t *corev1.ContainerStateTerminated) *driver.Exit {
 	exit := &driver.Exit{Code: int(t.ExitCode), Reason: t.Reason, At: t.FinishedAt.Time}
-	var message struct {
-		Reason, Message string
-		StopRequested   bool
-	}
-	if t.Reason != reasonOOMKilled && json.Unmarshal([]byte(t.Message), &message) == nil && message.Reason != "" {
+	if message, ok := readMessage(t); ok && t.Reason != reasonOOMKilled {
 		exit.Reason, exit.Output, exit.StopRequested = truncateText(message.Reason), truncateText(message.Message), message.StopRequested
 	}
 	return exit
 }
 
-// hasMadeDisk reports whether drover-machine says that there is a disk: its guest has run, or it had come as
-// far as to make it.
+// hasMadeDisk reports whether drover-machine says that a disk exists: the guest has run, or the machine
+// ended after it had made the disk.
 func hasMadeDisk(t *corev1.ContainerStateTerminated, disk string) bool {
-	var message struct {
-		Reason string
-		Disks  struct {
-			Root    bool
-			Volumes []string
-		}
-	}
-	switch {
-	case json.Unmarshal([]byte(t.Message), &message) != nil, message.Reason == "":
+	switch message, ok := readMessage(t); {
+	case !ok:
 		return false
 	case message.Reason != driver.ExitNotStarted && message.Reason != exitInvalid:
 		return true
 	case disk == objects.RootDisk:
 		return message.Disks.Root
+	default:
+		return slices.Contains(message.Disks.Volumes, disk)
 	}
-	return slices.Contains(message.Disks.Volumes, disk)
 }
 
-// LargeImage returns the disk that the machine of the pod has not made, since the image needs more bytes than the
-// disk was to have. ok is false if that is not why the machine has ended.
-func (i *Instance) LargeImage() (disk string, bytes int64, ok bool) {
-	status := objects.MachineStatus(i.Pod)
+// LargeImage returns the disk that the machine of a pod refused to make, and how many bytes its image
+// needs. ok is false if the machine has not ended for that reason.
+func LargeImage(p *corev1.Pod) (disk string, bytes int64, ok bool) {
+	status := objects.MachineStatus(p)
 	if status == nil || status.State.Terminated == nil {
 		return "", 0, false
 	}
-	var message struct {
-		Reason   string
-		TooLarge struct {
-			Volume string
-			Bytes  int64
-		}
-	}
-	err := json.Unmarshal([]byte(status.State.Terminated.Message), &message)
-	return message.TooLarge.Volume, message.TooLarge.Bytes, err == nil && message.Reason == driver.ExitNotStarted && message.TooLarge.Bytes > 0
+	message, ok := readMessage(status.State.Terminated)
+	return message.TooLarge.Volume, message.TooLarge.Bytes, ok && message.Reason == driver.ExitNotStarted && message.TooLarge.Bytes > 0
 }
 
-// exitInvalid is drover-machine's reason for a wrong description.
+// exitInvalid is the reason of drover-machine for an invalid description.
 const exitInvalid = "InvalidDescription"
 
 // reasonOOMKilled is the kubelet's reason for a container that had too little memory.
 const reasonOOMKilled = "OOMKilled"
 
-// maxOutput is how much of a message is kept.
+// maxOutput limits the bytes that truncateText keeps.
 const maxOutput = 1 << 10
 
-// truncateText returns what is kept of a text that others have written.
+// truncateText returns the beginning of a text that others have written.
 func truncateText(text string) string {
 	return strings.ToValidUTF8(text[:min(len(text), maxOutput)], "")
 }
 
-// assertedEnd returns the end of a pod that an operator asserts: by the taint out-of-service on its
-// node, or by the annotation about this pod. Neither counts while the node is ready: then its kubelet
-// reports, and the machine may be shutting down. A node that is gone is nil.
+// assertedEnd returns the end of a pod that an operator asserts, by the taint out-of-service on its node
+// or by the annotation about this pod. Neither counts while the node is ready: its kubelet reports then,
+// and the machine may be shutting down. The node is nil if it is gone.
 func assertedEnd(node *corev1.Node, asserted bool, now time.Time) *driver.Exit {
 	switch {
 	case node != nil && isReady(node):
@@ -284,37 +286,31 @@ func assertedEnd(node *corev1.Node, asserted bool, now time.Time) *driver.Exit {
 	return nil
 }
 
+// isAsserted reports whether an operator asserts that the machine of a pod is off, unless the pod records
+// that the assertion is refused.
+func isAsserted(p *corev1.Pod, asserted types.UID) bool {
+	return p.UID == asserted && !isAssertionRefused(p)
+}
+
+// isAssertionRefused reports whether a pod records that the assertion about its machine is refused.
+func isAssertionRefused(p *corev1.Pod) bool {
+	return p.Annotations[objects.AnnotationAssertionRefused] != ""
+}
+
+// isReady reports whether the kubelet of a node reports.
 func isReady(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
 }
 
+// isOutOfService reports whether a node has the taint by which an operator asserts that it is off.
 func isOutOfService(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })
 }
 
-// hasEnded reports whether the PVC of the root disk has the end of a pod, or that it never ran.
-func hasEnded(root *corev1.PersistentVolumeClaim, pod types.UID) bool {
-	return pod != "" && root != nil && (endOf(root).Pod == pod || root.Annotations[objects.AnnotationNeverRan] == string(pod))
-}
-
-// endOf returns the record on the PVC; one that is damaged records nothing.
-func endOf(root *corev1.PersistentVolumeClaim) (end endRecord) {
-	if root == nil || json.Unmarshal([]byte(root.Annotations[objects.AnnotationEnd]), &end) != nil {
-		return endRecord{}
-	}
-	if end.Disruption = truncateText(end.Disruption); end.Exit != nil { // users can change annotations
-		end.Exit.Reason, end.Exit.Output = truncateText(end.Exit.Reason), truncateText(end.Exit.Output)
-	}
-	return end
-}
-
-// EndRecord returns the value of AnnotationEnd for the pod, whose end is proven.
+// EndRecord returns the value of AnnotationEnd for a pod whose end is proven.
 func (i *Instance) EndRecord() (string, error) {
 	record, err := json.Marshal(endRecord{Pod: i.Pod.UID, Exit: i.End(), Disruption: i.Disruption()})
 	return string(record), err
 }
-
-// IsEndRecorded reports whether the PVC of the root disk has the end of the pod, or that it never ran.
-func (i *Instance) IsEndRecorded() bool { return hasEnded(i.Root, i.Pod.UID) }

@@ -17,6 +17,9 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
+// neverSeen is the LastStatus of a Reader whose machines have not been asked yet.
+func neverSeen(types.UID) (status control.Status, ok bool) { return status, false }
+
 func terminated(code int32, reason, message string) corev1.ContainerStatus {
 	return corev1.ContainerStatus{Name: objects.ContainerName, ContainerID: "containerd://1", State: corev1.ContainerState{
 		Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Reason: reason, Message: message, FinishedAt: metav1.Unix(1000, 0)},
@@ -206,8 +209,8 @@ func TestRecordedEnd(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			i := &Instance{Asserted: "c", Root: &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations}}}
-			if got := i.isPodLost(); got != tc.lost {
+			i := &Instance{Asserted: "c", Claims: Claims{objects.RootDisk: {ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations}}}}
+			if got := i.Claims.lacksEnd(i.Asserted); got != tc.lost {
 				t.Errorf("it is lost: %t, want %t", got, tc.lost)
 			}
 		})
@@ -218,7 +221,7 @@ func TestRecordedEnd(t *testing.T) {
 // reports no more than that the container has ended.
 func TestDisksOfASeenRun(t *testing.T) {
 	t.Parallel()
-	reader := &Reader{LastStatus: func(types.UID) (status control.Status, ok bool) { return status, false }}
+	reader := &Reader{LastStatus: neverSeen}
 	pod := onNode(withStatuses(terminated(137, "ContainerStatusUnknown", "")))
 	pod.UID, pod.Spec.Containers = "seen", []corev1.Container{{Name: "added"}, {Name: objects.ContainerName, StartupProbe: &corev1.Probe{}}}
 	for seen, want := range map[string]bool{"seen": true, "another": false, "": false} {
@@ -231,7 +234,7 @@ func TestDisksOfASeenRun(t *testing.T) {
 // TestDisksOfAMachineThatWasNotStarted checks which disks count as made of a machine whose guest never ran.
 func TestDisksOfAMachineThatWasNotStarted(t *testing.T) {
 	t.Parallel()
-	reader := &Reader{LastStatus: func(types.UID) (status control.Status, ok bool) { return status, false }}
+	reader := &Reader{LastStatus: neverSeen}
 	for message, want := range map[string][]string{
 		``:                        nil,
 		`{"reason":"NotStarted"}`: nil,

@@ -4,10 +4,10 @@
 // Package instance reads the objects of servers, and says what they prove: whether a pod has ended
 // for sure, and what state its server is in. It changes nothing.
 //
-// Start with Instance in instance.go, which a Reader returns. proof.go tells when a pod has ended,
-// lost.go when nothing tells that, disruption.go how others end it, state.go describes a server, list.go
-// finds the objects of all servers, informers.go follows them, and disks.go and budgets.go have their
-// PVCs and PodDisruptionBudgets.
+// Start with Instance in instance.go, which a Reader returns. proof.go says when a pod has ended, and
+// lost.go when nothing will tell that. state.go describes a server, and texts.go has the words for it.
+// claims.go has the PVCs, nodes.go the nodes of pods, and budgets.go the PodDisruptionBudgets. list.go finds
+// the objects of all servers, and informers.go follows them.
 package instance
 
 import (
@@ -36,84 +36,84 @@ type Reader struct {
 	Client corev1client.CoreV1Interface
 	// Policy reaches the PodDisruptionBudgets of that cluster.
 	Policy policyv1client.PolicyV1Interface
-	// Owner returns the VirtualMachine of a UID as far as one is known. Nil knows none.
+	// Owner returns the VirtualMachine of a UID if it is known. Nil knows none.
 	Owner func(types.UID) (driver.Owner, bool)
 	// AssertedOff returns the pod of a VirtualMachine whose machine an operator has asserted to be
 	// off. Nil knows none.
 	AssertedOff func(types.UID) types.UID
-	// LastStatus returns what the machine in a pod was last seen to do, if that is known.
+	// LastStatus returns the last observed status of the machine in a pod, if there is one.
 	LastStatus func(pod types.UID) (control.Status, bool)
 	// HasSecret reports whether a pod is known to have its Secret. Nil knows none.
 	HasSecret func(pod types.UID) bool
 	Clock     clock.PassiveClock
 	Log       logr.Logger
 
-	// Watched are the informers of the watch that was opened last, nil if none is open.
+	// Watched has the informers of the last opened watch, nil if none is open.
 	Watched atomic.Pointer[Informers]
-	// pods and claims are the latest versions that were read live or written.
+	// pods and claims are the latest versions that this process has read live or written.
 	pods, claims atomic.Uint64
-	// lastLiveList is when the last complete list began that was live.
+	// lastLiveList is when the last live and complete list began.
 	lastLiveList atomic.Pointer[time.Time]
-	// lacking are the servers of which the last complete list found no PodDisruptionBudget as it
-	// should be, and none was ensured since.
+	// lacking has the servers whose PodDisruptionBudget was missing or wrong in the last complete list and
+	// was not ensured since.
 	lacking driver.SyncMap[types.UID, bool]
 	// rejectedSince is when the kubelet's rejection of a pod was first seen.
 	rejectedSince driver.SyncMap[types.UID, time.Time]
 }
 
-// New returns the instance of a spec, of which nothing was read yet.
+// New returns the instance of a spec before anything is read.
 func (r *Reader) New(spec driver.ServerSpec) *Instance {
 	i := r.newInstance(spec.UID, types.NamespacedName{Namespace: spec.Namespace, Name: spec.Name})
 	i.isEphemeral, i.seenRun, i.recordsBoot = spec.Ephemeral, spec.SeenRun, true
 	for _, v := range spec.Volumes {
-		i.names = append(i.names, v.Name)
+		i.volumes = append(i.volumes, v.Name)
 	}
 	return i
 }
 
+// newInstance returns an instance without objects.
 func (r *Reader) newInstance(uid types.UID, vm types.NamespacedName) *Instance {
-	return &Instance{reader: r, UID: uid, VM: vm.Name, Key: types.NamespacedName{Namespace: vm.Namespace, Name: objects.BaseName(vm.Name, uid)}}
+	return &Instance{reader: r, UID: uid, VM: vm.Name, Claims: Claims{}, Key: types.NamespacedName{Namespace: vm.Namespace, Name: objects.BaseName(vm.Name, uid)}}
 }
 
-// ReadPod returns the instance of a pod that was read, and of nothing else. Read reads that pod again, and the
-// PVC of its root disk.
+// ReadPod returns the instance of a pod that was read, and of no other object. Its method Read reads the
+// pod again, and the PVC of the root disk.
 func (r *Reader) ReadPod(ctx context.Context, p *corev1.Pod) (*Instance, error) {
 	i := &Instance{
-		reader: r, UID: types.UID(p.Labels[objects.LabelUID]), Pod: p, isEphemeral: objects.IsEphemeral(p),
+		reader: r, UID: types.UID(p.Labels[objects.LabelUID]), Pod: p, Claims: Claims{}, isEphemeral: objects.IsEphemeral(p),
 		Key: types.NamespacedName{Namespace: p.Namespace, Name: p.Name},
 	}
 	return i, i.readNode(ctx)
 }
 
-// Find reads the objects of a server live, since what follows removes or releases them. It returns
-// ErrNotFound if there are none. The PVCs of an ephemeral server that is to be removed are left out
-// while it has a pod: spec.ephemeral is immutable, and what is without a pod is read in full before
-// the finalizer of the VirtualMachine is removed.
+// Find reads the objects of a server live, for a caller that removes or releases them. It returns
+// ErrNotFound if there are none. It leaves out the PVCs of an ephemeral server that has a pod and is to be
+// removed. That is safe since spec.ephemeral is immutable, and a server without a pod is read in full
+// before the finalizer of the VirtualMachine is removed.
 func (r *Reader) Find(ctx context.Context, t driver.Target, retain bool) (*Instance, error) {
-	i, err := r.find(ctx, t, retain)
+	i, err := r.findObjects(ctx, t, retain)
 	if err != nil {
 		return nil, err
 	}
-	i.isEphemeral = i.Pod != nil && objects.IsEphemeral(i.Pod) && i.Root == nil
+	i.isEphemeral = i.Pod != nil && objects.IsEphemeral(i.Pod) && i.Claims.Root() == nil
 	if !i.Exists() {
 		return nil, driver.Errorf(driver.ErrNotFound, "there is no pod and no PVC of UID %s", t.UID)
 	}
 	return i, nil
 }
 
-// find reads the objects by the name of the VirtualMachine. Where that is not known, their labels
-// select them.
-func (r *Reader) find(ctx context.Context, t driver.Target, retain bool) (*Instance, error) {
+// findObjects reads the objects by the name of the VirtualMachine, or by their labels if the name is not known.
+func (r *Reader) findObjects(ctx context.Context, t driver.Target, retain bool) (*Instance, error) {
 	owner, known := r.OwnerOf(t.UID)
 	if !known {
 		i, err := r.findByLabels(ctx, t)
 		if err != nil {
 			return nil, err
 		}
-		return i, i.checkID(t)
+		return i, checkID(i, t)
 	}
 	i := r.newInstance(t.UID, owner.NamespacedName)
-	if err := i.checkID(t); err != nil {
+	if err := checkID(i, t); err != nil {
 		return nil, err
 	}
 	if err := i.readPod(ctx); err != nil {
@@ -125,7 +125,7 @@ func (r *Reader) find(ctx context.Context, t driver.Target, retain bool) (*Insta
 	return i, nil
 }
 
-// findByLabels reads the objects that have the labels of a server, which is live for a single one.
+// findByLabels lists the objects with the labels of a server, live since it is a single one.
 func (r *Reader) findByLabels(ctx context.Context, t driver.Target) (*Instance, error) {
 	listed, err := r.listByLabels(ctx, t.UID)
 	switch {
@@ -140,14 +140,14 @@ func (r *Reader) findByLabels(ctx context.Context, t driver.Target) (*Instance, 
 }
 
 // checkID returns ErrNotFound if the target names another server than this one.
-func (i *Instance) checkID(t driver.Target) error {
+func checkID(i *Instance, t driver.Target) error {
 	if t.ID != "" && t.ID != i.ID() {
 		return driver.Errorf(driver.ErrNotFound, "the server of UID %s is %s, not %s", t.UID, i.ID(), t.ID)
 	}
 	return nil
 }
 
-// OwnerOf returns the VirtualMachine of a UID as far as one is known.
+// OwnerOf returns the VirtualMachine of a UID if it is known.
 func (r *Reader) OwnerOf(uid types.UID) (driver.Owner, bool) {
 	if r.Owner == nil {
 		return driver.Owner{}, false

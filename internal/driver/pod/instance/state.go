@@ -4,12 +4,9 @@
 package instance
 
 import (
-	"cmp"
 	"errors"
-	"fmt"
 	"net"
 	"strconv"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,51 +18,38 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// Server describes the server.
+// Server returns the server as its objects and its machine show it.
 func (i *Instance) Server() driver.Server {
 	s := driver.Server{
 		UID: i.UID, ID: i.ID(), Namespace: i.Key.Namespace, Name: i.VM, Retained: i.IsRetained(), State: driver.StateStopped,
 	}
 	switch {
-	case i.isPodLost():
+	case i.Pod == nil && i.Claims.lacksEnd(i.Asserted):
 		s.State, s.Err = driver.StateUnknown, errors.New(i.Lost())
 	case i.Pod == nil:
-		last := endOf(i.Root)
+		last := i.Claims.lastEnd()
 		s.Run, s.Exit, s.Disruption = string(last.Pod), last.Exit, last.Disruption
-	case i.IsGated() && i.IsLeaving():
+	case objects.IsGated(i.Pod) && i.IsLeaving():
 		i.describeLeaving(&s)
-	case i.IsGated():
+	case objects.IsGated(i.Pod):
 		s.NeedsEnsure = i.Pod.DeletionTimestamp != nil // its finalizer is to be removed
 	default:
 		i.describeRun(&s)
 	}
-	if i.isBeingRemoved() {
-		s.State, s.Progress = driver.StateRemoving, i.heldText()
+	if isPodOver := i.Pod == nil || i.End() != nil && i.IsLeaving(); isPodOver && i.Claims.isDeleted() {
+		s.State, s.Progress = driver.StateRemoving, heldText(i.Pod, i.Claims)
 	}
 	return s
 }
 
-// isBeingRemoved reports whether the disks are being deleted, and no pod is left that matters.
-func (i *Instance) isBeingRemoved() bool {
-	if i.Pod != nil && (i.End() == nil || !i.IsLeaving()) {
-		return false
-	}
-	if i.Root != nil {
-		return i.Root.DeletionTimestamp != nil
-	}
-	volumes := i.Volumes()
-	return len(volumes) > 0 && volumes[0].DeletionTimestamp != nil
-}
-
-// describeRun describes the pod.
+// describeRun describes the run of a pod without a scheduling gate.
 func (i *Instance) describeRun(s *driver.Server) {
 	p := i.Pod
-	kept := i.Settings()
+	kept, ended := objects.ReadSettings(p), exitOfMachine(p)
+	last, _ := i.reader.LastStatus(p.UID)
 	s.Run, s.Host, s.Disruption = string(p.UID), p.Spec.NodeName, i.Disruption()
 	s.Applied = driver.Resources{CPUMilli: kept.CPUMilli, MemoryBytes: kept.MemoryBytes}
-	status := objects.MachineStatus(p)
-	s.ImageID, s.Note = i.imageID(kept), describeTags(kept.Images)
-	s.StartedAt = startOf(p)
+	s.ImageID, s.Note, s.StartedAt = imageID(p, kept, i.reader.hasGuest(p)), describeTags(kept.Images), startOf(p)
 	switch exit := i.End(); {
 	case exit != nil && i.IsLeaving():
 		i.describeLeaving(s)
@@ -74,18 +58,17 @@ func (i *Instance) describeRun(s *driver.Server) {
 	case hasLostMachine(p):
 		s.State, s.Err = driver.StateUnknown, errors.New(i.Lost())
 	case p.DeletionTimestamp != nil:
-		s.State, s.Progress = driver.StateStopping, i.stoppingText()
-		s.Exit = exitOfMachine(status)
-	case status != nil && status.State.Terminated != nil:
-		s.State, s.Progress = driver.StateStopping, "the machine has ended, and other containers of the pod have not: delete the pod, or have them end by themselves"
-		s.Exit = exitOf(status.State.Terminated)
-	case i.hasGuest():
-		s.State, s.Addresses = driver.StateRunning, addressesOf(p)
-		s.Err = i.lostNode()
+		s.State, s.Exit, s.Progress = driver.StateStopping, ended, stoppingText(p, i.node, s.Disruption)
+	case ended != nil:
+		s.State, s.Exit, s.Progress = driver.StateStopping, ended, "the machine has ended, and other containers of the pod have not: delete the pod, or have them end by themselves"
+	case i.reader.hasGuest(p):
+		s.State, s.Addresses, s.Err = driver.StateRunning, addressesOf(p), i.node.lostError(p)
 		s.HostLost = s.Err != nil
-		i.describeMachine(s)
+		i.describeMachine(s, last)
 	default:
-		s.State, s.Progress, s.NeedsEnsure = driver.StateStarting, i.startingText(), i.mayLackSecret()
+		s.State, s.Progress = driver.StateStarting, startingText(p, i.node, last.Copied)
+		// An earlier call that made a pod without a gate may have ended before it made the Secret: Ensure finds out.
+		s.NeedsEnsure = objects.IsEphemeral(p) && (i.reader.HasSecret == nil || !i.reader.HasSecret(p.UID))
 		s.IsUnschedulable = isUnschedulable(p)
 	}
 	if _, differs := i.RefusesAssertion(); differs {
@@ -93,51 +76,51 @@ func (i *Instance) describeRun(s *driver.Server) {
 	}
 }
 
-// describeLeaving describes a pod whose end is recorded and whose object still exists. An ephemeral server has
-// nothing else.
+// describeLeaving describes a pod whose end is recorded and whose object still exists. An ephemeral server
+// has no other object, so it counts as being removed.
 func (i *Instance) describeLeaving(s *driver.Server) {
-	if i.Root == nil {
-		s.State, s.Progress = driver.StateRemoving, i.heldText()
+	if i.Claims.Root() == nil {
+		s.State, s.Progress = driver.StateRemoving, heldText(i.Pod, i.Claims)
 		return
 	}
 	s.State, s.IsLeaving, s.NeedsEnsure = driver.StateStopped, true, i.AssertedEnd() != nil
-	s.Exit, s.Progress = i.End(), i.heldText()+": the next one is made after that"
+	s.Exit, s.Progress = i.End(), heldText(i.Pod, i.Claims)+": the next one is made after that"
 }
 
 // exitOfMachine returns the end of the machine's container, nil if it has not ended.
-func exitOfMachine(status *corev1.ContainerStatus) *driver.Exit {
+func exitOfMachine(p *corev1.Pod) *driver.Exit {
+	status := objects.MachineStatus(p)
 	if status == nil || status.State.Terminated == nil {
 		return nil
 	}
 	return exitOf(status.State.Terminated)
 }
 
-// imageID returns the digest of what the root disk is made from. A checksum is one once the machine has
-// compared it.
-func (i *Instance) imageID(kept objects.Settings) string {
+// imageID returns the digest of the image that the root disk is made from. The checksum of the spec counts
+// once the guest runs, since the machine has verified it by then.
+func imageID(p *corev1.Pod, kept objects.Settings, hasGuest bool) string {
 	if kept.MadeFrom != nil {
 		return kept.MadeFrom.Digest
 	}
-	digest := objects.ImageDigest(i.Pod)
-	if digest == "" && i.hasGuest() {
+	digest := objects.ImageDigest(p)
+	if digest == "" && hasGuest {
 		return kept.Checksum
 	}
 	return digest
 }
 
-// hasGuest reports whether the guest runs in the machine's container: its disks are made. The kubelet says
-// so, or the machine has. A kubelet that was restarted may have forgotten it for a moment.
-func (i *Instance) hasGuest() bool {
-	status := objects.MachineStatus(i.Pod)
+// hasGuest reports whether the guest runs, so that its disks are made. Either the kubelet or the machine
+// says so: a kubelet that was restarted may not know it for a moment.
+func (r *Reader) hasGuest(p *corev1.Pod) bool {
+	status := objects.MachineStatus(p)
 	if status == nil || status.State.Running == nil {
 		return false
 	}
-	last, _ := i.reader.LastStatus(i.Pod.UID)
+	last, _ := r.LastStatus(p.UID)
 	return status.Started == nil || *status.Started || !last.StartedAt.IsZero()
 }
 
-// HasMadeDisk reports whether the machine of the pod is known to have made a disk, in this run or before
-// it.
+// HasMadeDisk reports whether the machine of the pod is known to have made a disk, in this run or before.
 func (i *Instance) HasMadeDisk(disk string) bool {
 	if i.Pod == nil {
 		return false
@@ -157,58 +140,20 @@ func (i *Instance) HasMadeDisk(disk string) bool {
 	return status.Started != nil && *status.Started
 }
 
-// diskText says how far the machine is that makes a disk, as was seen last.
-func (i *Instance) diskText() string {
-	text := "the machine on node " + i.Pod.Spec.NodeName + " makes its disks"
-	last, _ := i.reader.LastStatus(i.Pod.UID)
-	switch {
-	case last.Copied == nil:
-	case last.Copied.TotalBytes == 0:
-		text += fmt.Sprintf(": %d MB of the image", last.Copied.Bytes/megabyte)
-	default:
-		text += fmt.Sprintf(": %d of %d MB of the image", last.Copied.Bytes/megabyte, last.Copied.TotalBytes/megabyte)
-	}
-	return text
-}
-
-// megabyte is the unit of sizes in messages.
-const megabyte = 1_000_000
-
-// mayLackSecret reports whether a pod that was made without a gate may have no Secret yet: the call
-// that made it may have ended before it made that too, in this process or another. Ensure finds out.
-func (i *Instance) mayLackSecret() bool {
-	return objects.IsEphemeral(i.Pod) && (i.reader.HasSecret == nil || !i.reader.HasSecret(i.Pod.UID))
-}
-
-// describeMachine adds what was last seen of a machine that runs.
-func (i *Instance) describeMachine(s *driver.Server) {
-	last, _ := i.reader.LastStatus(i.Pod.UID)
+// describeMachine adds what was last observed of a machine that runs.
+func (i *Instance) describeMachine(s *driver.Server, last control.Status) {
 	s.Accelerator = last.Accelerator
-	s.NeedsEnsure = i.hasGrown() || i.lacksBudget() || i.lacksLabels() || i.UnrecordedBoot() != ""
+	_, lacksBudget := i.reader.lacking.Load(i.UID)
+	lacksBudget = lacksBudget && i.Pod.Annotations[objects.AnnotationEviction] != ""
+	owner, isKnown := i.reader.OwnerOf(i.UID)
+	lacksLabels := isKnown && !objects.HasLabels(i.Pod, owner.Labels)
+	s.NeedsEnsure = lacksBudget || lacksLabels || i.Claims.hasGrown(i.Pod) || i.UnrecordedBoot() != ""
 	if i.IsPaused() {
 		s.State = driver.StatePaused
 	}
 	if s.Err == nil {
 		s.Err = waitError(last.Waits)
 	}
-}
-
-// lacksLabels reports whether the labels of the VirtualMachine have changed, as far as that is known.
-func (i *Instance) lacksLabels() bool {
-	owner, known := i.reader.OwnerOf(i.UID)
-	return known && !objects.HasLabels(i.Pod, owner.Labels)
-}
-
-// waitError returns what a guest waits for.
-func waitError(waits control.Wait) error {
-	switch waits {
-	case control.WaitRoom:
-		return errors.New("the guest waits: the volume of one of its disks has no room")
-	case control.WaitDisk:
-		return errors.New("the guest waits: one of its disks fails")
-	case control.WaitNone:
-	}
-	return nil
 }
 
 // startOf returns when the machine's container was started.
@@ -224,6 +169,7 @@ func startOf(p *corev1.Pod) (at time.Time) {
 	return at
 }
 
+// addressesOf returns the IP addresses of a pod.
 func addressesOf(p *corev1.Pod) []string {
 	var all []string
 	for _, ip := range p.Status.PodIPs {
@@ -232,111 +178,13 @@ func addressesOf(p *corev1.Pod) []string {
 	return all
 }
 
-// lostNode returns an error if the node of the pod does not report, so that the machine may run or not.
-func (i *Instance) lostNode() error {
-	isLost := isCutOff(i.Pod)
-	if i.isNodeRead && !i.isNodeUnknown {
-		isLost = i.node == nil || !isReady(i.node)
-	}
-	if !isLost {
-		return nil
-	}
-	return fmt.Errorf("node %s does not report: the machine may run still%s", i.Pod.Spec.NodeName, i.refusalText())
-}
-
-// isCutOff reports whether the control plane has marked a pod that runs as not ready, which it does when
-// the node's kubelet reports no more, and leaves the kubelet's reason. Where the pod's probe had failed
-// before, both conditions are false: the VirtualMachine is not ready by the same probe then.
-func isCutOff(p *corev1.Pod) bool { return mayBeCutOff(p) && !isGateFalse(p) }
-
-// mayBeCutOff reports whether a pod is not ready although its containers are. The node tells whether it is lost,
-// since a pod with a false readiness gate looks the same before and after.
-func mayBeCutOff(p *corev1.Pod) bool {
-	ready, containers := findCondition(p, corev1.PodReady), findCondition(p, corev1.ContainersReady)
-	return ready != nil && containers != nil && ready.Status == corev1.ConditionFalse && containers.Status == corev1.ConditionTrue
-}
-
-// isGateFalse reports whether the kubelet says that a readiness gate, which a webhook may have added, keeps a pod
-// from being ready.
-func isGateFalse(p *corev1.Pod) bool {
-	ready := findCondition(p, corev1.PodReady)
-	return ready != nil && ready.Reason == reasonGatesNotReady
-}
-
-// reasonGatesNotReady is the kubelet's reason for a pod that only its readiness gates keep from being ready.
-const reasonGatesNotReady = "ReadinessGatesNotReady"
-
-// startingText says what the pod waits for, in the words of the scheduler and the kubelet.
-func (i *Instance) startingText() string {
-	p := i.Pod
-	if lost := i.lostNode(); lost != nil {
-		return lost.Error()
-	}
-	switch {
-	case IsRunning(p):
-		return i.diskText()
-	case IsRejected(p):
-		return truncateText(fmt.Sprintf("the kubelet of node %s rejects the pod, and may have yet to end its container: the next one is made once that has lasted for %v: %s: %s",
-			p.Spec.NodeName, rejectionDelay, p.Status.Reason, p.Status.Message))
-	}
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
-			return "the pod is not scheduled: " + cmp.Or(c.Message, c.Reason)
-		}
-	}
-	if s := objects.MachineStatus(p); s != nil && s.State.Waiting != nil && s.State.Waiting.Reason != "" {
-		return truncateText(fmt.Sprintf("the container waits: %s: %s", s.State.Waiting.Reason, s.State.Waiting.Message))
-	}
-	if p.Spec.NodeName == "" {
-		return "the pod waits to be scheduled"
-	}
-	return "the pod starts on node " + p.Spec.NodeName
-}
-
-// stoppingText says why a pod ends, if it was not just deleted, and what ends one that cannot end by
-// itself, unless its node is known to be ready.
-func (i *Instance) stoppingText() string {
-	why := ""
-	if c := findCondition(i.Pod, corev1.DisruptionTarget); c != nil && c.Status == corev1.ConditionTrue {
-		why = i.Disruption() + "; "
-	}
-	text := why + "the pod ends on node " + i.Pod.Spec.NodeName
-	if i.node == nil || !isReady(i.node) {
-		text += "; if that node is lost for good, power it off and then set its taint " + corev1.TaintNodeOutOfService
-	}
-	return text + i.refusalText()
-}
-
-// refusalText says how an operator asserts again that the machine is off.
-func (i *Instance) refusalText() string {
-	if !i.isAssertionRefused() {
-		return ""
-	}
-	return "; that its machine is off was asserted while its node was ready, which does not count: remove that annotation, and set it again once this message has changed"
-}
-
-// describeTags returns what was not done about tags of images, empty if nothing was left out.
-func describeTags(images []driver.ResolvedImage) string {
-	var all []string
-	for _, i := range images {
-		switch {
-		case i.Digest != "":
-		case i.Unproven:
-			all = append(all, fmt.Sprintf("each node resolves the tag of image %s, since %s", i.Source, i.Message))
-		default:
-			all = append(all, fmt.Sprintf("each node resolves the tag of image %s, since the controller could not: %s", i.Source, i.Message))
-		}
-	}
-	return strings.Join(all, "; ")
-}
-
 // IsRunning reports whether the machine's container runs.
 func IsRunning(p *corev1.Pod) bool {
 	status := objects.MachineStatus(p)
 	return status != nil && status.State.Running != nil
 }
 
-// MachineOf returns where the machine of a pod is reached. ok is false if it does not run.
+// MachineOf returns the address and identity of a pod's machine. ok is false if the machine does not run.
 func MachineOf(p *corev1.Pod) (m machines.Machine, ok bool) {
 	if p.DeletionTimestamp != nil || p.Status.PodIP == "" || !IsRunning(p) {
 		return m, false
@@ -348,8 +196,8 @@ func MachineOf(p *corev1.Pod) (m machines.Machine, ok bool) {
 	}, ok
 }
 
-// IsPaused reports whether the guest is paused, as was seen last. Until it was seen, that is so if
-// this driver has begun to pause it.
+// IsPaused reports whether the guest was paused when it was last observed. Before the first observation, a
+// guest counts as paused if this driver has begun to pause it.
 func (i *Instance) IsPaused() bool {
 	if last, ok := i.reader.LastStatus(i.Pod.UID); ok {
 		return last.State == control.StatePaused

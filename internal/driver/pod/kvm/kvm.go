@@ -1,9 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kvm chooses whether the pod of a machine requests KVM, as an extended resource that a
-// device plugin offers on nodes: then kube-scheduler places the pod where KVM is. Start with
-// Chooser.
+// Package kvm chooses whether the pod of a machine requests KVM, as an extended resource that a device plugin
+// offers on nodes. kube-scheduler then places the pod on a node with KVM. Start with Chooser.
 package kvm
 
 import (
@@ -43,10 +42,10 @@ const (
 
 var modes = []Mode{Auto, Require, Never}
 
-// DefaultResource is what the device plugin of KubeVirt offers.
+// DefaultResource is the resource that the device plugin of KubeVirt offers.
 const DefaultResource = "devices.kubevirt.io/kvm"
 
-// CheckFlags refuses values that the flags --pod-kvm and --pod-kvm-resource cannot have.
+// CheckFlags refuses invalid values of the flags --pod-kvm and --pod-kvm-resource.
 func CheckFlags(mode Mode, name string) error {
 	if !slices.Contains(modes, mode) {
 		return fmt.Errorf("--pod-kvm is %q: it must be one of %v", mode, modes)
@@ -57,13 +56,13 @@ func CheckFlags(mode Mode, name string) error {
 	return nil
 }
 
-// isExtended reports whether a device plugin can offer a resource of that name.
+// isExtended reports whether a name can be the name of an extended resource, which a device plugin offers.
 func isExtended(name string) bool {
 	domain, _, ok := strings.Cut(name, "/")
 	return ok && domain != "kubernetes.io" && !strings.HasSuffix(domain, ".kubernetes.io") && !strings.HasPrefix(domain, "requests.")
 }
 
-// Chooser chooses for one pod after another.
+// Chooser chooses whether pods request KVM.
 type Chooser struct {
 	Mode     Mode
 	Resource corev1.ResourceName
@@ -78,13 +77,13 @@ type Chooser struct {
 
 // Choice is what was chosen for a pod.
 type Choice struct {
-	// Accelerator is that of the machine's description.
+	// Accelerator is the value for the machine's description.
 	Accelerator string
-	// Resource is what the pod requests; empty for nothing.
+	// Resource is the resource that the pod requests, "" for none.
 	Resource corev1.ResourceName
 }
 
-// AddTo has a container request the resource.
+// AddTo adds the resource to the requests and limits of a container.
 func (c Choice) AddTo(to *corev1.ResourceRequirements) {
 	if c.Resource == "" {
 		return
@@ -94,9 +93,9 @@ func (c Choice) AddTo(to *corev1.ResourceRequirements) {
 	}
 }
 
-// Choose chooses for a pod that is about to be created. With Auto a machine that finds KVM broken is
-// emulated, by Require it does not start. Nodes that cannot be listed offer nothing: a VM starts without
-// KVM rather than not at all.
+// Choose chooses for a pod that is about to be created. A machine that finds KVM broken is emulated with
+// Auto, and does not start with Require. If nodes cannot be listed, the pod requests no KVM: that is
+// better than not to start.
 func (c *Chooser) Choose(ctx context.Context, wants driver.Placement) Choice {
 	switch c.Mode {
 	case Never:
@@ -115,10 +114,11 @@ func (c *Chooser) Choose(ctx context.Context, wants driver.Placement) Choice {
 	return Choice{Accelerator: machine.AccelAuto, Resource: c.Resource}
 }
 
-// maxAge is how old the knowledge of nodes may be: many machines may start at once.
+// maxAge limits the age of the cached nodes. Many machines may start at once, so they are not listed for
+// each.
 const maxAge = 30 * time.Second
 
-// readOffers returns the nodes that offer the resource, with what scheduling needs of them.
+// readOffers returns the nodes that offer the resource, with the fields that scheduling needs.
 func (c *Chooser) readOffers(ctx context.Context) ([]corev1.Node, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -141,8 +141,7 @@ func (c *Chooser) readOffers(ctx context.Context) ([]corev1.Node, error) {
 	return c.offers, nil
 }
 
-// isAllowed reports whether the scheduler may place a pod with such a placement on a node,
-// whatever else is there.
+// isAllowed reports whether a placement allows a pod on a node, whatever else runs there.
 func isAllowed(ctx context.Context, wants driver.Placement, node *corev1.Node) bool {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{NodeSelector: wants.NodeSelector, Affinity: wants.Affinity}}
 	matches, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node)

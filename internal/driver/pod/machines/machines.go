@@ -1,10 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package machines controls the machines in pods by their control channels (package control of
-// internal/machine).
+// Package machines controls the machines in pods through their control channels (internal/machine/control).
 //
-// Start with Machines. seed.go has the seeds, from which the credentials of every machine derive.
+// Start with Machines. seed.go has the seeds, from which the credentials of every machine are derived.
 package machines
 
 import (
@@ -24,41 +23,41 @@ import (
 )
 
 const (
-	// changeWithin bounds a change of a machine, and sampleWithin a question to it.
+	// changeWithin limits a call that changes a machine, and sampleWithin one that asks it.
 	changeWithin, sampleWithin = 10 * time.Second, 5 * time.Second
-	// maxConcurrent bounds the questions at a time.
+	// maxConcurrent limits the concurrent calls of Sample.
 	maxConcurrent = 64
 )
 
-// Machine is where a machine is reached.
+// Machine has the address and identity of a machine.
 type Machine struct {
-	// UID of its VirtualMachine, which its certificate is for.
+	// UID of its VirtualMachine, for which its certificate was issued.
 	UID types.UID
-	// Pod is the UID of its pod, and Nonce the one with which that was made.
+	// Pod is the UID of its pod, and Nonce the nonce with which the pod was created.
 	Pod   types.UID
 	Nonce string
 	// Address of its control channel, with the port.
 	Address string
 }
 
-// Machines controls machines, and remembers what it last saw of each. A machine that does not
-// answer delays no call for another one.
+// Machines controls machines, and remembers what it last observed of each. A machine that does not answer
+// delays no call to another one.
 type Machines struct {
-	// Secrets is a client of the namespace that has the Secrets with the seeds.
+	// Secrets is a client of the namespace with the Secrets of the seeds.
 	Secrets corev1client.SecretInterface
 	Clock   clock.PassiveClock
-	// Guests has machines made whose guests people reach, by Guest.
+	// Guests is set if people reach the guests of machines that are made, through Guest.
 	Guests bool
 
 	seed, guestSeed knownSeed
 
-	seen driver.SyncMap[types.UID, sighting] // by the UID of the pod
+	seen driver.SyncMap[types.UID, observation] // by the UID of the pod
 	// clients caches the client credentials for each machine, by the UID of its pod: deriving them takes
 	// more CPU time than a call.
 	clients driver.SyncMap[types.UID, cachedCredentials]
 }
 
-// cachedCredentials are client credentials, with the UID and nonce from which they were derived: whoever
+// cachedCredentials are client credentials, with the UID and nonce that they were derived from: whoever
 // may edit a pod can change its nonce.
 type cachedCredentials struct {
 	uid         types.UID
@@ -66,8 +65,8 @@ type cachedCredentials struct {
 	credentials control.Credentials
 }
 
-// sighting is what was last seen of a machine.
-type sighting struct {
+// observation is what was last observed of a machine.
+type observation struct {
 	status control.Status
 	// isSilent is set if the machine did not answer the last question.
 	isSilent bool
@@ -75,22 +74,22 @@ type sighting struct {
 	hasAnswered bool
 }
 
-// Last returns the last status of the machine in a pod, if one is known.
-func (m *Machines) Last(pod types.UID) (control.Status, bool) {
+// Last returns the last observed status of the machine in a pod. ok is false if there is none.
+func (m *Machines) Last(pod types.UID) (status control.Status, ok bool) {
 	last, ok := m.seen.Load(pod)
 	return last.status, ok && last.status.State != ""
 }
 
-// HasAnswered reports whether the machine in a pod has ever answered, which it can only with the keys
-// of its Secret.
+// HasAnswered reports whether the machine in a pod has ever answered, for which it needs the keys in its
+// Secret.
 func (m *Machines) HasAnswered(pod types.UID) bool {
 	last, _ := m.seen.Load(pod)
 	return last.hasAnswered
 }
 
-// Forget forgets the machines in other pods than these.
+// Forget forgets what was observed of machines in pods, except of those that are present.
 func (m *Machines) Forget(isPresent func(pod types.UID) bool) {
-	m.seen.DeleteFunc(func(pod types.UID, _ sighting) bool { return !isPresent(pod) })
+	m.seen.DeleteFunc(func(pod types.UID, _ observation) bool { return !isPresent(pod) })
 	m.clients.DeleteFunc(func(pod types.UID, _ cachedCredentials) bool { return !isPresent(pod) })
 }
 
@@ -99,19 +98,19 @@ func (m *Machines) Pause(ctx context.Context, at Machine) error {
 	return m.setState(ctx, at, control.StatePaused, (*control.Client).Pause)
 }
 
-// Resume has a guest go on that was paused. It may be repeated.
+// Resume resumes a paused guest. It may be repeated.
 func (m *Machines) Resume(ctx context.Context, at Machine) error {
 	return m.setState(ctx, at, control.StateRunning, (*control.Client).Resume)
 }
 
-// setState changes the state of a guest. While it is not known whether a change was made, the
-// guest counts as in the other state, so that the change is repeated.
+// setState changes the state of a guest. If the call fails, the guest counts as in the other state, so
+// that the change is repeated.
 func (m *Machines) setState(ctx context.Context, at Machine, to control.State, change func(*control.Client, context.Context) error) error {
 	err := m.call(ctx, at, changeWithin, change)
 	if err != nil {
 		to = map[control.State]control.State{control.StatePaused: control.StateRunning, control.StateRunning: control.StatePaused}[to]
 	}
-	m.seen.Update(at.Pod, func(last sighting, _ bool) (sighting, bool) {
+	m.seen.Update(at.Pod, func(last observation, _ bool) (observation, bool) {
 		last.status.State, last.hasAnswered = to, last.hasAnswered || err == nil
 		return last, true
 	})
@@ -136,7 +135,7 @@ func (m *Machines) SetGracePeriod(ctx context.Context, at Machine, period time.D
 	return m.call(ctx, at, sampleWithin, func(c *control.Client, ctx context.Context) error { return c.SetGracePeriod(ctx, period) })
 }
 
-// call makes a call within a time.
+// call makes a call to a machine within a time.
 func (m *Machines) call(ctx context.Context, at Machine, within time.Duration, do func(*control.Client, context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -151,7 +150,7 @@ func (m *Machines) call(ctx context.Context, at Machine, within time.Duration, d
 	return explain(err)
 }
 
-// explain returns an error of a call in the kinds of package driver.
+// explain returns the error of a call as an error of package driver.
 func explain(err error) error {
 	if err == nil {
 		return nil
@@ -159,23 +158,23 @@ func explain(err error) error {
 	return driver.Errorf(driver.ErrRetry, "%w", err)
 }
 
-// Sample asks machines for what they have used. Those that do not answer are missing in the
-// result. It also returns the machines that do something else than they were last seen to do.
+// Sample asks machines for their usage. Machines that do not answer are missing in the result. It also
+// returns the UIDs of those whose state differs from what was last observed.
 func (m *Machines) Sample(ctx context.Context, all []Machine) (samples []driver.Usage, changed []types.UID, err error) {
 	if len(all) == 0 {
 		return nil, nil, nil
 	}
-	if _, err := m.readSeed(ctx); err != nil {
+	if _, err := m.readControlSeed(ctx); err != nil {
 		return nil, nil, err // each machine would ask for it again
 	}
-	all = m.silentLast(all)
+	all = m.orderSilentLast(all)
 	results, differs := make([]*driver.Usage, len(all)), make([]bool, len(all))
 	var calls errgroup.Group
 	calls.SetLimit(maxConcurrent)
 	for n, at := range all {
 		calls.Go(func() error {
 			if ctx.Err() == nil { // otherwise the next sample asks it before silent ones
-				results[n], differs[n] = m.sample(ctx, at)
+				results[n], differs[n] = m.sampleMachine(ctx, at)
 			}
 			return nil
 		})
@@ -192,9 +191,9 @@ func (m *Machines) Sample(ctx context.Context, all []Machine) (samples []driver.
 	return samples, changed, nil
 }
 
-// silentLast returns the machines in the order in which to ask them: those last that did not
-// answer before, which take longest.
-func (m *Machines) silentLast(all []Machine) []Machine {
+// orderSilentLast returns machines in the order in which to ask them: last those that did not answer
+// before, because they take longest.
+func (m *Machines) orderSilentLast(all []Machine) []Machine {
 	all = slices.Clone(all)
 	silent := map[types.UID]int{}
 	for _, at := range all {
@@ -206,13 +205,15 @@ func (m *Machines) silentLast(all []Machine) []Machine {
 	return all
 }
 
-func (m *Machines) sample(ctx context.Context, at Machine) (used *driver.Usage, differs bool) {
+// sampleMachine asks one machine for its usage, nil if it does not answer or its guest has not started
+// yet. differs is set if its state has changed.
+func (m *Machines) sampleMachine(ctx context.Context, at Machine) (used *driver.Usage, differs bool) {
 	var status control.Status
 	err := m.call(ctx, at, sampleWithin, func(c *control.Client, ctx context.Context) (err error) {
 		status, err = c.Status(ctx)
 		return err
 	})
-	m.seen.Update(at.Pod, func(last sighting, _ bool) (sighting, bool) {
+	m.seen.Update(at.Pod, func(last observation, _ bool) (observation, bool) {
 		if last.isSilent = err != nil; last.isSilent {
 			return last, true
 		}
@@ -235,11 +236,11 @@ func (m *Machines) client(ctx context.Context, at Machine) (*control.Client, err
 	if err != nil {
 		return nil, err
 	}
-	return clientOf(at, credentials)
+	return newClient(at, credentials)
 }
 
-// clientOf returns a client of a machine that has these credentials.
-func clientOf(at Machine, credentials control.Credentials) (*control.Client, error) {
+// newClient returns a client of a machine that has these credentials.
+func newClient(at Machine, credentials control.Credentials) (*control.Client, error) {
 	config, err := credentials.ClientConfig(string(at.UID))
 	if err != nil {
 		return nil, err
@@ -252,7 +253,7 @@ func (m *Machines) clientCredentials(ctx context.Context, at Machine) (control.C
 	if known, _ := m.clients.Load(at.Pod); known.uid == at.UID && known.nonce == at.Nonce {
 		return known.credentials, nil
 	}
-	seed, err := m.readSeed(ctx)
+	seed, err := m.readControlSeed(ctx)
 	if err != nil {
 		return control.Credentials{}, err
 	}

@@ -19,11 +19,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// The Secrets of the seeds. They are in a namespace in which tenants have no rights, and the only
-// Secrets that are ever read. The second exists only where people reach guests through Drover.
+// The Secrets of the seeds are in a namespace in which tenants have no rights. The driver reads no other
+// Secrets. The second exists only where people reach guests through Drover.
 const (
 	SeedNamespace = metav1.NamespaceSystem
 	SeedName      = "drover-machine-control"
@@ -31,13 +32,13 @@ const (
 	seedKey       = "seed"
 )
 
-// NewEnd returns the files of the machine's end, for a machine that is about to be made. It makes
-// the seeds if there are none.
+// NewEnd returns the files with the credentials of a machine that is about to be made. It creates the
+// seeds if they do not exist.
 func (m *Machines) NewEnd(ctx context.Context, uid types.UID, nonce string) (map[string][]byte, error) {
-	seed, err := m.ensureSeed(ctx)
+	seed, err := m.ensureControlSeed(ctx)
 	var guestSeed []byte
 	if err == nil && m.Guests {
-		guestSeed, err = m.ensure(ctx, GuestSeedName, &m.guestSeed)
+		guestSeed, err = m.ensureSeed(ctx, GuestSeedName, &m.guestSeed)
 	}
 	if err != nil {
 		return nil, err
@@ -50,13 +51,13 @@ func (m *Machines) NewEnd(ctx context.Context, uid types.UID, nonce string) (map
 	return files, err
 }
 
-// Guest returns a client of a machine that reaches its guest, which works for some minutes.
+// Guest returns a client that reaches the guest of a machine. The client works for some minutes.
 func (m *Machines) Guest(ctx context.Context, at Machine) (*control.Client, error) {
-	seed, err := m.readSeed(ctx)
+	seed, err := m.readControlSeed(ctx)
 	if err != nil {
 		return nil, err
 	}
-	guestSeed, err := m.ensure(ctx, GuestSeedName, &m.guestSeed) // no machine may have been made with it yet
+	guestSeed, err := m.ensureSeed(ctx, GuestSeedName, &m.guestSeed) // no machine may have been made with it yet
 	if err != nil {
 		return nil, err
 	}
@@ -64,16 +65,24 @@ func (m *Machines) Guest(ctx context.Context, at Machine) (*control.Client, erro
 	if err != nil {
 		return nil, err
 	}
-	return clientOf(at, credentials)
+	return newClient(at, credentials)
 }
 
-// Digest returns a keyed digest (HMAC-SHA256) of a secret text of a VirtualMachine, or "" if there is none. Who
-// reads it and has no seed cannot check guesses of the text against it.
-func (m *Machines) Digest(ctx context.Context, uid types.UID, text driver.Secret) (string, error) {
+// Digests returns the digests of the user-data and network data of a spec.
+func (m *Machines) Digests(ctx context.Context, spec driver.ServerSpec) (digests objects.Digests, err error) {
+	if digests.UserData, err = m.newDigest(ctx, spec.UID, spec.UserData); err == nil {
+		digests.NetworkData, err = m.newDigest(ctx, spec.UID, spec.NetworkData)
+	}
+	return digests, err
+}
+
+// newDigest returns a keyed digest (HMAC-SHA256) of a secret text of a VirtualMachine, "" if there is none. Without
+// the seed, a reader of the digest cannot check guesses of the text.
+func (m *Machines) newDigest(ctx context.Context, uid types.UID, text driver.Secret) (string, error) {
 	if text.IsZero() {
 		return "", nil
 	}
-	seed, err := m.ensureSeed(ctx)
+	seed, err := m.ensureControlSeed(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -86,30 +95,30 @@ func (m *Machines) Digest(ctx context.Context, uid types.UID, text driver.Secret
 	return hex.EncodeToString(mac.Sum(nil)[:16]), nil
 }
 
-// ensureSeed returns the seed of what controls machines, and makes it if there is none.
-func (m *Machines) ensureSeed(ctx context.Context) ([]byte, error) {
-	return m.ensure(ctx, SeedName, &m.seed)
+// ensureControlSeed returns the seed of the control channel, and creates it if it does not exist.
+func (m *Machines) ensureControlSeed(ctx context.Context) ([]byte, error) {
+	return m.ensureSeed(ctx, SeedName, &m.seed)
 }
 
-// readSeed returns the seed of what controls machines.
-func (m *Machines) readSeed(ctx context.Context) ([]byte, error) {
-	return m.read(ctx, SeedName, &m.seed)
+// readControlSeed returns the seed of the control channel.
+func (m *Machines) readControlSeed(ctx context.Context) ([]byte, error) {
+	return m.readSeed(ctx, SeedName, &m.seed)
 }
 
-// knownSeed is a seed, nil until it was read.
+// knownSeed is a seed that was read, nil before.
 type knownSeed = atomic.Pointer[[]byte]
 
-// ensure returns a seed, and makes it if there is none.
-func (m *Machines) ensure(ctx context.Context, name string, known *knownSeed) ([]byte, error) {
-	seed, err := m.read(ctx, name, known)
+// ensureSeed returns a seed, and creates it if it does not exist.
+func (m *Machines) ensureSeed(ctx context.Context, name string, known *knownSeed) ([]byte, error) {
+	seed, err := m.readSeed(ctx, name, known)
 	if apierrors.IsNotFound(err) {
-		return m.make(ctx, name, known)
+		return m.createSeed(ctx, name, known)
 	}
 	return seed, err
 }
 
-// read returns a seed. It is read once: another one would be that of no machine.
-func (m *Machines) read(ctx context.Context, name string, known *knownSeed) ([]byte, error) {
+// readSeed returns a seed. It reads each once, since machines do not know another one.
+func (m *Machines) readSeed(ctx context.Context, name string, known *knownSeed) ([]byte, error) {
 	if seed := known.Load(); seed != nil {
 		return *seed, nil
 	}
@@ -117,10 +126,11 @@ func (m *Machines) read(ctx context.Context, name string, known *knownSeed) ([]b
 	if err != nil {
 		return nil, driver.Errorf(driver.ErrRetry, "read Secret %s/%s, from which the keys of machines derive: %w", SeedNamespace, name, err)
 	}
-	return keep(secret, known)
+	return keepSeed(secret, known)
 }
 
-func (m *Machines) make(ctx context.Context, name string, known *knownSeed) ([]byte, error) {
+// createSeed creates a seed. If another replica has just done so, it returns that seed.
+func (m *Machines) createSeed(ctx context.Context, name string, known *knownSeed) ([]byte, error) {
 	seed := make([]byte, control.SeedBytes)
 	if _, err := rand.Read(seed); err != nil {
 		return nil, err
@@ -129,15 +139,16 @@ func (m *Machines) make(ctx context.Context, name string, known *knownSeed) ([]b
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Immutable: new(true), Data: map[string][]byte{seedKey: seed},
 	}, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		return m.read(ctx, name, known) // another replica made it
+		return m.readSeed(ctx, name, known) // another replica made it
 	}
 	if err != nil {
 		return nil, driver.Errorf(driver.ErrRetry, "create Secret %s/%s, from which the keys of machines derive: %w", SeedNamespace, name, err)
 	}
-	return keep(secret, known)
+	return keepSeed(secret, known)
 }
 
-func keep(secret *corev1.Secret, known *knownSeed) ([]byte, error) {
+// keepSeed returns the seed in a Secret and remembers it.
+func keepSeed(secret *corev1.Secret, known *knownSeed) ([]byte, error) {
 	seed := secret.Data[seedKey]
 	if len(seed) != control.SeedBytes {
 		return nil, fmt.Errorf("%w: Secret %s/%s: %s has %d bytes and must have %d: delete the Secret, and another one is made", driver.ErrRetry,

@@ -39,8 +39,13 @@ func TestContainersOfOthers(t *testing.T) {
 	if name, requested, digest := containerPortName(p, port), RequestedOf(p, kvm), ImageDigest(p); name != "web" || requested != "" || digest != "" {
 		t.Errorf("the port is %q, %q is requested, the digest is %q", name, requested, digest)
 	}
+	for port, want := range map[int32]bool{80: true, 81: false, firstControlPort: false} {
+		if got := LeadsToGuest(p, port); got != want {
+			t.Errorf("port %d leads to the guest: %t, want %t", port, got, want)
+		}
+	}
 	p.Spec.Containers = p.Spec.Containers[:1]
-	if _, ok := ControlPortOf(p); ok || MachineContainer(p) != nil || RequestedOf(p, kvm) != "" || containerPortName(p, port) != "" {
+	if _, ok := ControlPortOf(p); ok || MachineContainer(p) != nil || RequestedOf(p, kvm) != "" || containerPortName(p, port) != "" || LeadsToGuest(p, 81) {
 		t.Error("a pod without the machine's container has one")
 	}
 }

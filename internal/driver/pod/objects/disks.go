@@ -5,6 +5,7 @@ package objects
 
 import (
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -15,7 +16,7 @@ import (
 // RootDisk is the name of the root disk among disks. No volume can have it.
 const RootDisk = ""
 
-// Disk is a disk of the spec.
+// Disk is a disk in the spec.
 type Disk struct {
 	Name  string // of the volume, or RootDisk
 	Field string // of the spec, that has the size
@@ -24,7 +25,7 @@ type Disk struct {
 	IsFixed bool
 }
 
-// Describe returns what the disk is called in messages.
+// Describe names the disk in messages.
 func (d Disk) Describe() string {
 	if d.Name == RootDisk {
 		return "root disk"
@@ -42,6 +43,24 @@ func DisksOf(spec driver.ServerSpec) []Disk {
 		all = append(all, Disk{v.Name, fmt.Sprintf("spec.volumes[%s].size", v.Name), v.SizeBytes, v.ReadOnly})
 	}
 	return all
+}
+
+// FindDisk returns a disk of a spec, nil if there is none of the name, and the source of its image.
+func FindDisk(spec driver.ServerSpec, name, rootImage string) (of *Disk, source string) {
+	disks := DisksOf(spec)
+	if spec.Ephemeral {
+		disks = append(disks, Disk{Name: RootDisk, Field: "spec.resource.rootDisk", Bytes: spec.RootDiskBytes})
+	}
+	source = rootImage
+	for _, v := range spec.Volumes {
+		if v.Name == name && v.Image != nil {
+			source = v.Image.Source
+		}
+	}
+	if n := slices.IndexFunc(disks, func(d Disk) bool { return d.Name == name }); n >= 0 {
+		of = &disks[n]
+	}
+	return of, source
 }
 
 // ClaimName returns the name of the PVC of a disk.
@@ -72,13 +91,13 @@ func (t *Template) NewClaim(spec driver.ServerSpec, of Disk, nonce string) *core
 const (
 	// defaultDiskBytes is the size of the PVC of a server that leaves the size to the driver.
 	defaultDiskBytes = 10 << 30
-	// claimOverheadBytes and claimOverheadShare are what a PVC has in addition to its disk: the
-	// file system's own data, and that of the disk's format.
+	// A PVC is larger than its disk by claimOverheadBytes and a claimOverheadShare-th of the disk, for the
+	// data of the file system and of the disk's format.
 	claimOverheadBytes = 64 << 20
 	claimOverheadShare = 16
 )
 
-// ClaimSize returns the size of the PVC that has room for a disk.
+// ClaimSize returns the size of a PVC with room for a disk.
 func ClaimSize(bytes int64) resource.Quantity {
 	if bytes == 0 {
 		bytes = defaultDiskBytes
@@ -86,7 +105,7 @@ func ClaimSize(bytes int64) resource.Quantity {
 	return *resource.NewQuantity(bytes+bytes/claimOverheadShare+claimOverheadBytes, resource.BinarySI)
 }
 
-// RoomOf returns the bytes that a volume has, or is to have while it is not there yet.
+// RoomOf returns the capacity of a volume in bytes, or the requested one while there is no volume.
 func RoomOf(claim *corev1.PersistentVolumeClaim) int64 {
 	room, ok := claim.Status.Capacity[corev1.ResourceStorage]
 	if !ok {
@@ -95,7 +114,7 @@ func RoomOf(claim *corev1.PersistentVolumeClaim) int64 {
 	return room.Value()
 }
 
-// Fit returns the size of a disk as far as its volume has room for it.
+// Fit returns the size of a disk, reduced to what its volume has room for.
 func Fit(bytes int64, claim *corev1.PersistentVolumeClaim) int64 {
 	if claim == nil || bytes == 0 {
 		return bytes
@@ -107,19 +126,19 @@ func Fit(bytes int64, claim *corev1.PersistentVolumeClaim) int64 {
 	return bytes
 }
 
-// DiskIn returns the size of the largest disk that a volume has room for.
+// DiskIn returns the size of the largest disk that fits into a volume.
 func DiskIn(room int64) int64 {
 	return max(0, room-claimOverheadBytes) / (claimOverheadShare + 1) * claimOverheadShare
 }
 
-// DiskSettings is what a disk of a pod was made or grown to.
+// DiskSettings is the size to which a disk of a pod was made or grown.
 type DiskSettings struct {
 	Bytes int64 `json:"bytes,omitempty"`
-	// RoomBytes is what its volume had then.
+	// RoomBytes is the capacity that its volume had then.
 	RoomBytes int64 `json:"roomBytes,omitempty"`
 }
 
-// DescribeSize is for messages.
+// DescribeSize returns a size for messages.
 func DescribeSize(q resource.Quantity) string {
 	return fmt.Sprintf("%s (%d bytes)", q.String(), q.Value())
 }

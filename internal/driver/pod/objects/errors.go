@@ -23,8 +23,9 @@ const (
 	reasonRefused     = "ObjectRefused"
 )
 
-// Explain returns the error of a request about an object in the kinds of package driver. It keeps
-// the cluster's own words, which say what to change: quotas, Pod Security, admission.
+// Explain returns the error of a request about an object as an error of package driver. It keeps the
+// cluster's own words, such as those about quotas, Pod Security or admission, since they say what to
+// change.
 func Explain(verb, kind string, key types.NamespacedName, err error) error {
 	if err == nil {
 		return nil
@@ -50,18 +51,24 @@ func Explain(verb, kind string, key types.NamespacedName, err error) error {
 	return err
 }
 
-// ChangedError returns the error of a pod that differs from what was asked for as soon as it is made.
-// fields are the fields of the spec that it lacks.
+// TakenError returns the error of an object that cannot be created, because a foreign one has its name.
+func TakenError(kind string, key types.NamespacedName) error {
+	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry, "a %s of the name %s exists and is not Drover's: delete or rename it", kind, key))
+}
+
+// ChangedError returns the error of a pod that something in the cluster has changed at its creation.
+// fields are the fields of the spec that the pod lacks.
 func ChangedError(pod types.NamespacedName, fields []string) error {
 	return driver.WithReason(reasonRefused, driver.Errorf(driver.ErrExhausted,
 		"something in the cluster, such as a webhook, has changed fields of the pod %s as it was created: %s; it has to leave them as they are", pod, strings.Join(fields, ", ")))
 }
 
+// isDriverError reports whether an error is one of package driver already.
 func isDriverError(err error) bool {
 	return errors.Is(err, driver.ErrRetry) || errors.Is(err, driver.ErrExhausted) || errors.Is(err, driver.ErrNotFound)
 }
 
-// IgnoreNotFound returns nil for the error of an object that is not there.
+// IgnoreNotFound returns nil for the error of an object that does not exist, and other errors as they are.
 func IgnoreNotFound(err error) error {
 	if apierrors.IsNotFound(err) {
 		return nil

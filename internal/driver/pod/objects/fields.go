@@ -5,7 +5,6 @@ package objects
 
 import (
 	"encoding/json"
-	"slices"
 	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,7 +13,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// Settings are what a pod was made from, as AnnotationSettings has them.
+// Settings are what a pod was made from. AnnotationSettings has them as JSON.
 type Settings struct {
 	Digests `json:",inline"`
 
@@ -30,9 +29,9 @@ type Settings struct {
 	Placement driver.Placement       `json:"placement"`
 	GraceSecs int64                  `json:"graceSeconds"`
 	Volumes   []volumeSettings       `json:"volumes,omitempty"`
-	// MadeFrom is what the root disk was made from, nil if the pod is to make it.
+	// MadeFrom is the image that the root disk was made from, nil if the pod is to make the disk.
 	MadeFrom *driver.ResolvedImage `json:"madeFrom,omitempty"`
-	// Disks are those that have PVCs, by name. They may grow during a run.
+	// Disks are the disks that have PVCs, by name. They may grow during a run.
 	Disks map[string]DiskSettings `json:"disks,omitempty"`
 }
 
@@ -42,13 +41,13 @@ type Digests struct {
 	NetworkData string `json:"networkData,omitempty"`
 }
 
-// volumeSettings are what waits for a restart of a volume.
+// volumeSettings are the settings of a volume that change only at a restart.
 type volumeSettings struct {
 	Name     string `json:"name"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
 }
 
-// settingsChange are the settings of a pod and those of its spec.
+// settingsChange has the settings of a pod and those that its spec asks for.
 type settingsChange struct{ has, wants Settings }
 
 // PendingFields names the fields of the spec that wait for the next pod.
@@ -56,14 +55,14 @@ func PendingFields(has, wants Settings) []string {
 	return fields.Pending(settingsChange{has, wants})
 }
 
-// maxSource, in characters, and maxDigest are what the status of a VirtualMachine takes.
+// maxSource, in characters, and maxDigest limit what the status of a VirtualMachine takes.
 const (
 	maxSource = 1024
 	maxDigest = 253
 )
 
-// ReadSettings returns what a pod was made from. What is damaged, or too long for a status, differs and waits
-// for a restart: users may change the annotation.
+// ReadSettings returns what a pod was made from. Users may change the annotation, so a value that is
+// damaged or too long for the status is left out: it differs from the spec then and waits for a restart.
 func ReadSettings(p *corev1.Pod) (s Settings) {
 	_ = json.Unmarshal([]byte(p.Annotations[AnnotationSettings]), &s)
 	if utf8.RuneCountInString(s.Image) > maxSource {
@@ -81,7 +80,7 @@ func ReadSettings(p *corev1.Pod) (s Settings) {
 	return s
 }
 
-// containerPortName returns the name that a port has in the pod, by which Services can select it.
+// containerPortName returns the name by which Services can select a port of the pod, "" if it has none.
 func containerPortName(p *corev1.Pod, port driver.Port) string {
 	for _, c := range p.Spec.Containers {
 		for _, have := range c.Ports {
@@ -93,7 +92,7 @@ func containerPortName(p *corev1.Pod, port driver.Port) string {
 	return ""
 }
 
-// Settings returns what the pod of a spec is made from, but for its disks.
+// Settings returns what the pod of a spec is made from, without its disks.
 func (t *Template) Settings(spec driver.ServerSpec, digests Digests) Settings {
 	image := t.rootImage(spec)
 	s := Settings{
@@ -115,80 +114,44 @@ var fields = driver.Fields[settingsChange]{
 	{Name: "action", Support: driver.AppliedLive},
 	{Name: "shutdownGracePeriodSeconds", Support: driver.AppliedLive},
 	{Name: "restartPolicy", Support: driver.AppliedLive},
-	{
-		Name: "resource.cpu", Support: driver.AppliedAtRestart,
-		Differs: func(c settingsChange) bool { return c.has.CPUMilli != c.wants.CPUMilli },
-	},
-	{
-		Name: "resource.memory", Support: driver.AppliedAtRestart,
-		Differs: func(c settingsChange) bool { return c.has.MemoryBytes != c.wants.MemoryBytes },
-	},
+	{Name: "resource.cpu", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.CPUMilli })},
+	{Name: "resource.memory", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.MemoryBytes })},
 	{Name: "resource.rootDisk", Support: driver.AppliedLive}, // it may only grow
 	{
 		Name: "image", Support: driver.AppliedAtRestart, Parts: []string{"source", "checksum", "kernel.source", "kernel.initrd", "kernel.cmdline"},
-		Differs: func(c settingsChange) bool {
-			return c.has.Image != c.wants.Image || c.has.Checksum != c.wants.Checksum || !equality.Semantic.DeepEqual(c.has.Kernel, c.wants.Kernel)
-		},
+		Differs: differs(func(s Settings) any { return []any{s.Image, s.Checksum, s.Kernel} }),
 	},
 	{Name: "image.pullPolicy", Support: driver.AppliedLive},
 	{
 		Name: "volumes", Support: driver.AppliedAtRestart, Parts: []string{"name", "readOnly"},
-		Differs: func(c settingsChange) bool { return !slices.Equal(c.has.Volumes, c.wants.Volumes) },
+		Differs: differs(func(s Settings) any { return s.Volumes }),
 	},
 	{Name: "volumes.size", Support: driver.AppliedLive}, // it may only grow
 	{Name: "volumes.source.image", Support: driver.AppliedAtCreation, Parts: []string{"source", "checksum", "pullPolicy"}},
 	{Name: "volumes.source.image.kernel", Support: driver.Unsupported, Hint: "a volume is not booted; leave it out"},
 	{
 		Name: "ports", Support: driver.AppliedAtRestart, Parts: []string{"name", "protocol", "port"},
-		Differs: func(c settingsChange) bool { return !slices.Equal(c.has.Ports, c.wants.Ports) },
+		Differs: differs(func(s Settings) any { return s.Ports }),
 	},
 	{Name: "ports.hostPort", Support: driver.Unsupported, Hint: "a machine answers at its pod's address; use a Service to expose it"},
 	{Name: "ports.hostIP", Support: driver.Unsupported, Hint: "a machine answers at its pod's address; use a Service to expose it"},
-	{
-		Name: "sshAuthorizedKeys", Support: driver.AppliedAtRestart,
-		Differs: func(c settingsChange) bool { return !slices.Equal(c.has.SSHKeys, c.wants.SSHKeys) },
-	},
-	{
-		Name: "userData", Support: driver.AppliedAtRestart,
-		Differs: func(c settingsChange) bool { return c.has.UserData != c.wants.UserData },
-	},
-	{
-		Name: "networkData", Support: driver.AppliedAtRestart,
-		Differs: func(c settingsChange) bool { return c.has.NetworkData != c.wants.NetworkData },
-	},
+	{Name: "sshAuthorizedKeys", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.SSHKeys })},
+	{Name: "userData", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.UserData })},
+	{Name: "networkData", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.NetworkData })},
 	{Name: "ephemeral", Support: driver.AppliedAtCreation},
 	{Name: "storageClassName", Support: driver.AppliedAtCreation},
 	{Name: "evictionPolicy", Support: driver.AppliedLive},
-	{
-		Name: "nodeSelector", Support: driver.AppliedAtRestart,
-		Differs: differs(func(p driver.Placement) any { return p.NodeSelector }),
-	},
-	{
-		Name: "affinity", Support: driver.AppliedAtRestart,
-		Differs: differs(func(p driver.Placement) any { return p.Affinity }),
-	},
-	{
-		Name: "tolerations", Support: driver.AppliedAtRestart,
-		Differs: differs(func(p driver.Placement) any { return p.Tolerations }),
-	},
-	{
-		Name: "topologySpreadConstraints", Support: driver.AppliedAtRestart,
-		Differs: differs(func(p driver.Placement) any { return p.TopologySpreadConstraints }),
-	},
-	{
-		Name: "priorityClassName", Support: driver.AppliedAtRestart,
-		Differs: differs(func(p driver.Placement) any { return p.PriorityClassName }),
-	},
-	{
-		Name: "runtimeClassName", Support: driver.AppliedAtRestart,
-		Differs: differs(func(p driver.Placement) any { return p.RuntimeClassName }),
-	},
+	{Name: "nodeSelector", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.NodeSelector })},
+	{Name: "affinity", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.Affinity })},
+	{Name: "tolerations", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.Tolerations })},
+	{Name: "topologySpreadConstraints", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.TopologySpreadConstraints })},
+	{Name: "priorityClassName", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.PriorityClassName })},
+	{Name: "runtimeClassName", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.RuntimeClassName })},
 }
 
-func differs(part func(driver.Placement) any) func(settingsChange) bool {
-	return func(c settingsChange) bool {
-		return !equality.Semantic.DeepEqual(part(c.has.Placement), part(c.wants.Placement))
-	}
+// differs returns a function that compares a part of the settings. Empty lists equal missing ones.
+func differs(part func(Settings) any) func(settingsChange) bool {
+	return func(c settingsChange) bool { return !equality.Semantic.DeepEqual(part(c.has), part(c.wants)) }
 }
 
 // SupportedFields returns how each field of a spec is supported.

@@ -5,6 +5,7 @@ package objects
 
 import (
 	"cmp"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -13,21 +14,22 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine/description"
 )
 
-// imageVolume is the volume of a pod that has the image of the root disk.
+// imageVolume is the name of the pod's volume with the image of the root disk.
 const imageVolume = "image"
 
-// rootImage returns the image of the root disk: that of the spec, or the default.
+// rootImage returns the image of the root disk, which is the default if the spec names none.
 func (t *Template) rootImage(spec driver.ServerSpec) driver.Image {
 	i := spec.Image
 	i.Source = cmp.Or(i.Source, t.Image)
 	return i
 }
 
-// isContainerDisk reports whether the kubelet gets an image, as a volume of the pod. Else the machine
-// fetches it, or there is none.
+// isContainerDisk reports whether an image is a container disk, which the kubelet pulls as a volume of the
+// pod. The machine fetches any other image.
 func isContainerDisk(source string) bool { return strings.HasPrefix(source, imageScheme) }
 
 // needsImage reports whether a pod mounts the image of the root disk: to make the disk, or for the kernel.
@@ -36,15 +38,16 @@ func (t *Template) needsImage(spec driver.ServerSpec, run Run) bool {
 	return isContainerDisk(t.rootImage(spec).Source) && (!isMade || spec.Image.Kernel != nil)
 }
 
-// needsImage reports whether a pod mounts the image of a volume, to make it.
+// needsImage reports whether a pod mounts the image of a volume, to make its disk.
 func needsImage(v driver.Volume, run Run) bool {
 	_, isMade := run.Made[v.Name]
 	return v.Image != nil && isContainerDisk(v.Image.Source) && !isMade
 }
 
-// IsSameImage reports whether an image is the one that a disk was made from: by its name, by its digest, or,
-// for an image from a web server, by its checksum. Where no checksum was recorded, the URL has to be the same.
-func IsSameImage(i driver.Image, from driver.ResolvedImage) bool {
+// isSameImage reports whether an image is the one that a disk was made from. It compares names and
+// digests, and the checksums of images from web servers. If no checksum was recorded, the URLs have to be
+// the same.
+func isSameImage(i driver.Image, from driver.ResolvedImage) bool {
 	switch {
 	case !isContainerDisk(i.Source):
 		return i.Checksum == from.Digest || from.Digest == "" && i.Source == from.Source
@@ -55,8 +58,23 @@ func IsSameImage(i driver.Image, from driver.ResolvedImage) bool {
 	return digest != "" && digest == from.Digest
 }
 
-// describeImage gives a disk its image, which is in a folder of the container if it is a container disk. The
-// image of a disk without a size is limited by the room of the volume.
+// RefusedImage returns why a root disk cannot have an image, nil unless the record of the PVC names
+// another one. An image with a kernel is not refused, since the kernel comes from that image.
+func RefusedImage(wants driver.Image, claim *driver.Object) *driver.Refused {
+	if claim == nil || !claim.Made || len(claim.Images) == 0 {
+		return nil
+	}
+	from := claim.Images[0]
+	if wants.Kernel != nil || wants.Source == "" || isSameImage(wants, from) {
+		return nil
+	}
+	return &driver.Refused{Field: "image", Reason: driver.ReasonImageImmutable, Message: fmt.Sprintf(
+		"spec.image.source is %s: the root disk was made from %s and holds data; name that one, or delete the VirtualMachine and create it again",
+		image.Redact(wants.Source), cmp.Or(image.Redact(from.Source), "no image"))}
+}
+
+// describeImage describes the image of a disk to the machine. A container disk is in a folder of the
+// container. The capacity of the volume limits the image of a disk without a size.
 func describeImage(d *description.Disk, i driver.Image, folder string, settings DiskSettings) {
 	if i.Source == "" {
 		return
@@ -70,7 +88,7 @@ func describeImage(d *description.Disk, i driver.Image, folder string, settings 
 	}
 }
 
-// TaggedImages returns the images of a spec that are named by tag and may be fetched.
+// TaggedImages returns the images of a spec that are named by tag and may be pulled.
 func (t *Template) TaggedImages(spec driver.ServerSpec) []string {
 	images := []driver.Image{t.rootImage(spec)}
 	for _, v := range spec.Volumes {
@@ -87,6 +105,7 @@ func (t *Template) TaggedImages(spec driver.ServerSpec) []string {
 	return all
 }
 
+// isTagged reports whether an image is a container disk that is not named by digest.
 func isTagged(source string) bool {
 	name, ok := strings.CutPrefix(source, imageScheme)
 	named, err := reference.ParseNormalizedNamed(name)
@@ -97,7 +116,7 @@ func isTagged(source string) bool {
 	return !byDigest
 }
 
-// FindResolved returns what the tag of an image was resolved to, nil if that was not tried.
+// FindResolved returns the result of resolving the tag of an image, nil if that was not tried.
 func FindResolved(all []driver.ResolvedImage, source string) *driver.ResolvedImage {
 	n := slices.IndexFunc(all, func(i driver.ResolvedImage) bool { return i.Source == source })
 	if n < 0 {
@@ -106,8 +125,8 @@ func FindResolved(all []driver.ResolvedImage, source string) *driver.ResolvedIma
 	return &all[n]
 }
 
-// imageReference returns what a pod names an image by: the digest if the tag was resolved, so that
-// all nodes have the same.
+// imageReference returns the reference by which a pod names an image. It has the digest if the tag was
+// resolved, so that all nodes use the same image.
 func imageReference(source string, resolved []driver.ResolvedImage) string {
 	name := strings.TrimPrefix(source, imageScheme)
 	found := FindResolved(resolved, source)
@@ -118,8 +137,8 @@ func imageReference(source string, resolved []driver.ResolvedImage) string {
 	return reference.TrimNamed(named).Name() + "@" + found.Digest
 }
 
-// ImageDigest returns the digest of the image of a pod's root disk: as the kubelet reports it, or by
-// which the pod names it. It is empty if neither is known.
+// ImageDigest returns the digest of the image of a pod's root disk, as the kubelet reports it or as the
+// pod names it. It returns "" if neither is known.
 func ImageDigest(p *corev1.Pod) string {
 	if s := MachineStatus(p); s != nil {
 		for _, m := range s.VolumeMounts {
@@ -136,7 +155,7 @@ func ImageDigest(p *corev1.Pod) string {
 	return ""
 }
 
-// DescribedVolumes returns the volumes that ImageDigest, IsEphemeral and SecretOf look at.
+// DescribedVolumes returns the volumes that ImageDigest, IsEphemeral and SecretOf need.
 func DescribedVolumes(all []corev1.Volume) (kept []corev1.Volume) {
 	for _, v := range all {
 		if v.Name == imageVolume || v.Name == diskVolume || v.Name == secretVolume {
@@ -146,7 +165,7 @@ func DescribedVolumes(all []corev1.Volume) (kept []corev1.Volume) {
 	return kept
 }
 
-// RepositoryOf returns the repository of an image, as in registry.example/disks/debian.
+// RepositoryOf returns the repository of an image, such as registry.example/disks/debian.
 func RepositoryOf(source string) string {
 	named, err := reference.ParseNormalizedNamed(strings.TrimPrefix(source, imageScheme))
 	if err != nil {
@@ -155,6 +174,7 @@ func RepositoryOf(source string) string {
 	return named.Name()
 }
 
+// digestOf returns the digest in a reference of an image, "" if it has none.
 func digestOf(image string) string {
 	_, digest, _ := strings.Cut(image, "@")
 	return digest

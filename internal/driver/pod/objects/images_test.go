@@ -176,7 +176,7 @@ func TestSameImageOfTheWeb(t *testing.T) {
 		"not recorded, and of another URL": {"https://mirror.example/debian.qcow2", sum, "", false},
 	} {
 		from := driver.ResolvedImage{Source: url, Digest: c.recorded}
-		if got := IsSameImage(driver.Image{Source: c.source, Checksum: c.checksum}, from); got != c.want {
+		if got := isSameImage(driver.Image{Source: c.source, Checksum: c.checksum}, from); got != c.want {
 			t.Errorf("%s: %t, want %t", name, got, c.want)
 		}
 	}

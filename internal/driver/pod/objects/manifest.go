@@ -23,11 +23,11 @@ import (
 )
 
 const (
-	// ContainerName is that of the machine's container.
+	// ContainerName is the name of the container that runs the machine.
 	ContainerName = "machine"
-	// gateStopped keeps a pod from being scheduled that is not ready for it, or is to be off.
+	// gateStopped is the scheduling gate of a pod that is not ready to run, or is to be off.
 	gateStopped = "cloudnative.tw/stopped"
-	// machineUser is the user of the image of drover-machine.
+	// machineUser is the user ID in the image of drover-machine.
 	machineUser = 65532
 
 	descriptionFolder = "/etc/drover-machine"
@@ -36,42 +36,44 @@ const (
 	volumesFolder     = "/volumes"
 	volumeImageFolder = "/images"
 	secretFolder      = "/secret"
-	// runFolder is for sockets and the disk for cloud-init. It is in the memory file system that
-	// every container has, since drain refuses pods with an emptyDir.
+	// runFolder is for sockets and the disk for cloud-init. It is in the memory file system that every
+	// container has, since drain refuses pods with an emptyDir.
 	runFolder = "/dev/shm/drover-machine"
 
-	// diskVolume is the volume of the root disk.
+	// diskVolume is the name of the pod's volume with the root disk.
 	diskVolume = "disk"
-	// secretVolume is the volume of the pod's Secret.
+	// secretVolume is the name of the pod's volume with its Secret.
 	secretVolume = "secret"
 	// ControlPortName is the name of the container port by which Drover controls the machine.
 	ControlPortName  = "drover-control"
 	firstControlPort = 7443
 )
 
-// MinimalGrace is the least grace period of a pod: 0 would remove its object without a word of
-// the kubelet.
+// MinimalGrace, in seconds, is the least grace period of a pod: with 0 its object is removed before the
+// kubelet has reported anything.
 const MinimalGrace = 1
 
-// QuitMargin is how many seconds the grace period of a pod is longer than that of its guest: drover-machine
-// ends QEMU in them, before its kubelet kills it.
+// QuitMargin is how many seconds longer the grace period of a pod is than that of its guest.
+// drover-machine uses them to end QEMU before the kubelet kills it.
 const QuitMargin = 3
 
+// graceSeconds returns the grace period of a pod.
 func graceSeconds(spec driver.ServerSpec) int64 {
 	return max(MinimalGrace, int64(spec.GracePeriod.Seconds())) + QuitMargin
 }
 
-// Run is what a pod has of its own, beside the spec.
+// Run has the parts of a pod that do not follow from the spec.
 type Run struct {
 	Nonce string
-	// Images are what tags of images were resolved to.
+	// Images are the results of resolving tags of images.
 	Images  []driver.ResolvedImage
 	Disks   map[string]DiskSettings
 	Digests Digests
-	// Made are the disks that an earlier run has made, by name, with what they were made from.
-	Made   map[string]driver.ResolvedImage
-	Owners []metav1.OwnerReference
-	KVM    kvm.Choice
+	// Made are the disks that an earlier run has made, by name, with the images that they were made from.
+	Made map[string]driver.ResolvedImage
+	// Root is the PVC of the root disk, nil if there is none.
+	Root *corev1.PersistentVolumeClaim
+	KVM  kvm.Choice
 	// Ungated is set if the scheduler may place the pod at once.
 	Ungated bool
 }
@@ -96,14 +98,9 @@ func (t *Template) NewPod(spec driver.ServerSpec, run Run) (*corev1.Pod, error) 
 	p := &corev1.Pod{ObjectMeta: t.newMeta(spec, BaseName(spec.Name, spec.UID), run.Nonce), Spec: t.podSpec(spec, run)}
 	container := MachineContainer(p)
 	container.StartupProbe = startupProbe(!spec.Ephemeral || described.RootDisk.NeedsCopy())
-	t.SetLabels(p, spec)
+	t.SetMeta(p, spec, run.Root)
 	p.Finalizers = []string{FinalizerStopped}
-	p.OwnerReferences = run.Owners
-	if spec.BlockEviction {
-		p.Annotations[AnnotationEviction] = EvictionBlock
-	}
 	p.Annotations[AnnotationMachine], p.Annotations[AnnotationSettings] = string(description), string(kept)
-	SetReadiness(p, spec)
 	run.KVM.AddTo(&container.Resources)
 	if !run.Ungated {
 		p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: gateStopped}}
@@ -111,22 +108,47 @@ func (t *Template) NewPod(spec driver.ServerSpec, run Run) (*corev1.Pod, error) 
 	return p, nil
 }
 
-// OwnerReference makes the VirtualMachine the controller of an object: drain evicts only pods that
-// have one. It does not delay the deletion of the VirtualMachine, which has a finalizer.
-func OwnerReference(spec driver.ServerSpec) metav1.OwnerReference {
-	return metav1.OwnerReference{
-		APIVersion: "cloudnative.tw/v1alpha1", Kind: "VirtualMachine", Name: spec.Name, UID: spec.UID,
-		Controller: new(true), BlockOwnerDeletion: new(false),
+// SetMeta gives a pod the metadata that follows the spec: the labels of the VirtualMachine, the owner, whether
+// evictions are refused, and what the readiness probe asks.
+func (t *Template) SetMeta(p *corev1.Pod, spec driver.ServerSpec, root *corev1.PersistentVolumeClaim) {
+	t.setLabels(p, spec)
+	p.OwnerReferences = owners(spec, root)
+	delete(p.Annotations, AnnotationEviction)
+	if spec.BlockEviction {
+		metav1.SetMetaDataAnnotation(&p.ObjectMeta, AnnotationEviction, EvictionBlock)
 	}
+	setReadiness(p, spec)
 }
 
-// ClaimReference makes a PVC the controller of an object.
-func ClaimReference(claim *corev1.PersistentVolumeClaim) metav1.OwnerReference {
-	return metav1.OwnerReference{
-		APIVersion: "v1", Kind: KindClaim, Name: claim.Name, UID: claim.UID, Controller: new(true), BlockOwnerDeletion: new(false),
+// owners returns the owner of a pod, since drain evicts only pods that have one. It is the VirtualMachine,
+// unless the pod has to outlive it.
+func owners(spec driver.ServerSpec, root *corev1.PersistentVolumeClaim) []metav1.OwnerReference {
+	switch {
+	case !spec.RetainOnDelete:
+		return vmOwner(spec)
+	case root != nil:
+		return ClaimOwner(root)
 	}
+	return nil
 }
 
+// vmOwner returns the reference to a VirtualMachine that is the controller of an object. The reference
+// does not delay the deletion of the VirtualMachine, since that has a finalizer.
+func vmOwner(spec driver.ServerSpec) []metav1.OwnerReference {
+	return newOwner("cloudnative.tw/v1alpha1", "VirtualMachine", spec.Name, spec.UID)
+}
+
+// ClaimOwner returns the reference to a PVC that is the controller of an object.
+func ClaimOwner(claim *corev1.PersistentVolumeClaim) []metav1.OwnerReference {
+	return newOwner("v1", KindClaim, claim.Name, claim.UID)
+}
+
+// newOwner returns the reference to an object that is the controller of another one.
+func newOwner(version, kind, name string, uid types.UID) []metav1.OwnerReference {
+	return []metav1.OwnerReference{{APIVersion: version, Kind: kind, Name: name, UID: uid, Controller: new(true), BlockOwnerDeletion: new(false)}}
+}
+
+// podSpec returns the spec of a pod without the parts that NewPod adds.
 func (t *Template) podSpec(spec driver.ServerSpec, run Run) corev1.PodSpec {
 	p := spec.Placement
 	return corev1.PodSpec{
@@ -146,7 +168,7 @@ func (t *Template) podSpec(spec driver.ServerSpec, run Run) corev1.PodSpec {
 	}
 }
 
-// nodeTolerations keep a pod whose node does not answer: its guest may run well.
+// nodeTolerations keep a pod on a node that does not answer, since its guest may still run.
 func nodeTolerations() []corev1.Toleration {
 	return []corev1.Toleration{
 		{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
@@ -154,8 +176,12 @@ func nodeTolerations() []corev1.Toleration {
 	}
 }
 
+// container returns the container of the machine.
 func (t *Template) container(spec driver.ServerSpec, run Run) corev1.Container {
-	memory := *resource.NewQuantity(spec.MemoryBytes+t.MemoryOverheadBytes, resource.BinarySI)
+	amounts := corev1.ResourceList{
+		corev1.ResourceCPU:    *resource.NewMilliQuantity(spec.CPUMilli, resource.DecimalSI),
+		corev1.ResourceMemory: *resource.NewQuantity(spec.MemoryBytes+t.MemoryOverheadBytes, resource.BinarySI),
+	}
 	c := corev1.Container{
 		Name: ContainerName, Image: t.MachineImage, Args: []string{"--run-folder", runFolder}, Stdin: true,
 		ReadinessProbe: readinessProbe(spec.ReadinessProbe),
@@ -163,16 +189,7 @@ func (t *Template) container(spec driver.ServerSpec, run Run) corev1.Container {
 			AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true),
 			Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 		},
-		Resources: corev1.ResourceRequirements{
-			Requests: corev1.ResourceList{
-				corev1.ResourceCPU:    *resource.NewMilliQuantity(spec.CPUMilli, resource.DecimalSI),
-				corev1.ResourceMemory: memory,
-			},
-			Limits: corev1.ResourceList{
-				corev1.ResourceCPU:    *resource.NewMilliQuantity(spec.CPUMilli, resource.DecimalSI),
-				corev1.ResourceMemory: memory,
-			},
-		},
+		Resources: corev1.ResourceRequirements{Requests: amounts, Limits: amounts.DeepCopy()},
 		VolumeMounts: []corev1.VolumeMount{
 			{Name: "description", MountPath: descriptionFolder, ReadOnly: true},
 			{Name: secretVolume, MountPath: secretFolder, ReadOnly: true},
@@ -195,7 +212,7 @@ func (t *Template) container(spec driver.ServerSpec, run Run) corev1.Container {
 	return c
 }
 
-// controlPort returns the port at which the machine is controlled: one that the guest does not use.
+// controlPort returns the port of the machine's control channel, which is one that the guest does not use.
 func controlPort(spec driver.ServerSpec) int32 {
 	port := int32(firstControlPort)
 	for slices.ContainsFunc(spec.Ports, func(p driver.Port) bool { return p.Port == port }) {
@@ -204,8 +221,7 @@ func controlPort(spec driver.ServerSpec) int32 {
 	return port
 }
 
-// ControlPortOf returns the port at which the machine of a pod is controlled. Another's pod may
-// have none.
+// ControlPortOf returns the port of the control channel of a pod's machine. A foreign pod may have none.
 func ControlPortOf(p *corev1.Pod) (port int32, ok bool) {
 	c := MachineContainer(p)
 	if c == nil {
@@ -218,8 +234,16 @@ func ControlPortOf(p *corev1.Pod) (port int32, ok bool) {
 	return c.Ports[n].ContainerPort, true
 }
 
-// MachineContainer returns the container of a pod that runs the machine, nil if there is none. Webhooks may
-// have put others before it.
+// LeadsToGuest reports whether a TCP port of a pod leads to the guest of its machine.
+func LeadsToGuest(p *corev1.Pod, port int32) bool {
+	c := MachineContainer(p)
+	return c != nil && slices.ContainsFunc(c.Ports, func(have corev1.ContainerPort) bool {
+		return have.ContainerPort == port && have.Protocol != corev1.ProtocolUDP && have.Name != ControlPortName
+	})
+}
+
+// MachineContainer returns the container of a pod that runs the machine, nil if there is none. Webhooks
+// may have added others before it.
 func MachineContainer(p *corev1.Pod) *corev1.Container {
 	n := slices.IndexFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Name == ContainerName })
 	if n < 0 {
@@ -228,7 +252,7 @@ func MachineContainer(p *corev1.Pod) *corev1.Container {
 	return &p.Spec.Containers[n]
 }
 
-// MachineStatus returns what the kubelet has reported of the machine's container, nil for nothing.
+// MachineStatus returns the reported status of the machine's container, nil if there is none.
 func MachineStatus(p *corev1.Pod) *corev1.ContainerStatus {
 	n := slices.IndexFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.Name == ContainerName })
 	if n < 0 {
@@ -237,12 +261,12 @@ func MachineStatus(p *corev1.Pod) *corev1.ContainerStatus {
 	return &p.Status.ContainerStatuses[n]
 }
 
-// IsEphemeral reports whether the root disk of a pod goes with the pod.
+// IsEphemeral reports whether the root disk of a pod is removed with the pod.
 func IsEphemeral(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == diskVolume && v.EmptyDir != nil })
 }
 
-// RequestedOf returns the resource if the machine's container requests it, and else none.
+// RequestedOf returns a resource if the machine's container requests it, and else "".
 func RequestedOf(p *corev1.Pod, resource corev1.ResourceName) corev1.ResourceName {
 	if c := MachineContainer(p); c != nil {
 		if _, requests := c.Resources.Requests[resource]; requests {
@@ -260,10 +284,16 @@ func RemoveGate(p *corev1.Pod) {
 	p.Spec.SchedulingGates = slices.DeleteFunc(p.Spec.SchedulingGates, isGate)
 }
 
+// RemoveFinalizer removes Drover's finalizer from a pod.
+func RemoveFinalizer(p *corev1.Pod) {
+	p.Finalizers = slices.DeleteFunc(p.Finalizers, func(f string) bool { return f == FinalizerStopped })
+}
+
+// isGate reports whether a scheduling gate is Drover's.
 func isGate(g corev1.PodSchedulingGate) bool { return g.Name == gateStopped }
 
-// portName returns the name of a port as far as a container may have it: at most 15 characters,
-// with a letter, once.
+// portName returns the name of a port if a container can have it, and else "". Such a name has at most 15
+// characters, with a letter among them.
 func portName(name string) string {
 	if len(name) > 15 || name == ControlPortName || !strings.ContainsAny(name, "abcdefghijklmnopqrstuvwxyz") || strings.Contains(name, "--") {
 		return ""
@@ -271,6 +301,7 @@ func portName(name string) string {
 	return name
 }
 
+// podVolumes returns the volumes of a pod.
 func (t *Template) podVolumes(spec driver.ServerSpec, run Run) []corev1.Volume {
 	base := BaseName(spec.Name, spec.UID)
 	volumes := []corev1.Volume{
@@ -297,12 +328,14 @@ func annotationFile(name, annotation string) corev1.DownwardAPIVolumeFile {
 	return corev1.DownwardAPIVolumeFile{Path: name, FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.annotations['" + annotation + "']"}}
 }
 
+// newImageVolume returns a volume with a container disk.
 func newImageVolume(name string, image driver.Image, resolved []driver.ResolvedImage) corev1.Volume {
 	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{
 		Reference: imageReference(image.Source, resolved), PullPolicy: corev1.PullPolicy(image.PullPolicy),
 	}}}
 }
 
+// diskSource returns the source of the volume with the root disk.
 func diskSource(spec driver.ServerSpec, base string) corev1.VolumeSource {
 	if spec.Ephemeral {
 		return corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
@@ -314,7 +347,7 @@ func claimSource(claim string) corev1.VolumeSource {
 	return corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}
 }
 
-// newDescription returns what drover-machine reads.
+// newDescription returns the description that drover-machine reads.
 func (t *Template) newDescription(spec driver.ServerSpec, run Run) description.Machine {
 	m := description.Machine{
 		Version: description.Version, UUID: string(spec.UID), Name: hostName(spec.Name), CPUs: (spec.CPUMilli + 999) / 1000,
@@ -346,7 +379,7 @@ func (t *Template) newDescription(spec driver.ServerSpec, run Run) description.M
 	return m
 }
 
-// hostName cuts a name to what a guest may have.
+// hostName cuts a name to the length that the host name of a guest may have.
 func hostName(vm string) string { return strings.Trim(vm[:min(len(vm), 63)], ".-") }
 
 // Keys of the Secret of a server: files that drover-machine gives to cloud-init.
@@ -356,11 +389,11 @@ const (
 	keySSHKeys     = "ssh-keys"
 )
 
-// NewSecret returns the Secret of a pod, which has the machine's end of the control channel. It goes
-// with the pod.
+// NewSecret returns the Secret of a pod with the texts of the spec and the machine's credentials of the
+// control channel. It is deleted with the pod.
 func (t *Template) NewSecret(spec driver.ServerSpec, pod *corev1.Pod, nonce string, control map[string][]byte) *corev1.Secret {
 	s := &corev1.Secret{ObjectMeta: t.newMeta(spec, SecretOf(pod), nonce), StringData: map[string]string{}, Data: control, Immutable: new(true)}
-	s.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: KindPod, Name: pod.Name, UID: pod.UID, Controller: new(true), BlockOwnerDeletion: new(false)}}
+	s.OwnerReferences = newOwner("v1", KindPod, pod.Name, pod.UID)
 	for key, text := range map[string]string{
 		keyUserData: spec.UserData.Reveal(), keyNetworkData: spec.NetworkData.Reveal(), keySSHKeys: strings.Join(spec.SSHKeys, "\n"),
 	} {
@@ -371,7 +404,7 @@ func (t *Template) NewSecret(spec driver.ServerSpec, pod *corev1.Pod, nonce stri
 	return s
 }
 
-// SecretOf returns the name of the Secret of a pod, "" if others have removed that from its volumes.
+// SecretOf returns the name of the Secret of a pod, "" if others have removed it from the volumes.
 func SecretOf(p *corev1.Pod) string {
 	for _, v := range p.Spec.Volumes {
 		if v.Name == secretVolume && v.Secret != nil {
@@ -381,17 +414,15 @@ func SecretOf(p *corev1.Pod) string {
 	return ""
 }
 
-// NewBudget returns the PodDisruptionBudget that has every eviction of the server refused. A number,
-// since a share needs a scale, which the owner of the pod has not.
+// NewBudget returns the PodDisruptionBudget that makes the cluster refuse every eviction of the server. It
+// has a number instead of a share, since a share needs a scale, which the owner of the pod lacks.
 func (t *Template) NewBudget(spec driver.ServerSpec, nonce string) *policyv1.PodDisruptionBudget {
-	b := &policyv1.PodDisruptionBudget{
-		ObjectMeta: t.newMeta(spec, BaseName(spec.Name, spec.UID), nonce),
-		Spec:       budgetSpec(spec.UID),
-	}
-	b.OwnerReferences = []metav1.OwnerReference{OwnerReference(spec)}
+	b := &policyv1.PodDisruptionBudget{ObjectMeta: t.newMeta(spec, BaseName(spec.Name, spec.UID), nonce), Spec: budgetSpec(spec.UID)}
+	b.OwnerReferences = vmOwner(spec)
 	return b
 }
 
+// budgetSpec returns the spec of a PodDisruptionBudget that refuses evictions of a server.
 func budgetSpec(uid types.UID) policyv1.PodDisruptionBudgetSpec {
 	return policyv1.PodDisruptionBudgetSpec{
 		MinAvailable: new(intstr.FromInt32(1)),
@@ -399,7 +430,7 @@ func budgetSpec(uid types.UID) policyv1.PodDisruptionBudgetSpec {
 	}
 }
 
-// BlocksEviction reports whether a PodDisruptionBudget has every eviction of a server refused.
+// BlocksEviction reports whether a PodDisruptionBudget refuses every eviction of a server.
 func BlocksEviction(b *policyv1.PodDisruptionBudget, uid types.UID) bool {
 	return b.DeletionTimestamp == nil && equality.Semantic.DeepEqual(b.Spec, budgetSpec(uid))
 }

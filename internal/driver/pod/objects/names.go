@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// prefix is that of the labels and annotations that only Drover writes.
+// prefix begins the keys of the labels and annotations that only Drover writes.
 const prefix = "cloudnative.tw/"
 
 // Labels of every object of a server. A tenant can write them, so they only select: see the
@@ -27,7 +27,7 @@ const (
 	LabelCluster = "cloudnative.tw/cluster"
 	LabelUID     = "cloudnative.tw/uid"
 	LabelName    = "cloudnative.tw/name"
-	// LabelVolume, on a PVC, is the volume that it has; the PVC of a root disk has no such label.
+	// LabelVolume, on a PVC, names its volume. The PVC of a root disk has no such label.
 	LabelVolume = "cloudnative.tw/volume"
 	// LabelRetained marks a server that was released.
 	LabelRetained = "cloudnative.tw/retained"
@@ -35,48 +35,48 @@ const (
 
 // Annotations of objects.
 const (
-	// AnnotationNonce is that of the intent to create the object.
+	// AnnotationNonce is the nonce of the intent to create the object.
 	AnnotationNonce = "cloudnative.tw/nonce"
-	// AnnotationEpoch is that of the leader that changed the object last.
+	// AnnotationEpoch is the epoch of the leader that changed the object last.
 	AnnotationEpoch = "cloudnative.tw/epoch"
-	// AnnotationMachine, on a pod, is what drover-machine reads.
+	// AnnotationMachine, on a pod, is the description that drover-machine reads.
 	AnnotationMachine = "cloudnative.tw/machine"
-	// AnnotationSettings, on a pod, has what it was made from, to find out what has changed.
+	// AnnotationSettings, on a pod, has what the pod was made from, to find changes of the spec.
 	AnnotationSettings = "cloudnative.tw/settings"
 	// AnnotationRun, on the PVC of a root disk, is the UID of the last pod that could run.
 	AnnotationRun = "cloudnative.tw/run"
 	// AnnotationEnd, on that PVC, is how that pod ended, once that is proven (endRecord).
 	AnnotationEnd = "cloudnative.tw/end"
-	// AnnotationNeverRan, on that PVC, is the UID of the last pod that was removed before it
-	// could run. Another leader may record that pod as AnnotationRun all the same.
+	// AnnotationNeverRan, on that PVC, is the UID of the last pod that was removed before it could run.
+	// Another leader may still record that pod as AnnotationRun.
 	AnnotationNeverRan = "cloudnative.tw/never-ran"
 	// AnnotationUsedNonce, on that PVC, is the nonce of the last pod that was removed. No other pod is
-	// made with it, since the VirtualMachine's status may have the next one by then.
+	// created with it. The VirtualMachine's status may have the next nonce by then.
 	AnnotationUsedNonce = "cloudnative.tw/used-nonce"
-	// AnnotationClaim, on a PVC, is its own UID, from before the first pod that can use it. A copy of
-	// the PVC, such as one that is restored from a backup, has another UID.
+	// AnnotationClaim, on a PVC, is its own UID. It is set before the first pod that can use the PVC. A
+	// copy of the PVC, such as one that is restored from a backup, has another UID.
 	AnnotationClaim = "cloudnative.tw/claim"
 	// AnnotationAssertionRefused, on a pod, is set once an operator has asserted that its machine is
 	// off while its node was ready. It is removed with the assertion.
 	AnnotationAssertionRefused = "cloudnative.tw/assertion-refused"
-	// AnnotationBoot, on a pod, is the system and the boot of its node in which the machine runs, as the
-	// kubelet has reported them since that was started.
+	// AnnotationBoot, on a pod, has the system and the boot of the node in which the machine runs, as the
+	// kubelet reported them after the machine was started.
 	AnnotationBoot = "cloudnative.tw/boot"
-	// AnnotationReadiness, on a pod, is what its readiness probe asks, as description.Readiness.
+	// AnnotationReadiness, on a pod, is what its readiness probe asks, a description.Readiness as JSON.
 	AnnotationReadiness = "cloudnative.tw/readiness"
 	// AnnotationEviction, on a pod, is EvictionBlock while a PodDisruptionBudget refuses evictions.
 	AnnotationEviction = "cloudnative.tw/eviction"
-	// AnnotationLabels, on a pod, names the labels that it has from its VirtualMachine, separated by
-	// commas: others are not Drover's to remove.
+	// AnnotationLabels, on a pod, names the labels that the pod has from its VirtualMachine, separated by
+	// commas. Drover does not remove other labels.
 	AnnotationLabels = "cloudnative.tw/labels"
-	// AnnotationPaused, on a pod, is set from before its guest is paused until it was resumed.
+	// AnnotationPaused, on a pod, is set from before its guest is paused until the guest is resumed.
 	AnnotationPaused = "cloudnative.tw/paused"
 )
 
 // EvictionBlock is the value of AnnotationEviction.
 const EvictionBlock = "Block"
 
-// FinalizerStopped keeps a pod's object until the end of its containers is proven.
+// FinalizerStopped keeps the object of a pod until the end of its containers is proven.
 const FinalizerStopped = "cloudnative.tw/stopped"
 
 // Kinds of a driver.Object.
@@ -87,7 +87,7 @@ const (
 	KindBudget = "PodDisruptionBudget"
 )
 
-// maxName is how long the name of a VirtualMachine can be that is the value of a label.
+// maxName limits the name of a VirtualMachine, which is the value of a label.
 const maxName = 63
 
 // BaseName returns the name of a server's pod and of the PVC of its root disk.
@@ -102,7 +102,7 @@ func SecretName(base, nonce string) string { return base + "-" + nonce[:min(len(
 // ServerID returns the ID of a server, as in default/web-1a2b3c4d.
 func ServerID(namespace, base string) string { return namespace + "/" + base }
 
-// Selector selects the objects of a cluster's servers, or of one server.
+// Selector selects the objects of a cluster's servers, or of one server if a single UID is given.
 func Selector(clusterID string, uids ...types.UID) string {
 	set := labels.Set{LabelCluster: clusterID}
 	if len(uids) == 1 {
@@ -111,14 +111,14 @@ func Selector(clusterID string, uids ...types.UID) string {
 	return set.String()
 }
 
-// Labels returns those of every object of a server: the VirtualMachine's, and Drover's own.
+// Labels returns the labels of every object of a server: the VirtualMachine's and Drover's own.
 func (t *Template) Labels(spec driver.ServerSpec) map[string]string {
 	all := inherited(spec.Labels)
 	all[LabelCluster], all[LabelUID], all[LabelName] = t.ClusterID, string(spec.UID), spec.Name
 	return all
 }
 
-// inherited returns the labels of a VirtualMachine that its pod has, too.
+// inherited returns the labels of a VirtualMachine that its pod also has.
 func inherited(labels map[string]string) map[string]string {
 	all := maps.Clone(labels)
 	maps.DeleteFunc(all, func(key, _ string) bool { return strings.HasPrefix(key, prefix) })
@@ -128,8 +128,8 @@ func inherited(labels map[string]string) map[string]string {
 	return all
 }
 
-// HasLabels reports whether a pod has the labels of its VirtualMachine, and none that this had before. Of
-// a pod that has lost the record of them that is not known.
+// HasLabels reports whether a pod has the labels of its VirtualMachine, and none that the VirtualMachine
+// had before. A pod that has lost the record of its labels does not show the latter.
 func HasLabels(p *corev1.Pod, ofVM map[string]string) bool {
 	wanted := inherited(ofVM)
 	if len(wanted) > 0 && p.Annotations[AnnotationLabels] == "" {
@@ -143,8 +143,8 @@ func HasLabels(p *corev1.Pod, ofVM map[string]string) bool {
 	return !slices.ContainsFunc(labelsFromVM(p), func(key string) bool { _, has := wanted[key]; return !has })
 }
 
-// SetLabels gives a pod the labels of the spec in place of those that it has from an earlier one.
-func (t *Template) SetLabels(p *corev1.Pod, spec driver.ServerSpec) {
+// setLabels replaces the labels that a pod has from its VirtualMachine.
+func (t *Template) setLabels(p *corev1.Pod, spec driver.ServerSpec) {
 	for _, key := range labelsFromVM(p) {
 		delete(p.Labels, key)
 	}
@@ -157,6 +157,7 @@ func (t *Template) SetLabels(p *corev1.Pod, spec driver.ServerSpec) {
 	}
 }
 
+// labelsFromVM returns the keys of the labels that a pod has from its VirtualMachine.
 func labelsFromVM(p *corev1.Pod) []string {
 	return strings.FieldsFunc(p.Annotations[AnnotationLabels], func(r rune) bool { return r == ',' })
 }
@@ -169,12 +170,12 @@ func (t *Template) newMeta(spec driver.ServerSpec, name, nonce string) metav1.Ob
 	}
 }
 
-// reasonLaterEpoch is the reason of EnterEpoch's error, shown as status.reason.
+// reasonLaterEpoch is the reason of an error of EnterEpoch, shown as status.reason.
 const reasonLaterEpoch = "LaterEpoch"
 
-// EnterEpoch returns an ErrRetry if a later leader has changed an object, and else leaves the epoch
-// on it. An epoch of zero is that of no leader. It is no ErrFenced, which suspends the driver: whoever
-// may change the object may have written the epoch.
+// EnterEpoch writes an epoch to an object. It returns an ErrRetry if a later leader has changed the
+// object. It does not return an ErrFenced, which suspends the driver, since anyone who may change the
+// object may have written the epoch. An epoch of zero belongs to no leader and is not compared.
 func EnterEpoch(o metav1.Object, epoch uint64) error {
 	all := o.GetAnnotations()
 	last, err := strconv.ParseUint(all[AnnotationEpoch], 10, 64)
@@ -204,12 +205,12 @@ func IsForeignClaim(o metav1.Object) bool {
 	return claim.Annotations[AnnotationNonce] == "" || of != "" && of != string(claim.UID)
 }
 
-// MarkClaim sets AnnotationClaim.
+// MarkClaim sets AnnotationClaim on a PVC.
 func MarkClaim(claim *corev1.PersistentVolumeClaim) {
 	metav1.SetMetaDataAnnotation(&claim.ObjectMeta, AnnotationClaim, string(claim.UID))
 }
 
-// Describe returns what an object is called in messages.
+// Describe returns the kind and name of an object for messages.
 func Describe(kind string, o metav1.Object) string {
 	return fmt.Sprintf("%s %s/%s", kind, o.GetNamespace(), o.GetName())
 }

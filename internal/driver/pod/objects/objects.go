@@ -1,13 +1,12 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package objects makes the manifests of a server's objects: pod, PVCs, Secret and
-// PodDisruptionBudget, and refuses specs that they cannot express. It is pure: nothing here reaches a
-// cluster.
+// Package objects makes the manifests of a server's objects, which are a pod, PVCs, a Secret and a
+// PodDisruptionBudget, and refuses specs that they cannot express. It is pure: it reaches no cluster.
 //
-// Start with NewPod in manifest.go. names.go has names, labels and annotations, by which objects are
-// found again, fields.go what a pod was made from, disks.go the PVCs, spec.go the checks, and
-// errors.go translates the cluster's refusals.
+// Start with NewPod in manifest.go. names.go has the names, labels and annotations by which objects are
+// found, fields.go what a pod was made from, disks.go the PVCs, images.go the images, spec.go the checks of
+// specs, and errors.go the meaning of the cluster's refusals.
 package objects
 
 import (
@@ -25,18 +24,17 @@ type Template struct {
 	MachineImage string
 	// Image is the container disk of a server without image.source; empty for none.
 	Image string
-	// ImageMaxBytes is the size that an image may have which a machine fetches; 0 leaves it to the
-	// machine.
+	// ImageMaxBytes limits the size of an image that a machine fetches. With 0 the machine decides.
 	ImageMaxBytes int64
-	// AccessMode is that of all PVCs.
+	// AccessMode is the access mode of all PVCs.
 	AccessMode string
-	// MemoryOverheadBytes is what a pod may use in addition to its guest's memory.
+	// MemoryOverheadBytes is what a pod may use in addition to the memory of its guest.
 	MemoryOverheadBytes int64
 }
 
 var accessModes = []string{string(corev1.ReadWriteOncePod), string(corev1.ReadWriteOnce), string(corev1.ReadWriteMany)}
 
-// Check rejects a template that no object can have. It names the flags.
+// Check rejects a template with which no object can be made. Its errors name the flags.
 func (t *Template) Check() error {
 	switch {
 	case !slices.Contains(accessModes, t.AccessMode):

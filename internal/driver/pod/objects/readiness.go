@@ -16,16 +16,16 @@ import (
 )
 
 const (
-	// readinessFile has AnnotationReadiness in the container, and follows its changes.
+	// readinessFile is the file in the container that has AnnotationReadiness and follows its changes.
 	readinessFile = "readiness.json"
-	// kubeletTimeout, in seconds, is longer than any time that the annotation allows: the program
-	// that the kubelet runs ends by itself.
+	// kubeletTimeout, in seconds, is longer than any timeout in the annotation, since the program that the
+	// kubelet runs ends by itself.
 	kubeletTimeout = 65
 	// startedTimeout is how long one run of the startup probe waits.
 	startedTimeout = "30s"
 )
 
-// readinessOf returns the value of AnnotationReadiness, empty without a probe.
+// readinessOf returns the value of AnnotationReadiness, "" without a probe.
 func readinessOf(p *driver.Probe) string {
 	if p == nil {
 		return ""
@@ -34,9 +34,9 @@ func readinessOf(p *driver.Probe) string {
 	return string(text)
 }
 
-// readinessProbe returns the probe of a pod, nil for a pod that is ready from its start on. It asks
-// drover-machine, since QEMU accepts connections in the place of a guest that has not booted. What it
-// asks is in the annotation, because the probe of a pod cannot change.
+// readinessProbe returns the readiness probe of a pod, nil for a pod that is ready from its start on. It
+// asks drover-machine, since QEMU accepts connections for a guest that has not booted. The annotation has
+// what it asks, because the probe of a pod cannot change.
 func readinessProbe(p *driver.Probe) *corev1.Probe {
 	if p == nil {
 		return nil
@@ -49,10 +49,10 @@ func readinessProbe(p *driver.Probe) *corev1.Probe {
 	}
 }
 
-// startupProbe returns the probe of a pod that makes a disk before its guest runs, nil for one whose guest
-// runs soon after its container. The kubelet keeps the answer in the status of the pod, so it is known
-// after a failover and without the control channel. It never gives up: an image may be large. The program
-// waits, since the kubelet's execution of one costs the node more than a tenth of a second of CPU.
+// startupProbe returns the startup probe of a pod that makes a disk before its guest runs, nil for a pod
+// whose guest runs soon after its container. The status of the pod keeps the result, so it is known after
+// a failover and without the control channel. The probe never gives up, since an image may be large. One
+// run waits for long, because each costs the node more than a tenth of a second of CPU time.
 func startupProbe(makesDisk bool) *corev1.Probe {
 	if !makesDisk {
 		return nil
@@ -63,8 +63,8 @@ func startupProbe(makesDisk bool) *corev1.Probe {
 	}
 }
 
-// SetReadiness has the probe of a pod ask what the spec says now.
-func SetReadiness(p *corev1.Pod, spec driver.ServerSpec) {
+// setReadiness sets what the readiness probe of a pod asks.
+func setReadiness(p *corev1.Pod, spec driver.ServerSpec) {
 	delete(p.Annotations, AnnotationReadiness)
 	if text := readinessOf(spec.ReadinessProbe); text != "" {
 		metav1.SetMetaDataAnnotation(&p.ObjectMeta, AnnotationReadiness, text)

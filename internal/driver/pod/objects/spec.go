@@ -17,7 +17,7 @@ import (
 
 const imageScheme = "oci://"
 
-// CheckSpec rejects a spec that no pod can have.
+// CheckSpec rejects a spec that no pod can fulfil.
 func (t *Template) CheckSpec(spec driver.ServerSpec) error {
 	if len(spec.Name) > maxName {
 		return driver.Errorf(driver.ErrInvalid, "metadata.name is %q, of %d characters: driver pod allows %d, because it is the value of a label", spec.Name, len(spec.Name), maxName)
@@ -31,6 +31,7 @@ func (t *Template) CheckSpec(spec driver.ServerSpec) error {
 	return fields.CheckSupported(spec)
 }
 
+// checkRootImage rejects the image of a root disk, or its absence, if no pod can get it.
 func (t *Template) checkRootImage(spec driver.ServerSpec) error {
 	i := t.rootImage(spec)
 	switch {
@@ -99,10 +100,10 @@ func checkVolumes(spec driver.ServerSpec) error {
 	return nil
 }
 
-// allowedSources is what image.source may be.
+// allowedSources describes the allowed values of image.source.
 const allowedSources = imageScheme + "REFERENCE, a container disk, or http:// or https:// with a checksum"
 
-// checkImage rejects an image that no pod can get. field is that of the image.
+// checkImage rejects an image that no pod can get. field is the path of the image in the spec.
 func checkImage(field string, i driver.Image) error {
 	name, isContainerDisk := strings.CutPrefix(i.Source, imageScheme)
 	isClaim := strings.HasPrefix(i.Source, "pvc://")
@@ -126,13 +127,13 @@ func checkImage(field string, i driver.Image) error {
 	return nil
 }
 
-// isURL reports whether the machine can fetch an image from a web server.
+// isURL reports whether an image is on a web server from which the machine can fetch it.
 func isURL(source string) bool {
 	parsed, err := url.Parse(source)
 	return err == nil && parsed.Host != "" && (parsed.Scheme == "http" || parsed.Scheme == "https")
 }
 
-// hasDefaultDisk reports whether a server needs no image: its blank disk has a size.
+// hasDefaultDisk reports whether a server needs no image, because it starts from a blank disk with a size.
 func hasDefaultDisk(spec driver.ServerSpec) bool {
 	return spec.RootDiskBytes > 0 && !spec.Ephemeral && spec.Image.Kernel == nil
 }

@@ -66,11 +66,11 @@ func TestFit(t *testing.T) {
 func TestReadinessOfBarePod(t *testing.T) {
 	t.Parallel()
 	p := &corev1.Pod{}
-	SetReadiness(p, driver.ServerSpec{ReadinessProbe: &driver.Probe{Port: 80}})
+	setReadiness(p, driver.ServerSpec{ReadinessProbe: &driver.Probe{Port: 80}})
 	if p.Annotations[AnnotationReadiness] == "" {
 		t.Errorf("the annotations are %v", p.Annotations)
 	}
-	SetReadiness(p, driver.ServerSpec{})
+	setReadiness(p, driver.ServerSpec{})
 	if len(p.Annotations) > 0 {
 		t.Errorf("without a probe the annotations are %v", p.Annotations)
 	}

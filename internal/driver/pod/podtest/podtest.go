@@ -1,10 +1,10 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podtest has what the contract tests of driver pod share, whatever kubelet runs the pods:
-// a simulated one in package pod, real ones in module test/cluster.
+// Package podtest has what the contract tests of driver pod share. Their pods are run by a simulated kubelet in
+// package pod, and by real kubelets in module test/cluster.
 //
-// Start with Engine, whose Harness the test completes. records.go does the controller's part.
+// Start with Engine, whose Harness the test completes. records.go does what the controller does.
 package podtest
 
 import (
@@ -27,18 +27,18 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// lossTimeout is the time of a call to an API server that is lost at times. A lost one refuses
-// connections at once, and the other calls are those of a slow and busy host.
+// lossTimeout limits a call to an API server that is unreachable at times. An unreachable one refuses
+// connections at once, so this has to be enough for the calls that a slow and busy host answers.
 const lossTimeout = 10 * time.Second
 
-// Engine is a cluster whose servers have no VirtualMachines: it creates their namespaces, and keeps
-// the record of their objects.
+// Engine is a cluster whose servers have no VirtualMachines. It creates the namespaces of servers, and
+// keeps the record of their objects.
 type Engine struct {
-	// Cluster is where the pods are.
+	// Cluster is the cluster with the pods.
 	Cluster *framework.Cluster
 	Kube    kubernetes.Interface
-	// Open opens a driver of a cluster id by a connection to the cluster. Calls without a deadline
-	// take the given time at most; 0 means the default.
+	// Open opens a driver of a cluster id with a connection to the cluster. The given time limits calls
+	// without a deadline; 0 means the default.
 	Open func(t *testing.T, config *rest.Config, id string, within time.Duration) driver.Driver
 	// Kill ends the machine of a pod.
 	Kill func(t *testing.T, p *corev1.Pod)
@@ -48,9 +48,9 @@ type Engine struct {
 	records    map[string]record
 }
 
-// Harness returns a harness that lacks images, the guest, most of OutOfBand, and a time limit. All servers
-// have the specification spec, but outlive their VirtualMachines: the cluster would collect the pods of
-// VirtualMachines that it does not have.
+// Harness returns a harness without images, the guest, most of OutOfBand, and a time limit, which the test
+// sets. All servers have the given spec, but outlive their VirtualMachines: the cluster would collect pods
+// whose VirtualMachine it does not have.
 func (e *Engine) Harness(spec driver.ServerSpec) drivertest.Harness {
 	spec.RetainOnDelete = true
 	skips := map[string]string{
@@ -95,6 +95,7 @@ func (e *Engine) PodOf(t *testing.T, s driver.Server) *corev1.Pod {
 	return p
 }
 
+// labelsOf returns options that list the objects of a server.
 func labelsOf(s driver.Server) metav1.ListOptions {
 	return metav1.ListOptions{LabelSelector: "cloudnative.tw/uid=" + string(s.UID)}
 }
@@ -108,7 +109,7 @@ func (e *Engine) findPod(ctx context.Context, s driver.Server) (*corev1.Pod, err
 	return &pods.Items[0], nil
 }
 
-// remove removes the objects of a server by hand, its finalizer first.
+// remove removes the objects of a server as a person would, its finalizer first.
 func (e *Engine) remove(t *testing.T, s driver.Server) {
 	ctx := context.WithoutCancel(t.Context())
 	core := e.Kube.CoreV1()
@@ -135,7 +136,7 @@ func ignoreNotFound(err error) error {
 	return err
 }
 
-// visible returns what users see who may read no Secrets.
+// visible returns what users without the right to read Secrets see of a server.
 func (e *Engine) visible(t *testing.T, s driver.Server) string {
 	t.Helper()
 	claims, err := e.Kube.CoreV1().PersistentVolumeClaims(s.Namespace).List(t.Context(), labelsOf(s))

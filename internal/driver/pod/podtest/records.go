@@ -17,18 +17,19 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// record is what the status of a VirtualMachine has, and its version.
+// record is the record in the status of a VirtualMachine, with its version.
 type record struct {
 	version int
 	objects []driver.Object
 }
 
-// record makes a driver's servers those of VirtualMachines, as the controller does.
+// record wraps a driver so that the record of its servers is kept, as the controller does for
+// VirtualMachines.
 func (e *Engine) record(d driver.Driver, cluster string) driver.Driver {
 	return &recordingDriver{d, e, cluster}
 }
 
-// recordingDriver keeps the record of objects, which all drivers of a cluster id share.
+// recordingDriver keeps the record of objects. All drivers of a cluster id share it.
 type recordingDriver struct {
 	driver.Driver
 
@@ -64,7 +65,8 @@ func (d *recordingDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (d
 	}
 }
 
-// Delete implements driver.Driver. The record goes with the VirtualMachine, once nothing is left.
+// Delete implements driver.Driver. It removes the record once nothing of the server is left, as the
+// VirtualMachine goes then.
 func (d *recordingDriver) Delete(ctx context.Context, target driver.Target, retain bool) error {
 	err := d.Driver.Delete(ctx, target, retain)
 	if !errors.Is(err, driver.ErrNotFound) {
@@ -85,7 +87,7 @@ func (e *Engine) recordOf(key string) record {
 	return e.records[key]
 }
 
-// write writes a record unless another controller has written it since that version.
+// write writes a record unless another controller has written it since a version.
 func (e *Engine) write(key string, version int, objects []driver.Object) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

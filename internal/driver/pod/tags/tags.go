@@ -20,22 +20,22 @@ import (
 )
 
 const (
-	// resolveWithin bounds the time that a call waits for registries. Nodes resolve the tags that
-	// were not resolved by then.
+	// resolveWithin limits how long a call waits for registries. Nodes resolve the tags that were not
+	// resolved by then.
 	resolveWithin = 4 * time.Second
-	// silentFor is how long a repository is skipped after its registry did not answer in time, so
-	// that it delays few servers. The registry may answer fast about other repositories, for
-	// example those that it does not proxy.
+	// silentFor is how long a repository is skipped after its registry did not answer in time, so that it
+	// delays few servers. The registry may answer fast about other repositories, for example those that it
+	// does not proxy.
 	silentFor = 30 * time.Second
-	// maxSilent bounds how many such repositories are remembered.
+	// maxSilent limits how many such repositories are remembered.
 	maxSilent = 1000
-	// maxAsked bounds the questions of a call at a time.
+	// maxAsked limits the concurrent questions of a call.
 	maxAsked = 4
 )
 
 // Resolver finds the digests of tags.
 type Resolver struct {
-	// Resolve returns the digest of an image. Its errors are for users.
+	// Resolve returns the digest of an image. Its errors are shown to users.
 	Resolve func(ctx context.Context, source string) (digest string, err error)
 	Clock   clock.PassiveClock
 
@@ -43,12 +43,12 @@ type Resolver struct {
 	silent   driver.SyncMap[string, time.Time] // by repository, until when
 }
 
-// Digests returns what the tags of images are resolved to, in their order.
+// Digests returns the results of resolving the tags of images, in the order of sources.
 func (r *Resolver) Digests(ctx context.Context, sources []string) []driver.ResolvedImage {
 	ctx, cancel := context.WithTimeout(ctx, resolveWithin)
 	defer cancel()
 	all, _ := kit.Each(ctx, maxAsked, sources, func(source string) (driver.ResolvedImage, error) {
-		digest, err := r.ask(ctx, source)
+		digest, err := r.resolve(ctx, source)
 		found := driver.ResolvedImage{Source: source, Digest: digest, Unproven: digest != ""}
 		if err != nil {
 			found.Message = err.Error()
@@ -60,8 +60,8 @@ func (r *Resolver) Digests(ctx context.Context, sources []string) []driver.Resol
 
 var errSilent = errors.New("the registry did not answer in time")
 
-// ask asks for the digest of an image. Calls that need the same share a question.
-func (r *Resolver) ask(ctx context.Context, source string) (string, error) {
+// resolve returns the digest of an image. Concurrent calls for the same image share one question.
+func (r *Resolver) resolve(ctx context.Context, source string) (string, error) {
 	repository := objects.RepositoryOf(source)
 	if until, ok := r.silent.Load(repository); ok && r.Clock.Now().Before(until) {
 		return "", errSilent
@@ -85,6 +85,7 @@ func (r *Resolver) ask(ctx context.Context, source string) (string, error) {
 	}
 }
 
+// markSilent makes the next calls skip a repository for a while.
 func (r *Resolver) markSilent(repository string) {
 	now := r.Clock.Now()
 	r.silent.DeleteFunc(func(_ string, until time.Time) bool { return !now.Before(until) })
