@@ -278,26 +278,3 @@ func (d *Driver) EngineID(ctx context.Context) (string, error) {
 	}
 	return d.StateDir.ID()
 }
-
-// beginChange begins a change of a server and returns the server's lock. If it fails,
-// nothing was changed.
-func (d *Driver) beginChange(ctx context.Context, t driver.Target) (*statedir.Lock, error) {
-	if err := kit.CheckContext(ctx); err != nil {
-		return nil, driver.Errorf(driver.ErrRetry, "%w", err)
-	}
-	if err := instance.CheckUID(t.UID); err != nil {
-		return nil, err
-	}
-	if err := d.StateDir.Reach(); err != nil {
-		return nil, err
-	}
-	lock, err := d.StateDir.Lock(t.UID)
-	if err != nil {
-		return nil, err
-	}
-	if err := d.StateDir.Admit(d.ClusterID, t.Epoch); err != nil {
-		lock.Release()
-		return nil, err
-	}
-	return lock, nil
-}

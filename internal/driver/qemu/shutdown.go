@@ -151,20 +151,3 @@ func (d *Driver) waitOff(ctx context.Context, inst *instance.Instance, within ti
 	}
 	return inst.WaitStopped(ctx, within) == nil
 }
-
-// recordGracePeriod records the grace period for a shutdown of the host, which has no spec. For a
-// server that is off, the next start records it.
-func (d *Driver) recordGracePeriod(inst *instance.Instance, spec driver.ServerSpec) {
-	if inst.GraceSeconds == graceSeconds(spec) {
-		return
-	}
-	inst.GraceSeconds = graceSeconds(spec)
-	if !inst.IsAlive() {
-		return
-	}
-	if err := inst.Save(); err != nil {
-		d.Log.Info("Grace period of a machine cannot be written down", "uid", inst.UID, "cause", err.Error())
-	}
-}
-
-func graceSeconds(spec driver.ServerSpec) int64 { return int64(spec.GracePeriod / time.Second) }
