@@ -15,17 +15,17 @@ import (
 
 // diskGauges report by how much disks may still grow, and what is free for that.
 type diskGauges struct {
-	d                   *Driver
+	host                *instance.Host
 	promised, available *prometheus.Desc
 }
 
 // registerDiskGauges registers the gauges; if another driver has registered them, those remain.
-func (d *Driver) registerDiskGauges(reg prometheus.Registerer) {
+func registerDiskGauges(reg prometheus.Registerer, host *instance.Host) {
 	if reg == nil {
 		return
 	}
 	_ = reg.Register(&diskGauges{
-		d:         d,
+		host:      host,
 		promised:  prometheus.NewDesc("drover_qemu_disk_promised_bytes", "What the disks of machines may still grow by, released machines included.", nil, nil),
 		available: prometheus.NewDesc("drover_qemu_disk_available_bytes", "What is free on the file system of the machines' disks.", nil, nil),
 	})
@@ -40,10 +40,10 @@ func (g *diskGauges) Describe(all chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector. It leaves out what cannot be read, since an
 // error would suppress all other metrics.
 func (g *diskGauges) Collect(all chan<- prometheus.Metric) {
-	if holds, err := g.d.Disks.FindCapacity(); err == nil {
+	if holds, err := g.host.Disks.FindCapacity(); err == nil {
 		all <- prometheus.MustNewConstMetric(g.available, prometheus.GaugeValue, float64(holds.Available))
 	}
-	if promised, err := folder.PromisedDisk(g.d.Host); err == nil {
+	if promised, err := folder.PromisedDisk(g.host); err == nil {
 		all <- prometheus.MustNewConstMetric(g.promised, prometheus.GaugeValue, float64(promised))
 	}
 }

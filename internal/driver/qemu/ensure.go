@@ -210,7 +210,7 @@ func (c *convergence) converge(ctx context.Context) (driver.Server, error) {
 		if err != nil {
 			return driver.Server{}, fmt.Errorf("%s of server %s: %w", next, c.inst.UID, err)
 		}
-		c.inst.NotifyWatchers()
+		c.driver.Notify(c.inst.UID)
 		if c.inst, err = c.inst.Observe(ctx); err != nil {
 			return driver.Server{}, instance.ClassifyObserveError(err)
 		}

@@ -207,7 +207,7 @@ func New(o Options) (*Driver, error) {
 	if err := d.Images.MakeLock(); err != nil {
 		return nil, fmt.Errorf("the qemu driver's images: %w", err)
 	}
-	d.registerDiskGauges(o.Registerer)
+	registerDiskGauges(o.Registerer, d.Host)
 	return d, nil
 }
 

@@ -27,7 +27,7 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 		return nil, err
 	}
 	servers = slices.DeleteFunc(servers, func(s *instance.Instance) bool { return !s.IsAlive() || s.Phase != record.PhaseOn })
-	samples, errs := kit.Each(ctx, maxConcurrent, servers, func(s *instance.Instance) (driver.Usage, error) { return d.sampleUsage(s) })
+	samples, errs := kit.Each(ctx, maxConcurrent, servers, sampleUsage)
 	found := samples[:0]
 	for i, u := range samples {
 		if errs[i] == nil { // else it has ended meanwhile
@@ -37,12 +37,12 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	return found, nil
 }
 
-func (d *Driver) sampleUsage(inst *instance.Instance) (driver.Usage, error) {
+func sampleUsage(inst *instance.Instance) (driver.Usage, error) {
 	process, err := proc.ReadUsage(inst.PID())
 	if err != nil {
 		return driver.Usage{}, err
 	}
-	u := driver.Usage{UID: inst.UID, Run: inst.Run, At: d.Clock.Now(), CPU: process.CPU, MemoryBytes: process.MemoryBytes}
+	u := driver.Usage{UID: inst.UID, Run: inst.Run, At: inst.Host.Clock.Now(), CPU: process.CPU, MemoryBytes: process.MemoryBytes}
 	if inst.GuestMemoryBytes > 0 {
 		u.MemoryBytes = inst.GuestMemoryBytes
 	}

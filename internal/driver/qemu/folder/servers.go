@@ -82,16 +82,12 @@ func (a Admin) observe(inst *instance.Instance) (s driver.Server, ours bool, err
 	}
 	s = driver.Server{
 		UID: inst.UID, ID: r.ID, Namespace: r.Namespace, Name: r.Name, Run: r.Run, StartedAt: r.StartedAt,
-		State: driver.StateStopped, Retained: isReleased(inst), Err: err,
+		State: driver.StateStopped, Retained: instance.IsRetained(inst.Path), Err: err,
 	}
 	if on, lockErr := inst.IsRunning(); on || lockErr != nil {
 		s.State = driver.StateRunning
 	}
 	return s, s.Err != nil || r.ClusterID == a.ClusterID, nil //nolint:nilerr // a server that is there and broken
-}
-
-func isReleased(inst *instance.Instance) bool {
-	return filepath.Base(filepath.Dir(inst.Path)) == instance.RetainedDir
 }
 
 // RemoveRetained ends the machine and removes its directory. The lock of its UID keeps a
@@ -131,7 +127,7 @@ func (a Admin) findReleased(t driver.Target) (releasedInstance, error) {
 		return releasedInstance{}, err
 	}
 	for _, inst := range instances {
-		if inst.UID != t.UID || !isReleased(inst) {
+		if inst.UID != t.UID || !instance.IsRetained(inst.Path) {
 			continue
 		}
 		s, err := inst.Load()

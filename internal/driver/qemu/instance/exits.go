@@ -116,7 +116,7 @@ func (inst *Instance) writeExit(exit driver.Exit) (driver.Exit, error) {
 		return exit, err
 	}
 	err = inst.Host.StateDir.Create(inst.ExitFile(), content)
-	if err == nil && !inst.mayExist() {
+	if err == nil && inst.IsGone() {
 		return exit, os.Remove(inst.ExitFile())
 	}
 	if !errors.Is(err, fs.ErrExist) {

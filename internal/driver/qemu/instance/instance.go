@@ -121,22 +121,16 @@ func UIDOf(path string) types.UID {
 	return types.UID(uid)
 }
 
+// IsRetained reports whether a directory is that of a released server.
+func IsRetained(path string) bool { return filepath.Base(filepath.Dir(path)) == RetainedDir }
+
 // NewID returns a name for a server or a run.
 func NewID() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "")[:16] }
 
-// HasDirectory reports whether there is a directory at all.
-func (inst *Instance) HasDirectory() (bool, error) {
+// IsGone reports whether there is no directory for sure.
+func (inst *Instance) IsGone() bool {
 	_, err := os.Lstat(inst.Path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-// mayExist reports whether the directory may exist.
-func (inst *Instance) mayExist() bool {
-	there, err := inst.HasDirectory()
-	return there || err != nil
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // Load returns the server with its record as it is now. Its error is fs.ErrNotExist only
@@ -168,7 +162,7 @@ func (inst *Instance) Load() (*Instance, error) {
 // ClassifyReadError says whether a record that could not be read is gone, may be read
 // later, or needs a repair. Removing a server helps only if it has no record.
 func (inst *Instance) ClassifyReadError(err error) error {
-	if there, statErr := inst.HasDirectory(); !there && statErr == nil {
+	if inst.IsGone() {
 		return fs.ErrNotExist
 	}
 	repair := "repair what keeps Drover from reading this"
@@ -290,33 +284,26 @@ func (inst *Instance) describeServer() driver.Server {
 	return out
 }
 
-// Notify notifies all watchers, in every process, that a server has changed. For a server
+// Notify notifies all watchers, in every process, that servers have changed. For a server
 // that does not exist, or was removed meanwhile, it leaves no notification file behind.
 func (h *Host) Notify(uids ...types.UID) {
 	for _, uid := range uids {
-		h.InstanceOf(uid).NotifyWatchers()
-	}
-}
-
-// NotifyWatchers notifies all watchers, in every process, that the server has changed. For
-// one that does not exist, or was removed meanwhile, it leaves no notification file behind.
-func (inst *Instance) NotifyWatchers() {
-	if err := inst.Host.StateDir.ReplaceVolatile(inst.notificationFile(), nil); err != nil {
-		inst.Host.Log.V(1).Info("Notification could not be written", "uid", inst.UID, "cause", err.Error())
-	}
-	there, err := inst.Host.InstanceOf(inst.UID).HasDirectory()
-	if !there && err == nil { // removed meanwhile
-		inst.RemoveNotification()
+		if err := h.StateDir.ReplaceVolatile(h.notificationFile(uid), nil); err != nil {
+			h.Log.V(1).Info("Notification could not be written", "uid", uid, "cause", err.Error())
+		}
+		if h.InstanceOf(uid).IsGone() { // removed meanwhile
+			h.RemoveNotification(uid)
+		}
 	}
 }
 
 // notificationFile returns the path of the file that is written to notify watchers.
-func (inst *Instance) notificationFile() string {
-	return inst.Host.StateDir.Path(NotificationsDir, string(inst.UID))
+func (h *Host) notificationFile(uid types.UID) string {
+	return h.StateDir.Path(NotificationsDir, string(uid))
 }
 
 // RemoveNotification removes the notification file of a server that is gone.
-func (inst *Instance) RemoveNotification() { _ = os.Remove(inst.notificationFile()) }
+func (h *Host) RemoveNotification(uid types.UID) { _ = os.Remove(h.notificationFile(uid)) }
 
 var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
@@ -351,6 +338,6 @@ func (inst *Instance) MoveToRetained() error {
 	if err != nil {
 		return fmt.Errorf("putting the released server %s aside: %w", inst.UID, err)
 	}
-	inst.NotifyWatchers()
+	inst.Host.Notify(inst.UID)
 	return nil
 }

@@ -5,7 +5,9 @@ package instance
 
 import (
 	"context"
+	"errors"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -56,8 +58,8 @@ func (inst *Instance) observeState(ctx context.Context, within time.Duration) (*
 		return s, err
 	}
 	// A server that was removed meanwhile leaves nothing, not even how it ended.
-	there, err := inst.HasDirectory()
-	if !there && err == nil {
+	_, err = os.Lstat(inst.Path)
+	if errors.Is(err, fs.ErrNotExist) {
 		inst.Host.RemoveExits(s.UID, "")
 		return s, fs.ErrNotExist
 	}

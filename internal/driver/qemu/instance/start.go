@@ -183,7 +183,7 @@ func (inst *Instance) FinishStart(ctx context.Context, spec driver.ServerSpec) e
 	}
 	// Notify first, so that other processes see to its supervisor even if this leader stops
 	// right after.
-	inst.NotifyWatchers()
+	inst.Host.Notify(inst.UID)
 	return inst.call(ctx, "start", func(ctx context.Context, c *control.Client) error { return c.Start(ctx) })
 }
 

@@ -114,16 +114,3 @@ func (inst *Instance) QuitEnded(ctx context.Context) error {
 	}
 	return inst.Machine.Quit(ctx)
 }
-
-// GracePeriod returns how long the guest has to power off.
-func (inst *Instance) GracePeriod() time.Duration {
-	switch {
-	case inst.RunState == machine.StatusPrelaunch:
-		return 0 // it has not run yet
-	case inst.ID == "": // the record cannot be read
-		return defaultGrace
-	}
-	return time.Duration(inst.GraceSeconds) * time.Second
-}
-
-const defaultGrace = 30 * time.Second

@@ -78,7 +78,7 @@ func (inst *Instance) Supervise(ctx context.Context, onChange func()) {
 		now := inst.Host.Clock.Now()
 		inst.pause(ctx, pace.ReserveN(now, 1).DelayFrom(now))
 	}
-	for last := ""; ctx.Err() == nil && inst.mayExist(); wasOn = true {
+	for last := ""; ctx.Err() == nil && !inst.IsGone(); wasOn = true {
 		if on, err := inst.IsRunning(); err == nil && !on {
 			break
 		}
