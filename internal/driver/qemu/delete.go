@@ -65,7 +65,7 @@ func (d *Driver) removeServer(ctx context.Context, inst *instance.Instance) erro
 	if err := d.KillStrays(ctx, inst.UID); err != nil { // which may hide that they run
 		return err
 	}
-	if err := inst.EndSupervisor(ctx); err != nil {
+	if err := inst.Supervisor().End(ctx); err != nil {
 		return err
 	}
 	d.RemoveGroup(ctx, inst.CPUGroup)

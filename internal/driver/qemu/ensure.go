@@ -341,7 +341,7 @@ func (c *convergence) prepareRestart(ctx context.Context) (waits bool, err error
 	if err := hostports.CheckForwards(ctx, c.spec.Ports, c.inst.Forwards, c.driver.ChoosePort); err != nil {
 		return false, err
 	}
-	on, err := c.inst.FindPlatform(ctx)
+	on, err := c.driver.FindPlatform(ctx, c.inst.MachineType)
 	if err != nil {
 		return false, err
 	}

@@ -113,7 +113,7 @@ func shutDown(ctx context.Context, inst *instance.Instance, limit time.Duration)
 		ended.Forced = !waitOff(ctx, s, within)
 	}
 	if ended.Err = s.Quit(ctx); ended.Err == nil {
-		ended.Err = s.EndSupervisor(ctx)
+		ended.Err = s.Supervisor().End(ctx)
 		s.Host.RemoveGroup(ctx, s.CPUGroup)
 	}
 	ended.Forced = ended.Forced || s.WasForced()

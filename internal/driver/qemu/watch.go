@@ -120,7 +120,7 @@ func (w *watch) startSupervisor(ctx context.Context, inst *instance.Instance) {
 	}
 	w.supervisors[inst.Path] = &follower{instance: inst}
 	go func() {
-		inst.Supervise(ctx, func() { w.queue.Add(inst.UID) })
+		instance.Supervise(ctx, inst, func() { w.queue.Add(inst.UID) })
 		w.ended <- inst.Path
 	}()
 }

@@ -189,19 +189,9 @@ func (inst *Instance) IsAlive() bool {
 // IsEnded reports whether a QEMU whose guest has ended waits to be reaped.
 func (inst *Instance) IsEnded() bool { return inst.On && !inst.IsAlive() }
 
-func (inst *Instance) isStopping() bool {
-	return inst.IsAlive() && inst.Phase == record.PhaseOn && inst.Stop != nil
-}
-
 // IsPaused reports whether the guest waits to be resumed.
 func (inst *Instance) IsPaused() bool {
 	return inst.RunState == machine.StatusPaused || inst.RunState == machine.StatusPrelaunch || inst.RunState == machine.StatusIOError
-}
-
-// HasGuestEnded reports whether the guest has ended, by QEMU's last answer.
-func (inst *Instance) HasGuestEnded() bool {
-	_, over := machine.EndOf(inst.RunState)
-	return over
 }
 
 func (inst *Instance) driverState() driver.State {
@@ -212,7 +202,7 @@ func (inst *Instance) driverState() driver.State {
 		return driver.StateStarting
 	case inst.Phase == record.PhaseStarting:
 		return driver.StatePaused // QEMU is up, and a start continues only in a call
-	case inst.isStopping():
+	case inst.Phase == record.PhaseOn && inst.Stop != nil:
 		return driver.StateStopping
 	case inst.IsPaused():
 		return driver.StatePaused
@@ -220,18 +210,48 @@ func (inst *Instance) driverState() driver.State {
 	return driver.StateRunning
 }
 
-// Report returns the server as the driver contract describes it, with the addresses to
-// reach it. A machine's own address means nothing outside its QEMU.
+// Report returns the server as the driver contract describes it.
 func (inst *Instance) Report() driver.Server {
-	out := inst.describeServer()
-	if inst.IsAlive() {
-		out.Accelerator, out.Confinement = inst.Accelerator, inst.findConfinement()
+	out := driver.Server{
+		UID: inst.UID, ID: inst.ID, Namespace: inst.Namespace, Name: inst.Name, Err: inst.Broken,
+		Run: inst.Run, State: inst.driverState(), StartedAt: inst.StartedAt, Retained: inst.Retained,
+		Applied: driver.Resources{RootDiskBytes: inst.Root.Size}, ImageID: inst.Root.Image.Digest(),
 	}
-	if !inst.IsAlive() && !inst.Retained && inst.Broken == nil {
+	if inst.IsAlive() {
+		inst.describeRun(&out)
+		return out
+	}
+	// A run whose start was interrupted before QEMU ran did not begin: if it counted, the next
+	// start would look like a restart.
+	if inst.Phase == record.PhaseStarting {
+		out.StartedAt = time.Time{}
+	}
+	if inst.Broken == nil {
+		out.Exit = inst.Exit
+	}
+	if inst.Broken == nil && !inst.Retained {
 		inst.Host.ReportedExits.Store(inst.UID, inst.Run)
 	}
-	if !inst.IsAlive() || len(inst.Forwards) == 0 {
-		return out
+	return out
+}
+
+// describeRun adds what only a server that is on has: CPUs and memory, since the next start takes
+// what the spec says then, and addresses. A machine's own address means nothing outside its QEMU.
+func (inst *Instance) describeRun(out *driver.Server) {
+	out.Applied.CPUMilli, out.Applied.MemoryBytes = inst.Settings.CPUMilli, inst.Settings.MemoryBytes
+	out.Note, out.Accelerator = inst.CPUNote, inst.Accelerator
+	if inst.Phase == record.PhaseOn {
+		out.Confinement = inst.Host.describeConfinement(inst.Machine)
+	}
+	switch {
+	case inst.Broken != nil:
+	case inst.QueryErr != nil:
+		out.Err = fmt.Errorf("QEMU does not answer: %w", inst.QueryErr)
+		out.Progress = out.Err.Error()
+	case inst.RunState == machine.StatusIOError:
+		out.Err = inst.fault
+	case out.State == driver.StateStopping:
+		out.Progress = "waiting for the guest to power off"
 	}
 	for _, f := range inst.Forwards {
 		out.Ports = append(out.Ports, driver.Port{Protocol: strings.ToUpper(f.Protocol), Port: f.Port, HostPort: f.HostPort, HostIP: f.HostIP})
@@ -243,45 +263,20 @@ func (inst *Instance) Report() driver.Server {
 			out.Addresses = append(out.Addresses, address)
 		}
 	}
-	return out
 }
 
-// startTime returns when the last run began. A run whose start was interrupted before QEMU
-// ran did not begin: if it counted, the next start would look like a restart.
-func (inst *Instance) startTime() time.Time {
-	if inst.Phase == record.PhaseStarting && !inst.IsAlive() {
-		return time.Time{}
-	}
-	return inst.StartedAt
-}
-
-// describeServer returns the server as the driver contract describes it, without addresses.
-func (inst *Instance) describeServer() driver.Server {
-	out := driver.Server{
-		UID: inst.UID, ID: inst.ID, Namespace: inst.Namespace, Name: inst.Name,
-		Run: inst.Run, State: inst.driverState(), StartedAt: inst.startTime(), Retained: inst.Retained,
-		Applied: driver.Resources{RootDiskBytes: inst.Root.Size}, ImageID: inst.Root.Image.Digest(),
-	}
-	// A server that is off has no CPUs and no memory: the next start takes what the spec
-	// says then.
-	if inst.IsAlive() {
-		out.Applied.CPUMilli, out.Applied.MemoryBytes = inst.Settings.CPUMilli, inst.Settings.MemoryBytes
-		out.Note = inst.CPUNote
-	}
+// describeConfinement returns how a machine that runs is confined; nil while that cannot be read.
+func (h *Host) describeConfinement(m machine.Machine) *driver.Confinement {
+	c, err := m.FindConfinement()
 	switch {
-	case inst.Broken != nil:
-		out.Err = inst.Broken
-	case !inst.IsAlive():
-		out.Exit = inst.Exit
-	case inst.QueryErr != nil:
-		out.Err = fmt.Errorf("QEMU does not answer: %w", inst.QueryErr)
-		out.Progress = out.Err.Error()
-	case inst.RunState == machine.StatusIOError:
-		out.Err = inst.fault
-	case inst.isStopping():
-		out.Progress = "waiting for the guest to power off"
+	case err != nil:
+		return nil
+	case c == nil || !h.Users.Matches(*c):
+		return &driver.Confinement{Reason: driver.ReasonStartedBefore, Message: "Drover does not know how the machine was started, or would now start it as another user: restart it"}
+	case c.IsWeak():
+		return &driver.Confinement{Reason: driver.ReasonNotConfined, Message: c.Describe()}
 	}
-	return out
+	return &driver.Confinement{Reason: driver.ReasonConfined, Message: c.Describe()}
 }
 
 // Notify notifies all watchers, in every process, that servers have changed. For a server

@@ -5,7 +5,6 @@ package instance
 
 import (
 	"fmt"
-	"syscall"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/kit"
@@ -62,14 +61,4 @@ func (h *Host) PromisedMemory() (map[string]int64, error) {
 		promised[r.ID] = max(0, r.Settings.MemoryBytes+memory.OverheadOf(r.Accelerator)-used.MemoryBytes)
 	}
 	return promised, err
-}
-
-// AllocatedBytes returns the room that a file takes on its disk.
-func (inst *Instance) AllocatedBytes(file string) int64 {
-	var stat syscall.Stat_t
-	if err := syscall.Stat(inst.File(file), &stat); err != nil {
-		return 0
-	}
-	const block = 512 // whatever the file system's is
-	return stat.Blocks * block
 }

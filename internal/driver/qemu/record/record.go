@@ -136,6 +136,41 @@ func (r Record) ImageOf(spec driver.ServerSpec) disks.ImageSettings {
 	return RequestedImage(spec, r.Root.Image.ImageSettings)
 }
 
+// NeedsRoot reports whether a machine without a root disk is to have one.
+func (r Record) NeedsRoot(spec driver.ServerSpec) bool {
+	return r.Root.Size == 0 && (spec.RootDiskBytes > 0 || r.ImageOf(spec).Source != "")
+}
+
+// SizesToGrow returns the disks, by QEMU's name for them, that the spec wants larger and
+// that can grow as they are attached now.
+func (r Record) SizesToGrow(spec driver.ServerSpec) map[string]int64 {
+	sizes := map[string]int64{}
+	if r.Root.Size > 0 && spec.RootDiskBytes > r.Root.Size {
+		sizes[launch.RootNode] = spec.RootDiskBytes
+	}
+	for _, v := range spec.Volumes {
+		writable := slices.ContainsFunc(r.Settings.Volumes, func(a VolumeSettings) bool { return a.Name == v.Name && !a.ReadOnly })
+		if have := r.Volumes[v.Name].Size; writable && v.SizeBytes > have {
+			sizes[launch.VolumeNode(v.Name)] = v.SizeBytes
+		}
+	}
+	return sizes
+}
+
+// DiskSizes returns the sizes of the disks that can grow, by QEMU's name for them.
+func (r Record) DiskSizes() map[string]int64 {
+	sizes := map[string]int64{}
+	if r.Root.Size > 0 {
+		sizes[launch.RootNode] = r.Root.Size
+	}
+	for _, v := range r.Settings.Volumes {
+		if !v.ReadOnly {
+			sizes[launch.VolumeNode(v.Name)] = r.Volumes[v.Name].Size
+		}
+	}
+	return sizes
+}
+
 // BaseImageNames returns the names of the images that a server's disks stand on, each
 // once.
 func (r Record) BaseImageNames() []string {
