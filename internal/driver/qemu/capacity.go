@@ -48,9 +48,16 @@ func (g *diskGauges) Collect(all chan<- prometheus.Metric) {
 	}
 }
 
+// defaultReserve is the minimum that is reserved of the host's memory, and reservePart
+// the divisor that gives the reserve of a larger host.
+const (
+	defaultReserve = 512 << 20
+	reservePart    = 20
+)
+
 func parseReserve(text string) (func(total int64) int64, error) {
 	if text == "" {
-		return func(total int64) int64 { return max(instance.DefaultReserve, total/instance.ReservePart) }, nil
+		return func(total int64) int64 { return max(defaultReserve, total/reservePart) }, nil
 	}
 	q, err := resource.ParseQuantity(text)
 	if err != nil || q.Sign() < 0 {

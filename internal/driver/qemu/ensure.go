@@ -304,6 +304,7 @@ const (
 // begun is completed even if the spec changes meanwhile, since a power button that was
 // pressed cannot be released.
 func nextStep(s *instance.Instance, spec driver.ServerSpec) step {
+	_, mustGrow := s.SizesToGrow(spec)
 	switch {
 	case s.IsEnded():
 		return stepReap
@@ -315,7 +316,7 @@ func nextStep(s *instance.Instance, spec driver.ServerSpec) step {
 		return stepStop
 	case s.Phase == record.PhaseStarting:
 		return stepFinish
-	case len(s.SizesToGrow(spec)) > 0:
+	case mustGrow:
 		return stepGrow
 	case spec.Power == driver.PowerPaused && !s.IsPaused():
 		return stepPause

@@ -5,7 +5,7 @@
 //
 // Start with Ensure in ensure.go. It observes a server and takes it to what the spec
 // says, one step of nextStep at a time. check.go and fields.go refuse specs, image.go
-// fetches what a run needs, list.go and usage.go report servers, watch.go notifies of changes,
+// fetches what a run needs, list.go reports servers and their usage, watch.go notifies of changes,
 // delete.go and shutdown.go end servers.
 //
 // What one server is and does is in package instance below, in layers: instance is based on
@@ -196,8 +196,7 @@ func New(o Options) (*Driver, error) {
 	if err := errors.Join(badPorts, badReserve, badSources, badUsers); err != nil {
 		return nil, err
 	}
-	host := instance.NewHost(o.hostConfig(users), dir)
-	host.InstallSupervisor = func() (*supervisor.Program, error) { return o.installSupervisor(dir) }
+	host := o.newHost(users, dir)
 	d := &Driver{Options: o, Host: host, Guests: guest.New(host), hostPorts: ports}
 	d.ChoosePort, d.ReservedOf = ports.Choose, reserve
 	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.Notify}
@@ -209,11 +208,6 @@ func New(o Options) (*Driver, error) {
 	}
 	registerDiskGauges(o.Registerer, d.Host)
 	return d, nil
-}
-
-// installSupervisor opens the program that follows each QEMU.
-func (o Options) installSupervisor(dir *statedir.Dir) (*supervisor.Program, error) {
-	return supervisor.InstallProgram(dir.Path(programsDir), o.MachineProgram)
 }
 
 // reportUsers logs what keeps machines from being started, or makes their confinement weaker.
@@ -237,8 +231,12 @@ func (d *Driver) Abandon(ctx context.Context, uid types.UID) error {
 	return d.fetches.Abandon(ctx, uid)
 }
 
-func (o Options) hostConfig(users *launch.Users) instance.Config {
-	return instance.Config{ClusterID: o.ClusterID, Accelerator: o.Accel, Binary: o.Binary, Users: users, Clock: o.Clock, Log: o.Log}
+func (o Options) newHost(users *launch.Users, dir *statedir.Dir) *instance.Host {
+	h := instance.NewHost(instance.Config{ClusterID: o.ClusterID, Accelerator: o.Accel, Binary: o.Binary, Users: users, Clock: o.Clock, Log: o.Log}, dir)
+	h.InstallSupervisor = func() (*supervisor.Program, error) {
+		return supervisor.InstallProgram(dir.Path(programsDir), o.MachineProgram)
+	}
+	return h
 }
 
 func (o Options) withDefaults() Options {

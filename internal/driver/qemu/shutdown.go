@@ -19,7 +19,6 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
 const (
@@ -54,9 +53,7 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 	if err != nil {
 		return nil, err
 	}
-	host := instance.NewHost(o.hostConfig(&launch.Users{}), dir)
-	host.InstallSupervisor = func() (*supervisor.Program, error) { return o.installSupervisor(dir) }
-	instances, err := host.AllInstances()
+	instances, err := o.newHost(&launch.Users{}, dir).AllInstances()
 	if err != nil {
 		return nil, err
 	}

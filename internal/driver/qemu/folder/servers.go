@@ -110,21 +110,18 @@ func (a Admin) RemoveRetained(ctx context.Context, t driver.Target) error {
 			return err
 		}
 	}
-	if err := released.killStrays(ctx); err != nil {
+	if err := killStrays(ctx, released.Machine); err != nil {
 		return err
 	}
 	a.host.RemoveGroup(ctx, released.CPUGroup)
 	return a.dir.Explain(a.dir.Discard(released.Path))
 }
 
-// releasedInstance is a server that was released.
-type releasedInstance struct{ *instance.Instance }
-
 // findReleased returns a server that was released.
-func (a Admin) findReleased(t driver.Target) (releasedInstance, error) {
+func (a Admin) findReleased(t driver.Target) (*instance.Instance, error) {
 	instances, err := a.host.AllInstances()
 	if err != nil {
-		return releasedInstance{}, err
+		return nil, err
 	}
 	for _, inst := range instances {
 		if inst.UID != t.UID || !instance.IsRetained(inst.Path) {
@@ -134,21 +131,20 @@ func (a Admin) findReleased(t driver.Target) (releasedInstance, error) {
 		switch {
 		case errors.Is(err, fs.ErrNotExist), err == nil && (s.ID != t.ID || s.ClusterID != a.ClusterID):
 		case err != nil:
-			return releasedInstance{}, err
+			return nil, err
 		default:
-			return releasedInstance{s}, nil
+			return s, nil
 		}
 	}
-	return releasedInstance{}, driver.Errorf(driver.ErrNotFound, "this cluster has no released machine of UID %s with id %s", t.UID, t.ID)
+	return nil, driver.Errorf(driver.ErrNotFound, "this cluster has no released machine of UID %s with id %s", t.UID, t.ID)
 }
 
 // killStrays ends QEMUs that lost their directory or the run lock in it while they ran. The
 // kernel reports a path without symbolic links.
-func (r releasedInstance) killStrays(ctx context.Context) error {
-	path, err := filepath.EvalSymlinks(r.Path)
+func killStrays(ctx context.Context, m machine.Machine) error {
+	path, err := filepath.EvalSymlinks(m.Path)
 	if err != nil {
-		return fmt.Errorf("finding %s: %w", r.Path, err)
+		return fmt.Errorf("finding %s: %w", m.Path, err)
 	}
-	lost := machine.Machine{Path: path, UUID: r.UUID}
-	return lost.KillStrays(ctx, func(int) func() { return func() {} })
+	return machine.Machine{Path: path, UUID: m.UUID}.KillStrays(ctx, func(int) func() { return func() {} })
 }

@@ -11,7 +11,6 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/machine/control"
-	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // RootField is the field that names the image of the root disk.
@@ -43,16 +42,11 @@ func VolumeFile(name string) string { return "volume-" + name + ".qcow2" }
 
 // VolumeOrder returns what a volume is to be.
 func VolumeOrder(i int, v driver.Volume) disks.Order {
-	return disks.Order{
-		ImageField: VolumeField(i), SizeField: fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), Image: imageOfVolume(v), Size: v.SizeBytes,
+	o := disks.Order{ImageField: VolumeField(i), SizeField: fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), Size: v.SizeBytes}
+	if v.Image != nil {
+		o.Image = disks.ImageSettings{Source: v.Image.Source, Checksum: v.Image.Checksum}
 	}
-}
-
-func imageOfVolume(v driver.Volume) disks.ImageSettings {
-	if v.Image == nil {
-		return disks.ImageSettings{}
-	}
-	return disks.ImageSettings{Source: v.Image.Source, Checksum: v.Image.Checksum}
+	return o
 }
 
 // maxDisk bounds what a supervisor may claim a disk to have: one that was grown before can have more than is asked for.
@@ -60,15 +54,9 @@ const maxDisk = 1 << 50
 
 // GrowDisks enlarges the disks of a running QEMU to what the spec says.
 func (inst *Instance) GrowDisks(ctx context.Context, spec driver.ServerSpec) error {
-	wanted := inst.SizesToGrow(spec)
-	if len(wanted) == 0 {
+	sizes, found := inst.SizesToGrow(spec)
+	if !found {
 		return nil
-	}
-	sizes := control.Sizes{RootDisk: wanted[launch.RootNode], Volumes: map[string]int64{}}
-	for _, v := range spec.Volumes {
-		if size, ok := wanted[launch.VolumeNode(v.Name)]; ok {
-			sizes.Volumes[v.Name] = size
-		}
 	}
 	err := inst.call(ctx, "grow", func(ctx context.Context, c *control.Client) (err error) {
 		sizes, err = c.Grow(ctx, sizes)

@@ -50,14 +50,11 @@ func isCrash(exit driver.Exit) bool { return exit.Code == CodePanicked || exit.C
 // OutputTail is how much of QEMU's log an exit includes.
 const OutputTail = 1 << 10
 
-// exitSuffix ends the names of the files that record exits.
-const exitSuffix = ".json"
-
 // ExitFile returns the path of the file that records how a run ended. It is written once,
 // before QEMU is made to quit. It is outside the server's directory, which a person may
 // be about to remove.
 func (inst *Instance) ExitFile() string {
-	return inst.Host.StateDir.Path(EndsDir, string(inst.UID)+"."+inst.ID+"."+inst.Run+exitSuffix)
+	return inst.Host.StateDir.Path(EndsDir, string(inst.UID)+"."+inst.ID+"."+inst.Run+".json")
 }
 
 // RecordExit writes an exit, and returns the one that was written first. It adds the last output

@@ -5,8 +5,8 @@
 // and the exit of its last run.
 //
 // Start with Instance in instance.go, and with Host (host.go), which is what instances
-// share. Package record has what is stored of a server, exits.go how its runs ended, and
-// remembered.go what is only in memory. observe.go finds its state; start.go, stop.go and
+// share. Package record has what is stored of a server, and exits.go how its runs ended.
+// observe.go finds its state; start.go, stop.go and
 // disk.go change it, by way of its supervisor; supervise.go sees to it that there is one. The
 // callers of methods that change a server hold its lock.
 package instance
@@ -55,10 +55,8 @@ type Instance struct {
 	QueryErr error
 	// GuestMemoryBytes is what the guest uses by its own account, 0 if it does not report that.
 	GuestMemoryBytes int64
-	// Exit is how the last run ended; nil during a run and before the first. ExitErr is why
-	// it could not be recorded.
-	Exit    *driver.Exit
-	ExitErr error
+	// Exit is how the last run ended; nil during a run and before the first.
+	Exit *driver.Exit
 	// fault is the disk error that the guest waits for, if there is one.
 	fault error
 	// Broken says what of the server cannot be read. Without its record, only its UID and
@@ -139,7 +137,7 @@ func (inst *Instance) Load() (*Instance, error) {
 	s := inst.Host.InstanceAt(inst.Path)
 	content, _, err := atomicfile.Read(inst.File(RecordFile), maxFileSize)
 	if err != nil {
-		return s, inst.ClassifyReadError(err)
+		return s, ClassifyReadError(inst, err)
 	}
 	var r record.Record
 	if err := json.Unmarshal(content, &r); err != nil {
@@ -157,19 +155,6 @@ func (inst *Instance) Load() (*Instance, error) {
 	}
 	s.Record = r
 	return s, nil
-}
-
-// ClassifyReadError says whether a record that could not be read is gone, may be read
-// later, or needs a repair. Removing a server helps only if it has no record.
-func (inst *Instance) ClassifyReadError(err error) error {
-	if inst.IsGone() {
-		return fs.ErrNotExist
-	}
-	repair := "repair what keeps Drover from reading this"
-	if errors.Is(err, fs.ErrNotExist) {
-		repair = "repair or remove " + inst.Path
-	}
-	return wrapBroken(repair, err)
 }
 
 // Save replaces the record.

@@ -125,7 +125,7 @@ func (inst *Instance) observeExit(ctx context.Context) error {
 	}
 	if known == nil {
 		exit.At = inst.Host.Clock.Now()
-		exit, inst.ExitErr = inst.RecordExit(exit)
+		exit, _ = inst.RecordExit(exit) // which logs why it could not
 		known = &exit
 	}
 	inst.Exit = known

@@ -69,24 +69,6 @@ func (inst *Instance) FinishStart(ctx context.Context, spec driver.ServerSpec) e
 	return (&start{inst: inst, host: inst.Host, spec: spec}).finish(ctx)
 }
 
-// Platform is the part of a machine that no spec names.
-type Platform struct {
-	MachineType, Accelerator string
-}
-
-// FindPlatform finds what a run is made on. A server keeps the machine type that it has.
-func (h *Host) FindPlatform(ctx context.Context, machineType string) (Platform, error) {
-	machineType, err := h.Program.MachineType(ctx, machineType)
-	if err != nil {
-		return Platform{}, ContractError(err)
-	}
-	accel, err := h.Accelerator.Choose(ctx)
-	if !errors.Is(err, ctx.Err()) { // else there is no error, or only that of ctx
-		err = ContractError(h.StateDir.Explain(err))
-	}
-	return Platform{machineType, accel}, err
-}
-
 // start is the start of one run.
 type start struct {
 	inst *Instance

@@ -33,7 +33,7 @@ const defaultLogBound = 1 << 20
 func (inst *Instance) Supervisor() supervisor.Place {
 	p := supervisor.Place{
 		Machine: inst.Machine, Program: inst.Host.FindSupervisor, AreSeparate: inst.Host.Users.AreSeparate(),
-		Record: strings.TrimSuffix(inst.ExitFile(), exitSuffix) + ".end",
+		Record: strings.TrimSuffix(inst.ExitFile(), ".json") + ".end",
 		Config: supervisor.HostConfig{Accelerator: inst.Accelerator, Disks: inst.DiskSizes(), LogBytes: inst.Host.LogBound},
 		Reload: func() (supervisor.Place, error) {
 			now, err := inst.Load()

@@ -18,6 +18,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
@@ -141,20 +142,19 @@ func (r Record) NeedsRoot(spec driver.ServerSpec) bool {
 	return r.Root.Size == 0 && (spec.RootDiskBytes > 0 || r.ImageOf(spec).Source != "")
 }
 
-// SizesToGrow returns the disks, by QEMU's name for them, that the spec wants larger and
-// that can grow as they are attached now.
-func (r Record) SizesToGrow(spec driver.ServerSpec) map[string]int64 {
-	sizes := map[string]int64{}
+// SizesToGrow returns the sizes of the disks that the spec wants larger and that can grow as they
+// are attached now, and whether there are any.
+func (r Record) SizesToGrow(spec driver.ServerSpec) (sizes control.Sizes, found bool) {
+	sizes.Volumes = map[string]int64{}
 	if r.Root.Size > 0 && spec.RootDiskBytes > r.Root.Size {
-		sizes[launch.RootNode] = spec.RootDiskBytes
+		sizes.RootDisk = spec.RootDiskBytes
 	}
 	for _, v := range spec.Volumes {
-		writable := slices.ContainsFunc(r.Settings.Volumes, func(a VolumeSettings) bool { return a.Name == v.Name && !a.ReadOnly })
-		if have := r.Volumes[v.Name].Size; writable && v.SizeBytes > have {
-			sizes[launch.VolumeNode(v.Name)] = v.SizeBytes
+		if slices.Contains(r.Settings.Volumes, VolumeSettings{Name: v.Name}) && v.SizeBytes > r.Volumes[v.Name].Size {
+			sizes.Volumes[v.Name] = v.SizeBytes
 		}
 	}
-	return sizes
+	return sizes, sizes.RootDisk > 0 || len(sizes.Volumes) > 0
 }
 
 // DiskSizes returns the sizes of the disks that can grow, by QEMU's name for them.
