@@ -7,16 +7,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
 	"sync"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
@@ -82,6 +88,103 @@ func NewHost(c Config, dir *statedir.Dir) *Host {
 		LogBound:    defaultLogBound, FindGroups: cgroup.Find, FindGroupMemory: cgroup.MemoryLeft,
 	}
 }
+
+// InstanceAt returns the server whose directory is at a path. The name of the directory
+// begins with the UID. Nothing else of the server is known yet.
+func (h *Host) InstanceAt(path string) *Instance {
+	uid := UIDOf(path)
+	return &Instance{
+		Machine: machine.Machine{Path: path, UUID: string(uid), Staging: h.StateDir},
+		Record:  record.Record{UID: uid}, Host: h,
+	}
+}
+
+// InstanceOf returns the server of a UID, whose directory may not exist.
+func (h *Host) InstanceOf(uid types.UID) *Instance {
+	return h.InstanceAt(h.StateDir.Path(VMsDir, string(uid)))
+}
+
+// AllInstances returns the servers of all clusters, the released ones last.
+func (h *Host) AllInstances() ([]*Instance, error) {
+	var instances []*Instance
+	for _, sub := range []string{VMsDir, RetainedDir} {
+		entries, err := os.ReadDir(h.StateDir.Path(sub))
+		if err != nil {
+			return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
+		}
+		for _, entry := range entries {
+			if entry.IsDir() && UIDOf(entry.Name()) != "" {
+				instances = append(instances, h.InstanceAt(h.StateDir.Path(sub, entry.Name())))
+			}
+		}
+	}
+	return instances, nil
+}
+
+// InstancesOf returns the servers of some UIDs, whose directories may not exist.
+func (h *Host) InstancesOf(uids []types.UID) ([]*Instance, error) {
+	uids, err := driver.UniqueUIDs(uids)
+	if err != nil {
+		return nil, err
+	}
+	instances := make([]*Instance, len(uids))
+	for i, uid := range uids {
+		instances[i] = h.InstanceOf(uid)
+	}
+	return instances, nil
+}
+
+// UIDOf returns the UID in the name of a directory or a notification file; empty if there
+// is none.
+func UIDOf(path string) types.UID {
+	uid, _, _ := strings.Cut(filepath.Base(path), ".")
+	if CheckUID(types.UID(uid)) != nil {
+		return ""
+	}
+	return types.UID(uid)
+}
+
+// IsRetained reports whether a directory is that of a released server.
+func IsRetained(path string) bool { return filepath.Base(filepath.Dir(path)) == RetainedDir }
+
+// NewID returns a name for a server or a run.
+func NewID() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "")[:16] }
+
+var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+
+// CheckUID refuses a UID that is no UUID, since it is the machine's SMBIOS UUID too.
+func CheckUID(uid types.UID) error {
+	if uuidPattern.MatchString(string(uid)) {
+		return nil
+	}
+	return driver.Errorf(driver.ErrInvalid, "metadata.uid is %.140q: it must be a UUID in small letters", string(uid))
+}
+
+// RetainedPath returns the directory of a released server.
+func (h *Host) RetainedPath(uid types.UID, id string) string {
+	return h.StateDir.Path(RetainedDir, string(uid)+"."+id)
+}
+
+// Notify notifies all watchers, in every process, that servers have changed. For a server
+// that does not exist, or was removed meanwhile, it leaves no notification file behind.
+func (h *Host) Notify(uids ...types.UID) {
+	for _, uid := range uids {
+		if err := h.StateDir.ReplaceVolatile(h.notificationFile(uid), nil); err != nil {
+			h.Log.V(1).Info("Notification could not be written", "uid", uid, "cause", err.Error())
+		}
+		if h.InstanceOf(uid).IsGone() { // removed meanwhile
+			h.RemoveNotification(uid)
+		}
+	}
+}
+
+// notificationFile returns the path of the file that is written to notify watchers.
+func (h *Host) notificationFile(uid types.UID) string {
+	return h.StateDir.Path(NotificationsDir, string(uid))
+}
+
+// RemoveNotification removes the notification file of a server that is gone.
+func (h *Host) RemoveNotification(uid types.UID) { _ = os.Remove(h.notificationFile(uid)) }
 
 // FindSupervisor returns the program that follows each QEMU. It is installed at first.
 func (h *Host) FindSupervisor() (*supervisor.Program, error) {
@@ -158,6 +261,69 @@ func (h *Host) PromisedMemory() (map[string]int64, error) {
 		promised[r.ID] = max(0, r.Settings.MemoryBytes+memory.OverheadOf(r.Accelerator)-used.MemoryBytes)
 	}
 	return promised, err
+}
+
+// RemoveGroup removes the control group of a run that is over. If that fails, the remaining
+// group limits no process.
+func (h *Host) RemoveGroup(ctx context.Context, group string) {
+	if err := cgroup.Remove(ctx, group); err != nil {
+		h.Log.Info("Control group could not be removed", "group", group, "cause", err.Error())
+	}
+}
+
+// KillStrays ends QEMUs of a UID that do not hold its run lock: one that has not quite ended,
+// or that lost its directory or the lock in it, as by restoring a backup. The caller knows that
+// no QEMU holds the lock.
+func (h *Host) KillStrays(ctx context.Context, uid types.UID) error {
+	lost, err := h.lostMachine(uid)
+	if err != nil {
+		return err
+	}
+	return lost.KillStrays(ctx, func(pid int) (onKilled func()) {
+		h.Log.Info("Killing a QEMU that does not hold its run lock", "uid", uid, "pid", pid)
+		group := cgroup.GroupOf(pid, string(uid))
+		return func() { h.RemoveGroup(ctx, group) }
+	})
+}
+
+// EndOthers is KillStrays before a start, which a QEMU of the UID in another folder prevents. That
+// may be another engine's, so it is not ended.
+func (h *Host) EndOthers(ctx context.Context, uid types.UID) error {
+	if err := h.KillStrays(ctx, uid); err != nil {
+		return err
+	}
+	lost, err := h.lostMachine(uid)
+	if err != nil {
+		return err
+	}
+	if pid, dir := lost.FindElsewhere(); pid != 0 {
+		return driver.Errorf(driver.ErrRetry, "a QEMU of this UID runs in the folder %s, process %d: a second one would be its double; end that process, or put that folder back in the place of %s", dir, pid, lost.Path)
+	}
+	return nil
+}
+
+// lostMachine returns the machine of a UID whose folder may be missing.
+func (h *Host) lostMachine(uid types.UID) (machine.Machine, error) {
+	// The kernel reports a path without symbolic links.
+	vms, err := filepath.EvalSymlinks(h.StateDir.Path(VMsDir))
+	if err != nil {
+		return machine.Machine{}, h.StateDir.Explain(err)
+	}
+	return machine.Machine{Path: filepath.Join(vms, string(uid)), UUID: string(uid)}, nil
+}
+
+// describeConfinement returns how a machine that runs is confined; nil while that cannot be read.
+func (h *Host) describeConfinement(m machine.Machine) *driver.Confinement {
+	c, err := m.FindConfinement()
+	switch {
+	case err != nil:
+		return nil
+	case c == nil || !h.Users.Matches(*c):
+		return &driver.Confinement{Reason: driver.ReasonStartedBefore, Message: "Drover does not know how the machine was started, or would now start it as another user: restart it"}
+	case c.IsWeak():
+		return &driver.Confinement{Reason: driver.ReasonNotConfined, Message: c.Describe()}
+	}
+	return &driver.Confinement{Reason: driver.ReasonConfined, Message: c.Describe()}
 }
 
 // remembered is what a driver remembers of servers beside their records. What a released

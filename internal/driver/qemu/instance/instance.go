@@ -18,13 +18,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
-
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/driver"
@@ -63,67 +59,6 @@ type Instance struct {
 	// whether it is on are known.
 	Broken error
 }
-
-// InstanceAt returns the server whose directory is at a path. The name of the directory
-// begins with the UID. Nothing else of the server is known yet.
-func (h *Host) InstanceAt(path string) *Instance {
-	uid := UIDOf(path)
-	return &Instance{
-		Machine: machine.Machine{Path: path, UUID: string(uid), Staging: h.StateDir},
-		Record:  record.Record{UID: uid}, Host: h,
-	}
-}
-
-// InstanceOf returns the server of a UID, whose directory may not exist.
-func (h *Host) InstanceOf(uid types.UID) *Instance {
-	return h.InstanceAt(h.StateDir.Path(VMsDir, string(uid)))
-}
-
-// AllInstances returns the servers of all clusters, the released ones last.
-func (h *Host) AllInstances() ([]*Instance, error) {
-	var instances []*Instance
-	for _, sub := range []string{VMsDir, RetainedDir} {
-		entries, err := os.ReadDir(h.StateDir.Path(sub))
-		if err != nil {
-			return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
-		}
-		for _, entry := range entries {
-			if entry.IsDir() && UIDOf(entry.Name()) != "" {
-				instances = append(instances, h.InstanceAt(h.StateDir.Path(sub, entry.Name())))
-			}
-		}
-	}
-	return instances, nil
-}
-
-// InstancesOf returns the servers of some UIDs, whose directories may not exist.
-func (h *Host) InstancesOf(uids []types.UID) ([]*Instance, error) {
-	uids, err := driver.UniqueUIDs(uids)
-	if err != nil {
-		return nil, err
-	}
-	instances := make([]*Instance, len(uids))
-	for i, uid := range uids {
-		instances[i] = h.InstanceOf(uid)
-	}
-	return instances, nil
-}
-
-// UIDOf returns the UID in the name of a directory or a notification file; empty if there
-// is none.
-func UIDOf(path string) types.UID {
-	uid, _, _ := strings.Cut(filepath.Base(path), ".")
-	if CheckUID(types.UID(uid)) != nil {
-		return ""
-	}
-	return types.UID(uid)
-}
-
-// IsRetained reports whether a directory is that of a released server.
-func IsRetained(path string) bool { return filepath.Base(filepath.Dir(path)) == RetainedDir }
-
-// NewID returns a name for a server or a run.
-func NewID() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "")[:16] }
 
 // IsGone reports whether there is no directory for sure.
 func (inst *Instance) IsGone() bool {
@@ -248,56 +183,6 @@ func (inst *Instance) describeRun(out *driver.Server) {
 			out.Addresses = append(out.Addresses, address)
 		}
 	}
-}
-
-// describeConfinement returns how a machine that runs is confined; nil while that cannot be read.
-func (h *Host) describeConfinement(m machine.Machine) *driver.Confinement {
-	c, err := m.FindConfinement()
-	switch {
-	case err != nil:
-		return nil
-	case c == nil || !h.Users.Matches(*c):
-		return &driver.Confinement{Reason: driver.ReasonStartedBefore, Message: "Drover does not know how the machine was started, or would now start it as another user: restart it"}
-	case c.IsWeak():
-		return &driver.Confinement{Reason: driver.ReasonNotConfined, Message: c.Describe()}
-	}
-	return &driver.Confinement{Reason: driver.ReasonConfined, Message: c.Describe()}
-}
-
-// Notify notifies all watchers, in every process, that servers have changed. For a server
-// that does not exist, or was removed meanwhile, it leaves no notification file behind.
-func (h *Host) Notify(uids ...types.UID) {
-	for _, uid := range uids {
-		if err := h.StateDir.ReplaceVolatile(h.notificationFile(uid), nil); err != nil {
-			h.Log.V(1).Info("Notification could not be written", "uid", uid, "cause", err.Error())
-		}
-		if h.InstanceOf(uid).IsGone() { // removed meanwhile
-			h.RemoveNotification(uid)
-		}
-	}
-}
-
-// notificationFile returns the path of the file that is written to notify watchers.
-func (h *Host) notificationFile(uid types.UID) string {
-	return h.StateDir.Path(NotificationsDir, string(uid))
-}
-
-// RemoveNotification removes the notification file of a server that is gone.
-func (h *Host) RemoveNotification(uid types.UID) { _ = os.Remove(h.notificationFile(uid)) }
-
-var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
-
-// CheckUID refuses a UID that is no UUID, since it is the machine's SMBIOS UUID too.
-func CheckUID(uid types.UID) error {
-	if uuidPattern.MatchString(string(uid)) {
-		return nil
-	}
-	return driver.Errorf(driver.ErrInvalid, "metadata.uid is %.140q: it must be a UUID in small letters", string(uid))
-}
-
-// RetainedPath returns the directory of a released server.
-func (h *Host) RetainedPath(uid types.UID, id string) string {
-	return h.StateDir.Path(RetainedDir, string(uid)+"."+id)
 }
 
 // MoveToRetained frees the UID of a server that was marked. Its QEMU runs on in the

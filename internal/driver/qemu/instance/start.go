@@ -12,15 +12,12 @@ import (
 	"os"
 	"path/filepath"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
@@ -316,53 +313,4 @@ func (s *start) limitCPU(ctx context.Context) {
 		inst.CPUGroup = ""
 		s.noteWholeCPUs(err)
 	}
-}
-
-// RemoveGroup removes the control group of a run that is over. If that fails, the remaining
-// group limits no process.
-func (h *Host) RemoveGroup(ctx context.Context, group string) {
-	if err := cgroup.Remove(ctx, group); err != nil {
-		h.Log.Info("Control group could not be removed", "group", group, "cause", err.Error())
-	}
-}
-
-// KillStrays ends QEMUs of a UID that do not hold its run lock: one that has not quite ended,
-// or that lost its directory or the lock in it, as by restoring a backup. The caller knows that
-// no QEMU holds the lock.
-func (h *Host) KillStrays(ctx context.Context, uid types.UID) error {
-	lost, err := h.lostMachine(uid)
-	if err != nil {
-		return err
-	}
-	return lost.KillStrays(ctx, func(pid int) (onKilled func()) {
-		h.Log.Info("Killing a QEMU that does not hold its run lock", "uid", uid, "pid", pid)
-		group := cgroup.GroupOf(pid, string(uid))
-		return func() { h.RemoveGroup(ctx, group) }
-	})
-}
-
-// EndOthers is KillStrays before a start, which a QEMU of the UID in another folder prevents. That
-// may be another engine's, so it is not ended.
-func (h *Host) EndOthers(ctx context.Context, uid types.UID) error {
-	if err := h.KillStrays(ctx, uid); err != nil {
-		return err
-	}
-	lost, err := h.lostMachine(uid)
-	if err != nil {
-		return err
-	}
-	if pid, dir := lost.FindElsewhere(); pid != 0 {
-		return driver.Errorf(driver.ErrRetry, "a QEMU of this UID runs in the folder %s, process %d: a second one would be its double; end that process, or put that folder back in the place of %s", dir, pid, lost.Path)
-	}
-	return nil
-}
-
-// lostMachine returns the machine of a UID whose folder may be missing.
-func (h *Host) lostMachine(uid types.UID) (machine.Machine, error) {
-	// The kernel reports a path without symbolic links.
-	vms, err := filepath.EvalSymlinks(h.StateDir.Path(VMsDir))
-	if err != nil {
-		return machine.Machine{}, h.StateDir.Explain(err)
-	}
-	return machine.Machine{Path: filepath.Join(vms, string(uid)), UUID: string(uid)}, nil
 }
