@@ -38,12 +38,6 @@ var exitCodes = map[string]int{
 	machine.EndCompleted: codeShutDown, machine.EndPanicked: CodePanicked, machine.EndInternalError: codeBroken,
 }
 
-// exitOf returns the exit that a run state stands for, if the guest does not come back from it.
-func exitOf(status string) (exit driver.Exit, ended bool) {
-	reason, ended := machine.EndOf(status)
-	return driver.Exit{Code: exitCodes[reason], Reason: reason}, ended
-}
-
 // isCrash reports whether an exit was a crash of the guest.
 func isCrash(exit driver.Exit) bool { return exit.Code == CodePanicked || exit.Code == codeBroken }
 

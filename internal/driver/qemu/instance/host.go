@@ -312,20 +312,6 @@ func (h *Host) lostMachine(uid types.UID) (machine.Machine, error) {
 	return machine.Machine{Path: filepath.Join(vms, string(uid)), UUID: string(uid)}, nil
 }
 
-// describeConfinement returns how a machine that runs is confined; nil while that cannot be read.
-func (h *Host) describeConfinement(m machine.Machine) *driver.Confinement {
-	c, err := m.FindConfinement()
-	switch {
-	case err != nil:
-		return nil
-	case c == nil || !h.Users.Matches(*c):
-		return &driver.Confinement{Reason: driver.ReasonStartedBefore, Message: "Drover does not know how the machine was started, or would now start it as another user: restart it"}
-	case c.IsWeak():
-		return &driver.Confinement{Reason: driver.ReasonNotConfined, Message: c.Describe()}
-	}
-	return &driver.Confinement{Reason: driver.ReasonConfined, Message: c.Describe()}
-}
-
 // remembered is what a driver remembers of servers beside their records. What a released
 // server must not share with a later one of its UID is by directory.
 type remembered struct {

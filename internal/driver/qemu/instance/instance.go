@@ -185,6 +185,20 @@ func (inst *Instance) describeRun(out *driver.Server) {
 	}
 }
 
+// describeConfinement returns how a machine that runs is confined; nil while that cannot be read.
+func (h *Host) describeConfinement(m machine.Machine) *driver.Confinement {
+	c, err := m.FindConfinement()
+	switch {
+	case err != nil:
+		return nil
+	case c == nil || !h.Users.Matches(*c):
+		return &driver.Confinement{Reason: driver.ReasonStartedBefore, Message: "Drover does not know how the machine was started, or would now start it as another user: restart it"}
+	case c.IsWeak():
+		return &driver.Confinement{Reason: driver.ReasonNotConfined, Message: c.Describe()}
+	}
+	return &driver.Confinement{Reason: driver.ReasonConfined, Message: c.Describe()}
+}
+
 // MoveToRetained frees the UID of a server that was marked. Its QEMU runs on in the
 // directory, wherever that is. When it returns, a power cut does not take the release back:
 // the server would be an orphan.

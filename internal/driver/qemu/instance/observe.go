@@ -131,3 +131,9 @@ func (inst *Instance) observeExit(ctx context.Context) error {
 	inst.Exit = known
 	return nil
 }
+
+// exitOf returns the exit that a run state stands for, if the guest does not come back from it.
+func exitOf(status string) (exit driver.Exit, ended bool) {
+	reason, ended := machine.EndOf(status)
+	return driver.Exit{Code: exitCodes[reason], Reason: reason}, ended
+}
