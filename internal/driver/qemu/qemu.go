@@ -5,8 +5,8 @@
 //
 // Start with Ensure in ensure.go. It observes a server and takes it to what the spec
 // says, one step of nextStep at a time. check.go and fields.go refuse specs, image.go
-// fetches what a run needs, list.go reports servers and their usage, watch.go notifies of changes,
-// delete.go and shutdown.go end servers.
+// fetches what a run needs, list.go reports servers and their usage, watch.go notifies of
+// changes, delete.go and shutdown.go end servers.
 //
 // What one server is and does is in package instance below, in layers: instance is based on
 // record (what is stored of a server), disks (disks on top of images) and hostports (ports of

@@ -6,9 +6,9 @@
 //
 // Start with Instance in instance.go, and with Host (host.go), which is what instances
 // share. Package record has what is stored of a server, and exits.go how its runs ended.
-// observe.go finds its state; start.go, stop.go and
-// disk.go change it, by way of its supervisor; supervise.go sees to it that there is one. The
-// callers of methods that change a server hold its lock.
+// observe.go finds its state; start.go, stop.go and disk.go change it, by way of its
+// supervisor; supervise.go sees to it that there is one. The callers of methods that change
+// a server hold its lock.
 package instance
 
 import (
