@@ -130,7 +130,7 @@ var All = []Bug{
 		{"internal/driver/qemu/ensure.go", "	case s.ClusterID != d.ClusterID:\n", "	case s.ClusterID != d.ClusterID && !BUG:\n"},
 	}},
 	{"pause-pretended", "", []Edit{
-		{"internal/driver/qemu/ensure.go", "		return false, inst.Pause(ctx)\n", "		if BUG {\n			return false, os.Mkdir(inst.File(\"pretended\"), 0o700)\n		}\n		return false, inst.Pause(ctx)\n"},
+		{"internal/driver/qemu/ensure.go", "		return false, c.inst.Pause(ctx)\n", "		if BUG {\n			return false, os.Mkdir(c.inst.File(\"pretended\"), 0o700)\n		}\n		return false, c.inst.Pause(ctx)\n"},
 		{"internal/driver/qemu/instance/instance.go", "IsPaused() bool {\n", "IsPaused() bool {\n	if BUG {\n		_, err := os.Lstat(inst.File(\"pretended\"))\n		return err == nil\n	}\n"},
 	}},
 	{"registry-answer-shown", "", []Edit{{
@@ -147,6 +147,6 @@ var All = []Bug{
 		{"internal/driver/qemu/instance/observe.go", "ctx.Err() != nil || bounded.Err() != nil || inst", "ctx.Err() != nil || bounded.Err() != nil && !BUG || inst"},
 		{"internal/driver/qemu/instance/observe.go", "	if inst.WaitStopped(ctx, GoneWithin) == nil {\n", "	if BUG || inst.WaitStopped(ctx, GoneWithin) == nil {\n"},
 		{"internal/machine/machine.go", "	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); err != nil {\n", "	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); err != nil && !BUG {\n"},
-		{"internal/driver/qemu/instance/start.go", "	if err := h.KillStrays(ctx, uid); err != nil {\n", "	if BUG {\n		return nil\n	}\n	if err := h.KillStrays(ctx, uid); err != nil {\n"},
+		{"internal/driver/qemu/instance/host.go", "	if err := h.KillStrays(ctx, uid); err != nil {\n", "	if BUG {\n		return nil\n	}\n	if err := h.KillStrays(ctx, uid); err != nil {\n"},
 	}},
 }

@@ -15,17 +15,17 @@ import (
 
 // diskGauges report by how much disks may still grow, and what is free for that.
 type diskGauges struct {
-	d                   *Driver
+	host                *instance.Host
 	promised, available *prometheus.Desc
 }
 
 // registerDiskGauges registers the gauges; if another driver has registered them, those remain.
-func (d *Driver) registerDiskGauges(reg prometheus.Registerer) {
+func registerDiskGauges(reg prometheus.Registerer, host *instance.Host) {
 	if reg == nil {
 		return
 	}
 	_ = reg.Register(&diskGauges{
-		d:         d,
+		host:      host,
 		promised:  prometheus.NewDesc("drover_qemu_disk_promised_bytes", "What the disks of machines may still grow by, released machines included.", nil, nil),
 		available: prometheus.NewDesc("drover_qemu_disk_available_bytes", "What is free on the file system of the machines' disks.", nil, nil),
 	})
@@ -40,17 +40,24 @@ func (g *diskGauges) Describe(all chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector. It leaves out what cannot be read, since an
 // error would suppress all other metrics.
 func (g *diskGauges) Collect(all chan<- prometheus.Metric) {
-	if holds, err := g.d.Disks.FindCapacity(); err == nil {
+	if holds, err := g.host.Disks.FindCapacity(); err == nil {
 		all <- prometheus.MustNewConstMetric(g.available, prometheus.GaugeValue, float64(holds.Available))
 	}
-	if promised, err := folder.PromisedDisk(g.d.Host); err == nil {
+	if promised, err := folder.PromisedDisk(g.host); err == nil {
 		all <- prometheus.MustNewConstMetric(g.promised, prometheus.GaugeValue, float64(promised))
 	}
 }
 
+// defaultReserve is the minimum that is reserved of the host's memory, and reservePart
+// the divisor that gives the reserve of a larger host.
+const (
+	defaultReserve = 512 << 20
+	reservePart    = 20
+)
+
 func parseReserve(text string) (func(total int64) int64, error) {
 	if text == "" {
-		return func(total int64) int64 { return max(instance.DefaultReserve, total/instance.ReservePart) }, nil
+		return func(total int64) int64 { return max(defaultReserve, total/reservePart) }, nil
 	}
 	q, err := resource.ParseQuantity(text)
 	if err != nil || q.Sign() < 0 {

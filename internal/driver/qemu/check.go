@@ -23,8 +23,8 @@ const (
 )
 
 // checkSpec refuses a spec that the server, or a new one, cannot satisfy.
-func (d *Driver) checkSpec(inst *instance.Instance, spec driver.ServerSpec) error {
-	return cmp.Or(checkForAnyMachine(spec), d.hostPorts.Check(spec.Ports), checkDisks(inst, spec), d.checkNewSizes(inst, spec), d.checkNewImages(inst, spec))
+func (c *convergence) checkSpec() error {
+	return cmp.Or(checkForAnyMachine(c.spec), c.driver.hostPorts.Check(c.spec.Ports), checkDisks(c.inst, c.spec), c.checkNewSizes(), c.checkNewImages())
 }
 
 // checkForAnyMachine refuses a spec that no machine can satisfy.
@@ -103,20 +103,20 @@ func checkDisks(inst *instance.Instance, spec driver.ServerSpec) error {
 
 // checkNewSizes refuses sizes that disks cannot be made with or grown to, and more CPUs than the
 // host has, since virtual CPUs that wait for each other slow a guest down. A machine that already has more keeps them.
-func (d *Driver) checkNewSizes(inst *instance.Instance, spec driver.ServerSpec) error {
-	if has := int64(runtime.NumCPU()); spec.CPUMilli > max(inst.Settings.CPUMilli, has*1000) {
-		return driver.Errorf(driver.ErrExhausted, "spec.resource.cpu: needed %dm, and the host has %d CPUs", spec.CPUMilli, has)
+func (c *convergence) checkNewSizes() error {
+	if has := int64(runtime.NumCPU()); c.spec.CPUMilli > max(c.inst.Settings.CPUMilli, has*1000) {
+		return driver.Errorf(driver.ErrExhausted, "spec.resource.cpu: needed %dm, and the host has %d CPUs", c.spec.CPUMilli, has)
 	}
-	if spec.RootDiskBytes > inst.Root.Size {
-		if err := d.Disks.CheckSize(instance.RootOrder(spec, disks.ImageSettings{}).SizeField, spec.RootDiskBytes); err != nil {
+	if c.spec.RootDiskBytes > c.inst.Root.Size {
+		if err := c.driver.Disks.CheckSize(instance.RootOrder(c.spec, disks.ImageSettings{}).SizeField, c.spec.RootDiskBytes); err != nil {
 			return err
 		}
 	}
-	for i, v := range spec.Volumes {
-		if v.SizeBytes <= inst.Volumes[v.Name].Size {
+	for i, v := range c.spec.Volumes {
+		if v.SizeBytes <= c.inst.Volumes[v.Name].Size {
 			continue
 		}
-		if err := d.Disks.CheckSize(instance.VolumeOrder(i, v).SizeField, v.SizeBytes); err != nil {
+		if err := c.driver.Disks.CheckSize(instance.VolumeOrder(i, v).SizeField, v.SizeBytes); err != nil {
 			return err
 		}
 	}

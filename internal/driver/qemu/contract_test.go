@@ -143,7 +143,7 @@ func typeText(t *testing.T, h *instance.Instance, text string) (stop func()) {
 	t.Helper()
 	s, err := h.Load()
 	assert.NoError(t, err)
-	c, err := s.Reach(t.Context())
+	c, err := s.Supervisor().Reach(t.Context())
 	assert.NoError(t, err)
 	console, err := c.Console(t.Context(), true)
 	assert.NoError(t, err)

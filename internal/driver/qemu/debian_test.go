@@ -156,7 +156,7 @@ func sitAt(t *testing.T, h *instance.Instance) *terminal {
 	t.Helper()
 	s, err := h.Load()
 	assert.NoError(t, err)
-	reached, err := s.Reach(t.Context())
+	reached, err := s.Supervisor().Reach(t.Context())
 	assert.NoError(t, err)
 	conn, err := reached.Console(t.Context(), true)
 	assert.NoError(t, err)

@@ -7,12 +7,9 @@ import (
 	"context"
 	"errors"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
-	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
 // Delete removes a server, or releases it if it is to be retained.
@@ -21,93 +18,73 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	if err != nil {
 		return err
 	}
-	if err := d.fetches.Abandon(ctx, t.UID); err != nil {
+	isGone, err := d.endServer(ctx, t, retain)
+	if !isGone {
 		lock.Release()
 		return err
 	}
-	s, err := d.findServer(ctx, t)
-	switch {
-	case errors.Is(err, driver.ErrNotFound):
-		return d.removeRemains(ctx, t, lock, err)
-	case driver.ReasonOf(err) == driver.ReasonNameConflict:
-		err = driver.Errorf(driver.ErrNotFound, "this cluster has no server of UID %s", t.UID)
-	case err == nil && retain:
-		return d.releaseServer(ctx, s, lock)
-	case err == nil:
-		return d.removeServer(ctx, s, lock)
-	}
-	lock.Release()
+	d.ReportedExits.Delete(t.UID)
+	d.RemoveExits(t.UID, "")
+	d.RemoveNotification(t.UID)
+	lock.Remove()
 	return err
 }
 
-// removeRemains removes what remains of a server, once there is no directory.
-func (d *Driver) removeRemains(ctx context.Context, t driver.Target, lock *statedir.Lock, none error) error {
-	if there, err := d.InstanceOf(t.UID).HasDirectory(); there || err != nil {
-		lock.Release()
-		return none
+// endServer ends a server, and reports whether nothing is left of it but what is beside its
+// directory.
+func (d *Driver) endServer(ctx context.Context, t driver.Target, retain bool) (isGone bool, err error) {
+	if err := d.fetches.Abandon(ctx, t.UID); err != nil {
+		return false, err
 	}
-	if err := d.KillStrays(ctx, t.UID); err != nil {
-		lock.Release()
-		return err
+	s, err := d.findServer(ctx, t)
+	switch {
+	case errors.Is(err, driver.ErrNotFound) && d.InstanceOf(t.UID).IsGone():
+		if err := d.KillStrays(ctx, t.UID); err != nil {
+			return false, err
+		}
+		return true, err
+	case driver.ReasonOf(err) == driver.ReasonNameConflict:
+		return false, driver.Errorf(driver.ErrNotFound, "this cluster has no server of UID %s", t.UID)
+	case err != nil:
+		return false, err
+	case retain:
+		err = d.releaseServer(ctx, s)
+	default:
+		err = d.removeServer(ctx, s)
 	}
-	d.forgetServer(t.UID, lock)
-	return none
+	return err == nil, err
 }
 
-// forgetServer removes what there is of a server beside its directory.
-func (d *Driver) forgetServer(uid types.UID, lock *statedir.Lock) {
-	d.ReportedExits.Delete(uid)
-	d.RemoveExits(uid, "")
-	d.InstanceOf(uid).RemoveNotification()
-	lock.Remove()
-}
-
-// removeServer ends the server, whose disk is not needed any more, and removes all that belongs
-// to it.
-func (d *Driver) removeServer(ctx context.Context, inst *instance.Instance, lock *statedir.Lock) error {
+// removeServer ends the server, whose disk is not needed any more, and removes its directory.
+func (d *Driver) removeServer(ctx context.Context, inst *instance.Instance) error {
 	if inst.On {
 		if err := inst.Kill(ctx); err != nil {
-			lock.Release()
 			return err
 		}
 	}
-	err := d.KillStrays(ctx, inst.UID) // which may hide that they run
-	if err == nil {
-		err = inst.EndSupervisor(ctx)
+	if err := d.KillStrays(ctx, inst.UID); err != nil { // which may hide that they run
+		return err
 	}
-	if err != nil {
-		lock.Release()
+	if err := inst.Supervisor().End(ctx); err != nil {
 		return err
 	}
 	d.RemoveGroup(ctx, inst.CPUGroup)
 	journal.Record(ctx, journal.ActionDelete, snapshotOf(inst), nil)
-	if err := d.StateDir.Discard(inst.Path); err != nil {
-		lock.Release()
-		return d.StateDir.Explain(err)
-	}
-	d.forgetServer(inst.UID, lock)
-	return nil
+	return d.StateDir.Explain(d.StateDir.Discard(inst.Path))
 }
 
 // releaseServer marks a server as retained first, so that a release which is interrupted is
 // finished by the next call. After that, nothing is left of it beside its directory.
-func (d *Driver) releaseServer(ctx context.Context, inst *instance.Instance, lock *statedir.Lock) error {
-	var err error
+func (d *Driver) releaseServer(ctx context.Context, inst *instance.Instance) error {
 	if !inst.On {
-		err = d.KillStrays(ctx, inst.UID)
+		if err := d.KillStrays(ctx, inst.UID); err != nil {
+			return err
+		}
 	}
-	if err == nil {
-		journal.Record(ctx, journal.ActionRelease, snapshotOf(inst), nil)
-		inst.Retained = true
-		err = d.StateDir.Explain(inst.Save())
+	journal.Record(ctx, journal.ActionRelease, snapshotOf(inst), nil)
+	inst.Retained = true
+	if err := inst.Save(); err != nil {
+		return d.StateDir.Explain(err)
 	}
-	if err == nil {
-		err = d.StateDir.Explain(inst.MoveToRetained())
-	}
-	if err != nil {
-		lock.Release()
-		return err
-	}
-	d.forgetServer(inst.UID, lock)
-	return nil
+	return d.StateDir.Explain(inst.MoveToRetained())
 }

@@ -239,7 +239,7 @@ func TestShutDownCutOff(t *testing.T) {
 	first := boots(t, d, spec, "drover guest 1 S")
 	s, err := d.InstanceOf(spec.UID).Observe(t.Context())
 	assert.NoError(t, err)
-	d.recordShutdown(s, s.GracePeriod())
+	recordShutdown(s, gracePeriod(s))
 
 	next := e.open(t)
 	end := reach(t, next, spec, driver.StateStopped)
@@ -265,7 +265,7 @@ func TestGracePeriodIsKept(t *testing.T) {
 		}
 		r, err := d.InstanceOf(spec.UID).Load()
 		assert.NoError(t, err)
-		if kept := r.GracePeriod(); kept != grace {
+		if kept := gracePeriod(r); kept != grace {
 			t.Errorf("kept is %v, not %v", kept, grace)
 		}
 	}

@@ -11,13 +11,16 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
+	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine/memory"
 )
 
@@ -31,49 +34,83 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 		return driver.Server{}, err
 	}
 	defer lock.Release()
-	s, err := d.findOrCreate(ctx, spec)
+	c := &convergence{driver: d, spec: spec, inst: d.InstanceOf(spec.UID)}
+	err = c.findOrCreate(ctx)
 	if errors.Is(err, errFetching) {
 		return d.fetches.PendingServer(spec.UID), nil
 	}
 	if err != nil {
 		return driver.Server{}, err
 	}
-	d.recordGracePeriod(s, spec)
-	return d.converge(ctx, s, spec)
+	c.recordGracePeriod()
+	return c.converge(ctx)
+}
+
+// beginChange begins a change of a server and returns the server's lock. If it fails,
+// nothing was changed.
+func (d *Driver) beginChange(ctx context.Context, t driver.Target) (*statedir.Lock, error) {
+	if err := kit.CheckContext(ctx); err != nil {
+		return nil, driver.Errorf(driver.ErrRetry, "%w", err)
+	}
+	if err := instance.CheckUID(t.UID); err != nil {
+		return nil, err
+	}
+	if err := d.StateDir.Reach(); err != nil {
+		return nil, err
+	}
+	lock, err := d.StateDir.Lock(t.UID)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.StateDir.Admit(d.ClusterID, t.Epoch); err != nil {
+		lock.Release()
+		return nil, err
+	}
+	return lock, nil
+}
+
+// convergence is one call of Ensure.
+type convergence struct {
+	driver *Driver
+	spec   driver.ServerSpec
+	// inst is the server as observed last. Of one that does not exist, only the UID is known.
+	inst *instance.Instance
 }
 
 // errFetching reports that a server cannot be created before its image is fetched.
 var errFetching = errors.New("its image is being fetched")
 
-// findOrCreate returns the server of the spec's UID. A stop comes before all checks, so
+// findOrCreate finds the server of the spec's UID. A stop comes before all checks, so
 // that a spec which no machine can satisfy cannot keep one running.
-func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (*instance.Instance, error) {
-	s, err := d.findServer(ctx, spec.Target)
+func (c *convergence) findOrCreate(ctx context.Context) error {
+	found, err := c.driver.findServer(ctx, c.spec.Target)
 	if err == nil {
-		err = s.RenameImage(spec)
+		c.inst = found
+		err = c.inst.RenameImage(c.spec)
 	}
 	switch {
-	case err == nil && spec.Power == driver.PowerOff:
-		return s, nil
+	case err == nil && c.spec.Power == driver.PowerOff:
+		return nil
 	case err == nil:
-		return s, d.checkSpec(s, spec)
-	case !errors.Is(err, driver.ErrNotFound) || spec.ID != "":
-		return nil, err
+		return c.checkSpec()
+	case !errors.Is(err, driver.ErrNotFound) || c.spec.ID != "":
+		return err
 	}
-	if err := d.checkSpec(d.InstanceOf(spec.UID), spec); err != nil {
-		return nil, err
+	if err := c.checkSpec(); err != nil {
+		return err
 	}
-	if err := d.EndOthers(ctx, spec.UID); err != nil {
-		return nil, err
+	if err := c.driver.EndOthers(ctx, c.spec.UID); err != nil {
+		return err
 	}
-	if waits, err := d.fetchImages(ctx, d.InstanceOf(spec.UID), spec); waits || err != nil {
-		return nil, cmp.Or(err, errFetching)
+	if waits, err := c.fetchImages(ctx); waits || err != nil {
+		return cmp.Or(err, errFetching)
 	}
-	if err := d.createServer(ctx, spec); err != nil {
-		return nil, d.StateDir.Explain(err)
+	if err := c.createServer(ctx); err != nil {
+		return c.driver.StateDir.Explain(err)
 	}
-	d.Notify(spec.UID)
-	return d.findServer(ctx, spec.Target)
+	c.driver.Notify(c.spec.UID)
+	c.inst, err = c.driver.findServer(ctx, c.spec.Target)
+	return err
 }
 
 // findServer observes the server of a UID, whose lock the caller holds. It also finishes a
@@ -101,7 +138,8 @@ func (d *Driver) findServer(ctx context.Context, t driver.Target) (*instance.Ins
 }
 
 // createServer makes a server that is off. It makes all of it or nothing.
-func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) error {
+func (c *convergence) createServer(ctx context.Context) error {
+	d, spec := c.driver, c.spec
 	tmp, remove, err := d.StateDir.Temp()
 	if err != nil {
 		return err
@@ -140,30 +178,47 @@ func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) error
 // any time.
 func snapshotOf(inst *instance.Instance) *journal.Snapshot { return &journal.Snapshot{ID: inst.ID} }
 
+// recordGracePeriod records the grace period for a shutdown of the host, which has no spec. For a
+// server that is off, the next start records it.
+func (c *convergence) recordGracePeriod() {
+	if c.inst.GraceSeconds == graceSeconds(c.spec) {
+		return
+	}
+	c.inst.GraceSeconds = graceSeconds(c.spec)
+	if !c.inst.IsAlive() {
+		return
+	}
+	if err := c.inst.Save(); err != nil {
+		c.driver.Log.Info("Grace period of a machine cannot be written down", "uid", c.inst.UID, "cause", err.Error())
+	}
+}
+
+func graceSeconds(spec driver.ServerSpec) int64 { return int64(spec.GracePeriod / time.Second) }
+
 // converge takes one step after the other until none is left, or until one has to wait
 // for the guest.
-func (d *Driver) converge(ctx context.Context, inst *instance.Instance, spec driver.ServerSpec) (driver.Server, error) {
+func (c *convergence) converge(ctx context.Context) (driver.Server, error) {
 	for range maxSteps {
-		if !inst.On {
-			d.RemoveGroup(ctx, inst.CPUGroup)
+		if !c.inst.On {
+			c.driver.RemoveGroup(ctx, c.inst.CPUGroup)
 		}
-		next := nextStep(inst, spec)
-		if next == stepNone || next == stepStart && !d.mayStart(inst, spec) {
-			return d.reportResult(inst, spec), nil
+		next := nextStep(c.inst, c.spec)
+		if next == stepNone || next == stepStart && !c.mayStart() {
+			return c.reportResult(), nil
 		}
-		waits, err := d.applyStep(ctx, inst, next, spec)
+		waits, err := c.applyStep(ctx, next)
 		if err != nil {
-			return driver.Server{}, fmt.Errorf("%s of server %s: %w", next, inst.UID, err)
+			return driver.Server{}, fmt.Errorf("%s of server %s: %w", next, c.inst.UID, err)
 		}
-		inst.NotifyWatchers()
-		if inst, err = inst.Observe(ctx); err != nil {
+		c.driver.Notify(c.inst.UID)
+		if c.inst, err = c.inst.Observe(ctx); err != nil {
 			return driver.Server{}, instance.ClassifyObserveError(err)
 		}
-		if waits && !hasEndedDuring(next, inst) {
-			return d.reportResult(inst, spec), nil
+		if waits && !hasEndedDuring(next, c.inst) {
+			return c.reportResult(), nil
 		}
 	}
-	return driver.Server{}, driver.Errorf(driver.ErrRetry, "the server %s changes as fast as Drover does", inst.UID)
+	return driver.Server{}, driver.Errorf(driver.ErrRetry, "the server %s changes as fast as Drover does", c.inst.UID)
 }
 
 // hasEndedDuring reports whether a step that waits for the guest has nothing to wait for any
@@ -175,57 +230,57 @@ func hasEndedDuring(s step, inst *instance.Instance) bool {
 // mayStart reports whether a start is requested. The exit of a run is reported before
 // another run follows it, since the caller applies the restart policy. A caller that asks
 // for a server to be on may not know yet that it has ended, before or during the call.
-func (d *Driver) mayStart(inst *instance.Instance, spec driver.ServerSpec) bool {
-	reported, ok := d.ReportedExits.Load(inst.UID)
-	return inst.Exit == nil || inst.Run == spec.RestartRun || ok && inst.Run == reported
+func (c *convergence) mayStart() bool {
+	reported, ok := c.driver.ReportedExits.Load(c.inst.UID)
+	return c.inst.Exit == nil || c.inst.Run == c.spec.RestartRun || ok && c.inst.Run == reported
 }
 
 // reportResult adds what depends on the spec to the report of a server.
-func (d *Driver) reportResult(inst *instance.Instance, spec driver.ServerSpec) driver.Server {
-	out := inst.Report()
-	out.Refused = d.refusedImage(inst, spec)
-	if inst.IsAlive() && !spec.PowerOnly {
-		want := record.SettingsOf(spec, inst.Settings.Image)
-		if inst.Root.Size == 0 {
-			want.Image = inst.ImageOf(spec)
+func (c *convergence) reportResult() driver.Server {
+	out := c.inst.Report()
+	out.Refused = c.refusedImage()
+	if c.inst.IsAlive() && !c.spec.PowerOnly {
+		want := record.SettingsOf(c.spec, c.inst.Settings.Image)
+		if c.inst.Root.Size == 0 {
+			want.Image = c.inst.ImageOf(c.spec)
 		}
-		out.Pending = pendingFields(inst.Settings, want)
+		out.Pending = pendingFields(c.inst.Settings, want)
 	}
-	out.Progress = cmp.Or(out.Progress, d.fetches.Progress(inst.UID))
+	out.Progress = cmp.Or(out.Progress, c.driver.fetches.Progress(c.inst.UID))
 	return out
 }
 
 // applyStep does one step; waits reports whether the next one has to wait for the guest.
-func (d *Driver) applyStep(ctx context.Context, inst *instance.Instance, next step, spec driver.ServerSpec) (waits bool, err error) {
-	journal.Record(ctx, journal.Action(next), snapshotOf(inst), snapshotOf(inst))
+func (c *convergence) applyStep(ctx context.Context, next step) (waits bool, err error) {
+	journal.Record(ctx, journal.Action(next), snapshotOf(c.inst), snapshotOf(c.inst))
 	switch next {
 	case stepReap:
-		return false, inst.QuitEnded(ctx)
+		return false, c.inst.QuitEnded(ctx)
 	case stepStart:
-		if waits, err := d.fetchImages(ctx, inst, spec); waits || err != nil {
+		if waits, err := c.fetchImages(ctx); waits || err != nil {
 			return waits, err
 		}
-		if err := d.EndOthers(ctx, inst.UID); err != nil {
+		if err := c.driver.EndOthers(ctx, c.inst.UID); err != nil {
 			return false, err
 		}
-		if err := inst.StartRun(ctx, spec); err != nil {
+		if err := c.inst.StartRun(ctx, c.spec); err != nil {
 			return false, err
 		}
-		d.fetches.ReleaseExcept(spec.UID)
+		c.driver.fetches.ReleaseExcept(c.spec.UID)
 		return false, nil
 	case stepFinish:
-		return false, inst.FinishStart(ctx, spec)
+		return false, c.inst.FinishStart(ctx, c.spec)
 	case stepStop:
-		if waits, err := d.prepareRestart(ctx, inst, spec); waits || err != nil {
+		if waits, err := c.prepareRestart(ctx); waits || err != nil {
 			return waits, err
 		}
-		return inst.StopRun(ctx, spec)
+		return c.inst.StopRun(ctx, c.spec)
 	case stepGrow:
-		return false, inst.GrowDisks(ctx, spec)
+		return false, c.inst.GrowDisks(ctx, c.spec)
 	case stepPause:
-		return false, inst.Pause(ctx)
+		return false, c.inst.Pause(ctx)
 	case stepResume:
-		return false, inst.ResumeGuest(ctx)
+		return false, c.inst.ResumeGuest(ctx)
 	case stepNone:
 	}
 	return true, nil
@@ -249,6 +304,7 @@ const (
 // begun is completed even if the spec changes meanwhile, since a power button that was
 // pressed cannot be released.
 func nextStep(s *instance.Instance, spec driver.ServerSpec) step {
+	_, mustGrow := s.SizesToGrow(spec)
 	switch {
 	case s.IsEnded():
 		return stepReap
@@ -260,7 +316,7 @@ func nextStep(s *instance.Instance, spec driver.ServerSpec) step {
 		return stepStop
 	case s.Phase == record.PhaseStarting:
 		return stepFinish
-	case len(s.SizesToGrow(spec)) > 0:
+	case mustGrow:
 		return stepGrow
 	case spec.Power == driver.PowerPaused && !s.IsPaused():
 		return stepPause
@@ -273,36 +329,36 @@ func nextStep(s *instance.Instance, spec driver.ServerSpec) step {
 // prepareRestart delays a stop before a restart until the next run has what it needs. Else
 // the guest would be off while an image is fetched, and for good where something cannot
 // be had.
-func (d *Driver) prepareRestart(ctx context.Context, inst *instance.Instance, spec driver.ServerSpec) (waits bool, err error) {
-	if inst.Stop != nil || spec.Power == driver.PowerOff {
+func (c *convergence) prepareRestart(ctx context.Context) (waits bool, err error) {
+	if c.inst.Stop != nil || c.spec.Power == driver.PowerOff {
 		return false, nil
 	}
-	if waits, err := d.fetchImages(ctx, inst, spec); waits || err != nil {
+	if waits, err := c.fetchImages(ctx); waits || err != nil {
 		return waits, err
 	}
-	if err := d.checkImages(inst, spec); err != nil {
+	if err := c.checkImages(); err != nil {
 		return false, err
 	}
-	if err := hostports.CheckForwards(ctx, spec.Ports, inst.Forwards, d.ChoosePort); err != nil {
+	if err := hostports.CheckForwards(ctx, c.spec.Ports, c.inst.Forwards, c.driver.ChoosePort); err != nil {
 		return false, err
 	}
-	on, err := inst.FindPlatform(ctx)
+	on, err := c.driver.FindPlatform(ctx, c.inst.MachineType)
 	if err != nil {
 		return false, err
 	}
-	want := instance.DemandOf(inst, spec, on.Accelerator)
-	want.Freed = inst.Settings.MemoryBytes + memory.OverheadOf(inst.Accelerator)
-	return false, instance.ContractError(d.Memory.Check(want, d.FindRoom))
+	want := instance.DemandOf(c.inst, c.spec, on.Accelerator)
+	want.Freed = c.inst.Settings.MemoryBytes + memory.OverheadOf(c.inst.Accelerator)
+	return false, instance.ContractError(c.driver.Memory.Check(want, c.driver.FindRoom))
 }
 
 // refusedImage returns the image of a spec as refused if the root disk stands on another
 // one. What the guest wrote is on top of that image, and unusable on top of any other.
-func (d *Driver) refusedImage(inst *instance.Instance, spec driver.ServerSpec) *driver.Refused {
-	requested := inst.ImageOf(spec)
-	if inst.Root.Size == 0 || d.Disks.IsSame(inst.Root.Image, requested) {
+func (c *convergence) refusedImage() *driver.Refused {
+	requested := c.inst.ImageOf(c.spec)
+	if c.inst.Root.Size == 0 || c.driver.Disks.IsSame(c.inst.Root.Image, requested) {
 		return nil
 	}
 	return &driver.Refused{Field: instance.RootField, Reason: driver.ReasonImageImmutable, Message: fmt.Sprintf(
 		"spec.image is %s: the root disk stands on %s and keeps it, with what the guest wrote: put that back, or delete the VirtualMachine, which removes its disks, and create it anew",
-		requested.Describe(), inst.Root.Image.Describe())}
+		requested.Describe(), c.inst.Root.Image.Describe())}
 }

@@ -237,10 +237,10 @@ func TestMoreCPUsThanTheHost(t *testing.T) {
 	_, d := newDriver(t)
 	host := int64(runtime.NumCPU()) * 1000
 	spec := driver.ServerSpec{CPUMilli: host + 1}
-	wantError(t, d.checkNewSizes(&instance.Instance{}, spec), driver.ErrExhausted, fmt.Sprintf("spec.resource.cpu: needed %dm, and the host has %d CPUs", host+1, host/1000))
+	wantError(t, (&convergence{driver: d, spec: spec, inst: &instance.Instance{}}).checkNewSizes(), driver.ErrExhausted, fmt.Sprintf("spec.resource.cpu: needed %dm, and the host has %d CPUs", host+1, host/1000))
 	had := &instance.Instance{}
 	had.Settings.CPUMilli = spec.CPUMilli
-	assert.NoError(t, d.checkNewSizes(had, spec))
+	assert.NoError(t, (&convergence{driver: d, spec: spec, inst: had}).checkNewSizes())
 	spec.CPUMilli = host
-	assert.NoError(t, d.checkNewSizes(&instance.Instance{}, spec))
+	assert.NoError(t, (&convergence{driver: d, spec: spec, inst: &instance.Instance{}}).checkNewSizes())
 }

@@ -259,7 +259,7 @@ func TestLiarsAreEnded(t *testing.T) {
 		}
 		l = replaceByLiar(t, d.InstanceOf(reached.UID), false)
 		l.says(never)
-		c, err := d.InstanceOf(reached.UID).Reach(t.Context())
+		c, err := d.InstanceOf(reached.UID).Supervisor().Reach(t.Context())
 		assert.NoError(t, err)
 		if !l.hasEnded() {
 			t.Errorf("%s: there are two supervisors", name)
@@ -280,7 +280,7 @@ func TestInterruptedSpawn(t *testing.T) {
 		signalSupervisor(t, h, syscall.SIGSTOP)
 		framework.EditJSON(t, h.File(stateFile), func(s *startedSupervisor) { s.PID, s.StartTicks = 0, 0 })
 	}
-	c, err := d.InstanceOf(replaced.UID).Reach(t.Context())
+	c, err := d.InstanceOf(replaced.UID).Supervisor().Reach(t.Context())
 	assert.NoError(t, err)
 	assert.NoError(t, assert.ErrorOf(c.Status(t.Context())))
 	if n := supervisorsOf(replaced.UID); len(n) != 1 {

@@ -17,12 +17,12 @@ import (
 // fetchImages reports whether a server has to wait for an image that a disk is to be made
 // of. The server retains its claim on what was fetched until the caller releases it:
 // else an image that is always to be fetched would be fetched twice.
-func (d *Driver) fetchImages(ctx context.Context, s *instance.Instance, spec driver.ServerSpec) (waits bool, err error) {
+func (c *convergence) fetchImages(ctx context.Context) (waits bool, err error) {
 	var refs []image.Ref
-	for _, i := range d.requiredImages(s, spec) {
+	for _, i := range c.requiredImages() {
 		refs = append(refs, i.Ref)
 	}
-	return d.Images.FetchMissing(ctx, spec, refs...)
+	return c.driver.Images.FetchMissing(ctx, c.spec, refs...)
 }
 
 // requiredImage is an image that has to be fetched if it is missing, and the field that
@@ -35,14 +35,14 @@ type requiredImage struct {
 
 // requiredImages returns the remote images that a server's next run needs: as the spec
 // names them where a disk is still to be made of one, and else by their digest.
-func (d *Driver) requiredImages(s *instance.Instance, spec driver.ServerSpec) []requiredImage {
-	all := []requiredImage{{d.rootImage(s, spec), instance.RootField}}
-	for i, v := range spec.Volumes {
+func (c *convergence) requiredImages() []requiredImage {
+	all := []requiredImage{{c.rootImage(), instance.RootField}}
+	for i, v := range c.spec.Volumes {
 		var ref image.Ref
 		if v.Image != nil {
 			ref = disks.RefOf(*v.Image)
 		}
-		if made, is := s.Volumes[v.Name]; is {
+		if made, is := c.inst.Volumes[v.Name]; is {
 			ref = made.Image.FetchedRef(ref.PullPolicy)
 		}
 		all = append(all, requiredImage{ref, instance.VolumeField(i)})
@@ -53,16 +53,16 @@ func (d *Driver) requiredImages(s *instance.Instance, spec driver.ServerSpec) []
 // rootImage returns the image of a root disk that is still to be made. Otherwise it
 // returns the image that the disk stands on, by its digest and from the source that the
 // spec names for it.
-func (d *Driver) rootImage(s *instance.Instance, spec driver.ServerSpec) image.Ref {
-	have, policy := s.Root.Image, image.PullPolicy(spec.Image.PullPolicy)
-	if s.ID == "" {
-		have.Source = d.Image
+func (c *convergence) rootImage() image.Ref {
+	have, policy := c.inst.Root.Image, image.PullPolicy(c.spec.Image.PullPolicy)
+	if c.inst.ID == "" {
+		have.Source = c.driver.Image
 	}
-	requested := record.RequestedImage(spec, have.ImageSettings)
+	requested := record.RequestedImage(c.spec, have.ImageSettings)
 	switch {
-	case s.Root.Size == 0:
+	case c.inst.Root.Size == 0:
 		return image.Ref{Source: requested.Source, Checksum: requested.Checksum, PullPolicy: policy}
-	case d.Disks.IsSame(have, requested):
+	case c.driver.Disks.IsSame(have, requested):
 		have.ImageSettings = requested
 	}
 	return have.FetchedRef(policy)
@@ -70,9 +70,9 @@ func (d *Driver) rootImage(s *instance.Instance, spec driver.ServerSpec) image.R
 
 // checkNewImages refuses images whose content is not verified. Disks that were made of
 // such an image stay in use, whatever the flag was then.
-func (d *Driver) checkNewImages(s *instance.Instance, spec driver.ServerSpec) error {
-	for _, i := range d.requiredImages(s, spec) {
-		if d.Images.Sources.IsUnchecked(i.Ref) && !d.UncheckedImages {
+func (c *convergence) checkNewImages() error {
+	for _, i := range c.requiredImages() {
+		if c.driver.Images.Sources.IsUnchecked(i.Ref) && !c.driver.UncheckedImages {
 			return driver.Errorf(driver.ErrInvalid,
 				"%s.checksum is empty: an image from a web server, or of a tag from a registry by plain HTTP, needs one, sha256: and 64 digits, unless Drover is started with --qemu-unchecked-images", i.field)
 		}
@@ -82,18 +82,18 @@ func (d *Driver) checkNewImages(s *instance.Instance, spec driver.ServerSpec) er
 
 // checkImages checks that everything the next run is made of is available, and makes
 // nothing.
-func (d *Driver) checkImages(s *instance.Instance, spec driver.ServerSpec) error {
-	if err := d.Disks.CheckKernel(spec); err != nil {
+func (c *convergence) checkImages() error {
+	if err := c.driver.Disks.CheckKernel(c.spec); err != nil {
 		return err
 	}
-	if err := d.checkRoot(s, spec); err != nil {
+	if err := c.checkRoot(); err != nil {
 		return err
 	}
-	for i, v := range spec.Volumes {
-		have, made := s.Volumes[v.Name]
-		err := d.Disks.CheckImage(instance.VolumeField(i), have)
+	for i, v := range c.spec.Volumes {
+		have, made := c.inst.Volumes[v.Name]
+		err := c.driver.Disks.CheckImage(instance.VolumeField(i), have)
 		if !made && v.Image != nil {
-			_, err = d.Disks.FindImage(instance.VolumeOrder(i, v))
+			_, err = c.driver.Disks.FindImage(instance.VolumeOrder(i, v))
 		}
 		if err != nil {
 			return err
@@ -102,14 +102,14 @@ func (d *Driver) checkImages(s *instance.Instance, spec driver.ServerSpec) error
 	return nil
 }
 
-func (d *Driver) checkRoot(s *instance.Instance, spec driver.ServerSpec) error {
-	requested := s.ImageOf(spec)
+func (c *convergence) checkRoot() error {
+	requested := c.inst.ImageOf(c.spec)
 	switch {
-	case !s.NeedsRoot(spec):
-		return d.Disks.CheckImage(instance.RootField, s.Root)
-	case requested.Source == "" && spec.Image.Kernel != nil:
+	case !c.inst.NeedsRoot(c.spec):
+		return c.driver.Disks.CheckImage(instance.RootField, c.inst.Root)
+	case requested.Source == "" && c.spec.Image.Kernel != nil:
 		return nil
 	}
-	_, err := d.Disks.FindImage(instance.RootOrder(spec, requested))
+	_, err := c.driver.Disks.FindImage(instance.RootOrder(c.spec, requested))
 	return err
 }

@@ -81,8 +81,9 @@ func TestRefusedImageHidesSecrets(t *testing.T) {
 		s.Root.Size, s.Root.Image.Source, s.Root.Image.Path = 1, private("old.test"), c.path
 		spec := e.spec()
 		spec.Image = driver.Image{Source: private("new.test"), Checksum: c.checksum}
-		wantRefused(t, driver.Server{Refused: d.refusedImage(s, spec)}, "spec.image is https://new.test/a.img", "stands on https://old.test/a.img")
-		if r := d.refusedImage(s, spec); strings.Contains(r.Message, secret) {
+		r := (&convergence{driver: d, spec: spec, inst: s}).refusedImage()
+		wantRefused(t, driver.Server{Refused: r}, "spec.image is https://new.test/a.img", "stands on https://old.test/a.img")
+		if strings.Contains(r.Message, secret) {
 			t.Errorf("the secret is seen: %s", r.Message)
 		}
 	}

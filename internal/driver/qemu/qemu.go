@@ -5,8 +5,8 @@
 //
 // Start with Ensure in ensure.go. It observes a server and takes it to what the spec
 // says, one step of nextStep at a time. check.go and fields.go refuse specs, image.go
-// fetches what a run needs, list.go and usage.go report servers, watch.go notifies of changes,
-// delete.go and shutdown.go end servers.
+// fetches what a run needs, list.go reports servers and their usage, watch.go notifies of
+// changes, delete.go and shutdown.go end servers.
 //
 // What one server is and does is in package instance below, in layers: instance is based on
 // record (what is stored of a server), disks (disks on top of images) and hostports (ports of
@@ -196,8 +196,7 @@ func New(o Options) (*Driver, error) {
 	if err := errors.Join(badPorts, badReserve, badSources, badUsers); err != nil {
 		return nil, err
 	}
-	host := instance.NewHost(o.hostConfig(users), dir)
-	host.InstallSupervisor = func() (*supervisor.Program, error) { return o.installSupervisor(dir) }
+	host := o.newHost(users, dir)
 	d := &Driver{Options: o, Host: host, Guests: guest.New(host), hostPorts: ports}
 	d.ChoosePort, d.ReservedOf = ports.Choose, reserve
 	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.Notify}
@@ -207,13 +206,8 @@ func New(o Options) (*Driver, error) {
 	if err := d.Images.MakeLock(); err != nil {
 		return nil, fmt.Errorf("the qemu driver's images: %w", err)
 	}
-	d.registerDiskGauges(o.Registerer)
+	registerDiskGauges(o.Registerer, d.Host)
 	return d, nil
-}
-
-// installSupervisor opens the program that follows each QEMU.
-func (o Options) installSupervisor(dir *statedir.Dir) (*supervisor.Program, error) {
-	return supervisor.InstallProgram(dir.Path(programsDir), o.MachineProgram)
 }
 
 // reportUsers logs what keeps machines from being started, or makes their confinement weaker.
@@ -237,8 +231,12 @@ func (d *Driver) Abandon(ctx context.Context, uid types.UID) error {
 	return d.fetches.Abandon(ctx, uid)
 }
 
-func (o Options) hostConfig(users *launch.Users) instance.Config {
-	return instance.Config{ClusterID: o.ClusterID, Accelerator: o.Accel, Binary: o.Binary, Users: users, Clock: o.Clock, Log: o.Log}
+func (o Options) newHost(users *launch.Users, dir *statedir.Dir) *instance.Host {
+	h := instance.NewHost(instance.Config{ClusterID: o.ClusterID, Accelerator: o.Accel, Binary: o.Binary, Users: users, Clock: o.Clock, Log: o.Log}, dir)
+	h.InstallSupervisor = func() (*supervisor.Program, error) {
+		return supervisor.InstallProgram(dir.Path(programsDir), o.MachineProgram)
+	}
+	return h
 }
 
 func (o Options) withDefaults() Options {
@@ -277,27 +275,4 @@ func (d *Driver) EngineID(ctx context.Context) (string, error) {
 		return "", instance.ContractError(err)
 	}
 	return d.StateDir.ID()
-}
-
-// beginChange begins a change of a server and returns the server's lock. If it fails,
-// nothing was changed.
-func (d *Driver) beginChange(ctx context.Context, t driver.Target) (*statedir.Lock, error) {
-	if err := kit.CheckContext(ctx); err != nil {
-		return nil, driver.Errorf(driver.ErrRetry, "%w", err)
-	}
-	if err := instance.CheckUID(t.UID); err != nil {
-		return nil, err
-	}
-	if err := d.StateDir.Reach(); err != nil {
-		return nil, err
-	}
-	lock, err := d.StateDir.Lock(t.UID)
-	if err != nil {
-		return nil, err
-	}
-	if err := d.StateDir.Admit(d.ClusterID, t.Epoch); err != nil {
-		lock.Release()
-		return nil, err
-	}
-	return lock, nil
 }

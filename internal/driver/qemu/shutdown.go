@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -20,7 +19,6 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
 const (
@@ -55,9 +53,7 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{Options: o, Host: instance.NewHost(o.hostConfig(&launch.Users{}), dir)}
-	d.InstallSupervisor = func() (*supervisor.Program, error) { return o.installSupervisor(dir) }
-	instances, err := d.AllInstances()
+	instances, err := o.newHost(&launch.Users{}, dir).AllInstances()
 	if err != nil {
 		return nil, err
 	}
@@ -67,8 +63,8 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 	var all sync.WaitGroup
 	for i, inst := range instances {
 		all.Go(func() {
-			locks[i] = d.lockForShutdown(ctx, inst)
-			ended[i] = d.shutDown(ctx, inst, limit)
+			locks[i] = lockForShutdown(ctx, inst)
+			ended[i] = shutDown(ctx, inst, limit)
 		})
 	}
 	all.Wait()
@@ -80,19 +76,19 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 
 // lockForShutdown takes the lock of a server that is to end, or returns nil. A released server
 // needs no lock, since no caller changes it.
-func (d *Driver) lockForShutdown(ctx context.Context, inst *instance.Instance) *statedir.Lock {
-	if filepath.Base(filepath.Dir(inst.Path)) == instance.RetainedDir {
+func lockForShutdown(ctx context.Context, inst *instance.Instance) *statedir.Lock {
+	if instance.IsRetained(inst.Path) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, lockWithin)
 	defer cancel()
 	for {
-		lock, err := d.StateDir.Lock(inst.UID)
+		lock, err := inst.Host.StateDir.Lock(inst.UID)
 		if err == nil {
 			return lock
 		}
 		if !errors.Is(err, driver.ErrRetry) || !proc.Pause(ctx, proc.PollEvery) {
-			d.Log.Info("Machine is ended without its lock", "uid", inst.UID, "cause", err.Error())
+			inst.Host.Log.Info("Machine is ended without its lock", "uid", inst.UID, "cause", err.Error())
 			return nil
 		}
 	}
@@ -100,7 +96,7 @@ func (d *Driver) lockForShutdown(ctx context.Context, inst *instance.Instance) *
 
 // shutDown ends one machine; nil means that it did not run. It also ends one whose record
 // cannot be read or written.
-func (d *Driver) shutDown(ctx context.Context, inst *instance.Instance, limit time.Duration) *Ended {
+func shutDown(ctx context.Context, inst *instance.Instance, limit time.Duration) *Ended {
 	s, err := inst.Observe(ctx)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && !s.On:
@@ -110,12 +106,12 @@ func (d *Driver) shutDown(ctx context.Context, inst *instance.Instance, limit ti
 	}
 	ended := &Ended{Namespace: s.Namespace, Name: cmp.Or(s.Name, string(s.UID))}
 	if s.IsAlive() && s.Phase != record.PhaseStarting {
-		within := d.recordShutdown(s, min(s.GracePeriod(), limit))
-		ended.Forced = !d.waitOff(ctx, s, within)
+		within := recordShutdown(s, min(gracePeriod(s), limit))
+		ended.Forced = !waitOff(ctx, s, within)
 	}
 	if ended.Err = s.Quit(ctx); ended.Err == nil {
-		ended.Err = s.EndSupervisor(ctx)
-		d.RemoveGroup(ctx, s.CPUGroup)
+		ended.Err = s.Supervisor().End(ctx)
+		s.Host.RemoveGroup(ctx, s.CPUGroup)
 	}
 	ended.Forced = ended.Forced || s.WasForced()
 	return ended
@@ -125,11 +121,11 @@ func (d *Driver) shutDown(ctx context.Context, inst *instance.Instance, limit ti
 // that a driver which starts meanwhile completes the stop. It returns how long the guest
 // has, which an earlier stop may already limit. For a released server no exit is
 // recorded.
-func (d *Driver) recordShutdown(inst *instance.Instance, within time.Duration) time.Duration {
+func recordShutdown(inst *instance.Instance, within time.Duration) time.Duration {
 	if inst.Broken != nil {
 		return within
 	}
-	now := d.Clock.Now()
+	now := inst.Host.Clock.Now()
 	if !inst.Retained {
 		_, _ = inst.RecordExit(driver.Exit{Reason: driver.ExitHostShutdown, At: now})
 	}
@@ -138,33 +134,29 @@ func (d *Driver) recordShutdown(inst *instance.Instance, within time.Duration) t
 	}
 	inst.Stop = &record.Stop{By: now.Add(within)}
 	if err := inst.Save(); err != nil {
-		d.Log.Info("Machine is stopped, and that cannot be written down", "uid", inst.UID, "cause", err.Error())
+		inst.Host.Log.Info("Machine is stopped, and that cannot be written down", "uid", inst.UID, "cause", err.Error())
 	}
 	return within
 }
 
 // waitOff has the guest shut down, and reports whether it has in time.
-func (d *Driver) waitOff(ctx context.Context, inst *instance.Instance, within time.Duration) bool {
-	if err := inst.Shutdown(ctx, d.Clock.Now().Add(within)); err != nil {
-		d.Log.Info("Machine has no supervisor: its power button is pressed once", "uid", inst.UID, "cause", err.Error())
+func waitOff(ctx context.Context, inst *instance.Instance, within time.Duration) bool {
+	if err := inst.Shutdown(ctx, inst.Host.Clock.Now().Add(within)); err != nil {
+		inst.Host.Log.Info("Machine has no supervisor: its power button is pressed once", "uid", inst.UID, "cause", err.Error())
 		_ = inst.Execute(ctx, "system_powerdown", nil, nil)
 	}
 	return inst.WaitStopped(ctx, within) == nil
 }
 
-// recordGracePeriod records the grace period for a shutdown of the host, which has no spec. For a
-// server that is off, the next start records it.
-func (d *Driver) recordGracePeriod(inst *instance.Instance, spec driver.ServerSpec) {
-	if inst.GraceSeconds == graceSeconds(spec) {
-		return
-	}
-	inst.GraceSeconds = graceSeconds(spec)
-	if !inst.IsAlive() {
-		return
-	}
-	if err := inst.Save(); err != nil {
-		d.Log.Info("Grace period of a machine cannot be written down", "uid", inst.UID, "cause", err.Error())
-	}
-}
+const defaultGrace = 30 * time.Second
 
-func graceSeconds(spec driver.ServerSpec) int64 { return int64(spec.GracePeriod / time.Second) }
+// gracePeriod returns how long the guest of a server has to power off.
+func gracePeriod(inst *instance.Instance) time.Duration {
+	switch {
+	case inst.RunState == machine.StatusPrelaunch:
+		return 0 // it has not run yet
+	case inst.ID == "": // the record cannot be read
+		return defaultGrace
+	}
+	return time.Duration(inst.GraceSeconds) * time.Second
+}

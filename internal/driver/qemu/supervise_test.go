@@ -159,7 +159,7 @@ func TestStandbyForgets(t *testing.T) {
 // fillsLog has a guest print until its log is cut, and returns its console.
 func fillsLog(t *testing.T, h *instance.Instance) io.Writer {
 	t.Helper()
-	c, err := h.Reach(t.Context())
+	c, err := h.Supervisor().Reach(t.Context())
 	assert.NoError(t, err)
 	console, err := c.Console(t.Context(), true)
 	assert.NoError(t, err)

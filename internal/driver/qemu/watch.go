@@ -5,7 +5,6 @@ package qemu
 
 import (
 	"context"
-	"path/filepath"
 	"sync"
 
 	"github.com/fsnotify/fsnotify"
@@ -91,7 +90,7 @@ func (w *watch) handleFileEvent(ctx context.Context, event fsnotify.Event) {
 		return
 	}
 	inst := w.driver.InstanceOf(uid)
-	if filepath.Base(filepath.Dir(event.Name)) == instance.RetainedDir {
+	if instance.IsRetained(event.Name) {
 		inst.Path = event.Name
 	}
 	if w.isOtherCluster(inst) {
@@ -121,7 +120,7 @@ func (w *watch) startSupervisor(ctx context.Context, inst *instance.Instance) {
 	}
 	w.supervisors[inst.Path] = &follower{instance: inst}
 	go func() {
-		inst.Supervise(ctx, func() { w.queue.Add(inst.UID) })
+		instance.Supervise(ctx, inst, func() { w.queue.Add(inst.UID) })
 		w.ended <- inst.Path
 	}()
 }

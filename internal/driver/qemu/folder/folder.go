@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"syscall"
 
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
@@ -134,10 +135,20 @@ func PromisedDisk(h *instance.Host) (int64, error) {
 		if err != nil {
 			continue
 		}
-		promised += max(0, r.Root.Size-inst.AllocatedBytes(instance.RootDiskFile))
+		promised += max(0, r.Root.Size-allocatedBytes(inst.File(instance.RootDiskFile)))
 		for name, v := range r.Volumes {
-			promised += max(0, v.Size-inst.AllocatedBytes(instance.VolumeFile(name)))
+			promised += max(0, v.Size-allocatedBytes(inst.File(instance.VolumeFile(name))))
 		}
 	}
 	return promised, nil
+}
+
+// allocatedBytes returns the room that a file takes on its disk.
+func allocatedBytes(path string) int64 {
+	var stat syscall.Stat_t
+	if err := syscall.Stat(path, &stat); err != nil {
+		return 0
+	}
+	const block = 512 // whatever the file system's is
+	return stat.Blocks * block
 }

@@ -82,16 +82,12 @@ func (a Admin) observe(inst *instance.Instance) (s driver.Server, ours bool, err
 	}
 	s = driver.Server{
 		UID: inst.UID, ID: r.ID, Namespace: r.Namespace, Name: r.Name, Run: r.Run, StartedAt: r.StartedAt,
-		State: driver.StateStopped, Retained: isReleased(inst), Err: err,
+		State: driver.StateStopped, Retained: instance.IsRetained(inst.Path), Err: err,
 	}
 	if on, lockErr := inst.IsRunning(); on || lockErr != nil {
 		s.State = driver.StateRunning
 	}
 	return s, s.Err != nil || r.ClusterID == a.ClusterID, nil //nolint:nilerr // a server that is there and broken
-}
-
-func isReleased(inst *instance.Instance) bool {
-	return filepath.Base(filepath.Dir(inst.Path)) == instance.RetainedDir
 }
 
 // RemoveRetained ends the machine and removes its directory. The lock of its UID keeps a
@@ -114,45 +110,41 @@ func (a Admin) RemoveRetained(ctx context.Context, t driver.Target) error {
 			return err
 		}
 	}
-	if err := released.killStrays(ctx); err != nil {
+	if err := killStrays(ctx, released.Machine); err != nil {
 		return err
 	}
 	a.host.RemoveGroup(ctx, released.CPUGroup)
 	return a.dir.Explain(a.dir.Discard(released.Path))
 }
 
-// releasedInstance is a server that was released.
-type releasedInstance struct{ *instance.Instance }
-
 // findReleased returns a server that was released.
-func (a Admin) findReleased(t driver.Target) (releasedInstance, error) {
+func (a Admin) findReleased(t driver.Target) (*instance.Instance, error) {
 	instances, err := a.host.AllInstances()
 	if err != nil {
-		return releasedInstance{}, err
+		return nil, err
 	}
 	for _, inst := range instances {
-		if inst.UID != t.UID || !isReleased(inst) {
+		if inst.UID != t.UID || !instance.IsRetained(inst.Path) {
 			continue
 		}
 		s, err := inst.Load()
 		switch {
 		case errors.Is(err, fs.ErrNotExist), err == nil && (s.ID != t.ID || s.ClusterID != a.ClusterID):
 		case err != nil:
-			return releasedInstance{}, err
+			return nil, err
 		default:
-			return releasedInstance{s}, nil
+			return s, nil
 		}
 	}
-	return releasedInstance{}, driver.Errorf(driver.ErrNotFound, "this cluster has no released machine of UID %s with id %s", t.UID, t.ID)
+	return nil, driver.Errorf(driver.ErrNotFound, "this cluster has no released machine of UID %s with id %s", t.UID, t.ID)
 }
 
 // killStrays ends QEMUs that lost their directory or the run lock in it while they ran. The
 // kernel reports a path without symbolic links.
-func (r releasedInstance) killStrays(ctx context.Context) error {
-	path, err := filepath.EvalSymlinks(r.Path)
+func killStrays(ctx context.Context, m machine.Machine) error {
+	path, err := filepath.EvalSymlinks(m.Path)
 	if err != nil {
-		return fmt.Errorf("finding %s: %w", r.Path, err)
+		return fmt.Errorf("finding %s: %w", m.Path, err)
 	}
-	lost := machine.Machine{Path: path, UUID: r.UUID}
-	return lost.KillStrays(ctx, func(int) func() { return func() {} })
+	return machine.Machine{Path: path, UUID: m.UUID}.KillStrays(ctx, func(int) func() { return func() {} })
 }

@@ -46,7 +46,7 @@ func (g *Guests) reach(ctx context.Context, uid types.UID) (*control.Client, err
 	if err != nil {
 		return nil, err
 	}
-	return s.Reach(ctx)
+	return s.Supervisor().Reach(ctx)
 }
 
 // Logs implements driver.LogReader. The log has what all runs have printed.

@@ -84,6 +84,19 @@ func IsBroken(err error) bool {
 	return broken
 }
 
+// ClassifyReadError says whether a record that could not be read is gone, may be read
+// later, or needs a repair. Removing a server helps only if it has no record.
+func ClassifyReadError(inst *Instance, err error) error {
+	if inst.IsGone() {
+		return fs.ErrNotExist
+	}
+	repair := "repair what keeps Drover from reading this"
+	if errors.Is(err, fs.ErrNotExist) {
+		repair = "repair or remove " + inst.Path
+	}
+	return wrapBroken(repair, err)
+}
+
 // ClassifyObserveError classifies the error of a failed observation: fs.ErrNotExist stays as
 // it is, a broken server's own is ErrRetry, any other is ErrUnavailable.
 func ClassifyObserveError(err error) error {

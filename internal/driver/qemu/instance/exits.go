@@ -10,8 +10,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/driver"
@@ -36,12 +38,6 @@ var exitCodes = map[string]int{
 	machine.EndCompleted: codeShutDown, machine.EndPanicked: CodePanicked, machine.EndInternalError: codeBroken,
 }
 
-// exitOf returns the exit that a run state stands for, if the guest does not come back from it.
-func exitOf(status string) (exit driver.Exit, ended bool) {
-	reason, ended := machine.EndOf(status)
-	return driver.Exit{Code: exitCodes[reason], Reason: reason}, ended
-}
-
 // isCrash reports whether an exit was a crash of the guest.
 func isCrash(exit driver.Exit) bool { return exit.Code == CodePanicked || exit.Code == codeBroken }
 
@@ -55,78 +51,39 @@ func (inst *Instance) ExitFile() string {
 	return inst.Host.StateDir.Path(EndsDir, string(inst.UID)+"."+inst.ID+"."+inst.Run+".json")
 }
 
-// recordFile returns the path of the file in which the supervisor records how a run ended. What Drover records
-// itself takes precedence.
-func (inst *Instance) recordFile() string {
-	if inst.Retained { // no caller asks for it
-		return inst.File("end")
-	}
-	return inst.Host.StateDir.Path(EndsDir, string(inst.UID)+"."+inst.ID+"."+inst.Run+".end")
-}
-
-// readEnd returns the exit that the supervisor has recorded, nil if there is none.
-func (inst *Instance) readEnd() (*driver.Exit, error) {
-	f, info, err := atomicfile.Open(inst.recordFile())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil //nolint:nilnil // Nil is the answer for no exit.
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	end, err := supervisor.ReadEnd(f)
-	switch {
-	case errors.Is(err, supervisor.ErrDamaged):
-		return &driver.Exit{Code: CodeKilled, Reason: ReasonKilled, At: info.ModTime()}, nil
-	case err != nil || end == nil:
-		return nil, err
-	}
-	exit := inst.exitOfEnd(end, info.ModTime())
-	return &exit, nil
-}
-
-// RecordExit records an exit as writeExit does, and adds the last output of QEMU to an exit
-// that was not requested. It remembers an exit that could not be written, as first
-// observed, so that the next observation returns the same.
+// RecordExit writes an exit, and returns the one that was written first. It adds the last output
+// of QEMU to an exit that was not requested. It remembers an exit that could not be written, as
+// first observed, so that the next observation returns the same.
 func (inst *Instance) RecordExit(exit driver.Exit) (driver.Exit, error) {
-	file := inst.ExitFile()
+	h, file := inst.Host, inst.ExitFile()
 	if exit.Reason == ReasonKilled || isCrash(exit) {
 		exit.Output = inst.LastOutput(OutputTail)
 	}
-	if before, ok := inst.Host.UnwrittenExits.Load(file); ok {
+	if before, ok := h.UnwrittenExits.Load(file); ok {
 		exit = before
 	}
-	first, err := inst.writeExit(exit)
-	if err == nil {
-		inst.Host.UnwrittenExits.Delete(file)
-		return first, nil
-	}
-	before, ok := inst.Host.UnwrittenExits.LoadOrStore(file, exit)
-	if !ok {
-		inst.Host.Log.Info("Machine has ended, and that cannot be written down", "uid", inst.UID, "end", exit.Reason, "cause", err.Error())
-	}
-	return before, inst.Host.StateDir.Explain(err)
-}
-
-// writeExit writes an exit, and returns the one that was written first. It leaves no
-// record of a server that was removed or released meanwhile.
-func (inst *Instance) writeExit(exit driver.Exit) (driver.Exit, error) {
 	content, err := json.Marshal(exit)
-	if err != nil {
-		return exit, err
+	if err == nil {
+		err = h.StateDir.Create(file, content)
 	}
-	err = inst.Host.StateDir.Create(inst.ExitFile(), content)
-	if err == nil && !inst.mayExist() {
-		return exit, os.Remove(inst.ExitFile())
+	switch {
+	case err == nil && inst.IsGone(): // a server that was removed or released meanwhile has no record
+		err = os.Remove(file)
+	case errors.Is(err, fs.ErrExist):
+		var first *driver.Exit
+		if first, err = inst.readExit(); first != nil {
+			exit = *first
+		}
 	}
-	if !errors.Is(err, fs.ErrExist) {
-		return exit, err
+	if err == nil {
+		h.UnwrittenExits.Delete(file)
+		return exit, nil
 	}
-	first, err := inst.readExit()
-	if err != nil || first == nil {
-		return exit, err
+	before, ok := h.UnwrittenExits.LoadOrStore(file, exit)
+	if !ok {
+		h.Log.Info("Machine has ended, and that cannot be written down", "uid", inst.UID, "end", exit.Reason, "cause", err.Error())
 	}
-	return *first, nil
+	return before, h.StateDir.Explain(err)
 }
 
 // readExit returns how the run ended, nil where none is recorded. A file damaged by a
@@ -134,7 +91,7 @@ func (inst *Instance) writeExit(exit driver.Exit) (driver.Exit, error) {
 func (inst *Instance) readExit() (*driver.Exit, error) {
 	content, info, err := atomicfile.Read(inst.ExitFile(), maxFileSize)
 	if errors.Is(err, fs.ErrNotExist) {
-		return inst.readEnd()
+		return readEnd(inst.Supervisor().Record, inst.StartedAt, inst.Host.Clock)
 	}
 	if err != nil {
 		return nil, err
@@ -144,6 +101,39 @@ func (inst *Instance) readExit() (*driver.Exit, error) {
 		return &exit, nil
 	}
 	return &driver.Exit{Code: CodeKilled, Reason: ReasonKilled, At: info.ModTime()}, nil
+}
+
+// readEnd returns the exit that a supervisor has recorded in a file, nil if there is none. The run
+// began at a time.
+func readEnd(file string, began time.Time, c clock.PassiveClock) (*driver.Exit, error) {
+	f, info, err := atomicfile.Open(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil //nolint:nilnil // Nil is the answer for no exit.
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	exit := &driver.Exit{Code: CodeKilled, Reason: ReasonKilled, At: info.ModTime()}
+	end, err := supervisor.ReadEnd(f)
+	switch {
+	case errors.Is(err, supervisor.ErrDamaged):
+		return exit, nil
+	case err != nil || end == nil:
+		return nil, err
+	}
+	// As far as it can be true. It is the same each time.
+	exit.Output = machine.Printable(end.Output, OutputTail)
+	switch code, known := exitCodes[end.Reason]; {
+	case known:
+		exit.Code, exit.Reason = code, end.Reason
+	case end.Reason == machine.EndForced:
+		exit.Reason = machine.EndForced
+	}
+	if !end.At.After(c.Now()) && !end.At.Before(began) {
+		exit.At = end.At
+	}
+	return exit, nil
 }
 
 // RemoveExits removes the exits of a server's runs, but for one that is named.

@@ -11,6 +11,8 @@ import (
 )
 
 // PrepareRun returns the description of the machine that a start would run.
-func (inst *Instance) PrepareRun(ctx context.Context, spec driver.ServerSpec, files *launch.Files) (launch.Config, error) {
-	return inst.prepareRun(ctx, spec, Platform{"pc-q35-7.2", launch.AccelTCG}, files)
+func PrepareRun(ctx context.Context, inst *Instance, spec driver.ServerSpec, files *launch.Files) (launch.Config, error) {
+	s := &start{inst: inst, host: inst.Host, spec: spec, files: files}
+	err := s.prepareRun(ctx, Platform{"pc-q35-7.2", launch.AccelTCG})
+	return s.machine, err
 }

@@ -196,7 +196,7 @@ func (h *fuzzHost) prepare(t *testing.T, spec driver.ServerSpec, files *launch.F
 	}
 	inst, err := h.InstanceOf(spec.UID).Load()
 	assert.NoError(t, err)
-	return inst.PrepareRun(t.Context(), spec, files)
+	return instance.PrepareRun(t.Context(), inst, spec, files)
 }
 
 // checkFiles checks that nothing was made outside of the driver's folder, and that no secret

@@ -4,20 +4,40 @@
 package instance
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
 	"sync"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/memory"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/supervisor"
+)
+
+// Names in the driver's folder.
+const (
+	VMsDir           = "vms"
+	RetainedDir      = "retained"
+	NotificationsDir = "bells"
+	EndsDir          = "ends"
 )
 
 // Config are the settings that instances share.
@@ -69,6 +89,103 @@ func NewHost(c Config, dir *statedir.Dir) *Host {
 	}
 }
 
+// InstanceAt returns the server whose directory is at a path. The name of the directory
+// begins with the UID. Nothing else of the server is known yet.
+func (h *Host) InstanceAt(path string) *Instance {
+	uid := UIDOf(path)
+	return &Instance{
+		Machine: machine.Machine{Path: path, UUID: string(uid), Staging: h.StateDir},
+		Record:  record.Record{UID: uid}, Host: h,
+	}
+}
+
+// InstanceOf returns the server of a UID, whose directory may not exist.
+func (h *Host) InstanceOf(uid types.UID) *Instance {
+	return h.InstanceAt(h.StateDir.Path(VMsDir, string(uid)))
+}
+
+// AllInstances returns the servers of all clusters, the released ones last.
+func (h *Host) AllInstances() ([]*Instance, error) {
+	var instances []*Instance
+	for _, sub := range []string{VMsDir, RetainedDir} {
+		entries, err := os.ReadDir(h.StateDir.Path(sub))
+		if err != nil {
+			return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
+		}
+		for _, entry := range entries {
+			if entry.IsDir() && UIDOf(entry.Name()) != "" {
+				instances = append(instances, h.InstanceAt(h.StateDir.Path(sub, entry.Name())))
+			}
+		}
+	}
+	return instances, nil
+}
+
+// InstancesOf returns the servers of some UIDs, whose directories may not exist.
+func (h *Host) InstancesOf(uids []types.UID) ([]*Instance, error) {
+	uids, err := driver.UniqueUIDs(uids)
+	if err != nil {
+		return nil, err
+	}
+	instances := make([]*Instance, len(uids))
+	for i, uid := range uids {
+		instances[i] = h.InstanceOf(uid)
+	}
+	return instances, nil
+}
+
+// UIDOf returns the UID in the name of a directory or a notification file; empty if there
+// is none.
+func UIDOf(path string) types.UID {
+	uid, _, _ := strings.Cut(filepath.Base(path), ".")
+	if CheckUID(types.UID(uid)) != nil {
+		return ""
+	}
+	return types.UID(uid)
+}
+
+// IsRetained reports whether a directory is that of a released server.
+func IsRetained(path string) bool { return filepath.Base(filepath.Dir(path)) == RetainedDir }
+
+// NewID returns a name for a server or a run.
+func NewID() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "")[:16] }
+
+var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+
+// CheckUID refuses a UID that is no UUID, since it is the machine's SMBIOS UUID too.
+func CheckUID(uid types.UID) error {
+	if uuidPattern.MatchString(string(uid)) {
+		return nil
+	}
+	return driver.Errorf(driver.ErrInvalid, "metadata.uid is %.140q: it must be a UUID in small letters", string(uid))
+}
+
+// RetainedPath returns the directory of a released server.
+func (h *Host) RetainedPath(uid types.UID, id string) string {
+	return h.StateDir.Path(RetainedDir, string(uid)+"."+id)
+}
+
+// Notify notifies all watchers, in every process, that servers have changed. For a server
+// that does not exist, or was removed meanwhile, it leaves no notification file behind.
+func (h *Host) Notify(uids ...types.UID) {
+	for _, uid := range uids {
+		if err := h.StateDir.ReplaceVolatile(h.notificationFile(uid), nil); err != nil {
+			h.Log.V(1).Info("Notification could not be written", "uid", uid, "cause", err.Error())
+		}
+		if h.InstanceOf(uid).IsGone() { // removed meanwhile
+			h.RemoveNotification(uid)
+		}
+	}
+}
+
+// notificationFile returns the path of the file that is written to notify watchers.
+func (h *Host) notificationFile(uid types.UID) string {
+	return h.StateDir.Path(NotificationsDir, string(uid))
+}
+
+// RemoveNotification removes the notification file of a server that is gone.
+func (h *Host) RemoveNotification(uid types.UID) { _ = os.Remove(h.notificationFile(uid)) }
+
 // FindSupervisor returns the program that follows each QEMU. It is installed at first.
 func (h *Host) FindSupervisor() (*supervisor.Program, error) {
 	h.installing.Lock()
@@ -84,10 +201,139 @@ func (h *Host) FindSupervisor() (*supervisor.Program, error) {
 	return h.installed, err
 }
 
-// Names in the driver's folder.
-const (
-	VMsDir           = "vms"
-	RetainedDir      = "retained"
-	NotificationsDir = "bells"
-	EndsDir          = "ends"
-)
+// Platform is the part of a machine that no spec names.
+type Platform struct {
+	MachineType, Accelerator string
+}
+
+// FindPlatform finds what a run is made on. A server keeps the machine type that it has.
+func (h *Host) FindPlatform(ctx context.Context, machineType string) (Platform, error) {
+	machineType, err := h.Program.MachineType(ctx, machineType)
+	if err != nil {
+		return Platform{}, ContractError(err)
+	}
+	accel, err := h.Accelerator.Choose(ctx)
+	if !errors.Is(err, ctx.Err()) { // else there is no error, or only that of ctx
+		err = ContractError(h.StateDir.Explain(err))
+	}
+	return Platform{machineType, accel}, err
+}
+
+// DemandOf returns the memory that a server needs for a spec.
+func DemandOf(s *Instance, spec driver.ServerSpec, accel string) memory.Demand {
+	return memory.Demand{
+		Guest: spec.MemoryBytes, Overhead: memory.OverheadOf(accel),
+		RanBefore: !s.StartedAt.IsZero() && s.Settings.MemoryBytes == spec.MemoryBytes,
+	}
+}
+
+// FindRoom returns what reservations check against: what is left of the host's memory
+// besides the reserve, or of the control group that Drover and its machines are in.
+// Machines of other clusters and released ones count like any other. A machine whose use
+// cannot be read, as of another user, counts as if it used nothing yet.
+func (h *Host) FindRoom() (memory.Room, error) {
+	host, err := proc.ReadFigures("/proc/meminfo")
+	if err != nil {
+		return memory.Room{}, err
+	}
+	kept := h.ReservedOf(host["MemTotal"])
+	have := memory.Room{Available: host["MemAvailable"] - kept, Reserve: kept, Where: fmt.Sprintf("on the host (besides %s that --qemu-reserve-memory keeps)", kit.FormatMegabytes(kept))}
+	if group, free, err := h.FindGroupMemory(); err == nil && free < have.Available {
+		have.Available, have.Reserve, have.Where = free, 0, "below the memory limit of "+group
+	}
+	have.Promised, err = h.PromisedMemory()
+	return have, err
+}
+
+// PromisedMemory returns, by server, what running machines were promised and do not use yet.
+func (h *Host) PromisedMemory() (map[string]int64, error) {
+	instances, err := h.AllInstances()
+	promised := map[string]int64{}
+	for _, inst := range instances {
+		if on, err := inst.IsRunning(); err != nil || !on {
+			continue
+		}
+		r, err := inst.Load()
+		if err != nil {
+			continue
+		}
+		used, _ := proc.ReadUsage(inst.PID()) // nothing where it fails
+		promised[r.ID] = max(0, r.Settings.MemoryBytes+memory.OverheadOf(r.Accelerator)-used.MemoryBytes)
+	}
+	return promised, err
+}
+
+// RemoveGroup removes the control group of a run that is over. If that fails, the remaining
+// group limits no process.
+func (h *Host) RemoveGroup(ctx context.Context, group string) {
+	if err := cgroup.Remove(ctx, group); err != nil {
+		h.Log.Info("Control group could not be removed", "group", group, "cause", err.Error())
+	}
+}
+
+// KillStrays ends QEMUs of a UID that do not hold its run lock: one that has not quite ended,
+// or that lost its directory or the lock in it, as by restoring a backup. The caller knows that
+// no QEMU holds the lock.
+func (h *Host) KillStrays(ctx context.Context, uid types.UID) error {
+	lost, err := h.lostMachine(uid)
+	if err != nil {
+		return err
+	}
+	return lost.KillStrays(ctx, func(pid int) (onKilled func()) {
+		h.Log.Info("Killing a QEMU that does not hold its run lock", "uid", uid, "pid", pid)
+		group := cgroup.GroupOf(pid, string(uid))
+		return func() { h.RemoveGroup(ctx, group) }
+	})
+}
+
+// EndOthers is KillStrays before a start, which a QEMU of the UID in another folder prevents. That
+// may be another engine's, so it is not ended.
+func (h *Host) EndOthers(ctx context.Context, uid types.UID) error {
+	if err := h.KillStrays(ctx, uid); err != nil {
+		return err
+	}
+	lost, err := h.lostMachine(uid)
+	if err != nil {
+		return err
+	}
+	if pid, dir := lost.FindElsewhere(); pid != 0 {
+		return driver.Errorf(driver.ErrRetry, "a QEMU of this UID runs in the folder %s, process %d: a second one would be its double; end that process, or put that folder back in the place of %s", dir, pid, lost.Path)
+	}
+	return nil
+}
+
+// lostMachine returns the machine of a UID whose folder may be missing.
+func (h *Host) lostMachine(uid types.UID) (machine.Machine, error) {
+	// The kernel reports a path without symbolic links.
+	vms, err := filepath.EvalSymlinks(h.StateDir.Path(VMsDir))
+	if err != nil {
+		return machine.Machine{}, h.StateDir.Explain(err)
+	}
+	return machine.Machine{Path: filepath.Join(vms, string(uid)), UUID: string(uid)}, nil
+}
+
+// remembered is what a driver remembers of servers beside their records. What a released
+// server must not share with a later one of its UID is by directory.
+type remembered struct {
+	// ReportedExits holds the last run whose exit was reported to a caller.
+	ReportedExits driver.SyncMap[types.UID, string]
+	// UnwrittenExits holds, by file, the exits that could not be written for lack of space.
+	UnwrittenExits driver.SyncMap[string, driver.Exit]
+}
+
+// ForgetMissing removes what is remembered of servers that a complete list did not find,
+// whichever process removed them.
+func (r *remembered) ForgetMissing(found []*Instance) {
+	exists := map[types.UID]bool{}
+	for _, inst := range found {
+		exists[inst.UID] = true
+	}
+	deleteMissing(&r.ReportedExits, exists)
+	deleteMissing(&r.UnwrittenExits, exists)
+}
+
+// deleteMissing deletes the entries of servers that do not exist. A key is a UID, or a path
+// whose last part begins with one.
+func deleteMissing[K ~string, V any](m *driver.SyncMap[K, V], exists map[types.UID]bool) {
+	m.DeleteFunc(func(key K, _ V) bool { return !exists[UIDOf(string(key))] })
+}

@@ -5,10 +5,10 @@
 // and the exit of its last run.
 //
 // Start with Instance in instance.go, and with Host (host.go), which is what instances
-// share. Package record has what is stored of a server, exits.go how its runs ended, and
-// remembered.go what is only in memory. observe.go finds its state; start.go, stop.go and
-// disk.go change it, by way of its supervisor; supervise.go sees to it that there is one. The
-// callers of methods that change a server hold its lock.
+// share. Package record has what is stored of a server, and exits.go how its runs ended.
+// observe.go finds its state; start.go, stop.go and disk.go change it, by way of its
+// supervisor; supervise.go sees to it that there is one. The callers of methods that change
+// a server hold its lock.
 package instance
 
 import (
@@ -18,13 +18,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
-
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/driver"
@@ -55,10 +51,8 @@ type Instance struct {
 	QueryErr error
 	// GuestMemoryBytes is what the guest uses by its own account, 0 if it does not report that.
 	GuestMemoryBytes int64
-	// Exit is how the last run ended; nil during a run and before the first. ExitErr is why
-	// it could not be recorded.
-	Exit    *driver.Exit
-	ExitErr error
+	// Exit is how the last run ended; nil during a run and before the first.
+	Exit *driver.Exit
 	// fault is the disk error that the guest waits for, if there is one.
 	fault error
 	// Broken says what of the server cannot be read. Without its record, only its UID and
@@ -66,77 +60,10 @@ type Instance struct {
 	Broken error
 }
 
-// InstanceAt returns the server whose directory is at a path. The name of the directory
-// begins with the UID. Nothing else of the server is known yet.
-func (h *Host) InstanceAt(path string) *Instance {
-	uid := UIDOf(path)
-	return &Instance{
-		Machine: machine.Machine{Path: path, UUID: string(uid), Staging: h.StateDir},
-		Record:  record.Record{UID: uid}, Host: h,
-	}
-}
-
-// InstanceOf returns the server of a UID, whose directory may not exist.
-func (h *Host) InstanceOf(uid types.UID) *Instance {
-	return h.InstanceAt(h.StateDir.Path(VMsDir, string(uid)))
-}
-
-// AllInstances returns the servers of all clusters, the released ones last.
-func (h *Host) AllInstances() ([]*Instance, error) {
-	var instances []*Instance
-	for _, sub := range []string{VMsDir, RetainedDir} {
-		entries, err := os.ReadDir(h.StateDir.Path(sub))
-		if err != nil {
-			return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
-		}
-		for _, entry := range entries {
-			if entry.IsDir() && UIDOf(entry.Name()) != "" {
-				instances = append(instances, h.InstanceAt(h.StateDir.Path(sub, entry.Name())))
-			}
-		}
-	}
-	return instances, nil
-}
-
-// InstancesOf returns the servers of some UIDs, whose directories may not exist.
-func (h *Host) InstancesOf(uids []types.UID) ([]*Instance, error) {
-	uids, err := driver.UniqueUIDs(uids)
-	if err != nil {
-		return nil, err
-	}
-	instances := make([]*Instance, len(uids))
-	for i, uid := range uids {
-		instances[i] = h.InstanceOf(uid)
-	}
-	return instances, nil
-}
-
-// UIDOf returns the UID in the name of a directory or a notification file; empty if there
-// is none.
-func UIDOf(path string) types.UID {
-	uid, _, _ := strings.Cut(filepath.Base(path), ".")
-	if CheckUID(types.UID(uid)) != nil {
-		return ""
-	}
-	return types.UID(uid)
-}
-
-// NewID returns a name for a server or a run.
-func NewID() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "")[:16] }
-
-// HasDirectory reports whether there is a directory at all.
-func (inst *Instance) HasDirectory() (bool, error) {
+// IsGone reports whether there is no directory for sure.
+func (inst *Instance) IsGone() bool {
 	_, err := os.Lstat(inst.Path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-// mayExist reports whether the directory may exist.
-func (inst *Instance) mayExist() bool {
-	there, err := inst.HasDirectory()
-	return there || err != nil
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // Load returns the server with its record as it is now. Its error is fs.ErrNotExist only
@@ -145,7 +72,7 @@ func (inst *Instance) Load() (*Instance, error) {
 	s := inst.Host.InstanceAt(inst.Path)
 	content, _, err := atomicfile.Read(inst.File(RecordFile), maxFileSize)
 	if err != nil {
-		return s, inst.ClassifyReadError(err)
+		return s, ClassifyReadError(inst, err)
 	}
 	var r record.Record
 	if err := json.Unmarshal(content, &r); err != nil {
@@ -165,19 +92,6 @@ func (inst *Instance) Load() (*Instance, error) {
 	return s, nil
 }
 
-// ClassifyReadError says whether a record that could not be read is gone, may be read
-// later, or needs a repair. Removing a server helps only if it has no record.
-func (inst *Instance) ClassifyReadError(err error) error {
-	if there, statErr := inst.HasDirectory(); !there && statErr == nil {
-		return fs.ErrNotExist
-	}
-	repair := "repair what keeps Drover from reading this"
-	if errors.Is(err, fs.ErrNotExist) {
-		repair = "repair or remove " + inst.Path
-	}
-	return wrapBroken(repair, err)
-}
-
 // Save replaces the record.
 func (inst *Instance) Save() error {
 	content, err := json.MarshalIndent(inst.Record, "", "  ")
@@ -195,19 +109,9 @@ func (inst *Instance) IsAlive() bool {
 // IsEnded reports whether a QEMU whose guest has ended waits to be reaped.
 func (inst *Instance) IsEnded() bool { return inst.On && !inst.IsAlive() }
 
-func (inst *Instance) isStopping() bool {
-	return inst.IsAlive() && inst.Phase == record.PhaseOn && inst.Stop != nil
-}
-
 // IsPaused reports whether the guest waits to be resumed.
 func (inst *Instance) IsPaused() bool {
 	return inst.RunState == machine.StatusPaused || inst.RunState == machine.StatusPrelaunch || inst.RunState == machine.StatusIOError
-}
-
-// HasGuestEnded reports whether the guest has ended, by QEMU's last answer.
-func (inst *Instance) HasGuestEnded() bool {
-	_, over := machine.EndOf(inst.RunState)
-	return over
 }
 
 func (inst *Instance) driverState() driver.State {
@@ -218,7 +122,7 @@ func (inst *Instance) driverState() driver.State {
 		return driver.StateStarting
 	case inst.Phase == record.PhaseStarting:
 		return driver.StatePaused // QEMU is up, and a start continues only in a call
-	case inst.isStopping():
+	case inst.Phase == record.PhaseOn && inst.Stop != nil:
 		return driver.StateStopping
 	case inst.IsPaused():
 		return driver.StatePaused
@@ -226,18 +130,48 @@ func (inst *Instance) driverState() driver.State {
 	return driver.StateRunning
 }
 
-// Report returns the server as the driver contract describes it, with the addresses to
-// reach it. A machine's own address means nothing outside its QEMU.
+// Report returns the server as the driver contract describes it.
 func (inst *Instance) Report() driver.Server {
-	out := inst.describeServer()
-	if inst.IsAlive() {
-		out.Accelerator, out.Confinement = inst.Accelerator, inst.findConfinement()
+	out := driver.Server{
+		UID: inst.UID, ID: inst.ID, Namespace: inst.Namespace, Name: inst.Name, Err: inst.Broken,
+		Run: inst.Run, State: inst.driverState(), StartedAt: inst.StartedAt, Retained: inst.Retained,
+		Applied: driver.Resources{RootDiskBytes: inst.Root.Size}, ImageID: inst.Root.Image.Digest(),
 	}
-	if !inst.IsAlive() && !inst.Retained && inst.Broken == nil {
+	if inst.IsAlive() {
+		inst.describeRun(&out)
+		return out
+	}
+	// A run whose start was interrupted before QEMU ran did not begin: if it counted, the next
+	// start would look like a restart.
+	if inst.Phase == record.PhaseStarting {
+		out.StartedAt = time.Time{}
+	}
+	if inst.Broken == nil {
+		out.Exit = inst.Exit
+	}
+	if inst.Broken == nil && !inst.Retained {
 		inst.Host.ReportedExits.Store(inst.UID, inst.Run)
 	}
-	if !inst.IsAlive() || len(inst.Forwards) == 0 {
-		return out
+	return out
+}
+
+// describeRun adds what only a server that is on has: CPUs and memory, since the next start takes
+// what the spec says then, and addresses. A machine's own address means nothing outside its QEMU.
+func (inst *Instance) describeRun(out *driver.Server) {
+	out.Applied.CPUMilli, out.Applied.MemoryBytes = inst.Settings.CPUMilli, inst.Settings.MemoryBytes
+	out.Note, out.Accelerator = inst.CPUNote, inst.Accelerator
+	if inst.Phase == record.PhaseOn {
+		out.Confinement = inst.Host.describeConfinement(inst.Machine)
+	}
+	switch {
+	case inst.Broken != nil:
+	case inst.QueryErr != nil:
+		out.Err = fmt.Errorf("QEMU does not answer: %w", inst.QueryErr)
+		out.Progress = out.Err.Error()
+	case inst.RunState == machine.StatusIOError:
+		out.Err = inst.fault
+	case out.State == driver.StateStopping:
+		out.Progress = "waiting for the guest to power off"
 	}
 	for _, f := range inst.Forwards {
 		out.Ports = append(out.Ports, driver.Port{Protocol: strings.ToUpper(f.Protocol), Port: f.Port, HostPort: f.HostPort, HostIP: f.HostIP})
@@ -249,88 +183,20 @@ func (inst *Instance) Report() driver.Server {
 			out.Addresses = append(out.Addresses, address)
 		}
 	}
-	return out
 }
 
-// startTime returns when the last run began. A run whose start was interrupted before QEMU
-// ran did not begin: if it counted, the next start would look like a restart.
-func (inst *Instance) startTime() time.Time {
-	if inst.Phase == record.PhaseStarting && !inst.IsAlive() {
-		return time.Time{}
-	}
-	return inst.StartedAt
-}
-
-// describeServer returns the server as the driver contract describes it, without addresses.
-func (inst *Instance) describeServer() driver.Server {
-	out := driver.Server{
-		UID: inst.UID, ID: inst.ID, Namespace: inst.Namespace, Name: inst.Name,
-		Run: inst.Run, State: inst.driverState(), StartedAt: inst.startTime(), Retained: inst.Retained,
-		Applied: driver.Resources{RootDiskBytes: inst.Root.Size}, ImageID: inst.Root.Image.Digest(),
-	}
-	// A server that is off has no CPUs and no memory: the next start takes what the spec
-	// says then.
-	if inst.IsAlive() {
-		out.Applied.CPUMilli, out.Applied.MemoryBytes = inst.Settings.CPUMilli, inst.Settings.MemoryBytes
-		out.Note = inst.CPUNote
-	}
+// describeConfinement returns how a machine that runs is confined; nil while that cannot be read.
+func (h *Host) describeConfinement(m machine.Machine) *driver.Confinement {
+	c, err := m.FindConfinement()
 	switch {
-	case inst.Broken != nil:
-		out.Err = inst.Broken
-	case !inst.IsAlive():
-		out.Exit = inst.Exit
-	case inst.QueryErr != nil:
-		out.Err = fmt.Errorf("QEMU does not answer: %w", inst.QueryErr)
-		out.Progress = out.Err.Error()
-	case inst.RunState == machine.StatusIOError:
-		out.Err = inst.fault
-	case inst.isStopping():
-		out.Progress = "waiting for the guest to power off"
-	}
-	return out
-}
-
-// Notify notifies all watchers, in every process, that a server has changed. For a server
-// that does not exist, or was removed meanwhile, it leaves no notification file behind.
-func (h *Host) Notify(uids ...types.UID) {
-	for _, uid := range uids {
-		h.InstanceOf(uid).NotifyWatchers()
-	}
-}
-
-// NotifyWatchers notifies all watchers, in every process, that the server has changed. For
-// one that does not exist, or was removed meanwhile, it leaves no notification file behind.
-func (inst *Instance) NotifyWatchers() {
-	if err := inst.Host.StateDir.ReplaceVolatile(inst.notificationFile(), nil); err != nil {
-		inst.Host.Log.V(1).Info("Notification could not be written", "uid", inst.UID, "cause", err.Error())
-	}
-	there, err := inst.Host.InstanceOf(inst.UID).HasDirectory()
-	if !there && err == nil { // removed meanwhile
-		inst.RemoveNotification()
-	}
-}
-
-// notificationFile returns the path of the file that is written to notify watchers.
-func (inst *Instance) notificationFile() string {
-	return inst.Host.StateDir.Path(NotificationsDir, string(inst.UID))
-}
-
-// RemoveNotification removes the notification file of a server that is gone.
-func (inst *Instance) RemoveNotification() { _ = os.Remove(inst.notificationFile()) }
-
-var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
-
-// CheckUID refuses a UID that is no UUID, since it is the machine's SMBIOS UUID too.
-func CheckUID(uid types.UID) error {
-	if uuidPattern.MatchString(string(uid)) {
+	case err != nil:
 		return nil
+	case c == nil || !h.Users.Matches(*c):
+		return &driver.Confinement{Reason: driver.ReasonStartedBefore, Message: "Drover does not know how the machine was started, or would now start it as another user: restart it"}
+	case c.IsWeak():
+		return &driver.Confinement{Reason: driver.ReasonNotConfined, Message: c.Describe()}
 	}
-	return driver.Errorf(driver.ErrInvalid, "metadata.uid is %.140q: it must be a UUID in small letters", string(uid))
-}
-
-// RetainedPath returns the directory of a released server.
-func (h *Host) RetainedPath(uid types.UID, id string) string {
-	return h.StateDir.Path(RetainedDir, string(uid)+"."+id)
+	return &driver.Confinement{Reason: driver.ReasonConfined, Message: c.Describe()}
 }
 
 // MoveToRetained frees the UID of a server that was marked. Its QEMU runs on in the
@@ -351,6 +217,6 @@ func (inst *Instance) MoveToRetained() error {
 	if err != nil {
 		return fmt.Errorf("putting the released server %s aside: %w", inst.UID, err)
 	}
-	inst.NotifyWatchers()
+	inst.Host.Notify(inst.UID)
 	return nil
 }

@@ -5,8 +5,9 @@ package instance
 
 import (
 	"context"
+	"errors"
 	"io/fs"
-	"path/filepath"
+	"os"
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -31,20 +32,20 @@ func (inst *Instance) Observe(ctx context.Context) (*Instance, error) {
 	return inst.ObserveWithin(ctx, machine.CommandWithin)
 }
 
-// ObserveWithin is observe with a limit on the wait for QEMU's answer.
-func (inst *Instance) ObserveWithin(ctx context.Context, within time.Duration) (*Instance, error) {
-	s, err := inst.observeState(ctx, within)
+// ObserveWithin is Observe with a limit on the wait for QEMU's answer.
+func (inst *Instance) ObserveWithin(ctx context.Context, within time.Duration) (s *Instance, err error) {
+	defer func() {
+		if IsBroken(err) {
+			s.Broken = err
+		}
+	}()
+	s, err = inst.Load()
 	if IsBroken(err) {
-		s.Broken = err
-	}
-	return s, err
-}
-
-// observeState reads the record, queries QEMU and finds how the run ended.
-func (inst *Instance) observeState(ctx context.Context, within time.Duration) (*Instance, error) {
-	s, err := inst.Load()
-	if IsBroken(err) {
-		return inst.observeUnreadable(err)
+		var cause error
+		if s.On, cause = isOn(s.Machine); cause != nil && !IsBroken(cause) {
+			return s, cause
+		}
+		s.Retained = IsRetained(inst.Path)
 	}
 	if err != nil {
 		return s, err
@@ -56,46 +57,36 @@ func (inst *Instance) observeState(ctx context.Context, within time.Duration) (*
 		return s, err
 	}
 	// A server that was removed meanwhile leaves nothing, not even how it ended.
-	there, err := inst.HasDirectory()
-	if !there && err == nil {
+	_, err = os.Lstat(inst.Path)
+	if errors.Is(err, fs.ErrNotExist) {
 		inst.Host.RemoveExits(s.UID, "")
 		return s, fs.ErrNotExist
 	}
 	return s, wrapBroken("repair "+inst.Path, err)
 }
 
-// observeUnreadable returns what is known of a server whose record cannot be read.
-func (inst *Instance) observeUnreadable(cause error) (*Instance, error) {
-	s := inst.Host.InstanceAt(inst.Path)
-	s.Retained = filepath.Base(filepath.Dir(inst.Path)) == RetainedDir
-	if err := s.observeRunning(); err != nil && !IsBroken(err) {
-		return s, err
-	}
-	return s, cause
-}
-
-// observeRunning finds out whether QEMU runs. Where that cannot be determined, the server
-// counts as on, so that it is never wrongly reported as off.
-func (inst *Instance) observeRunning() error {
-	on, err := inst.IsRunning()
-	inst.On = on || err != nil
-	return wrapBroken("repair "+inst.File(machine.RunLockFile), err)
+// isOn reports whether the QEMU of a machine runs. Where that cannot be determined, it
+// counts as on, so that a server is never wrongly reported as off.
+func isOn(m machine.Machine) (bool, error) {
+	on, err := m.IsRunning()
+	return on || err != nil, wrapBroken("repair "+m.File(machine.RunLockFile), err)
 }
 
 // queryStatus finds out whether QEMU runs, and queries its run state.
-func (inst *Instance) queryStatus(ctx context.Context, within time.Duration) error {
-	if err := inst.observeRunning(); err != nil || !inst.On {
+func (inst *Instance) queryStatus(ctx context.Context, within time.Duration) (err error) {
+	if inst.On, err = isOn(inst.Machine); err != nil || !inst.On {
 		return err
 	}
 	bounded, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	var status control.Status
-	status, inst.QueryErr = inst.queryMachine(bounded)
+	status, inst.QueryErr = queryMachine(bounded, inst.Supervisor())
 	inst.RunState, inst.GuestMemoryBytes = status.RunState, status.GuestMemoryBytes
 	if inst.RunState == machine.StatusIOError {
 		inst.fault = ContractError(machine.DiskFault{Node: status.Fault.Node, Operation: status.Fault.Operation, Reason: status.Fault.Reason}.Explain())
 	}
-	if ctx.Err() != nil || bounded.Err() != nil || inst.QueryErr == nil && !inst.HasGuestEnded() {
+	_, hasEnded := exitOf(inst.RunState)
+	if ctx.Err() != nil || bounded.Err() != nil || inst.QueryErr == nil && !hasEnded {
 		return ctx.Err()
 	}
 	// Its supervisor has no QEMU any more, or makes it quit.
@@ -120,7 +111,7 @@ func (inst *Instance) observeExit(ctx context.Context) error {
 	}
 	if !inst.On {
 		exit = driver.Exit{Code: CodeKilled, Reason: ReasonKilled}
-		if err := inst.place().End(ctx); err != nil { // which may know more
+		if err := inst.Supervisor().End(ctx); err != nil { // which may know more
 			return wrapBroken("repair "+inst.Path, err)
 		}
 	}
@@ -134,24 +125,15 @@ func (inst *Instance) observeExit(ctx context.Context) error {
 	}
 	if known == nil {
 		exit.At = inst.Host.Clock.Now()
-		exit, inst.ExitErr = inst.RecordExit(exit)
+		exit, _ = inst.RecordExit(exit) // which logs why it could not
 		known = &exit
 	}
 	inst.Exit = known
 	return nil
 }
 
-// findConfinement returns how the machine is confined, which runs; nil while that cannot be
-// read, or is about to be written.
-func (inst *Instance) findConfinement() *driver.Confinement {
-	c, err := inst.FindConfinement()
-	switch {
-	case err != nil || inst.Phase != record.PhaseOn:
-		return nil
-	case c == nil || !inst.Host.Users.Matches(*c):
-		return &driver.Confinement{Reason: driver.ReasonStartedBefore, Message: "Drover does not know how the machine was started, or would now start it as another user: restart it"}
-	case c.IsWeak():
-		return &driver.Confinement{Reason: driver.ReasonNotConfined, Message: c.Describe()}
-	}
-	return &driver.Confinement{Reason: driver.ReasonConfined, Message: c.Describe()}
+// exitOf returns the exit that a run state stands for, if the guest does not come back from it.
+func exitOf(status string) (exit driver.Exit, ended bool) {
+	reason, ended := machine.EndOf(status)
+	return driver.Exit{Code: exitCodes[reason], Reason: reason}, ended
 }

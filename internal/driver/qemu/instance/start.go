@@ -7,16 +7,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 
-	"k8s.io/apimachinery/pkg/types"
-
+	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
@@ -27,7 +28,7 @@ func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) erro
 	if _, err := inst.Host.FindSupervisor(); err != nil {
 		return inst.Host.StateDir.Explain(err)
 	}
-	on, err := inst.FindPlatform(ctx)
+	on, err := inst.Host.FindPlatform(ctx, inst.MachineType)
 	if err != nil {
 		return err
 	}
@@ -36,10 +37,9 @@ func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) erro
 		return ContractError(err)
 	}
 	defer release()
-	files := &launch.Files{}
-	defer files.Close()
-	m, err := inst.prepareRun(ctx, spec, on, files)
-	if err != nil {
+	s := &start{inst: inst, host: inst.Host, spec: spec, files: &launch.Files{}}
+	defer s.files.Close()
+	if err := s.prepareRun(ctx, on); err != nil {
 		return err
 	}
 	before := inst.Record
@@ -48,189 +48,128 @@ func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) erro
 		return ContractError(err)
 	}
 	defer func() { _ = runLock.Close() }()
-	if err := inst.place().End(ctx); err != nil { // that of the last run
+	if err := inst.Supervisor().End(ctx); err != nil { // that of the last run
 		return err
 	}
-	if err := inst.rotateLog(); err != nil {
+	if err := s.recordRun(); err != nil {
 		return inst.Host.StateDir.Explain(err)
 	}
-	inst.Phase, inst.Run, inst.StartedAt = record.PhaseStarting, NewID(), inst.Host.Clock.Now()
-	inst.Stop, inst.Settings, inst.Forwards = nil, record.SettingsOf(spec, inst.Root.Image.ImageSettings), m.Forwards
-	inst.MachineType, inst.Accelerator = m.Type, m.Accel
-	inst.planCPUGroup(spec.CPUMilli)
-	if err := inst.Save(); err != nil {
-		return inst.Host.StateDir.Explain(err)
-	}
-	if err := inst.startMachine(ctx, m, files, spec.Ports, runLock); err != nil {
+	if err := s.startMachine(ctx, runLock); err != nil {
 		_ = runLock.Close()
-		return errors.Join(err, inst.undoStart(ctx, before))
+		return errors.Join(err, s.undo(ctx, before))
 	}
-	return inst.FinishStart(ctx, spec)
+	return s.finish(ctx)
 }
 
-// rotateLog renames the previous log before a run. A start that was interrupted has left
-// its own.
-func (inst *Instance) rotateLog() error {
-	if inst.Phase == record.PhaseStarting {
-		return inst.SetLogAside(machine.FailedLog)
-	}
-	return inst.SetLogAside(machine.OldLog)
+// FinishStart resumes the guest of a QEMU that is up, whichever process started it.
+func (inst *Instance) FinishStart(ctx context.Context, spec driver.ServerSpec) error {
+	return (&start{inst: inst, host: inst.Host, spec: spec}).finish(ctx)
 }
 
-// Platform is the part of a machine that no spec names.
-type Platform struct {
-	MachineType, Accelerator string
+// start is the start of one run.
+type start struct {
+	inst *Instance
+	host *Host
+	spec driver.ServerSpec
+	// machine is what runs, and files are those that QEMU is to get.
+	machine launch.Config
+	files   *launch.Files
 }
 
-// FindPlatform finds what the next run is made on: a server keeps its machine type.
-func (inst *Instance) FindPlatform(ctx context.Context) (Platform, error) {
-	machineType, err := inst.Host.Program.MachineType(ctx, inst.MachineType)
+// prepareRun gathers what the run needs, and opens the files that QEMU is to get.
+func (s *start) prepareRun(ctx context.Context, on Platform) error {
+	release, err := s.host.Images.Hold()
 	if err != nil {
-		return Platform{}, ContractError(err)
-	}
-	accel, err := inst.Host.Accelerator.Choose(ctx)
-	if !errors.Is(err, ctx.Err()) { // else there is no error, or only that of ctx
-		err = ContractError(inst.Host.StateDir.Explain(err))
-	}
-	return Platform{machineType, accel}, err
-}
-
-// prepareRun gathers what a run needs, and opens the files that QEMU is to get.
-func (inst *Instance) prepareRun(ctx context.Context, spec driver.ServerSpec, on Platform, files *launch.Files) (launch.Config, error) {
-	release, err := inst.Host.Images.Hold()
-	if err != nil {
-		return launch.Config{}, err
+		return err
 	}
 	defer release()
-	volumes, err := inst.prepareVolumes(spec, files)
-	if err != nil {
-		return launch.Config{}, err
+	s.machine = launch.Config{
+		UUID: string(s.inst.UID), ID: s.inst.ID, Type: on.MachineType, Accel: on.Accelerator,
+		CPUs: wholeCPUs(s.spec.CPUMilli), MemoryBytes: s.spec.MemoryBytes,
 	}
-	kernel, err := inst.Host.Disks.OpenKernel(spec, files)
-	if err != nil {
-		return launch.Config{}, err
-	}
-	seed, err := seedOf(spec).AddTo(files, inst.Machine)
-	if err != nil {
-		return launch.Config{}, inst.Host.StateDir.Explain(err)
-	}
-	forwards, err := hostports.ChooseForwards(ctx, spec.Ports, inst.Forwards, inst.Host.ChoosePort)
-	if err != nil {
-		return launch.Config{}, err
-	}
-	root, err := inst.prepareRoot(spec, files)
-	if err != nil {
-		return launch.Config{}, err
-	}
-	return launch.Config{
-		UUID: string(inst.UID), ID: inst.ID, Type: on.MachineType, Accel: on.Accelerator, CPUs: wholeCPUs(spec.CPUMilli), MemoryBytes: spec.MemoryBytes,
-		Root: root, Volumes: volumes, Kernel: kernel, Forwards: forwards, SeedFD: seed,
-	}, nil
-}
-
-// startMachine starts QEMU. Another process may take a chosen host port before QEMU has it,
-// such as a machine that is started at the same time. Then it chooses another port and tries
-// again.
-func (inst *Instance) startMachine(ctx context.Context, m launch.Config, files *launch.Files, ports []driver.Port, runLock *os.File) (err error) {
-	if m.AgentFD, err = inst.AddAgent(files); err != nil {
-		return inst.Host.StateDir.Explain(err)
-	}
-	for try := 1; ; try++ {
-		err := inst.Start(ctx, inst.Host.Program, m, files, runLock)
-		ended, ok := errors.AsType[*machine.StartError](err)
-		if !ok || ended.Taken < 0 {
-			return ContractError(err)
-		}
-		n := ended.Taken
-		if !m.Forwards[n].Chosen || try == hostports.MaxTries {
-			return hostports.ConflictError(n, ports[n], m.Forwards[n], errors.New(ended.Output))
-		}
-		if m.Forwards, err = hostports.ChooseForwards(ctx, ports, m.Forwards, inst.Host.ChoosePort); err != nil {
-			return err
-		}
-		inst.Forwards = m.Forwards
-		if err := inst.Save(); err != nil {
-			return inst.Host.StateDir.Explain(err)
-		}
-	}
-}
-
-// undoStart restores a server whose QEMU did not come up to what it was before.
-func (inst *Instance) undoStart(ctx context.Context, before record.Record) error {
-	if err := inst.Kill(ctx); err != nil {
+	if s.machine.Volumes, err = s.prepareVolumes(); err != nil {
 		return err
 	}
-	inst.Host.RemoveGroup(ctx, inst.CPUGroup)
-	inst.Record = before
-	return errors.Join(inst.SetLogAside(machine.FailedLog), inst.Save())
-}
-
-// FinishStart resumes the guest of a QEMU that is up, whichever process started it. It
-// does so last: if the process is killed before, the server is found paused, and the next
-// leader resumes it.
-func (inst *Instance) FinishStart(ctx context.Context, spec driver.ServerSpec) error {
-	if err := inst.GrowDisks(ctx, spec); err != nil {
+	if s.machine.Kernel, err = s.host.Disks.OpenKernel(s.spec, s.files); err != nil {
 		return err
 	}
-	inst.limitCPU(ctx)
-	inst.Host.RemoveExits(inst.UID, inst.Run)
-	inst.Phase = record.PhaseOn
-	if err := inst.Save(); err != nil {
-		return inst.Host.StateDir.Explain(err)
+	if s.machine.SeedFD, err = seedOf(s.spec).AddTo(s.files, s.inst.Machine); err != nil {
+		return s.host.StateDir.Explain(err)
 	}
-	if spec.Power == driver.PowerPaused {
-		return nil
+	if s.machine.Forwards, err = hostports.ChooseForwards(ctx, s.spec.Ports, s.inst.Forwards, s.host.ChoosePort); err != nil {
+		return err
 	}
-	// Notify first, so that other processes see to its supervisor even if this leader stops
-	// right after.
-	inst.NotifyWatchers()
-	return inst.call(ctx, "start", func(ctx context.Context, c *control.Client) error { return c.Start(ctx) })
+	s.machine.Root, err = s.prepareRoot()
+	return err
 }
 
-// planCPUGroup sets where a run's control group will be, if its CPUs are not whole.
-func (inst *Instance) planCPUGroup(cpuMilli int64) {
-	inst.CPUGroup, inst.CPUNote = "", ""
-	if cpuMilli%1000 == 0 {
-		return
+// prepareVolumes makes the volumes that do not exist yet. One that the spec does not name
+// any more stays where it is, in case the spec names it again.
+func (s *start) prepareVolumes() ([]launch.Volume, error) {
+	volumes := make([]launch.Volume, 0, len(s.spec.Volumes))
+	for i, v := range s.spec.Volumes {
+		file := VolumeFile(v.Name)
+		if _, made := s.inst.Volumes[v.Name]; !made {
+			err := s.makeDisk(file, func(path string) (disks.Disk, error) {
+				return s.host.Disks.Make(path, VolumeOrder(i, v))
+			}, func(made disks.Disk) {
+				all := map[string]disks.Disk{v.Name: made}
+				maps.Copy(all, s.inst.Volumes)
+				s.inst.Volumes = all
+			})
+			if err != nil {
+				return nil, s.host.StateDir.Explain(err)
+			}
+		}
+		attached, err := s.host.Disks.Open(s.files, VolumeField(i), s.inst.File(file), s.inst.Volumes[v.Name], v.ReadOnly)
+		if err != nil {
+			return nil, err
+		}
+		volumes = append(volumes, launch.Volume{Name: v.Name, Drive: *attached})
 	}
-	g, err := inst.Host.FindGroups()
+	return volumes, nil
+}
+
+// makeDisk moves a disk into place before it is recorded. It returns once a power cut leaves the
+// new record. A guest may write to a disk only after that: a disk that holds data and has no
+// record is not used.
+func (s *start) makeDisk(file string, makeAt func(path string) (disks.Disk, error), setDisk func(disks.Disk)) error {
+	tmp, remove, err := s.host.StateDir.Temp()
 	if err != nil {
-		inst.noteWholeCPUs(cpuMilli, err)
-		return
+		return err
 	}
-	inst.CPUGroup = g.GroupPath(string(inst.UID))
-}
-
-// limitCPU limits a QEMU to its fraction of a CPU. Where that is not possible the QEMU
-// keeps the whole CPU, and the server's note says so.
-func (inst *Instance) limitCPU(ctx context.Context) {
-	if inst.CPUGroup == "" {
-		return
-	}
-	g, err := inst.Host.FindGroups()
-	if err == nil {
-		err = g.LimitCPU(inst.CPUGroup, inst.Settings.CPUMilli, func() int { return inst.PID() })
-	}
+	defer remove()
+	path := filepath.Join(tmp, file)
+	made, err := makeAt(path)
 	if err != nil {
-		inst.Host.RemoveGroup(ctx, inst.CPUGroup)
-		inst.CPUGroup = ""
-		inst.noteWholeCPUs(inst.Settings.CPUMilli, err)
+		return err
 	}
+	if err := s.placeDisk(path); err != nil {
+		return err
+	}
+	setDisk(made)
+	if err := s.inst.Save(); err != nil {
+		return err
+	}
+	return s.host.StateDir.Sync(s.inst.Path)
 }
 
-func (inst *Instance) noteWholeCPUs(cpuMilli int64, err error) {
-	inst.CPUNote = fmt.Sprintf("spec.resource.cpu: %dm is rounded up to %dm, since a fraction needs a control group: %v", cpuMilli, 1000*wholeCPUs(cpuMilli), err)
-	inst.Host.Log.Info("Machine has whole CPUs: it could not be held to a fraction", "uid", inst.UID, "cpuMilli", cpuMilli, "cause", err.Error())
-}
-
-func wholeCPUs(cpuMilli int64) int64 { return (cpuMilli + 999) / 1000 }
-
-// RemoveGroup removes the control group of a run that is over. If that fails, the remaining
-// group limits no process.
-func (h *Host) RemoveGroup(ctx context.Context, group string) {
-	if err := cgroup.Remove(ctx, group); err != nil {
-		h.Log.Info("Control group could not be removed", "group", group, "cause", err.Error())
+// placeDisk moves a new disk to where the record will name it. A disk that is there
+// already was left by an interrupted call, and holds no data. If it does hold data, the
+// record lost it, as one that was restored without its disks, and the disk stays.
+func (s *start) placeDisk(made string) error {
+	place := s.inst.File(filepath.Base(made))
+	err := disks.CheckUnwritten(place)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return driver.Errorf(driver.ErrRetry, "disk %s is there, and %s does not name it: restore that file, or move the disk away: %w", place, RecordFile, err)
 	}
+	point := crashpoint.Begin("place", place)
+	err = os.Rename(made, place)
+	point.End()
+	if err != nil {
+		return err
+	}
+	return s.host.StateDir.Sync(s.inst.Path) // a record must not name a disk that a power cut takes
 }
 
 // seedOf returns what cloud-init reads. The instance ID is the server's UID, so cloud-init
@@ -242,43 +181,136 @@ func seedOf(spec driver.ServerSpec) machine.Seed {
 	}
 }
 
-// KillStrays ends QEMUs of a UID that do not hold its run lock: one that has not quite ended,
-// or that lost its directory or the lock in it, as by restoring a backup. The caller knows that
-// no QEMU holds the lock.
-func (h *Host) KillStrays(ctx context.Context, uid types.UID) error {
-	lost, err := h.lostMachine(uid)
-	if err != nil {
-		return err
+// prepareRoot makes the root disk where there is none yet. An existing one stays,
+// whatever image the spec names now: it holds what the guest wrote.
+func (s *start) prepareRoot() (*launch.Drive, error) {
+	if s.inst.NeedsRoot(s.spec) {
+		err := s.makeDisk(RootDiskFile, func(path string) (disks.Disk, error) {
+			return s.host.MakeRoot(path, s.spec, s.inst.ImageOf(s.spec))
+		}, func(made disks.Disk) { s.inst.Root = made })
+		if err != nil {
+			return nil, s.host.StateDir.Explain(err)
+		}
 	}
-	return lost.KillStrays(ctx, func(pid int) (onKilled func()) {
-		h.Log.Info("Killing a QEMU that does not hold its run lock", "uid", uid, "pid", pid)
-		group := cgroup.GroupOf(pid, string(uid))
-		return func() { h.RemoveGroup(ctx, group) }
-	})
+	if s.inst.Root.Size == 0 {
+		return nil, nil //nolint:nilnil // Nil is for no disk.
+	}
+	return s.host.Disks.Open(s.files, RootField, s.inst.File(RootDiskFile), s.inst.Root, false)
 }
 
-// EndOthers is KillStrays before a start, which a QEMU of the UID in another folder prevents. That
-// may be another engine's, so it is not ended.
-func (h *Host) EndOthers(ctx context.Context, uid types.UID) error {
-	if err := h.KillStrays(ctx, uid); err != nil {
+// recordRun records the run that is about to begin, and renames the previous log. A start that
+// was interrupted has left its own.
+func (s *start) recordRun() error {
+	inst, suffix := s.inst, machine.OldLog
+	if inst.Phase == record.PhaseStarting {
+		suffix = machine.FailedLog
+	}
+	if err := inst.SetLogAside(suffix); err != nil {
 		return err
 	}
-	lost, err := h.lostMachine(uid)
-	if err != nil {
-		return err
+	inst.Phase, inst.Run, inst.StartedAt = record.PhaseStarting, NewID(), s.host.Clock.Now()
+	inst.Stop, inst.Settings, inst.Forwards = nil, record.SettingsOf(s.spec, inst.Root.Image.ImageSettings), s.machine.Forwards
+	inst.MachineType, inst.Accelerator = s.machine.Type, s.machine.Accel
+	inst.CPUGroup, inst.CPUNote = "", ""
+	if s.spec.CPUMilli%1000 != 0 {
+		s.planCPUGroup()
 	}
-	if pid, dir := lost.FindElsewhere(); pid != 0 {
-		return driver.Errorf(driver.ErrRetry, "a QEMU of this UID runs in the folder %s, process %d: a second one would be its double; end that process, or put that folder back in the place of %s", dir, pid, lost.Path)
-	}
-	return nil
+	return inst.Save()
 }
 
-// lostMachine returns the machine of a UID whose folder may be missing.
-func (h *Host) lostMachine(uid types.UID) (machine.Machine, error) {
-	// The kernel reports a path without symbolic links.
-	vms, err := filepath.EvalSymlinks(h.StateDir.Path(VMsDir))
+// planCPUGroup sets where the run's control group will be.
+func (s *start) planCPUGroup() {
+	g, err := s.host.FindGroups()
 	if err != nil {
-		return machine.Machine{}, h.StateDir.Explain(err)
+		s.noteWholeCPUs(err)
+		return
 	}
-	return machine.Machine{Path: filepath.Join(vms, string(uid)), UUID: string(uid)}, nil
+	s.inst.CPUGroup = g.GroupPath(string(s.inst.UID))
+}
+
+// noteWholeCPUs notes why the machine is not held to a fraction of a CPU.
+func (s *start) noteWholeCPUs(err error) {
+	cpuMilli := s.inst.Settings.CPUMilli
+	s.inst.CPUNote = fmt.Sprintf("spec.resource.cpu: %dm is rounded up to %dm, since a fraction needs a control group: %v", cpuMilli, 1000*wholeCPUs(cpuMilli), err)
+	s.host.Log.Info("Machine has whole CPUs: it could not be held to a fraction", "uid", s.inst.UID, "cpuMilli", cpuMilli, "cause", err.Error())
+}
+
+func wholeCPUs(cpuMilli int64) int64 { return (cpuMilli + 999) / 1000 }
+
+// startMachine starts QEMU. Another process may take a chosen host port before QEMU has it,
+// such as a machine that is started at the same time. Then it chooses another port and tries
+// again.
+func (s *start) startMachine(ctx context.Context, runLock *os.File) (err error) {
+	m, ports := s.machine, s.spec.Ports
+	if m.AgentFD, err = s.inst.AddAgent(s.files); err != nil {
+		return s.host.StateDir.Explain(err)
+	}
+	for try := 1; ; try++ {
+		err := s.inst.Start(ctx, s.host.Program, m, s.files, runLock)
+		ended, ok := errors.AsType[*machine.StartError](err)
+		if !ok || ended.Taken < 0 {
+			return ContractError(err)
+		}
+		n := ended.Taken
+		if !m.Forwards[n].Chosen || try == hostports.MaxTries {
+			return hostports.ConflictError(n, ports[n], m.Forwards[n], errors.New(ended.Output))
+		}
+		if m.Forwards, err = hostports.ChooseForwards(ctx, ports, m.Forwards, s.host.ChoosePort); err != nil {
+			return err
+		}
+		s.inst.Forwards = m.Forwards
+		if err := s.inst.Save(); err != nil {
+			return s.host.StateDir.Explain(err)
+		}
+	}
+}
+
+// undo restores a server whose QEMU did not come up to what it was before.
+func (s *start) undo(ctx context.Context, before record.Record) error {
+	if err := s.inst.Kill(ctx); err != nil {
+		return err
+	}
+	s.host.RemoveGroup(ctx, s.inst.CPUGroup)
+	s.inst.Record = before
+	return errors.Join(s.inst.SetLogAside(machine.FailedLog), s.inst.Save())
+}
+
+// finish resumes the guest. It does so last: if the process is killed before, the server is
+// found paused, and the next leader resumes it.
+func (s *start) finish(ctx context.Context) error {
+	inst := s.inst
+	if err := inst.GrowDisks(ctx, s.spec); err != nil {
+		return err
+	}
+	s.limitCPU(ctx)
+	s.host.RemoveExits(inst.UID, inst.Run)
+	inst.Phase = record.PhaseOn
+	if err := inst.Save(); err != nil {
+		return s.host.StateDir.Explain(err)
+	}
+	if s.spec.Power == driver.PowerPaused {
+		return nil
+	}
+	// Notify first, so that other processes see to its supervisor even if this leader stops
+	// right after.
+	s.host.Notify(inst.UID)
+	return inst.call(ctx, "start", func(ctx context.Context, c *control.Client) error { return c.Start(ctx) })
+}
+
+// limitCPU limits a QEMU to its fraction of a CPU. Where that is not possible the QEMU
+// keeps the whole CPU, and the server's note says so.
+func (s *start) limitCPU(ctx context.Context) {
+	inst := s.inst
+	if inst.CPUGroup == "" {
+		return
+	}
+	g, err := s.host.FindGroups()
+	if err == nil {
+		err = g.LimitCPU(inst.CPUGroup, inst.Settings.CPUMilli, func() int { return inst.PID() })
+	}
+	if err != nil {
+		s.host.RemoveGroup(ctx, inst.CPUGroup)
+		inst.CPUGroup = ""
+		s.noteWholeCPUs(err)
+	}
 }

@@ -42,7 +42,9 @@ func (inst *Instance) StopRun(ctx context.Context, spec driver.ServerSpec) (wait
 		now.By = inst.Stop.By
 	}
 	if !now.By.IsZero() && !inst.Host.Clock.Now().Before(now.By) {
-		return false, inst.forceStop(ctx)
+		// Even where that cannot be recorded.
+		_, _ = inst.RecordExit(driver.Exit{Code: CodeKilled, Reason: machine.EndForced, At: inst.Host.Clock.Now()})
+		return false, inst.Quit(ctx)
 	}
 	if inst.Stop == nil || !inst.Stop.By.Equal(now.By) {
 		inst.Stop = &now
@@ -56,22 +58,16 @@ func (inst *Instance) StopRun(ctx context.Context, spec driver.ServerSpec) (wait
 // Shutdown has the supervisor press the power button until the guest has ended, and end the run by force at a
 // time; zero means never.
 func (inst *Instance) Shutdown(ctx context.Context, by time.Time) error {
-	id, within := inst.stopOf(by)
+	id, within := stopOf(by, inst.Host.Clock.Now())
 	return inst.call(ctx, "stop", func(ctx context.Context, c *control.Client) error { return c.Stop(ctx, id, within) })
 }
 
 // stopOf returns the ID of a stop, and what is left of its time; 0 means for ever.
-func (inst *Instance) stopOf(by time.Time) (id string, within time.Duration) {
+func stopOf(by, now time.Time) (id string, within time.Duration) {
 	if by.IsZero() {
 		return "0", 0
 	}
-	return strconv.FormatInt(by.UnixNano(), 10), max(time.Millisecond, by.Sub(inst.Host.Clock.Now()))
-}
-
-// forceStop ends a run that the guest did not end, even where that cannot be recorded.
-func (inst *Instance) forceStop(ctx context.Context) error {
-	_, _ = inst.RecordExit(driver.Exit{Code: CodeKilled, Reason: machine.EndForced, At: inst.Host.Clock.Now()})
-	return inst.Quit(ctx)
+	return strconv.FormatInt(by.UnixNano(), 10), max(time.Millisecond, by.Sub(now))
 }
 
 // Quit ends QEMU: by its supervisor, so that its disks are consistent, or else by force.
@@ -86,19 +82,16 @@ func (inst *Instance) Quit(ctx context.Context) error {
 	return inst.Machine.Quit(ctx)
 }
 
-// EndSupervisor sees to it that a machine that has ended has no supervisor.
-func (inst *Instance) EndSupervisor(ctx context.Context) error { return inst.place().End(ctx) }
-
 // WasForced reports whether the supervisor has ended the run by force.
 func (inst *Instance) WasForced() bool {
-	exit, err := inst.readEnd()
+	exit, err := readEnd(inst.Supervisor().Record, inst.StartedAt, inst.Host.Clock)
 	return err == nil && exit != nil && exit.Reason == machine.EndForced
 }
 
 // QuitEnded waits for the end of a QEMU whose guest has ended: its supervisor records how, and makes it quit. One that
 // says so and does not is taken at its word, since nothing else would ever end that QEMU.
 func (inst *Instance) QuitEnded(ctx context.Context) error {
-	_, err := inst.Reach(ctx)
+	_, err := inst.Supervisor().Reach(ctx)
 	if err == nil {
 		err = inst.WaitStopped(ctx, machine.CommandWithin)
 	}
@@ -114,16 +107,3 @@ func (inst *Instance) QuitEnded(ctx context.Context) error {
 	}
 	return inst.Machine.Quit(ctx)
 }
-
-// GracePeriod returns how long the guest has to power off.
-func (inst *Instance) GracePeriod() time.Duration {
-	switch {
-	case inst.RunState == machine.StatusPrelaunch:
-		return 0 // it has not run yet
-	case inst.ID == "": // the record cannot be read
-		return defaultGrace
-	}
-	return time.Duration(inst.GraceSeconds) * time.Second
-}
-
-const defaultGrace = 30 * time.Second

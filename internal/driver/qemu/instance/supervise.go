@@ -7,12 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"golang.org/x/time/rate"
 
 	"cloudnative.tw/drover/internal/crashpoint"
-	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
@@ -28,36 +28,35 @@ const changesAtOnce, changeEvery = 20, time.Second
 // defaultLogBound is how large a machine's logs get, in bytes. QEMU writes them and knows no bound.
 const defaultLogBound = 1 << 20
 
-// place returns what the machine's supervisor needs.
-func (inst *Instance) place() supervisor.Place {
+// Supervisor returns what the machine's supervisor needs. What Drover itself records of the end of
+// a run takes precedence over the supervisor's record.
+func (inst *Instance) Supervisor() supervisor.Place {
 	p := supervisor.Place{
-		Machine: inst.Machine, Program: inst.Host.FindSupervisor, Record: inst.recordFile(), AreSeparate: inst.Host.Users.AreSeparate(),
-		Config: supervisor.HostConfig{Accelerator: inst.Accelerator, Disks: inst.diskSizes(), LogBytes: inst.Host.LogBound},
+		Machine: inst.Machine, Program: inst.Host.FindSupervisor, AreSeparate: inst.Host.Users.AreSeparate(),
+		Record: strings.TrimSuffix(inst.ExitFile(), ".json") + ".end",
+		Config: supervisor.HostConfig{Accelerator: inst.Accelerator, Disks: inst.DiskSizes(), LogBytes: inst.Host.LogBound},
 		Reload: func() (supervisor.Place, error) {
 			now, err := inst.Load()
-			return now.place(), err
+			return now.Supervisor(), err
 		},
+	}
+	if inst.Retained { // no caller asks for it
+		p.Record = inst.File("end")
 	}
 	if inst.Phase == record.PhaseOn {
 		p.Config.StartedAt = inst.StartedAt
 	}
 	if inst.Stop != nil {
-		p.Config.StopID, p.Config.StopWithin = inst.stopOf(inst.Stop.By)
+		p.Config.StopID, p.Config.StopWithin = stopOf(inst.Stop.By, inst.Host.Clock.Now())
 	}
 	return p
-}
-
-// Reach returns a client of the machine's supervisor, and starts one if there is none. The machine is one that
-// runs.
-func (inst *Instance) Reach(ctx context.Context) (*control.Client, error) {
-	return inst.place().Reach(ctx)
 }
 
 // call has the supervisor do something.
 func (inst *Instance) call(ctx context.Context, what string, do func(context.Context, *control.Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
-	c, err := inst.Reach(ctx)
+	c, err := inst.Supervisor().Reach(ctx)
 	if err != nil {
 		return ContractError(err)
 	}
@@ -67,30 +66,44 @@ func (inst *Instance) call(ctx context.Context, what string, do func(context.Con
 	return ContractError(err)
 }
 
+// queryMachine asks a supervisor what its machine does.
+func queryMachine(ctx context.Context, place supervisor.Place) (s control.Status, err error) {
+	c, err := place.Reach(ctx)
+	if err != nil {
+		return s, err
+	}
+	if s, err = c.Status(ctx); err != nil {
+		return s, fmt.Errorf("querying the machine: %w", err)
+	}
+	return s, nil
+}
+
+// follower sees to the supervisor of one server.
+type follower struct {
+	inst     *Instance
+	onChange func()
+	pace     *rate.Limiter
+}
+
 // Supervise sees to it that a QEMU has a supervisor which answers, and calls onChange when something about the
 // machine changes, until QEMU is gone.
-func (inst *Instance) Supervise(ctx context.Context, onChange func()) {
+func Supervise(ctx context.Context, inst *Instance, onChange func()) {
+	f := &follower{inst, onChange, rate.NewLimiter(rate.Every(changeEvery), changesAtOnce)}
 	recorded, _ := inst.Load()
 	wasOn := false
-	pace := rate.NewLimiter(rate.Every(changeEvery), changesAtOnce)
-	report := func() {
-		onChange()
-		now := inst.Host.Clock.Now()
-		inst.pause(ctx, pace.ReserveN(now, 1).DelayFrom(now))
-	}
-	for last := ""; ctx.Err() == nil && inst.mayExist(); wasOn = true {
+	for last := ""; ctx.Err() == nil && !inst.IsGone(); wasOn = true {
 		if on, err := inst.IsRunning(); err == nil && !on {
 			break
 		}
 		began := inst.Host.Clock.Now()
-		if inst.superviseOnce(ctx, report) && inst.Host.Clock.Since(began) >= SuperviseEvery {
+		if f.followOnce(ctx) && inst.Host.Clock.Since(began) >= SuperviseEvery {
 			continue
 		}
-		if now, err := inst.stateFingerprint(ctx); err == nil && now != last {
+		if now, err := f.fingerprintState(ctx); err == nil && now != last {
 			last = now
 			onChange()
 		}
-		inst.pause(ctx, SuperviseEvery)
+		f.pause(ctx, SuperviseEvery)
 	}
 	if ctx.Err() != nil || !wasOn {
 		return
@@ -101,35 +114,49 @@ func (inst *Instance) Supervise(ctx context.Context, onChange func()) {
 	}
 }
 
-// superviseOnce follows one supervisor until it has ended or is replaced, and reports whether it could.
-func (inst *Instance) superviseOnce(ctx context.Context, onChange func()) (followed bool) {
-	s, err := inst.Load()
+// followOnce follows one supervisor until it has ended or is replaced, and reports whether it could.
+func (f *follower) followOnce(ctx context.Context) (followed bool) {
+	log := f.inst.Host.Log
+	s, err := f.inst.Load()
 	if err != nil {
 		return false
 	}
-	c, err := s.Reach(ctx)
+	place := s.Supervisor()
+	c, err := place.Reach(ctx)
 	if err != nil {
-		inst.Host.Log.V(1).Info("Machine has no supervisor", "dir", inst.Path, "cause", err.Error())
+		log.V(1).Info("Machine has no supervisor", "dir", s.Path, "cause", err.Error())
 		return false
 	}
-	if place := s.place(); place.IsOutdated() {
-		inst.Host.Log.Info("Supervisor of an earlier version is replaced", "uid", inst.UID)
+	if place.IsOutdated() {
+		log.Info("Supervisor of an earlier version is replaced", "uid", s.UID)
 		return place.Replace(ctx, c.Token()) == nil
 	}
 	err = c.Watch(ctx, func() {
 		followed = true
-		onChange()
+		f.reportChange(ctx)
 	})
-	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		inst.replaceSilent(ctx, c)
-		return true
+	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+		return followed
 	}
-	return followed
+	if isSilent(ctx, c) {
+		log.Info("Supervisor does not answer, and is replaced", "uid", s.UID)
+		if err := place.Replace(ctx, c.Token()); err != nil {
+			log.Error(err, "Supervisor cannot be ended", "uid", s.UID)
+		}
+	}
+	return true
 }
 
-// stateFingerprint returns a text that differs between two states of a server whose supervisor cannot be reached.
-func (inst *Instance) stateFingerprint(ctx context.Context) (string, error) {
-	s, err := inst.Observe(ctx)
+// reportChange reports a change, and waits where a supervisor reports too many.
+func (f *follower) reportChange(ctx context.Context) {
+	f.onChange()
+	now := f.inst.Host.Clock.Now()
+	f.pause(ctx, f.pace.ReserveN(now, 1).DelayFrom(now))
+}
+
+// fingerprintState returns a text that differs between two states of a server whose supervisor cannot be reached.
+func (f *follower) fingerprintState(ctx context.Context) (string, error) {
+	s, err := f.inst.Observe(ctx)
 	if err != nil && !IsBroken(err) {
 		return "", err
 	}
@@ -137,11 +164,11 @@ func (inst *Instance) stateFingerprint(ctx context.Context) (string, error) {
 }
 
 // pause waits as long as ctx allows.
-func (inst *Instance) pause(ctx context.Context, d time.Duration) {
+func (f *follower) pause(ctx context.Context, d time.Duration) {
 	if d <= 0 {
 		return
 	}
-	timer := inst.Host.Clock.NewTimer(d)
+	timer := f.inst.Host.Clock.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
@@ -149,43 +176,10 @@ func (inst *Instance) pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// replaceSilent ends a supervisor that does not answer, as one that is halted.
-func (inst *Instance) replaceSilent(ctx context.Context, c *control.Client) {
+// isSilent reports whether a supervisor does not answer, as one that is halted.
+func isSilent(ctx context.Context, c *control.Client) bool {
 	bounded, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
 	_, err := c.Status(bounded)
-	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
-		return
-	}
-	inst.Host.Log.Info("Supervisor does not answer, and is replaced", "uid", inst.UID)
-	if err := inst.place().Replace(ctx, c.Token()); err != nil {
-		inst.Host.Log.Error(err, "Supervisor cannot be ended", "uid", inst.UID)
-	}
-}
-
-// queryMachine asks the supervisor what the machine does.
-func (inst *Instance) queryMachine(ctx context.Context) (s control.Status, err error) {
-	c, err := inst.Reach(ctx)
-	if err != nil {
-		return s, err
-	}
-	if s, err = c.Status(ctx); err != nil {
-		return s, fmt.Errorf("querying the machine: %w", err)
-	}
-	return s, nil
-}
-
-// exitOfEnd returns the exit that a supervisor has recorded, as far as it can be true. It is the same each time.
-func (inst *Instance) exitOfEnd(e *supervisor.End, written time.Time) driver.Exit {
-	exit := driver.Exit{Code: CodeKilled, Reason: ReasonKilled, At: e.At, Output: machine.Printable(e.Output, OutputTail)}
-	switch code, known := exitCodes[e.Reason]; {
-	case known:
-		exit.Code, exit.Reason = code, e.Reason
-	case e.Reason == machine.EndForced:
-		exit.Reason = machine.EndForced
-	}
-	if e.At.After(inst.Host.Clock.Now()) || e.At.Before(inst.StartedAt) {
-		exit.At = written
-	}
-	return exit
+	return errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil
 }

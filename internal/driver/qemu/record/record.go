@@ -18,6 +18,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
@@ -134,6 +135,40 @@ func RequestedImage(spec driver.ServerSpec, have disks.ImageSettings) disks.Imag
 // stands on.
 func (r Record) ImageOf(spec driver.ServerSpec) disks.ImageSettings {
 	return RequestedImage(spec, r.Root.Image.ImageSettings)
+}
+
+// NeedsRoot reports whether a machine without a root disk is to have one.
+func (r Record) NeedsRoot(spec driver.ServerSpec) bool {
+	return r.Root.Size == 0 && (spec.RootDiskBytes > 0 || r.ImageOf(spec).Source != "")
+}
+
+// SizesToGrow returns the sizes of the disks that the spec wants larger and that can grow as they
+// are attached now, and whether there are any.
+func (r Record) SizesToGrow(spec driver.ServerSpec) (sizes control.Sizes, found bool) {
+	sizes.Volumes = map[string]int64{}
+	if r.Root.Size > 0 && spec.RootDiskBytes > r.Root.Size {
+		sizes.RootDisk = spec.RootDiskBytes
+	}
+	for _, v := range spec.Volumes {
+		if slices.Contains(r.Settings.Volumes, VolumeSettings{Name: v.Name}) && v.SizeBytes > r.Volumes[v.Name].Size {
+			sizes.Volumes[v.Name] = v.SizeBytes
+		}
+	}
+	return sizes, sizes.RootDisk > 0 || len(sizes.Volumes) > 0
+}
+
+// DiskSizes returns the sizes of the disks that can grow, by QEMU's name for them.
+func (r Record) DiskSizes() map[string]int64 {
+	sizes := map[string]int64{}
+	if r.Root.Size > 0 {
+		sizes[launch.RootNode] = r.Root.Size
+	}
+	for _, v := range r.Settings.Volumes {
+		if !v.ReadOnly {
+			sizes[launch.VolumeNode(v.Name)] = r.Volumes[v.Name].Size
+		}
+	}
+	return sizes
 }
 
 // BaseImageNames returns the names of the images that a server's disks stand on, each
