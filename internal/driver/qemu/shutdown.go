@@ -110,6 +110,9 @@ func (d *Driver) shutDown(ctx context.Context, inst *instance.Instance, limit ti
 	}
 	ended := &Ended{Namespace: s.Namespace, Name: cmp.Or(s.Name, string(s.UID))}
 	if s.IsAlive() && s.Phase != record.PhaseStarting {
+		if err := s.EndSilent(ctx); err != nil {
+			d.Log.Info("Supervisor of a machine cannot be replaced", "uid", s.UID, "cause", err.Error())
+		}
 		within := d.recordShutdown(s, min(s.GracePeriod(), limit))
 		ended.Forced = !d.waitOff(ctx, s, within)
 	}

@@ -163,6 +163,20 @@ func (inst *Instance) replaceSilent(ctx context.Context, c *control.Client) {
 	}
 }
 
+// EndSilent ends the supervisor of a machine if it did not answer when the machine was observed, so that the next call
+// starts another: where nothing watches the machine, nothing else would.
+func (inst *Instance) EndSilent(ctx context.Context) error {
+	if !errors.Is(inst.QueryErr, context.DeadlineExceeded) {
+		return nil
+	}
+	c, err := inst.Reach(ctx)
+	if err != nil {
+		return err
+	}
+	inst.Host.Log.Info("Supervisor does not answer, and is replaced", "uid", inst.UID)
+	return inst.place().Replace(ctx, c.Token())
+}
+
 // queryMachine asks the supervisor what the machine does.
 func (inst *Instance) queryMachine(ctx context.Context) (s control.Status, err error) {
 	c, err := inst.Reach(ctx)
