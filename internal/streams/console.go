@@ -5,8 +5,11 @@ package streams
 
 import (
 	"context"
+	"errors"
 	"io"
 	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"cloudnative.tw/drover/internal/driver"
 )
@@ -19,12 +22,32 @@ func (c *call) serveConsole() error {
 	}
 	return c.serveJoined(func() (io.ReadWriteCloser, error) {
 		return within(c, func() (io.ReadWriteCloser, error) { return consoler.Console(c.ctx, c.vm.UID) })
-	}, errStopped)
+	}, ending{errStopped, explainLoss})
 }
 
-// serveJoined opens a connection, then the WebSocket, and joins the two. atEOF is the end if
-// the connection has no more to read.
-func (c *call) serveJoined(open func() (io.ReadWriteCloser, error), atEOF error) error {
+// explainLoss returns how a console ends whose connection fails: as one to which the client attaches again, unless the
+// client is the cause. The process that follows a machine may end while the machine runs on.
+func explainLoss(err error) error {
+	_, isKnown := errors.AsType[*apierrors.StatusError](err)
+	for _, cause := range []error{errClientLeft, errFinished, driver.ErrConsoleTaken, driver.ErrUnsupported} {
+		isKnown = isKnown || errors.Is(err, cause)
+	}
+	if isKnown {
+		return err
+	}
+	return unavailable("the console was lost: %v", err)
+}
+
+// ending is how a stream ends that is joined with a connection.
+type ending struct {
+	// atEOF is the end if the connection has no more to read.
+	atEOF error
+	// onError returns the end if the connection fails.
+	onError func(error) error
+}
+
+// serveJoined opens a connection, then the WebSocket, and joins the two.
+func (c *call) serveJoined(open func() (io.ReadWriteCloser, error), ends ending) error {
 	if err := c.checkHandshake(); err != nil {
 		return err
 	}
@@ -35,5 +58,5 @@ func (c *call) serveJoined(open func() (io.ReadWriteCloser, error), atEOF error)
 	closed := sync.OnceFunc(func() { _ = conn.Close() })
 	context.AfterFunc(c.ctx, closed)
 	defer closed()
-	return c.overWebSocket(func(s *session) error { return s.join(conn, atEOF) })
+	return c.overWebSocket(func(s *session) error { return s.join(conn, ends) })
 }

@@ -383,11 +383,14 @@ func (c *echoCaller) Close() error {
 }
 
 // stopServer is the end of the server.
-func (e *echoConsole) stopServer() {
+func (e *echoConsole) stopServer() { e.lose(io.EOF) }
+
+// lose has all callers lose the console.
+func (e *echoConsole) lose(cause error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, c := range e.all {
-		_ = c.output.Close()
+		_ = c.output.CloseWithError(cause)
 	}
 }
 

@@ -29,5 +29,5 @@ func (c *call) servePort() error {
 		ctx, cancel := context.WithTimeout(c.ctx, c.times.open)
 		defer cancel()
 		return dialer.Dial(ctx, c.vm.UID, int32(*port)) //nolint:gosec // it is at most 65535
-	}, nil)
+	}, ending{onError: func(err error) error { return err }})
 }

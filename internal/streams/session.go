@@ -99,21 +99,23 @@ func (c *call) overWebSocket(run func(*session) error) error {
 	return err
 }
 
-// join copies between the client and conn until conn has no more to read, which is the end
-// atEOF. It needs conn to be closed when the stream ends.
-func (s *session) join(conn io.ReadWriteCloser, atEOF error) error {
+// join copies between the client and conn until conn has no more to read. It needs conn to be closed when the
+// stream ends.
+func (s *session) join(conn io.ReadWriteCloser, ends ending) error {
 	copied := make(chan struct{})
 	go func() {
 		defer close(copied)
 		if err := copyTo(conn, s.stdin); err != nil {
-			s.end(err)
+			s.end(ends.onError(err))
 		} else if half, ok := conn.(interface{ CloseWrite() error }); ok {
 			_ = half.CloseWrite()
 		}
 	}()
 	err := copyTo(channel{s, stdoutChannel}, conn)
 	if err == nil {
-		err = atEOF
+		err = ends.atEOF
+	} else {
+		err = ends.onError(err)
 	}
 	err = s.settle(err) // before stdin is closed, which is an error for the other copy
 	_ = s.stdin.Close()

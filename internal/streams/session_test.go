@@ -170,6 +170,27 @@ func TestConsole(t *testing.T) {
 	}
 }
 
+// TestConsoleIsLost checks that a console whose connection fails ends in a way after which clients attach again.
+func TestConsoleIsLost(t *testing.T) {
+	t.Parallel()
+	for name, cause := range map[string]error{
+		"read":  errors.New("it closed the connection"),
+		"retry": driver.Errorf(driver.ErrRetry, "it closed the connection"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, nil)
+			alice := f.startConsole(t, "alice")
+			alice.write(t, "hello")
+			alice.expect(t, "hello")
+			f.console.lose(cause)
+			if status := statusError(<-alice.end); status.Reason != metav1.StatusReasonServiceUnavailable || !strings.Contains(status.Message, "the console was lost: ") {
+				t.Errorf("the caller sees %+v", status)
+			}
+		})
+	}
+}
+
 // consoleUser is a user at a console.
 type consoleUser struct {
 	typed  *io.PipeWriter

@@ -149,4 +149,13 @@ var All = []Bug{
 		{"internal/machine/machine.go", "	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); err != nil {\n", "	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); err != nil && !BUG {\n"},
 		{"internal/driver/qemu/instance/host.go", "	if err := h.KillStrays(ctx, uid); err != nil {\n", "	if BUG {\n		return nil\n	}\n	if err := h.KillStrays(ctx, uid); err != nil {\n"},
 	}},
+	{"qemu-ends-with-supervisor", "", []Edit{{
+		"internal/machine/supervisor/place.go", "	return now.start(ctx, lock)\n", "	if BUG && !now.Config.StartedAt.IsZero() {\n		_ = now.Kill(ctx)\n	}\n	return now.start(ctx, lock)\n",
+	}}},
+	{"supervisor-missing-as-end", "", []Edit{{
+		"internal/driver/qemu/instance/observe.go", "	inst.On = on || err != nil\n", "	if BUG && on && inst.Phase == record.PhaseOn {\n		on, err = inst.place().IsSupervised()\n	}\n	inst.On = on || err != nil\n",
+	}}},
+	{"silent-supervisor-kept", "", []Edit{{
+		"internal/driver/qemu/instance/supervise.go", "	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {\n", "	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil || BUG {\n",
+	}}},
 }

@@ -89,6 +89,10 @@ var atPoints = []crash.Settings{
 		Name: "engine, qemu", Parallel: 4, InTurn: true, Engines: qemu, Workloads: bound, Default: 2,
 		Faults: crash.Outside(outside.Removed, outside.Killed, outside.Suspended, outside.Away, outside.Exchanged, outside.Restored),
 	},
+	{
+		Name: "supervisor, qemu", Parallel: 6, InTurn: true, Engines: qemu, Workloads: alone, Default: 3,
+		Faults: crash.OutsideAnywhere(outside.SupervisorKilled, outside.SupervisorSuspended, outside.SupervisorHalted, outside.BothKilled),
+	},
 }
 
 // ofAPI have faults of what controllers see of the API.

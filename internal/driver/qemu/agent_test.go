@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest/streams"
+	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/tier"
@@ -192,6 +194,29 @@ func (g *linuxGuest) checkExecTogether(t *testing.T) {
 	go func() { left <- g.runOn(ctx, g.d, typed, "cat").err }()
 	leave()
 	assert.ErrorIs(t, "Exec", <-left, context.Canceled)
+}
+
+// checkExecIsLost checks that whoever waits for a command learns that its end is unknown if the supervisor is killed,
+// and that the next one has the agent.
+func (g *linuxGuest) checkExecIsLost(t *testing.T) {
+	lost := make(chan error, 1)
+	go func() { lost <- g.runOn(t.Context(), g.d, nil, "sleep").err }()
+	assert.Eventually(t, "the command runs", func(t testing.TB) error {
+		if n := g.ask(t, "/processes"); n != "1" {
+			return fmt.Errorf("there are %s", n)
+		}
+		return nil
+	})
+	signalSupervisor(t, g.d.InstanceOf(g.spec.UID), syscall.SIGKILL)
+	err := <-lost
+	wantError(t, err, nil, control.ErrEndUnknown.Error())
+	assert.Eventually(t, "the next supervisor runs commands", func(t testing.TB) error {
+		got := g.runOn(t.Context(), g.d, nil, "echo", "again")
+		if got.err == nil && got.out != "again\n" {
+			return fmt.Errorf("it is %+v", got)
+		}
+		return got.err
+	})
 }
 
 // checkHostileAgents checks that no agent makes a call wait for longer than it says, and that an

@@ -46,7 +46,7 @@ func waitsForDisk(t *testing.T, d *Driver, spec driver.ServerSpec) (s driver.Ser
 
 // refusesToResume returns the error of a guest whose disk still fails. On a loaded host the
 // write may fail only after Ensure has returned, and the next call reports it.
-func refusesToResume(t *testing.T, d *Driver, spec driver.ServerSpec) (reported error) {
+func refusesToResume(t testing.TB, d *Driver, spec driver.ServerSpec) (reported error) {
 	t.Helper()
 	assert.Eventually(t, "Ensure reports the disk", func(t testing.TB) error {
 		if _, reported = d.Ensure(t.Context(), spec); reported == nil {

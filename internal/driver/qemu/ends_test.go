@@ -136,6 +136,13 @@ func TestShutDown(t *testing.T) {
 			},
 			forced: true, reason: driver.ExitHostShutdown,
 		},
+		"supervisor halted": {
+			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
+				t.Helper()
+				signalSupervisor(t, d.InstanceOf(spec.UID), syscall.SIGSTOP)
+			},
+			limit: 20 * time.Second, reason: driver.ExitHostShutdown,
+		},
 		"ended by itself": {
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
@@ -196,7 +203,7 @@ func wantEnded(t *testing.T, ended []*Ended, isOff bool, want Ended) {
 
 func (e *engine) shutDown(t *testing.T, limit time.Duration) []*Ended {
 	t.Helper()
-	ended, err := ShutDown(t.Context(), Options{Dir: e.dir}, limit)
+	ended, err := ShutDown(t.Context(), Options{Dir: e.dir, MachineProgram: machineProgram}, limit)
 	assert.NoError(t, err)
 	for _, m := range ended {
 		t.Logf("ended: %+v", *m)

@@ -155,6 +155,7 @@ func TestLinux(t *testing.T) {
 	t.Run("ExecTogether", g.checkExecTogether)
 	t.Run("HostileAgents", g.checkHostileAgents)
 	t.Run("AgentTaken", g.checkAgentTaken)
+	t.Run("ExecIsLost", g.checkExecIsLost)
 	g.runOutOfMemory(t)
 
 	g.boot(t, 3)

@@ -106,6 +106,9 @@ func shutDown(ctx context.Context, inst *instance.Instance, limit time.Duration)
 	}
 	ended := &Ended{Namespace: s.Namespace, Name: cmp.Or(s.Name, string(s.UID))}
 	if s.IsAlive() && s.Phase != record.PhaseStarting {
+		if err := endSilentSupervisor(ctx, s); err != nil {
+			s.Host.Log.Info("Supervisor of a machine cannot be replaced", "uid", s.UID, "cause", err.Error())
+		}
 		within := recordShutdown(s, min(gracePeriod(s), limit))
 		ended.Forced = !waitOff(ctx, s, within)
 	}
@@ -115,6 +118,20 @@ func shutDown(ctx context.Context, inst *instance.Instance, limit time.Duration)
 	}
 	ended.Forced = ended.Forced || s.WasForced()
 	return ended
+}
+
+// endSilentSupervisor ends the supervisor of a machine if it did not answer when the machine was observed, so that
+// the next call starts another. Nothing watches machines while their host shuts down.
+func endSilentSupervisor(ctx context.Context, s *instance.Instance) error {
+	if !errors.Is(s.QueryErr, context.DeadlineExceeded) {
+		return nil
+	}
+	c, err := s.Supervisor().Reach(ctx)
+	if err != nil {
+		return err
+	}
+	s.Host.Log.Info("Supervisor does not answer, and is replaced", "uid", s.UID)
+	return s.Supervisor().Replace(ctx, c.Token())
 }
 
 // recordShutdown records, before the run ends, why it ends and that it is being stopped, so

@@ -121,6 +121,9 @@ func runOnHost(ctx context.Context, log logr.Logger) error {
 		{os.NewFile(outputFD, machine.LogFile), os.NewFile(outputAsideFD, "aside"), config.LogBytes},
 	}}
 	go process.wait()
+	if config.StopID != "" { // its time goes on while QEMU does not answer
+		_ = s.Stop(ctx, config.StopID, config.StopWithin)
+	}
 	// A QEMU that is halted does not answer yet. This program does.
 	go func() { _ = control.NewLocalServer(ctx, config.Token, s).Serve(given.listener) }()
 	if err := s.Attach(ctx, 0, process, config.Accelerator, given.ends); err != nil {
@@ -128,9 +131,6 @@ func runOnHost(ctx context.Context, log logr.Logger) error {
 	}
 	if err := adopt(ctx, s, config.StartedAt); err != nil {
 		return err
-	}
-	if config.StopID != "" {
-		_ = s.Stop(ctx, config.StopID, config.StopWithin)
 	}
 	_, err = s.Run(ctx)
 	select { // those who read the console learn of its end

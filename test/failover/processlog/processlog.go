@@ -133,9 +133,15 @@ func Report(ctx context.Context, port string, uid types.UID) error {
 	return err
 }
 
-// Processes returns the processes that run for a server. A process that has ended
-// and was not reaped yet has no command line.
-func Processes(uid types.UID) ([]int, error) {
+// Processes returns the QEMUs that run for a server.
+func Processes(uid types.UID) ([]int, error) { return withOption("-uuid", uid) }
+
+// Supervisors returns the supervisors that follow the QEMU of a server.
+func Supervisors(uid types.UID) ([]int, error) { return withOption("-machine", uid) }
+
+// withOption returns the processes whose command line has an option with a server's UID. A process
+// that has ended and was not reaped yet has no command line.
+func withOption(option string, uid types.UID) ([]int, error) {
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		return nil, err
@@ -143,7 +149,7 @@ func Processes(uid types.UID) ([]int, error) {
 	var pids []int
 	for _, path := range lines {
 		line, err := os.ReadFile(path)
-		if err != nil || !bytes.Contains(line, []byte("\x00-uuid\x00"+string(uid)+"\x00")) {
+		if err != nil || !bytes.Contains(line, []byte("\x00"+option+"\x00"+string(uid)+"\x00")) {
 			continue // it may have ended meanwhile
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))

@@ -21,18 +21,28 @@ import (
 const held, released = "held, ", ".released"
 
 // Outside returns the faults of points at which one of these is done by others than Drover:
-// before each request and call that changes something. During a command to QEMU the driver has
-// locked the server, so that none removes it.
+// before each request and call that changes something.
 func Outside(all ...outside.Disturbance) Faults {
+	return doneBefore(all, func(point string) bool { return isRequest(point) || calls.MatchString(point) })
+}
+
+// OutsideAnywhere is Outside before each write of a file, too.
+func OutsideAnywhere(all ...outside.Disturbance) Faults {
+	return doneBefore(all, func(point string) bool { return isRequest(point) || !isOfAPI(point) })
+}
+
+// doneBefore returns the faults of points that are wanted and change something. During a command to QEMU or a call to
+// its supervisor the driver has locked the server, so that none removes it.
+func doneBefore(all []outside.Disturbance, isWanted func(point string) bool) Faults {
 	var faults []string
 	for _, d := range all {
 		faults = append(faults, held+string(d))
 	}
 	return func(point string) []string {
 		switch {
-		case !isMutation(point) || !isRequest(point) && !calls.MatchString(point):
+		case !isMutation(point) || !isWanted(point):
 			return nil
-		case strings.HasPrefix(point, qmp):
+		case strings.HasPrefix(point, qmp) || strings.HasPrefix(point, toSupervisor):
 			return slices.DeleteFunc(slices.Clone(faults), func(f string) bool { return f == held+string(outside.Removed) })
 		}
 		return faults

@@ -127,7 +127,7 @@ func lasts(fault string) bool {
 	return strings.HasSuffix(fault, "/"+hangs) || strings.HasSuffix(fault, "/"+late)
 }
 
-// Calls returns what may come of a call to a driver, the Docker Engine or QEMU: see callFaults
+// Calls returns what may come of a call to a driver, the Docker Engine, QEMU or its supervisor: see callFaults
 // in internal/crashpoint. A Watch has no deadline of its own, because it lasts. What hangs for
 // Drover's 30 s is not among the first two, which the short form tries.
 func Calls(point string) []string {
@@ -142,19 +142,25 @@ func Calls(point string) []string {
 	return []string{"times out after", late, "twice", hangs, "fails", "cut off after", "cut off"}
 }
 
-// How the names of requests that read from Docker, and of commands to QEMU begin.
-const dockerRead, qmp = "docker read ", "QMP "
+// How the names of requests that read from Docker, of commands to QEMU, and of calls to its supervisor begin.
+const dockerRead, qmp, toSupervisor = "docker read ", "QMP ", "machine "
 
 // calls matches the points that are calls.
-var calls = regexp.MustCompile(`^(QMP|docker|docker read|[a-z]+\.(Ensure|Delete|List|Usage|Watch|EngineID)) `)
+var calls = regexp.MustCompile(`^(QMP|machine|docker|docker read|[a-z]+\.(Ensure|Delete|List|Usage|Watch|EngineID)) `)
 
 // isRequest reports whether a point is a request to the API server whose answer matters
 // here: the loss of a Lease ends a process, and client-go sends an event again only 10 s
 // later, when all should be at rest.
 func isRequest(point string) bool {
-	verb, rest, _ := strings.Cut(point, " ")
+	_, rest, _ := strings.Cut(point, " ")
 	resource, _, _ := strings.Cut(rest, " ")
-	return slices.Contains([]string{"GET", "PUT", "POST", "PATCH", "DELETE", "WATCH"}, verb) && resource != "leases" && resource != "events"
+	return isOfAPI(point) && resource != "leases" && resource != "events"
+}
+
+// isOfAPI reports whether a point is any request to the API server.
+func isOfAPI(point string) bool {
+	verb, _, _ := strings.Cut(point, " ")
+	return slices.Contains([]string{"GET", "PUT", "POST", "PATCH", "DELETE", "WATCH"}, verb)
 }
 
 // isMutation reports whether a point changes something outside of the process.

@@ -146,8 +146,30 @@ func (e QEMU) Inspect(ctx context.Context, w *World, processes []rules.Process) 
 			o.Violations = append(o.Violations, rules.Broken(v.Rule, "%s: %s", name, v.Text))
 		}
 	}
-	o.Violations = append(o.Violations, foreignMachines.check(e.Dir(w))...)
+	left, err := findLeftSupervisors(names)
+	if err != nil {
+		return o, err
+	}
+	o.Violations = slices.Concat(o.Violations, left, foreignMachines.check(e.Dir(w)))
 	return o, w.readJournal(e.Journal(w), processes, &o)
+}
+
+// findLeftSupervisors returns a violation for each machine that has a supervisor and no QEMU.
+func findLeftSupervisors(names map[string]string) (broken []rules.Violation, err error) {
+	for uid, name := range names {
+		left, err := processlog.Supervisors(types.UID(uid))
+		if err != nil {
+			return nil, err
+		}
+		followed, err := processlog.Processes(types.UID(uid))
+		if err != nil {
+			return nil, err
+		}
+		if len(left) > 0 && len(followed) == 0 {
+			broken = append(broken, rules.Broken(rules.O2, "%s has no QEMU, and the supervisors %v", name, left))
+		}
+	}
+	return broken, nil
 }
 
 func (e QEMU) readServers(ctx context.Context, w *World) (servers []Server, text string, err error) {
@@ -185,8 +207,22 @@ func serverOfRecord(ctx context.Context, dir string, r record.Record) (s Server,
 	if len(pids) > 0 {
 		s.State = machineState(ctx, dir, r)
 	}
-	s.Config = fmt.Sprintf("phase=%s cpu=%d memory=%d root=%d processes=%d", r.Phase, r.Settings.CPUMilli, r.Settings.MemoryBytes, r.Root.Size, len(pids))
-	return s, lines, nil
+	following, err := countFollowing(r.UID)
+	s.Config = fmt.Sprintf("phase=%s cpu=%d memory=%d root=%d processes=%d supervisors=%d",
+		r.Phase, r.Settings.CPUMilli, r.Settings.MemoryBytes, r.Root.Size, len(pids), following)
+	return s, lines, err
+}
+
+// countFollowing returns how many supervisors a machine has that are not halted.
+func countFollowing(uid types.UID) (count int, err error) {
+	pids, err := processlog.Supervisors(uid)
+	for _, pid := range pids {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err == nil && !strings.Contains(string(status), "\nState:\tT") {
+			count++
+		}
+	}
+	return count, err
 }
 
 // machineStates are the states of machines by those of QEMU. It keeps a guest that has ended.
@@ -254,8 +290,9 @@ func endMachines(uids []string) error {
 	var errs []error
 	for _, uid := range uids {
 		pids, err := processlog.Processes(types.UID(uid))
-		errs = append(errs, err)
-		for _, pid := range pids {
+		following, followErr := processlog.Supervisors(types.UID(uid))
+		errs = append(errs, err, followErr)
+		for _, pid := range slices.Concat(pids, following) {
 			if err := syscall.Kill(pid, syscall.SIGKILL); !errors.Is(err, syscall.ESRCH) {
 				errs = append(errs, err)
 			}

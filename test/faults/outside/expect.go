@@ -36,6 +36,7 @@ func (d Disturbance) Differences(got, want lab.State) []string {
 //   - A server that was removed is created again, unless it is wanted no more, and then there
 //     is nothing to delete or to release. It is started as often as it was, or once more.
 //   - A server that has ended is started as often as it was, or once more.
+//   - A supervisor that has ended or is halted is replaced, which has no effect on its server.
 //   - What was done since a backup is done once more after the backup was restored, or was
 //     undone by that: a server that was stopped to be started again runs.
 //   - Nothing else has an effect.
@@ -46,14 +47,20 @@ func (d Disturbance) explains(got, want lab.Effects) bool {
 	case Removed:
 		again, deletes, releases := got.Creates-want.Creates, want.Deletes-got.Deletes, want.Releases-got.Releases
 		return isOnce(again) && isOnce(runs) && isOnce(deletes) && isOnce(releases) && deletes+releases == 1-again
-	case Stopped, Killed, Suspended:
+	case Stopped, Killed, Suspended, BothKilled:
 		return isOnce(runs) && got == want
 	case Restored:
 		again, undone := got.Creates-want.Creates, got.Deletes+got.Releases-want.Deletes-want.Releases
 		return isOnce(again) && isOnce(undone) && runs >= -1 && runs <= 1
+	case SupervisorKilled, SupervisorSuspended, SupervisorHalted:
 	case Paused, Resized, Renamed, Away, Exchanged, Copied, Superseded, ClockAhead, ClockBehind:
 	}
 	return runs == 0 && got == want
+}
+
+// isOfSupervisor reports whether a disturbance is one of a supervisor alone, by which no server ends.
+func (d Disturbance) isOfSupervisor() bool {
+	return d == SupervisorKilled || d == SupervisorSuspended || d == SupervisorHalted
 }
 
 // isOnce reports whether a difference is none, or something that was done once more.
@@ -65,6 +72,10 @@ var released = regexp.MustCompile(`^(\S+) \S* released=true .*`)
 
 // comparable returns a state without what a disturbance may change in it.
 func (d Disturbance) comparable(s lab.State) lab.State {
+	if d.isOfSupervisor() {
+		s.Effects = nil
+		return s
+	}
 	s.Servers = slices.Clone(s.Servers)
 	for n, server := range s.Servers {
 		s.Servers[n] = released.ReplaceAllString(server, "$1 was released")

@@ -22,6 +22,8 @@ func TestDifferences(t *testing.T) {
 		"started once more":  {Killed, map[string]lab.Effects{"vm-1": {Creates: 1, Runs: 2}}, 0},
 		"started twice more": {Killed, map[string]lab.Effects{"vm-1": {Creates: 1, Runs: 3}}, 1},
 		"created again":      {Removed, map[string]lab.Effects{"vm-1": {Creates: 2, Runs: 2}}, 0},
+		"not followed":       {SupervisorKilled, want.Effects, 0},
+		"its end followed":   {SupervisorKilled, map[string]lab.Effects{"vm-1": {Creates: 1, Runs: 2}}, 1},
 		"nothing was done":   {Removed, map[string]lab.Effects{}, 1},
 		"a name too many":    {Paused, map[string]lab.Effects{"vm-1": {Creates: 1, Runs: 1}, "vm-2": {Creates: 1}}, 1},
 	} {

@@ -36,6 +36,14 @@ const (
 	Renamed Disturbance = "renamed"
 	// Suspended : the server's process is suspended for a while.
 	Suspended Disturbance = "suspended"
+	// SupervisorKilled : the process that follows the server's QEMU is killed.
+	SupervisorKilled Disturbance = "supervisor killed"
+	// SupervisorSuspended : it is halted for a while, and goes on.
+	SupervisorSuspended Disturbance = "supervisor suspended"
+	// SupervisorHalted : it is halted for good.
+	SupervisorHalted Disturbance = "supervisor halted"
+	// BothKilled : it and the server's QEMU are killed, so that nobody records how the run has ended.
+	BothKilled Disturbance = "killed with its supervisor"
 	// Away : the engine is out of reach for a while.
 	Away Disturbance = "away"
 	// Exchanged : another engine answers in the engine's place for a while.
@@ -55,8 +63,12 @@ const (
 // clockSteps are by how much clocks step.
 var clockSteps = map[Disturbance]time.Duration{ClockAhead: time.Hour, ClockBehind: -time.Hour}
 
-// lasts is how long a disturbance lasts. QEMU has 5 s for a command.
-var lasts = map[Disturbance]time.Duration{Suspended: 7 * time.Second, Away: 300 * time.Millisecond, Exchanged: 300 * time.Millisecond, Copied: time.Second}
+// lasts is how long a disturbance lasts. QEMU and its supervisor have 5 s for a command. A supervisor is replaced if it
+// is silent for 15 s, which one that is halted for good is.
+var lasts = map[Disturbance]time.Duration{
+	Suspended: 7 * time.Second, SupervisorSuspended: 7 * time.Second,
+	Away: 300 * time.Millisecond, Exchanged: 300 * time.Millisecond, Copied: time.Second,
+}
 
 // Lasts returns how long the disturbance lasts, unless it is over at once.
 func (d Disturbance) Lasts() time.Duration { return lasts[d] }

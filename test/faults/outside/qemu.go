@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/test/failover/processlog"
@@ -17,7 +19,7 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// disturbQEMU kills or suspends a machine's QEMU, or removes the machine. The journal gets the
+// disturbQEMU kills or suspends a machine's QEMU or its supervisor, or removes the machine. The journal gets the
 // removal too, so that it shows every end of a server.
 func disturbQEMU(w *lab.World, dir, path string, s lab.Server, d Disturbance) (undo func() error, err error) {
 	switch d {
@@ -27,7 +29,7 @@ func disturbQEMU(w *lab.World, dir, path string, s lab.Server, d Disturbance) (u
 			return nil, err
 		}
 		defer lock.Release()
-		if err := signal(s, syscall.SIGKILL); err != nil && !errors.Is(err, ErrNoServer) {
+		if err := signal(qemus, s, syscall.SIGKILL); err != nil && !errors.Is(err, ErrNoServer) {
 			return nil, err
 		}
 		entry := journal.Entry{
@@ -35,23 +37,47 @@ func disturbQEMU(w *lab.World, dir, path string, s lab.Server, d Disturbance) (u
 		}
 		return nil, errors.Join(appendEntry(path, entry), os.RemoveAll(filepath.Join(dir, instance.VMsDir, string(s.UID))))
 	case Killed:
-		return nil, signal(s, syscall.SIGKILL)
+		return nil, signal(qemus, s, syscall.SIGKILL)
 	case Suspended:
-		undo := func() error {
-			if err := signal(s, syscall.SIGCONT); !errors.Is(err, ErrNoServer) {
-				return err
-			}
-			return nil // Drover has ended it meanwhile
+		return suspend(qemus, s)
+	case SupervisorKilled:
+		return nil, signal(supervisors, s, syscall.SIGKILL)
+	case SupervisorSuspended:
+		return suspend(supervisors, s)
+	case SupervisorHalted:
+		return nil, signal(supervisors, s, syscall.SIGSTOP)
+	case BothKilled: // first the one that would record the end of the other, if there is one
+		if err := signal(supervisors, s, syscall.SIGKILL); err != nil && !errors.Is(err, ErrNoServer) {
+			return nil, err
 		}
-		return undo, signal(s, syscall.SIGSTOP)
+		return nil, signal(qemus, s, syscall.SIGKILL)
 	case Stopped, Paused, Resized, Renamed, Away, Exchanged, Restored, Copied, Superseded, ClockAhead, ClockBehind:
 	}
 	return nil, unknown(d)
 }
 
-// signal sends a signal to the processes of a machine.
-func signal(s lab.Server, sig syscall.Signal) error {
-	pids, err := processlog.Processes(s.UID)
+// suspend halts processes of a machine until undo is called. Drover may end them meanwhile.
+func suspend(find processes, s lab.Server) (undo func() error, err error) {
+	undo = func() error {
+		if err := signal(find, s, syscall.SIGCONT); !errors.Is(err, ErrNoServer) {
+			return err
+		}
+		return nil
+	}
+	return undo, signal(find, s, syscall.SIGSTOP)
+}
+
+// processes finds the processes of one kind that a server has.
+type processes func(types.UID) ([]int, error)
+
+var (
+	qemus       processes = processlog.Processes
+	supervisors processes = processlog.Supervisors
+)
+
+// signal sends a signal to processes of a machine.
+func signal(find processes, s lab.Server, sig syscall.Signal) error {
+	pids, err := find(s.UID)
 	if err == nil && len(pids) == 0 {
 		err = ErrNoServer
 	}

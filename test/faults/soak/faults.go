@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"cloudnative.tw/drover/test/failover/processlog"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/fleet"
@@ -55,6 +57,8 @@ var faults = []fault{
 	{name: "bad answers", inject: answerBadly},
 	{name: "engine away", engines: []string{"fake", "docker"}, inject: cutEngine},
 	{name: "QEMU killed", engines: []string{"qemu"}, inject: killMachine},
+	{name: "supervisor killed", engines: []string{"qemu"}, inject: signalSupervisor(syscall.SIGKILL)},
+	{name: "supervisor halted", engines: []string{"qemu"}, inject: signalSupervisor(syscall.SIGSTOP)},
 }
 
 // possibleFaults returns those of a phase.
@@ -160,20 +164,43 @@ func cutEngine(ctx context.Context, s *soak, random *rand.Rand) error {
 
 // killMachine kills the QEMU of any VirtualMachine that has one.
 func killMachine(_ context.Context, s *soak, random *rand.Rand) error {
+	name, pid, err := s.chooseProcess(random, processlog.Processes)
+	if err != nil || pid == 0 {
+		return err
+	}
+	s.allowStart(name)
+	return signalIfThere(pid, syscall.SIGKILL)
+}
+
+// signalSupervisor kills the supervisor of any machine, or halts it for good, which ends nothing.
+func signalSupervisor(signal syscall.Signal) func(context.Context, *soak, *rand.Rand) error {
+	return func(_ context.Context, s *soak, random *rand.Rand) error {
+		_, pid, err := s.chooseProcess(random, processlog.Supervisors)
+		if err != nil || pid == 0 {
+			return err
+		}
+		return signalIfThere(pid, signal)
+	}
+}
+
+// chooseProcess returns a process of some VirtualMachine, 0 for none.
+func (s *soak) chooseProcess(random *rand.Rand, find func(types.UID) ([]int, error)) (name string, pid int, err error) {
 	existing := s.world.Existing()
 	for _, name := range slices.Sorted(maps.Keys(existing)) {
-		pids, err := processlog.Processes(existing[name].UID)
+		pids, err := find(existing[name].UID)
 		if err != nil {
-			return err
+			return "", 0, err
 		}
-		if len(pids) == 0 || random.IntN(3) > 0 {
-			continue
+		if len(pids) > 0 && random.IntN(3) == 0 {
+			return name, pids[0], nil
 		}
-		s.allowStart(name)
-		if err := syscall.Kill(pids[0], syscall.SIGKILL); !errors.Is(err, syscall.ESRCH) {
-			return err
-		}
-		return nil
+	}
+	return "", 0, nil
+}
+
+func signalIfThere(pid int, signal syscall.Signal) error {
+	if err := syscall.Kill(pid, signal); !errors.Is(err, syscall.ESRCH) {
+		return err
 	}
 	return nil
 }
