@@ -39,7 +39,7 @@ func (d *Driver) endServer(ctx context.Context, t driver.Target, retain bool) (i
 	s, err := d.findServer(ctx, t)
 	switch {
 	case errors.Is(err, driver.ErrNotFound) && d.InstanceOf(t.UID).IsGone():
-		if err := d.KillStrays(ctx, t.UID); err != nil {
+		if err := errors.Join(d.KillStrays(ctx, t.UID), d.InstanceOf(t.UID).Supervisor().KillAll(ctx)); err != nil {
 			return false, err
 		}
 		return true, err

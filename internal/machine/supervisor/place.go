@@ -13,6 +13,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -326,6 +327,11 @@ func (p Place) killUnknown(ctx context.Context) error {
 	if follows, err := p.IsSupervised(); err != nil || !follows {
 		return err
 	}
+	return p.KillAll(ctx)
+}
+
+// KillAll ends every supervisor of the machine, also those whose machine's directory was removed.
+func (p Place) KillAll(ctx context.Context) error {
 	for _, pid := range proc.IDs() {
 		if p.isSupervisor(pid) {
 			if err := proc.Kill(ctx, pid, p.isSupervisor); err != nil {
@@ -359,6 +365,9 @@ func (p Place) isSupervisor(pid int) bool {
 		return unix.Kill(pid, 0) == nil // of this program's user
 	}
 	here, hereErr := os.Stat(p.Path)
+	if err == nil && errors.Is(hereErr, fs.ErrNotExist) {
+		return there.Sys().(*syscall.Stat_t).Nlink == 0 //nolint:forcetypeassert // on Linux
+	}
 	return err == nil && hereErr == nil && os.SameFile(here, there)
 }
 
