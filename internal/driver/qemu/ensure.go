@@ -117,7 +117,9 @@ func (c *convergence) findOrCreate(ctx context.Context) error {
 // release that was interrupted.
 func (d *Driver) findServer(ctx context.Context, t driver.Target) (*instance.Instance, error) {
 	none := driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", t.UID)
-	s, err := d.InstanceOf(t.UID).Observe(ctx)
+	inst := d.InstanceOf(t.UID)
+	inst.Leader = t.Epoch
+	s, err := inst.Observe(ctx)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, none

@@ -24,6 +24,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
+	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -257,6 +258,30 @@ func TestNewerSupervisor(t *testing.T) {
 	e.printWord(t, driver.Server{UID: spec.UID}, "zy")
 	if now := supervisorOf(t, d.InstanceOf(spec.UID)); now != after {
 		t.Errorf("the supervisor is %+v, and was %+v", now, after)
+	}
+}
+
+// TestEpochOfRestoredEtcd checks that a supervisor refuses a leader whose epoch is below one that changed its
+// machine, and is replaced if the driver's folder has admitted that leader.
+func TestEpochOfRestoredEtcd(t *testing.T) {
+	t.Parallel()
+	e, d := newDriver(t)
+	spec := e.spec()
+	spec.Epoch = 9
+	run := boots(t, d, spec, "drover guest 1 A").Run
+	inst, err := d.InstanceOf(spec.UID).Load()
+	assert.NoError(t, err)
+	inst.Leader = 5
+	before := supervisorOf(t, inst)
+	assert.ErrorIs(t, "a call of a leader before", inst.Pause(t.Context()), control.ErrFenced)
+
+	assert.NoError(t, os.RemoveAll(filepath.Join(e.dir, "epochs")))
+	spec.Epoch = 5
+	if s := pause(t, d, spec); s.Run != run {
+		t.Errorf("it is %+v, and was in run %s", s, run)
+	}
+	if supervisorOf(t, inst) == before {
+		t.Error("the supervisor that knows a later leader is still there")
 	}
 }
 

@@ -35,6 +35,7 @@ var machineErrors = []struct {
 	{machine.ErrNoRoom, driver.ErrExhausted, ""},
 	{machine.ErrDiskFault, driver.ErrRetry, driver.ReasonDiskError},
 	{supervisor.ErrNoQEMU, driver.ErrRetry, ""},
+	{control.ErrFenced, driver.ErrRetry, ""},
 	{control.ErrNotRunning, driver.ErrRetry, ""},
 	{control.ErrUnreachable, driver.ErrRetry, ""},
 }

@@ -44,6 +44,8 @@ type Instance struct {
 	record.Record
 
 	Host *Host
+	// Leader is the epoch of the leader that changes the server; 0 if no leader does.
+	Leader uint64
 	// On reports whether its QEMU runs, even if the guest in it has ended.
 	On bool
 	// RunState is QEMU's run state, empty if it is not known; QueryErr says why.
@@ -70,6 +72,7 @@ func (inst *Instance) IsGone() bool {
 // where there is no directory: a server that cannot be read is not gone.
 func (inst *Instance) Load() (*Instance, error) {
 	s := inst.Host.InstanceAt(inst.Path)
+	s.Leader = inst.Leader
 	content, _, err := atomicfile.Read(inst.File(RecordFile), maxFileSize)
 	if err != nil {
 		return s, ClassifyReadError(inst, err)

@@ -52,7 +52,8 @@ func (inst *Instance) Supervisor() supervisor.Place {
 	return p
 }
 
-// call has the supervisor do something.
+// call has the supervisor do something. One that knows a later leader than the driver's folder, as after a restored
+// etcd, is replaced: the folder has admitted this leader, which holds the server's lock.
 func (inst *Instance) call(ctx context.Context, what string, do func(context.Context, *control.Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
@@ -60,9 +61,13 @@ func (inst *Instance) call(ctx context.Context, what string, do func(context.Con
 	if err != nil {
 		return ContractError(err)
 	}
+	c.SetEpoch(inst.Leader)
 	point := crashpoint.Begin("machine "+what, inst.UUID)
 	err = point.Inject(func(ctx context.Context) error { return do(ctx, c) })(ctx)
 	point.End()
+	if errors.Is(err, control.ErrFenced) {
+		err = errors.Join(err, inst.Supervisor().Replace(ctx, c.Token()))
+	}
 	return ContractError(err)
 }
 
