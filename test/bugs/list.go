@@ -153,9 +153,9 @@ var All = []Bug{
 		"internal/machine/supervisor/place.go", "	return now.start(ctx, lock)\n", "	if BUG && !now.Config.StartedAt.IsZero() {\n		_ = now.Kill(ctx)\n	}\n	return now.start(ctx, lock)\n",
 	}}},
 	{"supervisor-missing-as-end", "", []Edit{{
-		"internal/driver/qemu/instance/observe.go", "	inst.On = on || err != nil\n", "	if BUG && on && inst.Phase == record.PhaseOn {\n		on, err = inst.place().IsSupervised()\n	}\n	inst.On = on || err != nil\n",
+		"internal/driver/qemu/instance/observe.go", "	if inst.On, err = isOn(inst.Machine); err != nil || !inst.On {\n", "	inst.On, err = isOn(inst.Machine)\n	if BUG && inst.On && inst.Phase == record.PhaseOn {\n		inst.On, err = inst.Supervisor().IsSupervised()\n	}\n	if err != nil || !inst.On {\n",
 	}}},
 	{"silent-supervisor-kept", "", []Edit{{
-		"internal/driver/qemu/instance/supervise.go", "	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {\n", "	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil || BUG {\n",
+		"internal/driver/qemu/instance/supervise.go", "	if isSilent(ctx, c) {\n", "	if isSilent(ctx, c) && !BUG {\n",
 	}}},
 }

@@ -126,6 +126,7 @@ func runOnHost(ctx context.Context, log logr.Logger) error {
 	}
 	// A QEMU that is halted does not answer yet. This program does.
 	go func() { _ = control.NewLocalServer(ctx, config.Token, s).Serve(given.listener) }()
+	go forceSilent(ctx, s, process)
 	if err := s.Attach(ctx, 0, process, config.Accelerator, given.ends); err != nil {
 		return err
 	}
@@ -138,6 +139,35 @@ func runOnHost(ctx context.Context, log logr.Logger) error {
 	case <-time.After(drainWithin):
 	}
 	return err
+}
+
+// forceSilent ends a run by force that is to be ended while QEMU has not answered yet.
+func forceSilent(ctx context.Context, s *Supervisor, process Process) {
+	for {
+		check := s.Clock.NewTimer(s.progress.checkAfter())
+		select {
+		case <-ctx.Done():
+		case <-s.attached:
+		case <-s.changed:
+		case <-check.C():
+		}
+		check.Stop()
+		why := s.progress.findForce()
+		switch {
+		case ctx.Err() != nil || s.isAttached():
+			s.wake() // for Run, which may have missed a change
+			return
+		case why == "":
+			continue
+		}
+		if err := s.RecordEnd(End{Reason: machine.EndForced, Message: why, At: s.Clock.Now()}); err != nil {
+			s.Log.Error(err, "End of the run could not be recorded, so QEMU is not killed yet")
+			continue
+		}
+		if err := process.Kill(ctx); err != nil {
+			s.Log.Error(err, "QEMU could not be ended")
+		}
+	}
 }
 
 // drainWithin is how long readers of the console may take to leave it.

@@ -119,8 +119,11 @@ func (p *progress) checkAfter() time.Duration {
 		return checkEvery
 	}
 	after := min(machine.PressEvery, machine.ResumeAgain)
-	if p.stop != nil && !p.stop.by.IsZero() {
-		after = max(0, min(after, p.stop.by.Sub(p.clock.Now())))
+	if p.stop == nil || p.stop.by.IsZero() {
+		return after
+	}
+	if left := p.stop.by.Sub(p.clock.Now()); left > 0 { // else the run could not be ended just now
+		return min(after, left)
 	}
 	return after
 }
