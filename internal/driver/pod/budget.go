@@ -35,7 +35,7 @@ func (c *convergence) ensureBudget(ctx context.Context) error {
 		err = objects.IgnoreNotFound(err)
 		c.hasNoBudget = err == nil
 		return objects.Explain("delete", objects.KindBudget, c.Key, err)
-	case r == nil && !exists, r != nil && r.UID != "" && !exists:
+	case !exists && (r == nil || r.UID != ""):
 		return c.recordFirst(nil, newIntent(objects.KindBudget, c.Key.Name))
 	case !exists:
 		have, err = budgets.Create(ctx, c.driver.Objects.NewBudget(c.spec, r.Nonce), metav1.CreateOptions{})

@@ -174,10 +174,7 @@ func (c *convergence) convergePower(ctx context.Context) error {
 		}
 	}
 	if c.End() != nil && c.spec.Power != driver.PowerOff { // the next pod has its name
-		if err := c.checkImageSize(ctx); err != nil { // the next one would fail for the same reason
-			return err
-		}
-		if err := c.removePod(ctx); err != nil {
+		if err := c.clearEndedPod(ctx); err != nil {
 			return err
 		}
 	}
@@ -195,8 +192,15 @@ func (c *convergence) convergePower(ctx context.Context) error {
 	return c.convergePod(ctx)
 }
 
-// convergePod takes the steps of a pod that exists: removing its gate, stopping or replacing it, or
-// changing it.
+// clearEndedPod removes a pod that has ended, unless the next one would fail for the same reason.
+func (c *convergence) clearEndedPod(ctx context.Context) error {
+	if err := c.checkImageSize(ctx); err != nil {
+		return err
+	}
+	return c.removePod(ctx)
+}
+
+// convergePod takes the steps of a pod that exists: it removes its gate, stops, replaces or changes it.
 func (c *convergence) convergePod(ctx context.Context) error {
 	switch {
 	case c.End() != nil, objects.IsGated(c.Pod) && c.spec.Power == driver.PowerOff:

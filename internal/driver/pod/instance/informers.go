@@ -50,7 +50,8 @@ func (r *Reader) NewInformers() (*Informers, error) {
 // list without a resource version, because with the default of 0 an API server that lags may return an old
 // state.
 func newInformer[L runtime.Object](r *Reader, of runtime.Object, list func(context.Context, metav1.ListOptions) (L, error),
-	follow func(context.Context, metav1.ListOptions) (watch.Interface, error)) (cache.SharedIndexInformer, error) {
+	follow func(context.Context, metav1.ListOptions) (watch.Interface, error),
+) (cache.SharedIndexInformer, error) {
 	selector := objects.Selector(r.ClusterID)
 	informer := cache.NewSharedIndexInformer(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {

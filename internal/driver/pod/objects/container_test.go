@@ -39,12 +39,19 @@ func TestContainersOfOthers(t *testing.T) {
 	if name, requested, digest := containerPortName(p, port), RequestedOf(p, kvm), ImageDigest(p); name != "web" || requested != "" || digest != "" {
 		t.Errorf("the port is %q, %q is requested, the digest is %q", name, requested, digest)
 	}
-	for port, want := range map[int32]bool{80: true, 81: false, firstControlPort: false} {
-		if got := LeadsToGuest(p, port); got != want {
-			t.Errorf("port %d leads to the guest: %t, want %t", port, got, want)
-		}
+	if !LeadsToGuest(p, 80) || LeadsToGuest(p, 81) || LeadsToGuest(p, firstControlPort) {
+		t.Error("of the ports 80, 81 and the control port others lead to the guest than 80 alone")
 	}
-	p.Spec.Containers = p.Spec.Containers[:1]
+}
+
+// TestPodWithoutMachine checks that a pod without the machine's container has none.
+func TestPodWithoutMachine(t *testing.T) {
+	t.Parallel()
+	const kvm = "example.com/kvm"
+	port := driver.Port{Name: "web", Port: 81, Protocol: "TCP"}
+	p, err := (&Template{}).NewPod(driver.ServerSpec{Ports: []driver.Port{port}}, Run{Nonce: "nonce"})
+	assert.NoError(t, err)
+	p.Spec.Containers[0].Name = "other"
 	if _, ok := ControlPortOf(p); ok || MachineContainer(p) != nil || RequestedOf(p, kvm) != "" || containerPortName(p, port) != "" || LeadsToGuest(p, 81) {
 		t.Error("a pod without the machine's container has one")
 	}

@@ -91,8 +91,8 @@ func (t *Template) NewClaim(spec driver.ServerSpec, of Disk, nonce string) *core
 const (
 	// defaultDiskBytes is the size of the PVC of a server that leaves the size to the driver.
 	defaultDiskBytes = 10 << 30
-	// A PVC is larger than its disk by claimOverheadBytes and a claimOverheadShare-th of the disk, for the
-	// data of the file system and of the disk's format.
+	// claimOverheadBytes and a claimOverheadShare-th of the disk are by how much a PVC is larger than its
+	// disk, for the data of the file system and of the disk's format.
 	claimOverheadBytes = 64 << 20
 	claimOverheadShare = 16
 )

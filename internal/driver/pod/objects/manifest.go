@@ -49,7 +49,7 @@ const (
 	firstControlPort = 7443
 )
 
-// MinimalGrace, in seconds, is the least grace period of a pod: with 0 its object is removed before the
+// MinimalGrace is the least grace period of a pod, in seconds: with 0 its object is removed before the
 // kubelet has reported anything.
 const MinimalGrace = 1
 
