@@ -4,6 +4,7 @@
 package supervisor
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -31,37 +32,55 @@ var Embedded []byte
 // program's user, and opens it. Every supervisor is executed by that descriptor. The program is that of a path, or
 // Embedded, or else the one beside this program.
 func InstallProgram(folder, from string) (*Program, error) {
-	content, err := Embedded, error(nil)
-	if from != "" || content == nil {
-		content, err = readProgram(from)
-	}
+	source, closeSource, err := openSource(from)
 	if err != nil {
 		return nil, fmt.Errorf("the program drover-machine: %w", err)
 	}
-	sum := sha256.Sum256(content)
-	digest := hex.EncodeToString(sum[:])
-	path := filepath.Join(folder, "drover-machine-"+digest[:16])
-	if opened, err := openProgram(path, digest); err == nil {
-		removeOthers(folder, path)
-		return opened, nil
-	}
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return nil, err
-	}
-	tmp, err := os.CreateTemp(folder, ".new-*")
+	defer closeSource()
+	digest, err := digestOf(source)
 	if err != nil {
 		return nil, err
 	}
-	_, err = tmp.Write(content)
+	path := filepath.Join(folder, "drover-machine-"+digest[:16])
+	opened, err := openProgram(path, digest)
+	if err != nil {
+		if err := copyProgram(source, folder, path); err != nil {
+			return nil, err
+		}
+		opened, err = openProgram(path, digest)
+	}
+	if err == nil {
+		removeOthers(folder, path)
+	}
+	return opened, err
+}
+
+// copyProgram copies the program to a path in a folder, all of it or nothing.
+func copyProgram(source io.ReadSeeker, folder, path string) error {
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(folder, ".new-*")
+	if err != nil {
+		return err
+	}
+	if _, err = source.Seek(0, io.SeekStart); err == nil {
+		_, err = io.Copy(tmp, source)
+	}
 	err = errors.Join(err, tmp.Chmod(0o555), tmp.Sync(), tmp.Close())
 	if err == nil {
 		err = os.Rename(tmp.Name(), path)
 	}
 	if err != nil {
-		return nil, errors.Join(err, os.Remove(tmp.Name()))
+		return errors.Join(err, os.Remove(tmp.Name()))
 	}
-	removeOthers(folder, path)
-	return openProgram(path, digest)
+	return nil
+}
+
+func digestOf(source io.Reader) (string, error) {
+	sum := sha256.New()
+	_, err := io.Copy(sum, source)
+	return hex.EncodeToString(sum.Sum(nil)), err
 }
 
 // isLatest reports whether no other version was installed since, which would have removed this one.
@@ -84,23 +103,28 @@ func removeOthers(folder, but string) {
 	}
 }
 
-func readProgram(path string) ([]byte, error) {
+// openSource opens what is to be installed. It is never in memory as a whole, of which the controller has little.
+func openSource(path string) (source io.ReadSeeker, closeSource func(), err error) {
+	if path == "" && Embedded != nil {
+		return bytes.NewReader(Embedded), func() {}, nil
+	}
 	if path == "" {
-		var err error
 		if path, err = findProgram(); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	f, err := os.Open(path) //nolint:gosec // the caller's
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	defer func() { _ = f.Close() }()
-	content, err := io.ReadAll(io.LimitReader(f, maxProgram+1))
-	if err == nil && len(content) > maxProgram {
-		err = fmt.Errorf("%s has more than %d bytes", path, maxProgram)
+	info, err := f.Stat()
+	if err == nil && (!info.Mode().IsRegular() || info.Size() > maxProgram) {
+		err = fmt.Errorf("%s must be a file of at most %d bytes", path, maxProgram)
 	}
-	return content, err
+	if err != nil {
+		return nil, nil, errors.Join(err, f.Close())
+	}
+	return f, func() { _ = f.Close() }, nil
 }
 
 // openProgram opens a file that has to be what it was made as.
@@ -109,9 +133,8 @@ func openProgram(path, digest string) (*Program, error) {
 	if err != nil {
 		return nil, err
 	}
-	sum := sha256.New()
-	_, err = io.Copy(sum, f)
-	if err == nil && hex.EncodeToString(sum.Sum(nil)) != digest {
+	have, err := digestOf(f)
+	if err == nil && have != digest {
 		err = fmt.Errorf("%s was changed", path)
 	}
 	if err != nil {
