@@ -32,19 +32,15 @@ const (
 
 // Start starts QEMU with the guest halted, and waits until it answers. It fails with a
 // StartError if QEMU ends before. A QEMU that does not answer in time is left as it is:
-// the caller finds it running. QEMU inherits the run lock, and opens no path.
-func (m Machine) Start(ctx context.Context, program *Program, c launch.Config, files *launch.Files, runLock *os.File) error {
-	_, err := m.StartChild(ctx, program, c, files, runLock)
-	return err
-}
-
-// StartChild is Start for a program that stays as long as its QEMU: ended receives how that
-// process ended.
-func (m Machine) StartChild(ctx context.Context, program *Program, c launch.Config, files *launch.Files, runLock *os.File) (ended <-chan string, err error) {
+// the caller finds it running. QEMU inherits the run lock, and opens no path. onStarted is called
+// once the process runs, before it answers, and ended receives how it ended, for a program that
+// stays as long as its QEMU.
+func (m Machine) Start(ctx context.Context, program *Program, c launch.Config, files *launch.Files, runLock *os.File, onStarted func()) (ended <-chan string, err error) {
 	ended, err = m.startProcess(ctx, program, c, files, runLock)
 	if err != nil {
 		return nil, errorf(ErrNotStarted, "starting %s: %w", program.Name, err)
 	}
+	onStarted()
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
 	for {

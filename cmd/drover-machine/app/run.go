@@ -232,7 +232,7 @@ func (r *run) startQEMU(ctx context.Context) (*child, error) {
 		return nil, err
 	}
 	defer func() { _ = write.Close() }()
-	ended, err := r.machine.StartChild(ctx, program, config, files, runLock)
+	ended, err := r.machine.Start(ctx, program, config, files, runLock, func() {})
 	if err != nil {
 		return nil, err
 	}

@@ -246,10 +246,15 @@ func (s *start) startMachine(ctx context.Context, runLock *os.File) (err error) 
 		return s.host.StateDir.Explain(err)
 	}
 	for try := 1; ; try++ {
-		err := s.inst.Start(ctx, s.host.Program, m, s.files, runLock)
+		_, err := s.inst.Start(ctx, s.host.Program, m, s.files, runLock, func() {
+			_, _ = s.inst.Supervisor().Reach(ctx) // both come up at once; who needs it next sees if it failed
+		})
 		ended, ok := errors.AsType[*machine.StartError](err)
 		if !ok || ended.Taken < 0 {
 			return ContractError(err)
+		}
+		if err := s.inst.Supervisor().End(ctx); err != nil {
+			return err
 		}
 		n := ended.Taken
 		if !m.Forwards[n].Chosen || try == hostports.MaxTries {
