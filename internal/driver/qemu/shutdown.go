@@ -156,13 +156,24 @@ func recordShutdown(inst *instance.Instance, within time.Duration) time.Duration
 	return within
 }
 
-// waitOff has the guest shut down, and reports whether it has in time.
+// waitOff has the guest shut down, and reports whether it has in time. It asks again and again, since a supervisor may
+// be killed, or not have come up, and nothing watches machines while their host shuts down.
 func waitOff(ctx context.Context, inst *instance.Instance, within time.Duration) bool {
-	if err := inst.Shutdown(ctx, inst.Host.Clock.Now().Add(within)); err != nil {
-		inst.Host.Log.Info("Machine has no supervisor: its power button is pressed once", "uid", inst.UID, "cause", err.Error())
-		_ = inst.Execute(ctx, "system_powerdown", nil, nil)
+	by := inst.Host.Clock.Now().Add(within)
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	for {
+		if err := inst.Shutdown(ctx, by); err != nil && ctx.Err() == nil {
+			inst.Host.Log.Info("Machine has no supervisor: its power button is pressed once", "uid", inst.UID, "cause", err.Error())
+			_ = inst.Execute(ctx, "system_powerdown", nil, nil)
+		}
+		switch err := inst.WaitStopped(ctx, machine.CommandWithin); {
+		case err == nil:
+			return true
+		case ctx.Err() != nil, !errors.Is(err, context.DeadlineExceeded):
+			return false
+		}
 	}
-	return inst.WaitStopped(ctx, within) == nil
 }
 
 const defaultGrace = 30 * time.Second
