@@ -413,10 +413,10 @@ func floods(isEndless bool) http.HandlerFunc {
 // once, has its machine looked at a few times and then once in a while.
 func TestFloodedWatch(t *testing.T) {
 	t.Parallel()
-	e := newEngine(t)
 	for name, answer := range map[string]http.HandlerFunc{"without end": floods(true), "again and again": floods(false)} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			e := newEngine(t) // who watches a folder replaces the supervisors of all machines in it
 			o := e.options()
 			o.Clock = framework.NewFakeClock(time.Now())
 			d := openWith(t, o)
