@@ -504,15 +504,19 @@ func TestQEMUFails(t *testing.T) {
 		"echo 'it is broken'; exit 1": {driver.ErrRetry, "QEMU did not start: it is broken"},
 		`echo "cannot set up guest memory 'pc.ram': Cannot allocate memory"; exit 1`: {driver.ErrExhausted, "no memory"},
 		`echo 'Failed to get "write" lock'; exit 1`:                                  {driver.ErrRetry, driver.ReasonImageUnavailable},
-		"kill -9 $$": {driver.ErrRetry, "QEMU did not start: it printed nothing, and ended with signal: killed"},
-		"exit 3":     {driver.ErrRetry, "QEMU did not start: it printed nothing, and ended with exit status 3"},
-		"true":       {driver.ErrRetry, "QEMU did not start: it printed nothing, and ended with exit status 0"},
+		"kill -9 $$":        {driver.ErrRetry, "QEMU did not start: it printed nothing, and ended with signal: killed"},
+		"exit 3":            {driver.ErrRetry, "QEMU did not start: it printed nothing, and ended with exit status 3"},
+		"true":              {driver.ErrRetry, "QEMU did not start: it printed nothing, and ended with exit status 0"},
+		"sleep 0.3; exit 4": {driver.ErrRetry, "QEMU did not start: it printed nothing, and ended with exit status 4"}, // with a supervisor
 	} {
 		d := e.openBinary(t, fails(t, does))
 		spec := e.spec()
 		refuses(t, d, spec, c.kind, c.says)
 		if s := listed(t, d, spec); s.State != driver.StateStopped || s.Run != "" || s.Exit != nil {
 			t.Errorf("it is %+v", s)
+		}
+		if left, err := filepath.Glob(d.StateDir.Path(instance.EndsDir, string(spec.UID)+".*")); err != nil || len(left) != 0 {
+			t.Errorf("the start has left %q, %v", left, err)
 		}
 	}
 }

@@ -275,6 +275,11 @@ func (s *start) undo(ctx context.Context, before record.Record) error {
 	if err := s.inst.Kill(ctx); err != nil {
 		return err
 	}
+	place := s.inst.Supervisor()
+	if err := place.End(ctx); err != nil {
+		return err
+	}
+	_ = os.Remove(place.Record) // of a run that never began
 	s.host.RemoveGroup(ctx, s.inst.CPUGroup)
 	s.inst.Record = before
 	return errors.Join(s.inst.SetLogAside(machine.FailedLog), s.inst.Save())
