@@ -354,19 +354,20 @@ func (p Place) killLast(ctx context.Context) error {
 	return nil
 }
 
-// isSupervisor reports whether a process is a supervisor of this machine. The working directory of one that cannot be
-// read is hidden from all but root.
+// isSupervisor reports whether a process is a supervisor of this machine. Its working directory may be hidden from all
+// but root. Where the machine's directory is gone, only a process that works in a removed one counts: that of a released
+// machine was moved.
 func (p Place) isSupervisor(pid int) bool {
 	if !proc.HasOption(pid, machineOption, p.UUID) {
 		return false
 	}
-	there, err := os.Stat(proc.Path(pid, "cwd"))
-	if errors.Is(err, fs.ErrPermission) {
-		return unix.Kill(pid, 0) == nil // of this program's user
-	}
 	here, hereErr := os.Stat(p.Path)
-	if err == nil && errors.Is(hereErr, fs.ErrNotExist) {
-		return there.Sys().(*syscall.Stat_t).Nlink == 0 //nolint:forcetypeassert // on Linux
+	there, err := os.Stat(proc.Path(pid, "cwd"))
+	switch {
+	case errors.Is(hereErr, fs.ErrNotExist):
+		return err == nil && there.Sys().(*syscall.Stat_t).Nlink == 0 //nolint:forcetypeassert // on Linux
+	case errors.Is(err, fs.ErrPermission):
+		return unix.Kill(pid, 0) == nil // of this program's user
 	}
 	return err == nil && hereErr == nil && os.SameFile(here, there)
 }
