@@ -225,8 +225,7 @@ func (c *convergence) convergePod(ctx context.Context) error {
 	return c.updateMeta(ctx)
 }
 
-// isToStop reports whether the run of the pod is to end. It does so anyway once somebody has deleted the
-// pod.
+// isToStop reports whether the run of the pod is to end. A pod that somebody has deleted ends anyway.
 func (c *convergence) isToStop() bool {
 	restart := c.spec.RestartRun != "" && c.spec.RestartRun == string(c.Pod.UID)
 	return c.spec.Power == driver.PowerOff || restart || c.Pod.DeletionTimestamp != nil

@@ -72,8 +72,8 @@ func (w *writer) updatePod(ctx context.Context, change func(*corev1.Pod)) error 
 // maxTries is how often a call is tried while others change the objects.
 const maxTries = 4
 
-// retryConflicts repeats a call that fails because others have changed an object: the kubelet and volume
-// provisioners write to new objects. The call reads everything again and decides anew. RetryOnConflict of
+// retryConflicts repeats a call that fails because another client has changed the object, as the kubelet and
+// volume provisioners do with new ones. Each call reads all objects again and decides anew. RetryOnConflict of
 // client-go is not used, since it returns no error if a context has ended.
 func retryConflicts(call func() error) error {
 	for tries := 1; ; tries++ {

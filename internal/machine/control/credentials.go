@@ -29,7 +29,7 @@ const (
 	CAFile   = "ca.crt"
 	CertFile = "tls.crt"
 	KeyFile  = "tls.key"
-	// GuestCAFile has the authority of clients that may reach the guest. It is missing where nobody may.
+	// GuestCAFile has the authority of clients that may reach the guest. Without it, no client may.
 	GuestCAFile = "guest-ca.crt"
 )
 
@@ -46,8 +46,8 @@ const (
 // PEM.
 type Credentials struct {
 	CA, Cert, Key []byte
-	// GuestCA is the authority of clients that may reach the guest, at the machine only. Nobody may if it
-	// is nil.
+	// GuestCA is the authority of clients that may reach the guest. Only a machine has one; if it is nil, no
+	// client may reach the guest.
 	GuestCA []byte
 }
 
@@ -191,7 +191,7 @@ func (c Credentials) ClientConfig(name string) (*tls.Config, error) {
 }
 
 // serverConfig returns the TLS configuration of a machine's listener, and the authority of clients that
-// may reach its guest, nil if nobody may. TLS sessions are not resumed, so every connection presents its
+// may reach its guest, nil for none. TLS sessions are not resumed, so every connection presents its
 // certificate.
 func (c Credentials) serverConfig() (config *tls.Config, guest *x509.Certificate, err error) {
 	config, pool, err := c.newConfig()

@@ -84,7 +84,7 @@ func TestLocalCalls(t *testing.T) {
 	}
 }
 
-// TestEpochs checks that a machine refuses a leader with a lower epoch than one that called before, and nobody else.
+// TestEpochs checks that a machine refuses a leader whose epoch is lower than an earlier caller's, and serves all others.
 func TestEpochs(t *testing.T) {
 	t.Parallel()
 	m := &localStub{stub: stub{calls: make(chan any, 10)}}

@@ -103,7 +103,7 @@ func removeOthers(folder, but string) {
 	}
 }
 
-// openSource opens what is to be installed. It is never in memory as a whole, of which the controller has little.
+// openSource opens the program to install. Callers stream it, which keeps it out of the controller's memory.
 func openSource(path string) (source io.ReadSeeker, closeSource func(), err error) {
 	if path == "" && Embedded != nil {
 		return bytes.NewReader(Embedded), func() {}, nil

@@ -42,7 +42,7 @@ const (
 	SupervisorSuspended Disturbance = "supervisor suspended"
 	// SupervisorHalted : it is halted for good.
 	SupervisorHalted Disturbance = "supervisor halted"
-	// BothKilled : it and the server's QEMU are killed, so that nobody records how the run has ended.
+	// BothKilled : the supervisor and its QEMU are killed, so that no process records the end of the run.
 	BothKilled Disturbance = "killed with its supervisor"
 	// Away : the engine is out of reach for a while.
 	Away Disturbance = "away"

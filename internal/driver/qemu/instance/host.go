@@ -144,7 +144,7 @@ func UIDOf(path string) types.UID {
 	return types.UID(uid)
 }
 
-// IsRetained reports whether a directory is that of a released server.
+// IsRetained reports whether a directory belongs to a released server.
 func IsRetained(path string) bool { return filepath.Base(filepath.Dir(path)) == RetainedDir }
 
 // NewID returns a name for a server or a run.
