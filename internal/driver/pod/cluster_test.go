@@ -60,12 +60,18 @@ var vmResource = schema.GroupVersionResource{Group: "cloudnative.tw", Version: "
 type world struct {
 	kube      kubernetes.Interface
 	vms       dynamic.ResourceInterface
-	namespace string // empty for all
+	namespace string // empty for all but those of other worlds
 	// cluster is the id of the cluster that drivers are opened with.
 	cluster string
 	kubelet *kubelet
-	// selector selects the pods and PVCs that the kubelet cares for; empty selects all.
-	selector string
+}
+
+// namespacePrefix begins the names of the namespaces that worlds have for themselves.
+const namespacePrefix = "pods-"
+
+// has reports whether an object is of the world, and so no other world's kubelet acts on it.
+func (w *world) has(o metav1.Object) bool {
+	return w.namespace == o.GetNamespace() || w.namespace == "" && !strings.HasPrefix(o.GetNamespace(), namespacePrefix)
 }
 
 func newWorld(t *testing.T) *world {
@@ -89,14 +95,14 @@ func newWorldIn(t *testing.T, c *framework.Cluster) *world {
 	binary := rest.CopyConfig(c.Config)
 	binary.ContentType = runtime.ContentTypeProtobuf // which costs less than JSON
 	kube := kubernetes.NewForConfigOrDie(binary)
-	made, err := kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "pods-"}}, metav1.CreateOptions{})
+	made, err := kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: namespacePrefix}}, metav1.CreateOptions{})
 	assert.NoError(t, err)
 	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: growing}, Provisioner: "test", AllowVolumeExpansion: new(true)}
 	if _, err := kube.StorageV1().StorageClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
 	waitForServiceAccount(t, kube, made.Name)
-	w := &world{kube, dynamic.NewForConfigOrDie(c.Config).Resource(vmResource).Namespace(made.Name), made.Name, clusterID, nil, ""}
+	w := &world{kube, dynamic.NewForConfigOrDie(c.Config).Resource(vmResource).Namespace(made.Name), made.Name, clusterID, nil}
 	w.kubelet = startKubelet(t, w)
 	return w
 }
@@ -332,8 +338,7 @@ func startKubelet(t *testing.T, w *world) *kubelet {
 		return unreachable, func() (int32, string) { return 0, "" }, nil
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	known := informers.NewSharedInformerFactoryWithOptions(w.kube, 0, informers.WithNamespace(w.namespace),
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = w.selector }))
+	known := informers.NewSharedInformerFactoryWithOptions(w.kube, 0, informers.WithNamespace(w.namespace))
 	wake := cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { k.wakeUp() }, UpdateFunc: func(any, any) { k.wakeUp() }, DeleteFunc: func(any) { k.wakeUp() },
 	}
@@ -403,8 +408,10 @@ func (k *kubelet) set(change func(*kubelet)) {
 func (k *kubelet) syncPods(ctx context.Context) (errs []error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, p := range k.pods.GetStore().List() {
-		errs = append(errs, k.syncPod(ctx, p.(*corev1.Pod).DeepCopy()))
+	for _, known := range k.pods.GetStore().List() {
+		if p := known.(*corev1.Pod); k.w.has(p) {
+			errs = append(errs, k.syncPod(ctx, p.DeepCopy()))
+		}
 	}
 	return errs
 }
@@ -560,6 +567,9 @@ const protection = "kubernetes.io/pvc-protection"
 func (k *kubelet) syncClaims(ctx context.Context) (errs []error) {
 	for _, known := range k.claims.GetStore().List() {
 		c := known.(*corev1.PersistentVolumeClaim).DeepCopy()
+		if !k.w.has(c) {
+			continue
+		}
 		claims := k.w.kube.CoreV1().PersistentVolumeClaims(c.Namespace)
 		var err error
 		wants, has := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage]

@@ -72,7 +72,7 @@ type contractEngine struct {
 func newContractEngine(t *testing.T) *contractEngine {
 	t.Helper()
 	w := newWorld(t)
-	all := &world{kube: w.kube, selector: objects.LabelCluster + "," + objects.LabelCluster + "!=" + clusterID}
+	all := &world{kube: w.kube}
 	e := &contractEngine{world: all, machines: map[types.UID]*simulatedMachine{}}
 	e.kubelet = startKubelet(t, all)
 	e.kubelet.mu.Lock()
