@@ -32,12 +32,20 @@ func DescribeFile(f *os.File, source string) (Base, error) {
 		return Base{}, err
 	}
 	path := FilePath(source)
-	if IsRemote(source) {
+	if IsFetched(source) {
 		path = filepath.Base(f.Name())
 	}
 	probed, err := diskimage.Probe(f, info.Size())
 	return Base{Path: path, Format: probed.Format, Size: probed.Size, Stamp: fileStamp(info, source)}, err
 }
+
+// Base describes a root as the image below a machine's disk.
+func (r *Root) Base() Base {
+	return Base{Path: r.Name, Format: rootFormat, Size: r.Size, Stamp: strconv.FormatInt(r.Size, 10)}
+}
+
+// rootFormat is the format of roots.
+const rootFormat = "erofs"
 
 // HasContentOf reports whether two descriptions of one file are of the same content. The
 // path does not count, since the file may have been moved.
@@ -53,7 +61,7 @@ func FilePath(source string) string { return strings.TrimPrefix(source, "file://
 // file is copied with its times, as from a backup. A file of the store is named after its
 // content and may have been fetched again, so only truncation shows in its stamp.
 func fileStamp(info fs.FileInfo, source string) string {
-	if IsRemote(source) {
+	if IsFetched(source) {
 		return strconv.FormatInt(info.Size(), 10)
 	}
 	return fmt.Sprintf("%d-%d", info.Size(), info.ModTime().UnixNano())

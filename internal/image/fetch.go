@@ -48,8 +48,8 @@ func (s *Store) NeedsFetch(ref Ref) (bool, error) {
 	if ref.PullPolicy == PullNever && !exists {
 		return false, newError(ErrUnavailable, "image %s is not among those that were fetched, and its pullPolicy is Never", Redact(ref.Source))
 	}
-	// An image with a checksum never has to be fetched again.
-	return !exists || ref.PullPolicy == PullAlways && ref.Checksum == "", nil
+	// What never changes never has to be fetched again.
+	return !exists || ref.PullPolicy == PullAlways && !ref.isPinned(), nil
 }
 
 // Fetch fetches an image and puts it into its place. It does not limit the time that this
@@ -67,28 +67,49 @@ func (s *Store) fetchImage(ctx context.Context, ref Ref, progress Progress) erro
 		return err
 	}
 	defer remove()
-	path := filepath.Join(staging, "image")
-	digest, err := s.fetchFile(ctx, path, ref, progress)
+	fetchTo := s.fetchDisk
+	if IsContainer(ref.Source) {
+		fetchTo = s.fetchContainer
+	}
+	name, err := fetchTo(ctx, staging, ref, progress)
 	if err != nil {
 		return err
 	}
-	name := imagePrefix + digest
+	if IsContainer(ref.Source) && ref.Checksum != "" {
+		return nil // which the source need not stand for
+	}
+	return atomicfile.Folder{Path: staging}.Replace(s.refPath(ref.Source), formatRefFile(name, ref.Source), 0o600, nil)
+}
+
+// diskFile is the name of a disk in the staging folder.
+const diskFile = "image"
+
+// fetchDisk fetches an image that is a disk, and returns the name of its file in the store.
+func (s *Store) fetchDisk(ctx context.Context, staging string, ref Ref, progress Progress) (name string, err error) {
+	path := filepath.Join(staging, diskFile)
+	digest, err := s.writeFile(path, ref, progress, func(a *attempt) (string, error) { return a.fetchContent(ctx) })
+	if err != nil {
+		return "", err
+	}
+	name = imagePrefix + digest
+	return name, s.addFile(path, name)
+}
+
+// addFile gives a file that was made in the staging folder its name in the store.
+func (s *Store) addFile(path, name string) error {
 	// Not renamed: disks may use a file that is already there as backing file.
 	point := crashpoint.Begin("add image", path)
-	err = os.Link(path, s.filePath(name))
+	err := os.Link(path, s.filePath(name))
 	point.End()
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	// A disk that uses the image must not be recorded before the image is on disk.
-	if err := atomicfile.SyncFolder(s.filePath("")); err != nil {
-		return err
-	}
-	return atomicfile.Folder{Path: staging}.Replace(s.refPath(ref.Source), formatRefFile(name, ref.Source), 0o600, nil)
+	return atomicfile.SyncFolder(s.filePath(""))
 }
 
-// fetchFile fetches an image into a new, read-only file, and checks that it is an image.
-func (s *Store) fetchFile(ctx context.Context, path string, ref Ref, progress Progress) (digest string, err error) {
+// writeFile has fill write a new, read-only file, and remembers what was fetched in vain.
+func (s *Store) writeFile(path string, ref Ref, progress Progress, fill func(*attempt) (string, error)) (result string, err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o400) //nolint:gosec // in the staging folder
 	if err != nil {
 		return "", err
@@ -96,8 +117,11 @@ func (s *Store) fetchFile(ctx context.Context, path string, ref Ref, progress Pr
 	defer func() { err = errors.Join(err, file.Close()) }()
 	a := &attempt{store: s, ref: ref, progress: progress, file: file, hash: sha256.New()}
 	a.sparse.To = a
-	digest, err = a.fetchContent(ctx)
+	result, err = fill(a)
 	rejected := rejection{version: a.version, at: s.Clock.Now(), err: a.err, needs: a.needs}
+	if a.err == nil {
+		rejected.err = err
+	}
 	content, isUnusable := errors.AsType[*contentError](err)
 	if isUnusable {
 		rejected.err, rejected.needs = content.error, 0
@@ -108,7 +132,7 @@ func (s *Store) fetchFile(ctx context.Context, path string, ref Ref, progress Pr
 	if err != nil {
 		return "", err
 	}
-	return digest, file.Sync()
+	return result, file.Sync()
 }
 
 // attempt is one attempt to fetch an image. It counts what is written to it, and accepts
@@ -141,6 +165,11 @@ func (a *attempt) fetchContent(ctx context.Context) (digest string, err error) {
 	case err != nil:
 		return "", explainError(err)
 	}
+	return a.finish()
+}
+
+// finish checks a file that has all content of a disk, and returns its digest.
+func (a *attempt) finish() (digest string, err error) {
 	if err := a.file.Truncate(a.sparse.Length); err != nil { // its end may be a hole
 		return "", err
 	}

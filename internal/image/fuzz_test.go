@@ -22,6 +22,7 @@ import (
 	mediatypes "github.com/google/go-containerregistry/pkg/v1/types"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/internal/image/layer"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -146,9 +147,9 @@ func FuzzLayers(f *testing.F) {
 func rawLayer(blob []byte) v1.Layer { return static.NewLayer(blob, mediatypes.OCILayer) }
 
 // disksIn returns the files in the disk's folder of a layer that copyDisk has accepted.
-func disksIn(t *testing.T, layer []byte) (found [][]byte) {
+func disksIn(t *testing.T, blob []byte) (found [][]byte) {
 	t.Helper()
-	content, release, err := decompressLayer(bytes.NewReader(layer))
+	content, release, err := layer.Decompress(bytes.NewReader(blob))
 	assert.NoError(t, err)
 	defer release()
 	files := tar.NewReader(content)

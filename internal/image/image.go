@@ -1,12 +1,13 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package image fetches disk images from web servers and registries, and stores them by
-// their digest. It depends on no other part of Drover, so that every program that runs
-// machines can use it.
+// Package image fetches disk images and container images from web servers and registries, and
+// stores them by their digest. It depends on no other part of Drover, so that every program that
+// runs machines can use it.
 //
 // Start with Store.NeedsFetch and Store.Fetch. Package egress makes the requests, and
-// package diskimage reads and makes the images themselves.
+// package diskimage reads and makes the disk images themselves. Of a container image, package
+// rootfs makes the root of a machine (containers.go), which Store.OpenRoot opens (root.go).
 package image
 
 import (
@@ -20,9 +21,11 @@ import (
 
 // Ref refers to an image.
 type Ref struct {
-	// Source is the URL of a web server or a registry, or a file of the host.
+	// Source is the URL of a web server or a registry, the reference of a container image, or
+	// a file of the host.
 	Source string
-	// Checksum is "sha256:" and 64 digits, or empty if any content is accepted.
+	// Checksum is "sha256:" and 64 digits, or empty if any content is accepted. Of a container
+	// image it is the digest of its manifest.
 	Checksum   string
 	PullPolicy PullPolicy
 }
@@ -69,7 +72,8 @@ const (
 	ociScheme   = "oci://"
 )
 
-// IsRemote reports whether a source has to be fetched.
+// IsRemote reports whether a source is the URL of a disk. See IsContainer for what has to be
+// fetched too.
 func IsRemote(source string) bool {
 	for _, scheme := range []string{httpScheme, httpsScheme, ociScheme} {
 		if strings.HasPrefix(source, scheme) {
@@ -78,6 +82,9 @@ func IsRemote(source string) bool {
 	}
 	return false
 }
+
+// IsFetched reports whether a source has to be fetched: as a URL, or as a container image.
+func IsFetched(source string) bool { return IsRemote(source) || IsContainer(source) }
 
 // Redact returns a source as it is shown: without possible secrets.
 func Redact(source string) string { return egress.Redact(source) }
@@ -91,6 +98,8 @@ func (r Ref) Validate(field string) error {
 	switch {
 	case r.Checksum != "" && !checksumPattern.MatchString(r.Checksum):
 		return newError(ErrInvalid, "%s.checksum is %.100q: it must be sha256: and 64 digits of 0-9a-f", field, r.Checksum)
+	case r.Checksum != "" && IsContainer(r.Source):
+		return newError(ErrUnsupported, "%s.checksum: it is for disks, and %q is a container image: write its digest behind its name, as in name@sha256:...", field, r.Source)
 	case !IsRemote(r.Source) && r.Checksum != "":
 		return newError(ErrUnsupported, "%s.checksum: it is for images that are fetched, and %q is a file", field, r.Source)
 	}

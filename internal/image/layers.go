@@ -5,53 +5,36 @@ package image
 
 import (
 	"archive/tar"
-	"bufio"
-	"bytes"
-	"compress/gzip"
-	"errors"
 	"io"
 	"path"
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/klauspost/compress/zstd"
+
+	"cloudnative.tw/drover/internal/image/layer"
 )
 
-const (
-	// diskFolder is the folder of the disk in an image for machines, as in container disks.
-	diskFolder = "disk"
-	// whiteout is the prefix of the name of an entry by which a layer removes or hides what
-	// layers below have. Images for machines have none.
-	whiteout = ".wh."
-	// maxLayers is how many layers an image may have, as in container engines.
-	maxLayers = 127
-	// maxWindowSize is how much memory the decompression of a layer may take.
-	maxWindowSize = 64 << 20
-)
+// diskFolder is the folder of the disk in an image for machines, as in container disks.
+const diskFolder = "disk"
 
 // diskCopier copies the disk of an image: the one file in the disk's folder, in any
 // layer.
 type diskCopier struct {
-	out   io.Writer
-	found bool
-	// compressed and content limit the layers' bytes as sent and as decompressed: either may
-	// be endless while the other is not.
-	compressed, content byteLimit
+	out    io.Writer
+	found  bool
+	limits *layer.Limits
 }
 
 // copyDisk copies the disk of an image whose layers have at most limit bytes. It reads
 // all of them: whether they match the image's digests shows only at their end.
 func copyDisk(image v1.Image, out io.Writer, limit int64) error {
-	layers, err := image.Layers()
+	layers, err := layersOf(image)
 	if err != nil {
 		return err
 	}
-	if len(layers) > maxLayers {
-		return unusableContent("the image has %d layers: it may have %d", len(layers), maxLayers)
-	}
-	c := &diskCopier{out: out, compressed: byteLimit{limit, limit}, content: byteLimit{limit, limit}}
-	for _, layer := range layers {
-		if err := c.copyLayer(layer); err != nil {
+	c := &diskCopier{out: out, limits: layer.NewLimits(limit)}
+	for _, l := range layers {
+		if err := c.copyLayer(l); err != nil {
 			return err
 		}
 	}
@@ -61,50 +44,28 @@ func copyDisk(image v1.Image, out io.Writer, limit int64) error {
 	return nil
 }
 
-func (c *diskCopier) copyLayer(layer v1.Layer) error {
-	body, err := layer.Compressed()
+// layersOf returns the layers of an image.
+func layersOf(image v1.Image) ([]v1.Layer, error) {
+	layers, err := image.Layers()
+	if err == nil && len(layers) > layer.MaxCount {
+		err = unusableContent("the image has %d layers: it may have %d", len(layers), layer.MaxCount)
+	}
+	return layers, err
+}
+
+func (c *diskCopier) copyLayer(l v1.Layer) error {
+	body, err := l.Compressed()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = body.Close() }()
-	blob := &limitedReader{body, &c.compressed}
-	decompressed, release, err := decompressLayer(blob)
-	if err != nil {
-		return err
-	}
-	defer release()
-	content := &limitedReader{decompressed, &c.content}
-	if err := c.copyEntries(tar.NewReader(content)); err != nil {
-		return err
-	}
-	// An archive ends before its blob does, and the digest is checked at that end.
-	if _, err := io.Copy(io.Discard, content); err != nil {
-		return err
-	}
-	_, err = io.Copy(io.Discard, blob)
-	return err
-}
-
-func (c *diskCopier) copyEntries(files *tar.Reader) error {
-	for {
-		entry, err := files.Next()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
+	return c.limits.ReadEntries(body, func(entry *tar.Header, content io.Reader) error {
 		isDisk, err := c.checkEntry(entry)
-		if err != nil {
-			return err
+		if err == nil && isDisk {
+			_, err = io.Copy(c.out, content)
 		}
-		if !isDisk {
-			continue
-		}
-		if _, err := io.Copy(c.out, files); err != nil {
-			return err
-		}
-	}
+		return err
+	})
 }
 
 // checkEntry reports whether an entry is the disk. It refuses what would make the disk
@@ -112,13 +73,13 @@ func (c *diskCopier) copyEntries(files *tar.Reader) error {
 func (c *diskCopier) checkEntry(entry *tar.Header) (isDisk bool, err error) {
 	dir, base := path.Split(strings.TrimPrefix(path.Clean("/"+entry.Name), "/"))
 	inside := dir == diskFolder+"/"
-	hides := strings.HasPrefix(base, whiteout) && (inside || dir == "" && (base == whiteout+diskFolder || base == whiteout+whiteout+".opq"))
+	hides := strings.HasPrefix(base, layer.Whiteout) && (inside || dir == "" && (base == layer.Whiteout+diskFolder || base == layer.Opaque))
 	switch {
 	case hides:
 		return false, unusableContent("a layer of the image removes or hides files of /%s, which is not taken: it must be built anew, with one disk", diskFolder)
 	case !inside, strings.HasPrefix(base, "."):
 		return false, nil
-	case isSparse(entry):
+	case layer.IsSparse(entry):
 		return false, unusableContent("the disk is a sparse file in its archive, which is not taken: build the image without --sparse")
 	case entry.Typeflag != tar.TypeReg:
 		return false, nil
@@ -127,59 +88,4 @@ func (c *diskCopier) checkEntry(entry *tar.Header) (isDisk bool, err error) {
 	}
 	c.found = true
 	return true, nil
-}
-
-// isSparse reports whether an entry has holes, which cost nothing to send but much to
-// write.
-func isSparse(entry *tar.Header) bool {
-	for key := range entry.PAXRecords {
-		if strings.HasPrefix(key, "GNU.sparse.") {
-			return true
-		}
-	}
-	return entry.Typeflag == tar.TypeGNUSparse
-}
-
-// byteLimit is how many bytes are accepted, and how many of these are left.
-type byteLimit struct{ left, limit int64 }
-
-// limitedReader counts what it reads against a limit, which other readers may share.
-type limitedReader struct {
-	io.Reader
-
-	limit *byteLimit
-}
-
-func (r *limitedReader) Read(p []byte) (int, error) {
-	n, err := r.Reader.Read(p)
-	if r.limit.left -= int64(n); r.limit.left < 0 {
-		return 0, tooLargeError("the layers of the image have more than", r.limit.limit)
-	}
-	return n, err
-}
-
-func tooLargeError(what string, limit int64) error {
-	return invalidContent("%s %d bytes, which is all that --image-max-size allows", what, limit)
-}
-
-// decompressLayer returns the content of a layer, whose first bytes say how it is
-// compressed.
-func decompressLayer(blob io.Reader) (content io.Reader, release func(), err error) {
-	buffered := bufio.NewReader(blob)
-	magic, err := buffered.Peek(4)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, nil, err
-	}
-	switch {
-	case bytes.HasPrefix(magic, []byte("\x1f\x8b")):
-		r, err := gzip.NewReader(buffered)
-		return r, func() {}, err
-	case bytes.Equal(magic, []byte("\x28\xb5\x2f\xfd")):
-		r, err := zstd.NewReader(buffered, zstd.WithDecoderMaxWindow(maxWindowSize), zstd.WithDecoderConcurrency(1))
-		if err != nil {
-			return nil, nil, err
-		}
-		return r, r.Close, nil
-	}
-	return buffered, func() {}, nil
 }

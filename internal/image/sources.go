@@ -18,9 +18,9 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
-	"github.com/klauspost/compress/zstd"
 
 	"cloudnative.tw/drover/internal/image/egress"
+	"cloudnative.tw/drover/internal/image/layer"
 )
 
 // DefaultMaxSize is how many bytes an image may have if the operator sets no other limit.
@@ -72,10 +72,10 @@ func NewSources(p Policy) (*Sources, error) {
 // only the registry itself can choose.
 func (s *Sources) IsUnchecked(ref Ref) bool {
 	reference, isOCI := strings.CutPrefix(ref.Source, ociScheme)
-	if ref.Checksum != "" || !IsRemote(ref.Source) {
+	if ref.Checksum != "" || !IsFetched(ref.Source) {
 		return false
 	}
-	if !isOCI {
+	if !isOCI && !IsContainer(ref.Source) {
 		return true
 	}
 	parsed, err := name.ParseReference(reference)
@@ -132,7 +132,7 @@ var platform = v1.Platform{OS: "linux", Architecture: "amd64"}
 func (s *Sources) parseReference(ctx context.Context, reference string, onData func()) (name.Reference, []remote.Option, error) {
 	ref, err := name.ParseReference(reference)
 	if err != nil {
-		return nil, nil, invalidContent("it is no reference of an image: it must be oci://registry/name:tag or oci://registry/name@sha256:...")
+		return nil, nil, invalidContent("it is no reference of an image: it must be registry/name:tag or registry/name@sha256:...")
 	}
 	options := []remote.Option{
 		remote.WithContext(ctx), remote.WithPlatform(platform),
@@ -229,18 +229,29 @@ func invalidContent(format string, args ...any) error {
 	return &contentError{newError(ErrInvalid, format, args...)}
 }
 
+func tooLargeError(what string, limit int64) error {
+	return invalidContent("%s %d bytes, which is all that --image-max-size allows", what, limit)
+}
+
+func errTooMuchMemory() error {
+	return unusableContent("a layer of the image needs more than %d bytes of memory to be decompressed: compress it without --long or --ultra", layer.MaxWindowSize)
+}
+
 // explainError explains why a fetch failed, by fixed texts, without the server's answer.
 func explainError(err error) error {
 	content, isContent := errors.AsType[*contentError](err)
 	_, isOwn := errors.AsType[*egress.Error](err)
+	tooLarge, isTooLarge := errors.AsType[*layer.TooLargeError](err)
 	response, isResponse := errors.AsType[*transport.Error](err)
 	switch {
 	case isContent:
 		return content
 	case isResponse && !isOwn:
 		return egress.StatusError(response.StatusCode)
-	case errors.Is(err, zstd.ErrWindowSizeExceeded):
-		return unusableContent("a layer of the image needs more than %d bytes of memory to be decompressed: compress it without --long or --ultra", maxWindowSize)
+	case layer.IsTooMuchMemory(err):
+		return errTooMuchMemory()
+	case isTooLarge:
+		return tooLargeError("the layers of the image have more than", tooLarge.Limit)
 	}
 	return egress.Explain(err)
 }

@@ -19,10 +19,12 @@ import (
 	"cloudnative.tw/drover/internal/atomicfile"
 )
 
-// Names in the store: an image by its digest, and a source by its own hash. The file of a
-// source names the image that the source stood for when it was last fetched.
+// Names in the store: a disk by its digest, a root by that of its image's manifest, and a source
+// by its own hash. The file of a source names the image that the source stood for when it was
+// last fetched.
 const (
 	imagePrefix = "sha256-"
+	rootPrefix  = "root-"
 	refPrefix   = "ref-"
 	lockName    = "lock"
 )
@@ -41,13 +43,15 @@ type Store struct {
 	// neither.
 	Stage   func() (path string, remove func(), err error)
 	Sources *Sources
+	// Convert converts container images. A Store without it refuses them.
+	Convert Converter
 
 	rejections rejections
 }
 
 // StoredImage is an image in the store.
 type StoredImage struct {
-	// Digest is "sha256:" and 64 digits.
+	// Digest is "sha256:" and 64 digits: that of a disk, or of the manifest that a root is of.
 	Digest string
 	// Sources are the sources that stood for the image when they were last fetched. There
 	// are none if each stands for another image now.
@@ -64,29 +68,62 @@ func (s *Store) Digest(ref Ref) string {
 	if ref.Checksum != "" {
 		return ref.Checksum
 	}
-	content, _, err := atomicfile.Read(s.refPath(ref.Source), maxRefSize)
+	name := s.nameOf(ref.Source)
+	if name == "" {
+		return ""
+	}
+	return DigestOf(name)
+}
+
+// nameOf returns the name of the image that a source stood for when it was last fetched.
+func (s *Store) nameOf(source string) string {
+	content, _, err := atomicfile.Read(s.refPath(source), maxRefSize)
 	if err != nil {
 		return ""
 	}
 	name, _ := parseRefFile(content)
-	if digest := DigestOf(name); checksumPattern.MatchString(digest) {
-		return digest
+	isRoot := strings.HasPrefix(name, rootPrefix)
+	if !checksumPattern.MatchString(DigestOf(name)) || isRoot && !IsContainer(source) {
+		return ""
 	}
-	return ""
+	return name
 }
 
-// DigestOf returns the digest of the image in a file of the store.
-func DigestOf(path string) string { return strings.Replace(filepath.Base(path), "-", ":", 1) }
+// rootName returns the name of a root. A disk has the same without the prefix.
+func rootName(digest string) string { return rootPrefix + diskName(digest) }
 
-// Path returns the path of an image, and whether it exists.
+func diskName(digest string) string { return strings.Replace(digest, ":", "-", 1) }
+
+// IsRootName reports whether a file of the store is the root of a container image.
+func IsRootName(name string) bool { return strings.HasPrefix(name, rootPrefix) }
+
+// DigestOf returns the digest of the image in a file of the store.
+func DigestOf(path string) string {
+	return strings.Replace(strings.TrimPrefix(filepath.Base(path), rootPrefix), "-", ":", 1)
+}
+
+// Path returns the path of an image, and whether it exists. It is that of a root only where
+// the source is a container image.
 func (s *Store) Path(ref Ref) (path string, exists bool) {
-	digest := s.Digest(ref)
-	if digest == "" {
-		return "", false
+	var names []string
+	switch {
+	case ref.Checksum == "":
+		names = []string{s.nameOf(ref.Source)}
+	case IsContainer(ref.Source):
+		names = []string{rootName(ref.Checksum), diskName(ref.Checksum)}
+	default:
+		names = []string{diskName(ref.Checksum)}
 	}
-	path = s.filePath(strings.Replace(digest, ":", "-", 1))
-	_, err := os.Stat(path)
-	return path, err == nil
+	for _, name := range names {
+		if name == "" {
+			return "", false
+		}
+		path = s.filePath(name)
+		if _, err := os.Stat(path); err == nil {
+			return path, true
+		}
+	}
+	return path, false
 }
 
 // List returns the images in the store.
@@ -101,7 +138,7 @@ func (s *Store) List() ([]StoredImage, error) {
 	sources := s.sourcesByName(entries)
 	var images []StoredImage
 	for _, entry := range entries {
-		if !strings.HasPrefix(entry.Name(), imagePrefix) {
+		if !strings.HasPrefix(entry.Name(), imagePrefix) && !IsRootName(entry.Name()) {
 			continue
 		}
 		info, err := entry.Info()

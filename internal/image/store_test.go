@@ -284,6 +284,10 @@ func TestValidate(t *testing.T) {
 		"plain, unchecked":       {image.Ref{Source: "oci://plain:5000/y:1"}, nil},
 		"plain, PLAIN unchecked": {image.Ref{Source: "oci://PLAIN:5000/y:1"}, nil},
 		"plain and checksum":     {image.Ref{Source: "oci://plain:5000/y:1", Checksum: good}, nil},
+		"container":              {image.Ref{Source: "x/y"}, nil},
+		"container, checksum":    {image.Ref{Source: "x/y", Checksum: good}, image.ErrUnsupported},
+		"container, unchecked":   {image.Ref{Source: "plain:5000/y:1"}, nil},
+		"container, by digest":   {image.Ref{Source: "plain:5000/y@" + good}, nil},
 		"plain, by digest":       {image.Ref{Source: "oci://plain:5000/y@" + good}, nil},
 	} {
 		assert.ErrorIs(t, name, c.ref.Validate("image"), c.kind)

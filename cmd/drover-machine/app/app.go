@@ -24,6 +24,7 @@ import (
 
 	"github.com/go-logr/logr"
 
+	"cloudnative.tw/drover/internal/machine/converter"
 	"cloudnative.tw/drover/internal/machine/description"
 	"cloudnative.tw/drover/internal/machine/supervisor"
 )
@@ -60,14 +61,16 @@ func (o *options) addPlaces(flags *flag.FlagSet) {
 	flags.StringVar(&o.runFolder, "run-folder", "/run/drover-machine", "folder for sockets and temporary files, which must be writable")
 }
 
-// Main runs the machine that the flags name, or probes its guest, and returns the exit code of
-// the program.
+// Main runs the machine that the flags name, or does another work of the program for one, and
+// returns the exit code of the program.
 func Main(arguments []string) int {
 	switch {
 	case len(arguments) > 0 && arguments[0] == probeCommand:
 		return mainProbe(arguments[1:])
 	case len(arguments) > 0 && arguments[0] == supervisor.FollowCommand:
 		return supervisor.MainOnHost(context.Background())
+	case len(arguments) > 0 && arguments[0] == converter.Command:
+		return converter.Main(arguments[1:])
 	}
 	o, err := parseOptions(arguments)
 	switch {

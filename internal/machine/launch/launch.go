@@ -72,7 +72,7 @@ func Start(ctx context.Context, c Config, o Order, in Endpoints, files *Files) (
 		given[fd-firstFD] = readable
 	}
 	started := &Started{Cmd: o.command(ctx, arguments, slices.Concat(in.files(), given))}
-	err = o.Users.startAs(func(as *confine.User) error {
+	err = o.Users.StartAs(func(as *confine.User) error {
 		started.Confinement = o.confinementOf(as)
 		return explainStart(confine.Start(started.Cmd, o.policyOf(c, as, given)), as)
 	})
@@ -89,7 +89,7 @@ func (o Order) command(ctx context.Context, arguments []string, files []*os.File
 // StartProbe starts a program that tries a KVM device, confined as the QEMU of a machine is
 // that uses it.
 func StartProbe(cmd *exec.Cmd, policy confine.Policy, users *Users, device string) error {
-	return users.startAs(func(as *confine.User) error {
+	return users.StartAs(func(as *confine.User) error {
 		return explainStart(confine.Start(cmd, withKVM(policy, as, device)), as)
 	})
 }

@@ -112,9 +112,9 @@ func (u *Users) CheckDevice(path string) error {
 	return nil
 }
 
-// startAs calls start with the user of a new machine, and no other start at the same time:
-// an ID is free while no process has it.
-func (u *Users) startAs(start func(*confine.User) error) error {
+// StartAs calls start with the user of a new machine, or of another program that is confined as
+// one, and no other start at the same time: an ID is free while no process has it.
+func (u *Users) StartAs(start func(*confine.User) error) error {
 	as, err := u.findUser()
 	if err != nil {
 		return err

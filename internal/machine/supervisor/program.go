@@ -21,6 +21,9 @@ type Program struct {
 	digest string
 }
 
+// File returns the program, to be executed by its descriptor. It stays open.
+func (p *Program) File() *os.File { return p.file }
+
 // maxProgram bounds the size of the program.
 const maxProgram = 256 << 20
 

@@ -1,0 +1,277 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"unicode"
+
+	"github.com/distribution/reference"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"cloudnative.tw/drover/internal/image/erofs"
+	"cloudnative.tw/drover/internal/image/rootfs"
+)
+
+// IsContainer reports whether a source is the reference of a container image, such as
+// python:3.13 or registry/name@sha256:...: one without a scheme, which is no path either.
+func IsContainer(source string) bool {
+	if strings.Contains(source, "://") || strings.HasPrefix(source, "/") {
+		return false
+	}
+	if _, err := reference.ParseNormalizedNamed(source); err != nil {
+		return false
+	}
+	_, err := name.ParseReference(source)
+	return err == nil
+}
+
+// isPinned reports whether a reference stands for the same image forever.
+func (r Ref) isPinned() bool {
+	return r.Checksum != "" || IsContainer(r.Source) && strings.Contains(r.Source, "@"+digestPrefix)
+}
+
+// Converter converts the layers of a container image to a file system. The layers come from
+// strangers: the parts that read them should be able to do nothing else. See
+// rootfs.ConvertHere, which is for tests, and package converter of machines. The error is that
+// of a layer that could not be read, or a rootfs.ConverterError.
+type Converter func(ctx context.Context, order rootfs.Order, open rootfs.Open, out *os.File) (rootfs.Result, error)
+
+// container is a container image in a registry.
+type container struct {
+	v1.Image
+
+	digest string
+	layers []v1.Layer
+	sizes  []int64
+	total  int64 // of the layers as they are sent
+	config Config
+}
+
+// findContainer finds an image for machines in a registry, and checks what is known before its
+// layers are fetched. The image of a checksum is asked for first: the reference may stand for
+// another one by now.
+//
+// The logins are those of the operator's Docker configuration, for all VMs alike, so an image
+// that the registry has once given out may be used by all of them.
+func (s *Sources) findContainer(ctx context.Context, ref Ref, onData func()) (*container, error) {
+	found, err := s.findManifest(ctx, ref, onData)
+	if err != nil {
+		return nil, err
+	}
+	c := &container{}
+	if c.Image, err = found.Image(); err != nil {
+		return nil, err
+	}
+	digest, err := c.Image.Digest()
+	if err != nil {
+		return nil, err
+	}
+	if c.digest, err = checkDigest(digest); err != nil {
+		return nil, err
+	}
+	if c.config, err = readConfig(c.Image); err != nil {
+		return nil, err
+	}
+	return c, c.measure(s.maxSize)
+}
+
+func (s *Sources) findManifest(ctx context.Context, ref Ref, onData func()) (*remote.Descriptor, error) {
+	parsed, options, err := s.parseReference(ctx, ref.Source, onData)
+	if err != nil {
+		return nil, err
+	}
+	if ref.Checksum == "" {
+		return remote.Get(parsed, options...)
+	}
+	found, err := remote.Get(parsed.Context().Digest(ref.Checksum), options...)
+	if response, is := errors.AsType[*transport.Error](err); is && response.StatusCode == http.StatusNotFound {
+		return remote.Get(parsed, options...) // the checksum may be that of a disk in the image
+	}
+	return found, err
+}
+
+// measure finds the layers and adds up their sizes.
+func (c *container) measure(limit int64) (err error) {
+	if c.layers, err = layersOf(c.Image); err != nil {
+		return err
+	}
+	for _, l := range c.layers {
+		size, err := l.Size()
+		if err != nil {
+			return err
+		}
+		if size < 0 || size > limit-c.total {
+			return tooLargeError("the layers of the image have more than", limit)
+		}
+		c.sizes, c.total = append(c.sizes, size), c.total+size
+	}
+	return nil
+}
+
+// fetchContainer fetches a container image, and returns the name of its file in the store: a
+// root, or a disk if the image has nothing but that. A root that is there already is not
+// fetched again.
+func (s *Store) fetchContainer(ctx context.Context, staging string, ref Ref, progress Progress) (name string, err error) {
+	found, err := s.Sources.findContainer(ctx, ref, progress.ResetStallTimer)
+	if err != nil {
+		return "", explainError(err)
+	}
+	name = rootName(found.digest)
+	if _, err := os.Stat(s.filePath(name)); err == nil {
+		return name, ref.checkDigest(found.digest)
+	}
+	path := filepath.Join(staging, "root")
+	disk, err := s.writeFile(path, ref, progress, func(a *attempt) (string, error) { return a.convert(ctx, found) })
+	if err != nil {
+		return "", err
+	}
+	if disk == "" {
+		return name, s.addFile(path, name)
+	}
+	return disk, s.addFile(filepath.Join(staging, diskFile), disk)
+}
+
+// checkDigest refuses a container image that is not the one that the reference is pinned to.
+func (r Ref) checkDigest(digest string) error {
+	if r.Checksum != "" && r.Checksum != digest {
+		return unusableContent("its digest is %s, and %s was asked for", digest, r.Checksum)
+	}
+	return nil
+}
+
+// convert fetches the layers of an image and writes its root, with the configuration. If the
+// image has nothing but a disk, that is copied to a file of its own, and its name returned.
+func (a *attempt) convert(ctx context.Context, c *container) (disk string, err error) {
+	if err := a.checkContent(c.digest, c.total); err != nil {
+		return "", err
+	}
+	if a.store.Convert == nil {
+		return "", newError(ErrUnsupported, "container images are not taken here")
+	}
+	maxSize, isRoom, err := a.findLimit()
+	if err != nil {
+		return "", err
+	}
+	order := rootfs.Order{Seed: c.digest, Layers: c.sizes, MaxContent: a.store.Sources.maxSize, MaxSize: maxSize}
+	result, err := a.store.Convert(ctx, order, func(number int) (io.ReadCloser, error) {
+		blob, err := c.layers[number].Compressed()
+		return &countedBlob{blob, a}, err
+	}, a.file)
+	if failed, is := errors.AsType[*rootfs.ConverterError](err); is {
+		return "", failed
+	}
+	if err != nil {
+		return "", explainError(err)
+	}
+	if err := a.explainResult(result, maxSize, isRoom); err != nil {
+		return "", err
+	}
+	if result.Disk != nil {
+		return a.extractDisk(*result.Disk)
+	}
+	if err := a.ref.checkDigest(c.digest); err != nil {
+		return "", err
+	}
+	if err := erofs.Check(a.file, result.Size); err != nil {
+		return "", fmt.Errorf("the root that was made of it: %w", err)
+	}
+	return "", writeTrailing(a.file, result.Size, c.config)
+}
+
+// findLimit returns how many bytes the root may have, and whether that is all that there is room for.
+func (a *attempt) findLimit() (limit int64, isRoom bool, err error) {
+	free, reserved, err := a.findRoom()
+	limit = a.store.Sources.maxSize
+	if room := free - reserved; room < limit {
+		return max(room, 0), true, err
+	}
+	return limit, false, err
+}
+
+// explainResult returns why nothing was made of an image.
+func (a *attempt) explainResult(r rootfs.Result, limit int64, isRoom bool) error {
+	message := printable(r.Message)
+	switch r.Reason {
+	case "":
+		return nil
+	case rootfs.ReasonContent:
+		return unusableContent("no machine can have it as its root: %s", message)
+	case rootfs.ReasonTooLarge:
+		return tooLargeError("the layers of the image have more than", a.store.Sources.maxSize)
+	case rootfs.ReasonMemory:
+		return errTooMuchMemory()
+	case rootfs.ReasonOutput, rootfs.ReasonNoRoom:
+		if !isRoom && r.Reason == rootfs.ReasonOutput {
+			return tooLargeError("its root has more than", limit)
+		}
+		a.needs = a.neededFor(limit)
+		return fmt.Errorf("there is no room for its root: at most %d bytes are left on the disk of %s", limit, a.store.Dir)
+	case rootfs.ReasonFailed:
+		return fmt.Errorf("converting it failed: %s", message)
+	}
+	return fmt.Errorf("converting it failed for an unknown reason, %.40q", string(r.Reason))
+}
+
+// neededFor returns how many bytes have to be free for a root of more than so many bytes.
+func (a *attempt) neededFor(size int64) int64 {
+	_, reserved, err := a.findRoom()
+	if err != nil {
+		return size
+	}
+	return size + reserved + erofs.BlockSize
+}
+
+// maxMessage is how many bytes of a converter's message are passed on.
+const maxMessage = 1000
+
+// printable returns a message of a converter, which an image may have taken over, as it can be
+// shown.
+func printable(message string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, strings.ToValidUTF8(message[:min(len(message), maxMessage)], "?"))
+}
+
+// countedBlob is the content of a layer, which counts as progress.
+type countedBlob struct {
+	io.ReadCloser
+
+	attempt *attempt
+}
+
+// Read implements io.Reader.
+func (b *countedBlob) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.attempt.received += int64(n)
+	b.attempt.reportProgress()
+	return n, err
+}
+
+// extractDisk copies the disk out of a root to a file beside it, and returns its name in the
+// store.
+func (a *attempt) extractDisk(disk rootfs.Range) (string, error) {
+	path := filepath.Join(filepath.Dir(a.file.Name()), diskFile)
+	return a.store.writeFile(path, a.ref, a.progress, func(d *attempt) (string, error) {
+		d.version = a.version
+		if _, err := io.Copy(d, io.NewSectionReader(a.file, disk.Offset, disk.Size)); err != nil {
+			return "", err
+		}
+		digest, err := d.finish()
+		return imagePrefix + digest, err
+	})
+}

@@ -1,0 +1,483 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package image_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/atomicfile"
+	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/rootfs"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/filetree"
+)
+
+// containerConfig is the configuration of the tests' images.
+var containerConfig = v1.Config{
+	Entrypoint: []string{"/bin/app"}, Cmd: []string{"--serve"}, Env: []string{"PATH=/bin", "EMPTY="}, WorkingDir: "/srv", User: "1000:1000",
+	StopSignal: "SIGINT", ExposedPorts: map[string]struct{}{"80/tcp": {}, "443/tcp": {}}, Volumes: map[string]struct{}{"/data": {}},
+}
+
+// containerImage returns an image for a platform.
+func containerImage(t testing.TB, architecture string, config v1.Config, layers ...v1.Layer) v1.Image {
+	t.Helper()
+	i, err := mutate.AppendLayers(empty.Image, layers...)
+	assert.NoError(t, err)
+	i, err = mutate.ConfigFile(i, withConfig(t, i, architecture, config))
+	assert.NoError(t, err)
+	return i
+}
+
+func withConfig(t testing.TB, i v1.Image, architecture string, config v1.Config) *v1.ConfigFile {
+	t.Helper()
+	file, err := i.ConfigFile()
+	assert.NoError(t, err)
+	file = file.DeepCopy()
+	file.OS, file.Architecture, file.Config = "linux", architecture, config
+	return file
+}
+
+// appLayers are those of an image of one program.
+func appLayers(t testing.TB, content string) []v1.Layer {
+	t.Helper()
+	return []v1.Layer{plain(framework.TarOf(t, "bin/app", []byte(content))), plain(framework.TarOf(t, "etc/app.conf", []byte("lower"))), plain(framework.TarOf(t, "etc/app.conf", []byte("upper")))}
+}
+
+// counted counts the blobs that a registry is asked for.
+func counted(count *atomic.Int32) func(http.Handler) http.Handler {
+	return blobs(func(w http.ResponseWriter, _ *http.Request, blob []byte) {
+		count.Add(1)
+		_, _ = w.Write(blob)
+	})
+}
+
+// containerStore returns a store that takes container images of the tests' registries.
+func containerStore(t *testing.T, registry string) *image.Store {
+	t.Helper()
+	s := newStore(t, registry)
+	s.Convert = rootfs.ConvertHere
+	return s
+}
+
+// digestOf returns the digest of an image.
+func digestOf(t testing.TB, i interface{ Digest() (v1.Hash, error) }) string {
+	t.Helper()
+	digest, err := i.Digest()
+	assert.NoError(t, err)
+	return digest.String()
+}
+
+func openRoot(t *testing.T, s *image.Store, ref image.Ref) *image.Root {
+	t.Helper()
+	root, err := s.OpenRoot(ref)
+	assert.NoError(t, err)
+	t.Cleanup(func() { _ = root.Close() })
+	return root
+}
+
+// TestContainer checks that a container image becomes a root with its configuration, and that
+// other names of it copy nothing.
+func TestContainer(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Int32
+	registry := framework.NewRegistry(t, counted(&asked))
+	i := containerImage(t, "amd64", containerConfig, appLayers(t, "program")...)
+	digest := digestOf(t, i)
+	framework.PushImage(t, registry+"/library/app:1", i)
+	framework.PushImage(t, registry+"/library/app:2", i)
+	s := containerStore(t, registry)
+	var layers int32
+	for k, source := range []string{registry + "/library/app:1", registry + "/library/app:2", registry + "/library/app@" + digest} {
+		ref := image.Ref{Source: source}
+		assert.ErrorIs(t, "OpenRoot", assert.ErrorOf(s.OpenRoot(ref)), image.ErrUnavailable, "has to be fetched first")
+		assert.NoError(t, fetch(t, s, ref))
+		root := openRoot(t, s, ref)
+		if root.Digest != digest || root.Name != "root-"+strings.Replace(digest, ":", "-", 1) || s.Digest(ref) != digest {
+			t.Errorf("%s: got %+v, want %s", source, root, digest)
+		}
+		if k == 0 {
+			layers = asked.Load()
+			checkRoot(t, root)
+		}
+		if got, configs := asked.Load(), int32(k); got != layers+configs { // whose configuration is read each time
+			t.Errorf("%s: the registry was asked for %d blobs, %d at first", source, got, layers)
+		}
+		if needed, err := s.NeedsFetch(image.Ref{Source: source, PullPolicy: image.PullAlways}); err != nil || needed == strings.Contains(source, "@") {
+			t.Errorf("%s: it has to be fetched again: %v, %v", source, needed, err)
+		}
+	}
+	checkImages(t, s, 1)
+}
+
+// checkRoot checks the root of appLayers.
+func checkRoot(t *testing.T, root *image.Root) {
+	t.Helper()
+	want := image.Config{
+		Entrypoint: []string{"/bin/app"}, Cmd: []string{"--serve"}, Env: []string{"PATH=/bin", "EMPTY="}, WorkingDir: "/srv", User: "1000:1000",
+		StopSignal: "SIGINT", ExposedPorts: []string{"443/tcp", "80/tcp"}, Volumes: []string{"/data"},
+	}
+	if !reflect.DeepEqual(root.Config, want) {
+		t.Errorf("the configuration is %+v", root.Config)
+	}
+	tree := filetree.Read(t, root.File)
+	upper, err := filetree.HashOf(strings.NewReader("upper"))
+	assert.NoError(t, err)
+	if len(tree) != 5 || tree["etc/app.conf"].Hash != upper {
+		t.Errorf("the root has %v", tree)
+	}
+	info, err := root.File.Stat()
+	assert.NoError(t, err)
+	if base := root.Base(); base.Path != root.Name || base.Format != "erofs" || base.Size != root.Size || !base.HasContentOf(base) {
+		t.Errorf("it is described as %+v", base)
+	}
+	if info.Mode().Perm() != 0o400 || info.Size() != root.Size || root.Size%4096 != 0 {
+		t.Errorf("the file has the mode %v and %d bytes, of %d", info.Mode(), info.Size(), root.Size)
+	}
+}
+
+// TestPlatform checks that the image for machines is chosen, and that others are refused before
+// any layer of theirs is fetched.
+func TestPlatform(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Int32
+	registry := framework.NewRegistry(t, counted(&asked))
+	arm := containerImage(t, "arm64", containerConfig, appLayers(t, "arm")...)
+	amd := containerImage(t, "amd64", containerConfig, appLayers(t, "amd")...)
+	indexOf := func(images map[string]v1.Image) v1.ImageIndex {
+		index := v1.ImageIndex(empty.Index)
+		for architecture, i := range images {
+			index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: i, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: architecture}}})
+		}
+		return index
+	}
+	push := func(tag string, what remote.Taggable) image.Ref {
+		ref, err := name.ParseReference(registry + "/app:" + tag)
+		assert.NoError(t, err)
+		switch what := what.(type) {
+		case v1.ImageIndex:
+			assert.NoError(t, remote.WriteIndex(ref, what))
+		case v1.Image:
+			assert.NoError(t, remote.Write(ref, what))
+		}
+		return image.Ref{Source: ref.Name()}
+	}
+	s := containerStore(t, registry)
+	both := push("both", indexOf(map[string]v1.Image{"arm64": arm, "amd64": amd}))
+	assert.NoError(t, fetch(t, s, both))
+	if root := openRoot(t, s, both); root.Digest != digestOf(t, amd) {
+		t.Errorf("got %s", root.Digest)
+	}
+	asked.Store(0)
+	wantRetry(t, fetch(t, s, push("arm", arm)), `it is for "linux/arm64": machines run linux/amd64`)
+	wantRetry(t, fetch(t, s, push("arm-index", indexOf(map[string]v1.Image{"arm64": arm}))), "it has no image for linux/amd64")
+	if n := asked.Load(); n > 1 { // a configuration
+		t.Errorf("%d blobs were fetched", n)
+	}
+	assert.NoError(t, fetch(t, s, push("unnamed", containerImage(t, "", v1.Config{}, appLayers(t, "any")...))))
+	checkImages(t, s, 2)
+}
+
+// TestContainerOfDisk checks that a container disk is stored as such, by whichever name.
+func TestContainerOfDisk(t *testing.T) {
+	t.Parallel()
+	content := disk()
+	source := push(t, nil, zipped(t, framework.TarOf(t, "disk/a.img", content)))
+	s := containerStore(t, hostOf(source))
+	ref := image.Ref{Source: strings.TrimPrefix(source, "oci://")}
+	assert.NoError(t, fetch(t, s, ref))
+	assert.ErrorIs(t, "OpenRoot", assert.ErrorOf(s.OpenRoot(ref)), image.ErrNotRoot)
+	path, exists := s.Path(ref)
+	have, err := os.ReadFile(path)
+	assert.NoError(t, err)
+	if !exists || !bytes.Equal(have, content) || s.Digest(ref) != checksum(content) {
+		t.Errorf("%s has %d bytes, want the disk", path, len(have))
+	}
+	f, err := os.Open(path)
+	assert.NoError(t, err)
+	defer func() { _ = f.Close() }()
+	base, err := image.DescribeFile(f, ref.Source)
+	assert.NoError(t, err)
+	if base.Path != filepath.Base(path) || base.Stamp != fmt.Sprint(len(content)) {
+		t.Errorf("the disk is described as %+v", base)
+	}
+	assert.NoError(t, fetch(t, s, image.Ref{Source: source}))
+	checkImages(t, s, 1)
+	// A disk by its checksum, as of a machine that was made of it.
+	pinned := containerStore(t, hostOf(source))
+	assert.NoError(t, fetch(t, pinned, image.Ref{Source: ref.Source, Checksum: checksum(content)}))
+	checkImages(t, pinned, 1)
+	wantRetry(t, fetch(t, pinned, image.Ref{Source: ref.Source, Checksum: checksum([]byte("another"))}), "its checksum is "+checksum(content))
+}
+
+// TestPinnedContainer checks that an image is fetched by its digest once its tag stands for
+// another, and that its source stands for the new one all the same.
+func TestPinnedContainer(t *testing.T) {
+	t.Parallel()
+	registry := framework.NewRegistry(t, nil)
+	source := registry + "/app:latest"
+	old, latest := containerImage(t, "amd64", containerConfig, appLayers(t, "old")...), containerImage(t, "amd64", containerConfig, appLayers(t, "new")...)
+	framework.PushImage(t, source, old)
+	framework.PushImage(t, source, latest)
+	s := containerStore(t, registry)
+	pinned := image.Ref{Source: source, Checksum: digestOf(t, old)}
+	assert.NoError(t, fetch(t, s, pinned))
+	if root := openRoot(t, s, pinned); root.Digest != pinned.Checksum {
+		t.Errorf("got %s", root.Digest)
+	}
+	assert.NoError(t, fetch(t, s, image.Ref{Source: source}))
+	if root := openRoot(t, s, image.Ref{Source: source}); root.Digest != digestOf(t, latest) {
+		t.Errorf("the source stands for %s", root.Digest)
+	}
+	missing := image.Ref{Source: source, Checksum: checksum([]byte("missing"))}
+	wantRetry(t, fetch(t, s, missing), "its digest is "+digestOf(t, latest))
+	checkImages(t, s, 2)
+}
+
+// TestContainerRegistryFails checks what a registry can do wrong: what it sends is not taken, and is
+// asked for again, unless it is what was asked for.
+func TestContainerRegistryFails(t *testing.T) {
+	t.Parallel()
+	layer := framework.TarOf(t, "bin/app", bytes.Repeat([]byte("program "), 10000))
+	odd := framework.TarOf(t, ".wh.", nil)
+	for name, c := range map[string]struct {
+		layer  []byte
+		answer func(w http.ResponseWriter, r *http.Request, blob []byte)
+		says   string
+		again  bool
+	}{
+		"changed content": {layer, func(w http.ResponseWriter, _ *http.Request, blob []byte) {
+			_, _ = w.Write(bytes.Replace(blob, []byte("program"), []byte("malware"), 1))
+		}, "digest", true},
+		"changed to be odd": {layer, func(w http.ResponseWriter, _ *http.Request, blob []byte) {
+			_, _ = w.Write(bytes.Replace(blob, []byte("bin/app"), []byte("b/.wh.."), 1))
+		}, "digest", true},
+		"cut off":              {layer, func(w http.ResponseWriter, _ *http.Request, blob []byte) { _, _ = w.Write(blob[:min(1000, len(blob))]) }, "", true},
+		"gone":                 {layer, func(w http.ResponseWriter, _ *http.Request, _ []byte) { w.WriteHeader(http.StatusNotFound) }, "404", true},
+		"odd, as it is":        {odd, func(w http.ResponseWriter, _ *http.Request, blob []byte) { _, _ = w.Write(blob) }, "no machine can have it as its root", false},
+		"no archive, as it is": {bytes.Repeat([]byte("x"), 5000), func(w http.ResponseWriter, _ *http.Request, blob []byte) { _, _ = w.Write(blob) }, "no machine can have it as its root", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var asked atomic.Int32
+			registry := framework.NewRegistry(t, blobs(func(w http.ResponseWriter, r *http.Request, blob []byte) {
+				if bytes.HasPrefix(blob, []byte("{")) {
+					_, _ = w.Write(blob)
+					return
+				}
+				asked.Add(1)
+				c.answer(w, r, blob)
+			}))
+			framework.PushImage(t, registry+"/app:1", containerImage(t, "amd64", containerConfig, plain(c.layer)))
+			s := containerStore(t, registry)
+			for range 2 {
+				wantRetry(t, fetch(t, s, image.Ref{Source: registry + "/app:1"}), c.says)
+			}
+			if again := asked.Load() > 1; again != c.again {
+				t.Errorf("it was asked again: %v, want %v", again, c.again)
+			}
+			checkImages(t, s, 0)
+		})
+	}
+}
+
+// TestContainerLimits checks that an image of too many bytes is refused, before its layers are fetched if
+// their sizes say so.
+func TestContainerLimits(t *testing.T) {
+	t.Parallel()
+	registry := framework.NewRegistry(t, nil)
+	bomb := zipped(t, framework.TarOf(t, "zeros", make([]byte, 16<<20)))
+	framework.PushImage(t, registry+"/bomb:1", containerImage(t, "amd64", containerConfig, bomb))
+	framework.PushImage(t, registry+"/large:1", containerImage(t, "amd64", containerConfig, plain(framework.TarOf(t, "x", make([]byte, 16<<20)))))
+	layers := make([]v1.Layer, 128)
+	for k := range layers {
+		layers[k] = plain(framework.TarOf(t, fmt.Sprint(k), nil))
+	}
+	framework.PushImage(t, registry+"/layers:1", containerImage(t, "amd64", containerConfig, layers...))
+	env := v1.Config{Env: []string{"A=" + strings.Repeat("x", 300_000)}}
+	framework.PushImage(t, registry+"/config:1", containerImage(t, "amd64", env, bomb))
+	framework.PushImage(t, registry+"/history:1", containerImage(t, "amd64", v1.Config{Labels: map[string]string{"a": strings.Repeat("x", 2<<20)}}, bomb))
+	framework.PushImage(t, registry+"/env:1", containerImage(t, "amd64", v1.Config{Env: []string{"=x"}}, bomb))
+	for repository, says := range map[string]string{
+		"bomb": "--image-max-size", "large": "--image-max-size", "layers": "it may have 127", "config": "it may have 262144",
+		"history": "it may have 1048576", "env": `the variable "=x"`,
+	} {
+		s := containerStore(t, registry)
+		s.Sources = nil
+		allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: []string{registry}, MaxSize: 8 << 20})
+		assert.ErrorSays(t, repository, fetch(t, s, image.Ref{Source: registry + "/" + repository + ":1"}), says)
+		checkImages(t, s, 0)
+	}
+}
+
+// TestContainerNoRoom checks that an image which a disk has no room for is fetched once there is room.
+func TestContainerNoRoom(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := unix.Mount("drover-test", dir, "tmpfs", 0, "size=2M"); err != nil {
+		t.Skip("a small disk has to be mounted: run the tests as root")
+	}
+	t.Cleanup(func() { assert.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	var asked atomic.Int32
+	registry := framework.NewRegistry(t, counted(&asked))
+	content := bytes.Repeat([]byte("not zeros "), 400_000)
+	framework.PushImage(t, registry+"/app:1", containerImage(t, "amd64", containerConfig, zipped(t, framework.TarOf(t, "app", content))))
+	s := containerStore(t, registry)
+	s.Dir, s.Stage = dir, atomicfile.Folder{Path: dir}.MakeFolder
+	assert.NoError(t, os.Mkdir(filepath.Join(dir, "cache"), 0o700))
+	ref := image.Ref{Source: registry + "/app:1"}
+	wantRetry(t, fetch(t, s, ref), "there is no room for its root")
+	before := asked.Load()
+	wantRetry(t, fetch(t, s, ref), "it needs at least")
+	if n := asked.Load() - before; n > 1 {
+		t.Errorf("%d blobs were fetched", n)
+	}
+	assert.NoError(t, unix.Mount("", dir, "", unix.MS_REMOUNT, "size=16M"))
+	assert.NoError(t, fetch(t, s, ref))
+}
+
+// TestDamagedRoot checks that a root which was changed or cut off is not opened.
+func TestDamagedRoot(t *testing.T) {
+	t.Parallel()
+	registry := framework.NewRegistry(t, nil)
+	framework.PushImage(t, registry+"/app:1", containerImage(t, "amd64", containerConfig, appLayers(t, "program")...))
+	for name, damage := range map[string]func(b []byte) []byte{
+		"empty":         func([]byte) []byte { return nil },
+		"cut off":       func(b []byte) []byte { return b[:len(b)-4096] },
+		"in a block":    func(b []byte) []byte { return b[:len(b)-5] },
+		"longer":        func(b []byte) []byte { return append(b, make([]byte, 4096)...) },
+		"configuration": func(b []byte) []byte { return bytes.Replace(b, []byte("--serve"), []byte("--other"), 1) },
+		"superblock":    func(b []byte) []byte { b[1100]++; return b },
+		"place":         func(b []byte) []byte { b[len(b)-64+7]++; return b },
+	} {
+		s := containerStore(t, registry)
+		ref := image.Ref{Source: registry + "/app:1"}
+		assert.NoError(t, fetch(t, s, ref))
+		path, _ := s.Path(ref)
+		content, err := os.ReadFile(path)
+		assert.NoError(t, errors.Join(err, os.Chmod(path, 0o600), os.WriteFile(path, damage(content), 0o600)))
+		assert.ErrorIs(t, name, assert.ErrorOf(s.OpenRoot(ref)), image.ErrUnavailable, "was damaged")
+	}
+}
+
+// TestPruneRoots checks that a root which is in use is kept, and that another is removed with its sources.
+func TestPruneRoots(t *testing.T) {
+	t.Parallel()
+	registry := framework.NewRegistry(t, nil)
+	s := containerStore(t, registry)
+	var refs []image.Ref
+	for _, name := range []string{"kept", "removed"} {
+		ref := image.Ref{Source: registry + "/" + name + ":1"}
+		framework.PushImage(t, ref.Source, containerImage(t, "amd64", containerConfig, appLayers(t, name)...))
+		assert.NoError(t, fetch(t, s, ref))
+		refs = append(refs, ref)
+	}
+	assert.NoError(t, s.MakeLock())
+	kept, removed := openRoot(t, s, refs[0]), openRoot(t, s, refs[1])
+	pruned, err := s.Prune(t.Context(), func() (map[string]bool, error) { return map[string]bool{kept.Name: true}, nil })
+	assert.NoError(t, err)
+	if len(pruned) != 1 || pruned[0].Name != removed.Name || pruned[0].Sources[0] != refs[1].Source || pruned[0].Digest != removed.Digest {
+		t.Errorf("it removed %+v", pruned)
+	}
+	openRoot(t, s, refs[0])
+	assert.ErrorIs(t, "OpenRoot", assert.ErrorOf(s.OpenRoot(refs[1])), image.ErrUnavailable)
+	assert.NoError(t, fetch(t, s, refs[1]))
+}
+
+// TestContainerStalls checks that the fetch ends where nothing comes any more.
+func TestContainerStalls(t *testing.T) {
+	t.Parallel()
+	registry := framework.NewRegistry(t, blobs(func(w http.ResponseWriter, r *http.Request, blob []byte) {
+		if bytes.HasPrefix(blob, []byte("{")) {
+			_, _ = w.Write(blob)
+			return
+		}
+		_, _ = w.Write(blob[:600])
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	}))
+	framework.PushImage(t, registry+"/app:1", containerImage(t, "amd64", containerConfig, appLayers(t, "program")...))
+	s := containerStore(t, registry)
+	wantRetry(t, fetchWithin(t, s, image.Ref{Source: registry + "/app:1"}, 200*time.Millisecond, func(string) {}), "it was cancelled")
+	checkImages(t, s, 0)
+}
+
+// TestConverterClaims checks that what a converter says is not believed: its image may have taken it over.
+func TestConverterClaims(t *testing.T) {
+	t.Parallel()
+	registry := framework.NewRegistry(t, nil)
+	framework.PushImage(t, registry+"/app:1", containerImage(t, "amd64", containerConfig, appLayers(t, "program")...))
+	for name, c := range map[string]struct {
+		claim rootfs.Result
+		says  string
+	}{
+		"nothing was made":  {rootfs.Result{Size: 1 << 20}, "the root that was made of it"},
+		"a negative size":   {rootfs.Result{Size: -4096}, "the root that was made of it"},
+		"a disk elsewhere":  {rootfs.Result{Size: 4096, Disk: &rootfs.Range{Offset: -1, Size: 1 << 40}}, ""},
+		"a terminal's text": {rootfs.Result{Reason: rootfs.ReasonContent, Message: "a\x1b[2Jb\xff\n" + strings.Repeat("x", 5000)}, "a?[2Jb??xxx"},
+		"another reason":    {rootfs.Result{Reason: "\x1bnews", Message: "x"}, `unknown reason, "\x1bnews"`},
+	} {
+		s := containerStore(t, registry)
+		s.Convert = func(context.Context, rootfs.Order, rootfs.Open, *os.File) (rootfs.Result, error) { return c.claim, nil }
+		err := fetch(t, s, image.Ref{Source: registry + "/app:1"})
+		wantRetry(t, err, c.says)
+		if err != nil && (len(err.Error()) > 1500 || strings.ContainsAny(err.Error(), "\x1b\n")) {
+			t.Errorf("%s: got %q", name, err)
+		}
+		checkImages(t, s, 0)
+	}
+}
+
+// TestConverterFails checks that nothing is left of a conversion that was killed, and that the image is fetched again.
+func TestConverterFails(t *testing.T) {
+	t.Parallel()
+	registry := framework.NewRegistry(t, nil)
+	ref := image.Ref{Source: registry + "/app:1"}
+	framework.PushImage(t, ref.Source, containerImage(t, "amd64", containerConfig, appLayers(t, "program")...))
+	s := containerStore(t, registry)
+	killed := errors.New("signal: killed")
+	s.Convert = func(ctx context.Context, order rootfs.Order, open rootfs.Open, out *os.File) (rootfs.Result, error) {
+		_, err := rootfs.ConvertHere(ctx, order, open, out)
+		assert.NoError(t, err)
+		return rootfs.Result{}, &rootfs.ConverterError{Err: killed}
+	}
+	wantRetry(t, fetch(t, s, ref), "the conversion has failed: signal: killed")
+	checkImages(t, s, 0)
+	s.Convert = nil
+	assert.ErrorIs(t, "Fetch", fetch(t, s, ref), image.ErrUnsupported, "not taken here")
+	s.Convert = rootfs.ConvertHere
+	assert.NoError(t, fetch(t, s, ref))
+	checkRoot(t, openRoot(t, s, ref))
+}
+
+func TestIsContainer(t *testing.T) {
+	t.Parallel()
+	for source, want := range map[string]bool{
+		"python": true, "python:3.13": true, "registry:5000/a/b:c": true, "ghcr.io/a/b@sha256:" + strings.Repeat("a", 64): true,
+		"": false, "/images/a.qcow2": false, "file:///a": false, "oci://a/b": false, "https://a/b": false, "cloud://debian/13": false,
+		"UPPER": false, "a b": false, "../a": false, "a@sha256:1": false, "user:secret@host/a": false,
+	} {
+		if got := image.IsContainer(source); got != want {
+			t.Errorf("%q is a container image: %v", source, got)
+		}
+	}
+}

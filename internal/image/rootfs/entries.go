@@ -1,0 +1,250 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rootfs
+
+import (
+	"archive/tar"
+	"fmt"
+	"io"
+	"math"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/image/erofs"
+	"cloudnative.tw/drover/internal/image/layer"
+)
+
+// Bounds of an image, all layers together.
+const (
+	// MaxFiles is how many entries the layers may have, and how many files are made of them.
+	MaxFiles = 1_000_000
+	// maxMetadata is how many bytes their names, targets and attributes may have.
+	maxMetadata = 256 << 20
+	// maxPath is how many bytes a path may have.
+	maxPath = 4096
+)
+
+// entry is an entry of a layer. Exactly one of the fields besides path is set.
+type entry struct {
+	// path has no slash at its ends, no . and no .. in it. That of the root is empty.
+	path string
+	// inode is what the path stands for from now on, and link another path that it is a
+	// further name of.
+	inode *erofs.Inode
+	link  *string
+	// isWhiteout removes what layers below have at the path, and isOpaque what they have in
+	// the folder of that path.
+	isWhiteout, isOpaque bool
+}
+
+// reader reads the layers of an image.
+type reader struct {
+	out      *erofs.Writer
+	limits   *layer.Limits
+	tree     *tree
+	count    int
+	metadata int
+	entries  []entry // of the layer that is being read
+}
+
+// readLayer reads a layer, writes the data of its files, and merges it into the tree.
+func (r *reader) readLayer(blob io.Reader) error {
+	r.entries = r.entries[:0]
+	if err := r.limits.ReadEntries(blob, r.readEntry); err != nil {
+		return err
+	}
+	err := r.tree.merge(r.entries)
+	clear(r.entries) // of what another layer may replace
+	return err
+}
+
+// readEntry checks an entry and adds it to those of the layer.
+func (r *reader) readEntry(header *tar.Header, content io.Reader) error {
+	if header.Typeflag == tar.TypeXGlobalHeader {
+		return nil
+	}
+	if r.count++; r.count > MaxFiles {
+		return newContentError("the layers have more than %d entries", MaxFiles)
+	}
+	e, err := parseEntry(header)
+	if err != nil || e == nil {
+		return err
+	}
+	if e.inode != nil && e.inode.Type() == unix.S_IFREG {
+		if e.inode.Data, err = r.out.Append(content); err != nil {
+			return fmt.Errorf("the file %s: %w", quote(e.path), err)
+		}
+	}
+	r.metadata += len(e.path) + e.size()
+	if r.metadata > maxMetadata {
+		return newContentError("names, links and attributes of the files have more than %d bytes", maxMetadata)
+	}
+	r.entries = append(r.entries, *e)
+	return nil
+}
+
+// size returns how many bytes an entry has beside its path.
+func (e *entry) size() int {
+	size := 0
+	if e.link != nil {
+		size += len(*e.link)
+	}
+	if e.inode != nil {
+		size += len(e.inode.Target) + erofs.XattrsSize(e.inode.Xattrs)
+	}
+	return size
+}
+
+// quote returns a name for messages.
+func quote(name string) string { return fmt.Sprintf("%.200q", name) }
+
+// cleanPath returns a path as entries have it. It cannot lead out of the root.
+func cleanPath(text string) string { return strings.TrimPrefix(path.Clean("/"+text), "/") }
+
+// parseEntry returns an entry; nil for one that means nothing.
+func parseEntry(header *tar.Header) (*entry, error) {
+	clean := cleanPath(header.Name)
+	if err := checkPath(clean); err != nil {
+		return nil, err
+	}
+	if strings.HasPrefix(clean, layer.Whiteout) || strings.Contains(clean, "/"+layer.Whiteout) {
+		return parseWhiteout(clean)
+	}
+	if header.Typeflag == tar.TypeLink {
+		target := cleanPath(header.Linkname)
+		return &entry{path: clean, link: &target}, checkPath(target)
+	}
+	inode, err := parseInode(header)
+	if err == nil && clean == "" && !inode.IsDir() {
+		err = newContentError("it is the root and must be a folder")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the entry %s: %w", quote(clean), err)
+	}
+	return &entry{path: clean, inode: inode}, nil
+}
+
+func checkPath(clean string) error {
+	if len(clean) > maxPath {
+		return newContentError("the path %s has %d bytes: it may have %d", quote(clean), len(clean), maxPath)
+	}
+	for name := range strings.SplitSeq(clean, "/") {
+		if clean != "" && !erofs.IsName(name) {
+			return newContentError("the path %s has a name that no file can have: it may have %d bytes, none of them zero", quote(clean), erofs.MaxName)
+		}
+	}
+	return nil
+}
+
+// parseWhiteout returns what removes or hides something of layers below. Names with two
+// prefixes are notes of the file system AUFS, but for the opaque one.
+func parseWhiteout(clean string) (*entry, error) {
+	folder, base := path.Split(clean)
+	folder = strings.TrimSuffix(folder, "/")
+	name, isWhiteout := strings.CutPrefix(base, layer.Whiteout)
+	inNotes := strings.HasPrefix(clean, layer.Whiteout+layer.Whiteout) || strings.Contains(clean, "/"+layer.Whiteout+layer.Whiteout)
+	switch {
+	case base == layer.Opaque:
+		return &entry{path: folder, isOpaque: true}, nil
+	case inNotes:
+		return nil, nil //nolint:nilnil // Nil is for nothing.
+	case !isWhiteout || !erofs.IsName(name) || strings.HasPrefix(folder, layer.Whiteout) || strings.Contains(folder, "/"+layer.Whiteout):
+		return nil, newContentError("the entry %s has the prefix %s where no file can be removed by it", quote(clean), layer.Whiteout)
+	}
+	return &entry{path: path.Join(folder, name), isWhiteout: true}, nil
+}
+
+// fileTypes are the types of files in archives, as modes.
+var fileTypes = map[byte]uint32{
+	tar.TypeReg: unix.S_IFREG, tar.TypeDir: unix.S_IFDIR, tar.TypeSymlink: unix.S_IFLNK,
+	tar.TypeChar: unix.S_IFCHR, tar.TypeBlock: unix.S_IFBLK, tar.TypeFifo: unix.S_IFIFO,
+}
+
+// maxID is the highest ID of a user or group: the one above means that there is none.
+const maxID = math.MaxUint32 - 1
+
+// parseInode returns the file of an entry, still without data.
+func parseInode(header *tar.Header) (*erofs.Inode, error) {
+	kind, isKnown := fileTypes[header.Typeflag]
+	uid, gid := int64(header.Uid), int64(header.Gid)
+	switch {
+	case layer.IsSparse(header):
+		return nil, newContentError("it is a sparse file, which is not taken: build the image without --sparse")
+	case !isKnown:
+		return nil, newContentError("it has the type %q, which is not taken", header.Typeflag)
+	case uid < 0 || uid > maxID || gid < 0 || gid > maxID:
+		return nil, newContentError("it is of user %d and group %d: both must be 0 to %d", uid, gid, int64(maxID))
+	}
+	i := &erofs.Inode{
+		Mode: kind | uint32(header.Mode&0o7777), UID: uint32(uid), GID: uint32(gid), //nolint:gosec // in their ranges
+		Seconds: header.ModTime.Unix(), Nanoseconds: uint32(header.ModTime.Nanosecond()), //nolint:gosec // less than a second
+	}
+	if err := addDetails(i, header); err != nil {
+		return nil, err
+	}
+	var err error
+	i.Xattrs, err = parseXattrs(header)
+	return i, err
+}
+
+// addDetails adds what links and devices have.
+func addDetails(i *erofs.Inode, header *tar.Header) error {
+	switch i.Type() {
+	case unix.S_IFLNK:
+		i.Target = header.Linkname
+	case unix.S_IFCHR, unix.S_IFBLK:
+		major, minor := header.Devmajor, header.Devminor
+		if major < 0 || minor < 0 || major > math.MaxUint32 || minor > math.MaxUint32 {
+			return newContentError("its device has the numbers %d and %d", major, minor)
+		}
+		if i.Type() == unix.S_IFCHR && major == 0 && minor == 0 {
+			return newContentError("it is the device by which overlay file systems remove files")
+		}
+		i.Major, i.Minor = uint32(major), uint32(minor)
+	}
+	if err := i.Check(); err != nil {
+		return newContentError("%w", err)
+	}
+	return nil
+}
+
+// xattrKey precedes the names of extended attributes in the records of an entry.
+const xattrKey = "SCHILY.xattr."
+
+// namespaces are those of extended attributes that file systems of Linux have. Others are
+// left out, as container engines do.
+var namespaces = []string{"user.", "trusted.", "security.", "system.posix_acl_"}
+
+// parseXattrs returns the extended attributes of an entry.
+func parseXattrs(header *tar.Header) (map[string]string, error) {
+	var all map[string]string
+	for key, value := range header.PAXRecords {
+		name, is := strings.CutPrefix(key, xattrKey)
+		if !is || !hasAnyPrefix(name, namespaces) {
+			continue
+		}
+		if hasAnyPrefix(name, []string{"trusted.overlay.", "user.overlay."}) {
+			return nil, newContentError("it has the attribute %s, which overlay file systems read as their own", quote(name))
+		}
+		if all == nil {
+			all = map[string]string{}
+		}
+		all[name] = value
+	}
+	if err := (&erofs.Inode{Mode: unix.S_IFREG, Xattrs: all}).Check(); err != nil {
+		return nil, newContentError("%w", err)
+	}
+	return all, nil
+}
+
+func hasAnyPrefix(text string, prefixes []string) bool {
+	for _, prefix := range prefixes {
+		if strings.HasPrefix(text, prefix) {
+			return true
+		}
+	}
+	return false
+}

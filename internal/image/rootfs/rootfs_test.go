@@ -1,0 +1,402 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rootfs_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/image/rootfs"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework/filetree"
+)
+
+// TestOneFile checks an image of one file, as that of a static program.
+func TestOneFile(t *testing.T) {
+	t.Parallel()
+	checkConverted(t, newArchive(t).add(tar.Header{Name: "app", Mode: 0o755}, "program").bytes())
+}
+
+// TestNoLayers checks an image without any layer.
+func TestNoLayers(t *testing.T) {
+	t.Parallel()
+	checkConverted(t)
+}
+
+// TestBusyBox checks an image with 269 names of one program, which take the room of one.
+func TestBusyBox(t *testing.T) {
+	t.Parallel()
+	const names, size = 269, 1 << 20
+	a := newArchive(t).folder("bin/").add(tar.Header{Name: "bin/[", Mode: 0o755}, string(randomBytes(size)))
+	for k := range names {
+		a.link(fmt.Sprintf("bin/applet-%d", k), "bin/[")
+	}
+	layer := a.bytes()
+	tree := checkConverted(t, layer)
+	if f := tree["bin/applet-5"]; f.Links != names+1 {
+		t.Errorf("it has %+v", f)
+	}
+	info, err := convert(t, layer).Stat()
+	assert.NoError(t, err)
+	if info.Size() > size*11/10 {
+		t.Errorf("it has %d bytes, of a program of %d", info.Size(), size)
+	}
+}
+
+// randomBytes returns the same bytes each time.
+func randomBytes(size int) []byte {
+	b := make([]byte, size)
+	_, _ = rand.NewChaCha8([32]byte{1}).Read(b)
+	return b
+}
+
+// TestOdd checks what images have seldom, in one.
+func TestOdd(t *testing.T) {
+	t.Parallel()
+	lower := newArchive(t).
+		add(tar.Header{Name: "./", Typeflag: tar.TypeDir, Mode: 0o711, Uid: 5, ModTime: time.Unix(1e9, 5e8), Format: tar.FormatPAX}, "").
+		folder("usr/").folder("usr/bin/").symlink("bin", "usr/bin").symlink("lib", "/usr/lib").symlink("loop", "loop").
+		file("usr/bin/a", "a").link("usr/bin/b", "usr/bin/a").link("through", "bin/a").
+		folder("opaque/").file("opaque/old", "old").folder("opaque/in/").file("opaque/in/older", "older").
+		file("removed", "removed").folder("gone/").file("gone/file", "x").file("becomes-folder", "x").folder("becomes-file/").file("becomes-file/x", "x").
+		folder("attributes/").file("attributes/kept", "kept").
+		file("kept-twin", "twin").link("replaced-twin", "kept-twin").symlink("parent", "..").
+		symlink("out", "../../../../etc").file("same", "1").link("same", "same").bytes()
+	upper := newArchive(t).
+		add(tar.Header{Typeflag: tar.TypeXGlobalHeader, PAXRecords: map[string]string{"comment": "git"}}, "").
+		file("bin/c", "through a link").file("lib/d", "to a folder that is missing").
+		// Its own files stand before what hides those below.
+		file("opaque/new", "new").file("opaque/.wh..wh..opq", "").file("opaque/in/newer", "newer").
+		file(".wh.removed", "").file("gone/new", "new").file(".wh.gone", "").file(".wh.missing", "").file("missing/.wh.x", "").
+		folder("becomes-folder/").file("becomes-folder/x", "y").file("becomes-file", "y").
+		add(tar.Header{Name: "attributes/", Typeflag: tar.TypeDir, Mode: 0o1777, Gid: 3}, "").
+		file("replaced-twin", "replaced").
+		file("../../above", "above").file("/absolute", "absolute").file("parent/parent/parent/above-2", "above").file("out/passwd", "inside").
+		file("a/b/c/d/e", "without folders").
+		link("new-name-of-lower", "usr/bin/a").
+		file(".wh..wh.plnk/1.2", "").file(".wh..wh.aufs", "").
+		add(tar.Header{Name: "dev/null", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3, Mode: 0o666}, "").
+		add(tar.Header{Name: "dev/sda", Typeflag: tar.TypeBlock, Devmajor: 8, Devminor: 300, Mode: 0o660}, "").
+		add(tar.Header{Name: "dev/pipe", Typeflag: tar.TypeFifo, Mode: 0o600}, "").
+		add(tar.Header{Name: "setuid", Mode: 0o6755, Uid: 4294967294, Gid: 3e9, Format: tar.FormatPAX}, "x").
+		add(tar.Header{Name: "ping", Mode: 0o755, Format: tar.FormatPAX, PAXRecords: map[string]string{
+			"SCHILY.xattr.security.capability": "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00",
+			"SCHILY.xattr.user.a":              "b", "SCHILY.xattr.com.apple.provenance": "left out",
+		}}, "x").
+		add(tar.Header{Name: strings.Repeat("directory/", 100) + strings.Repeat("n", 255), Format: tar.FormatPAX}, "long").
+		add(tar.Header{Name: "gnu-" + strings.Repeat("n", 240), Format: tar.FormatGNU}, "long").
+		add(tar.Header{Name: "old", ModTime: time.Unix(-1e9, 0), Format: tar.FormatPAX}, "before 1970").bytes()
+	tree := checkConverted(t, lower, upper)
+	for path, is := range map[string]bool{
+		"usr/bin/c": true, "usr/lib/d": true, "opaque/old": false, "opaque/new": true, "opaque/in/older": false, "opaque/in/newer": true,
+		"removed": false, "gone/file": false, "gone/new": true, "becomes-file/x": false, "attributes/kept": true, "above": true, "absolute": true,
+		"above-2": true, "etc/passwd": true, "out/passwd": false, "missing": false, "a/b/c/d": true, ".wh..wh.plnk": false,
+	} {
+		if _, got := tree[path]; got != is {
+			t.Errorf("%s exists: %v, want %v", path, got, is)
+		}
+	}
+	if twin, replaced := tree["kept-twin"], tree["replaced-twin"]; twin.Links != 1 || twin.Hash == replaced.Hash {
+		t.Errorf("the twins are %+v and %+v", twin, replaced)
+	}
+	if tree["new-name-of-lower"].Twin != tree["usr/bin/b"].Twin || tree["usr/bin/a"].Links != 4 {
+		t.Errorf("a link to a file of a layer below is %+v", tree["new-name-of-lower"])
+	}
+}
+
+// TestRefused checks that what no root can have is refused by its name.
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	xattr := func(name, value string) tar.Header {
+		return tar.Header{Name: "bad", Format: tar.FormatPAX, PAXRecords: map[string]string{"SCHILY.xattr." + name: value}}
+	}
+	deep := newArchive(t)
+	for k := range 6 {
+		deep.symlink(fmt.Sprintf("%d", k), strings.Repeat("d/", 100)+"end").file(fmt.Sprintf("%d/%d", k, k), "x")
+	}
+	for name, c := range map[string]struct {
+		layer []byte
+		says  string
+	}{
+		"a type":               {newArchive(t).add(tar.Header{Name: "bad", Typeflag: 'V'}, "").bytes(), `the entry "bad": it has the type 'V'`},
+		"a contiguous file":    {newArchive(t).add(tar.Header{Name: "bad", Typeflag: tar.TypeCont}, "").bytes(), `type '7'`},
+		"overlay's attribute":  {newArchive(t).add(xattr("trusted.overlay.opaque", "y"), "").bytes(), `"bad": it has the attribute "trusted.overlay.opaque"`},
+		"overlay's user one":   {newArchive(t).add(xattr("user.overlay.redirect", "/x"), "").bytes(), `"user.overlay.redirect"`},
+		"a large attribute":    {newArchive(t).add(xattr("user.a", strings.Repeat("v", 70000)), "").bytes(), `"user.a"`},
+		"a long attribute":     {newArchive(t).add(xattr("user."+strings.Repeat("n", 256), "v"), "").bytes(), `"bad": it cannot have the extended attribute`},
+		"overlay's device":     {newArchive(t).add(tar.Header{Name: "bad", Typeflag: tar.TypeChar}, "").bytes(), `"bad": it is the device`},
+		"a high device":        {newArchive(t).add(tar.Header{Name: "bad", Typeflag: tar.TypeBlock, Devmajor: 5000}, "").bytes(), `"bad": the numbers of the device`},
+		"a long name":          {newArchive(t).file("a/"+strings.Repeat("n", 256), "").bytes(), "a name that no file can have"},
+		"a long path":          {newArchive(t).file(strings.Repeat("directory/", 410)+"x", "").bytes(), "it may have 4096"},
+		"a long target":        {newArchive(t).symlink("bad", strings.Repeat("t", 4096)).bytes(), `"bad": the target of the link`},
+		"a link to nothing":    {newArchive(t).link("bad", "missing/file").bytes(), `"bad" is a further name of "missing/file"`},
+		"a link to a folder":   {newArchive(t).folder("folder").link("bad", "folder").bytes(), `"bad" is a further name of "folder"`},
+		"a link to above":      {newArchive(t).link("bad", "../../etc/shadow").bytes(), `"bad" is a further name of "etc/shadow"`},
+		"a file as root":       {newArchive(t).file("./.", "x").bytes(), "it is the root"},
+		"a link as root":       {newArchive(t).file("x", "x").link("/", "x").bytes(), "makes the root a link"},
+		"a whiteout of dots":   {newArchive(t).file("a/.wh...", "").bytes(), "where no file can be removed"},
+		"a whiteout's child":   {newArchive(t).file(".wh.a/b", "").bytes(), "where no file can be removed"},
+		"a link in a circle":   {newArchive(t).symlink("loop", "loop").file("loop/x", "").bytes(), "more than 40 symbolic links"},
+		"many folders":         {newArchive(t).file(strings.Repeat("d/", 520)+"x", "").bytes(), "more than 512 folders"},
+		"a negative user":      {newArchive(t).add(tar.Header{Name: "bad", Uid: -1, Format: tar.FormatGNU}, "").bytes(), `"bad": it is of user -1`},
+		"no user":              {newArchive(t).add(tar.Header{Name: "bad", Gid: 1<<32 - 1, Format: tar.FormatPAX}, "").bytes(), "group 4294967295"},
+		"no archive":           {bytes.Repeat([]byte("no archive"), 100), "layer 1: "},
+		"a damaged archive":    {gzipped(t, newArchive(t).file("a", strings.Repeat("x", 10000)).bytes())[:60], "layer 1: "},
+		"a sparse file":        {sparse(), "sparse"},
+		"folders behind links": {deep.bytes(), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			layers := [][]byte{c.layer}
+			_, result := convertOrder(t, orderOf(layers), layers)
+			if c.says == "" {
+				if result.Reason != "" {
+					t.Errorf("got %+v", result)
+				}
+				return
+			}
+			if result.Reason != rootfs.ReasonContent || !strings.Contains(result.Message, c.says) {
+				t.Errorf("got %+v, want %q", result, c.says)
+			}
+		})
+	}
+}
+
+// sparse returns an archive of a sparse file in the form of GNU.
+func sparse() []byte {
+	header := make([]byte, 512)
+	copy(header, "a")
+	copy(header[100:], "0000444\x000000000\x000000000\x0000000000000\x0000000000000\x00        S")
+	copy(header[257:], "ustar  \x00")
+	copy(header[386:], "00000000000\x0000000000000\x00")
+	copy(header[483:], "00000001000\x00")
+	sum := 0
+	for _, b := range header {
+		sum += int(b)
+	}
+	copy(header[148:], fmt.Sprintf("%06o\x00 ", sum))
+	return append(header, make([]byte, 1024)...)
+}
+
+// TestBombs checks that limits of bytes hold, of what is sent, of what that is decompressed to, and of what is written.
+func TestBombs(t *testing.T) {
+	t.Parallel()
+	zeros := newArchive(t).file("zeros", strings.Repeat("\x00", 16<<20)).bytes()
+	small := newArchive(t)
+	for k := range 5000 {
+		small.file(fmt.Sprint(k), "x")
+	}
+	padded := append(newArchive(t).file("a", "x").bytes(), make([]byte, 16<<20)...)
+	for name, c := range map[string]struct {
+		layer      []byte
+		maxContent int64
+		maxSize    int64
+	}{
+		"content":          {gzipped(t, zeros), 8 << 20, maxBytes},
+		"zstd":             {zstandard(t, zeros), 8 << 20, maxBytes},
+		"after its end":    {gzipped(t, padded), 8 << 20, maxBytes},
+		"output":           {gzipped(t, zeros), maxBytes, 8 << 20},
+		"many small files": {gzipped(t, small.bytes()), maxBytes, 8 << 20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			layers := [][]byte{c.layer}
+			order := orderOf(layers)
+			order.MaxContent, order.MaxSize = c.maxContent, c.maxSize
+			out, result := convertOrder(t, order, layers)
+			want := rootfs.ReasonTooLarge
+			if c.maxSize < maxBytes {
+				want = rootfs.ReasonOutput
+			}
+			if result.Reason != want {
+				t.Errorf("got %+v", result)
+			}
+			if info, err := out.Stat(); err != nil || info.Size() > c.maxSize {
+				t.Errorf("the file has %d bytes, %v", info.Size(), err)
+			}
+		})
+	}
+}
+
+// TestSlowLinks checks that links which lead through each other do not take time without an end.
+func TestSlowLinks(t *testing.T) {
+	t.Parallel()
+	a := newArchive(t)
+	for k := range 39 {
+		a.symlink(fmt.Sprintf("l%d", k), fmt.Sprintf("l%d/", k+1)+strings.Repeat("x/", 2000)+"..")
+	}
+	for k := range 20_000 {
+		a.file(fmt.Sprintf("l0/.wh.%d", k), "")
+	}
+	layers := [][]byte{a.bytes()}
+	layers = append(layers, layers[0])
+	_, result := convertOrder(t, orderOf(layers), layers)
+	if result.Reason != rootfs.ReasonContent || !strings.Contains(result.Message, "too many symbolic links") {
+		t.Errorf("got %+v", result)
+	}
+}
+
+// TestRemovedData checks that what a higher layer removes is not in the file.
+func TestRemovedData(t *testing.T) {
+	t.Parallel()
+	out := convert(t,
+		newArchive(t).file("kept", "kept-content").file("key", strings.Repeat("secret-key", 1000)).file("key2", "other-secret").bytes(),
+		newArchive(t).file(".wh.key", "").file("key2", "replaced-content").bytes())
+	content, err := os.ReadFile(out.Name())
+	assert.NoError(t, err)
+	for text, is := range map[string]bool{"kept-content": true, "secret-key": false, "other-secret": false, "replaced-content": true} {
+		if bytes.Contains(content, []byte(text)) != is {
+			t.Errorf("it has %q: want %v", text, is)
+		}
+	}
+}
+
+// TestManyLayers checks 100 layers that replace, remove and add files.
+func TestManyLayers(t *testing.T) {
+	t.Parallel()
+	var layers [][]byte
+	for k := range 100 {
+		a := newArchive(t).file("same", fmt.Sprint("content ", k)).file(fmt.Sprintf("dir-%d/file", k%10), fmt.Sprint(k)).link(fmt.Sprintf("twin-%d", k), "same")
+		if k%7 == 6 {
+			a.file(fmt.Sprintf("dir-%d/.wh..wh..opq", k%10), "").file(fmt.Sprintf(".wh.twin-%d", k-3), "")
+		}
+		layers = append(layers, a.bytes())
+	}
+	checkConverted(t, layers...)
+}
+
+// TestManyFiles checks 100,000 files, few of which have a content: each takes a block.
+func TestManyFiles(t *testing.T) {
+	t.Parallel()
+	const files = 100_000
+	a := newArchive(t)
+	for k := range files {
+		content := ""
+		if k%100 == 0 {
+			content = fmt.Sprint(k)
+		}
+		a.file(fmt.Sprintf("%d/%d/%d", k%10, k%1000, k), content)
+	}
+	layer := a.bytes()
+	out := convert(t, layer)
+	want := unpack(t, layer)
+	if mounted, is := filetree.ReadMounted(t, out.Name()); is {
+		if diff := want.Diff(mounted); diff != "" {
+			t.Errorf("Linux has it otherwise:\n%s", diff)
+		}
+		return
+	}
+	if diff := want.Diff(filetree.Read(t, out)); diff != "" {
+		t.Errorf("another reader has it otherwise:\n%s", diff)
+	}
+}
+
+// TestSystem checks parts of this host's own system against what tar makes of them.
+func TestSystem(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("only root may unpack files of other users")
+	}
+	var layer bytes.Buffer
+	arguments := []string{"--xattrs", "--format=pax", "-C", "/", "-c"}
+	for _, path := range []string{"bin", "sbin", "etc/alternatives", "usr/share/zoneinfo", "usr/bin/passwd", "usr/bin/ping", "usr/bin/perl", "var/mail", "dev/null"} {
+		if _, err := os.Lstat(filepath.Join("/", path)); err == nil {
+			arguments = append(arguments, path)
+		}
+	}
+	pack := exec.CommandContext(t.Context(), "tar", arguments...)
+	pack.Stdout = &layer
+	assert.NoError(t, pack.Run())
+	dir := filepath.Join(t.TempDir(), "tree")
+	assert.NoError(t, os.Mkdir(dir, 0o755))
+	unpack := exec.CommandContext(t.Context(), "tar", "--xattrs", "--xattrs-include=*", "-C", dir, "-xp")
+	unpack.Stdin = bytes.NewReader(layer.Bytes())
+	assert.NoError(t, unpack.Run())
+	out := convert(t, layer.Bytes())
+	want, have := filetree.ReadFolder(t, dir), filetree.Read(t, out)
+	for _, tree := range []filetree.Tree{want, have} {
+		for _, path := range []string{".", "etc", "usr", "usr/share", "usr/bin", "var", "dev"} { // which have no entry
+			delete(tree, path)
+		}
+	}
+	if diff := want.Diff(have); diff != "" {
+		t.Errorf("tar has it otherwise:\n%s", diff)
+	}
+}
+
+// TestDisk checks that only an image of nothing but a disk counts as that.
+func TestDisk(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		layers [][]byte
+		isDisk bool
+	}{
+		"a disk":         {[][]byte{newArchive(t).file("disk/a.img", "disk content").bytes()}, true},
+		"folder, hidden": {[][]byte{newArchive(t).folder("disk").file("disk/.x", "x").file("disk/a.img", "disk content").bytes()}, true},
+		"two":            {[][]byte{newArchive(t).file("disk/a", "x").file("disk/b", "x").bytes()}, false},
+		"more":           {[][]byte{newArchive(t).file("disk/a", "x").bytes(), newArchive(t).file("bin/sh", "x").bytes()}, false},
+		"none":           {[][]byte{newArchive(t).folder("disk").bytes()}, false},
+		"a link":         {[][]byte{newArchive(t).symlink("disk", "/").bytes()}, false},
+		"no layers":      {nil, false},
+	} {
+		out, result := convertOrder(t, orderOf(c.layers), c.layers)
+		if (result.Disk != nil) != c.isDisk || result.Reason != "" {
+			t.Errorf("%s: got %+v", name, result)
+		}
+		if result.Disk == nil {
+			continue
+		}
+		content := make([]byte, result.Disk.Size)
+		_, err := out.ReadAt(content, result.Disk.Offset)
+		assert.NoError(t, err)
+		if string(content) != "disk content" {
+			t.Errorf("%s: the disk is %q", name, content)
+		}
+	}
+}
+
+// TestSend checks that a layer of another size than announced is an error.
+func TestSend(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int64{2, 4} {
+		err := rootfs.Send(io.Discard, rootfs.Order{Layers: []int64{size}}, func(int) (io.ReadCloser, error) {
+			return io.NopCloser(strings.NewReader("123")), nil
+		})
+		assert.ErrorSays(t, fmt.Sprint(size), err, "were announced")
+	}
+}
+
+// TestFullDisk checks that a full disk is told from other failures.
+func TestFullDisk(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := unix.Mount("drover-test", dir, "tmpfs", 0, "size=1M"); err != nil {
+		t.Skip("a small disk has to be mounted: run the tests as root")
+	}
+	t.Cleanup(func() { assert.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	out, err := os.Create(filepath.Join(dir, "root"))
+	assert.NoError(t, err)
+	defer func() { _ = out.Close() }()
+	layer := newArchive(t).file("a", string(randomBytes(4<<20))).bytes()
+	var stream bytes.Buffer
+	assert.NoError(t, rootfs.Send(&stream, orderOf([][]byte{layer}), func(int) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer)), nil }))
+	if result := rootfs.Convert(&stream, out); result.Reason != rootfs.ReasonNoRoom {
+		t.Errorf("got %+v", result)
+	}
+	assert.NoError(t, out.Truncate(0))
+	if result := rootfs.Convert(strings.NewReader("\x00\x00"), out); result.Reason != rootfs.ReasonFailed {
+		t.Errorf("got %+v", result)
+	}
+}

@@ -1,0 +1,109 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rootfs
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+)
+
+// Open opens a layer by its place in the order. Reading it fails at its end, if it has not
+// the digest that it should have.
+type Open func(number int) (io.ReadCloser, error)
+
+// ErrStopped means that the other side reads no more, which says why in its result.
+var ErrStopped = errors.New("the conversion has stopped")
+
+// ConverterError says that a conversion has failed of itself, as by a signal.
+type ConverterError struct{ Err error }
+
+// Error implements error.
+func (e *ConverterError) Error() string { return "the conversion has failed: " + e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *ConverterError) Unwrap() error { return e.Err }
+
+// ConvertHere converts an image in this process, for tests: see package converter. The error
+// is that of a layer that could not be read.
+func ConvertHere(_ context.Context, order Order, open Open, out *os.File) (Result, error) {
+	from, to := io.Pipe()
+	sent := make(chan error, 1)
+	go func() {
+		err := Send(to, order, open)
+		_ = to.CloseWithError(err)
+		sent <- err
+	}()
+	result := Convert(from, out)
+	_ = from.Close()
+	if err := <-sent; err != nil && !errors.Is(err, ErrStopped) {
+		return Result{}, err
+	}
+	return result, nil
+}
+
+// Send writes an order and its layers as Convert reads them. A layer that has another size
+// than the order says is an error.
+func Send(to io.Writer, order Order, open Open) error {
+	text, err := json.Marshal(order)
+	if err != nil {
+		return err
+	}
+	if len(text) > maxOrder {
+		return fmt.Errorf("the order has %d bytes: at most %d are possible", len(text), maxOrder)
+	}
+	s := &sink{to: to}
+	head := binary.BigEndian.AppendUint32(nil, uint32(len(text))) //nolint:gosec // as maxOrder says
+	if _, err := s.Write(append(head, text...)); err != nil {
+		return err
+	}
+	for number, size := range order.Layers {
+		if err := sendLayer(s, size, number, open); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sendLayer sends a layer. Where the conversion stops in the midst of it, the rest is still
+// read: the cause may be that the layer is not the one that was asked for.
+func sendLayer(to *sink, size int64, number int, open Open) error {
+	blob, err := open(number)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = blob.Close() }()
+	limited := &io.LimitedReader{R: blob, N: size + 1}
+	_, err = io.Copy(to, limited)
+	if to.hasStopped {
+		_, err = io.Copy(io.Discard, limited)
+	}
+	if n := size + 1 - limited.N; err == nil && n != size {
+		return fmt.Errorf("layer %d has %d bytes, and %d were announced", number+1, n, size)
+	}
+	if err == nil && to.hasStopped {
+		err = ErrStopped
+	}
+	return err
+}
+
+// sink remembers that writing has failed.
+type sink struct {
+	to         io.Writer
+	hasStopped bool
+}
+
+// Write implements io.Writer.
+func (s *sink) Write(p []byte) (int, error) {
+	n, err := s.to.Write(p)
+	if err != nil {
+		s.hasStopped = true
+		err = fmt.Errorf("%w: %w", ErrStopped, err)
+	}
+	return n, err
+}
