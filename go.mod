@@ -19,6 +19,7 @@ require (
 	github.com/prometheus/procfs v0.22.0
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.10
+	github.com/xi2/xz v0.0.0-20171230120015-48954b6210f8
 	go.etcd.io/etcd/api/v3 v3.6.8
 	go.yaml.in/yaml/v3 v3.0.5
 	golang.org/x/net v0.59.0

@@ -145,20 +145,17 @@ type attempt struct {
 	sparse   diskimage.SparseWriter // to the attempt itself, by WriteAt
 	hash     hash.Hash
 
-	version         string // the server's version of its content, or nothing
-	received, total int64  // total is 0 where it is not known
-	written         int64  // bytes received that are no holes
-	needs           int64  // free bytes that it needs at least; 0 unless there was no room
-	err             error  // local error, returned unchanged
+	published       *published // nil unless the source is a name of the catalogue
+	version         string     // the server's version of its content, or nothing
+	received, total int64      // total is 0 where it is not known
+	written         int64      // bytes received that are no holes
+	needs           int64      // free bytes that it needs at least; 0 unless there was no room
+	err             error      // local error, returned unchanged
 }
 
 // fetchContent writes an image to the file and checks it.
 func (a *attempt) fetchContent(ctx context.Context) (digest string, err error) {
-	if reference, ok := strings.CutPrefix(a.ref.Source, ociScheme); ok {
-		err = a.store.Sources.copyOCI(ctx, reference, a)
-	} else {
-		err = a.store.Sources.copyHTTP(ctx, a.ref.Source, a)
-	}
+	err = a.copySource(ctx)
 	switch {
 	case a.err != nil:
 		return "", a.err
@@ -171,6 +168,9 @@ func (a *attempt) fetchContent(ctx context.Context) (digest string, err error) {
 // finish checks a file that has all content of a disk, and returns its digest.
 func (a *attempt) finish() (digest string, err error) {
 	if err := a.file.Truncate(a.sparse.Length); err != nil { // its end may be a hole
+		return "", err
+	}
+	if err := a.published.check(); err != nil {
 		return "", err
 	}
 	digest = hex.EncodeToString(a.hash.Sum(nil))
@@ -213,14 +213,10 @@ func (a *attempt) checkContent(version string, total int64) error {
 }
 
 func (a *attempt) Write(p []byte) (int, error) {
-	if a.received += int64(len(p)); a.received > a.store.Sources.maxSize {
-		return 0, tooLargeError("it has more than", a.store.Sources.maxSize)
+	if err := a.receive(p); err != nil {
+		return 0, err
 	}
-	_, _ = a.hash.Write(p) // never fails
-	a.reportProgress()
-	n, err := a.sparse.Write(p)
-	a.err = err
-	return n, err
+	return a.writeContent(p)
 }
 
 // WriteAt writes a part of the content that is no hole, if there is room for it.
@@ -258,7 +254,7 @@ func (a *attempt) checkRoom(more int64) error {
 		return err
 	}
 	a.needs = a.written + more + reserved
-	return fmt.Errorf("it has at least %d bytes, and there is no room for it: %d bytes are free on the disk of %s, of which %d bytes must stay free", a.received, free, a.store.Dir, reserved)
+	return fmt.Errorf("it has at least %d bytes, and there is no room for it: %d bytes are free on the disk of %s, of which %d bytes must stay free", max(a.received, a.sparse.Length), free, a.store.Dir, reserved)
 }
 
 // findRoom returns how many bytes are free, and how many of them must stay so.

@@ -16,13 +16,14 @@ import (
 	"regexp"
 	"strings"
 
+	"cloudnative.tw/drover/internal/image/catalogue"
 	"cloudnative.tw/drover/internal/image/egress"
 )
 
 // Ref refers to an image.
 type Ref struct {
-	// Source is the URL of a web server or a registry, the reference of a container image, or
-	// a file of the host.
+	// Source is the URL of a web server or a registry, the reference of a container image, cloud:// and
+	// a name of the catalogue, or a file of the host.
 	Source string
 	// Checksum is "sha256:" and 64 digits, or empty if any content is accepted. Of a container
 	// image it is the digest of its manifest.
@@ -75,7 +76,7 @@ const (
 // IsRemote reports whether a source is the URL of a disk. See IsContainer for what has to be
 // fetched too.
 func IsRemote(source string) bool {
-	for _, scheme := range []string{httpScheme, httpsScheme, ociScheme} {
+	for _, scheme := range []string{httpScheme, httpsScheme, ociScheme, catalogue.Scheme} {
 		if strings.HasPrefix(source, scheme) {
 			return true
 		}

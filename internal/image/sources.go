@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"regexp"
 	"slices"
@@ -19,6 +18,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
+	"cloudnative.tw/drover/internal/image/catalogue"
 	"cloudnative.tw/drover/internal/image/egress"
 	"cloudnative.tw/drover/internal/image/layer"
 )
@@ -35,14 +35,17 @@ type Policy struct {
 	// PlainHTTP are registries, as sources name them, that are contacted without TLS, and
 	// without logins.
 	PlainHTTP []string
-	// MaxSize is how many bytes an image may have, its layers decompressed; zero
-	// means DefaultMaxSize.
+	// MaxSize is how many bytes an image may have, as sent and decompressed; zero means
+	// DefaultMaxSize.
 	MaxSize int64
+	// Catalogue is a file with names of cloud images, beside those that catalogue.Shipped has.
+	Catalogue string
 }
 
 // Sources are where images are fetched from.
 type Sources struct {
 	client    *egress.Client
+	catalogue *catalogue.Catalogue
 	plainHTTP []string
 	maxSize   int64
 }
@@ -64,7 +67,11 @@ func NewSources(p Policy) (*Sources, error) {
 	if p.MaxSize == 0 {
 		p.MaxSize = DefaultMaxSize
 	}
-	return &Sources{client: egress.New(hosts), plainHTTP: p.PlainHTTP, maxSize: p.MaxSize}, nil
+	names, err := catalogue.Open(p.Catalogue)
+	if err != nil {
+		return nil, fmt.Errorf("--image-catalogue: %w", err)
+	}
+	return &Sources{client: egress.New(hosts), catalogue: names, plainHTTP: p.PlainHTTP, maxSize: p.MaxSize}, nil
 }
 
 // IsUnchecked reports whether the content of an image is up to the server, or to anyone
@@ -72,7 +79,8 @@ func NewSources(p Policy) (*Sources, error) {
 // only the registry itself can choose.
 func (s *Sources) IsUnchecked(ref Ref) bool {
 	reference, isOCI := strings.CutPrefix(ref.Source, ociScheme)
-	if ref.Checksum != "" || !IsFetched(ref.Source) {
+	_, isName := catalogue.NameOf(ref.Source) // whose publisher's checksum is compared
+	if ref.Checksum != "" || isName || !IsFetched(ref.Source) {
 		return false
 	}
 	if !isOCI && !IsContainer(ref.Source) {
@@ -105,12 +113,12 @@ func (s *Sources) copyHTTP(ctx context.Context, source string, a *attempt) error
 	if response.StatusCode != http.StatusOK {
 		return egress.StatusError(response.StatusCode)
 	}
-	if err := a.checkContent(contentVersion(response), max(response.ContentLength, 0)); err != nil {
+	if err := a.checkContent(a.published.version(contentVersion(response)), max(response.ContentLength, 0)); err != nil {
 		return err
 	}
-	n, err := io.Copy(a, response.Body)
-	if err == nil && a.total > 0 && n != a.total {
-		return egress.Errorf("it ended after %d of %d bytes", n, a.total)
+	err = a.copyDecompressed(response.Body)
+	if err == nil && a.total > 0 && a.received != a.total {
+		return egress.Errorf("it ended after %d of %d bytes", a.received, a.total)
 	}
 	return err
 }

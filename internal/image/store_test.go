@@ -8,7 +8,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -78,20 +77,14 @@ func serve(t *testing.T, f http.HandlerFunc) string {
 	return server.URL + "/disk.img"
 }
 
-// TestMain makes the web servers of tests trusted, which all have the same certificate.
+// TestMain makes the web servers of tests trusted.
 func TestMain(m *testing.M) {
-	server := httptest.NewTLSServer(nil)
-	server.Close()
-	trusted, err := os.CreateTemp("", "drover-test-*.pem")
-	if err == nil {
-		err = errors.Join(pem.Encode(trusted, &pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), trusted.Close(),
-			os.Setenv("SSL_CERT_FILE", trusted.Name()))
-	}
+	remove, err := framework.TrustTestServers()
 	if err != nil {
 		panic(err)
 	}
 	code := m.Run()
-	_ = os.Remove(trusted.Name())
+	remove()
 	os.Exit(code)
 }
 

@@ -231,3 +231,32 @@ func (u *sshUser) testCopy(t *testing.T) {
 	u.expect(1, "", "No such file or directory", append(cp, u.user+"@web:/tmp/none", ".")...)
 	u.expect(1, "", "one of the paths has to be in a VM", append(cp, u.user+"@web:/tmp/x", "ann@db:/tmp/x")...)
 }
+
+// TestLoginUser checks that ssh and scp log in as the user of the cloud image that a VM names, unless another
+// one is given.
+func TestLoginUser(t *testing.T) { //nolint:paralleltest // it replaces ssh
+	dir := t.TempDir()
+	for _, program := range []string{"ssh", "scp"} {
+		assert.NoError(t, os.WriteFile(filepath.Join(dir, program), []byte("#!/bin/sh\necho \"$@\"\n"), 0o700))
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	u := newUser(t)
+	u.create("cloud", "--image=cloud://debian/13")
+	u.create("own", "--image=cloud://house/1")
+	u.create("other", "--image=https://images.example/debian/13")
+	host := func(name string) string { return name + "." + u.namespace + ".vm" }
+	for _, c := range []struct{ args, ends string }{
+		{"ssh cloud", " -l debian -- " + host("cloud")},
+		{"ssh ann@cloud", " -l ann -- " + host("cloud")},
+		{"ssh cloud -l ann", " -l ann -- " + host("cloud")},
+		{"cp page cloud:/tmp", " -- page debian@" + host("cloud") + ":/tmp"},
+		{"cp ann@cloud:/tmp page", " -- ann@" + host("cloud") + ":/tmp page"},
+		{"ssh own", "ControlPath=none -- " + host("own")},
+		{"ssh other", "ControlPath=none -- " + host("other")},
+		{"cp page other:/tmp", " -- page " + host("other") + ":/tmp"},
+	} {
+		if out := u.must(strings.Fields(c.args)...); !strings.HasSuffix(out, c.ends+"\n") {
+			t.Errorf("kubectl vm %s runs %q, want %q at its end", c.args, out, c.ends)
+		}
+	}
+}

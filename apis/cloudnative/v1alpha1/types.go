@@ -332,8 +332,9 @@ const (
 type Image struct {
 	// source is the name of the image. The driver determines its form:
 	// - docker: an image reference, for example nginx:1.29.
-	// - qemu: https://..., oci://registry/name:tag, or the absolute path of a
-	//   file.
+	// - qemu: cloud:// and a name of a cloud image, for example
+	//   cloud://debian/13, https://..., oci://registry/name:tag, or the absolute
+	//   path of a file.
 	// - pod: https://..., or oci://registry/name:tag or
 	//   oci://registry/name@sha256:....
 	// +kubebuilder:validation:MinLength=1
@@ -342,7 +343,9 @@ type Image struct {
 	// +optional
 	Source string `json:"source,omitempty"`
 	// checksum is the digest that the image must have: sha256: and 64 hexadecimal
-	// digits. qemu and pod require it for an image from a web server.
+	// digits. qemu and pod require it for an image from a web server, but not
+	// for cloud://. Of an image that is compressed, it is that of the compressed
+	// file.
 	// +kubebuilder:validation:Pattern=`^sha256:[0-9a-f]{64}$`
 	// +kubebuilder:validation:MaxLength=71
 	// +optional

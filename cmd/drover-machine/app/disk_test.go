@@ -4,6 +4,8 @@
 package app
 
 import (
+	"bytes"
+	"compress/gzip"
 	"crypto/sha256"
 	"encoding/json"
 	"encoding/pem"
@@ -295,4 +297,37 @@ func TestStalledFetch(t *testing.T) {
 	r := newRun(description.Machine{ImageMaxBytes: 1}, options{}, logr.Discard())
 	r.stallWithin = 50 * time.Millisecond
 	assert.ErrorSays(t, "the fetch", assert.ErrorOf(r.fillDisk(t.Context(), &description.Disk{Image: imageServer(t, image).URL + "/halted"}, image)), "no data has come for 50ms")
+}
+
+// TestCompressedImage checks that an image is decompressed as it is fetched, that its checksum is that of
+// what is sent, and that it is bounded.
+func TestCompressedImage(t *testing.T) {
+	t.Parallel()
+	content := bytes.Repeat([]byte("drover! "), 1<<17)
+	copy(content[510:], "\x55\xaa")
+	var zipped bytes.Buffer
+	w := gzip.NewWriter(&zipped)
+	_, err := w.Write(content)
+	assert.NoError(t, errors.Join(err, w.Close()))
+	sent := zipped.String()
+	for name, c := range map[string]struct {
+		sent, checksum, says string
+		most                 int64
+	}{
+		"taken":            {sent, checksumOf(sent), "", 1 << 20},
+		"another checksum": {sent, checksumOf(string(content)), "its checksum is " + checksumOf(sent), 1 << 20},
+		"too large":        {sent, checksumOf(sent), "decompressed, it has more than 1048575 bytes: imageMaxBytes allows no more", 1<<20 - 1},
+		"cut off":          {sent[:len(sent)-1], checksumOf(sent), "it is compressed by gzip, and damaged or cut off", 1 << 20},
+	} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, c.sent) }))
+		t.Cleanup(s.Close)
+		path := filepath.Join(t.TempDir(), "disk")
+		r := newRun(description.Machine{ImageMaxBytes: c.most}, options{}, logr.Discard())
+		r.stallWithin = time.Hour
+		format, err := r.fillDisk(t.Context(), &description.Disk{Image: s.URL, Checksum: c.checksum}, path)
+		assert.ErrorSays(t, name, err, c.says)
+		if c.says == "" && (format != "raw" || framework.ReadFile(t, path) != string(content)) {
+			t.Errorf("%s: the disk is not the image, and its format is %q", name, format)
+		}
+	}
 }

@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"cloudnative.tw/drover/internal/image/compression"
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/image/egress"
 	"cloudnative.tw/drover/internal/machine/control"
@@ -60,8 +61,8 @@ type readerFunc func([]byte) (int, error)
 func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
 
 // fillDisk makes a file that is a copy of a disk's image, with the holes that it may have, and
-// returns its format. A checksum is that of the whole image, and decides before anything in it is
-// read. When fillDisk returns, the copy is on the disk of the host.
+// returns its format. A checksum is that of the whole image as it is sent, and decides before anything
+// in the disk is read. When fillDisk returns, the copy is on the disk of the host.
 func (r *run) fillDisk(ctx context.Context, d *description.Disk, path string) (format string, err error) {
 	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600) //nolint:gosec // in the disk's folder
 	if err != nil {
@@ -208,19 +209,32 @@ func (r *run) fetchImage(ctx context.Context, d *description.Disk, out *os.File,
 	if response.ContentLength > r.ImageMaxBytes {
 		return fmt.Errorf("it has %d bytes: imageMaxBytes allows %d", response.ContentLength, r.ImageMaxBytes)
 	}
-	body := io.TeeReader(io.LimitReader(response.Body, r.ImageMaxBytes+1), hash)
-	length, err := copySparse(ctx, out, r.progress.begin(readerFunc(func(b []byte) (int, error) {
-		n, err := body.Read(b)
+	sent := io.TeeReader(io.LimitReader(response.Body, r.ImageMaxBytes+1), hash)
+	content, err := compression.NewReader(r.progress.begin(readerFunc(func(b []byte) (int, error) {
+		n, err := sent.Read(b)
 		if err != nil && !errors.Is(err, io.EOF) {
 			err = explainFetch(ctx, err)
 		}
 		return n, err
 	}), response.ContentLength))
+	if err != nil {
+		return err
+	}
+	defer content.Close()
+	return r.writeFetched(ctx, out, content)
+}
+
+// writeFetched writes what was fetched and, if need be, decompressed. The checksum is over what was sent, as
+// in package image.
+func (r *run) writeFetched(ctx context.Context, out *os.File, content io.Reader) error {
+	length, err := copySparse(ctx, out, io.LimitReader(content, r.ImageMaxBytes+1))
 	switch {
+	case r.progress.done.Load() > r.ImageMaxBytes:
+		return fmt.Errorf("it has more than %d bytes: imageMaxBytes allows no more", r.ImageMaxBytes)
 	case err != nil:
 		return err
 	case length > r.ImageMaxBytes:
-		return fmt.Errorf("it has more than %d bytes: imageMaxBytes allows no more", r.ImageMaxBytes)
+		return fmt.Errorf("decompressed, it has more than %d bytes: imageMaxBytes allows no more", r.ImageMaxBytes)
 	}
 	return out.Truncate(length)
 }

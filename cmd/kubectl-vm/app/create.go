@@ -43,12 +43,13 @@ func NewCreateCommand(o *Options) *cobra.Command {
 		GroupID: groupLifecycle,
 		Short:   "Create a VM",
 		Long: "Create a VM and, with --wait, follow it until it is ready.\n\n" +
-			"Under docker an image is a reference such as nginx:1.29. Under qemu it is https://... with a\n" +
-			"--checksum, oci://registry/name:tag, or the path of a file on Drover's host.\n" +
+			"Under docker an image is a reference such as nginx:1.29. Under qemu it is the name of a\n" +
+			"cloud image such as cloud://debian/13, https://... with a --checksum, oci://registry/name:tag,\n" +
+			"or the path of a file on Drover's host.\n" +
 			"User-data goes into a Secret that is removed with the VM. --dry-run=client -o yaml prints a\n" +
 			"manifest and creates nothing.",
 		Example: o.examples("create web --image nginx:1.29 --port 8080:80 --probe 80 --wait",
-			"create dev --driver qemu --image oci://quay.io/containerdisks/debian:12 --cpu 2 --memory 4G --disk 20G --ssh-key auto --port 2222:22",
+			"create dev --driver qemu --image cloud://debian/13 --cpu 2 --memory 4G --disk 20G --ssh-key auto --port 2222:22",
 			"create web --image nginx:1.29 --dry-run=client -o yaml > web.yaml"),
 		Args: func(_ *cobra.Command, args []string) error { return needOneName(args) },
 		RunE: func(cmd *cobra.Command, args []string) error { return c.run(cmd.Context(), args[0]) },

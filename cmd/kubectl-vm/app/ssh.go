@@ -21,7 +21,9 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
 
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
+	"cloudnative.tw/drover/internal/image/catalogue"
 )
 
 // endDelay is how long ssh may take to end after Ctrl-C.
@@ -47,6 +49,7 @@ func NewSSHCommand(o *Options) *cobra.Command {
 		Long: "Log in to a VM with the ssh of this computer, through Drover or, for a VM that is\n" +
 			"a pod, perhaps the API server: the VM needs no address that this computer reaches.\n" +
 			"Of a machine (drivers qemu and pod), the port (--port) has to be one of spec.ports.\n" +
+			"The user of a cloud image that the VM names as cloud://NAME is known; else ssh decides.\n" +
 			"The VM's host key is accepted at the first login and then kept under the VM's UID:\n" +
 			"a VM that was deleted and created again is another host.",
 		Example: o.examples("ssh debian@web", "ssh debian@web -- uptime"),
@@ -99,15 +102,14 @@ func (s *sshOptions) runSSH(ctx context.Context, target string, command []string
 	if err != nil {
 		return err
 	}
-	user = cmp.Or(s.user, user)
-	args, host, err := s.sshArguments(ctx, name)
+	to, err := s.findDestination(ctx, name)
 	if err != nil {
 		return err
 	}
-	if user != "" {
-		args = append(args, "-l", user)
+	if user := cmp.Or(s.user, user, to.user); user != "" {
+		to.args = append(to.args, "-l", user)
 	}
-	return s.runProgram(ctx, "ssh", append(append(args, "--", host), command...))
+	return s.runProgram(ctx, "ssh", append(append(to.args, "--", to.host), command...))
 }
 
 func (s *sshOptions) runCopy(ctx context.Context, paths []string) error {
@@ -126,16 +128,16 @@ func (s *sshOptions) runCopy(ctx context.Context, paths []string) error {
 	if len(names) != 1 {
 		return errors.New("one of the paths has to be in a VM, as in NAME:PATH, and the others on this computer")
 	}
-	args, host, err := s.sshArguments(ctx, names[0])
+	to, err := s.findDestination(ctx, names[0])
 	if err != nil {
 		return err
 	}
 	if s.recursive {
-		args = append(args, "-r")
+		to.args = append(to.args, "-r")
 	}
-	args = append(args, "--")
+	args := append(to.args, "--")
 	for _, end := range ends {
-		args = append(args, end.argument(host))
+		args = append(args, end.argument(to))
 	}
 	return s.runProgram(ctx, "scp", args)
 }
@@ -153,12 +155,13 @@ func parseCopyEnd(text string) (copyEnd, error) {
 	return copyEnd{user: user, name: name, path: path}, err
 }
 
-func (e copyEnd) argument(host string) string {
+func (e copyEnd) argument(to destination) string {
 	if e.name == "" {
 		return e.path
 	}
-	if e.user != "" {
-		host = e.user + "@" + host
+	host := to.host
+	if user := cmp.Or(e.user, to.user); user != "" {
+		host = user + "@" + host
 	}
 	return host + ":" + e.path
 }
@@ -177,35 +180,55 @@ func splitTarget(target string) (user, name string, err error) {
 	return user, name, nil
 }
 
-// sshArguments returns the options for ssh and scp that lead to a VM, and the name of its
-// host. The key of the host is stored under the VM's UID.
-func (s *sshOptions) sshArguments(ctx context.Context, name string) (args []string, host string, err error) {
+// destination is a VM that ssh or scp connects to.
+type destination struct {
+	args []string // options that lead to the VM
+	host string
+	user string // who logs in unless the command line says it; empty if that is not known
+}
+
+// findDestination returns the destination that a VM is. The key of the host is stored under the VM's UID.
+func (s *sshOptions) findDestination(ctx context.Context, name string) (to destination, err error) {
 	namespace, err := s.Namespace()
 	if err != nil {
-		return nil, "", err
+		return to, err
 	}
 	vm, err := s.GetVM(ctx, namespace, name)
 	if err != nil {
-		return nil, "", err
+		return to, err
 	}
 	if err := s.checkPower(vm); err != nil {
-		return nil, "", err
+		return to, err
 	}
 	known, err := knownHostsFile()
 	if err != nil {
-		return nil, "", err
+		return to, err
 	}
 	self, err := s.self()
 	if err != nil {
-		return nil, "", err
+		return to, err
 	}
 	for _, option := range append(s.hostOptions(self, vm.Name, vm.UID, known), s.options...) {
-		args = append(args, "-o", option)
+		to.args = append(to.args, "-o", option)
 	}
 	if s.identity != "" {
-		args = append(args, "-i", s.identity)
+		to.args = append(to.args, "-i", s.identity)
 	}
-	return args, vm.Name + "." + namespace + ".vm", nil
+	to.host, to.user = vm.Name+"."+namespace+".vm", loginUser(vm)
+	return to, nil
+}
+
+// loginUser returns the user of the cloud image that a VM's spec names, if the catalogue of this program has
+// the name: cloud-init gives that user the VM's keys. It returns "" for every other image.
+func loginUser(vm *api.VirtualMachine) string {
+	if vm.Spec.Image == nil {
+		return ""
+	}
+	name, is := catalogue.NameOf(vm.Spec.Image.Source)
+	if !is {
+		return ""
+	}
+	return catalogue.Shipped().User(name)
 }
 
 // self returns how this program is started again.

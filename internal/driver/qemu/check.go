@@ -24,7 +24,7 @@ const (
 
 // checkSpec refuses a spec that the server, or a new one, cannot satisfy.
 func (c *convergence) checkSpec() error {
-	return cmp.Or(checkForAnyMachine(c.spec), c.driver.hostPorts.Check(c.spec.Ports), checkDisks(c.inst, c.spec), c.checkNewSizes(), c.checkNewImages())
+	return cmp.Or(checkForAnyMachine(c.spec), c.driver.hostPorts.Check(c.spec.Ports), checkDisks(c.inst, c.spec), c.checkNewSizes(), c.checkNewImages(), c.checkCloudImages())
 }
 
 // checkForAnyMachine refuses a spec that no machine can satisfy.

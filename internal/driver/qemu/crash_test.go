@@ -55,8 +55,12 @@ func runWithMachine(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "drover-machine-")
 	if err == nil {
 		defer func() { _ = os.RemoveAll(dir) }()
+		var remove func()
+		if remove, err = framework.TrustTestServers(); err == nil {
+			defer remove()
+		}
 		machineProgram = filepath.Join(dir, "drover-machine")
-		err = errors.Join(os.Chmod(dir, 0o755), framework.BuildMachine(machineProgram), os.Setenv(machineEnv, machineProgram))
+		err = errors.Join(err, os.Chmod(dir, 0o755), framework.BuildMachine(machineProgram), os.Setenv(machineEnv, machineProgram))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

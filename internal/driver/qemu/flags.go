@@ -30,7 +30,7 @@ func DefaultOptions() *Options {
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Dir, "qemu-dir", o.Dir, "qemu: folder that holds the machines, one directory each, and images; needed to run any")
 	fs.StringSliceVar(&o.ImageDirs, "qemu-image-dirs", o.ImageDirs, "qemu: folders that image.source may name files in, besides images in --qemu-dir: absolute paths, apart from where Drover keeps its own files")
-	fs.StringVar(&o.Image, "qemu-image", o.Image, "qemu: image of a VirtualMachine that names none, a path or oci://REFERENCE; a web server's address needs --qemu-unchecked-images; empty means that each has to name one")
+	fs.StringVar(&o.Image, "qemu-image", o.Image, "qemu: image of a VirtualMachine that names none, a path, cloud://NAME or oci://REFERENCE; a web server's address needs --qemu-unchecked-images; empty means that each has to name one")
 	fs.BoolVar(&o.UncheckedImages, "qemu-unchecked-images", o.UncheckedImages, "qemu: take images from web servers without image.checksum too: whoever can change what a server sends, chooses what is booted")
 	fs.StringVar(&o.Accel, "qemu-accel", o.Accel, "qemu: kvm, tcg (emulation), or auto for kvm where a test guest runs under it within 3 s")
 	fs.StringVar(&o.HostPorts, "qemu-host-ports", o.HostPorts, "qemu: ports of the host that VirtualMachines may have, asked for or chosen, as in 80,30000-32767; empty means all")
@@ -42,7 +42,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	_ = fs.MarkHidden("qemu-journal")
 	fs.StringSliceVar(&o.Fetch.Hosts, "image-hosts", o.Fetch.Hosts, "qemu, pod: names, addresses and CIDRs of hosts that images may be fetched from, and their tags resolved at, though their addresses are private or loopback; no proxy needs to be named")
 	fs.StringSliceVar(&o.Fetch.PlainHTTP, "image-plain-http-registries", o.Fetch.PlainHTTP, "qemu, pod: registries of oci:// images, with the port if they have one, that are spoken to without TLS, and without logins")
-	fs.Var(sizeFlag{&o.Fetch.MaxSize}, "image-max-size", "qemu, pod: size that an image which is fetched may have, for qemu with its layers decompressed")
+	fs.StringVar(&o.Fetch.Catalogue, "image-catalogue", o.Fetch.Catalogue, "qemu: file with names of cloud images for image.source, beside those that Drover has and in place of those of the same name; read at the start")
+	fs.Var(sizeFlag{&o.Fetch.MaxSize}, "image-max-size", "qemu, pod: size that an image which is fetched may have, as it is sent and decompressed")
 }
 
 // sizeFlag is a flag for a number of bytes, written as a quantity.

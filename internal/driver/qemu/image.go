@@ -80,6 +80,25 @@ func (c *convergence) checkNewImages() error {
 	return nil
 }
 
+// checkCloudImages refuses new disks of cloud images that the catalogue rules out. Disks that were made stay
+// in use, whatever the catalogue has now.
+func (c *convergence) checkCloudImages() error {
+	if c.inst.Root.Size == 0 {
+		if err := c.driver.Disks.CheckCloud(instance.RootOrder(c.spec, disks.ImageSettings{Source: c.rootImage().Source})); err != nil {
+			return err
+		}
+	}
+	for i, v := range c.spec.Volumes {
+		if _, made := c.inst.Volumes[v.Name]; made {
+			continue
+		}
+		if err := c.driver.Disks.CheckCloud(instance.VolumeOrder(i, v)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // checkImages checks that everything the next run is made of is available, and makes
 // nothing.
 func (c *convergence) checkImages() error {

@@ -77,6 +77,7 @@ func TestRefusedImages(t *testing.T) {
 		says  string
 	}{
 		"a claim":              {driver.Image{Source: "pvc://golden"}, driver.ErrUnsupported, `.source is "pvc://golden": driver pod copies no`},
+		"a cloud image's name": {driver.Image{Source: "cloud://debian/13"}, driver.ErrUnsupported, `.source is "cloud://debian/13": driver pod takes no names of cloud images; it must be`},
 		"a file":               {driver.Image{Source: "/images/debian.qcow2"}, driver.ErrInvalid, `.source is "/images/debian.qcow2": it must be oci://REFERENCE`},
 		"no scheme":            {driver.Image{Source: "registry.example/debian:12"}, driver.ErrInvalid, `.source is "registry.example/debian:12": it must be oci://REFERENCE`},
 		"no reference":         {driver.Image{Source: "oci://"}, driver.ErrInvalid, `.source is "oci://": it must be oci://REFERENCE`},

@@ -13,6 +13,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/catalogue"
 )
 
 const imageScheme = "oci://"
@@ -114,6 +115,8 @@ func checkImage(field string, i driver.Image) error {
 		}
 	case isClaim:
 		return driver.Errorf(driver.ErrUnsupported, "%s.source is %.200q: driver pod copies no PersistentVolumeClaims; it must be %s", field, i.Source, allowedSources)
+	case strings.HasPrefix(i.Source, catalogue.Scheme):
+		return driver.Errorf(driver.ErrUnsupported, "%s.source is %.200q: driver pod takes no names of cloud images; it must be %s", field, i.Source, allowedSources)
 	case !isURL(i.Source):
 		return driver.Errorf(driver.ErrInvalid, "%s.source is %.200q: it must be %s", field, image.Redact(i.Source), allowedSources)
 	case i.Checksum == "":

@@ -121,7 +121,7 @@ func (d *Store) OpenImage(field string, requested ImageSettings) (*os.File, erro
 func (d *Store) openSource(field, source string) (*os.File, error) {
 	forms := "it must be the absolute path of a file, or file:// before one"
 	if strings.HasSuffix(field, "image.source") {
-		forms += ", or begin with http://, https:// or oci://"
+		forms += ", or begin with cloud://, http://, https:// or oci://"
 	}
 	path := image.FilePath(source)
 	switch {

@@ -1,0 +1,22 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package disks
+
+import (
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
+)
+
+// CheckCloud refuses a new disk of a cloud image that the catalogue does not have, or that needs a
+// larger disk. Nothing has to be fetched for that.
+func (d *Store) CheckCloud(o Order) error {
+	found, err := d.images.Sources.FindCloud(o.Image.Source)
+	switch {
+	case err != nil:
+		return driver.Errorf(driver.ErrInvalid, "spec.%s.source is %.200q: %w", o.ImageField, o.Image.Source, err)
+	case found != nil && o.Size != 0 && o.Size < found.MinDiskBytes():
+		return driver.Errorf(driver.ErrInvalid, "spec.%s is %s: the image %s needs %s", o.SizeField, kit.FormatBytes(o.Size), o.Image.Source, kit.FormatBytes(found.MinDiskBytes()))
+	}
+	return nil
+}

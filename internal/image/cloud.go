@@ -1,0 +1,117 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package image
+
+import (
+	"context"
+	"encoding/hex"
+	"hash"
+	"io"
+	"net/http"
+	"time"
+
+	"cloudnative.tw/drover/internal/image/catalogue"
+	"cloudnative.tw/drover/internal/image/egress"
+)
+
+const (
+	// maxChecksums is how many bytes a document with checksums may have.
+	maxChecksums = 1 << 20
+	// checksumsTimeout limits the time for such a document.
+	checksumsTimeout = time.Minute
+)
+
+// FindCloud returns the image of the catalogue that a source names, nil if it is no name. The error says
+// which names there are.
+func (s *Sources) FindCloud(source string) (*catalogue.Image, error) {
+	name, is := catalogue.NameOf(source)
+	if !is {
+		return nil, nil //nolint:nilnil // Nil is for sources that are no names.
+	}
+	found, err := s.catalogue.Find(name, platform.Architecture)
+	if err != nil {
+		return nil, newError(ErrInvalid, "%w", err)
+	}
+	return &found, nil
+}
+
+// published is the checksum that an image must have according to its publisher.
+type published struct {
+	catalogue.Checksums
+
+	digest string
+	hash   hash.Hash // over what is sent
+}
+
+// copyCloud copies the image that a name of the catalogue stands for now. Whoever answers at the address
+// of the checksums decides which image that is; the server of the image, or a mirror, does not.
+func (s *Sources) copyCloud(ctx context.Context, source string, a *attempt) error {
+	found, err := s.FindCloud(source)
+	if err != nil {
+		return &contentError{err}
+	}
+	document, err := s.fetchChecksums(ctx, found.Checksums.URL, a.progress.ResetStallTimer)
+	if err != nil {
+		return egress.Errorf("its checksum at %s: %s", found.Checksums.URL, egress.Explain(err))
+	}
+	digest, err := found.Checksums.Find(document, found.File())
+	if err != nil {
+		return unusableContent("its checksum: %w", err)
+	}
+	if wanted := a.ref.Checksum; found.Checksums.Algorithm == catalogue.SHA256 && wanted != "" && wanted != digestPrefix+digest {
+		return unusableContent("it stands for %s%s now, and %s was asked for", digestPrefix, digest, wanted)
+	}
+	a.published = &published{found.Checksums, digest, found.Checksums.New()}
+	return s.copyHTTP(ctx, found.URL, a)
+}
+
+// fetchChecksums returns a document with checksums.
+func (s *Sources) fetchChecksums(ctx context.Context, url string, onData func()) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, checksumsTimeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := s.client.Web(onData).RoundTrip(request)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusOK {
+		return nil, egress.StatusError(response.StatusCode)
+	}
+	document, err := io.ReadAll(io.LimitReader(response.Body, maxChecksums+1))
+	if err == nil && len(document) > maxChecksums {
+		return nil, egress.Errorf("the server's answer has more than %d bytes", maxChecksums)
+	}
+	return document, err
+}
+
+// receive hashes what is sent. A nil published has nothing to compare.
+func (p *published) receive(sent []byte) {
+	if p != nil {
+		_, _ = p.hash.Write(sent) // never fails
+	}
+}
+
+// check compares what was sent with what the publisher has published.
+func (p *published) check() error {
+	if p == nil {
+		return nil
+	}
+	if got := hex.EncodeToString(p.hash.Sum(nil)); got != p.digest {
+		return unusableContent("its %s is %s, and %s has %s", p.Algorithm, got, p.URL, p.digest)
+	}
+	return nil
+}
+
+// version adds what was published to a server's version of its content: content that does not match is
+// fetched again once another checksum is published.
+func (p *published) version(ofContent string) string {
+	if p == nil || ofContent == "" {
+		return ofContent
+	}
+	return ofContent + " " + p.digest
+}

@@ -1,0 +1,233 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package image_test
+
+import (
+	"crypto/sha512"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/test/assert"
+)
+
+// publisher is a web server of a publisher, by TLS, with an image and its checksums, which may change.
+type publisher struct {
+	url string
+
+	mu    sync.Mutex
+	files map[string][]byte
+	asked map[string]int
+}
+
+const diskFile, sumsFile = "/images/disk.img", "/images/SUMS"
+
+func newPublisher(t *testing.T, content []byte, sums string) *publisher {
+	t.Helper()
+	p := &publisher{asked: map[string]int{}}
+	server := httptest.NewTLSServer(p)
+	t.Cleanup(server.Close)
+	p.url = server.URL
+	p.publish(content, sums)
+	return p
+}
+
+// publish replaces the files, in which LINE is replaced by a line of sha512sum.
+func (p *publisher) publish(content []byte, sums string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	sums = strings.Replace(sums, "LINE", fmt.Sprintf("%x  disk.img\n", sha512.Sum512(content)), 1)
+	p.files = map[string][]byte{diskFile: content, sumsFile: []byte(sums)}
+}
+
+// requests returns how many times a file was asked for.
+func (p *publisher) requests(path string) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.asked[path]
+}
+
+// ServeHTTP implements http.Handler.
+func (p *publisher) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asked[r.URL.Path]++
+	content, is := p.files[r.URL.Path]
+	if !is {
+		http.NotFound(w, r)
+		return
+	}
+	w.Header().Set("ETag", `"1"`)
+	_, _ = w.Write(content)
+}
+
+// policy allows the publisher, with a catalogue in which house/1 is its image.
+func (p *publisher) policy(t *testing.T, algorithm, format string) image.Policy {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "images.yaml")
+	assert.NoError(t, os.WriteFile(path, fmt.Appendf(nil, `images:
+- {name: house/1, architecture: amd64, url: %[1]q, checksums: {url: %[2]q, algorithm: %[3]s, format: %[4]s}, user: house, minDisk: 1Mi}
+- {name: house/2, architecture: arm64, url: %[1]q, checksums: {url: %[2]q, algorithm: %[3]s, format: %[4]s}, user: house, minDisk: 1Mi}
+`, p.url+diskFile, p.url+sumsFile, algorithm, format), 0o600))
+	return image.Policy{Hosts: []string{"127.0.0.1"}, MaxSize: 4 << 20, Catalogue: path}
+}
+
+const house = "cloud://house/1"
+
+// TestCloud checks that a name stands for the image that its publisher has published a checksum of, whatever
+// the algorithm and the format, and that the store pins it by its sha256.
+func TestCloud(t *testing.T) {
+	t.Parallel()
+	content, zipped := disk(), zip(t, disk())
+	for name, c := range map[string]struct {
+		sent                    []byte
+		algorithm, format, sums string
+	}{
+		"sha512":     {content, "sha512", "coreutils", "00 other.img\nLINE"},
+		"sha256":     {content, "sha256", "bsd", fmt.Sprintf("SHA256 (disk.img) = %s\n", strings.TrimPrefix(checksum(content), "sha256:"))},
+		"digest":     {content, "sha256", "digest", strings.TrimPrefix(checksum(content), "sha256:")},
+		"compressed": {zipped, "sha512", "coreutils", "LINE"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPublisher(t, c.sent, c.sums)
+			s := newStore(t)
+			allow(t, s, p.policy(t, c.algorithm, c.format))
+			ref := image.Ref{Source: house}
+			if s.Sources.IsUnchecked(ref) || !image.IsRemote(house) || image.Redact(house) != house {
+				t.Errorf("it counts as unchecked: %v, as remote: %v, and is shown as %s", s.Sources.IsUnchecked(ref), image.IsRemote(house), image.Redact(house))
+			}
+			assert.NoError(t, fetch(t, s, ref))
+			checkStored(t, s, ref, content)
+			if got := s.Digest(ref); got != checksum(c.sent) {
+				t.Errorf("its digest is %s, want %s", got, checksum(c.sent))
+			}
+			all, err := s.List()
+			assert.NoError(t, err)
+			if len(all) != 1 || len(all[0].Sources) != 1 || all[0].Sources[0] != house {
+				t.Errorf("the store has %+v", all)
+			}
+			assert.NoError(t, fetch(t, s, image.Ref{Source: house, Checksum: checksum(c.sent)}))
+			assert.NoError(t, fetch(t, s, ref))
+			if n := p.requests(diskFile) + p.requests(sumsFile); n != 2 {
+				t.Errorf("the publisher was asked %d times, want 2", n)
+			}
+		})
+	}
+}
+
+// TestCloudFails checks that an image without the right checksum is refused, that nothing is left, and
+// that the image is not asked for where its checksum shows that it is not wanted.
+func TestCloudFails(t *testing.T) {
+	t.Parallel()
+	content := disk()
+	sum := strings.TrimPrefix(checksum(content), "sha256:")
+	for name, c := range map[string]struct {
+		ref                     image.Ref
+		algorithm, format, sums string
+		says                    string
+		asks                    int // for the image
+	}{
+		"another checksum":      {image.Ref{Source: house}, "sha256", "digest", strings.Repeat("0", 64), "its sha256 is " + sum + ", and URL/images/SUMS has 0000", 1},
+		"another sha512":        {image.Ref{Source: house}, "sha512", "digest", strings.Repeat("0", 128), "its sha512 is ", 1},
+		"no line":               {image.Ref{Source: house}, "sha512", "coreutils", "nothing", "its checksum: URL/images/SUMS has no sha512 of disk.img", 0},
+		"endless checksums":     {image.Ref{Source: house}, "sha512", "coreutils", strings.Repeat("x", 2<<20), "its checksum at URL/images/SUMS: the server's answer has more than 1048576 bytes", 0},
+		"checksums of nothing":  {image.Ref{Source: house}, "sha512", "coreutils", "", "its checksum at URL/images/SUMS: the server answered 404 Not Found", 0},
+		"not the one wanted":    {image.Ref{Source: house, Checksum: checksum(nil)}, "sha256", "digest", sum, "it stands for " + checksum(content) + " now, and " + checksum(nil) + " was asked for", 0},
+		"not the one of sha512": {image.Ref{Source: house, Checksum: checksum(nil)}, "sha512", "coreutils", "LINE", "its checksum is " + checksum(content) + ", and " + checksum(nil) + " was asked for", 1},
+		"never pulled":          {image.Ref{Source: house, PullPolicy: image.PullNever}, "sha512", "coreutils", "LINE", "its pullPolicy is Never", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPublisher(t, content, c.sums)
+			if c.sums == "" {
+				delete(p.files, sumsFile)
+			}
+			s := newStore(t)
+			allow(t, s, p.policy(t, c.algorithm, c.format))
+			err := fetch(t, s, c.ref)
+			wantRetry(t, err, strings.Replace(c.says, "URL", p.url, 1))
+			wantRetry(t, err, "image "+house)
+			checkImages(t, s, 0)
+			if got := p.requests(diskFile); got != c.asks {
+				t.Errorf("the image was asked for %d times, want %d", got, c.asks)
+			}
+		})
+	}
+}
+
+// TestCloudIsPublishedAnew checks that an image that did not match is fetched again once another checksum
+// is published, and not before, and that PullAlways finds the new image of a name.
+func TestCloudIsPublishedAnew(t *testing.T) {
+	t.Parallel()
+	first := disk()
+	p := newPublisher(t, first, strings.Repeat("0", 128)+"  disk.img")
+	s := newStore(t)
+	allow(t, s, p.policy(t, "sha512", "coreutils"))
+	ref := image.Ref{Source: house, PullPolicy: image.PullAlways}
+	for range 2 {
+		wantRetry(t, fetch(t, s, ref), "its sha512 is ")
+	}
+	wantRetry(t, fetch(t, s, ref), "the server has the same as before")
+	p.publish(first, "LINE")
+	assert.NoError(t, fetch(t, s, ref))
+	checkStored(t, s, ref, first)
+	second := append(disk(), make([]byte, 512)...)
+	p.publish(second, "LINE")
+	assert.NoError(t, fetch(t, s, image.Ref{Source: house})) // IfNotPresent
+	checkStored(t, s, ref, first)
+	assert.NoError(t, fetch(t, s, ref))
+	checkStored(t, s, ref, second)
+	checkStored(t, s, image.Ref{Source: house, Checksum: checksum(first)}, first) // which disks stand on
+}
+
+// TestCloudNames checks which names are known.
+func TestCloudNames(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, disk(), "LINE")
+	policy := p.policy(t, "sha512", "coreutils")
+	s := newStore(t)
+	allow(t, s, policy)
+	for source, says := range map[string]string{
+		house:                       "",
+		"cloud://debian/13":         "",
+		"https://images.example/":   "",
+		"cloud://house/2":           "the image is for arm64, and machines here are amd64",
+		"cloud://house/3":           "there is no image of that name: the names are almalinux/9, ",
+		"cloud://":                  "there is no image of that name",
+		"cloud://debian/13?secret":  "there is no image of that name",
+		"cloud://house/1/../../etc": "there is no image of that name",
+	} {
+		found, err := s.Sources.FindCloud(source)
+		assert.ErrorSays(t, source, err, says)
+		if says != "" {
+			assert.ErrorIs(t, source, fetch(t, s, image.Ref{Source: source}), image.ErrInvalid, says)
+		}
+		if (found != nil) != (says == "" && strings.HasPrefix(source, "cloud://")) {
+			t.Errorf("%s is %+v", source, found)
+		}
+	}
+	policy.Catalogue = filepath.Join(t.TempDir(), "none")
+	assert.ErrorSays(t, "no file", assert.ErrorOf(image.NewSources(policy)), "--image-catalogue: open "+policy.Catalogue)
+}
+
+// TestCloudAddresses checks that names are fetched by the rules for addresses.
+func TestCloudAddresses(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, disk(), "LINE")
+	policy := p.policy(t, "sha512", "coreutils")
+	policy.Hosts = nil
+	s := newStore(t)
+	allow(t, s, policy)
+	wantRetry(t, fetch(t, s, image.Ref{Source: house}), "its checksum at "+p.url+sumsFile+": 127.0.0.1 leads to a loopback address, which is asked only if --image-hosts has")
+	if n := p.requests(sumsFile); n != 0 {
+		t.Errorf("the publisher was asked %d times", n)
+	}
+}

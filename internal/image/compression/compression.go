@@ -1,0 +1,152 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package compression decompresses content while it is read. The first bytes say how it is
+// compressed, whatever its name is. Memory is bounded, also for content that a stranger
+// made; how long the result is, the reader has to bound.
+//
+// Start with NewReader.
+package compression
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/xi2/xz"
+)
+
+// MaxMemory is how many bytes of what was decompressed are kept, which later content may
+// refer to: the dictionary of xz, the window of zstd. It suffices for xz -9 and zstd -19.
+const MaxMemory = 64 << 20
+
+const (
+	// bufferSize is how much is read at a time. A server that sends slowly is read as it sends.
+	bufferSize = 32 << 10
+	// maxFrame is how long zstd content may be as it says itself. Only the reader knows a limit.
+	maxFrame = 1 << 60
+)
+
+// Error says why content cannot be decompressed, by a fixed text. Errors of the content's source
+// are returned as they are.
+type Error struct{ text string }
+
+func (e *Error) Error() string { return e.text }
+
+// formats are the known formats, by their first bytes.
+var formats = []struct {
+	name, magic string
+	open        func(io.Reader) (io.Reader, error)
+}{
+	{"gzip", "\x1f\x8b", openGzip},
+	{"xz", "\xfd7zXZ\x00", openXZ},
+	{"zstd", "\x28\xb5\x2f\xfd", openZstd},
+}
+
+func openGzip(from io.Reader) (io.Reader, error) { return gzip.NewReader(from) }
+
+func openXZ(from io.Reader) (io.Reader, error) { return xz.NewReader(from, MaxMemory) }
+
+func openZstd(from io.Reader) (io.Reader, error) {
+	return zstd.NewReader(from, zstd.WithDecoderMaxWindow(MaxMemory), zstd.WithDecoderMaxMemory(maxFrame), zstd.WithDecoderLowmem(true), zstd.WithDecoderConcurrency(1))
+}
+
+// Reader reads content, decompressed if it is compressed. Members, streams and frames that follow
+// one another are one content. It reads its source to the end, and takes nothing behind it.
+type Reader struct {
+	// Format is gzip, xz or zstd, and empty if the content is not compressed.
+	Format  string
+	from    *source
+	content io.Reader
+}
+
+// NewReader returns a reader of the content of a source.
+func NewReader(from io.Reader) (*Reader, error) {
+	r := &Reader{from: &source{Reader: from}}
+	buffered := bufio.NewReaderSize(r.from, bufferSize)
+	r.content = buffered
+	for _, f := range formats {
+		magic, err := buffered.Peek(len(f.magic))
+		if err != nil && !errors.Is(err, io.EOF) {
+			return nil, err
+		}
+		if !bytes.Equal(magic, []byte(f.magic)) {
+			continue
+		}
+		r.Format = f.name
+		err = r.guard(func() (err error) {
+			r.content, err = f.open(buffered)
+			return err
+		})
+		if err != nil {
+			return nil, r.explain(err)
+		}
+		return r, nil
+	}
+	return r, nil
+}
+
+// Read implements io.Reader.
+func (r *Reader) Read(p []byte) (n int, err error) {
+	err = r.guard(func() (err error) {
+		n, err = r.content.Read(p)
+		return err
+	})
+	return n, r.explain(err)
+}
+
+// Close frees memory. It does not close the source.
+func (r *Reader) Close() {
+	if decoder, is := r.content.(*zstd.Decoder); is {
+		decoder.Close()
+	}
+}
+
+// guard makes an error of a panic: a stranger's content must not end the program by a mistake in a
+// library.
+func (r *Reader) guard(read func() error) (err error) {
+	defer func() {
+		if panicked := recover(); panicked != nil {
+			err = errDecoder
+		}
+	}()
+	return read()
+}
+
+var errDecoder = errors.New("the decoder failed")
+
+// explain returns the error of the source if it has failed, or else what is wrong with the content.
+func (r *Reader) explain(err error) error {
+	switch {
+	case err == nil, errors.Is(err, io.EOF) && r.from.err == nil, r.Format == "":
+		return err
+	case r.from.err != nil:
+		return r.from.err
+	case errors.Is(err, xz.ErrMemlimit):
+		return &Error{fmt.Sprintf("it is compressed by xz with a dictionary of more than %d bytes: compress it with xz -9 or less", MaxMemory)}
+	case errors.Is(err, zstd.ErrWindowSizeExceeded):
+		return &Error{fmt.Sprintf("it is compressed by zstd with a window of more than %d bytes: compress it without --long and --ultra", MaxMemory)}
+	case errors.Is(err, xz.ErrOptions), errors.Is(err, xz.ErrUnsupportedCheck):
+		return &Error{"it is compressed by xz with options that are not known"}
+	}
+	return &Error{fmt.Sprintf("it is compressed by %s, and damaged or cut off", r.Format)}
+}
+
+// source remembers how it has failed.
+type source struct {
+	io.Reader
+
+	err error // nil at the end
+}
+
+func (s *source) Read(p []byte) (int, error) {
+	n, err := s.Reader.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		s.err = err
+	}
+	return n, err
+}

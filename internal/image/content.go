@@ -1,0 +1,90 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package image
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+
+	"cloudnative.tw/drover/internal/image/catalogue"
+	"cloudnative.tw/drover/internal/image/compression"
+)
+
+// copySource copies the disk that the source stands for.
+func (a *attempt) copySource(ctx context.Context) error {
+	from := a.store.Sources
+	if reference, is := strings.CutPrefix(a.ref.Source, ociScheme); is {
+		return from.copyOCI(ctx, reference, a)
+	}
+	if _, is := catalogue.NameOf(a.ref.Source); is {
+		return from.copyCloud(ctx, a.ref.Source, a)
+	}
+	return from.copyHTTP(ctx, a.ref.Source, a)
+}
+
+// copyDecompressed copies what a web server sends, decompressed if it is compressed.
+//
+// The checksum, and so the image's name in the store, is that of the bytes as sent, which is
+// what publishers publish. The name still stands for one content: what was sent is decompressed
+// in one way only, and a file that begins as a compressed one is never stored as it is, since
+// diskimage.Probe refuses it. So whoever has an image by its digest may use it, from whichever
+// server it came.
+func (a *attempt) copyDecompressed(body io.Reader) error {
+	content, err := compression.NewReader(sentReader{body, a})
+	if err == nil {
+		defer content.Close()
+		_, err = io.Copy(contentWriter{a}, content)
+	}
+	if unusable, is := errors.AsType[*compression.Error](err); is {
+		return unusableContent("%w", unusable)
+	}
+	return err
+}
+
+// sentReader counts and hashes what is sent.
+type sentReader struct {
+	io.Reader
+
+	attempt *attempt
+}
+
+func (r sentReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if err := r.attempt.receive(p[:n]); err != nil {
+		return 0, err
+	}
+	return n, err
+}
+
+// contentWriter writes what was decompressed.
+type contentWriter struct{ attempt *attempt }
+
+func (w contentWriter) Write(p []byte) (int, error) {
+	a := w.attempt
+	if limit := a.store.Sources.maxSize; a.sparse.Length+int64(len(p)) > limit {
+		return 0, tooLargeError("decompressed, it has more than", limit)
+	}
+	a.progress.ResetStallTimer() // little that is sent may be much content
+	return a.writeContent(p)
+}
+
+// receive counts and hashes bytes that were sent.
+func (a *attempt) receive(p []byte) error {
+	if a.received += int64(len(p)); a.received > a.store.Sources.maxSize {
+		return tooLargeError("it has more than", a.store.Sources.maxSize)
+	}
+	_, _ = a.hash.Write(p) // never fails
+	a.published.receive(p)
+	a.reportProgress()
+	return nil
+}
+
+// writeContent writes bytes of the disk.
+func (a *attempt) writeContent(p []byte) (int, error) {
+	n, err := a.sparse.Write(p)
+	a.err = err
+	return n, err
+}
