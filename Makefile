@@ -108,7 +108,7 @@ failover: ## the shard of make test-full about replicas that are halted, killed 
 
 .PHONY: faults
 faults: ## the shards of make test-full that kill controllers and cut the power at sampled points
-	@$(MAKE) test-full SHARD="faults-fake faults-docker faults-qemu faults-api schedules"
+	@$(MAKE) test-full SHARD="faults-fake faults-docker faults-qemu faults-pod faults-api schedules"
 
 .PHONY: faults-full
 faults-full: build ## the same at every point of every workload, and at many pairs; root, three hours; ARGS

@@ -110,7 +110,9 @@ var (
 	ids   = regexp.MustCompile(`(fake|run)-[0-9a-f-]{18}|\b[0-9a-f]{12,16}\b`)
 	// containers have the names <vm>.<namespace>.<first 8 of the UID>.
 	containers = regexp.MustCompile(`\.[a-z0-9-]+\.[0-9a-f]{8}\b`)
-	numbers    = regexp.MustCompile(`^[0-9]+$`)
+	// objects of driver pod have the names <vm>-<first 8 of the UID>, and a Secret 8 of a nonce after that.
+	objects = regexp.MustCompile(`-[0-9a-f]{8}(-[0-9a-z]{8})?\b`)
+	numbers = regexp.MustCompile(`^[0-9]+$`)
 )
 
 // count returns the name of the next point of an operation on an object.
@@ -148,7 +150,7 @@ func (r *recorder) stableName(object string) string {
 		}
 		return "UID"
 	})
-	object = containers.ReplaceAllString(ids.ReplaceAllString(object, "ID"), "")
+	object = objects.ReplaceAllString(containers.ReplaceAllString(ids.ReplaceAllString(object, "ID"), ""), "")
 	parts := strings.Split(object, "/")
 	for n, part := range parts {
 		parts[n] = numbers.ReplaceAllString(part, "N")

@@ -158,4 +158,12 @@ var All = []Bug{
 	{"silent-supervisor-kept", "", []Edit{{
 		"internal/driver/qemu/instance/supervise.go", "	if isSilent(ctx, c) {\n", "	if isSilent(ctx, c) && !BUG {\n",
 	}}},
+	{"killed-container-kept", "", []Edit{{
+		"internal/driver/pod/instance/proof.go", "	isReported := s.State.Terminated != nil && !isInferred(s.State.Terminated)\n",
+		"	isReported := s.State.Terminated != nil && !isInferred(s.State.Terminated) && (!BUG || s.State.Terminated.ExitCode != codeKilled)\n",
+	}}},
+	{"pause-by-annotation", "", []Edit{{
+		"internal/driver/pod/instance/state.go", "	if last, ok := i.reader.LastStatus(i.Pod.UID); ok {\n		return last.State == control.StatePaused\n",
+		"	if last, ok := i.reader.LastStatus(i.Pod.UID); ok && !BUG {\n		return last.State == control.StatePaused\n",
+	}}},
 }

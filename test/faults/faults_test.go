@@ -79,21 +79,13 @@ func buildController(name string, flags ...string) (string, error) {
 	return binary, framework.BuildController(binary, append(flags, "-ldflags=-s -w")...)
 }
 
-// openLab opens a lab for a controller.
-func openLab(t *testing.T, build func() (string, error)) *lab.Lab {
-	t.Helper()
-	l, err := newLab(t, build)
-	assert.NoError(t, err)
-	return l
-}
-
 // newLab returns a lab that is closed at the end of a test.
-func newLab(t *testing.T, build func() (string, error)) (*lab.Lab, error) {
+func newLab(t *testing.T, build func() (string, error), clusterFlags ...string) (*lab.Lab, error) {
 	program, err := build()
 	if err != nil {
 		return nil, err
 	}
-	l, err := lab.Open(program)
+	l, err := lab.Open(program, clusterFlags...)
 	if err != nil {
 		return nil, err
 	}
@@ -105,13 +97,24 @@ func newLab(t *testing.T, build func() (string, error)) (*lab.Lab, error) {
 	return l, nil
 }
 
+// sharedLabs are the labs that most kinds share: one whose cluster has PodAPIs, and one without.
+type sharedLabs map[bool]func() (*lab.Lab, error)
+
+// newSharedLabs returns labs that are opened when they are needed, and closed at the end of a test.
+func newSharedLabs(t *testing.T, build func() (string, error)) sharedLabs {
+	return sharedLabs{
+		false: sync.OnceValues(func() (*lab.Lab, error) { return newLab(t, build) }),
+		true:  sync.OnceValues(func() (*lab.Lab, error) { return newLab(t, build, lab.PodAPIs...) }),
+	}
+}
+
 // TestFaults explores every kind of fault and prints the table: each row at once, so that it is
 // there if a later kind takes too long, and all rows in the end. Most kinds wait most of the
 // time, so several are explored at a time, after those that measure.
 func TestFaults(t *testing.T) {
 	explored := make([]*lab.Result, len(kinds))
 	t.Cleanup(func() { printTable(explored) })
-	sharedLab := sync.OnceValues(func() (*lab.Lab, error) { return newLab(t, faultsController) })
+	shared := newSharedLabs(t, faultsController)
 	for n, k := range kinds {
 		t.Run(k.Name, func(t *testing.T) {
 			if !k.IsIn(size) && *caseFlag == "" {
@@ -120,7 +123,7 @@ func TestFaults(t *testing.T) {
 			if !k.Unmarked {
 				t.Parallel()
 			}
-			l, err := labFor(t, k, sharedLab)
+			l, err := labFor(t, k, shared)
 			assert.NoError(t, err)
 			r, err := explore(t.Context(), k, l)
 			if l != nil {
@@ -162,7 +165,7 @@ func printTable(explored []*lab.Result) {
 }
 
 // labFor returns the lab for a kind.
-func labFor(t *testing.T, k lab.Kind, shared func() (*lab.Lab, error)) (*lab.Lab, error) {
+func labFor(t *testing.T, k lab.Kind, shared sharedLabs) (*lab.Lab, error) {
 	switch {
 	case k.NeedsNoLab:
 		return nil, nil //nolint:nilnil // It gets none.
@@ -171,7 +174,7 @@ func labFor(t *testing.T, k lab.Kind, shared func() (*lab.Lab, error)) (*lab.Lab
 	case k.NeedsOwnLab:
 		return newLab(t, faultsController)
 	}
-	l, err := shared()
+	l, err := shared[k.NeedsPods]()
 	if err != nil {
 		return nil, err
 	}

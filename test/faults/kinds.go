@@ -47,12 +47,13 @@ func kindsOf(all []crash.Settings) (kinds []lab.Kind) {
 	return kinds
 }
 
-// The engines of kinds: the fake one, also without any delay, and those of this host.
+// The engines of kinds: the fake one, also without any delay, those of this host, and pods.
 var (
 	fake   = []lab.Engine{lab.Fake{}}
 	fakes  = []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}}
 	docker = []lab.Engine{lab.NewDocker()}
 	qemu   = []lab.Engine{lab.NewQEMU()}
+	pods   = []lab.Engine{lab.NewPod()}
 	both   = []lab.Engine{crash.Pair{Engine: lab.Fake{}, Second: lab.NewDocker()}, crash.Pair{Engine: lab.NewDocker(), Second: lab.NewQEMU()}}
 )
 
@@ -93,6 +94,15 @@ var atPoints = []crash.Settings{
 		Name: "supervisor, qemu", Parallel: 6, InTurn: true, Engines: qemu, Workloads: alone, Default: 3,
 		Faults: crash.OutsideAnywhere(outside.SupervisorKilled, outside.SupervisorSuspended, outside.SupervisorHalted, outside.BothKilled),
 	},
+	{Name: "crash points, pod", Parallel: 6, InTurn: true, Engines: pods, Workloads: short, Default: 1},
+	{
+		Name: "two leaders, pod", Parallel: 6, InTurn: true, Engines: pods, Workloads: short, Default: 1,
+		Faults: crash.Outside(outside.Superseded),
+	},
+	{
+		Name: "machine, pod", Parallel: 6, InTurn: true, Engines: pods, Workloads: short, Default: 2,
+		Faults: crash.Outside(outside.ContainerKilled, outside.Killed, outside.SupervisorSuspended, outside.Suspended, outside.SupervisorHalted, outside.Halted),
+	},
 }
 
 // ofAPI have faults of what controllers see of the API.
@@ -105,6 +115,9 @@ var ofAPI = []crash.Settings{
 
 // alone are the workloads in which only the calls fail.
 var alone = []string{"create", "power", "resize", "restart", "replace", "delete", "create-delete", "recreate", "retain", "namespace"}
+
+// short are those of driver pod, whose machines take longest: all that can be done to one.
+var short = []string{"create", "power", "restart", "delete"}
 
 // bound are those of a VirtualMachine that has a server, and the same to the end.
 var bound = []string{"power", "resize", "restart", "replace", "delete", "recreate", "retain", "namespace"}

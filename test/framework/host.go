@@ -11,8 +11,9 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"testing"
 
 	"cloudnative.tw/drover/test/assert"
@@ -56,26 +57,63 @@ func Listen(t testing.TB, network, address string) net.Listener {
 // PortOf returns the port of a listener.
 func PortOf(l net.Listener) int32 { return int32(l.Addr().(*net.TCPAddr).Port) } //nolint:gosec // 16 bits
 
-var networks atomic.Int32
+// Network is a network namespace, as a pod has one, that this host reaches at an address.
+type Network struct {
+	Name, Address string
 
-// NewNetwork makes a network namespace, as a pod has one, that this host reaches at an address. Each
-// package has another second byte for its addresses, 18 or 19.
+	index int
+}
+
+// networks are the numbers of the networks of this process.
+var networks struct {
+	sync.Mutex
+	used [64]bool
+}
+
+// NewNetwork makes a network that goes with a test. Each package has another second byte for its addresses, 18 or 19.
 func NewNetwork(t testing.TB, second int) (name, address string) {
 	t.Helper()
 	RequireRoot(t, "make a network namespace")
-	index, pid := int(networks.Add(1)), os.Getpid()
-	at := func(last int) string { return fmt.Sprintf("198.%d.%d.%d", second, pid%256, 4*index+last) }
-	name, address = fmt.Sprintf("d%d-%d-%d", second, pid, index), at(2)
-	link := name + "h"
-	t.Cleanup(func() { _ = exec.CommandContext(context.Background(), "ip", "netns", "del", name).Run() })
-	for _, command := range []string{
-		"netns add " + name,
-		"link add " + link + " type veth peer name eth0 netns " + name,
-		"addr add " + at(1) + "/30 dev " + link, "link set " + link + " up",
-		"-n " + name + " addr add " + address + "/30 dev eth0",
-		"-n " + name + " link set eth0 up", "-n " + name + " link set lo up",
-	} {
-		MustRunCommand(t, CommandTimeout, nil, "ip", strings.Fields(command)...)
+	n, err := OpenNetwork(t.Context(), second)
+	assert.NoError(t, err)
+	t.Cleanup(func() { _ = n.Close(context.Background()) })
+	return n.Name, n.Address
+}
+
+// OpenNetwork makes a network that the caller must Close, of which a process can have 63.
+func OpenNetwork(ctx context.Context, second int) (n Network, err error) {
+	networks.Lock()
+	n.index = 1 + slices.Index(networks.used[1:], false)
+	networks.used[n.index] = true
+	networks.Unlock()
+	if n.index == 0 {
+		return n, errors.New("there are too many networks")
 	}
-	return name, address
+	pid := os.Getpid()
+	at := func(last int) string { return fmt.Sprintf("198.%d.%d.%d", second, pid%256, 4*n.index+last) }
+	n.Name, n.Address = fmt.Sprintf("d%d-%d-%d", second, pid, n.index), at(2)
+	link := n.Name + "h"
+	for _, command := range []string{
+		"netns add " + n.Name,
+		"link add " + link + " type veth peer name eth0 netns " + n.Name,
+		"addr add " + at(1) + "/30 dev " + link, "link set " + link + " up",
+		"-n " + n.Name + " addr add " + n.Address + "/30 dev eth0",
+		"-n " + n.Name + " link set eth0 up", "-n " + n.Name + " link set lo up",
+	} {
+		if out, err := exec.CommandContext(ctx, "ip", strings.Fields(command)...).CombinedOutput(); err != nil {
+			return n, errors.Join(fmt.Errorf("ip %s: %w: %s", command, err, out), n.Close(context.WithoutCancel(ctx)))
+		}
+	}
+	return n, nil
+}
+
+// Close removes the network. Its processes must have ended.
+func (n Network) Close(ctx context.Context) error {
+	// The end of the link is removed at once, and the namespace some time after its last process.
+	_ = exec.CommandContext(ctx, "ip", "link", "del", n.Name+"h").Run()
+	err := exec.CommandContext(ctx, "ip", "netns", "del", n.Name).Run()
+	networks.Lock()
+	defer networks.Unlock()
+	networks.used[n.index] = false
+	return err
 }

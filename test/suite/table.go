@@ -93,6 +93,12 @@ var shards = []shard{
 		paths: slices.Concat(controller, explorers, machine),
 	},
 	{
+		name:  "faults-pod",
+		steps: []step{{of: "test/faults", pattern: "TestFaults/_pod$"}},
+		short: step{of: "test/faults", pattern: "TestFaults/machine,_pod"},
+		paths: slices.Concat(controller, explorers, []string{"cmd/drover-machine", "internal/machine", "internal/driver/pod"}),
+	},
+	{
 		name:  "faults-api",
 		steps: []step{{of: "test/faults", pattern: "TestFaults/(answers|watch|old_lists|clock_of_the_API|second|^etcd$)"}},
 		short: step{of: "test/faults", pattern: "TestFaults/^etcd$"},
@@ -101,7 +107,7 @@ var shards = []shard{
 	{
 		name:  "bugs",
 		steps: []step{{of: "test/faults", pattern: "TestSeededBugs"}},
-		paths: slices.Concat(controller, explorers, machine, []string{"internal/driver/docker"}),
+		paths: slices.Concat(controller, explorers, machine, []string{"internal/driver/docker", "internal/driver/pod"}),
 	},
 	{
 		name:    "debian",

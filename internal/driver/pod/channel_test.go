@@ -4,18 +4,13 @@
 package pod
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -26,26 +21,10 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/instance"
 	"cloudnative.tw/drover/internal/driver/pod/machines"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
-	"cloudnative.tw/drover/internal/machine/description"
+	"cloudnative.tw/drover/internal/driver/pod/podtest"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
-
-// Folders that a pod mounts.
-const (
-	imageFolder  = "/image"
-	secretFolder = "/secret"
-)
-
-// node runs the machines of pods by the real drover-machine.
-type node struct {
-	w            *world
-	dir, program string
-	image        string // a folder that is mounted as the image of each pod
-	network      string
-	address      string
-	log          bytes.Buffer
-}
 
 // machineProgram builds drover-machine for all tests.
 var machineProgram = sync.OnceValues(func() (string, error) {
@@ -54,80 +33,25 @@ var machineProgram = sync.OnceValues(func() (string, error) {
 })
 
 // newNode has the kubelet of a world run one machine at a time for real.
-func (w *world) newNode(t *testing.T) *node {
+func (w *world) newNode(t *testing.T) *podtest.Node {
 	t.Helper()
-	n := &node{w: w, dir: framework.ShortTempDir(t)}
-	program, buildErr := machineProgram()
-	n.program, n.image = program, filepath.Join(n.dir, "image")
-	assert.NoError(t, errors.Join(buildErr, os.Mkdir(n.image, 0o700)))
-	boot := framework.BuildBootGuest(t, n.dir, "A", false)
-	assert.NoError(t, os.Rename(boot, filepath.Join(n.image, "disk")))
-	n.network, n.address = framework.NewNetwork(t, 19)
-	w.kubelet.mu.Lock()
-	defer w.kubelet.mu.Unlock()
-	w.kubelet.begin = n.begin
+	dir := framework.ShortTempDir(t)
+	program, err := machineProgram()
+	assert.NoError(t, err)
+	n := &podtest.Node{Kube: w.kube, Dir: dir, Program: program, Image: filepath.Join(dir, "image")}
+	assert.NoError(t, os.Mkdir(n.Image, 0o700))
+	boot := framework.BuildBootGuest(t, dir, "A", false)
+	assert.NoError(t, os.Rename(boot, filepath.Join(n.Image, "disk")))
+	n.Network, n.Address = framework.NewNetwork(t, 19)
+	w.kubelet.Lock()
+	defer w.kubelet.Unlock()
+	n.Serve(w.kubelet)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the machines printed:\n%s", n.log.String())
+			t.Logf("the machines printed:\n%s", n.Output())
 		}
 	})
 	return n
-}
-
-// begin mounts the volumes of a pod below a folder and starts its container.
-func (n *node) begin(p *corev1.Pod) (string, func() (int32, string), error) {
-	root := filepath.Join(n.dir, string(p.UID))
-	var m description.Machine
-	if err := errors.Join(json.Unmarshal([]byte(p.Annotations[objects.AnnotationMachine]), &m), n.mountSecret(p, filepath.Join(root, secretFolder))); err != nil {
-		return "", nil, err
-	}
-	m.Accelerator, m.Control.Folder, m.CloudInit = "tcg", root+m.Control.Folder, root+m.CloudInit
-	m.RootDisk.Image = strings.Replace(m.RootDisk.Image, imageFolder, n.image, 1)
-	m.RootDisk.Folder = filepath.Join(n.dir, "claims", p.Name)
-	if m.Kernel != nil {
-		m.Kernel.File, m.Kernel.Initrd = strings.Replace(m.Kernel.File, imageFolder, n.image, 1), strings.Replace(m.Kernel.Initrd, imageFolder, n.image, 1)
-	}
-	for i := range m.Volumes {
-		m.Volumes[i].Folder = filepath.Join(n.dir, "claims", p.Name+"-"+m.Volumes[i].Name)
-		if m.Volumes[i].Image != "" {
-			m.Volumes[i].Image = filepath.Join(n.image, "disk")
-		}
-		if err := os.MkdirAll(m.Volumes[i].Folder, 0o700); err != nil {
-			return "", nil, err
-		}
-	}
-	content, err := json.Marshal(m)
-	if err := errors.Join(err, os.MkdirAll(m.RootDisk.Folder, 0o700), os.WriteFile(filepath.Join(root, "machine.json"), content, 0o600)); err != nil {
-		return "", nil, err
-	}
-	cmd := exec.Command("ip", "netns", "exec", n.network, n.program, "-description", filepath.Join(root, "machine.json"), //nolint:noctx // it is stopped
-		"-run-folder", filepath.Join(root, "run"), "-termination-message", filepath.Join(root, "ended"))
-	cmd.Stdout, cmd.Stderr = &n.log, &n.log
-	if err := cmd.Start(); err != nil {
-		return "", nil, err
-	}
-	return n.address, func() (int32, string) {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait()
-		message, _ := os.ReadFile(filepath.Join(root, "ended"))
-		return int32(cmd.ProcessState.ExitCode()), string(message) //nolint:gosec // an exit code
-	}, nil
-}
-
-func (n *node) mountSecret(p *corev1.Pod, folder string) error {
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return err
-	}
-	secret, err := n.w.kube.CoreV1().Secrets(p.Namespace).Get(context.Background(), objects.SecretOf(p), metav1.GetOptions{})
-	if err != nil {
-		return err
-	}
-	for name, content := range secret.Data {
-		if err := os.WriteFile(filepath.Join(folder, name), content, 0o600); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // usage samples a server until it is there.

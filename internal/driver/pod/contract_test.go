@@ -48,7 +48,7 @@ func TestContract(t *testing.T) {
 		h.Skips[name] = "the kubelet has them: TestPodContract of test/cluster checks that"
 	}
 	h.OutOfBand.Exit = e.exit
-	h.OutOfBand.Kill = func(t *testing.T, s driver.Server) { t.Helper(); e.exit(t, s, codeKilled) }
+	h.OutOfBand.Kill = func(t *testing.T, s driver.Server) { t.Helper(); e.exit(t, s, podtest.CodeKilled) }
 	h.OutOfBand.Stop = func(t *testing.T, s driver.Server) { t.Helper(); e.exit(t, s, 0) }
 	h.OutOfBand.BurnCPU = func(_ *testing.T, s driver.Server) {
 		e.change(s, func(m *simulatedMachine) { m.burnsSince = time.Now() })
@@ -75,31 +75,31 @@ func newContractEngine(t *testing.T) *contractEngine {
 	all := &world{kube: w.kube}
 	e := &contractEngine{world: all, machines: map[types.UID]*simulatedMachine{}}
 	e.kubelet = startKubelet(t, all)
-	e.kubelet.mu.Lock()
-	defer e.kubelet.mu.Unlock()
-	e.kubelet.begin, e.kubelet.ignoresStop = e.begin, e.ignoresStop
+	e.kubelet.Lock()
+	defer e.kubelet.Unlock()
+	e.kubelet.Begin, e.kubelet.IgnoresStop = e.begin, e.ignoresStop
 	return e
 }
 
 // exit ends the machine of a server by itself.
 func (e *contractEngine) exit(t *testing.T, s driver.Server, code int) {
 	t.Helper()
-	e.kubelet.mu.Lock()
-	defer e.kubelet.mu.Unlock()
+	e.kubelet.Lock()
+	defer e.kubelet.Unlock()
 	p := e.engine.PodOf(t, s)
-	_, _ = e.kubelet.stop[p.UID]()
-	if err := e.kubelet.endPod(t.Context(), p, int32(code), ""); err != nil { //nolint:gosec // an exit code
+	_, _ = e.kubelet.Running[p.UID]()
+	if err := e.kubelet.EndPod(t.Context(), p, int32(code), ""); err != nil { //nolint:gosec // an exit code
 		t.Fatal(err)
 	}
 }
 
 // kill ends the machine of a pod, if it runs. Nothing reports its end.
 func (e *contractEngine) kill(_ *testing.T, p *corev1.Pod) {
-	e.kubelet.mu.Lock()
-	defer e.kubelet.mu.Unlock()
-	if stop, ok := e.kubelet.stop[p.UID]; ok {
+	e.kubelet.Lock()
+	defer e.kubelet.Unlock()
+	if stop, ok := e.kubelet.Running[p.UID]; ok {
 		_, _ = stop()
-		delete(e.kubelet.stop, p.UID)
+		delete(e.kubelet.Running, p.UID)
 	}
 }
 
@@ -183,7 +183,7 @@ func (l outsideListener) Accept() (net.Conn, error) {
 
 type outsideConn struct{ net.Conn }
 
-func (outsideConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(unreachable)} }
+func (outsideConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(podtest.Unreachable)} }
 
 // simulatedMachine is the machine of a pod as far as the controller sees it. TestChannel has a real
 // one.

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/internal/driver/pod/podtest"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -110,7 +111,7 @@ func TestController(t *testing.T) {
 // its creation to the end of its released pod.
 func testLife(t *testing.T, w *world) {
 	n := w.newNode(t)
-	framework.BuildLinuxGuest(t, n.image)
+	framework.BuildLinuxGuest(t, n.Image)
 	v := w.createVM(t, `{
 		"driver": "pod", "evictionPolicy": "Block", "deletionPolicy": "Retain", "storageClassName": "growing",
 		"image": {"source": "oci://registry.example/guest:1", "kernel": {"source": "/vmlinuz", "initrd": "/initrd", "cmdline": "console=ttyS0 quiet panic=-1"}},
@@ -222,9 +223,9 @@ func (v *vm) waitEvents(t *testing.T, want ...string) (all []eventsv1.Event) {
 // although nothing is left of it between two pods.
 func testRestarts(t *testing.T, w *world) {
 	begun := 0
-	w.kubelet.set(func(k *kubelet) {
-		begin := k.begin
-		k.begin = func(p *corev1.Pod) (string, func() (int32, string), error) {
+	w.kubelet.Set(func(k *podtest.Kubelet) {
+		begin := k.Begin
+		k.Begin = func(p *corev1.Pod) (string, func() (int32, string), error) {
 			begun++
 			return begin(p)
 		}
@@ -238,19 +239,19 @@ func testRestarts(t *testing.T, w *world) {
 	s.Namespace, s.Name, s.UID = w.namespace, v.name, v.uid
 	for n, isSlow := range []bool{true, false} {
 		first := s.pod(t)
-		w.kubelet.set(func(k *kubelet) { k.isSlow = isSlow })
+		w.kubelet.Set(func(k *podtest.Kubelet) { k.IsSlow = isSlow })
 		v.change(t, fmt.Sprintf(`{"restartedAt": "2026-01-02T03:04:0%dZ"}`, n))
 		if isSlow {
 			s.removeSlowly(t)
 		}
 		v.waitRun(t, first)
-		w.kubelet.set(func(*kubelet) {
+		w.kubelet.Set(func(*podtest.Kubelet) {
 			if begun != n+2 {
 				t.Errorf("%d pods were begun, want %d", begun, n+2)
 			}
 		})
 	}
-	w.kubelet.set(func(k *kubelet) { k.makesDisks = true })
+	w.kubelet.Set(func(k *podtest.Kubelet) { k.MakesDisks = true })
 	const crashes = 3
 	for range crashes {
 		assert.Eventually(t, "the next pod ends", func(t testing.TB) error { return s.endNotStarted(t, `"message": "a test"`) })
@@ -274,25 +275,25 @@ func (s *server) removeSlowly(t *testing.T) {
 		}
 		return err
 	})
-	s.w.kubelet.set(func(k *kubelet) { k.isSlow = false })
+	s.w.kubelet.Set(func(k *podtest.Kubelet) { k.IsSlow = false })
 }
 
 // endNotStarted ends a pod that has begun, whose machine says that it could not start its guest, and why.
 func (s *server) endNotStarted(t testing.TB, why string) (err error) {
 	t.Helper()
-	s.w.kubelet.set(func(k *kubelet) {
-		p, getErr := k.w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{})
+	s.w.kubelet.Set(func(k *podtest.Kubelet) {
+		p, getErr := s.w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{})
 		if getErr != nil {
 			err = getErr
 			return
 		}
-		stop, runs := k.stop[p.UID]
+		stop, runs := k.Running[p.UID]
 		if !runs {
 			err = fmt.Errorf("pod %s has not begun", p.UID)
 			return
 		}
 		_, _ = stop()
-		err = k.endPod(t.Context(), p, 7, `{"reason": "NotStarted", `+why+`}`)
+		err = k.EndPod(t.Context(), p, 7, `{"reason": "NotStarted", `+why+`}`)
 	})
 	return err
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -19,6 +18,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/internal/driver/pod/podtest"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/assert"
@@ -83,7 +83,7 @@ func TestVolumes(t *testing.T) {
 			t.Errorf("the PVC of %q has %s", name, got.String())
 		}
 	}
-	n.wantSizes(t, s, map[string]int64{launch.RootNode: 8 << 20, launch.VolumeNode("data"): 4 << 20, launch.VolumeNode("fixed"): fixedBytes})
+	s.wantSizes(t, n, map[string]int64{launch.RootNode: 8 << 20, launch.VolumeNode("data"): 4 << 20, launch.VolumeNode("fixed"): fixedBytes})
 
 	s.Volumes = s.Volumes[1:]
 	if got := s.reach(t, driver.StateRunning); !slices.Equal(got.Pending, []string{"volumes"}) {
@@ -124,9 +124,9 @@ func TestClaimsOfAFailure(t *testing.T) {
 }
 
 // wantSizes checks what the disks of the machine have for its guest.
-func (n *node) wantSizes(t *testing.T, s *server, want map[string]int64) {
+func (s *server) wantSizes(t *testing.T, n *podtest.Node, want map[string]int64) {
 	t.Helper()
-	m := machine.Machine{Path: filepath.Join(n.dir, string(s.pod(t).UID), "run"), UUID: string(s.UID)}
+	m := machine.Machine{Path: n.RunFolder(s.pod(t).UID), UUID: string(s.UID)}
 	got, err := machine.Monitor{Executor: m}.DiskSizes(t.Context())
 	maps.DeleteFunc(got, func(node string, _ int64) bool { return want[node] == 0 })
 	if err != nil || !maps.Equal(got, want) {

@@ -18,6 +18,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/internal/driver/pod/podtest"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -89,9 +90,9 @@ func TestMadeByALostPod(t *testing.T) {
 // rejectPod has the kubelet reject the pod of a server, as one that was restarted does before it ends the container.
 func (s *server) rejectPod(t *testing.T) {
 	t.Helper()
-	s.w.kubelet.set(func(k *kubelet) {
+	s.w.kubelet.Set(func(k *podtest.Kubelet) {
 		p := s.pod(t)
-		delete(k.stop, p.UID)
+		delete(k.Running, p.UID)
 		p.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "NodeAffinity", Message: "a label of the node has changed"}
 		assert.NoError(t, assert.ErrorOf(s.w.kube.CoreV1().Pods(s.Namespace).UpdateStatus(t.Context(), p, metav1.UpdateOptions{})))
 	})
@@ -239,7 +240,7 @@ func TestDisruption(t *testing.T) {
 	s.turn(t, driver.PowerOn, driver.StateRunning)
 
 	ended := s.pod(t)
-	w.kubelet.finish(t, ended)
+	assert.NoError(t, w.kubelet.Finish(t.Context(), ended))
 	s.waitStopped(t)
 	assert.Eventually(t, "the next pod runs", func(t testing.TB) error {
 		got, err := s.ensure(t)

@@ -19,6 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/internal/driver/pod/podtest"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -189,8 +190,8 @@ func TestSecretIsAskedFor(t *testing.T) {
 	s := w.newEphemeral(t, "web")
 	s.Placement.NodeSelector = map[string]string{"zone": "none"}
 	s.record(t)
-	w.kubelet.mu.Lock() // no pod starts
-	defer w.kubelet.mu.Unlock()
+	w.kubelet.Lock() // no pod starts
+	defer w.kubelet.Unlock()
 	assert.NoError(t, s.converge(t).createPod(t.Context()))
 	wants := func(when string, want bool) {
 		t.Helper()
@@ -262,7 +263,7 @@ func TestForeignPodAfterLoss(t *testing.T) {
 	w.forceRemove(t, lost)
 	s.wantRefusal(t, reasonPodLost, "is gone")
 
-	w.kubelet.set(func(k *kubelet) { k.isSlow = true })
+	w.kubelet.Set(func(k *podtest.Kubelet) { k.IsSlow = true })
 	pods := w.kube.CoreV1().Pods(s.Namespace)
 	theirs := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: lost.Name, Labels: lost.Labels}}
 	theirs.Spec.Containers = []corev1.Container{{Name: objects.ContainerName, Image: "theirs"}}
@@ -282,7 +283,7 @@ func TestForeignPodAfterLoss(t *testing.T) {
 		return nil
 	})
 	assert.ErrorIs(t, "while the user's pod is there", assert.ErrorOf(s.ensure(t)), driver.ErrRetry, "is not this VirtualMachine's")
-	w.kubelet.set(func(k *kubelet) { k.isSlow = false })
+	w.kubelet.Set(func(k *podtest.Kubelet) { k.IsSlow = false })
 	s.wantRefusal(t, reasonPodLost, "is gone")
 	if r := s.recordOf(objects.KindPod); r.UID != lost.UID || r.Ended {
 		t.Errorf("the record is %+v, want that of the lost pod %s", r, lost.UID)
@@ -292,9 +293,9 @@ func TestForeignPodAfterLoss(t *testing.T) {
 // forceRemove removes a pod and its finalizers, as if its node were cut off.
 func (w *world) forceRemove(t *testing.T, p *corev1.Pod) {
 	t.Helper()
-	w.kubelet.mu.Lock()
-	defer w.kubelet.mu.Unlock()
-	delete(w.kubelet.stop, p.UID)
+	w.kubelet.Lock()
+	defer w.kubelet.Unlock()
+	delete(w.kubelet.Running, p.UID)
 	patch := []byte(`{"metadata": {"finalizers": null}}`)
 	pods := w.kube.CoreV1().Pods(p.Namespace)
 	assert.NoError(t, assert.ErrorOf(pods.Patch(t.Context(), p.Name, types.MergePatchType, patch, metav1.PatchOptions{})))

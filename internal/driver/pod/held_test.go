@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/podtest"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -77,7 +78,7 @@ func TestHeldObjects(t *testing.T) {
 	}
 
 	claims := s.w.kube.CoreV1().PersistentVolumeClaims(s.Namespace)
-	release = hold(t, []string{protection}, func(content []byte) error {
+	release = hold(t, []string{podtest.Protection}, func(content []byte) error {
 		return assert.ErrorOf(claims.Patch(t.Context(), s.base(), types.MergePatchType, content, metav1.PatchOptions{}))
 	})
 	s.Power = driver.PowerOff

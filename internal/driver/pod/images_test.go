@@ -18,6 +18,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/internal/driver/pod/podtest"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -169,11 +170,11 @@ func TestDigestThatNodesLack(t *testing.T) {
 	w, r := newWorld(t), newRegistry(t)
 	digest := r.push(t, "disks/debian:12")
 	byTag, byDigest := map[string]string{"image": r.host + "/disks/debian:12"}, map[string]string{"image": r.host + "/disks/debian@" + digest}
-	begin := w.kubelet.begin
+	begin := w.kubelet.Begin
 	lack := func(digests bool) {
-		w.kubelet.mu.Lock()
-		defer w.kubelet.mu.Unlock()
-		w.kubelet.begin = func(p *corev1.Pod) (string, func() (int32, string), error) {
+		w.kubelet.Lock()
+		defer w.kubelet.Unlock()
+		w.kubelet.Begin = func(p *corev1.Pod) (string, func() (int32, string), error) {
 			if digests && objects.ImageDigest(p) != "" {
 				return "", nil, errors.New("the node does not have the image")
 			}
@@ -273,7 +274,7 @@ func TestUnresolvedTags(t *testing.T) {
 func TestLargeImage(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.kubelet.set(func(k *kubelet) { k.makesDisks = true })
+	w.kubelet.Set(func(k *podtest.Kubelet) { k.MakesDisks = true })
 	const boot = "the image oci://registry.example/boot:1 needs "
 	for name, c := range map[string]struct {
 		change func(*server)

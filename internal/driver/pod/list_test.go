@@ -260,7 +260,7 @@ func TestReadsOfReleased(t *testing.T) {
 	assert.NoError(t, assert.ErrorOf(s.d.Watch(t.Context())))
 	release := func() error { return s.d.ReleaseEnded(t.Context()) }
 	count.wantRequests(t, "a look at a released pod that runs", release, map[string]int{})
-	w.kubelet.finish(t, s.pod(t))
+	assert.NoError(t, w.kubelet.Finish(t.Context(), s.pod(t)))
 	count.all()
 	assert.Eventually(t, "the pod has no finalizer", func(t testing.TB) error {
 		s.release(t)
@@ -295,7 +295,7 @@ func TestServerThatCannotBeRead(t *testing.T) {
 	if all, err := d.List(t.Context(), broken.UID); err == nil || errors.Is(err, driver.ErrNotFound) {
 		t.Errorf("the list of the server is %+v, %v", all, err)
 	}
-	w.kubelet.finish(t, broken.pod(t))
+	assert.NoError(t, w.kubelet.Finish(t.Context(), broken.pod(t)))
 	assert.Eventually(t, "a complete list has its end", func(t testing.TB) error {
 		all, err := d.List(t.Context())
 		if err == nil && (len(all) != 2 || !slices.ContainsFunc(all, func(s driver.Server) bool { return s.UID == broken.UID && s.State == driver.StateStopped })) {
@@ -303,7 +303,7 @@ func TestServerThatCannotBeRead(t *testing.T) {
 		}
 		return err
 	})
-	w.kubelet.finish(t, other.pod(t))
+	assert.NoError(t, w.kubelet.Finish(t.Context(), other.pod(t)))
 	assert.Eventually(t, "the watch names the other server", func(testing.TB) error {
 		select {
 		case uid, open := <-events:

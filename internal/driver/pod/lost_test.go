@@ -20,6 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/instance"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/internal/driver/pod/podtest"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -28,7 +29,7 @@ func (w *world) addNode(t *testing.T) *corev1.Node {
 	t.Helper()
 	node, err := w.kube.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-" + w.namespace}}, metav1.CreateOptions{})
 	assert.NoError(t, err)
-	w.kubelet.set(func(k *kubelet) { k.node = node.Name })
+	w.kubelet.Set(func(k *podtest.Kubelet) { k.NodeName = node.Name })
 	return w.postNode(t, node, "first", time.Now().Add(-time.Hour))
 }
 
@@ -95,7 +96,7 @@ func TestLostContainer(t *testing.T) {
 	if boot := first.Annotations[objects.AnnotationBoot]; boot != "system/first" || s.listed(t).NeedsEnsure {
 		t.Errorf("the boot %q is recorded, and the server is %+v", boot, s.listed(t))
 	}
-	w.kubelet.lose(t, first)
+	assert.NoError(t, w.kubelet.Lose(t.Context(), first))
 	s.wantLost(t, first)
 	node = w.postNode(t, node, "second", time.Now().Add(2*time.Hour))
 	s.reach(t, driver.StateRunning)
@@ -104,7 +105,7 @@ func TestLostContainer(t *testing.T) {
 		t.Errorf("the pod was %s and is %s, and the end is %s", first.UID, second.UID, end)
 	}
 
-	w.kubelet.lose(t, second)
+	assert.NoError(t, w.kubelet.Lose(t.Context(), second))
 	s.wantLost(t, second)
 	asserted = second.UID
 	s.reach(t, driver.StateRunning)
@@ -146,7 +147,7 @@ func TestDeletedWhileInitialized(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.injectInit(t)
-	w.kubelet.set(func(k *kubelet) { k.initializes = true })
+	w.kubelet.Set(func(k *podtest.Kubelet) { k.Initializes = true })
 	s := w.newServer(t, "web")
 	s.reach(t, driver.StateStarting)
 	s.waitUntilBound(t)
@@ -170,7 +171,7 @@ func TestDebuggedPod(t *testing.T) {
 	p, err := w.kube.CoreV1().Pods(s.Namespace).UpdateEphemeralContainers(t.Context(), p.Name, p, metav1.UpdateOptions{})
 	assert.NoError(t, err)
 	p.Status.EphemeralContainerStatuses = []corev1.ContainerStatus{{Name: "debug", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull"}}}}
-	w.kubelet.finish(t, p)
+	assert.NoError(t, w.kubelet.Finish(t.Context(), p))
 	s.waitStopped(t)
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	s.deleteAll(t)

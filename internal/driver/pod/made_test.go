@@ -23,6 +23,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/kvm"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/internal/driver/pod/podtest"
 	"cloudnative.tw/drover/internal/machine/description"
 	"cloudnative.tw/drover/test/assert"
 )
@@ -93,7 +94,7 @@ func TestImageOfMadeDisk(t *testing.T) {
 func TestDisksThatAreBeingMade(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.kubelet.set(func(k *kubelet) { k.makesDisks = true })
+	w.kubelet.Set(func(k *podtest.Kubelet) { k.MakesDisks = true })
 	s := w.newServer(t, "web")
 	assert.Eventually(t, "its container runs", func(t testing.TB) error {
 		_, err := s.ensure(t)
@@ -107,7 +108,7 @@ func TestDisksThatAreBeingMade(t *testing.T) {
 	}
 	s.d = w.open(t)
 	s.reach(t, driver.StateStarting)
-	w.kubelet.set(func(k *kubelet) { k.makesDisks = false })
+	w.kubelet.Set(func(k *podtest.Kubelet) { k.MakesDisks = false })
 	s.restart(t)
 	if d := s.described(t); d.RootDisk.MustExist || d.RootDisk.Image == "" {
 		t.Errorf("after an end during the copy, the next pod has %+v", d.RootDisk)
@@ -120,7 +121,7 @@ func TestDisksThatAreBeingMade(t *testing.T) {
 func TestVolumeThatLeavesWhileItIsMade(t *testing.T) {
 	t.Parallel()
 	w, s := newServer(t)
-	w.kubelet.set(func(k *kubelet) { k.makesDisks = true })
+	w.kubelet.Set(func(k *podtest.Kubelet) { k.MakesDisks = true })
 	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}
 	assert.Eventually(t, "its container runs", func(t testing.TB) error {
 		_, err := s.ensure(t)
@@ -132,7 +133,7 @@ func TestVolumeThatLeavesWhileItIsMade(t *testing.T) {
 	volumes := s.Volumes
 	s.Volumes = nil
 	s.reach(t, driver.StateStarting)
-	w.kubelet.set(func(k *kubelet) { k.makesDisks = false })
+	w.kubelet.Set(func(k *podtest.Kubelet) { k.MakesDisks = false })
 	assert.Eventually(t, "its disks are made", func(t testing.TB) error {
 		p := s.pod(t)
 		p.Status.ContainerStatuses[0].Started = new(true)
@@ -155,7 +156,7 @@ func TestSpecOfAWaitingPod(t *testing.T) {
 		breaks, fixes func(*driver.ServerSpec)
 	}{
 		"node": {
-			func(s *driver.ServerSpec) { s.Placement.NodeSelector = map[string]string{noNode: "true"} },
+			func(s *driver.ServerSpec) { s.Placement.NodeSelector = map[string]string{podtest.NoNode: "true"} },
 			func(s *driver.ServerSpec) { s.Placement.NodeSelector = nil },
 		},
 		"image": {
@@ -164,7 +165,7 @@ func TestSpecOfAWaitingPod(t *testing.T) {
 		},
 		"node of an ephemeral server": {
 			func(s *driver.ServerSpec) {
-				s.Ephemeral, s.Placement.NodeSelector = true, map[string]string{noNode: "true"}
+				s.Ephemeral, s.Placement.NodeSelector = true, map[string]string{podtest.NoNode: "true"}
 			},
 			func(s *driver.ServerSpec) { s.Placement.NodeSelector = nil },
 		},

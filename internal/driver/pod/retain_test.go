@@ -22,6 +22,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/pod/machines"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/internal/driver/pod/podtest"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -89,16 +90,16 @@ func TestRetained(t *testing.T) {
 		}
 	}
 
-	w.kubelet.mu.Lock() // the node does not answer
+	w.kubelet.Lock() // the node does not answer
 	err := w.kube.CoreV1().Pods(s.Namespace).Delete(t.Context(), s.base(), metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})
 	s.release(t)
 	held, gone := s.holds(t)
-	w.kubelet.mu.Unlock()
+	w.kubelet.Unlock()
 	if err != nil || !held || gone != nil {
 		t.Errorf("a pod that was deleted by force is held: %v, %v, %v", held, gone, err)
 	}
 
-	w.kubelet.finish(t, ends.pod(t))
+	assert.NoError(t, w.kubelet.Finish(t.Context(), ends.pod(t)))
 	assert.Eventually(t, "the pods have no finalizers", func(t testing.TB) error {
 		s.release(t)
 		held, err := ends.holds(t)
@@ -161,7 +162,7 @@ func TestRetainedByLabel(t *testing.T) {
 		_, err := w.kube.CoreV1().Pods(s.Namespace).Update(t.Context(), p, metav1.UpdateOptions{})
 		return err
 	})
-	w.kubelet.finish(t, s.pod(t))
+	assert.NoError(t, w.kubelet.Finish(t.Context(), s.pod(t)))
 	s.release(t)
 	if held, err := s.holds(t); !held || err != nil {
 		t.Errorf("the pod has lost its finalizer: %v", err)
@@ -170,21 +171,13 @@ func TestRetainedByLabel(t *testing.T) {
 	s.deleteAll(t)
 }
 
-// finish ends the machine of a pod by itself.
-func (k *kubelet) finish(t *testing.T, p *corev1.Pod) {
-	t.Helper()
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	assert.NoError(t, k.endPod(t.Context(), p, 0, ""))
-}
-
 // TestSlowKubelet checks that a pod whose end is proven keeps its name until its kubelet has removed
 // it, and that neither a restart nor a deletion takes it for another's.
 func TestSlowKubelet(t *testing.T) {
 	t.Parallel()
 	w, s := newServer(t)
 	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}
-	w.kubelet.set(func(k *kubelet) { k.isSlow = true })
+	w.kubelet.Set(func(k *podtest.Kubelet) { k.IsSlow = true })
 	first := s.reach(t, driver.StateRunning)
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	s.waitForgotten(t)
@@ -201,12 +194,12 @@ func TestSlowKubelet(t *testing.T) {
 	if !got.IsLeaving || !strings.Contains(got.Progress, "its kubelet has yet to remove it") {
 		t.Errorf("it is not said that the last run is leaving: %+v", got)
 	}
-	w.kubelet.set(func(k *kubelet) { k.isSlow = false })
+	w.kubelet.Set(func(k *podtest.Kubelet) { k.IsSlow = false })
 	if got := s.reach(t, driver.StateRunning); got.Run == first.Run {
 		t.Error("the run has not changed")
 	}
 
-	w.kubelet.set(func(k *kubelet) { k.isSlow = true })
+	w.kubelet.Set(func(k *podtest.Kubelet) { k.IsSlow = true })
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	assert.Eventually(t, "the removal waits", func(t testing.TB) error {
 		if err := s.d.Delete(t.Context(), s.Target, false); err != nil {
@@ -217,7 +210,7 @@ func TestSlowKubelet(t *testing.T) {
 		}
 		return nil
 	})
-	w.kubelet.set(func(k *kubelet) { k.isSlow = false })
+	w.kubelet.Set(func(k *podtest.Kubelet) { k.IsSlow = false })
 	s.deleteAll(t)
 	s.wantGone(t)
 }
@@ -243,7 +236,7 @@ func TestSeed(t *testing.T) {
 	w := newWorld(t)
 	secrets := w.kube.CoreV1().Secrets(w.namespace)
 	newMachines := func() *machines.Machines { return &machines.Machines{Secrets: secrets, Clock: clock.RealClock{}} }
-	at := machines.Machine{UID: "vm", Pod: "pod", Nonce: "nonce", Address: unreachable + ":1"}
+	at := machines.Machine{UID: "vm", Pod: "pod", Nonce: "nonce", Address: podtest.Unreachable + ":1"}
 	if _, _, err := newMachines().Sample(t.Context(), []machines.Machine{at}); !apierrors.IsNotFound(err) {
 		t.Errorf("without a seed a sample returns %v", err)
 	}

@@ -128,6 +128,24 @@ func TestReleasedWhenOff(t *testing.T) {
 	}
 }
 
+// TestReleasedAgain checks that a repeated release leaves the supervisor of the machine alone, which no controller would
+// replace. Without root its working directory is hidden.
+func TestReleasedAgain(t *testing.T) {
+	t.Parallel()
+	e, d := newDriver(t)
+	spec := e.spec()
+	s := boots(t, d, spec, "drover guest 1 A")
+	assert.NoError(t, d.Delete(t.Context(), spec.Target, true))
+	assert.ErrorIs(t, "another release", d.Delete(t.Context(), spec.Target, true), driver.ErrNotFound, "")
+	s.Retained = true
+	h := e.instanceFor(t, s)
+	if follows, err := h.Supervisor().IsSupervised(); err != nil || !follows {
+		t.Errorf("after the second release it is supervised: %t, %v", follows, err)
+	}
+	assert.NoError(t, h.Kill(t.Context()))
+	assert.NoError(t, h.Supervisor().End(t.Context()))
+}
+
 // TestStandbyForgets checks that a standby forgets a machine when a complete list does
 // not find it.
 func TestStandbyForgets(t *testing.T) {

@@ -308,7 +308,7 @@ func TestAsPlainUser(t *testing.T) {
 	if tier.IsFull() {
 		contract = "TestContract"
 	}
-	framework.RunAsPlainUser(t, contract, "TestControllerKilledInStart", "TestInheritedDescriptors", "TestLogs")
+	framework.RunAsPlainUser(t, contract, "TestControllerKilledInStart", "TestInheritedDescriptors", "TestLogs", "TestReleasedAgain")
 }
 
 // TestGuestAsPlainUser runs the tests again that reach guests.

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"cloudnative.tw/drover/internal/driver/pod"
 	"cloudnative.tw/drover/test/faults/lab"
 	"cloudnative.tw/drover/test/faults/outside"
 )
@@ -91,7 +92,7 @@ func Kind(s Settings) lab.Kind {
 		return &runner{Lab: l, engines: s.Engines, parallel: s.Parallel, bounds: b, faults: s.Faults, source: s.Source, inTurn: s.InTurn, keep: os.Getenv(lab.KeepEnv)}
 	}
 	return lab.Kind{
-		Name: s.Name, Sizes: s.sizes(),
+		Name: s.Name, Sizes: s.sizes(), NeedsPods: slices.ContainsFunc(s.Engines, func(e lab.Engine) bool { return e.Name() == pod.Name }),
 		Explore: func(ctx context.Context, l *lab.Lab, size lab.Size) (lab.Result, error) {
 			return newRunner(l, s.bounds(size)).explore(ctx)
 		},
@@ -274,11 +275,18 @@ func someCases(workload string, points []string, faults Faults, limit int) []Cas
 	return some
 }
 
-// possible returns the faults that a workload may have at a point. No other engine may be there
-// when a VirtualMachine is created, which would be bound to it.
+// possible returns the faults that a workload may have at a point. No other engine may be there when a VirtualMachine
+// is created, which would be bound to it. What is halted for good in a pod ends with that alone.
 func possible(workload string, faults []string) []string {
+	name, engine, _ := strings.Cut(workload, "/")
 	return slices.DeleteFunc(slices.Clone(faults), func(fault string) bool {
-		return fault == held+string(outside.Exchanged) && strings.HasPrefix(workload, "recreate/")
+		switch fault {
+		case held + string(outside.Exchanged):
+			return name == "recreate"
+		case held + string(outside.Halted), held + string(outside.SupervisorHalted):
+			return engine == pod.Name && !slices.Contains([]string{"power", "restart", "delete"}, name)
+		}
+		return false
 	})
 }
 

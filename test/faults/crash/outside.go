@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"cloudnative.tw/drover/internal/driver/pod"
 	"cloudnative.tw/drover/test/faults/lab"
 	"cloudnative.tw/drover/test/faults/outside"
 )
@@ -130,8 +131,12 @@ const calmTime, calmWithin = 2 * time.Second, 15 * time.Second
 // than Drover have done.
 func (s *stage) differences(got, want lab.State) []string {
 	got = s.work.withoutChance(got, want)
-	if s.disturbed != "" {
-		return s.disturbed.Differences(got, want)
+	if s.disturbed == "" {
+		return got.Differences(want)
 	}
-	return got.Differences(want)
+	all := s.disturbed.Differences(got, want)
+	if s.engine.Name() == pod.Name {
+		all = append(all, outside.UncountedEnds(got, want)...)
+	}
+	return all
 }

@@ -75,6 +75,8 @@ type Observed struct {
 	Servers []Server
 	// Effects are by the name of a VirtualMachine.
 	Effects map[string]Effects
+	// Unreported count the runs that no status has named, where that is known.
+	Unreported map[string]int
 	// Created is when the first server of each UID was created.
 	Created map[types.UID]time.Time
 	// Violations are those that the engine alone shows.
@@ -85,7 +87,7 @@ type Observed struct {
 }
 
 func newObserved() Observed {
-	return Observed{Effects: map[string]Effects{}, Created: map[types.UID]time.Time{}}
+	return Observed{Effects: map[string]Effects{}, Unreported: map[string]int{}, Created: map[types.UID]time.Time{}}
 }
 
 // Server is a server of the world, or one that was released.

@@ -43,6 +43,8 @@ type Kind struct {
 	Sizes []Size
 	// NeedsOwnLab is set for a kind that disturbs all worlds. Other kinds share a Lab.
 	NeedsOwnLab bool
+	// NeedsPods is set for a kind whose lab must have PodAPIs. Such kinds share one.
+	NeedsPods bool
 	// Explore injects the faults of this kind and returns what it found. It returns an
 	// error if it could not explore.
 	Explore func(ctx context.Context, l *Lab, size Size) (Result, error)

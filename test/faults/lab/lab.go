@@ -84,10 +84,10 @@ func (l *Lab) addDeletion(took time.Duration) {
 	}
 }
 
-// Open starts a lab. The caller must Close it.
-func Open(program string) (*Lab, error) {
+// Open starts a lab, whose cluster has further flags. The caller must Close it.
+func Open(program string, clusterFlags ...string) (*Lab, error) {
 	l := &Lab{Program: program, replayed: new(atomic.Int64), slowestDeletion: new(atomic.Int64), shared: &shared{}}
-	cluster, err := framework.NewCluster(framework.ClusterOptions{})
+	cluster, err := framework.NewCluster(framework.ClusterOptions{Args: clusterFlags})
 	if err != nil {
 		return nil, err
 	}

@@ -28,6 +28,8 @@ type State struct {
 	// Servers are the servers' states and settings.
 	Servers []string
 	Effects map[string]Effects
+	// Unreported count the runs that no status has named. Whether there are some depends on the moment of a fault.
+	Unreported map[string]int
 }
 
 // Differences returns in what a state differs from that of a run without faults (O7).
@@ -124,7 +126,7 @@ func (w *World) names() map[string]string {
 }
 
 func stateOf(now map[string]*api.VirtualMachine, seen Observed) State {
-	s := State{VMs: map[string]string{}, Effects: seen.Effects}
+	s := State{VMs: map[string]string{}, Effects: seen.Effects, Unreported: seen.Unreported}
 	for name, vm := range now {
 		s.VMs[name] = comparableStatus(vm)
 	}

@@ -38,7 +38,7 @@ func disturbDocker(ctx context.Context, w *lab.World, s lab.Server, d Disturbanc
 		_, err = c.ContainerUpdate(ctx, s.ID, client.ContainerUpdateOptions{Resources: &container.Resources{NanoCPUs: 250_000_000}})
 	case Renamed:
 		_, err = c.ContainerRename(ctx, s.ID, client.ContainerRenameOptions{NewName: "renamed-" + s.ID[:12]})
-	case Suspended, SupervisorKilled, SupervisorSuspended, SupervisorHalted, BothKilled,
+	case Suspended, SupervisorKilled, SupervisorSuspended, SupervisorHalted, ContainerKilled, Halted, BothKilled,
 		Away, Exchanged, Restored, Copied, Superseded, ClockAhead, ClockBehind:
 		return unknown(d)
 	}

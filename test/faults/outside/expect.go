@@ -31,12 +31,30 @@ func (d Disturbance) Differences(got, want lab.State) []string {
 	return all
 }
 
+// UncountedEnds returns which VirtualMachines were started again more often, or less, than their statuses count, as if an
+// end had been lost or invented. The end of a run that no status had named yet need not be counted.
+func UncountedEnds(got, want lab.State) (all []string) {
+	for name, status := range got.VMs {
+		counted, runs := countRestarts(status)-countRestarts(want.VMs[name]), got.Effects[name].Runs-want.Effects[name].Runs
+		if counted > runs || counted < runs-got.Unreported[name] {
+			all = append(all, fmt.Sprintf("%s was started %d times more than without a fault, and counts %d", name, runs, counted))
+		}
+	}
+	return all
+}
+
+func countRestarts(status string) (count int) {
+	_, _ = fmt.Sscanf(restarts.FindString(status), " restarts=%d", &count)
+	return count
+}
+
 // explains reports whether a disturbance explains other effects.
 //
 //   - A server that was removed is created again, unless it is wanted no more, and then there
 //     is nothing to delete or to release. It is started as often as it was, or once more.
 //   - A server that has ended is started as often as it was, or once more.
-//   - A supervisor that has ended or is halted is replaced, which has no effect on its server.
+//   - A supervisor that has ended or is halted is replaced, which has no effect on its server. One in a pod goes on, or
+//     ends with the pod.
 //   - What was done since a backup is done once more after the backup was restored, or was
 //     undone by that: a server that was stopped to be started again runs.
 //   - Nothing else has an effect.
@@ -47,20 +65,20 @@ func (d Disturbance) explains(got, want lab.Effects) bool {
 	case Removed:
 		again, deletes, releases := got.Creates-want.Creates, want.Deletes-got.Deletes, want.Releases-got.Releases
 		return isOnce(again) && isOnce(runs) && isOnce(deletes) && isOnce(releases) && deletes+releases == 1-again
-	case Stopped, Killed, Suspended, BothKilled:
+	case Stopped, Killed, Suspended, BothKilled, ContainerKilled:
 		return isOnce(runs) && got == want
 	case Restored:
 		again, undone := got.Creates-want.Creates, got.Deletes+got.Releases-want.Deletes-want.Releases
 		return isOnce(again) && isOnce(undone) && runs >= -1 && runs <= 1
-	case SupervisorKilled, SupervisorSuspended, SupervisorHalted:
+	case SupervisorKilled, SupervisorSuspended, SupervisorHalted, Halted:
 	case Paused, Resized, Renamed, Away, Exchanged, Copied, Superseded, ClockAhead, ClockBehind:
 	}
 	return runs == 0 && got == want
 }
 
-// isOfSupervisor reports whether a disturbance is one of a supervisor alone, by which no server ends.
-func (d Disturbance) isOfSupervisor() bool {
-	return d == SupervisorKilled || d == SupervisorSuspended || d == SupervisorHalted
+// endsNothing reports whether no server ends by a disturbance, such as one of a supervisor alone.
+func (d Disturbance) endsNothing() bool {
+	return d == SupervisorKilled || d == SupervisorSuspended || d == SupervisorHalted || d == Halted
 }
 
 // isOnce reports whether a difference is none, or something that was done once more.
@@ -72,7 +90,7 @@ var released = regexp.MustCompile(`^(\S+) \S* released=true .*`)
 
 // comparable returns a state without what a disturbance may change in it.
 func (d Disturbance) comparable(s lab.State) lab.State {
-	if d.isOfSupervisor() {
+	if d.endsNothing() {
 		s.Effects = nil
 		return s
 	}

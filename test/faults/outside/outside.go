@@ -42,6 +42,10 @@ const (
 	SupervisorSuspended Disturbance = "supervisor suspended"
 	// SupervisorHalted : it is halted for good.
 	SupervisorHalted Disturbance = "supervisor halted"
+	// ContainerKilled : the first process of the server's container is killed, and so are all others of it.
+	ContainerKilled Disturbance = "container killed"
+	// Halted : the server's QEMU is halted for good.
+	Halted Disturbance = "halted"
 	// BothKilled : the supervisor and its QEMU are killed, so that no process records the end of the run.
 	BothKilled Disturbance = "killed with its supervisor"
 	// Away : the engine is out of reach for a while.
@@ -118,6 +122,8 @@ func disturbServer(ctx context.Context, e lab.Engine, w *lab.World, s lab.Server
 		return nil, disturbDocker(ctx, w, s, d)
 	case lab.QEMU:
 		return disturbQEMU(w, e.Dir(w), e.Journal(w), s, d)
+	case lab.Pod:
+		return disturbPod(e, w, s, d)
 	}
 	return nil, unknown(d)
 }

@@ -18,6 +18,7 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine/control"
 )
@@ -106,7 +107,7 @@ func (m *Machines) Resume(ctx context.Context, at Machine) error {
 // setState changes the state of a guest. If the call fails, the guest counts as in the other state, so
 // that the change is repeated.
 func (m *Machines) setState(ctx context.Context, at Machine, to control.State, change func(*control.Client, context.Context) error) error {
-	err := m.call(ctx, at, changeWithin, change)
+	err := m.change(ctx, at, changeWithin, "is "+string(to), change)
 	if err != nil {
 		to = map[control.State]control.State{control.StatePaused: control.StateRunning, control.StateRunning: control.StatePaused}[to]
 	}
@@ -124,7 +125,7 @@ func (m *Machines) Probe(ctx context.Context, at Machine, port int32) error {
 
 // Grow enlarges disks.
 func (m *Machines) Grow(ctx context.Context, at Machine, sizes control.Sizes) error {
-	return m.call(ctx, at, changeWithin, func(c *control.Client, ctx context.Context) error {
+	return m.change(ctx, at, changeWithin, "grow", func(c *control.Client, ctx context.Context) error {
 		_, err := c.Grow(ctx, sizes)
 		return err
 	})
@@ -132,7 +133,15 @@ func (m *Machines) Grow(ctx context.Context, at Machine, sizes control.Sizes) er
 
 // SetGracePeriod sets how long the guest has to shut down once the pod is deleted.
 func (m *Machines) SetGracePeriod(ctx context.Context, at Machine, period time.Duration) error {
-	return m.call(ctx, at, sampleWithin, func(c *control.Client, ctx context.Context) error { return c.SetGracePeriod(ctx, period) })
+	return m.change(ctx, at, sampleWithin, "grace period", func(c *control.Client, ctx context.Context) error { return c.SetGracePeriod(ctx, period) })
+}
+
+// change makes a call that changes a machine.
+func (m *Machines) change(ctx context.Context, at Machine, within time.Duration, what string, do func(*control.Client, context.Context) error) error {
+	point := crashpoint.Begin("machine "+what, string(at.UID))
+	err := point.Inject(func(ctx context.Context) error { return m.call(ctx, at, within, do) })(ctx)
+	point.End()
+	return err
 }
 
 // call makes a call to a machine within a time.
