@@ -23,6 +23,10 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &cloudnativev1alpha1.BindingApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("DataSource"):
 		return &cloudnativev1alpha1.DataSourceApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("EnvVar"):
+		return &cloudnativev1alpha1.EnvVarApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("EnvVarSource"):
+		return &cloudnativev1alpha1.EnvVarSourceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Image"):
 		return &cloudnativev1alpha1.ImageApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Kernel"):
@@ -41,10 +45,14 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &cloudnativev1alpha1.ResolvedImageApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("SecretKeyRef"):
 		return &cloudnativev1alpha1.SecretKeyRefApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("SecretKeySelector"):
+		return &cloudnativev1alpha1.SecretKeySelectorApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ServerObject"):
 		return &cloudnativev1alpha1.ServerObjectApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ServerStatus"):
 		return &cloudnativev1alpha1.ServerStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("ServerTerminated"):
+		return &cloudnativev1alpha1.ServerTerminatedApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("TCPSocket"):
 		return &cloudnativev1alpha1.TCPSocketApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Usage"):

@@ -341,9 +341,54 @@ var specCases = map[string]createCase{
 	"Secret key with a slash": {`userData: {secretKeyRef: {name: vm, key: a/b}}`, []string{
 		`spec.userData.secretKeyRef.key: Invalid value: "a/b": spec.userData.secretKeyRef.key in body should match '^[-._a-zA-Z0-9]+$'`,
 	}},
+	"command, args, env, workingDir": {`command: [sh, -c], args: ["", "echo $(date)"], workingDir: /srv, ` +
+		`env: [{name: A}, {name: "b c-1.<>!", value: "=\n$(A)"}, {name: S, valueFrom: {secretKeyRef: {name: vm, key: s, optional: true}}}, {name: E, value: "", valueFrom: {secretKeyRef: {name: vm, key: s}}}]`, nil},
+	"empty command, args and env": {`command: [], args: [], env: []`, nil},
+	"command without a program": {`command: ["", x]`, []string{
+		`spec.command: Invalid value: the first element is the program, and must not be empty; leave command out for the image's own`,
+	}},
+	"command with NUL": {`command: [sh, "a\0"]`, []string{`spec.command[1]: Invalid value: "a\x00": NUL characters are not allowed`}},
+	"args with NUL":    {`args: ["a\0"]`, []string{`spec.args[0]: Invalid value: "a\x00": NUL characters are not allowed`}},
+	"args of 128 KiB":  {`args: [` + repeat(4, strings.Repeat("x", 32767)) + `]`, nil},
+	"args of more":     {`args: [` + repeat(4, strings.Repeat("x", 32767)) + `, ""]`, []string{tooManyBytes("args", "each element")}},
+	"command of more":  {`command: [` + repeat(2, strings.Repeat("漢", 32767)) + `]`, []string{tooManyBytes("command", "each element")}},
+	"257 args": {`args: [` + repeat(257, `a`) + `]`, []string{
+		`spec.args: Too many: 257: must have at most 256 items`,
+	}},
+	"args with a long one": {`args: [` + strings.Repeat("x", 32768) + `]`, []string{`spec.args[0]: Too long: may not be more than 32767 bytes`}},
+	"args of numbers":      {`args: [1]`, []string{`spec.args[0]: Invalid value: "integer": spec.args[0] in body must be of type string: "integer"`}},
+	"env of 128 KiB":       {`env: [` + repeat(4, `{name: N%d, value: `+strings.Repeat("x", 32764)+`}`) + `]`, nil},
+	"env of more":          {`env: [` + repeat(4, `{name: N%d, value: `+strings.Repeat("x", 32765)+`}`) + `]`, []string{tooManyBytes("env", "each variable")}},
+	"env twice": {`env: [{name: A, value: "1"}, {name: A, value: "2"}]`, []string{
+		`spec.env[1]: Duplicate value: {"name":"A"}`,
+	}},
+	"env name with =":    {`env: [{name: A=B}]`, []string{`spec.env[0].name: Invalid value: "A=B": name must consist of printable ASCII characters without =`}},
+	"env name with é":    {`env: [{name: é}]`, []string{`spec.env[0].name: Invalid value: "é": name must consist of printable ASCII characters without =`}},
+	"env name of a line": {`env: [{name: "A\n"}]`, []string{`spec.env[0].name: Invalid value: "A\n": name must consist of printable ASCII characters without =`}},
+	"env without name":   {`env: [{value: "1"}]`, []string{`spec.env[0].name: Required value`}},
+	"env value with NUL": {`env: [{name: A, value: "\0"}]`, []string{`spec.env[0].value: Invalid value: "\x00": NUL characters are not allowed`}},
+	"env of both": {`env: [{name: A, value: x, valueFrom: {secretKeyRef: {name: vm, key: s}}}]`, []string{
+		`spec.env[0]: Invalid value: only one of value and valueFrom is allowed`,
+	}},
+	"env from nothing": {`env: [{name: A, valueFrom: {}}]`, []string{`spec.env[0].valueFrom.secretKeyRef: Required value`}},
+	"env from a ConfigMap": {`env: [{name: A, valueFrom: {configMapKeyRef: {name: vm, key: s}}}]`, []string{
+		`spec.env[0].valueFrom.secretKeyRef: Required value`,
+	}},
+	"relative workingDir":       {`workingDir: srv`, []string{`spec.workingDir: Invalid value: "srv": workingDir must be an absolute path, for example /srv`}},
+	"workingDir of two lines":   {`workingDir: "/a\nb"`, []string{`spec.workingDir: Invalid value: "/a\nb": control characters, and those that no one sees or that change the direction of writing, are not allowed`}},
+	"workingDir of much length": {`workingDir: /` + strings.Repeat("x", 1024), []string{`spec.workingDir: Too long: may not be more than 1024 bytes`}},
 	"an SSH key of two lines": {`sshAuthorizedKeys: ["ssh-ed25519 AAAA a\nssh-ed25519 AAAA b"]`, []string{
 		`spec.sshAuthorizedKeys[0]: Invalid value: "ssh-ed25519 AAAA a\nssh-ed25519 AAAA b": spec.sshAuthorizedKeys[0] in body should match '^[^\r\n]+$'`,
 	}},
+}
+
+func tooManyBytes(field, each string) string {
+	what := ""
+	if field == "env" {
+		what = ", names and values"
+	}
+	more := map[string]string{"each element": "one", "each variable": "two"}[each]
+	return "spec." + field + ": Invalid value: at most 131072 bytes are allowed in all" + what + ", with " + more + " more for " + each
 }
 
 // TestExamples checks that every manifest in examples/ is accepted.
@@ -499,5 +544,7 @@ func largest() string {
 		`volumes: [` + repeat(16, `{name: v%d, size: `+quantity+`, source: {image: {source: `+text(1024)+`}}}`) + `], ` +
 		`userData: {inline: ` + text(65536) + `}, networkData: {inline: ` + text(65536) + `}, ` +
 		`sshAuthorizedKeys: [` + repeat(32, text(16384)) + `], ` +
+		`command: [` + repeat(256, text(511)) + `], args: [` + repeat(256, text(511)) + `], workingDir: /` + text(1023) + `, ` +
+		`env: [` + repeat(256, `{name: n%d, value: `+text(500)+`}`) + `], ` +
 		`ports: [` + repeat(32, `{name: p%d, port: 8%d, hostPort: 8080, hostIP: "2001:db8:1111:1111:1111:1111:1111:1%d"}`) + `]}`
 }

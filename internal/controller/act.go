@@ -6,13 +6,9 @@ package controller
 import (
 	"context"
 	"errors"
-	"fmt"
-
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/secrets"
 	"cloudnative.tw/drover/internal/controller/translate"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
@@ -56,7 +52,7 @@ func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, act
 	spec := translate.ServerSpec(vm)
 	spec.Target, spec.Power, spec.StopBy, spec.RestartRun = target, driver.Power(action.Power), action.StopBy, action.EndRun
 	spec.Objects = translate.Objects(vm)
-	missing := r.resolveSecrets(ctx, vm, &spec)
+	missing := secrets.Resolve(ctx, r.Client.Live, vm, &spec)
 	fails := missing != nil && !needsPowerOnly(action)
 	if fails && !mayCleanUp {
 		return outcome{err: missing}
@@ -92,43 +88,4 @@ func (s *step) driverTarget() driver.Target {
 		t.ID = s.observed.Server.ID
 	}
 	return t
-}
-
-func (r *Reconciler) resolveSecrets(ctx context.Context, vm *api.VirtualMachine, spec *driver.ServerSpec) (err error) {
-	if spec.UserData, err = r.readSecret(ctx, vm.Namespace, "userData", vm.Spec.UserData); err != nil {
-		return err
-	}
-	spec.NetworkData, err = r.readSecret(ctx, vm.Namespace, "networkData", vm.Spec.NetworkData)
-	return err
-}
-
-// readSecret reads the text of a data source, always live: a cache would need the
-// right to list Secrets.
-func (r *Reconciler) readSecret(ctx context.Context, namespace, field string, from *api.DataSource) (driver.Secret, error) {
-	switch {
-	case from == nil:
-		return driver.Secret{}, nil
-	case from.Inline != nil:
-		return driver.NewSecret(*from.Inline), nil
-	case from.SecretKeyRef == nil:
-		return driver.Secret{}, nil
-	}
-	ref := from.SecretKeyRef
-	var secret corev1.Secret
-	if err := r.Client.Live.Get(ctx, types.NamespacedName{Namespace: namespace, Name: ref.Name}, &secret); err != nil {
-		return driver.Secret{}, secretError(field, ref, err)
-	}
-	text, ok := secret.Data[ref.Key]
-	if !ok {
-		return driver.Secret{}, driver.WithReason(api.ReasonSecretUnavailable, driver.Errorf(driver.ErrRetry,
-			"spec.%s: Secret %q has no key %q", field, ref.Name, ref.Key))
-	}
-	return driver.NewSecret(string(text)), nil
-}
-
-func secretError(field string, ref *api.SecretKeyRef, err error) error {
-	if apierrors.IsNotFound(err) {
-		err = fmt.Errorf("Secret %q does not exist in the VirtualMachine's namespace", ref.Name) //nolint:staticcheck // Secret is a kind's name
-	}
-	return driver.WithReason(api.ReasonSecretUnavailable, driver.Errorf(driver.ErrRetry, "spec.%s: %w", field, err))
 }

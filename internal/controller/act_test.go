@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/secrets"
 	"cloudnative.tw/drover/internal/controller/translate"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/test/assert"
@@ -25,6 +26,10 @@ func completeSpec() api.VirtualMachineSpec {
 	return api.VirtualMachineSpec{
 		Resource:                   corev1.ResourceList{api.ResourceCPU: one, api.ResourceMemory: one, api.ResourceRootDisk: one},
 		Image:                      image,
+		Command:                    []string{"c"},
+		Args:                       []string{"a"},
+		Env:                        []api.EnvVar{{Name: "n", Value: "v"}},
+		WorkingDir:                 "/w",
 		Volumes:                    []api.Volume{{Name: "v", Size: one, Source: &api.VolumeSource{Image: image}, ReadOnly: true}},
 		UserData:                   &api.DataSource{Inline: new("u")},
 		NetworkData:                &api.DataSource{Inline: new("n")},
@@ -50,7 +55,7 @@ func completeSpec() api.VirtualMachineSpec {
 func TestServerSpecIsComplete(t *testing.T) {
 	vm := &api.VirtualMachine{Spec: completeSpec()}
 	spec := translate.ServerSpec(vm)
-	assert.NoError(t, new(Reconciler).resolveSecrets(t.Context(), vm, &spec))
+	assert.NoError(t, secrets.Resolve(t.Context(), nil, vm, &spec))
 	spec.Power = driver.PowerOn // the decision's
 	for _, name := range driver.SpecFields() {
 		// A field is set if a driver that does not support it refuses the spec.

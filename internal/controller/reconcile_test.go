@@ -1084,10 +1084,13 @@ func TestRetain(t *testing.T) {
 func TestManualChanges(t *testing.T) {
 	g := newRunning(t, fake.Options{}, framework.NewVM("vm").RestartPolicy(api.RestartNever))
 	first := g.server()
-	g.endAs(fake.Exit{Code: 3, At: g.clock.Now()})
+	g.endAs(fake.Exit{Code: 3, Reason: "Error", At: g.clock.Now()})
 	g.reconcile()
 	g.wantPhase(api.PhaseFailed, api.ReasonExited)
 	g.wantCondition(api.ConditionReady, metav1.ConditionFalse)
+	if end := g.vm().Status.Server.Terminated; end == nil || *end != (api.ServerTerminated{ExitCode: 3, Reason: "Error"}) {
+		t.Errorf("the status has the end as %+v", end)
+	}
 
 	g.memory.Remove("uid-1")
 	g.eventually("the removal is observed", func() bool { return g.inv.Get("uid-1").Answer == inventory.Gone })
@@ -1095,6 +1098,9 @@ func TestManualChanges(t *testing.T) {
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	if g.server().ID == first.ID {
 		t.Error("the same server")
+	}
+	if end := g.vm().Status.Server.Terminated; end != nil {
+		t.Errorf("during a run the status has an end, %+v", end)
 	}
 }
 

@@ -137,6 +137,7 @@ func (p *pass) serverStatus() *api.ServerStatus {
 	next := &api.ServerStatus{
 		ID: observed.Server.ID, State: string(observed.Server.State), Generation: p.passedGeneration, StoppedRun: stopped,
 		ImageID: observed.Server.ImageID, Accelerator: observed.Server.Accelerator,
+		Terminated: translate.Terminated(observed.Server.Exit),
 	}
 	var shown *api.Usage
 	if have != nil && have.ID == next.ID {

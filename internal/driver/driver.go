@@ -298,6 +298,13 @@ type ServerSpec struct {
 	UserData      Secret        `spec:"userData"`
 	NetworkData   Secret        `spec:"networkData"`
 
+	// Command and Args replace the entrypoint and the arguments of a container image, as in a
+	// pod: without Command the entrypoint is kept, with it the image's arguments are not used.
+	Command    []string `spec:"command"`
+	Args       []string `spec:"args"`
+	Env        []EnvVar `spec:"env"`
+	WorkingDir string   `spec:"workingDir"`
+
 	// Ephemeral servers keep no root disk from one run to the next.
 	Ephemeral bool `spec:"ephemeral"`
 	// StorageClassName is nil for the cluster's default and empty for no class.
@@ -394,6 +401,12 @@ type Port struct {
 	HostPort int32  `spec:"hostPort"`
 	// HostIP is the address of the host to open the port on; empty means all.
 	HostIP string `spec:"hostIP"`
+}
+
+// EnvVar is an environment variable of a server, in place of the image's own of that name.
+type EnvVar struct {
+	Name  string `spec:"name"`
+	Value Secret `spec:"value"`
 }
 
 // Secret is text that must not be shown: it prints as "[redacted]" under every

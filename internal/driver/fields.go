@@ -107,6 +107,17 @@ func UnsupportedPodFields[C any]() Fields[C] {
 		Field[C]{Name: "storageClassName", Support: Unsupported, Hint: hint})
 }
 
+// UnsupportedCommandFields declares the fields that say what a container image runs, for a driver
+// that runs none.
+func UnsupportedCommandFields[C any]() Fields[C] {
+	const hint = "it is for container images, which this driver does not run as such; use driver docker or leave it out"
+	var rows Fields[C]
+	for _, name := range []string{"command", "args", "env", "workingDir"} {
+		rows = append(rows, Field[C]{Name: name, Support: Unsupported, Hint: hint})
+	}
+	return rows
+}
+
 // SpecFields returns the fields of ServerSpec that users can set, by their names in the
 // spec of a VirtualMachine: "resource.cpu", "volumes.name", ... A name is that of the
 // struct tag "spec"; a field without the tag is returned by its Go name.

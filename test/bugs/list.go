@@ -70,7 +70,7 @@ var All = []Bug{
 		{"internal/driver/fake/driver.go", "	case old == nil:\n		return d.simulation", "	case old == nil, BUG && spec.ID == \"\":\n		return d.simulation"},
 	}},
 	{"secret-logged", "", []Edit{{
-		"internal/controller/act.go", "	spec.NetworkData, err = r.readSecret(", "	if BUG {\n		println(spec.UserData.Reveal())\n	}\n	spec.NetworkData, err = r.readSecret(",
+		"internal/controller/secrets/secrets.go", "	spec.Env, err = r.readEnv(", "	if BUG {\n		println(spec.UserData.Reveal())\n	}\n	spec.Env, err = r.readEnv(",
 	}}},
 	{"status-always", "O8", []Edit{{
 		"internal/controller/report.go", "	if equality.Semantic.DeepEqual(&next, &p.base.Status) {", "	if equality.Semantic.DeepEqual(&next, &p.base.Status) && !BUG {",

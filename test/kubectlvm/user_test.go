@@ -27,6 +27,7 @@ import (
 // user runs the program in a namespace.
 type user struct {
 	t         testing.TB
+	env       *testenv.Environment
 	namespace string
 	flags     []string
 	stdin     io.Reader
@@ -40,7 +41,7 @@ func newUser(t testing.TB) *user {
 
 func newUserOf(t testing.TB, env *testenv.Environment) *user {
 	t.Helper()
-	return &user{t: t, namespace: env.CreateNamespace(t), flags: []string{"--kubeconfig=" + env.Kubeconfig}, stdin: strings.NewReader("")}
+	return &user{t: t, env: env, namespace: env.CreateNamespace(t), flags: []string{"--kubeconfig=" + env.Kubeconfig}, stdin: strings.NewReader("")}
 }
 
 // result is what a run has printed.
@@ -173,7 +174,7 @@ func (u *user) get(name string) *api.VirtualMachine {
 // find is get for a VM that may not be there.
 func (u *user) find(name string) *api.VirtualMachine {
 	u.t.Helper()
-	vm, err := environment.VMClient.CloudnativeV1alpha1().VirtualMachines(u.namespace).Get(u.t.Context(), name, metav1.GetOptions{})
+	vm, err := u.env.VMClient.CloudnativeV1alpha1().VirtualMachines(u.namespace).Get(u.t.Context(), name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -184,7 +185,7 @@ func (u *user) find(name string) *api.VirtualMachine {
 // waitFor waits for a VM to pass a check.
 func (u *user) waitFor(name string, check framework.VMCheck) {
 	u.t.Helper()
-	environment.WaitForVM(u.t, u.get(name), check)
+	u.env.WaitForVM(u.t, u.get(name), check)
 }
 
 // buffer is a buffer that may be read while it is written.

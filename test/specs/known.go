@@ -47,6 +47,9 @@ const (
 	secretText = "hunter2secret"
 )
 
+// program is one that the images of real engines have.
+const program = "/demo-guest"
+
 // KnownFor returns what is known for a driver, and an image that it has.
 func KnownFor(driver, image string) Known {
 	hidden := []any{"a\x1b[2J", "a\u202eb"} // which a terminal would obey
@@ -66,6 +69,13 @@ func KnownFor(driver, image string) Known {
 		"volumes[].source.image.kernel.source": file,
 		"volumes[].source.image.kernel.initrd": file,
 		"image.checksum":                       {Valid: []any{digest}},
+		"command[]":                            {Valid: []any{program}, Invalid: []any{"", "a\x00b"}},
+		"args[]":                               {Valid: append([]any{"x", ""}, hostile...), Invalid: []any{"a\x00b"}},
+		"env[].name":                           {Valid: []any{"NAME", "a b", "\"'\\$(id)-<>!~", strings.Repeat("n", 256)}, Invalid: []any{"a=b", "é", "a\nb", "a\x00b"}},
+		"env[].value":                          {Valid: append([]any{"x", ""}, hostile...), Invalid: []any{"a\x00b"}},
+		"env[].valueFrom.secretKeyRef.name":    {Valid: []any{secretName}},
+		"env[].valueFrom.secretKeyRef.key":     {Valid: []any{secretKey}},
+		"workingDir":                           {Valid: []any{"/tmp", "/", "/a b\"'$(id)/漢", "/" + strings.Repeat("x", 1023)}, Real: 3, Invalid: append([]any{"tmp", "."}, hidden...)},
 		"userData.secretKeyRef.name":           {Valid: []any{secretName}},
 		"userData.secretKeyRef.key":            {Valid: []any{secretKey}},
 		"networkData.secretKeyRef.name":        {Valid: []any{secretName}},
@@ -78,9 +88,12 @@ func KnownFor(driver, image string) Known {
 		With: map[string]map[string]any{
 			"image": {"source": image}, "volumes[].source.image": {"source": image},
 		},
-		Exclusive: [][]string{{"userData.inline", "userData.secretKeyRef"}, {"networkData.inline", "networkData.secretKeyRef"}},
+		Exclusive: [][]string{{"env[].value", "env[].valueFrom"}, {"userData.inline", "userData.secretKeyRef"}, {"networkData.inline", "networkData.secretKeyRef"}},
 		Masking:   []string{"readinessProbe"},
-		Unseen:    []string{"shutdownGracePeriodSeconds", "resource{rootDisk}", "userData", "networkData"},
+		Unseen: []string{
+			"shutdownGracePeriodSeconds", "resource{rootDisk}", "userData", "networkData",
+			"env[].valueFrom.secretKeyRef.name", "env[].valueFrom.secretKeyRef.key", "env[].valueFrom.secretKeyRef.optional",
+		},
 		Growing:   "resource{rootDisk}",
 		Forbidden: "volumes[].source.image.kernel",
 	}

@@ -362,6 +362,9 @@ func specName(path string) string {
 			return secret
 		}
 	}
+	if strings.HasPrefix(name, "env.valueFrom.") {
+		return "env.value"
+	}
 	return name
 }
 

@@ -111,6 +111,50 @@ type VirtualMachineSpec struct {
 	// +optional
 	Image *Image `json:"image,omitempty"`
 
+	// command is the program that the server runs, and its first arguments, in
+	// place of the entrypoint of a container image; args follow it. No shell
+	// interprets it, and no $(NAME) in it is replaced. It has at most 256
+	// elements and 128 KiB, with one byte more for each element.
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=32767
+	// +kubebuilder:validation:items:XValidation:rule=`!self.contains("\x00")`,message="NUL characters are not allowed"
+	// +kubebuilder:validation:XValidation:rule="self.size() == 0 || self[0] != ''",message="the first element is the program, and must not be empty; leave command out for the image's own"
+	// +kubebuilder:validation:XValidation:rule="self.map(text, bytes(text).size() + 1).sum() <= 131072",message="at most 131072 bytes are allowed in all, with one more for each element"
+	// +listType=atomic
+	// +optional
+	Command []string `json:"command,omitempty"`
+
+	// args are the arguments of the command, or of the entrypoint of the image if
+	// there is no command, in place of the image's own. No $(NAME) in them is
+	// replaced. They have at most 256 elements and 128 KiB, with one byte more for
+	// each element.
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=32767
+	// +kubebuilder:validation:items:XValidation:rule=`!self.contains("\x00")`,message="NUL characters are not allowed"
+	// +kubebuilder:validation:XValidation:rule="self.map(text, bytes(text).size() + 1).sum() <= 131072",message="at most 131072 bytes are allowed in all, with one more for each element"
+	// +listType=atomic
+	// +optional
+	Args []string `json:"args,omitempty"`
+
+	// env are environment variables of the command, beside those of the image and
+	// in place of those of the same name. They have at most 256 elements and 128
+	// KiB, with two bytes more for each.
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:XValidation:rule="self.map(v, v.name.size() + (has(v.value) ? bytes(v.value).size() : 0) + 2).sum() <= 131072",message="at most 131072 bytes are allowed in all, names and values, with two more for each variable"
+	// +listType=map
+	// +listMapKey=name
+	// +optional
+	Env []EnvVar `json:"env,omitempty"`
+
+	// workingDir is the folder that the command begins in, an absolute path, in
+	// place of the image's own.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule="self.startsWith('/')",message="workingDir must be an absolute path, for example /srv"
+	// +kubebuilder:validation:XValidation:rule=`!self.matches(r'[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]')`,message="control characters, and those that no one sees or that change the direction of writing, are not allowed"
+	// +optional
+	WorkingDir string `json:"workingDir,omitempty"`
+
 	// volumes are disks in addition to the root disk. A volume that is removed
 	// from this list keeps its data until the VirtualMachine is deleted.
 	// +kubebuilder:validation:MaxItems=16
@@ -380,6 +424,48 @@ type Kernel struct {
 	// +kubebuilder:validation:MaxLength=2048
 	// +optional
 	Cmdline string `json:"cmdline,omitempty"`
+}
+
+// EnvVar is an environment variable, as in a pod.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.valueFrom) || !has(self.value) || self.value.size() == 0",message="only one of value and valueFrom is allowed"
+type EnvVar struct {
+	// name is the name of the variable: printable ASCII characters without =.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=256
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[ -<>-~]*$')",message="name must consist of printable ASCII characters without ="
+	// +required
+	Name string `json:"name"`
+	// value is the value of the variable, empty without one. Everyone who may read
+	// the VirtualMachine can read it. No $(NAME) in it is replaced.
+	// +kubebuilder:validation:MaxLength=32767
+	// +kubebuilder:validation:XValidation:rule=`!self.contains("\x00")`,message="NUL characters are not allowed"
+	// +optional
+	Value string `json:"value,omitempty"`
+	// valueFrom is where the value comes from, if there is no value.
+	// +optional
+	ValueFrom *EnvVarSource `json:"valueFrom,omitempty"`
+}
+
+// EnvVarSource is where the value of an environment variable comes from.
+type EnvVarSource struct {
+	// secretKeyRef selects a key of a Secret in the namespace of the
+	// VirtualMachine. Its value must be UTF-8 text without NUL characters.
+	// - The Secret is read at each start and change by Drover, and not at a restart
+	//   by the engine itself, as of a container that has ended.
+	// - Under docker, everyone who may use the engine can read the value, as by
+	//   docker inspect.
+	// +required
+	SecretKeyRef *SecretKeySelector `json:"secretKeyRef"`
+}
+
+// SecretKeySelector selects a key of a Secret in the namespace of the
+// VirtualMachine, as in a pod.
+type SecretKeySelector struct {
+	SecretKeyRef `json:",inline"`
+	// optional leaves the variable out if the Secret or its key does not exist.
+	// +optional
+	Optional bool `json:"optional,omitempty"`
 }
 
 // Volume is a disk in addition to the root disk.
@@ -799,6 +885,10 @@ type ServerStatus struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	ImageID string `json:"imageID,omitempty"`
+	// terminated says how the last run of the server ended. It is absent during a
+	// run.
+	// +optional
+	Terminated *ServerTerminated `json:"terminated,omitempty"`
 	// accelerator is how the instructions of the guest are executed, empty if the
 	// server is not a machine:
 	// - kvm: by the CPU of the host.
@@ -809,6 +899,19 @@ type ServerStatus struct {
 	// usage is the last sample of what the server uses.
 	// +optional
 	Usage *Usage `json:"usage,omitempty"`
+}
+
+// ServerTerminated says how a run of a server ended.
+type ServerTerminated struct {
+	// exitCode is the exit code of the run: 128 and the number of the signal if
+	// one ended it.
+	// +required
+	ExitCode int32 `json:"exitCode"`
+	// reason is how the run ended, as one word in CamelCase, for example
+	// Completed, Error or OOMKilled.
+	// +kubebuilder:validation:MaxLength=256
+	// +optional
+	Reason string `json:"reason,omitempty"`
 }
 
 // Usage is what a server uses, in per cent and rounded to 0.01.

@@ -182,7 +182,7 @@ var reasons = map[string]Advice{
 		Do: "The message above names both. Find out which one has the data, and remove the other on the engine's host.",
 	},
 	api.ReasonSecretUnavailable: {
-		Need: Person, Means: "A Secret or key that the spec names does not exist, or Drover may not read it.",
+		Need: Person, Means: "A Secret or key that the spec names does not exist or cannot be used, or Drover may not read it.",
 		Do: "The message above names it. Create it: {kubectl} create secret generic, with --from-file. Drover goes on by itself.",
 	},
 	api.ReasonOperationFailed: {

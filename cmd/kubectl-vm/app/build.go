@@ -32,6 +32,12 @@ type vmFlags struct {
 	driver, restartPolicy string
 	labels                []string
 	probe                 int32
+	env                   []string
+	workingDir            string
+	// words are what follows the dashes: arguments of the image's entrypoint, or with isCommand the
+	// command in its place.
+	words     []string
+	isCommand bool
 }
 
 // build returns the VM that the flags describe. secret is the name of the Secret with user-data
@@ -46,8 +52,11 @@ func (f *vmFlags) build(ctx context.Context, namespace, name, secret string) (*a
 	if f.driver != "" {
 		spec.WithDriver(f.driver)
 	}
-	if f.restartPolicy != "" {
-		spec.WithRestartPolicy(api.RestartPolicy(f.restartPolicy))
+	if policy := f.policy(); policy != "" {
+		spec.WithRestartPolicy(policy)
+	}
+	if err := f.setCommand(spec); err != nil {
+		return nil, err
 	}
 	if f.probe != 0 {
 		spec.WithReadinessProbe(apply.Probe().WithTCPSocket(apply.TCPSocket().WithPort(f.probe)))
@@ -70,6 +79,36 @@ func (f *vmFlags) build(ctx context.Context, namespace, name, secret string) (*a
 		vm.WithLabels(labels)
 	}
 	return vm, nil
+}
+
+// policy returns spec.restartPolicy: that of a machine for one job if the user says what it runs.
+func (f *vmFlags) policy() api.RestartPolicy {
+	if f.restartPolicy == "" && len(f.words) > 0 {
+		return api.RestartNever
+	}
+	return api.RestartPolicy(f.restartPolicy)
+}
+
+// setCommand sets what a container image runs.
+func (f *vmFlags) setCommand(spec *apply.VirtualMachineSpecApplyConfiguration) error {
+	if f.isCommand {
+		spec.WithCommand(f.words...)
+	} else {
+		spec.WithArgs(f.words...)
+	}
+	if f.workingDir != "" {
+		spec.WithWorkingDir(f.workingDir)
+	}
+	known := map[string]bool{}
+	for _, text := range f.env {
+		name, value, ok := strings.Cut(text, "=")
+		if !ok || name == "" || known[name] { // without a name it may be a value that is secret
+			return fmt.Errorf("--env %q: a variable is NAME=VALUE, and each is given once", name)
+		}
+		known[name] = true
+		spec.WithEnv(apply.EnvVar().WithName(name).WithValue(value))
+	}
+	return nil
 }
 
 // size returns spec.resource.
@@ -153,6 +192,8 @@ func (f *vmFlags) check() error {
 		return errors.New("--checksum needs --image")
 	case f.restartPolicy != "" && !slices.Contains(policies, f.restartPolicy):
 		return fmt.Errorf("--restart-policy %q: allowed are %s", f.restartPolicy, strings.Join(policies, ", "))
+	case f.isCommand && len(f.words) == 0:
+		return errors.New("--command needs a command behind --")
 	case f.probe < 0 || f.probe > 65535:
 		return fmt.Errorf("--probe %d: it must be a number from 1 to 65535", f.probe)
 	}

@@ -114,7 +114,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 // newVerbs returns the verbs, in the order of the help.
 func newVerbs(o *Options) []*cobra.Command {
 	return []*cobra.Command{
-		NewCreateCommand(o),
+		NewCreateCommand(o), NewRunCommand(o),
 		NewStartCommand(o), NewStopCommand(o), NewRestartCommand(o), NewPauseCommand(o), NewResumeCommand(o),
 		NewResizeCommand(o), NewPortCommand(o), NewDeleteCommand(o),
 		NewListCommand(o), NewShowCommand(o), NewTopCommand(o), NewExplainCommand(o), NewDoctorCommand(o),

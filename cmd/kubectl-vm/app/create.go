@@ -39,24 +39,33 @@ type createOptions struct {
 func NewCreateCommand(o *Options) *cobra.Command {
 	c := &createOptions{Options: o}
 	cmd := &cobra.Command{
-		Use:     "create NAME [--image IMAGE] [--cpu N] [--memory SIZE]",
+		Use: "create NAME [--image IMAGE] [--cpu N] [--memory SIZE] [-- ARG...]", DisableFlagsInUseLine: true,
 		GroupID: groupLifecycle,
 		Short:   "Create a VM",
 		Long: "Create a VM and, with --wait, follow it until it is ready.\n\n" +
-			"Under docker an image is a reference such as nginx:1.29. Under qemu it is the name of a\n" +
-			"cloud image such as cloud://debian/13, https://... with a --checksum, oci://registry/name:tag,\n" +
-			"or the path of a file on Drover's host.\n" +
+			"An image is a reference such as nginx:1.29, which runs as a container under docker and boots as a\n" +
+			"machine under qemu. Under qemu it may also be the name of a cloud image such as cloud://debian/13,\n" +
+			"https://... with a --checksum, oci://registry/name:tag, or the path of a file on Drover's host.\n" +
+			"What follows -- are arguments for the image's entrypoint, or with --command what runs in its place;\n" +
+			"such a VM is for one job, and is not started again when it has ended, unless --restart-policy says so.\n" +
 			"User-data goes into a Secret that is removed with the VM. --dry-run=client -o yaml prints a\n" +
 			"manifest and creates nothing.",
 		Example: o.examples("create web --image nginx:1.29 --port 8080:80 --probe 80 --wait",
 			"create dev --driver qemu --image cloud://debian/13 --cpu 2 --memory 4G --disk 20G --ssh-key auto --port 2222:22",
+			"create job --image python:3.13 --env LEVEL=3 -- python -c 'print(1)'",
 			"create web --image nginx:1.29 --dry-run=client -o yaml > web.yaml"),
-		Args: func(_ *cobra.Command, args []string) error { return needOneName(args) },
-		RunE: func(cmd *cobra.Command, args []string) error { return c.run(cmd.Context(), args[0]) },
+		Args: oneName(mayHaveCommand),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c.words = args[1:]
+			return c.run(cmd.Context(), args[0])
+		},
 
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	c.addFlags(cmd)
+	cmd.Flags().StringVar(&c.restartPolicy, "restart-policy", "", "Always (default), OnFailure or Never (default if there are words behind --): what happens when the server ends by itself")
+	_ = cmd.RegisterFlagCompletionFunc("restart-policy", cobra.FixedCompletions(
+		[]string{string(api.RestartAlways), string(api.RestartOnFailure), string(api.RestartNever)}, cobra.ShellCompDirectiveNoFileComp))
 	c.output.add(cmd)
 	c.dryRun.addFlag(cmd)
 	cmd.Flags().BoolVar(&c.wait, "wait", false, "wait until the VM is ready, and show its progress")
@@ -76,25 +85,42 @@ func (c *createOptions) addFlags(cmd *cobra.Command) {
 	f.StringVar(&c.userData, "user-data", "", "file for cloud-init in the guest; - is standard input")
 	f.StringVar(&c.networkData, "network-data", "", "file with cloud-init's network configuration; - is standard input")
 	f.StringVar(&c.driver, "driver", "", "driver that runs the VM, for example docker or qemu; the controller's first if there is none")
-	f.StringVar(&c.restartPolicy, "restart-policy", "", "Always (default), OnFailure or Never: what happens when the server ends by itself")
+	f.StringArrayVar(&c.env, "env", nil, "environment variable of a container image, may be repeated: NAME=VALUE. Everyone who may read the VM can read it")
+	f.StringVar(&c.workingDir, "working-dir", "", "folder in which a container image's command begins; the image's own if there is none")
+	f.BoolVar(&c.isCommand, "command", false, "what follows -- replaces the entrypoint of a container image, and is not its arguments")
 	f.Int32Var(&c.probe, "probe", 0, "port of the VM that must answer before it is ready")
 	f.StringSliceVarP(&c.labels, "labels", "l", nil, "labels, for example app=web,tier=front")
 	_ = cmd.RegisterFlagCompletionFunc("driver", cobra.FixedCompletions(knownDrivers, cobra.ShellCompDirectiveNoFileComp))
-	_ = cmd.RegisterFlagCompletionFunc("restart-policy", cobra.FixedCompletions(
-		[]string{string(api.RestartAlways), string(api.RestartOnFailure), string(api.RestartNever)}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("ssh-key", cobra.FixedCompletions([]string{keyAuto}, cobra.ShellCompDirectiveDefault))
-	for _, name := range []string{"image", "checksum", "cpu", "memory", "disk", "port", "labels", "probe"} {
+	for _, name := range []string{"image", "checksum", "cpu", "memory", "disk", "port", "labels", "probe", "env", "working-dir"} {
 		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
 	}
 }
 
-func (c *createOptions) run(ctx context.Context, name string) error {
-	if err := errors.Join(c.check(), c.output.check(), c.dryRun.check()); err != nil {
+func (c *createOptions) run(ctx context.Context, arg string) error {
+	name, err := parseName(arg)
+	if err := errors.Join(err, c.check(), c.output.check(), c.dryRun.check()); err != nil {
 		return err
 	}
-	namespace, err := c.Namespace()
+	wanted, secret, err := c.prepare(ctx, name)
 	if err != nil {
 		return err
+	}
+	if c.dryRun.client() {
+		return c.printManifests(wanted, secret)
+	}
+	vm, err := c.create(ctx, wanted, secret)
+	if err != nil {
+		return err
+	}
+	return c.finish(ctx, vm)
+}
+
+// prepare returns the VM that the flags describe, and its Secret, if it has one.
+func (c *createOptions) prepare(ctx context.Context, name string) (*apply.VirtualMachineApplyConfiguration, *corev1.Secret, error) {
+	namespace, err := c.Namespace()
+	if err != nil {
+		return nil, nil, err
 	}
 	secret := name + "-" + userDataKey
 	if !c.dryRun.client() {
@@ -102,19 +128,16 @@ func (c *createOptions) run(ctx context.Context, name string) error {
 	}
 	vm, err := c.build(ctx, namespace, name, secret)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	data, err := c.secretData(c.Options)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	if c.dryRun.client() {
-		if *c.Config.Namespace == "" { // a manifest names no namespace unless the user does, as with kubectl
-			vm.Namespace, namespace = nil, ""
-		}
-		return c.printManifests(vm, newSecret(namespace, secret, data))
+	if c.dryRun.client() && *c.Config.Namespace == "" { // a manifest names no namespace unless the user does, as with kubectl
+		vm.Namespace, namespace = nil, ""
 	}
-	return c.create(ctx, vm, newSecret(namespace, secret, data))
+	return vm, newSecret(namespace, secret, data), nil
 }
 
 // newSecret returns the Secret with the data of a VM, or nil if there are none.
@@ -166,27 +189,24 @@ func toUnstructured(from any) (*unstructured.Unstructured, error) {
 
 // create creates the Secret, if there is one, and the VM. The Secret is first, because the
 // controller needs it at once; the VM owns it, and is removed with it.
-func (c *createOptions) create(ctx context.Context, wanted *apply.VirtualMachineApplyConfiguration, secret *corev1.Secret) error {
+func (c *createOptions) create(ctx context.Context, wanted *apply.VirtualMachineApplyConfiguration, secret *corev1.Secret) (*api.VirtualMachine, error) {
 	if err := c.checkAbsence(ctx, *wanted.Namespace, *wanted.Name); err != nil {
-		return err
+		return nil, err
 	}
 	if secret != nil {
 		if err := c.createSecret(ctx, secret); err != nil {
-			return fmt.Errorf("create a Secret for the user-data: %w", err)
+			return nil, fmt.Errorf("create a Secret for the user-data: %w", err)
 		}
 	}
 	vms, err := c.VMs(*wanted.Namespace)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	vm, err := vms.Apply(ctx, wanted, metav1.ApplyOptions{FieldManager: fieldManager, DryRun: c.dryRun.options()})
 	if secret != nil && !c.dryRun.enabled() {
 		c.settleSecret(ctx, vm, secret, err)
 	}
-	if err != nil {
-		return err
-	}
-	return c.finish(ctx, vm)
+	return vm, err
 }
 
 // settleSecret makes the VM the owner of the Secret, or removes that if the API server has refused

@@ -24,6 +24,19 @@ const plainPeriod = 10 * time.Second
 
 // awaitReady shows the progress of a VM until it is ready.
 func (c *createOptions) awaitReady(ctx context.Context, vm *api.VirtualMachine) error {
+	began := c.Clock.Now()
+	last, err := c.awaitGoal(ctx, vm, whenReady(vm.Generation))
+	if err != nil {
+		return err
+	}
+	if !c.output.printsObjects() {
+		_, _ = fmt.Fprintf(c.Out, "%s is ready after %s%s\n", vmName(vm.Name), elapsedText(c.Clock.Since(began)), reachText(last))
+	}
+	return nil
+}
+
+// awaitGoal shows the progress of a VM until it is as awaited, and returns it as it is then.
+func (c *createOptions) awaitGoal(ctx context.Context, vm *api.VirtualMachine, reached goal) (*api.VirtualMachine, error) {
 	ctx, cancel := withTimeout(ctx, c.timeout)
 	defer cancel()
 	now := c.Clock.Now()
@@ -34,21 +47,18 @@ func (c *createOptions) awaitReady(ctx context.Context, vm *api.VirtualMachine) 
 	var last *api.VirtualMachine
 	var failed error
 	err := c.await(ctx, &waiter{
-		open:  map[types.UID]*awaited{vm.UID: {vm: vm, reached: whenReady(vm.Generation)}},
+		open:  map[types.UID]*awaited{vm.UID: {vm: vm, reached: reached}},
 		seen:  p.see,
 		ended: func(one *awaited, err error) { last, failed = one.vm, err },
 	})
 	line.stop()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if failed != nil {
-		return c.explainFailure(ctx, last, failed)
+		return nil, c.explainFailure(ctx, last, failed)
 	}
-	if !c.output.printsObjects() {
-		_, _ = fmt.Fprintf(c.Out, "%s is ready after %s%s\n", vmName(vm.Name), elapsedText(c.Clock.Since(p.began)), reachText(last))
-	}
-	return nil
+	return last, nil
 }
 
 // explainFailure says why a VM is not ready.

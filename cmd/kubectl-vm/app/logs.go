@@ -5,6 +5,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/url"
@@ -48,15 +49,31 @@ func (l *logsOptions) run(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
+	_, err = l.copyFrom(ctx, at, 0)
+	return err
+}
+
+// copyFrom prints the log of a VM without its first bytes, and returns how many were printed.
+func (l *logsOptions) copyFrom(ctx context.Context, at place, skip int64) (int64, error) {
 	query := url.Values{"follow": {strconv.FormatBool(l.follow)}, "previous": {strconv.FormatBool(l.previous)}}
 	if l.tail >= 0 {
 		query.Set("tailLines", strconv.FormatInt(l.tail, 10))
 	}
 	log, err := at.client.Get(ctx, at.namespace, at.name, streamsapi.Log, query)
 	if err != nil {
-		return at.describe(ctx, err)
+		return 0, at.describe(ctx, err)
 	}
 	defer func() { _ = log.Close() }()
-	_, err = io.Copy(l.Out, log)
+	if _, err := io.CopyN(io.Discard, log, skip); err != nil {
+		return 0, ignoreEOF(err)
+	}
+	return io.Copy(l.Out, log)
+}
+
+// ignoreEOF returns nil for the end of a log.
+func ignoreEOF(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
 	return err
 }

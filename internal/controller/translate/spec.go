@@ -4,6 +4,7 @@
 package translate
 
 import (
+	"math"
 	"slices"
 	"time"
 
@@ -13,7 +14,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// ServerSpec translates a VirtualMachine, without its secrets, for the driver.
+// ServerSpec translates a VirtualMachine, without what secrets.Resolve fills in, for the driver.
 func ServerSpec(vm *api.VirtualMachine) driver.ServerSpec {
 	r := resourcesOf(vm)
 	spec := driver.ServerSpec{
@@ -23,6 +24,7 @@ func ServerSpec(vm *api.VirtualMachine) driver.ServerSpec {
 		SSHKeys:       vm.Spec.SSHAuthorizedKeys,
 		RestartPolicy: driver.RestartPolicy(vm.Spec.RestartPolicy),
 		GracePeriod:   gracePeriodOf(vm),
+		Command:       vm.Spec.Command, Args: vm.Spec.Args, WorkingDir: vm.Spec.WorkingDir,
 
 		Ephemeral: vm.Spec.Ephemeral, StorageClassName: vm.Spec.StorageClassName,
 		BlockEviction:  vm.Spec.EvictionPolicy == api.EvictionBlock,
@@ -127,6 +129,16 @@ func ObjectStatuses(objects []driver.Object) []api.ServerObject {
 		all = append(all, one)
 	}
 	return all
+}
+
+// Terminated returns how a run ended as a status has it, or nil during a run.
+func Terminated(exit *driver.Exit) *api.ServerTerminated {
+	if exit == nil {
+		return nil
+	}
+	const maxReason = 256                                     // what the schema allows
+	code := min(max(exit.Code, math.MinInt32), math.MaxInt32) // it may be what a guest claims
+	return &api.ServerTerminated{ExitCode: int32(code), Reason: exit.Reason[:min(len(exit.Reason), maxReason)]}
 }
 
 // PortStatuses gives open ports the names that the spec has for them.

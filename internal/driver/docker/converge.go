@@ -17,6 +17,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/internal/driver/docker/process"
 	"cloudnative.tw/drover/internal/driver/kit"
 )
 
@@ -24,14 +25,17 @@ import (
 // that undoes each step.
 const maxSteps = 8
 
-// convergeTo changes a container to match the spec, or as far as possible without waiting.
+// convergeTo changes a container to match the spec, or as far as possible without waiting. A run that
+// begins and ends meanwhile, as of a short job, is reported, and not followed by another.
 func (i *instance) convergeTo(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	i.driver.rootDisks.Store(i.id, spec.RootDiskBytes)
+	before := i.runID()
 	for range maxSteps {
 		done, err := i.takeNextStep(ctx, spec)
 		if err != nil {
 			return driver.Server{}, err
 		}
+		done = done || i.runID() != before && i.exitStatus() != nil && !i.hasRun()
 		if done {
 			s := i.toServer()
 			s.Pending, s.Progress = pendingFields(i, spec), cmp.Or(s.Progress, i.driver.fetches.Progress(i.uid))
@@ -161,6 +165,9 @@ func (i *instance) changePower(ctx context.Context, spec driver.ServerSpec, next
 	action := string(next) + " container " + engine.ShortID(i.id)
 	switch next {
 	case kit.StepStart:
+		if !i.finishedAt.IsZero() {
+			i.driver.ends.Store(i.id, i.finishedAt)
+		}
 		err = changeContainer(ctx, i, action, (*client.Client).ContainerStart, client.ContainerStartOptions{})
 		if err != nil {
 			return i.handleStartError(ctx, spec, err)
@@ -195,8 +202,8 @@ func (i *instance) handleStartError(ctx context.Context, spec driver.ServerSpec,
 // explainStart classifies a failed start.
 func explainStart(spec driver.ServerSpec, image string, err error) error {
 	text := err.Error()
-	if bad := badImageError(image, text); bad != nil {
-		return bad
+	if fault := process.Fault(spec, image, text); fault != nil {
+		return fault
 	}
 	switch {
 	case portTaken.MatchString(text):
@@ -252,7 +259,7 @@ func (i *instance) replace(ctx context.Context, spec driver.ServerSpec) (done bo
 // updateContainer applies what Docker can change at any time: CPU, memory and the
 // restart policy.
 func (i *instance) updateContainer(ctx context.Context, spec driver.ServerSpec) error {
-	if i.matchesLimitsAndPolicy(spec) || i.state == container.StateRemoving || i.state == container.StateDead {
+	if spec.PowerOnly || i.matchesLimitsAndPolicy(spec) || i.state == container.StateRemoving || i.state == container.StateDead {
 		return nil
 	}
 	if spec.CPUMilli > i.cpuMilli || spec.MemoryBytes > i.memory {

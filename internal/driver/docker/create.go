@@ -22,6 +22,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/internal/driver/docker/process"
 	"cloudnative.tw/drover/internal/driver/kit"
 )
 
@@ -157,15 +158,17 @@ func (d *Driver) createOptions(spec driver.ServerSpec, name, image string) clien
 	if d.PIDs > 0 {
 		limits.PidsLimit = &d.PIDs
 	}
+	config := &container.Config{
+		Image:        image,
+		Hostname:     containerHostname(spec.Name),
+		Labels:       containerLabels(spec, d.ClusterID, image),
+		ExposedPorts: exposed,
+		OpenStdin:    true, // the console's input; a container without is left as it is
+	}
+	process.Configure(config, spec)
 	return client.ContainerCreateOptions{
-		Name: name,
-		Config: &container.Config{
-			Image:        image,
-			Hostname:     containerHostname(spec.Name),
-			Labels:       containerLabels(spec, d.ClusterID, image),
-			ExposedPorts: exposed,
-			OpenStdin:    true, // the console's input; a container without is left as it is
-		},
+		Name:   name,
+		Config: config,
 		HostConfig: &container.HostConfig{
 			Resources:     limits,
 			RestartPolicy: container.RestartPolicy{Name: restartPolicy(spec.RestartPolicy)},
@@ -228,50 +231,19 @@ func publishedIP(p driver.Port) netip.Addr {
 }
 
 var (
-	diskFull       = regexp.MustCompile(`no space left on device`)
-	missingCommand = regexp.MustCompile(`(?i)no command specified`)
-	badCommand     = regexp.MustCompile(`exec: "((?:[^"\\]|\\.)*)": (?:stat .*: )?(executable file not found in \$PATH|no such file or directory|permission denied|is a directory|not a directory|exec format error)`)
-	missingUser    = regexp.MustCompile(`unable to find (user|group) (.+): no matching entries in (passwd|group) file`)
-	badDirectory   = regexp.MustCompile(`(?i)cannot mkdir: (.+) is not a directory|chdir to cwd \("([^"]*)"\)`)
-	cpuOutOfRange  = regexp.MustCompile(`(?i)range of CPUs is from`)
+	diskFull      = regexp.MustCompile(`no space left on device`)
+	cpuOutOfRange = regexp.MustCompile(`(?i)range of CPUs is from`)
 )
-
-// badImageError returns the error of an image whose own settings name what it does not have, or nil
-// if the engine's message is of something else. Another try of the same image cannot help.
-func badImageError(image, text string) error {
-	what := ""
-	if m := badCommand.FindStringSubmatch(text); m != nil {
-		what = fmt.Sprintf(`runs the command "%s", which %s`, m[1], commandFaults[m[2]])
-	} else if m := missingUser.FindStringSubmatch(text); m != nil {
-		what = fmt.Sprintf("runs as the %s %s, which its /etc/%s does not have", m[1], m[2], m[3])
-	} else if m := badDirectory.FindStringSubmatch(text); m != nil {
-		what = fmt.Sprintf("has the working directory %s, which cannot be entered", m[1]+m[2])
-	} else {
-		return nil
-	}
-	return driver.Errorf(driver.ErrInvalid, "spec.image.source: image %s %s; once the image is repaired, restart the VM, or name another image", image, what)
-}
-
-var commandFaults = map[string]string{
-	`executable file not found in $PATH`: "is in no folder of its PATH",
-	"no such file or directory":          "does not exist in it",
-	"permission denied":                  "is not an executable file",
-	"is a directory":                     "is a folder",
-	"not a directory":                    "does not exist in it",
-	"exec format error":                  "is not a program for this host's CPU",
-}
 
 // explainCreate classifies the engine's refusal to create a container.
 func explainCreate(spec driver.ServerSpec, image string, err error) error {
 	text := err.Error()
-	if bad := badImageError(image, text); bad != nil {
-		return bad
+	if fault := process.Fault(spec, image, text); fault != nil {
+		return fault
 	}
 	switch {
 	case errdefs.IsNotFound(err):
 		return driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, "image %s: %w", image, err))
-	case missingCommand.MatchString(text):
-		return driver.Errorf(driver.ErrInvalid, "spec.image.source: image %s has no command to run: %w", image, err)
 	case diskFull.MatchString(text), cpuOutOfRange.MatchString(text):
 		return driver.Errorf(driver.ErrExhausted, "%w", err)
 	case errdefs.IsInvalidArgument(err):

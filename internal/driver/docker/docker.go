@@ -101,6 +101,8 @@ type Driver struct {
 	// rootDisks has, by container, the last requested size, so that List returns the
 	// same note as Ensure. The container's label has the value from its creation.
 	rootDisks driver.SyncMap[string, int64]
+	// ends has, by container, the end of the run before the one that this process has started.
+	ends driver.SyncMap[string, time.Time]
 }
 
 var (
@@ -137,7 +139,11 @@ func New(o Options) (*Driver, error) {
 		s, err := d.findSummary(ctx, driver.Target{UID: uid})
 		return s.ID, err
 	}
-	d.Access = guest.New(guest.Options{Engine: e, Find: find, CallTimeout: d.CallTimeout, Clock: d.Clock, Log: d.Log})
+	previousEnd := func(id string) time.Time {
+		end, _ := d.ends.Load(id)
+		return end
+	}
+	d.Access = guest.New(guest.Options{Engine: e, Find: find, PreviousEnd: previousEnd, CallTimeout: d.CallTimeout, Clock: d.Clock, Log: d.Log})
 	d.fetches = &download.Tracker{Clock: d.Clock, Stall: d.PullStall, Concurrency: download.DefaultConcurrency, Notify: d.watches.Notify}
 	return d, nil
 }

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/process"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -48,8 +49,9 @@ func FuzzContainerConfig(f *testing.F) {
 		}
 		spec := driver.ServerSpec{
 			Target: driver.Target{UID: "uid-1", Epoch: 7}, Namespace: namespace, Name: name, CPUMilli: cpu, MemoryBytes: memory, RootDiskBytes: disk,
-			Image: driver.Image{Source: image},
-			Ports: []driver.Port{{Name: "http", Protocol: "TCP", Port: max(1, int32(port)), HostPort: int32(hostPort), HostIP: hostIP}, {Name: "dns", Protocol: "UDP", Port: 53}},
+			Image:   driver.Image{Source: image},
+			Ports:   []driver.Port{{Name: "http", Protocol: "TCP", Port: max(1, int32(port)), HostPort: int32(hostPort), HostIP: hostIP}, {Name: "dns", Protocol: "UDP", Port: 53}},
+			Command: []string{image, name}, Args: []string{namespace}, Env: envOf("A="+name, namespace+"B="+image), WorkingDir: "/" + name,
 		}
 		if err := d.checkSpec(spec); err != nil {
 			if !strings.HasPrefix(err.Error(), "spec.image.source") || !errors.Is(err, driver.ErrInvalid) {
@@ -65,7 +67,7 @@ func FuzzContainerConfig(f *testing.F) {
 
 // knownSettings are all that Drover sets of a container.
 var knownSettings = []string{
-	"Config.ExposedPorts", "Config.Hostname", "Config.Image", "Config.Labels", "Config.OpenStdin",
+	"Config.Cmd", "Config.Entrypoint", "Config.Env", "Config.ExposedPorts", "Config.Hostname", "Config.Image", "Config.Labels", "Config.OpenStdin", "Config.WorkingDir",
 	"HostConfig.Memory", "HostConfig.MemorySwap", "HostConfig.NanoCpus", "HostConfig.PortBindings", "HostConfig.RestartPolicy",
 }
 
@@ -84,7 +86,8 @@ func checkOptions(t *testing.T, o client.ContainerCreateOptions, spec driver.Ser
 			t.Errorf("%+v sets %s", spec, name)
 		}
 	}
-	if labels := slices.Sorted(maps.Keys(o.Config.Labels)); !slices.Equal(labels, slices.Sorted(maps.Keys(containerLabels(driver.ServerSpec{}, "", "")))) {
+	known := append(slices.Collect(maps.Keys(containerLabels(driver.ServerSpec{}, "", ""))), process.LabelArgs, process.LabelCommand, process.LabelEnv, process.LabelWorkingDir)
+	if labels := slices.Sorted(maps.Keys(o.Config.Labels)); !slices.Equal(labels, slices.Sorted(slices.Values(known))) {
 		t.Errorf("%+v makes the labels %q", spec, labels)
 	}
 	for port := range o.HostConfig.PortBindings {

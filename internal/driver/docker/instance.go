@@ -22,6 +22,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/internal/driver/docker/process"
 	"cloudnative.tw/drover/internal/driver/kit"
 )
 
@@ -42,6 +43,7 @@ type instance struct {
 	restartPolicy         container.RestartPolicyMode
 	stopSignal            string
 	image, ports          string // as requested at creation
+	process               process.Requested
 	imageID               string // the engine's digest of the image
 	rootDisk              int64  // as requested at creation
 	addresses             []string
@@ -116,7 +118,7 @@ func (d *Driver) newInstance(in container.InspectResponse) *instance {
 	i := &instance{driver: d, id: in.ID, name: strings.TrimPrefix(in.Name, "/"), imageID: in.Image}
 	if in.Config != nil {
 		i.readLabels(in.Config.Labels)
-		i.stopSignal = in.Config.StopSignal
+		i.stopSignal, i.process = in.Config.StopSignal, process.RequestedOf(in.Config)
 	}
 	if s := in.State; s != nil {
 		i.state, i.exitCode, i.oomKilled = s.Status, s.ExitCode, s.OOMKilled

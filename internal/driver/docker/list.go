@@ -112,6 +112,7 @@ func (d *Driver) forgetMissing(summaries []container.Summary) {
 		existing.Insert(s.ID)
 	}
 	d.stops.DeleteFunc(func(id string, _ stopRequest) bool { return !existing.Has(id) })
+	d.ends.DeleteFunc(func(id string, _ time.Time) bool { return !existing.Has(id) })
 	d.rootDisks.DeleteFunc(func(id string, _ int64) bool { return !existing.Has(id) })
 	d.cache.forgetMissing(existing)
 }

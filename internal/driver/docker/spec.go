@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/process"
 )
 
 // checkSpec rejects a spec that no container can have.
@@ -54,8 +55,9 @@ func uidFilter(uid types.UID) string { return LabelUID + "=" + string(uid) }
 
 // specChange is a container and the spec that it shall have.
 type specChange struct {
-	has   *instance
-	wants driver.ServerSpec
+	has          *instance
+	wants        driver.ServerSpec
+	wantsProcess process.Requested
 }
 
 // hasOtherImage compares with what was requested at creation, which no engine
@@ -78,6 +80,22 @@ var fields = slices.Concat(driver.Fields[specChange]{
 	{Name: "image.pullPolicy", Support: driver.AppliedLive},
 	{Name: "ports", Support: driver.AppliedAtRestart, Parts: []string{"protocol", "port", "hostPort", "hostIP"}, Differs: specChange.hasOtherPorts},
 	{Name: "ports.name", Support: driver.AppliedLive}, // used only by Drover
+	{
+		Name: "command", Support: driver.AppliedAtRestart,
+		Differs: func(c specChange) bool { return c.has.process.Command != c.wantsProcess.Command },
+	},
+	{
+		Name: "args", Support: driver.AppliedAtRestart,
+		Differs: func(c specChange) bool { return c.has.process.Args != c.wantsProcess.Args },
+	},
+	{
+		Name: "env", Support: driver.AppliedAtRestart, Parts: []string{"name", "value"},
+		Differs: func(c specChange) bool { return c.has.process.Env != c.wantsProcess.Env },
+	},
+	{
+		Name: "workingDir", Support: driver.AppliedAtRestart,
+		Differs: func(c specChange) bool { return c.has.process.WorkingDir != c.wantsProcess.WorkingDir },
+	},
 	{Name: "image.checksum", Support: driver.Unsupported, Hint: "the docker driver cannot check it; name the image by digest (name@sha256:...) or leave it out"},
 	{Name: "image.kernel", Support: driver.Unsupported, Hint: "containers boot no kernel of their own; use driver qemu or leave it out"},
 	{Name: "volumes", Support: driver.Unsupported, Hint: "the docker driver has no disks; use driver qemu or leave it out"},
@@ -91,7 +109,10 @@ func (d *Driver) SupportedFields() map[string]driver.Support { return fields.Sup
 
 // pendingFields returns the fields of the spec that need a new container.
 func pendingFields(i *instance, spec driver.ServerSpec) []string {
-	return fields.Pending(specChange{has: i, wants: spec})
+	if spec.PowerOnly {
+		return nil
+	}
+	return fields.Pending(specChange{has: i, wants: spec, wantsProcess: process.RequestedBy(spec)})
 }
 
 // fullReference returns one text for all ways to write a reference: nginx is

@@ -49,12 +49,21 @@ var fieldChanges = map[string]func(*driver.ServerSpec){
 	"sshAuthorizedKeys": func(s *driver.ServerSpec) { s.SSHKeys = []string{"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA== test"} },
 	"userData":          func(s *driver.ServerSpec) { s.UserData = driver.NewSecret("#cloud-config\n") },
 	"networkData":       func(s *driver.ServerSpec) { s.NetworkData = driver.NewSecret("version: 2\n") },
+	"command":           func(s *driver.ServerSpec) { s.Command = []string{"/bin/other", "argument"} },
+	"args":              func(s *driver.ServerSpec) { s.Args = []string{"-c", "true"} },
+	"env.name":          func(s *driver.ServerSpec) { s.Env = append(slices.Clone(s.Env), envVar("EXTRA", "")) },
+	"env.value":         func(s *driver.ServerSpec) { s.Env = []driver.EnvVar{envVar("NAME", "another value")} },
+	"workingDir":        func(s *driver.ServerSpec) { s.WorkingDir = "/tmp" },
 
 	"image.checksum":      func(s *driver.ServerSpec) { s.Image.Checksum = "sha256:" + strings.Repeat("0", 64) },
 	"image.kernel.source": func(s *driver.ServerSpec) { s.Image.Kernel = &driver.Kernel{Source: "/vmlinuz"} },
 	"volumes.name": func(s *driver.ServerSpec) {
 		s.Volumes = append(s.Volumes, driver.Volume{Name: "extra", SizeBytes: 1 << 20})
 	},
+}
+
+func envVar(name, value string) driver.EnvVar {
+	return driver.EnvVar{Name: name, Value: driver.NewSecret(value)}
 }
 
 // testFieldsUnsupported checks that a field which the driver declares as unsupported is
@@ -77,6 +86,9 @@ func testFieldsUnsupported(t *testing.T, e *env) {
 func testFieldsPending(t *testing.T, e *env) {
 	declared := e.supportedFields(t)
 	spec := e.newSpec(t, "changed")
+	if declared["env.value"] != driver.Unsupported {
+		spec.Env = []driver.EnvVar{envVar("NAME", "value")}
+	}
 	first := e.ensureState(t, spec, driver.StateRunning)
 	for name, change := range fieldChanges {
 		support := declared[name]
@@ -91,6 +103,39 @@ func testFieldsPending(t *testing.T, e *env) {
 			t.Errorf("%s is declared as applied %s, and after a change Pending is %v", name, support, s.Pending)
 		}
 	}
+}
+
+// testFieldsOfCommand checks that environment and working directory reach a server with its next run, are
+// not pending then, and that the value of a variable, which may be a Secret's, is not shown. A guest runs
+// whatever they are.
+func testFieldsOfCommand(t *testing.T, e *env) {
+	if e.supportedFields(t)["env.value"] == driver.Unsupported {
+		t.Skip("the driver runs no commands of images")
+	}
+	mark := "s3cr3t-" + string(newUID())
+	spec := e.newSpec(t, "command")
+	spec.Env = []driver.EnvVar{envVar("FIRST", mark), envVar("SECOND.2 <>", "\n\"'=$(FIRST)\\ 漢"), envVar("EMPTY", "")}
+	spec.WorkingDir = "/"
+	first := e.ensureState(t, spec, driver.StateRunning)
+	slices.Reverse(spec.Env)
+	s := e.ensureState(t, spec, driver.StateRunning)
+	wantSameRun(t, s, first)
+	for _, change := range []func(*driver.ServerSpec){
+		func(*driver.ServerSpec) {},
+		func(s *driver.ServerSpec) { s.Env = []driver.EnvVar{envVar("FIRST", mark+" another")} },
+		func(s *driver.ServerSpec) { s.Env, s.WorkingDir = nil, "" },
+	} {
+		change(&spec)
+		run := s.Run
+		s = e.ensureNewRun(t, e.restartSpec(spec, run, e.clock.Now()), run)
+		if len(s.Pending) > 0 {
+			t.Errorf("after a restart Pending is %v", s.Pending)
+		}
+		wantConcealed(t, "the server", s, mark)
+		wantConcealed(t, "the servers listed", listServers(t, e.driver), mark)
+	}
+	spec.Env = []driver.EnvVar{envVar("FIRST", mark)}
+	wantConcealed(t, "the error for a bad spec", e.ensureInvalid(t, spec), mark)
 }
 
 // pendingCovers reports whether Pending names a field, or one that the field is part of.

@@ -33,6 +33,7 @@ var contractCases = []contractCase{
 	{"FieldsDeclared", testFieldsDeclared},
 	{"FieldsUnsupported", testFieldsUnsupported},
 	{"FieldsPending", testFieldsPending},
+	{"FieldsOfCommand", testFieldsOfCommand},
 
 	{"CreateTwice", testCreateTwice},
 	{"CreateFromTwoCallers", testCreateFromTwoCallers},

@@ -4,6 +4,7 @@
 package fake
 
 import (
+	"maps"
 	"reflect"
 	"slices"
 
@@ -46,6 +47,22 @@ var fields = slices.Concat(driver.Fields[configs]{
 	{
 		Name: "networkData", Support: driver.AppliedAtRestart,
 		Differs: func(c configs) bool { return c.has.HasNetworkData != c.wants.HasNetworkData },
+	},
+	{
+		Name: "command", Support: driver.AppliedAtRestart,
+		Differs: func(c configs) bool { return !slices.Equal(c.has.Command, c.wants.Command) },
+	},
+	{
+		Name: "args", Support: driver.AppliedAtRestart,
+		Differs: func(c configs) bool { return !slices.Equal(c.has.Args, c.wants.Args) },
+	},
+	{
+		Name: "env", Support: driver.AppliedAtRestart, Parts: []string{"name", "value"},
+		Differs: func(c configs) bool { return !maps.Equal(c.has.EnvFingerprints, c.wants.EnvFingerprints) },
+	},
+	{
+		Name: "workingDir", Support: driver.AppliedAtRestart,
+		Differs: func(c configs) bool { return c.has.WorkingDir != c.wants.WorkingDir },
 	},
 }, driver.UnsupportedPodFields[configs]())
 

@@ -66,6 +66,12 @@ type Config struct {
 	// HasUserData and HasNetworkData replace the secrets themselves.
 	HasUserData    bool `json:"hasUserData,omitempty"`
 	HasNetworkData bool `json:"hasNetworkData,omitempty"`
+
+	Command    []string `json:"command,omitempty"`
+	Args       []string `json:"args,omitempty"`
+	WorkingDir string   `json:"workingDir,omitempty"`
+	// EnvFingerprints has the environment variables by name.
+	EnvFingerprints map[string]string `json:"envFingerprints,omitempty"`
 }
 
 type (
@@ -104,6 +110,7 @@ func configOf(spec driver.ServerSpec) Config {
 	c := Config{
 		Image: spec.Image.Source, ImageChecksum: spec.Image.Checksum,
 		HasUserData: !spec.UserData.IsZero(), HasNetworkData: !spec.NetworkData.IsZero(),
+		Command: spec.Command, Args: spec.Args, WorkingDir: spec.WorkingDir,
 	}
 	if k := spec.Image.Kernel; k != nil {
 		c.Kernel = &Kernel{Source: k.Source, Initrd: k.Initrd, Cmdline: k.Cmdline}
@@ -119,15 +126,21 @@ func configOf(spec driver.ServerSpec) Config {
 		c.Ports = append(c.Ports, Port{Name: p.Name, Protocol: p.Protocol, Port: p.Port, HostPort: p.HostPort, HostIP: p.HostIP})
 	}
 	for _, key := range spec.SSHKeys {
-		c.SSHFingerprints = append(c.SSHFingerprints, keyFingerprint(key))
+		c.SSHFingerprints = append(c.SSHFingerprints, fingerprint(key))
+	}
+	for _, v := range spec.Env {
+		if c.EnvFingerprints == nil {
+			c.EnvFingerprints = map[string]string{}
+		}
+		c.EnvFingerprints[v.Name] = fingerprint(v.Value.Reveal())
 	}
 	return c
 }
 
-// keyFingerprint is enough to detect another key. The key itself is not stored, because
-// the text that a user gives as a key might be more secret than it should be.
-func keyFingerprint(key string) string {
-	sum := sha256.Sum256([]byte(key))
+// fingerprint is enough to detect another text. The text itself is not stored: a value may be a
+// Secret's, and what a user gives as a key might be more secret than it should be.
+func fingerprint(text string) string {
+	sum := sha256.Sum256([]byte(text))
 	return "SHA256:" + base64.RawStdEncoding.EncodeToString(sum[:])
 }
 

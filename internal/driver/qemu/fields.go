@@ -65,7 +65,7 @@ var fields = slices.Concat(driver.Fields[settingsChange]{
 		Name: "networkData", Support: driver.AppliedAtRestart,
 		Differs: func(c settingsChange) bool { return c.has.NetworkData != c.wants.NetworkData },
 	},
-}, driver.UnsupportedPodFields[settingsChange]())
+}, driver.UnsupportedCommandFields[settingsChange](), driver.UnsupportedPodFields[settingsChange]())
 
 // SupportedFields implements driver.FieldDeclarer.
 func (d *Driver) SupportedFields() map[string]driver.Support { return fields.Support() }

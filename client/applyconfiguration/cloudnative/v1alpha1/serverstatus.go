@@ -26,6 +26,9 @@ type ServerStatusApplyConfiguration struct {
 	Run *string `json:"run,omitempty"`
 	// imageID is the digest of the image from which the server was created.
 	ImageID *string `json:"imageID,omitempty"`
+	// terminated says how the last run of the server ended. It is absent during a
+	// run.
+	Terminated *ServerTerminatedApplyConfiguration `json:"terminated,omitempty"`
 	// accelerator is how the instructions of the guest are executed, empty if the
 	// server is not a machine:
 	// - kvm: by the CPU of the host.
@@ -86,6 +89,14 @@ func (b *ServerStatusApplyConfiguration) WithRun(value string) *ServerStatusAppl
 // If called multiple times, the ImageID field is set to the value of the last call.
 func (b *ServerStatusApplyConfiguration) WithImageID(value string) *ServerStatusApplyConfiguration {
 	b.ImageID = &value
+	return b
+}
+
+// WithTerminated sets the Terminated field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Terminated field is set to the value of the last call.
+func (b *ServerStatusApplyConfiguration) WithTerminated(value *ServerTerminatedApplyConfiguration) *ServerStatusApplyConfiguration {
+	b.Terminated = value
 	return b
 }
 

@@ -36,6 +36,23 @@ type VirtualMachineSpecApplyConfiguration struct {
 	// the driver has one. The image of a machine (qemu) that has a root disk
 	// cannot be changed, since the disk holds data.
 	Image *ImageApplyConfiguration `json:"image,omitempty"`
+	// command is the program that the server runs, and its first arguments, in
+	// place of the entrypoint of a container image; args follow it. No shell
+	// interprets it, and no $(NAME) in it is replaced. It has at most 256
+	// elements and 128 KiB, with one byte more for each element.
+	Command []string `json:"command,omitempty"`
+	// args are the arguments of the command, or of the entrypoint of the image if
+	// there is no command, in place of the image's own. No $(NAME) in them is
+	// replaced. They have at most 256 elements and 128 KiB, with one byte more for
+	// each element.
+	Args []string `json:"args,omitempty"`
+	// env are environment variables of the command, beside those of the image and
+	// in place of those of the same name. They have at most 256 elements and 128
+	// KiB, with two bytes more for each.
+	Env []EnvVarApplyConfiguration `json:"env,omitempty"`
+	// workingDir is the folder that the command begins in, an absolute path, in
+	// place of the image's own.
+	WorkingDir *string `json:"workingDir,omitempty"`
 	// volumes are disks in addition to the root disk. A volume that is removed
 	// from this list keeps its data until the VirtualMachine is deleted.
 	Volumes []VolumeApplyConfiguration `json:"volumes,omitempty"`
@@ -142,6 +159,47 @@ func (b *VirtualMachineSpecApplyConfiguration) WithDriver(value string) *Virtual
 // If called multiple times, the Image field is set to the value of the last call.
 func (b *VirtualMachineSpecApplyConfiguration) WithImage(value *ImageApplyConfiguration) *VirtualMachineSpecApplyConfiguration {
 	b.Image = value
+	return b
+}
+
+// WithCommand adds the given value to the Command field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Command field.
+func (b *VirtualMachineSpecApplyConfiguration) WithCommand(values ...string) *VirtualMachineSpecApplyConfiguration {
+	for i := range values {
+		b.Command = append(b.Command, values[i])
+	}
+	return b
+}
+
+// WithArgs adds the given value to the Args field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Args field.
+func (b *VirtualMachineSpecApplyConfiguration) WithArgs(values ...string) *VirtualMachineSpecApplyConfiguration {
+	for i := range values {
+		b.Args = append(b.Args, values[i])
+	}
+	return b
+}
+
+// WithEnv adds the given value to the Env field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Env field.
+func (b *VirtualMachineSpecApplyConfiguration) WithEnv(values ...*EnvVarApplyConfiguration) *VirtualMachineSpecApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithEnv")
+		}
+		b.Env = append(b.Env, *values[i])
+	}
+	return b
+}
+
+// WithWorkingDir sets the WorkingDir field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the WorkingDir field is set to the value of the last call.
+func (b *VirtualMachineSpecApplyConfiguration) WithWorkingDir(value string) *VirtualMachineSpecApplyConfiguration {
+	b.WorkingDir = &value
 	return b
 }
 

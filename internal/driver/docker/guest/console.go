@@ -115,7 +115,7 @@ func (c *console) showEarlier(ctx context.Context) error {
 const earlierLines = "1000"
 
 func (c *console) readEarlier(ctx context.Context) ([]byte, error) {
-	l, err := c.access.openLog(ctx, c.of, client.ContainerLogsOptions{Since: formatTime(runBegin(c.of.State)), Tail: earlierLines})
+	l, err := c.access.openLog(ctx, c.of, client.ContainerLogsOptions{Since: formatTime(c.access.runBegin(c.of)), Tail: earlierLines})
 	if err != nil {
 		return nil, err
 	}

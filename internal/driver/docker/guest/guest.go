@@ -33,6 +33,9 @@ type Options struct {
 	// Find returns the id of the only container of a UID, among those of this cluster that
 	// were not released.
 	Find func(ctx context.Context, uid types.UID) (id string, err error)
+	// PreviousEnd returns the end of the run of a container before the last, or zero if that is not
+	// known.
+	PreviousEnd func(id string) time.Time
 	// CallTimeout limits how long the engine takes to answer.
 	CallTimeout time.Duration
 	Clock       clock.Clock

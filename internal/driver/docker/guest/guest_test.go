@@ -70,14 +70,34 @@ func TestRunBegin(t *testing.T) {
 		return time.Date(2026, 1, 1, 0, 0, 0, ms*int(time.Millisecond), time.UTC).Format(time.RFC3339Nano)
 	}
 	const never = "0001-01-01T00:00:00Z"
-	for name, c := range map[string]struct{ began, ended, want string }{
-		"first run":            {at(500), never, ""},
-		"started again":        {at(500), at(100), at(300)},
-		"started again late":   {at(90_000), at(100), at(89_000)},
-		"stopped":              {at(500), at(900), at(400)},
-		"stopped at its start": {at(500), at(500), at(400)},
+	for name, c := range map[string]struct {
+		status       container.ContainerState
+		began, ended string
+		policy       container.RestartPolicyMode
+		before       time.Duration
+		want         string
+	}{
+		"first run":             {"running", at(500), never, "", 0, ""},
+		"started again":         {"running", at(500), at(100), "", 0, at(300)},
+		"started again late":    {"paused", at(90_000), at(100), "", 0, at(89_000)},
+		"stopped":               {"exited", at(500), at(900), "always", 0, at(400)},
+		"stopped at its start":  {"exited", at(500), at(500), "always", 0, at(400)},
+		"ended before it began": {"exited", at(500), at(480), "always", 0, at(380)},
+		"ended job":             {"exited", at(9_000), at(9_001), "no", 0, ""},
+		"ended job of no time":  {"exited", at(9_000), at(8_999), "no", 0, ""},
+		"ended job of later":    {"exited", at(11_000), at(11_001), "no", 0, at(10_900)},
+		"job started again":     {"running", at(500), at(100), "no", 0, at(300)},
+		"ended second run":      {"exited", at(9_000), at(9_001), "no", time.Second, at(8_000)},
+		"ended soon again":      {"exited", at(9_000), at(9_001), "always", 8800 * time.Millisecond, at(8_900)},
 	} {
-		if got := formatTime(runBegin(&container.State{StartedAt: c.began, FinishedAt: c.ended})); got != c.want {
+		of := found{Created: at(0), HostConfig: &container.HostConfig{RestartPolicy: container.RestartPolicy{Name: c.policy}}, State: &container.State{Status: c.status, StartedAt: c.began, FinishedAt: c.ended}}
+		access := New(Options{PreviousEnd: func(string) time.Time {
+			if c.before == 0 {
+				return time.Time{}
+			}
+			return engine.ParseTime(at(0)).Add(c.before)
+		}})
+		if got := formatTime(access.runBegin(of)); got != c.want {
 			t.Errorf("%s: got %s, want %s", name, got, c.want)
 		}
 	}

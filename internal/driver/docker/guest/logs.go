@@ -40,7 +40,7 @@ func (a *Access) Logs(ctx context.Context, uid types.UID, o driver.LogOptions) (
 	if o.Previous {
 		return a.openPrevious(ctx, c, o.TailLines)
 	}
-	options := client.ContainerLogsOptions{Follow: o.Follow, Since: formatTime(runBegin(c.State))}
+	options := client.ContainerLogsOptions{Follow: o.Follow, Since: formatTime(a.runBegin(c))}
 	if o.TailLines != nil {
 		options.Tail = strconv.FormatInt(*o.TailLines, 10)
 	}
@@ -52,21 +52,47 @@ const (
 	// of the next, and more than it takes from that to writing down that it began.
 	shortestStart = 100 * time.Millisecond
 	longestStart  = time.Second
+	// firstStart is how soon after its creation the first run of a container begins.
+	firstStart = 10 * time.Second
 )
 
 // runBegin returns a time between the end of the run before the last and the first output
 // of the last one, or zero for the first run. That output is often older than the time at
 // which the engine says the run began. The engine writes the end of a run over that of the
-// run before.
-func runBegin(s *container.State) time.Time {
-	began, ended := engine.ParseTime(s.StartedAt), engine.ParseTime(s.FinishedAt)
-	switch between := began.Sub(ended); {
+// run before: of a run which has ended, that is known only if this process has started it. Else a job that
+// began soon after its creation is taken for one that ran once. A run may have ended before the time at which
+// the engine says that it began.
+func (a *Access) runBegin(c found) time.Time {
+	began, ended, before := engine.ParseTime(c.State.StartedAt), engine.ParseTime(c.State.FinishedAt), a.options.PreviousEnd(c.ID)
+	if !c.hasEnded() {
+		before = ended
+	}
+	switch between := began.Sub(before); {
 	case ended.IsZero():
 		return time.Time{}
-	case between > 0:
+	case between > 0 && !before.IsZero():
 		return began.Add(-min(between/2, longestStart))
+	case c.isJob() && began.Sub(engine.ParseTime(c.Created)) < firstStart:
+		return time.Time{}
 	}
-	return began.Add(-shortestStart)
+	return earlier(began, ended).Add(-shortestStart)
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// hasEnded reports whether the last run is over, so that the engine's time of an end is the end of that.
+func (c found) hasEnded() bool {
+	return c.State.Status == container.StateExited || c.State.Status == container.StateDead
+}
+
+// isJob reports whether the engine starts a container only once.
+func (c found) isJob() bool {
+	return c.HostConfig != nil && c.HostConfig.RestartPolicy.Name == container.RestartPolicyDisabled
 }
 
 func formatTime(t time.Time) string {
@@ -157,7 +183,7 @@ var errNoPrevious = driver.Errorf(driver.ErrRetry, "no output of a previous run 
 // openPrevious opens what was printed before the last run. The engine counts lines from the
 // end of the whole log, so the last ones before that run are found by reading it twice.
 func (a *Access) openPrevious(ctx context.Context, c found, tail *int64) (io.ReadCloser, error) {
-	until := runBegin(c.State)
+	until := a.runBegin(c)
 	if until.IsZero() {
 		return nil, errNoPrevious
 	}

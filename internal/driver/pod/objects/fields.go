@@ -5,6 +5,7 @@ package objects
 
 import (
 	"encoding/json"
+	"slices"
 	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
@@ -110,7 +111,7 @@ func (t *Template) Settings(spec driver.ServerSpec, digests Digests) Settings {
 	return s
 }
 
-var fields = driver.Fields[settingsChange]{
+var fields = slices.Concat(driver.Fields[settingsChange]{
 	{Name: "action", Support: driver.AppliedLive},
 	{Name: "shutdownGracePeriodSeconds", Support: driver.AppliedLive},
 	{Name: "restartPolicy", Support: driver.AppliedLive},
@@ -147,7 +148,7 @@ var fields = driver.Fields[settingsChange]{
 	{Name: "topologySpreadConstraints", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.TopologySpreadConstraints })},
 	{Name: "priorityClassName", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.PriorityClassName })},
 	{Name: "runtimeClassName", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.RuntimeClassName })},
-}
+}, driver.UnsupportedCommandFields[settingsChange]())
 
 // differs returns a function that compares a part of the settings. Empty lists equal missing ones.
 func differs(part func(Settings) any) func(settingsChange) bool {

@@ -1,0 +1,320 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"path"
+	"regexp"
+	"strings"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/rand"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
+	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
+)
+
+// exitNotRun is the exit code of run if the VM's own is not known, as docker run has it.
+const exitNotRun = 125
+
+// runOptions are the flags of run.
+type runOptions struct {
+	createOptions
+	remove     bool
+	stdin, tty bool
+}
+
+// NewRunCommand returns the verb run.
+func NewRunCommand(o *Options) *cobra.Command {
+	r := &runOptions{createOptions: createOptions{Options: o}}
+	cmd := &cobra.Command{
+		Use: "run [NAME] --image IMAGE [flags] [-- ARG...]", DisableFlagsInUseLine: true,
+		GroupID: groupLifecycle,
+		Short:   "Run a VM for one job, print what it prints, and exit with its exit code",
+		Long: "Create a VM for one job, print what it prints until it ends, and exit with its exit code: 128 and\n" +
+			"the number of the signal if one ended it, 125 if it was not run or its end is not known.\n\n" +
+			"What follows -- are arguments for the image's entrypoint, or with --command what runs in its place.\n" +
+			"The VM is kept, and is not started again, unless --rm deletes it. After Ctrl-C it runs on without\n" +
+			"--rm, and is deleted with it; another Ctrl-C does not wait for that.",
+		Example: o.examples("run --rm --image python:3.13 -- python -c 'print(1)'", "run job --image busybox:1.37 --command -- sh -c 'exit 3'"),
+		Args:    runArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			name := ""
+			if dash := cmd.ArgsLenAtDash(); dash == 1 || dash < 0 && len(args) == 1 {
+				name, args = args[0], args[1:]
+			}
+			r.words = args
+			return r.run(cmd.Context(), name)
+		},
+
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	r.addFlags(cmd)
+	cmd.Flags().BoolVar(&r.remove, "rm", false, "delete the VM with its data at the end, also after Ctrl-C")
+	cmd.Flags().DurationVar(&r.timeout, "timeout", defaultWait, "how long to wait until the VM runs, 0 without an end")
+	cmd.Flags().BoolVarP(&r.stdin, "stdin", "i", false, "not supported")
+	cmd.Flags().BoolVarP(&r.tty, "tty", "t", false, "not supported")
+	_, _ = cmd.Flags().MarkHidden("stdin"), cmd.Flags().MarkHidden("tty")
+	return cmd
+}
+
+// runArgs checks the arguments: a name perhaps, and words behind dashes.
+func runArgs(cmd *cobra.Command, args []string) error {
+	dash := cmd.ArgsLenAtDash()
+	switch {
+	case dash < 0 && len(args) > 1:
+		return fmt.Errorf("put -- before the arguments: %s %s -- %s", cmd.CommandPath(), args[0], strings.Join(args[1:], " "))
+	case dash > 1:
+		return fmt.Errorf("%q is not expected: give at most one NAME before --", args[1])
+	}
+	return nil
+}
+
+// check finds what contradicts itself, or is not there.
+func (r *runOptions) check() error {
+	switch {
+	case r.stdin || r.tty:
+		return fmt.Errorf("run passes no input on, and gives no terminal: start the VM by %s create, and use exec -it or console", r.Program)
+	case r.image == "":
+		return errors.New("--image is required: what the VM runs")
+	}
+	return r.createOptions.check()
+}
+
+func (r *runOptions) run(ctx context.Context, arg string) error {
+	if arg == "" {
+		arg = nameFor(r.image)
+	}
+	name, err := parseName(arg)
+	if err := errors.Join(err, r.check()); err != nil {
+		return err
+	}
+	r.restartPolicy = string(api.RestartNever)
+	wanted, secret, err := r.prepare(ctx, name)
+	if err != nil {
+		return err
+	}
+	if err := r.checkStreams(ctx); err != nil {
+		return err
+	}
+	vm, err := r.create(context.WithoutCancel(ctx), wanted, secret) // after Ctrl-C it is known what was created
+	if err != nil {
+		return err
+	}
+	_, _ = fmt.Fprintf(r.ErrOut, "%s created\n", vmName(vm.Name))
+	err = r.follow(ctx, vm)
+	if r.remove {
+		return r.removeVM(ctx, vm, err)
+	}
+	if errors.Is(err, context.Canceled) {
+		_, _ = fmt.Fprintf(r.ErrOut, "%s is kept. What it prints: %s logs -f %s. To delete it: %s delete %s\n", vm.Name, r.Program, vm.Name, r.Program, vm.Name)
+	}
+	return err
+}
+
+// checkStreams fails where logs cannot be read, before anything is created for nothing. Those of driver
+// pod may be served by the API server.
+func (r *runOptions) checkStreams(ctx context.Context) error {
+	config, err := r.RESTConfig()
+	if err != nil || r.driver == driverPod {
+		return err
+	}
+	_, err = streams.Discover(ctx, config)
+	return err
+}
+
+// follow prints what a VM prints until it has ended, and returns its exit code as an error.
+func (r *runOptions) follow(ctx context.Context, vm *api.VirtualMachine) error {
+	ctx, stop := printable.NewOutput(r.Out).WhileRead(ctx)
+	defer stop()
+	log := &jobLog{logsOptions: logsOptions{connection: connection{r.Options}, tail: -1}, vm: vm.Name}
+	for first := true; ; first = false {
+		seen, err := r.awaitGoal(ctx, vm, whenRun(vm.Generation, log.run))
+		if err != nil {
+			return asNotRun(err)
+		}
+		r.timeout = 0 // it has run
+		if run := runOf(seen); first || run != log.run {
+			log.run = run
+			if err := log.print(ctx); err != nil {
+				return err
+			}
+		}
+		if hasEnded(seen) {
+			return errors.Join(log.complete(ctx), r.exitError(seen))
+		}
+	}
+}
+
+// asNotRun returns the error of a VM that was not run, or whose end is not known.
+func asNotRun(err error) error {
+	exit := (*ExitError)(nil)
+	switch {
+	case errors.Is(err, context.Canceled):
+		return err
+	case errors.As(err, &exit):
+		return &ExitError{Code: exitNotRun, Err: exit.Err}
+	}
+	return &ExitError{Code: exitNotRun, Err: err}
+}
+
+// exitError returns the exit code of a VM as an error, and says what ended it if that was not the guest.
+func (r *runOptions) exitError(vm *api.VirtualMachine) error {
+	end := vm.Status.Server.Terminated
+	if end.ExitCode == 0 {
+		return nil
+	}
+	exit := &ExitError{Code: int(end.ExitCode)}
+	if exit.Code < 0 || exit.Code > 255 {
+		exit.Code = 1
+	}
+	if end.Reason != "" && end.Reason != "Error" {
+		exit.Err = fmt.Errorf("%s ended with code %d (%s)", vm.Name, end.ExitCode, end.Reason)
+	}
+	return exit
+}
+
+// removeVM deletes the VM with the user's rights, waits until it is gone, and returns the error with
+// which the job has ended. Ctrl-C has ended ctx then, and another one ends the program.
+func (r *runOptions) removeVM(ctx context.Context, vm *api.VirtualMachine, ended error) error {
+	ctx = context.WithoutCancel(ctx)
+	d := &deleteOptions{batch: batch{Options: r.withOut(r.ErrOut)}, blocked: map[types.UID]string{}}
+	err := d.deleteOne(ctx, &selected{namespace: vm.Namespace, name: vm.Name, vm: vm})
+	missing := (*notFoundError)(nil)
+	switch {
+	case errors.As(err, &missing) || apierrors.IsNotFound(err): // someone else has deleted it
+		return ended
+	case err == nil:
+		err = d.await(ctx, &waiter{open: map[types.UID]*awaited{vm.UID: {vm: vm, gone: true}}})
+	}
+	if err != nil {
+		err = fmt.Errorf("delete %s: %w", vm.Name, err)
+	}
+	switch err = errors.Join(err, d.result()); {
+	case err == nil:
+		return ended
+	case ended == nil:
+		return err
+	}
+	r.warn(r.describe(err)) // the end of the job counts more
+	return ended
+}
+
+// whenRun awaits that a VM runs, in another run than the one that is known, or has ended for good.
+func whenRun(generation int64, known string) goal {
+	return func(vm *api.VirtualMachine) (bool, error) {
+		isUp := vm.Status.Phase == api.PhaseActive && vm.Status.Server != nil && vm.Status.Server.Terminated == nil
+		switch {
+		case vm.DeletionTimestamp != nil:
+			return false, errDeletedMeanwhile
+		case vm.Status.ObservedGeneration < generation:
+			return false, nil
+		case hasEnded(vm):
+			return true, nil
+		case isStalled(vm):
+			return false, fmt.Errorf("%w: %s: %s", errStalled, vm.Status.Reason, printable.Line(vm.Status.Message))
+		}
+		return isUp && runOf(vm) != "" && runOf(vm) != known, nil
+	}
+}
+
+// hasEnded reports whether the run of a VM is over, and Drover starts none after it.
+func hasEnded(vm *api.VirtualMachine) bool {
+	isOff := vm.Status.Phase == api.PhaseStopped || vm.Status.Phase == api.PhaseFailed && vm.Status.Reason == api.ReasonExited
+	return isOff && vm.Status.Server != nil && vm.Status.Server.Terminated != nil
+}
+
+// runOf returns the last run of a VM that was seen to run.
+func runOf(vm *api.VirtualMachine) string {
+	if vm.Status.Server == nil {
+		return ""
+	}
+	return vm.Status.Server.Run
+}
+
+// jobLog prints the log of a VM as it comes.
+type jobLog struct {
+	logsOptions
+	vm      string
+	run     string // whose log is printed
+	printed int64  // how much of it is printed
+	lost    error  // what has interrupted it
+}
+
+// print prints the log of a run until that is over. The loss of the log is not the end of the job.
+func (l *jobLog) print(ctx context.Context) error {
+	l.printed = 0
+	if l.lost = l.copy(ctx, true); l.lost == nil {
+		return nil
+	}
+	if err := l.stopped(ctx); err != nil {
+		return err
+	}
+	l.warn(fmt.Sprintf("the log was interrupted, and is completed at the end: %s", l.describe(l.lost)))
+	return nil
+}
+
+// complete prints what is missing of an interrupted log.
+func (l *jobLog) complete(ctx context.Context) error {
+	if l.lost == nil {
+		return nil
+	}
+	err := l.copy(ctx, false)
+	if err == nil {
+		return nil
+	}
+	if stopped := l.stopped(ctx); stopped != nil {
+		return stopped
+	}
+	l.warn(fmt.Sprintf("the end of the log is missing: %s", l.describe(err)))
+	return nil
+}
+
+// stopped returns an error if it is the user, or the reader of the output, who wants no more of the log.
+func (l *jobLog) stopped(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return printable.NewOutput(l.Out).Err()
+}
+
+// copy prints the log without what is printed already.
+func (l *jobLog) copy(ctx context.Context, follow bool) error {
+	at, err := l.connect(ctx, l.vm, streamsapi.Log)
+	if err != nil {
+		return err
+	}
+	l.logsOptions.follow = follow
+	n, err := l.copyFrom(ctx, at, l.printed)
+	l.printed += n
+	return err
+}
+
+var notInNames = regexp.MustCompile(`[^a-z0-9]+`)
+
+// nameFor returns a new name for a VM of an image, such as python-x7k2p.
+func nameFor(image string) string {
+	_, source, hasScheme := strings.Cut(image, "://")
+	if !hasScheme {
+		source = image
+	}
+	if u, err := url.Parse(image); err == nil && hasScheme && u.Path != "" {
+		source = u.Path
+	}
+	base, _, _ := strings.Cut(path.Base(source), "@")
+	base, _, _ = strings.Cut(base, ":")
+	base = strings.Trim(notInNames.ReplaceAllString(strings.ToLower(base), "-"), "-")
+	if base == "" {
+		base = "vm"
+	}
+	return base[:min(len(base), 40)] + "-" + rand.String(5)
+}

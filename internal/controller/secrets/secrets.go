@@ -1,0 +1,135 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package secrets reads the Secrets that the spec of a VirtualMachine refers to. Start with Resolve.
+package secrets
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// maxEnvBytes limits the names and values of spec.env, with two bytes more for each, as the schema
+// does for values that are in the spec. Linux passes no variable of more than that to a program.
+const maxEnvBytes = 128 << 10
+
+// Resolve fills in the fields of a driver's spec whose values may be secret: those of the
+// VirtualMachine, and of Secrets. It reads Secrets live, each of them once, because a cache would
+// need the right to list them.
+//
+// Errors are driver.ErrRetry with api.ReasonSecretUnavailable, and name the field.
+func Resolve(ctx context.Context, live client.Reader, vm *api.VirtualMachine, spec *driver.ServerSpec) (err error) {
+	r := reader{live: live, namespace: vm.Namespace, known: map[string]*corev1.Secret{}}
+	if spec.UserData, err = r.readData(ctx, "userData", vm.Spec.UserData); err != nil {
+		return err
+	}
+	if spec.NetworkData, err = r.readData(ctx, "networkData", vm.Spec.NetworkData); err != nil {
+		return err
+	}
+	spec.Env, err = r.readEnv(ctx, vm.Spec.Env)
+	return err
+}
+
+// reader reads the Secrets of a namespace.
+type reader struct {
+	live      client.Reader
+	namespace string
+	known     map[string]*corev1.Secret
+}
+
+// readData returns the text of a data source.
+func (r reader) readData(ctx context.Context, field string, from *api.DataSource) (driver.Secret, error) {
+	switch {
+	case from == nil:
+		return driver.Secret{}, nil
+	case from.Inline != nil:
+		return driver.NewSecret(*from.Inline), nil
+	case from.SecretKeyRef == nil:
+		return driver.Secret{}, nil
+	}
+	text, err := r.readKey(ctx, *from.SecretKeyRef)
+	if err != nil {
+		return driver.Secret{}, unavailableError(field, err)
+	}
+	return driver.NewSecret(text), nil
+}
+
+// readEnv returns environment variables with their values.
+func (r reader) readEnv(ctx context.Context, from []api.EnvVar) ([]driver.EnvVar, error) {
+	env, size := make([]driver.EnvVar, 0, len(from)), 0
+	for n, v := range from {
+		value, found, err := r.readValue(ctx, v)
+		if err != nil {
+			return nil, unavailableError(fmt.Sprintf("env[%d]", n), err)
+		}
+		if !found {
+			continue
+		}
+		env, size = append(env, driver.EnvVar{Name: v.Name, Value: driver.NewSecret(value)}), size+len(v.Name)+len(value)+2
+	}
+	if size > maxEnvBytes {
+		return nil, unavailableError("env", fmt.Errorf("with the values of Secrets it has %d bytes: at most %d are allowed, names and values, with two more for each variable", size, maxEnvBytes))
+	}
+	return env, nil
+}
+
+// readValue returns the value of a variable, and whether there is one: not if it is optional and
+// its Secret, or the key in it, is missing.
+func (r reader) readValue(ctx context.Context, v api.EnvVar) (value string, found bool, err error) {
+	if v.ValueFrom == nil || v.ValueFrom.SecretKeyRef == nil {
+		return v.Value, true, nil
+	}
+	ref := v.ValueFrom.SecretKeyRef
+	value, err = r.readKey(ctx, ref.SecretKeyRef)
+	switch _, isMissing := err.(missingError); { //nolint:errorlint // readKey returns it as it is
+	case isMissing && ref.Optional:
+		return "", false, nil
+	case err != nil:
+		return "", false, err
+	case strings.ContainsRune(value, 0) || !utf8.ValidString(value):
+		return "", false, fmt.Errorf("the key %q of Secret %q cannot be the value of an environment variable: it must be UTF-8 text without NUL characters", ref.Key, ref.Name)
+	}
+	return value, true, nil
+}
+
+// missingError says which Secret or key is missing.
+type missingError string
+
+// Error implements error.
+func (e missingError) Error() string { return string(e) }
+
+// readKey returns the value of a key of a Secret, or a missingError.
+func (r reader) readKey(ctx context.Context, ref api.SecretKeyRef) (string, error) {
+	secret := r.known[ref.Name]
+	if secret == nil {
+		secret = &corev1.Secret{}
+		err := r.live.Get(ctx, types.NamespacedName{Namespace: r.namespace, Name: ref.Name}, secret)
+		if apierrors.IsNotFound(err) {
+			return "", missingError(fmt.Sprintf("Secret %q does not exist in the VirtualMachine's namespace", ref.Name))
+		}
+		if err != nil {
+			return "", err
+		}
+		r.known[ref.Name] = secret
+	}
+	value, ok := secret.Data[ref.Key]
+	if !ok {
+		return "", missingError(fmt.Sprintf("Secret %q has no key %q", ref.Name, ref.Key))
+	}
+	return string(value), nil
+}
+
+// unavailableError names the field that a Secret is missing for, or is of no use.
+func unavailableError(field string, err error) error {
+	return driver.WithReason(api.ReasonSecretUnavailable, driver.Errorf(driver.ErrRetry, "spec.%s: %w", field, err))
+}

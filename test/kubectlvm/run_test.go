@@ -1,0 +1,219 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectlvm
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/moby/moby/client"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/app"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
+)
+
+// TestRun runs jobs beside a `drover up` of their own, whose VMs are containers.
+func TestRun(t *testing.T) {
+	t.Parallel()
+	engine := framework.DockerClient(t)
+	env, err := testenv.NewWith(framework.ClusterOptions{WithController: true, Args: []string{"--vm-driver=docker"}})
+	assert.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, env.Close()) })
+	for name, run := range map[string]func(*testing.T, *runUser){
+		"Ends": testRunEnds, "Follows": testRunFollows, "CtrlC": testRunCtrlC, "BrokenPipe": testRunBrokenPipe, "Outage": testRunOutage, "NotRun": testNotRun,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			u := &runUser{newUserOf(t, env), engine}
+			t.Cleanup(u.deleteAll)
+			run(t, u)
+		})
+	}
+}
+
+// runUser is a user who runs jobs in containers of the guest's images.
+type runUser struct {
+	*user
+	engine *client.Client
+}
+
+// runArgs returns a command line of run, with a small VM of an image, in front of dashes.
+func (*runUser) runArgs(args ...string) []string {
+	return slices.Concat([]string{"run", "--image=" + framework.GuestPlain, "--cpu=500m", "--memory=32Mi"}, args)
+}
+
+// deleteAll leaves no container behind.
+func (u *runUser) deleteAll() {
+	ctx := context.WithoutCancel(u.t.Context())
+	if code := app.Main(ctx, u.args([]string{"delete", "--all", "--yes"}), genericiooptions.IOStreams{In: u.stdin, Out: io.Discard, ErrOut: io.Discard}); code != 0 {
+		u.t.Errorf("the deletion of all VMs ended with %d", code)
+	}
+}
+
+// only returns the only VM of the namespace.
+func (u *runUser) only() *api.VirtualMachine {
+	u.t.Helper()
+	list, err := u.env.VMClient.CloudnativeV1alpha1().VirtualMachines(u.namespace).List(u.t.Context(), metav1.ListOptions{})
+	if err != nil || len(list.Items) != 1 {
+		u.t.Fatalf("there are %d VMs, error %v", len(list.Items), err)
+	}
+	return &list.Items[0]
+}
+
+// testRunEnds runs jobs that end at once, and compares what they print and their exit codes.
+func testRunEnds(t *testing.T, u *runUser) {
+	t.Helper()
+	for code, name := range map[int]string{0: "good", 3: "bad", 255: "worst"} {
+		want := fmt.Sprintf("ending with code %d, as EXIT_CODE requests\n", code)
+		r := u.run(u.runArgs(name, fmt.Sprintf("--env=EXIT_CODE=%d", code), "--working-dir=/", "--", "an argument")...)
+		if r.code != code || strings.Count(r.out, want) != 1 || strings.Count(r.out, "\n") != 1 {
+			t.Errorf("code %d ended with %d: %q: %s", code, r.code, r.out, r.errs)
+		}
+		vm := u.get(name)
+		if vm.Spec.RestartPolicy != api.RestartNever || !slices.Equal(vm.Spec.Args, []string{"an argument"}) || vm.Spec.WorkingDir != "/" || len(vm.Spec.Command) != 0 {
+			t.Errorf("the VM is %+v", vm.Spec)
+		}
+		check := framework.HasPhase(api.PhaseFailed, api.ReasonExited)
+		if code == 0 {
+			check = framework.HasPhase(api.PhaseStopped, api.ReasonCompleted)
+		}
+		if err := check(vm); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// testRunFollows checks that the output is printed as it comes, that a signal is an exit code, and that
+// --rm deletes the VM, which got a name of its own.
+func testRunFollows(t *testing.T, u *runUser) {
+	t.Helper()
+	j := u.start(t.Context(), u.runArgs("--rm")...)
+	j.out.waitFor(t, "the demo guest is up\n")
+	vm := u.only()
+	if image, _, _ := strings.Cut(framework.GuestPlain, ":"); !strings.HasPrefix(vm.Name, image+"-") {
+		t.Errorf("the VM of image %s has the name %s", framework.GuestPlain, vm.Name)
+	}
+	assert.NoError(t, assert.ErrorOf(u.engine.ContainerKill(t.Context(), vm.Status.Server.ID, client.ContainerKillOptions{Signal: "SIGKILL"})))
+	if code := j.wait(t); code != 137 || strings.Count(j.out.String(), "\n") != 1 {
+		t.Errorf("it ended with %d: %q: %s", code, j.out.String(), j.errs.String())
+	}
+	want(t, j.errs.String(), vm.Name+" created\n", vm.Name+" deleted\n")
+	if u.find(vm.Name) != nil {
+		t.Error("the VM was not deleted")
+	}
+}
+
+// testRunCtrlC checks that after Ctrl-C the VM is deleted with --rm alone, and that nothing is created
+// before one and left after it.
+func testRunCtrlC(t *testing.T, u *runUser) {
+	t.Helper()
+	for name, flags := range map[string][]string{"kept": nil, "gone": {"--rm"}} {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		j := u.start(ctx, u.runArgs(append(flags, name)...)...)
+		j.out.waitFor(t, "the demo guest is up\n")
+		cancel()
+		if code := j.wait(t); code != 130 {
+			t.Errorf("%s: it ended with %d: %s", name, code, j.errs.String())
+		}
+		if vm := u.find(name); (vm != nil) != (name == "kept") {
+			t.Errorf("%s: the VM is %v", name, vm)
+		}
+		if name == "kept" {
+			want(t, j.errs.String(), "kept is kept. What it prints: ", " logs -f kept. To delete it: ", " delete kept\n")
+			u.waitFor(name, framework.IsActive)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if code := u.start(ctx, u.runArgs("early", "--rm")...).wait(t); code != 130 || u.find("early") != nil {
+		t.Errorf("early: it ended with %d, and the VM is %v", code, u.find("early"))
+	}
+}
+
+// testRunBrokenPipe checks that --rm deletes the VM when nobody reads the output any more.
+func testRunBrokenPipe(t *testing.T, u *runUser) {
+	t.Helper()
+	reader, writer, err := os.Pipe()
+	assert.NoError(t, err)
+	exit := make(chan int, 1)
+	go func() {
+		exit <- app.Main(t.Context(), u.args(u.runArgs("piped", "--rm")), genericiooptions.IOStreams{In: u.stdin, Out: writer, ErrOut: io.Discard})
+	}()
+	_, err = bufio.NewReader(reader).ReadString('\n')
+	assert.NoError(t, errors.Join(err, reader.Close()))
+	if code := waitForExit(t, exit); code != 141 || u.find("piped") != nil {
+		t.Errorf("it ended with %d, and the VM is %v", code, u.find("piped"))
+	}
+}
+
+// testRunOutage cuts the connection while a job ends: what it has printed meanwhile is printed at the end.
+func testRunOutage(t *testing.T, u *runUser) {
+	t.Helper()
+	proxy := u.env.NewAPIProxy(t)
+	behind := *u.user
+	behind.flags = []string{"--kubeconfig=" + proxy.Kubeconfig}
+	j := behind.start(t.Context(), u.runArgs("job")...)
+	j.out.waitFor(t, "the demo guest is up\n")
+	proxy.Disconnect()
+	j.errs.waitFor(t, "Warning: the log was interrupted, and is completed at the end: ")
+	id := u.get("job").Status.Server.ID
+	assert.NoError(t, assert.ErrorOf(u.engine.ContainerKill(t.Context(), id, client.ContainerKillOptions{Signal: "SIGTERM"})))
+	u.waitFor("job", framework.HasPhase(api.PhaseStopped, api.ReasonCompleted))
+	proxy.Restore()
+	code, out := j.wait(t), j.out.String()
+	if code != 0 || strings.Count(out, "the demo guest is up\n") != 1 || strings.Count(out, "ending on terminated\n") != 1 || strings.Count(out, "\n") != 2 {
+		t.Errorf("it ended with %d: %q: %s", code, out, j.errs.String())
+	}
+}
+
+// testNotRun checks the exit code for what is not run, that --rm deletes that too, and what is refused.
+func testNotRun(t *testing.T, u *runUser) {
+	t.Helper()
+	u.fails(125, []string{"bad is not ready: Failed, Invalid", `spec.command: the program "/nope" does not exist in it`},
+		u.runArgs("bad", "--rm", "--command", "--", "/nope", "x")...)
+	if vm := u.find("bad"); vm != nil {
+		t.Errorf("the VM was not deleted: %+v", vm.Status)
+	}
+	u.fails(1, []string{"--image is required"}, "run", "x")
+	u.fails(1, []string{"run passes no input on"}, u.runArgs("x", "-it", "--", "sh")...)
+	u.fails(1, []string{"--command needs a command behind --"}, u.runArgs("x", "--command")...)
+	u.fails(1, []string{`--env "A": a variable is NAME=VALUE, and each is given once`}, u.runArgs("x", "--env=A=1", "--env=A=2")...)
+	u.fails(1, []string{"put -- before the arguments"}, u.runArgs("x", "sh")...)
+	u.fails(1, []string{"cpu is 9999"}, u.runArgs("x", "--rm", "--cpu=9999")...)
+	if vm := u.find("x"); vm != nil {
+		t.Errorf("there is a VM: %+v", vm)
+	}
+}
+
+// TestCreateWithCommand checks what create sets of what a container image runs.
+func TestCreateWithCommand(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	vm := u.create("args", "--env=A=1=2", "--env=B=", "--working-dir=/srv", "--", "sh", "-c", "--wait")
+	if s := vm.Spec; !slices.Equal(s.Args, []string{"sh", "-c", "--wait"}) || len(s.Command) != 0 || s.WorkingDir != "/srv" || s.RestartPolicy != api.RestartNever ||
+		!slices.Equal(s.Env, []api.EnvVar{{Name: "A", Value: "1=2"}, {Name: "B"}}) {
+		t.Errorf("the VM is %+v", s)
+	}
+	vm = u.create("command", "--command", "--restart-policy=OnFailure", "--", "sh")
+	if s := vm.Spec; !slices.Equal(s.Command, []string{"sh"}) || len(s.Args) != 0 || s.RestartPolicy != api.RestartOnFailure {
+		t.Errorf("the VM is %+v", s)
+	}
+	if vm = u.create("plain"); vm.Spec.RestartPolicy != api.RestartAlways {
+		t.Errorf("the VM is %+v", vm.Spec)
+	}
+	u.fails(1, []string{"put -- before the command"}, "create", "web", "sh")
+}
