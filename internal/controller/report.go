@@ -158,8 +158,13 @@ func throttleUntil(base, next *api.VirtualMachineStatus, acted bool, since, now 
 	return time.Time{}
 }
 
-// isRestarting reports whether a change is one that the engine's own restarts make.
+// isRestarting reports whether a change is one that the engine's own restarts make. A server that was starting
+// and no longer is was started by Drover, also after a crash.
 func isRestarting(base, next *api.VirtualMachineStatus) bool {
+	wasStarting := base.Server != nil && base.Server.State == string(driver.StateStarting)
+	if wasStarting && next.Phase != api.PhaseCreating && next.Reason != api.ReasonRestarting {
+		return false
+	}
 	return base.Reason == api.ReasonRestarting || next.Reason == api.ReasonRestarting || base.RestartCount != next.RestartCount
 }
 

@@ -204,6 +204,8 @@ func TestThrottleUntil(t *testing.T) {
 	running := status(api.PhaseActive, api.ReasonRunning)
 	restarting := status(api.PhaseActive, api.ReasonRestarting)
 	fetching := status(api.PhaseCreating, api.ReasonFetching)
+	restarted := func(s *api.VirtualMachineStatus) { s.RestartCount = 1 }
+	starts := func(s *api.VirtualMachineStatus) { s.Server = &api.ServerStatus{State: string(driver.StateStarting)} }
 	tests := map[string]struct {
 		base, next *api.VirtualMachineStatus
 		acted      bool
@@ -212,7 +214,9 @@ func TestThrottleUntil(t *testing.T) {
 		"a phase":                  {running, status(api.PhaseStopped, api.ReasonCompleted), false, 0},
 		"the engine restarts it":   {running, restarting, false, restartPeriod},
 		"the engine restarted it":  {restarting, running, false, restartPeriod},
-		"it was restarted unseen":  {running, status(api.PhaseActive, api.ReasonRunning, func(s *api.VirtualMachineStatus) { s.RestartCount = 1 }), false, restartPeriod},
+		"it was restarted unseen":  {running, status(api.PhaseActive, api.ReasonRunning, restarted), false, restartPeriod},
+		"a start after a crash":    {status(api.PhaseCreating, api.ReasonStarting, starts), status(api.PhaseActive, api.ReasonRunning, restarted), false, 0},
+		"it crashes as it starts":  {status(api.PhaseCreating, api.ReasonStarting, starts), status(api.PhaseActive, api.ReasonRestarting, restarted), false, restartPeriod},
 		"we started it":            {restarting, running, true, 0},
 		"a requested restart":      {status(api.PhaseActive, api.ReasonRestarting, vmtest.WithOperation(api.OperationRestart, 0, "")), running, false, 0},
 		"a creation goes well":     {status(api.PhaseCreating, api.ReasonCreating), status(api.PhaseCreating, api.ReasonStarting), true, progressPeriod},

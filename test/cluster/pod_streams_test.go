@@ -5,6 +5,7 @@ package cluster_test
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"os/exec"
 	"strings"
@@ -24,6 +25,7 @@ func TestPodStreams(t *testing.T) {
 	tier.Full(t, "it emulates a Linux on real kubelets; TestGuest of package pod has a machine without an agent, and its contract suite a simulated guest")
 	certs, address := t.TempDir(), framework.FreeAddress(t)
 	assert.NoError(t, assert.ErrorOf(framework.WriteServerCertificate(certs)))
+	t.Cleanup(func() { forgetStreams(t) }) // after the controller has ended
 	w := newPodWorld(t, "--pod-streams", "--streams-address="+address, "--streams-cert-dir="+certs, "--streams-url=https://"+address)
 	assert.Eventually(t, "the address is published", func(testing.TB) error {
 		return assert.ErrorOf(shared.Client.CoreV1().ConfigMaps(streamsapi.ConfigMapNamespace).Get(t.Context(), streamsapi.ConfigMapName, metav1.GetOptions{}))
@@ -61,6 +63,13 @@ func TestPodStreams(t *testing.T) {
 	}
 	g.delete(t)
 	w.checkNoGuestLeft(t)
+}
+
+// forgetStreams removes the address of the streams, to which kubectl vm would connect in other tests.
+func forgetStreams(t *testing.T) {
+	t.Helper()
+	maps := shared.Client.CoreV1().ConfigMaps(streamsapi.ConfigMapNamespace)
+	assert.NoError(t, maps.Delete(context.WithoutCancel(t.Context()), streamsapi.ConfigMapName, metav1.DeleteOptions{}))
 }
 
 // runVM runs a verb of kubectl vm with the guest, and returns all that it has printed.

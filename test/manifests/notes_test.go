@@ -26,9 +26,9 @@ func TestNotes(t *testing.T) {
 	}{
 		"docker":                          {"vmDriver=docker,docker.host=tcp://x:2376", []string{none}, []string{"drover-machine-control"}},
 		"docker, with secretNamespaces":   {"vmDriver=docker,docker.host=tcp://x:2376,secretNamespaces={blue}", []string{"may get every Secret in blue."}, []string{none, others, "drover-machine-control"}},
-		"pod":                             {pods, []string{seed, "and creates it where it is missing", "For each pod it creates a Secret, in the namespace of the VM.", others}, []string{none}},
-		"pod, with namespaces":            {pods + ",pod.namespaces={blue,green}", []string{seed, "It may not create that: docs/cluster.md", "in blue, green alone.", others}, []string{none, "where it is missing"}},
-		"pod, with streams":               {pods + ",pod.streams=true,streams.enabled=true,streams.certSecret=x", []string{seed, "and drover-machine-guests, from which those of their guests do, and creates it where it is missing"}, []string{none}},
+		"pod":                             {pods, []string{seed, "It creates what is missing of that.", "For each pod it creates a Secret, in the namespace of the VM.", others}, []string{none}},
+		"pod, with namespaces":            {pods + ",pod.namespaces={blue,green}", []string{seed, "It may not create that: docs/cluster.md", "in blue, green alone.", others}, []string{none, "what is missing"}},
+		"pod, with streams":               {pods + ",pod.streams=true,streams.enabled=true,streams.certSecret=x", []string{seed, "and drover-machine-guests, from which those of their guests do. It creates what is missing of that."}, []string{none}},
 		"pod and docker, with both lists": {`vmDriver=docker\,pod,pod.machineImage=x,docker.host=tcp://x:2376,pod.namespaces={blue},secretNamespaces={blue}`, []string{seed, "may get every Secret in blue, and no other."}, []string{none, others}},
 	}
 	for name, tc := range tests {

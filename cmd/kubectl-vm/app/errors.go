@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
@@ -82,6 +83,10 @@ func (o *Options) describe(err error) string {
 	if failed.Timeout() && *o.Config.Timeout != "0" {
 		return fmt.Sprintf("%s did not answer within %s (--request-timeout)", serverOf(failed), *o.Config.Timeout)
 	}
+	if isOfStreams(failed) {
+		return fmt.Sprintf("cannot reach the streams of VMs at %s, the address in ConfigMap %s/%s: %v",
+			serverOf(failed), streamsapi.ConfigMapNamespace, streamsapi.ConfigMapName, failed.Err)
+	}
 	text := fmt.Sprintf("cannot reach the cluster at %s: %v", serverOf(failed), failed.Err)
 	if serverOf(failed) == defaultServer {
 		text += "; no cluster is configured, see --kubeconfig and KUBECONFIG"
@@ -98,6 +103,12 @@ func (o *Options) describeFor(name string, err error) string {
 		return err.Error()
 	}
 	return name + ": " + o.describe(err)
+}
+
+// isOfStreams reports whether a request that failed was one for a stream, which another server may serve.
+func isOfStreams(failed *url.Error) bool {
+	u, err := url.Parse(failed.URL)
+	return err == nil && strings.HasPrefix(u.Path, streamsapi.PathPrefix+"/")
 }
 
 // serverOf returns the address of a request that failed.

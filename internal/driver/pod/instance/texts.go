@@ -31,17 +31,27 @@ func startingText(p *corev1.Pod, node nodeState, copied *control.Copied) string 
 			p.Spec.NodeName, rejectionDelay, p.Status.Reason, p.Status.Message))
 	}
 	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && !isGatedByDrover(p, c) {
 			return "the pod is not scheduled: " + cmp.Or(c.Message, c.Reason)
 		}
 	}
 	if s := objects.MachineStatus(p); s != nil && s.State.Waiting != nil && s.State.Waiting.Reason != "" {
-		return truncateText(fmt.Sprintf("the container waits: %s: %s", s.State.Waiting.Reason, s.State.Waiting.Message))
+		return truncateText(strings.TrimSuffix(fmt.Sprintf("the container waits: %s: %s", s.State.Waiting.Reason, s.State.Waiting.Message), ": "))
 	}
 	if p.Spec.NodeName == "" {
 		return "the pod waits to be scheduled"
 	}
 	return "the pod starts on node " + p.Spec.NodeName
+}
+
+// isGatedByDrover reports whether a pod is not scheduled because of Drover's own gate alone, which Drover
+// removes once it has recorded the pod. Users can do nothing about that one.
+func isGatedByDrover(p *corev1.Pod, scheduled corev1.PodCondition) bool {
+	others := len(p.Spec.SchedulingGates)
+	if objects.IsGated(p) {
+		others--
+	}
+	return scheduled.Reason == corev1.PodReasonSchedulingGated && others == 0
 }
 
 // stoppingText returns that a pod ends, and why unless it was just deleted. Unless its node is known to be
