@@ -63,6 +63,10 @@ build: ## build bin/drover, bin/drover-controller, bin/drover-machine and bin/ku
 		cmp --silent "$(PROGRAMS)/$$p" "bin/$$p" || { cp "$(PROGRAMS)/$$p" "bin/$$p.new" && mv --force "bin/$$p.new" "bin/$$p"; } || exit 1; \
 	done
 
+.PHONY: guest
+guest: ## build bin/guest: kernel and initramfs that boot a container image as a machine; the kernel comes by apt-get, once
+	@hack/guest.sh bin/guest
+
 .PHONY: image
 image: ## build the container image into bin/image, without an engine; IMAGE, PLATFORMS, PUSH=true
 	@mkdir -p bin

@@ -23,6 +23,12 @@ var shards = []shard{
 		paths: slices.Concat(contract, machine),
 	},
 	{
+		name:  "guest",
+		steps: []step{{of: "internal/guest/boot"}},
+		short: step{of: "internal/guest/boot"},
+		paths: []string{"go.mod", "cmd/drover-guest", "internal/guest", "internal/image/erofs", "hack/guest", "hack/guest.sh", "hack/guest-kernel.sh", "test/assert", "test/framework"},
+	},
+	{
 		name:  "docker",
 		steps: []step{{of: "internal/driver/docker"}, {of: "test/streams", isRaced: true}},
 		short: step{of: "internal/driver/docker", pattern: "TestEngineRestart|TestOutOfMemory"},

@@ -1,0 +1,149 @@
+#!/usr/bin/env bash
+# Copyright The Drover Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Prints the folder of the kernel that boots container images as machines, and makes it:
+#
+#     hack/guest-kernel.sh
+#
+# The folder has vmlinux, Debian's kernel for clouds as an ELF file, which QEMU starts by its PVH
+# entry; modules/, those that the program in the initramfs loads, with modules.order; and kernel.json,
+# which names the versions, the files' SHA-256 and the source package that the kernel was built from.
+# The kernel is under the GPL, version 2, and stays a file of its own.
+#
+# It comes by apt-get download, as the version that apt offers, and is not installed. The cache
+# (hack/cache.sh) keeps it until its folder or this script changes. All its other modules, for
+# programs such as dockerd that want them, are not packed yet.
+set -o errexit -o nounset -o pipefail
+
+# shellcheck source=hack/install-lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/install-lib.sh"
+
+dir="$("$(dirname "${BASH_SOURCE[0]}")/cache.sh")/guest-kernel"
+script="$(sha256sum <"${BASH_SOURCE[0]}")"
+readonly dir script cloud_kernel=linux-image-cloud-amd64
+# What the program loads, in this order, each behind those that it needs.
+readonly modules=(
+	virtio_pci qemu_fw_cfg virtio_console virtio_blk
+	erofs overlay
+	virtio_net virtio-rng virtio_balloon
+	evdev button pvpanic-mmio
+)
+
+work="$(mktemp -d)"
+trap 'rm -rf "${work}"' EXIT
+
+# kernel_package is the package that the one without a version stands for, if there is any.
+kernel_package() {
+	{ apt-cache depends "${cloud_kernel}" 2>/dev/null || true; } | awk '/Depends: linux-image-/ {name = $2} END {print name}'
+}
+
+# download fetches the package into the work folder.
+download() {
+	(cd "${work}" && timeout --kill-after=30 900 apt-get download -qq -o Acquire::Retries=1 \
+		-o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 "$1" >"${work}/apt.log" 2>&1)
+}
+
+fetch_package() {
+	local package
+	command -v apt-get >/dev/null || die "there is no apt-get to get a kernel with"
+	package="$(kernel_package)"
+	if [[ -z "${package}" ]] || ! download "${package}"; then
+		apt_update
+		package="$(kernel_package)"
+		[[ -n "${package}" ]] || die "apt knows no package ${cloud_kernel}, which is Debian's"
+		download "${package}" || die "apt-get could not download ${package}: $(tail -n 1 "${work}/apt.log")"
+	fi
+	dpkg -x "${work}"/*.deb "${work}/root"
+}
+
+# number_at prints the number of 4 bytes at an offset of a file.
+number_at() { od --address-radix=n --format=u4 --endian=little --skip-bytes="$2" --read-bytes=4 "$1" | tr -d ' '; }
+
+# extract_elf takes the ELF file out of a bzImage, whose header says where it is (the kernel's
+# Documentation/arch/x86/boot.rst). The last 4 bytes of the payload are its length.
+extract_elf() {
+	local sectors offset length
+	sectors="$(od --address-radix=n --format=u1 --skip-bytes=$((0x1f1)) --read-bytes=1 "$1" | tr -d ' ')"
+	offset=$((("${sectors}" + 1) * 512 + $(number_at "$1" $((0x248)))))
+	length=$(($(number_at "$1" $((0x24c))) - 4))
+	tail --bytes=+$((offset + 1)) "$1" | head --bytes="${length}" >"${work}/payload" || [[ $? -eq 141 ]]
+	case "$(od --address-radix=n --format=x1 --read-bytes=4 "${work}/payload")" in
+	" fd 37 7a 58") unpack xz xz-utils ;;
+	" 28 b5 2f fd") unpack zstd zstd ;;
+	" 02 21 4c 18") unpack lz4 lz4 ;;
+	" 1f 8b "*) unpack gzip gzip ;;
+	*) die "the kernel is compressed in a way that this script does not know" ;;
+	esac
+	[[ "$(head --bytes=4 "$2")" == $'\x7fELF' ]] || die "what the kernel unpacks is no ELF file"
+	# The note of the PVH entry: its name, and its type of 18.
+	LC_ALL=C grep --quiet --text --perl-regexp '\x04\0\0\0.\0\0\0\x12\0\0\0Xen\0' "$2" || die "the kernel has no PVH entry"
+}
+
+# unpack decompresses the payload with a program of a package.
+unpack() {
+	command -v "$1" >/dev/null || apt_install "$2"
+	"$1" --decompress --stdout <"${work}/payload" >"${work}/new/vmlinux" 2>"${work}/unpack.log" ||
+		die "$1 could not unpack the kernel: $(<"${work}/unpack.log")"
+}
+
+# add_module adds a module behind those that it needs. One that is not there is part of the kernel.
+add_module() {
+	local name="${1//-/_}" file need
+	[[ ! -f "${work}/new/modules/${name}.ko" ]] || return 0
+	file="$(find "${work}/root" -name "${name//_/[_-]}.ko*" | head -n 1)"
+	case "${file}" in
+	"") return 0 ;;
+	*.xz) xz --decompress --stdout "${file}" >"${work}/${name}.ko" ;;
+	*.zst) zstd --quiet --decompress --stdout "${file}" >"${work}/${name}.ko" ;;
+	*) cp "${file}" "${work}/${name}.ko" ;;
+	esac
+	# Text of the module, such as "depends=virtio,virtio_ring", which ends with a NUL.
+	for need in $(LC_ALL=C grep --text --only-matching --max-count=1 --perl-regexp '\0depends=\K[a-zA-Z0-9_,-]+' "${work}/${name}.ko" | tr , ' '); do
+		add_module "${need}"
+	done
+	mv "${work}/${name}.ko" "${work}/new/modules/"
+	echo "${name}.ko" >>"${work}/new/modules/modules.order"
+}
+
+# describe writes kernel.json.
+describe() {
+	local deb=("${work}"/*.deb) release source
+	release="$(basename "${work}"/root/lib/modules/* 2>/dev/null)" || release="$(basename "${work}"/root/usr/lib/modules/*)"
+	# "linux (= 6.1.1-1)": the package itself is of a source that adds signatures alone.
+	source="$(dpkg-deb --field "${deb[0]}" Built-Using)"
+	[[ "${source}" == linux* ]] || die "the package does not name the source that it was built from: \"${source}\""
+	cat >"${work}/new/kernel.json" <<-END
+		{
+		  "release": "${release}",
+		  "package": "$(dpkg-deb --field "${deb[0]}" Package)",
+		  "version": "$(dpkg-deb --field "${deb[0]}" Version)",
+		  "source": "$(sed -E 's/^(.*) \(= (.*)\)$/\1 \2/' <<<"${source}")",
+		  "license": "GPL-2.0-only",
+		  "packageSHA256": "$(sha256sum "${deb[0]}" | cut -d ' ' -f 1)",
+		  "vmlinuxSHA256": "$(sha256sum "${work}/new/vmlinux" | cut -d ' ' -f 1)"
+		}
+	END
+}
+
+mkdir -p "${dir}"
+exec 9>"${dir}/.lock"
+flock 9 # tests of several packages and checkouts may come here at the same time
+if [[ -f "${dir}/script" && "$(<"${dir}/script")" == "${script}" ]]; then
+	echo "${dir}"
+	exit 0
+fi
+echo "guest-kernel.sh: fetching a kernel" >&2
+mkdir -p "${work}/new/modules"
+fetch_package
+kernels=("${work}"/root/boot/vmlinuz-*)
+extract_elf "${kernels[0]}" "${work}/new/vmlinux"
+for module in "${modules[@]}"; do
+	add_module "${module}"
+done
+[[ -s "${work}/new/modules/modules.order" ]] || die "the package has none of the modules ${modules[*]}"
+describe
+rm -rf "${dir}/script" "${dir}/modules"
+mv "${work}"/new/vmlinux "${work}"/new/kernel.json "${work}"/new/modules "${dir}/"
+echo "${script}" >"${dir}/script"
+echo "${dir}"

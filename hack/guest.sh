@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Copyright The Drover Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Makes what boots a container image as a machine, in a folder: vmlinux and kernel.json, see
+# hack/guest-kernel.sh, and initramfs, which has cmd/drover-guest and the kernel's modules.
+#
+#     hack/guest.sh DIR
+#
+# A file that is there and would not change is left alone: a machine may be starting from it.
+set -o errexit -o nounset -o pipefail
+
+readonly out="${1:?usage: hack/guest.sh DIR}"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+programs="$("${root}/hack/cache.sh")/programs"
+kernel="$("${root}/hack/guest-kernel.sh")"
+mkdir -p "${out}" "${programs}"
+target="$(cd "${out}" && pwd -P)"
+readonly root programs kernel target
+work="$(mktemp -d "${target}/.new.XXXXXX")"
+trap 'rm -rf "${work}"' EXIT
+
+cd "${root}"
+exec 9>"${programs}/drover-guest.lock"
+flock 9
+CGO_ENABLED=0 GOOS=linux GOARCH=amd64 go build -trimpath -buildvcs=false -ldflags "-s -w" -o "${programs}/drover-guest" ./cmd/drover-guest
+go run -trimpath -buildvcs=false ./hack/guest/initramfs "${programs}/drover-guest" "${kernel}/modules" >"${work}/initramfs"
+flock --unlock 9
+for file in "${kernel}/vmlinux" "${kernel}/kernel.json" "${work}/initramfs"; do
+	name="$(basename "${file}")"
+	cmp --silent "${file}" "${target}/${name}" || { cp "${file}" "${work}/new" && mv --force "${work}/new" "${target}/${name}"; }
+done

@@ -1,0 +1,135 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+// Package boot makes a machine of a container image: as the first process it sets Linux up, runs the
+// image's entrypoint, serves the host by the agent, and ends the machine with the entrypoint.
+//
+// Start with Main. machine.setUp has the order of the boot (setup.go), machine.run what happens
+// while the entrypoint runs (run.go), and machine.finish the end. Where the entrypoint is an init
+// such as systemd, that becomes the first process, and a child of it serves the host
+// (handover.go).
+package boot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"cloudnative.tw/drover/internal/guest/config"
+	"cloudnative.tw/drover/internal/guest/process"
+	"cloudnative.tw/drover/internal/guest/system"
+	"cloudnative.tw/drover/internal/guest/users"
+)
+
+// Main runs a machine until its end. It returns only where that fails, and the kernel panics then.
+func Main(ctx context.Context) {
+	m := &machine{table: process.NewTable(), pressed: make(chan struct{}, 1)}
+	go m.table.Reap()
+	if os.Getpid() != 1 {
+		warn(m.serveBeside(ctx))
+		return
+	}
+	result, err := m.boot(ctx)
+	if err != nil {
+		result = failureOf(err)
+		warn(err)
+	}
+	m.finish(result)
+}
+
+// machine is this machine.
+type machine struct {
+	config config.Config
+	table  *process.Table
+	root   *system.Root
+	agent  *system.Port
+	// result and log are nil until they are open.
+	result, log *os.File
+	// pressed has a press of the power button.
+	pressed chan struct{}
+}
+
+// boot runs the entrypoint, and returns how it ended.
+func (m *machine) boot(ctx context.Context) (config.Result, error) {
+	if err := m.setUp(ctx); err != nil {
+		return config.Result{}, err
+	}
+	command, err := m.command()
+	if err != nil {
+		return config.Result{}, err
+	}
+	if isInit(command.Path) {
+		return config.Result{}, m.handOver(command)
+	}
+	go m.serveAgent(m.base(), m.agent)
+	return m.run(command)
+}
+
+// failureOf is the result of a run that did not start.
+func failureOf(err error) config.Result {
+	r := config.Result{Kind: config.KindFailed, Code: config.CodeFailed, Message: config.Printable(err.Error(), config.MaxMessage)}
+	switch {
+	case errors.Is(err, process.ErrNotFound):
+		r.Code = config.CodeNotFound
+	case errors.Is(err, process.ErrNotExecutable):
+		r.Code = config.CodeNotExecutable
+	}
+	return r
+}
+
+// warn prints what a person at the console should know.
+func warn(err error) {
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "drover-guest: %s\n", config.Printable(err.Error(), 4*config.MaxMessage))
+	}
+}
+
+// Waits of the end, each for a host that is slow.
+const (
+	outputWithin = 10 * time.Second
+	resultWithin = 10 * time.Second
+)
+
+// finish reports the result, leaves the disk in order and ends the machine.
+func (m *machine) finish(result config.Result) {
+	within(resultWithin, func() { warn(m.report(result)) })
+	if m.root != nil {
+		m.root.Sync()
+		// Held for ever: its journal is empty, and nothing changes it any more.
+		warn(m.root.Freeze())
+	}
+	warn(system.PowerOff())
+}
+
+// within waits for a call to return, and goes on without it after a while.
+func within(limit time.Duration, call func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		call()
+	}()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+		warn(errors.New("the host takes nothing"))
+	}
+}
+
+// lookup returns a user of the image.
+func lookup(text string) (users.User, error) {
+	passwd, err := system.ReadEtc("passwd")
+	if err != nil {
+		return users.User{}, err
+	}
+	group, err := system.ReadEtc("group")
+	if err != nil {
+		return users.User{}, err
+	}
+	return users.Lookup(text, passwd, group)
+}

@@ -1,0 +1,308 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package boot_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/internal/guest/client"
+	"cloudnative.tw/drover/internal/guest/config"
+	"cloudnative.tw/drover/internal/guest/wire"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/tier"
+)
+
+// TestMachine boots an image twice with the same data disk. The checks share both boots, which take
+// seconds each under emulation.
+func TestMachine(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, 256<<20)
+	m.config.Args, m.config.User, m.config.WorkingDir = []string{"program", "serve"}, "", "/srv/made"
+	m.config.Env, m.config.StopSignal = []string{"A=image", "PATH=/bin"}, "SIGQUIT"
+	m.config.Network.Resolvers, m.config.Network.Search = []netip.Addr{netip.MustParseAddr("192.0.2.53")}, []string{"example.org"}
+	m.start()
+	c := m.dial()
+	m.waitLog("serving +\non stderr\n")
+	checkWorld(m, c)
+	checkUsers(m, c)
+	checkExec(m, c)
+	checkState(m, c)
+	c = checkReconnect(m, c)
+	exit, _ := m.exec(c, nil, "write", "/kept", "until the next boot")
+	if exit.Code != 0 {
+		t.Errorf("writing ends with %+v", exit)
+	}
+	m.pressPower()
+	if got, want := m.end(), (config.Claim{Started: true, Ended: true, Code: 7}); got != want {
+		t.Errorf("the guest claims %+v, want %+v", got, want)
+	}
+	if log := m.read("log"); !strings.Contains(log, "got quit") {
+		t.Errorf("the log is %q", log)
+	}
+	checkSecondBoot(m)
+}
+
+// checkSecondBoot boots once more with the disk, which has become larger.
+func checkSecondBoot(m *machine) {
+	t := m.t
+	assert.NoError(t, os.Truncate(m.path("data"), 512<<20))
+	m.config.Args = []string{"program", "serve"}
+	m.start()
+	c := m.dial()
+	m.waitLog("serving ++\n")
+	if _, kept := m.exec(c, nil, "read", "/kept"); kept != "until the next boot" {
+		t.Errorf("the file has %q", kept)
+	}
+	if r := m.report(c, nil); r.Disk < 400<<20 {
+		t.Errorf("the disk has %d bytes", r.Disk)
+	}
+	if exit, _ := m.exec(c, nil, "exit", "3"); exit.Code != 3 {
+		t.Errorf("it ends with %+v", exit)
+	}
+	m.pressPower()
+	if got := m.end(); !got.Ended || got.Code != 7 {
+		t.Errorf("the guest claims %+v", got)
+	}
+}
+
+// checkWorld checks what programs find.
+func checkWorld(m *machine, c *client.Client) {
+	t := m.t
+	r := m.report(c, nil)
+	for _, entry := range []string{"A=image", "PATH=/bin", "HOME=/root", "HOSTNAME=box"} {
+		if !slices.Contains(r.Env, entry) {
+			t.Errorf("the environment has no %s: %q", entry, r.Env)
+		}
+	}
+	for what, ok := range map[string]bool{
+		"folder": r.Dir == "/srv/made", "host name": r.Hostname == "box", "hosts": strings.Contains(r.Hosts, "10.0.2.15\tbox\n"),
+		"resolvers": r.Resolv == "nameserver 192.0.2.53\nsearch example.org\n", "root": strings.HasPrefix(r.Mounts, "overlay / overlay rw"),
+		"cgroups": strings.Contains(r.Mounts, "/sys/fs/cgroup cgroup2"), "shared memory": strings.Contains(r.Mounts, "/dev/shm tmpfs rw,nosuid,nodev,noexec,relatime,size=65536k"),
+		"capabilities": strings.HasSuffix(r.Caps, "1ffffffffff"), "modprobe": r.Modprobe == "\n", "input": r.Stdin == "/dev/null",
+		"limits": strings.Contains(strings.Join(strings.Fields(r.Limits), " "), "Max open files 1048576 1048576"),
+	} {
+		if !ok {
+			t.Errorf("%s: %+v", what, r)
+		}
+	}
+	if r.Disk < 200<<20 || r.Disk > 256<<20 {
+		t.Errorf("the disk of 256 MiB has %d bytes", r.Disk)
+	}
+	if strings.Contains(r.Mounts, "/data") && strings.Contains(r.Mounts, "ext4") {
+		t.Errorf("the disk below the root is to be seen: %s", r.Mounts)
+	}
+	exit, err := c.Exec(t.Context(), client.Command{Exec: wire.Exec{Args: []string{"program", "read", "/elsewhere"}}, Stdout: io.Discard, Stderr: io.Discard})
+	if assert.NoError(t, err); exit.Code == 0 {
+		t.Error("a link of the image was followed")
+	}
+}
+
+// checkUsers checks each form of a user.
+func checkUsers(m *machine, c *client.Client) {
+	for text, want := range map[string]string{
+		"":         "0 0 [0] /root",
+		"app":      "1000 1001 [29 50 1001] /home/app",
+		"1000":     "1000 1001 [29 50 1001] /home/app",
+		"app:50":   "1000 50 [50] /home/app",
+		"2000":     "2000 0 [0] /",
+		"5:6":      "5 6 [6] /",
+		"1000:app": "1000 1001 [1001] /home/app",
+	} {
+		r := m.report(c, func(c *client.Command) { c.User = &text })
+		home := ""
+		for _, entry := range r.Env {
+			if value, ok := strings.CutPrefix(entry, "HOME="); ok {
+				home = value
+			}
+		}
+		slices.Sort(r.Groups)
+		if got := fmt.Sprint(r.UID, r.GID, " ", r.Groups, " ", home); strings.Join(strings.Fields(got), " ") != want {
+			m.t.Errorf("%q is %s, want %s", text, got, want)
+		}
+	}
+	app, nobody := "app", "nobody"
+	if exit, out := m.exec(c, func(c *client.Command) { c.User = &app }, "stdout"); exit.Code != 0 || out != "by its name\n" {
+		m.t.Errorf("a user's program writes %q to /dev/stdout, %+v", out, exit)
+	}
+	_, err := c.Exec(m.t.Context(), client.Command{Exec: wire.Exec{Args: []string{"program"}, User: &nobody}, Stdout: io.Discard, Stderr: io.Discard})
+	assert.ErrorIs(m.t, "a user that is not there", err, client.ErrRefused, `"nobody"`)
+}
+
+// checkExec checks how commands end, and what they read and write.
+func checkExec(m *machine, c *client.Client) {
+	t := m.t
+	for _, test := range []struct {
+		args []string
+		want client.Exit
+	}{{[]string{"exit", "0"}, client.Exit{}}, {[]string{"exit", "255"}, client.Exit{Code: 255}}, {[]string{"die", "9"}, client.Exit{Code: 137, Signal: 9}}} {
+		if exit, _ := m.exec(c, nil, test.args...); exit != test.want {
+			t.Errorf("%q ends with %+v", test.args, exit)
+		}
+	}
+	for args, kind := range map[string]error{"none": client.ErrNotFound, "script": client.ErrNotFound, "plain": client.ErrNotFound, "/bin/plain": client.ErrNotExecutable, "rubbish": client.ErrNotExecutable, "/bin": client.ErrNotExecutable} {
+		_, err := c.Exec(t.Context(), client.Command{Exec: wire.Exec{Args: []string{args}}, Stdout: io.Discard, Stderr: io.Discard})
+		assert.ErrorIs(t, args, err, kind)
+	}
+	input := strings.Repeat("input\n", 50_000)
+	if _, out := m.exec(c, func(c *client.Command) { c.Stdin = strings.NewReader(input) }, "cat"); out != input {
+		t.Errorf("%d bytes come back of %d", len(out), len(input))
+	}
+	r := m.report(c, func(c *client.Command) { c.TTY, c.Stderr, c.Size = true, nil, wire.Size{Rows: 5, Columns: 70} })
+	if !r.Terminal || !strings.HasPrefix(r.Stdin, "/dev/pts/") || !slices.Contains(r.Env, "TERM=xterm") {
+		t.Errorf("with a terminal: %+v", r)
+	}
+	if exit, out := m.exec(c, nil, "keep"); exit.Code != 0 || out != "left a child\n" {
+		t.Errorf("with a child that keeps the output: %q, %+v", out, exit)
+	}
+	if exit, out := m.exec(c, nil, "orphans"); exit.Code != 0 || out != "left orphans\n" {
+		t.Errorf("with orphans: %q, %+v", out, exit)
+	}
+	assert.Eventually(t, "all orphans to be waited for", func(testing.TB) error {
+		if _, out := m.exec(c, nil, "zombies"); out != "0\n" {
+			return fmt.Errorf("%s are not", strings.TrimSpace(out))
+		}
+		return nil
+	})
+}
+
+// checkState checks what the agent does beside commands.
+func checkState(m *machine, c *client.Client) {
+	t := m.t
+	interfaces, err := c.Interfaces(t.Context())
+	if assert.NoError(t, err); len(interfaces) != 1 || interfaces[0].Name != "eth0" || !strings.HasPrefix(fmt.Sprint(interfaces[0].Addresses), "[10.0.2.15/24") {
+		t.Errorf("the interfaces are %+v", interfaces)
+	}
+	usage, err := c.Usage(t.Context())
+	if assert.NoError(t, err); usage.CPUs != 1 || usage.MemoryBytes < 64<<20 || usage.MemoryBytes > 128<<20 || usage.AvailableBytes == 0 || usage.CPUNanoseconds == 0 {
+		t.Errorf("the usage is %+v", usage)
+	}
+	assert.NoError(t, c.SetTime(t.Context(), time.Unix(2_000_000_000, 0)))
+	assert.NoError(t, c.Reseed(t.Context(), []byte("a seed")))
+	assert.NoError(t, c.Freeze(t.Context(), time.Minute))
+	ctx, leave := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer leave()
+	written := make(chan error, 1)
+	go func() {
+		_, err := c.Exec(t.Context(), client.Command{Exec: wire.Exec{Args: []string{"program", "write", "/frozen", "x"}}, Stdout: io.Discard, Stderr: io.Discard})
+		written <- err
+	}()
+	select {
+	case err := <-written:
+		t.Errorf("a program has written to a frozen disk: %v", err)
+	case <-ctx.Done():
+	}
+	assert.NoError(t, c.Thaw(t.Context()))
+	assert.NoError(t, assert.Receive(t, "the write after the thaw", written))
+	var archive bytes.Buffer
+	assert.NoError(t, c.ReadFiles(t.Context(), "/bin/plain", &archive))
+	assert.NoError(t, c.WriteFiles(t.Context(), "/tmp", &archive))
+	if _, out := m.exec(c, nil, "read", "/tmp/plain"); out != "plain" {
+		t.Errorf("the copied file has %q", out)
+	}
+}
+
+// checkReconnect checks that a new connection of the host, without the guest seeing the end of the one
+// before in time, gets a session of its own.
+func checkReconnect(m *machine, c *client.Client) *client.Client {
+	ended := make(chan error, 1)
+	go func() {
+		ended <- assert.ErrorOf(c.Exec(m.t.Context(), client.Command{Exec: wire.Exec{Args: []string{"program", "sleep"}}, Stdout: io.Discard, Stderr: io.Discard}))
+	}()
+	for range 5 {
+		assert.NoError(m.t, c.Close())
+		c = m.dial()
+		if exit, _ := m.exec(c, nil, "exit", "4"); exit.Code != 4 {
+			m.t.Errorf("after a new connection it ends with %+v", exit)
+		}
+	}
+	assert.ErrorIs(m.t, "a command of the old connection", assert.Receive(m.t, "its end", ended), client.ErrLost)
+	return c
+}
+
+// TestEnds boots a machine for each way in which an entrypoint ends or does not start.
+func TestEnds(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		change func(*config.Config)
+		want   config.Claim
+		says   string
+		inGate bool
+	}{
+		"signal":         {func(c *config.Config) { c.Args = []string{"program", "die", "9"} }, config.Claim{Started: true, Ended: true, Code: 137, Signal: 9}, "", true},
+		"success":        {func(c *config.Config) { c.Args = []string{"/bin/program", "exit", "0"} }, config.Claim{Started: true, Ended: true}, "", false},
+		"failure":        {func(c *config.Config) { c.Args = []string{"program", "exit", "3"}; c.Network.DHCP = false }, config.Claim{Started: true, Ended: true, Code: 3}, "", false},
+		"not found":      {func(c *config.Config) { c.Args = []string{"none"} }, config.Claim{Ended: true, Failed: true, Code: 127}, `"none" is not found`, false},
+		"not executable": {func(c *config.Config) { c.Args = []string{"rubbish"} }, config.Claim{Ended: true, Failed: true, Code: 126}, "neither a program", false},
+		"no user":        {func(c *config.Config) { c.User = "nobody" }, config.Claim{Ended: true, Failed: true, Code: 128}, `user is "nobody"`, false},
+		"no disk":        {func(c *config.Config) { c.Disks.Root = "other" }, config.Claim{Ended: true, Failed: true, Code: 128}, `no disk with the serial number "other"`, false},
+		"child":          {func(c *config.Config) { c.Args = []string{"program", "keep"} }, config.Claim{Started: true, Ended: true}, "", false},
+		"init":           {func(c *config.Config) { c.Args = []string{"/sbin/init", "report"} }, config.Claim{Started: true, Handover: true}, "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if !test.inGate {
+				tier.Full(t, "each end takes a boot of its own; the gate has one, and the codes as the agent's commands have them")
+			}
+			m := newMachine(t, 0)
+			test.change(&m.config)
+			m.start()
+			got := m.end()
+			if !strings.Contains(got.Message, test.says) {
+				t.Errorf("the guest says %q", got.Message)
+			}
+			if got.Message = ""; got != test.want {
+				t.Errorf("the guest claims %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
+// TestGrace checks that an entrypoint that does not end at the stop signal is killed when its time is
+// over, and that this is reported.
+func TestGrace(t *testing.T) {
+	t.Parallel()
+	tier.Full(t, "it takes a boot of its own; the gate has one that ends at the stop signal")
+	m := newMachine(t, 64<<20)
+	m.config.Args, m.config.GraceSeconds = []string{"program", "stubborn"}, 1
+	m.start()
+	m.waitLog("stubborn\n")
+	m.pressPower()
+	if got, want := m.end(), (config.Claim{Started: true, Ended: true, Code: 137, Signal: 9}); got != want {
+		t.Errorf("the guest claims %+v, want %+v", got, want)
+	}
+}
+
+// TestInit checks that an init runs as the first process, with the agent beside it and its stop signal
+// at the power button.
+func TestInit(t *testing.T) {
+	t.Parallel()
+	tier.Full(t, "it takes a boot of its own, for few images")
+	m := newMachine(t, 64<<20)
+	m.config.Args, m.config.StopSignal = []string{"/sbin/init", "serve"}, "SIGQUIT"
+	m.start()
+	m.waitLog("serving +\non stderr\n")
+	c := m.dial()
+	if r := m.report(c, nil); r.Inits != "/sbin/init serve " {
+		t.Errorf("the first process is %q", r.Inits)
+	}
+	assert.NoError(t, c.Freeze(t.Context(), time.Minute))
+	assert.NoError(t, c.Thaw(t.Context()))
+	m.pressPower()
+	if got, want := m.end(), (config.Claim{Started: true, Handover: true}); got != want {
+		t.Errorf("the guest claims %+v, want %+v", got, want)
+	}
+	// The kernel panics with the code of a first process that ends.
+	if console := m.console.String(); !strings.Contains(console, "exitcode=0x00000700") {
+		t.Error("the first process has not got the stop signal")
+	}
+}

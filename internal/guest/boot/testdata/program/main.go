@@ -1,0 +1,149 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Program program is the only program of the image that the tests of package boot start as a machine.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// report is what a program sees of its machine.
+type report struct {
+	UID, GID int
+	Groups   []int
+	Env      []string
+	Dir      string
+	Hostname string
+	Hosts    string
+	Resolv   string
+	Mounts   string
+	Files    uint64 // how many may be open
+	Limits   string
+	Caps     string
+	Modprobe string
+	Disk     uint64 // bytes of the root
+	Stdin    string
+	Terminal bool
+	Inits    string // the command line of the first process
+}
+
+func main() {
+	switch arg(1) {
+	case "report":
+		_ = json.NewEncoder(os.Stdout).Encode(newReport())
+	case "serve":
+		serve()
+	case "exit":
+		code, _ := strconv.Atoi(arg(2))
+		os.Exit(code)
+	case "die":
+		number, _ := strconv.Atoi(arg(2))
+		_ = syscall.Kill(os.Getpid(), syscall.Signal(number))
+		select {}
+	case "cat":
+		_, _ = io.Copy(os.Stdout, os.Stdin)
+	case "write":
+		check(os.WriteFile(arg(2), []byte(arg(3)), 0o644))
+	case "read":
+		text, err := os.ReadFile(arg(2))
+		check(err)
+		fmt.Print(string(text))
+	case "stdout": // by its name, as many images log
+		check(os.WriteFile("/dev/stdout", []byte("by its name\n"), 0))
+	case "keep": // leaves a child behind that keeps the output open
+		check(exec.Command("/proc/self/exe", "sleep").Start())
+		child := exec.Command("/proc/self/exe", "sleep")
+		child.Stdout, child.Stderr = os.Stdout, os.Stderr
+		check(child.Start())
+		fmt.Println("left a child")
+	case "stubborn": // does not end at the stop signal
+		signal.Ignore(syscall.SIGTERM)
+		fmt.Println("stubborn")
+		time.Sleep(time.Hour)
+	case "sleep":
+		time.Sleep(time.Hour)
+	case "orphans": // each child leaves a process that ends when nothing waits for it but the first process
+		for range 50 {
+			check(exec.Command("/proc/self/exe", "orphan").Run())
+		}
+		fmt.Println("left orphans")
+	case "orphan":
+		check(exec.Command("/proc/self/exe", "exit", "0").Start())
+	case "zombies":
+		fmt.Println(zombies())
+	}
+}
+
+func arg(i int) string {
+	if i < len(os.Args) {
+		return os.Args[i]
+	}
+	return ""
+}
+
+func check(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// serve counts its starts in a file, and ends with code 7 at SIGQUIT.
+func serve() {
+	stop := make(chan os.Signal, 8)
+	signal.Notify(stop, syscall.SIGQUIT, syscall.SIGTERM)
+	starts := readFile("starts") + "+"
+	check(os.WriteFile("starts", []byte(starts), 0o644))
+	fmt.Println("serving", starts)
+	fmt.Fprintln(os.Stderr, "on stderr")
+	fmt.Println("got", <-stop)
+	os.Exit(7)
+}
+
+func readFile(path string) string {
+	text, _ := os.ReadFile(path)
+	return string(text)
+}
+
+func newReport() report {
+	r := report{UID: os.Getuid(), GID: os.Getgid(), Env: os.Environ()}
+	r.Groups, _ = os.Getgroups()
+	r.Dir, _ = os.Getwd()
+	r.Hostname, _ = os.Hostname()
+	r.Hosts, r.Resolv, r.Mounts = readFile("/etc/hosts"), readFile("/etc/resolv.conf"), readFile("/proc/mounts")
+	r.Limits, r.Modprobe = readFile("/proc/self/limits"), readFile("/proc/sys/kernel/modprobe")
+	for line := range strings.Lines(readFile("/proc/self/status")) {
+		if caps, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			r.Caps = strings.TrimSpace(caps)
+		}
+	}
+	var fs syscall.Statfs_t
+	_ = syscall.Statfs("/", &fs)
+	r.Disk = fs.Blocks * uint64(fs.Bsize)
+	r.Inits = strings.ReplaceAll(readFile("/proc/1/cmdline"), "\x00", " ")
+	r.Stdin, _ = os.Readlink("/proc/self/fd/0")
+	_, err := os.Open("/dev/tty")
+	r.Terminal = err == nil
+	return r
+}
+
+// zombies counts processes that nothing has waited for.
+func zombies() (n int) {
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		if _, err := strconv.Atoi(e.Name()); err == nil && strings.Contains(readFile("/proc/"+e.Name()+"/stat"), ") Z ") {
+			n++
+		}
+	}
+	return n
+}

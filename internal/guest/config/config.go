@@ -1,0 +1,241 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package config is what the host and the program in a machine's initramfs (cmd/drover-guest) say
+// to each other about one run of a container image as a machine.
+//
+// Start with Config, which the host writes and QEMU hands to the guest by fw_cfg. The guest answers
+// with one Result a line (result.go) on a serial port that the host backs by a file, so the end of
+// a run can be read although nobody listened. What is live goes by the agent: internal/guest/client
+// and internal/guest/wire. Everything that a guest says is its claim, so ReadClaim bounds and checks it.
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path"
+	"regexp"
+	"strings"
+	"unicode/utf8"
+)
+
+// File is the name of the fw_cfg file that has the Config as JSON.
+const File = "opt/cloudnative.tw/config"
+
+// Names of the ports on the virtio-serial bus. The host has to back LogPort and ResultPort by files
+// that are open before the guest runs: a port without a reader on the host holds its writer back.
+const (
+	// ResultPort takes a Result in each line.
+	ResultPort = "cloudnative.tw.result"
+	// LogPort takes the output of the entrypoint, both streams in the order in which they were written.
+	LogPort = "cloudnative.tw.log"
+	// AgentPort leads to the agent.
+	AgentPort = "cloudnative.tw.agent"
+)
+
+// Serial numbers of the disks, as virtio-blk reports them. They have at most 20 bytes.
+const (
+	// RootSerial is of the disk with the image's file system, EROFS, which the guest only reads.
+	RootSerial = "drover-root"
+	// DataSerial is of the disk that takes what the machine writes, ext4 made by internal/guest/datadisk.
+	DataSerial = "drover-data"
+)
+
+// Version is the version of the format that this package writes and reads.
+const Version = 1
+
+// Limits of a Config.
+const (
+	// MaxBytes is how long the JSON may be.
+	MaxBytes = 1 << 20
+	// MaxGraceSeconds is how long an entrypoint may be given to end: a day.
+	MaxGraceSeconds = 24 * 60 * 60
+	// NonceBytes is the length of Nonce.
+	NonceBytes = 32
+
+	maxResolvers = 16
+	maxSearch    = 32
+	maxSerial    = 20
+	maxPath      = 4096
+)
+
+// Config is what a machine is told of its run.
+type Config struct {
+	Version int `json:"version"`
+	// Hostname is a DNS label.
+	Hostname string `json:"hostname"`
+	// Args are the program and its arguments, from the image's entrypoint and command or in place of them.
+	Args []string `json:"args"`
+	// Env has entries of the form NAME=VALUE. The last of a name counts. The guest adds PATH, HOME and
+	// HOSTNAME where they are missing.
+	Env []string `json:"env,omitempty"`
+	// User is written as in an image: empty for root, a name or number, or one of each separated by a
+	// colon, the second of a group. Names are looked up in the image.
+	User string `json:"user,omitempty"`
+	// WorkingDir is absolute, or empty for the root. It is made where it is missing.
+	WorkingDir string `json:"workingDir,omitempty"`
+	// StopSignal is what the entrypoint gets at the press of the power button, as in an image:
+	// "SIGQUIT", "QUIT", "3", "SIGRTMIN+3". Empty means SIGTERM.
+	StopSignal string `json:"stopSignal,omitempty"`
+	// GraceSeconds is how long the entrypoint may go on after the stop signal. Then it gets SIGKILL, so
+	// that the guest can still report it and leave its disk in order. 0 means no limit of the guest's:
+	// the host has one of its own in any case, which has to be longer.
+	GraceSeconds int64 `json:"graceSeconds,omitempty"`
+	// Console also copies the output of the entrypoint to the serial console, as far as that keeps up.
+	Console bool    `json:"console,omitempty"`
+	Network Network `json:"network"`
+	Disks   Disks   `json:"disks"`
+	// Nonce begins each of the host's connections to the agent. It is random, for one run.
+	Nonce []byte `json:"nonce"`
+}
+
+// Network says how the guest's first network interface is set up.
+type Network struct {
+	// DHCP asks for an IPv4 address, a route and resolvers. Without it only the loopback interface is up.
+	DHCP bool `json:"dhcp,omitempty"`
+	// Resolvers, where there are any, stand in place of those of DHCP.
+	Resolvers []netip.Addr `json:"resolvers,omitempty"`
+	// Search are the domains in which short names are looked up.
+	Search []string `json:"search,omitempty"`
+}
+
+// Disks has the serial numbers of the disks.
+type Disks struct {
+	Root string `json:"root"`
+	// Data is empty for a machine that keeps nothing: what it writes is in its memory.
+	Data string `json:"data,omitempty"`
+}
+
+// Encode returns a Config as the guest reads it, once it has been checked.
+func Encode(c Config) ([]byte, error) {
+	c.Version = Version
+	if err := c.Check(); err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(c)
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > MaxBytes {
+		return nil, fmt.Errorf("arguments and environment make a configuration of %d bytes, at most %d are allowed", len(text), MaxBytes)
+	}
+	return text, nil
+}
+
+// Decode reads what Encode wrote, and refuses fields that it does not know: the host needs something
+// that this guest cannot do.
+func Decode(text []byte) (Config, error) {
+	var c Config
+	if len(text) > MaxBytes {
+		return c, fmt.Errorf("the configuration has %d bytes, at most %d are allowed", len(text), MaxBytes)
+	}
+	var head struct {
+		Version int `json:"version"`
+	}
+	if err := json.Unmarshal(text, &head); err != nil {
+		return c, fmt.Errorf("the configuration is no JSON: %w", err)
+	}
+	if head.Version != Version {
+		return c, fmt.Errorf("version is %d, want %d: the initramfs is of another Drover", head.Version, Version)
+	}
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&c); err != nil {
+		return c, fmt.Errorf("the configuration: %w", err)
+	}
+	return c, c.Check()
+}
+
+var (
+	label  = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	serial = regexp.MustCompile(`^[a-zA-Z0-9._-]+$`)
+	domain = regexp.MustCompile(`^[a-zA-Z0-9_]([a-zA-Z0-9._-]{0,252}[a-zA-Z0-9])?\.?$`)
+)
+
+// Check refuses what no guest can run.
+func (c Config) Check() error {
+	if !label.MatchString(c.Hostname) {
+		return fmt.Errorf("hostname is %.80q, want a DNS label: lower case letters, digits and '-', at most 63", c.Hostname)
+	}
+	if len(c.Nonce) != NonceBytes {
+		return fmt.Errorf("nonce has %d bytes, want %d", len(c.Nonce), NonceBytes)
+	}
+	if c.GraceSeconds < 0 || c.GraceSeconds > MaxGraceSeconds {
+		return fmt.Errorf("graceSeconds is %d, want 0 to %d", c.GraceSeconds, MaxGraceSeconds)
+	}
+	if _, err := ParseSignal(c.StopSignal); err != nil {
+		return fmt.Errorf("stopSignal: %w", err)
+	}
+	return errors.Join(c.checkCommand(), c.Network.check(), c.Disks.check())
+}
+
+func (c Config) checkCommand() error {
+	if len(c.Args) == 0 || c.Args[0] == "" {
+		return errors.New("args names no program: the image has neither entrypoint nor command, so name one")
+	}
+	for _, arg := range c.Args {
+		if err := checkText("args", arg); err != nil {
+			return err
+		}
+	}
+	for _, entry := range c.Env {
+		name, _, ok := strings.Cut(entry, "=")
+		if !ok || name == "" {
+			return fmt.Errorf("env has the entry %.80q, want NAME=VALUE", name)
+		}
+		if err := checkText("env, variable "+name, entry); err != nil {
+			return err
+		}
+	}
+	if c.WorkingDir != "" && !path.IsAbs(c.WorkingDir) || len(c.WorkingDir) > maxPath {
+		return fmt.Errorf("workingDir is %.80q, want an absolute path of at most %d bytes", c.WorkingDir, maxPath)
+	}
+	return errors.Join(checkText("workingDir", c.WorkingDir), checkText("user", c.User))
+}
+
+// checkText refuses what JSON would change, or what ends a text for the kernel. It does not print
+// the text, which may be a Secret's.
+func checkText(field, text string) error {
+	switch {
+	case strings.ContainsRune(text, 0):
+		return fmt.Errorf("%.80s has a NUL character, which no program can be given", field)
+	case !utf8.ValidString(text):
+		return fmt.Errorf("%.80s is not UTF-8", field)
+	}
+	return nil
+}
+
+func (n Network) check() error {
+	if len(n.Resolvers) > maxResolvers || len(n.Search) > maxSearch {
+		return fmt.Errorf("network has %d resolvers and %d search domains, at most %d and %d are allowed", len(n.Resolvers), len(n.Search), maxResolvers, maxSearch)
+	}
+	for _, name := range n.Search {
+		if !domain.MatchString(name) {
+			return fmt.Errorf("network.search has %.80q, want a domain", name)
+		}
+	}
+	for _, r := range n.Resolvers {
+		if !r.IsValid() || r.Zone() != "" {
+			return fmt.Errorf("network.resolvers has %s, want an IP address without a zone", r)
+		}
+	}
+	return nil
+}
+
+func (d Disks) check() error {
+	for field, value := range map[string]string{"root": d.Root, "data": d.Data} {
+		if value == "" && field == "data" {
+			continue
+		}
+		if !serial.MatchString(value) || len(value) > maxSerial {
+			return fmt.Errorf("disks.%s is %.80q, want a serial number of 1 to %d letters, digits, '.', '_' and '-'", field, value, maxSerial)
+		}
+	}
+	if d.Root == d.Data {
+		return fmt.Errorf("disks.root and disks.data are both %q, want two serial numbers", d.Root)
+	}
+	return nil
+}

@@ -1,0 +1,192 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+// Package process starts programs in a container image's machine and learns how they end. Start with
+// Table.
+//
+// The first process of a machine inherits all orphans, so one call of wait4 for any child
+// (Table.Reap) learns all ends. Nothing else in the guest may wait for a process: not
+// os/exec, and not os.Process.
+package process
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/guest/users"
+)
+
+// Command is a program to start.
+type Command struct {
+	// Path is the file to execute, Args its arguments from argv[0] on.
+	Path string
+	Args []string
+	Env  []string
+	Dir  string
+	User users.User
+	// Files become the descriptors from 0 on.
+	Files [3]*os.File
+	// Terminal makes the first file the terminal that controls the program.
+	Terminal bool
+}
+
+// End is how a process has ended.
+type End struct {
+	// Code is 0 to 255, 128 and the signal's number for one that a signal ended.
+	Code, Signal int
+}
+
+// Table has the processes that this program has started.
+type Table struct {
+	// mu is held while a process is started or reaped, so that no end comes before its process is
+	// in the table and no signal reaches another process of the same number.
+	mu      sync.Mutex
+	running map[int]*Process
+	// started wakes Reap after a time without children.
+	started chan struct{}
+}
+
+// NewTable returns an empty table. Something has to call Reap.
+func NewTable() *Table {
+	return &Table{running: map[int]*Process{}, started: make(chan struct{}, 1)}
+}
+
+// Process is a program that was started.
+type Process struct {
+	PID   int
+	table *Table
+	done  chan struct{}
+	end   End
+}
+
+// Done is closed once the process has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// End returns how the process ended, once Done is closed.
+func (p *Process) End() End { return p.end }
+
+// Signal sends a signal to the process, unless it has ended.
+func (p *Process) Signal(signal syscall.Signal) error {
+	p.table.mu.Lock()
+	defer p.table.mu.Unlock()
+	if p.table.running[p.PID] != p {
+		return nil
+	}
+	return syscall.Kill(p.PID, signal)
+}
+
+// SignalGroup sends a signal to the process group that the process began, unless the process has ended.
+func (p *Process) SignalGroup(signal syscall.Signal) error {
+	p.table.mu.Lock()
+	defer p.table.mu.Unlock()
+	if p.table.running[p.PID] != p {
+		return nil
+	}
+	return syscall.Kill(-p.PID, signal)
+}
+
+// Start starts a program in a session of its own.
+func (t *Table) Start(c Command) (*Process, error) {
+	attributes := &syscall.ProcAttr{
+		Dir: c.Dir, Env: c.Env,
+		Sys: &syscall.SysProcAttr{
+			Setsid: true, Setctty: c.Terminal,
+			Credential: &syscall.Credential{Uid: c.User.UID, Gid: c.User.GID, Groups: c.User.Groups},
+		},
+	}
+	for _, f := range c.Files {
+		attributes.Files = append(attributes.Files, f.Fd())
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	pid, err := syscall.ForkExec(c.Path, c.Args, attributes)
+	if err != nil {
+		return nil, &Error{Path: c.Path, Err: err}
+	}
+	p := &Process{PID: pid, table: t, done: make(chan struct{})}
+	t.running[pid] = p
+	select {
+	case t.started <- struct{}{}:
+	default:
+	}
+	return p, nil
+}
+
+// Reap reaps all children, for ever.
+func (t *Table) Reap() {
+	for {
+		var info unix.Siginfo
+		// Only looked at, so that the number stays taken until the table knows of the end.
+		err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOWAIT, nil)
+		switch {
+		case err == nil:
+			t.reapOne()
+		case errors.Is(err, unix.ECHILD):
+			<-t.started
+		}
+	}
+}
+
+// reapOne reaps a child that has ended.
+func (t *Table) reapOne() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var status unix.WaitStatus
+	pid, err := unix.Wait4(-1, &status, unix.WNOHANG, nil)
+	if err != nil || pid <= 0 {
+		return
+	}
+	if p := t.running[pid]; p != nil {
+		delete(t.running, pid)
+		p.end = endOf(status)
+		close(p.done)
+	}
+}
+
+func endOf(status unix.WaitStatus) End {
+	if status.Signaled() {
+		return End{Code: 128 + int(status.Signal()), Signal: int(status.Signal())}
+	}
+	return End{Code: status.ExitStatus()}
+}
+
+// Kinds of failure to start a program; test with errors.Is.
+var (
+	// ErrNotFound : the program, or the interpreter that it names, is not there.
+	ErrNotFound = errors.New("not found")
+	// ErrNotExecutable : it is there and cannot be executed.
+	ErrNotExecutable = errors.New("not executable")
+)
+
+// Error is why a program was not started.
+type Error struct {
+	Path string
+	Err  error
+}
+
+// Error describes the failure.
+func (e *Error) Error() string {
+	switch {
+	case errors.Is(e.Err, unix.ENOENT):
+		return fmt.Sprintf("%.200q cannot be executed: the interpreter or loader that it names is not in the image", e.Path)
+	case errors.Is(e.Err, unix.ENOEXEC):
+		return fmt.Sprintf("%.200q cannot be executed: it is neither a program for this processor nor a script with an interpreter", e.Path)
+	}
+	return fmt.Sprintf("%.200q cannot be executed: %v", e.Path, e.Err)
+}
+
+// Is tells the two kinds apart.
+func (e *Error) Is(target error) bool {
+	missing := errors.Is(e.Err, unix.ENOENT)
+	return target == ErrNotFound && missing || target == ErrNotExecutable && !missing
+}
+
+// Unwrap returns the system's error.
+func (e *Error) Unwrap() error { return e.Err }

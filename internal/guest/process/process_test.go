@@ -1,0 +1,104 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package process
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+
+	"cloudnative.tw/drover/internal/guest/users"
+	"cloudnative.tw/drover/test/assert"
+)
+
+// table has all processes of this package's tests, which start none by other means.
+var table = NewTable()
+
+func TestMain(m *testing.M) {
+	go table.Reap()
+	os.Exit(m.Run())
+}
+
+// command runs a shell's script as this user.
+func command(t *testing.T, script string) Command {
+	t.Helper()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	assert.NoError(t, err)
+	t.Cleanup(func() { _ = null.Close() })
+	me := users.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), Groups: []uint32{uint32(os.Getgid())}}
+	return Command{Path: "/bin/sh", Args: []string{"sh", "-c", script}, Dir: "/", User: me, Files: [3]*os.File{null, null, null}}
+}
+
+// TestEnds checks that each process gets its own end, though many end at a time.
+func TestEnds(t *testing.T) {
+	t.Parallel()
+	var group sync.WaitGroup
+	for code := range 60 {
+		group.Go(func() {
+			c := command(t, "exit "+string(rune('0'+code%10)))
+			p, err := table.Start(c)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			<-p.Done()
+			if want := (End{Code: code % 10}); p.End() != want {
+				t.Errorf("it ends with %+v, want %+v", p.End(), want)
+			}
+		})
+	}
+	group.Wait()
+}
+
+// TestSignal checks that a signal ends a process, and that one after its end reaches nobody.
+func TestSignal(t *testing.T) {
+	t.Parallel()
+	p, err := table.Start(command(t, "sleep 60"))
+	assert.NoError(t, err)
+	assert.NoError(t, p.SignalGroup(syscall.SIGTERM))
+	<-p.Done()
+	if want := (End{Code: 143, Signal: 15}); p.End() != want {
+		t.Errorf("it ends with %+v, want %+v", p.End(), want)
+	}
+	assert.NoError(t, errors.Join(p.Signal(syscall.SIGKILL), p.SignalGroup(syscall.SIGKILL)))
+}
+
+// TestLookPath checks which files are programs, and what is said of others.
+func TestLookPath(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	assert.NoError(t, os.MkdirAll(filepath.Join(dir, "first", "tool"), 0o750)) // a folder is no program
+	assert.NoError(t, os.MkdirAll(filepath.Join(dir, "second"), 0o750))
+	tool := filepath.Join(dir, "second", "tool")
+	assert.NoError(t, os.WriteFile(tool, nil, 0o700))
+	assert.NoError(t, os.WriteFile(filepath.Join(dir, "second", "text"), nil, 0o600))
+	env := []string{"PATH=/no/such", "PATH=" + filepath.Join(dir, "first") + ":second"}
+	for name, want := range map[string]string{"tool": tool, "./second/tool": tool, tool: tool} {
+		got, err := LookPath(name, dir, env)
+		if assert.NoError(t, err); got != want {
+			t.Errorf("%s is %s, want %s", name, got, want)
+		}
+	}
+	for name, kind := range map[string]error{
+		"none": ErrNotFound, "text": ErrNotFound, "./none": ErrNotFound, "second/text": ErrNotExecutable, "./first/tool": ErrNotExecutable,
+		"second/text/below": ErrNotExecutable,
+	} {
+		assert.ErrorIs(t, name, assert.ErrorOf(LookPath(name, dir, env)), kind)
+	}
+}
+
+// TestEnvironment checks that the last of a name counts, and that only missing names are added.
+func TestEnvironment(t *testing.T) {
+	t.Parallel()
+	got := Environment([]string{"A=1", "B=2", "A=3=4", "HOME=", "EMPTY="}, "HOME=/root", "B=5", "PATH=/bin", "EMPTY=no")
+	if want := []string{"A=3=4", "B=2", "HOME=/root", "EMPTY=", "PATH=/bin"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

@@ -1,0 +1,264 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package erofstest reads file systems back, for tests of those who write them: by a reader
+// that is not Drover's own, and by Linux.
+//
+// Start with Read and ReadMounted, which return the same for the same file system.
+package erofstest
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	reader "github.com/erofs/go-erofs"
+	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/test/assert"
+)
+
+// Tree is a file system: what is known of each file, by its path. The root is ".".
+type Tree map[string]File
+
+// File is what is known of a file, and Hash of its content.
+type File struct {
+	Mode, UID, GID uint32
+	Seconds        int64
+	Nanoseconds    uint32
+	Size           int64 // of regular files and links
+	Device         uint64
+	Links          uint64 // of other files than folders
+	Target, Hash   string
+	Xattrs         string
+	// Twin is the first path of those that the file has.
+	Twin string
+}
+
+// HashOf returns the hash of a content.
+func HashOf(content io.Reader) (string, error) {
+	sum := sha256.New()
+	_, err := io.Copy(sum, content)
+	return hex.EncodeToString(sum.Sum(nil)), err
+}
+
+// FormatXattrs returns extended attributes as a File has them.
+func FormatXattrs(all map[string]string) string {
+	var lines []string
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		lines = append(lines, fmt.Sprintf("%s=%q", name, all[name]))
+	}
+	return strings.Join(lines, " ")
+}
+
+// AddTwins sets the twins, for files whose numbers are known.
+func (t Tree) AddTwins(numbers map[string]int64) {
+	first := map[int64]string{}
+	for _, path := range slices.Sorted(maps.Keys(t)) {
+		f, number := t[path], numbers[path]
+		if _, known := first[number]; !known {
+			first[number] = path
+		}
+		f.Twin = first[number]
+		t[path] = f
+	}
+}
+
+// Diff returns up to ten lines of differences.
+func (t Tree) Diff(other Tree) string {
+	var lines []string
+	for _, path := range slices.Sorted(maps.Keys(t)) {
+		if have, is := other[path]; !is || have != t[path] {
+			lines = append(lines, fmt.Sprintf("%q: %+v, other %+v %v", path, t[path], have, is))
+		}
+	}
+	for _, path := range slices.Sorted(maps.Keys(other)) {
+		if _, is := t[path]; !is {
+			lines = append(lines, fmt.Sprintf("%q: only in the other: %+v", path, other[path]))
+		}
+	}
+	return strings.Join(lines[:min(len(lines), 10)], "\n")
+}
+
+// Read reads a file system by another implementation of the format.
+func Read(t testing.TB, image io.ReaderAt) Tree {
+	t.Helper()
+	files, err := reader.Open(image)
+	assert.NoError(t, err)
+	tree, numbers := Tree{}, map[string]int64{}
+	err = fs.WalkDir(files, ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := entry.Info()
+		if err != nil {
+			return err
+		}
+		stat := info.Sys().(*reader.Stat)
+		f := File{
+			Mode: unixMode(stat.Mode), UID: stat.UID, GID: stat.GID, Seconds: int64(stat.Mtime), Nanoseconds: stat.MtimeNs, //nolint:gosec // with its sign
+			Xattrs: FormatXattrs(stat.Xattrs),
+		}
+		numbers[path] = stat.Ino
+		switch mode := info.Mode(); {
+		case mode.IsDir():
+		case mode.IsRegular():
+			f.Size = info.Size()
+			f.Hash, err = hashFile(files, path)
+		case mode&fs.ModeSymlink != 0:
+			f.Target, err = files.(interface {
+				ReadLink(name string) (string, error)
+			}).ReadLink(path)
+			f.Size = info.Size()
+		case mode&fs.ModeDevice != 0:
+			f.Device = uint64(stat.Rdev)
+		}
+		if !info.IsDir() {
+			f.Links = uint64(stat.Nlink) //nolint:gosec // positive
+		}
+		tree[path] = f
+		return err
+	})
+	assert.NoError(t, err)
+	tree.AddTwins(numbers)
+	return tree
+}
+
+func hashFile(files fs.FS, path string) (string, error) {
+	f, err := files.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = f.Close() }()
+	return HashOf(f)
+}
+
+// hashPath hashes a file of the host, whose name may have any bytes.
+func hashPath(path string) (string, error) {
+	f, err := os.Open(path) //nolint:gosec // of a test
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = f.Close() }()
+	return HashOf(f)
+}
+
+// unixMode returns a mode as stat(2) has it.
+func unixMode(mode fs.FileMode) uint32 {
+	bits := uint32(mode.Perm())
+	for flag, bit := range map[fs.FileMode]uint32{
+		fs.ModeDir: unix.S_IFDIR, fs.ModeSymlink: unix.S_IFLNK, fs.ModeNamedPipe: unix.S_IFIFO, fs.ModeSocket: unix.S_IFSOCK,
+		fs.ModeSetuid: unix.S_ISUID, fs.ModeSetgid: unix.S_ISGID, fs.ModeSticky: unix.S_ISVTX,
+	} {
+		if mode&flag != 0 {
+			bits |= bit
+		}
+	}
+	switch {
+	case mode&fs.ModeCharDevice != 0:
+		bits |= unix.S_IFCHR
+	case mode&fs.ModeDevice != 0:
+		bits |= unix.S_IFBLK
+	case mode.IsRegular():
+		bits |= unix.S_IFREG
+	}
+	return bits
+}
+
+// ReadMounted mounts a file system and reads it. It reports false where that is not possible:
+// it takes root, and a kernel with EROFS and loop devices.
+func ReadMounted(t testing.TB, image string) (Tree, bool) {
+	t.Helper()
+	known, _ := os.ReadFile("/proc/filesystems")
+	if os.Geteuid() != 0 || !strings.Contains(string(known), "\terofs\n") {
+		return nil, false
+	}
+	dir := t.TempDir()
+	out, err := exec.CommandContext(t.Context(), "mount", "-t", "erofs", "-o", "loop,ro", image, dir).CombinedOutput()
+	if err != nil {
+		if strings.Contains(string(out), "loop device") {
+			return nil, false
+		}
+		t.Fatalf("Linux does not mount %s: %v, %s", image, err, out)
+	}
+	defer func() { assert.NoError(t, unix.Unmount(dir, 0)) }()
+	return ReadFolder(t, dir), true
+}
+
+// ReadFolder reads all that is below a folder.
+func ReadFolder(t testing.TB, dir string) Tree {
+	t.Helper()
+	tree, numbers := Tree{}, map[string]int64{}
+	assert.NoError(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		tree[name], numbers[name], err = readFile(path)
+		return err
+	}))
+	tree.AddTwins(numbers)
+	return tree
+}
+
+func readFile(path string) (f File, number int64, err error) {
+	var s unix.Stat_t
+	if err := unix.Lstat(path, &s); err != nil {
+		return f, 0, err
+	}
+	f = File{Mode: s.Mode, UID: s.Uid, GID: s.Gid, Seconds: s.Mtim.Sec, Nanoseconds: uint32(s.Mtim.Nsec)} //nolint:gosec // less than a second
+	switch s.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		f.Size = s.Size
+		f.Hash, err = hashPath(path)
+	case unix.S_IFLNK:
+		f.Size = s.Size
+		f.Target, err = os.Readlink(path)
+	case unix.S_IFCHR, unix.S_IFBLK:
+		f.Device = s.Rdev
+	}
+	if s.Mode&unix.S_IFMT != unix.S_IFDIR {
+		f.Links = s.Nlink
+	}
+	if err == nil {
+		f.Xattrs, err = readXattrs(path)
+	}
+	return f, int64(s.Ino), err //nolint:gosec // small
+}
+
+func readXattrs(path string) (string, error) {
+	names := make([]byte, 64<<10)
+	n, err := unix.Llistxattr(path, names)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	all := map[string]string{}
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(names[:n]), "\x00"), "\x00") {
+		if name == "" {
+			continue
+		}
+		value := make([]byte, 64<<10)
+		size, err := unix.Lgetxattr(path, name, value)
+		if err != nil {
+			return "", fmt.Errorf("%s: %s: %w", path, name, err)
+		}
+		all[name] = string(value[:size])
+	}
+	return FormatXattrs(all), nil
+}
