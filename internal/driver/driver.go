@@ -555,6 +555,8 @@ type Exit struct {
 	// Output is the end of the output of the engine's own process, at most 1 KiB,
 	// if that explains a crash. It is never output of the guest.
 	Output string
+	// Message is what the guest says of the end, for people: one line of printable text.
+	Message string
 	// At is the engine's time, which may differ from any other clock.
 	At time.Time
 	// StopRequested is set if the end was requested from outside of the guest, as by a drain.

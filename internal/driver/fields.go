@@ -95,16 +95,17 @@ func (f Fields[C]) Pending(change C) []string {
 }
 
 // UnsupportedPodFields declares the fields that only servers in pods have, for a driver
-// that refuses them.
-func UnsupportedPodFields[C any]() Fields[C] {
+// that refuses them, except for those that it has.
+func UnsupportedPodFields[C any](has ...string) Fields[C] {
 	const hint = "only a server that runs in a pod has it; leave it out"
 	rows := Fields[C]{{Name: "evictionPolicy", Support: Unsupported, Hint: "Block is for a server that runs in a pod; it must be Allow, or left out"}}
 	walkFields(reflect.ValueOf(Placement{}), "", func(name string, _ reflect.Value) {
 		rows = append(rows, Field[C]{Name: name, Support: Unsupported, Hint: hint})
 	})
-	return append(rows,
-		Field[C]{Name: "ephemeral", Support: Unsupported, Hint: hint},
-		Field[C]{Name: "storageClassName", Support: Unsupported, Hint: hint})
+	for _, name := range []string{"ephemeral", "storageClassName"} {
+		rows = append(rows, Field[C]{Name: name, Support: Unsupported, Hint: hint})
+	}
+	return slices.DeleteFunc(rows, func(f Field[C]) bool { return slices.Contains(has, f.Name) })
 }
 
 // UnsupportedCommandFields declares the fields that say what a container image runs, for a driver

@@ -174,6 +174,9 @@ func (s *Store) sourcesByName(entries []fs.DirEntry) map[string][]string {
 	return found
 }
 
+// File returns the path of a file in the store.
+func (s *Store) File(name string) string { return s.filePath(filepath.Base(name)) }
+
 func (s *Store) filePath(name string) string { return filepath.Join(s.Dir, s.Sub, name) }
 
 func (s *Store) refPath(source string) string {

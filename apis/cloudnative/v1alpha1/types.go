@@ -912,6 +912,11 @@ type ServerTerminated struct {
 	// +kubebuilder:validation:MaxLength=256
 	// +optional
 	Reason string `json:"reason,omitempty"`
+	// message is what the guest says of the end, for example that the command was
+	// not found.
+	// +kubebuilder:validation:MaxLength=1024
+	// +optional
+	Message string `json:"message,omitempty"`
 }
 
 // Usage is what a server uses, in per cent and rounded to 0.01.

@@ -177,7 +177,10 @@ func (r *runOptions) exitError(vm *api.VirtualMachine) error {
 	if exit.Code < 0 || exit.Code > 255 {
 		exit.Code = 1
 	}
-	if end.Reason != "" && end.Reason != "Error" {
+	switch {
+	case end.Message != "":
+		exit.Err = fmt.Errorf("%s: %s", vm.Name, printable.Line(end.Message))
+	case end.Reason != "" && end.Reason != "Error":
 		exit.Err = fmt.Errorf("%s ended with code %d (%s)", vm.Name, end.ExitCode, end.Reason)
 	}
 	return exit

@@ -138,7 +138,7 @@ func Terminated(exit *driver.Exit) *api.ServerTerminated {
 	}
 	const maxReason = 256                                     // what the schema allows
 	code := min(max(exit.Code, math.MinInt32), math.MaxInt32) // it may be what a guest claims
-	return &api.ServerTerminated{ExitCode: int32(code), Reason: exit.Reason[:min(len(exit.Reason), maxReason)]}
+	return &api.ServerTerminated{ExitCode: int32(code), Reason: exit.Reason[:min(len(exit.Reason), maxReason)], Message: exit.Message}
 }
 
 // PortStatuses gives open ports the names that the spec has for them.

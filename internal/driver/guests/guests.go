@@ -41,6 +41,7 @@ var failures = []struct{ from, kind error }{
 	{control.ErrInputOpen, driver.ErrInvalid},
 	{control.ErrInputLong, driver.ErrInvalid},
 	{control.ErrNoAgent, driver.ErrUnsupported},
+	{control.ErrTerminal, driver.ErrUnsupported},
 	{control.ErrDisabled, driver.ErrUnsupported},
 	{control.ErrOutputCut, driver.ErrUnsupported},
 	{control.ErrInputs, driver.ErrRetry},
@@ -173,9 +174,6 @@ func (t *typist) Close() error {
 
 // Exec implements driver.Executor, by the guest's agent.
 func (g Guests) Exec(ctx context.Context, uid types.UID, r driver.ExecRequest) (exitCode int, err error) {
-	if r.TTY {
-		return 0, driver.Errorf(driver.ErrUnsupported, "tty: a command in a machine has no terminal, because the guest agent gives it none: leave it out, or use ssh or the console")
-	}
 	if err := (agent.Command{Args: r.Command}).Check(); err != nil {
 		return 0, driver.Errorf(driver.ErrInvalid, "%w", err)
 	}
@@ -183,7 +181,9 @@ func (g Guests) Exec(ctx context.Context, uid types.UID, r driver.ExecRequest) (
 	if err != nil {
 		return 0, err
 	}
-	command := control.Command{Args: r.Command, Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr}
+	sizes, endSizes := terminalSizes(ctx, r.Resize)
+	defer endSizes()
+	command := control.Command{Args: r.Command, Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr, TTY: r.TTY, Resize: sizes}
 	for _, to := range []*io.Writer{&command.Stdout, &command.Stderr} {
 		if *to == nil {
 			*to = io.Discard
@@ -197,6 +197,30 @@ func (g Guests) Exec(ctx context.Context, uid types.UID, r driver.ExecRequest) (
 		err = fmt.Errorf("%.80q: %w", r.Command[0], err)
 	}
 	return code, g.classify(err)
+}
+
+// terminalSizes returns the sizes of a terminal as they are sent to a machine.
+func terminalSizes(ctx context.Context, from <-chan driver.TerminalSize) (sizes <-chan control.TerminalSize, end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	to := make(chan control.TerminalSize)
+	go func() {
+		for {
+			select {
+			case size, ok := <-from:
+				if !ok {
+					return
+				}
+				select {
+				case to <- control.TerminalSize(size):
+				case <-ctx.Done():
+					return
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return to, cancel
 }
 
 // Interfaces implements driver.InterfaceLister, by the guest's agent.

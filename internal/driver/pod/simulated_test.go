@@ -202,3 +202,6 @@ func (e *contractEngine) guestActions(h drivertest.Harness) drivertest.Guest {
 		},
 	}
 }
+
+// TakesInput implements control.Guest.
+func (g *simulatedGuest) TakesInput() bool { return false }

@@ -86,7 +86,7 @@ func checkHostIP(i int, text string) error {
 // checkDisks refuses sizes that the existing disks rule out.
 func checkDisks(inst *instance.Instance, spec driver.ServerSpec) error {
 	const grows = "it may only grow, and the server has"
-	if spec.RootDiskBytes != 0 && spec.RootDiskBytes < inst.Root.Size {
+	if spec.RootDiskBytes != 0 && spec.RootDiskBytes < inst.Root.Size && inst.KeepsRoot(spec) {
 		return driver.Errorf(driver.ErrInvalid, "spec.resource.rootDisk is %s: %s %s", kit.FormatBytes(spec.RootDiskBytes), grows, kit.FormatBytes(inst.Root.Size))
 	}
 	for i, v := range spec.Volumes {

@@ -243,7 +243,7 @@ func (c *convergence) reportResult() driver.Server {
 	out.Refused = c.refusedImage()
 	if c.inst.IsAlive() && !c.spec.PowerOnly {
 		want := record.SettingsOf(c.spec, c.inst.Settings.Image)
-		if c.inst.Root.Size == 0 {
+		if !c.inst.KeepsRoot(c.spec) {
 			want.Image = c.inst.ImageOf(c.spec)
 		}
 		out.Pending = pendingFields(c.inst.Settings, want)
@@ -357,7 +357,7 @@ func (c *convergence) prepareRestart(ctx context.Context) (waits bool, err error
 // one. What the guest wrote is on top of that image, and unusable on top of any other.
 func (c *convergence) refusedImage() *driver.Refused {
 	requested := c.inst.ImageOf(c.spec)
-	if c.inst.Root.Size == 0 || c.driver.Disks.IsSame(c.inst.Root.Image, requested) {
+	if !c.inst.KeepsRoot(c.spec) || c.driver.Disks.IsSame(c.inst.Root.Image, requested) {
 		return nil
 	}
 	return &driver.Refused{Field: instance.RootField, Reason: driver.ReasonImageImmutable, Message: fmt.Sprintf(

@@ -65,7 +65,24 @@ var fields = slices.Concat(driver.Fields[settingsChange]{
 		Name: "networkData", Support: driver.AppliedAtRestart,
 		Differs: func(c settingsChange) bool { return c.has.NetworkData != c.wants.NetworkData },
 	},
-}, driver.UnsupportedCommandFields[settingsChange](), driver.UnsupportedPodFields[settingsChange]())
+	{
+		Name: "command", Support: driver.AppliedAtRestart,
+		Differs: func(c settingsChange) bool { return !slices.Equal(c.has.Command, c.wants.Command) },
+	},
+	{
+		Name: "args", Support: driver.AppliedAtRestart,
+		Differs: func(c settingsChange) bool { return !slices.Equal(c.has.Args, c.wants.Args) },
+	},
+	{
+		Name: "env", Support: driver.AppliedAtRestart, Parts: []string{"name", "value"},
+		Differs: func(c settingsChange) bool { return c.has.Env != c.wants.Env },
+	},
+	{
+		Name: "workingDir", Support: driver.AppliedAtRestart,
+		Differs: func(c settingsChange) bool { return c.has.WorkingDir != c.wants.WorkingDir },
+	},
+	{Name: "ephemeral", Support: driver.AppliedAtCreation},
+}, driver.UnsupportedPodFields[settingsChange]("ephemeral"))
 
 // SupportedFields implements driver.FieldDeclarer.
 func (d *Driver) SupportedFields() map[string]driver.Support { return fields.Support() }

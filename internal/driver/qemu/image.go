@@ -47,7 +47,7 @@ func (c *convergence) requiredImages() []requiredImage {
 		}
 		all = append(all, requiredImage{ref, instance.VolumeField(i)})
 	}
-	return slices.DeleteFunc(all, func(i requiredImage) bool { return !image.IsRemote(i.Source) })
+	return slices.DeleteFunc(all, func(i requiredImage) bool { return !image.IsFetched(i.Source) })
 }
 
 // rootImage returns the image of a root disk that is still to be made. Otherwise it
@@ -60,7 +60,7 @@ func (c *convergence) rootImage() image.Ref {
 	}
 	requested := record.RequestedImage(c.spec, have.ImageSettings)
 	switch {
-	case c.inst.Root.Size == 0:
+	case !c.inst.KeepsRoot(c.spec):
 		return image.Ref{Source: requested.Source, Checksum: requested.Checksum, PullPolicy: policy}
 	case c.driver.Disks.IsSame(have, requested):
 		have.ImageSettings = requested

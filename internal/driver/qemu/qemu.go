@@ -56,6 +56,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 
 	"github.com/go-logr/logr"
@@ -75,6 +76,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/converter"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/supervisor"
 )
@@ -126,6 +128,8 @@ type Options struct {
 	// MachineProgram is the program that follows each QEMU; empty means the one that is a part of this program, or
 	// drover-machine beside it.
 	MachineProgram string
+	// GuestKernel is the folder of the kernel that boots container images; empty means guest beside this program.
+	GuestKernel string
 	// User is the user that root starts machines as. UserIDs is a range of user IDs, one for
 	// each machine, which has the group of User: see launch.NewUsers. With neither, machines
 	// run as this program's own user.
@@ -198,9 +202,10 @@ func New(o Options) (*Driver, error) {
 	}
 	host := o.newHost(users, dir)
 	d := &Driver{Options: o, Host: host, Guests: guest.New(host), hostPorts: ports}
-	d.ChoosePort, d.ReservedOf = ports.Choose, reserve
+	d.ChoosePort, d.ReservedOf, d.GuestDir = ports.Choose, reserve, guestKernelDir(o.GuestKernel)
 	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.Notify}
 	d.Images = disks.NewImageStore(dir, cacheDir, o.Clock, d.fetches, sources)
+	d.Images.Convert = converter.Converter{Program: d.converterProgram, StartAs: users.StartAs}.Convert
 	d.Disks = disks.NewStore(dir.Path(instance.VMsDir), d.Images, append([]string{dir.Path(imagesDir)}, o.ImageDirs...))
 	d.reportUsers(users)
 	if err := d.Images.MakeLock(); err != nil {
@@ -208,6 +213,24 @@ func New(o Options) (*Driver, error) {
 	}
 	registerDiskGauges(o.Registerer, d.Host)
 	return d, nil
+}
+
+// converterProgram returns the program that converts container images, which is the one that follows each QEMU.
+func (d *Driver) converterProgram() (*os.File, error) {
+	p, err := d.FindSupervisor()
+	if err != nil {
+		return nil, err
+	}
+	return p.File(), nil
+}
+
+// guestKernelDir returns the folder of the kernel that boots container images.
+func guestKernelDir(named string) string {
+	program, err := os.Executable()
+	if named != "" || err != nil {
+		return named
+	}
+	return filepath.Join(filepath.Dir(program), "guest")
 }
 
 // reportUsers logs what keeps machines from being started, or makes their confinement weaker.

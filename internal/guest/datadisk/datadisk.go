@@ -8,7 +8,9 @@ package datadisk
 
 import (
 	"bytes"
+	"crypto/sha256"
 	_ "embed" // the template
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -28,6 +30,12 @@ const (
 
 	blockSize = 4096
 )
+
+// Name identifies the template, in a form that can be a part of a file's name.
+func Name() string {
+	sum := sha256.Sum256(template)
+	return hex.EncodeToString(sum[:8])
+}
 
 // RoundUp returns the size of a disk that has at least so many bytes.
 func RoundUp(size int64) int64 {

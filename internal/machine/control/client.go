@@ -59,6 +59,7 @@ var failures = []struct {
 	{"InputLong", ErrInputLong},
 	{"Paused", ErrPaused},
 	{"NoAgent", ErrNoAgent},
+	{"Terminal", ErrTerminal},
 	{"Disabled", ErrDisabled},
 	{"Silent", ErrSilent},
 	{"BadAnswer", ErrBadAnswer},

@@ -27,6 +27,8 @@ type Guest interface {
 	// Exec runs a command until it ends, and returns its exit code, 128 plus the signal's number if
 	// a signal ended it. The error may come with an exit code, as ErrOutputCut does.
 	Exec(ctx context.Context, c Command) (exitCode int, err error)
+	// TakesInput reports whether a command gets input while it runs. Otherwise it starts once its input has ended.
+	TakesInput() bool
 	// Interfaces returns the guest's own view of its network interfaces, without the loopback one.
 	Interfaces(ctx context.Context) ([]Interface, error)
 }
@@ -39,6 +41,15 @@ type Command struct {
 	Stdin io.Reader
 	// Stdout and Stderr receive the output. Neither is nil.
 	Stdout, Stderr io.Writer
+	// TTY gives the command a terminal, whose size is what Resize last sent. All output goes to Stdout.
+	TTY    bool
+	Resize <-chan TerminalSize
+}
+
+// TerminalSize is in characters.
+type TerminalSize struct {
+	Width  uint16 `json:"width"`
+	Height uint16 `json:"height"`
 }
 
 // Interface is a network interface of a guest.
@@ -82,6 +93,8 @@ var (
 	// was not started.
 	ErrInputOpen = fmt.Errorf("the input has not ended within %s: the guest agent starts a command only then, so pass a file, or use ssh or the console", inputWithin)
 	ErrInputLong = fmt.Errorf("the input has more than %d MiB, which is what the guest agent takes: use ssh for more", agent.MaxInput>>20)
+	// ErrTerminal : the agent gives no command a terminal.
+	ErrTerminal = errors.New("tty: a command in this machine has no terminal, because the QEMU guest agent gives it none: leave it out, or use ssh or the console")
 	// ErrPaused : the guest is paused.
 	ErrPaused = errors.New("the guest is paused")
 	// ErrNoAgent : no agent has opened its device in the guest.

@@ -33,6 +33,7 @@ type guestStub struct {
 	err     error
 	code    int
 	console func(ctx context.Context, types bool) io.ReadWriteCloser
+	streams bool          // commands get input while they run
 	begun   chan struct{} // unless it is nil, has the begin of each command that waits for its caller
 	ended   chan error    // has their ends
 }
@@ -43,6 +44,8 @@ func (g *guestStub) Console(ctx context.Context, types bool) (io.ReadWriteCloser
 	}
 	return g.console(ctx, types), nil
 }
+
+func (g *guestStub) TakesInput() bool { return g.streams }
 
 func (g *guestStub) Interfaces(context.Context) ([]Interface, error) {
 	return []Interface{{"eth0", "52:54:00:12:34:56", []netip.Prefix{netip.MustParsePrefix("10.0.2.15/24")}}}, g.err
@@ -57,6 +60,11 @@ func (g *guestStub) Exec(ctx context.Context, c Command) (int, error) {
 		<-ctx.Done()
 		g.ended <- context.Cause(ctx)
 		return 0, ErrEndUnknown
+	}
+	if c.TTY {
+		size := <-c.Resize
+		_, err := fmt.Fprintf(c.Stdout, "%dx%d", size.Width, size.Height)
+		return g.code, err
 	}
 	input, err := io.ReadAll(c.Stdin)
 	if err == nil {
@@ -157,6 +165,22 @@ func TestInputWithoutEnd(t *testing.T) {
 	assert.ErrorIs(t, "a command whose input stays open", err, ErrInputOpen, "5m0s")
 }
 
+// TestTerminal checks that a command has the size of its caller's terminal, and that input of a guest that takes it while
+// a command runs has no limit in time.
+func TestTerminal(t *testing.T) {
+	t.Parallel()
+	machine := httptest.NewTLSServer(newGuestHandler(&guestStub{streams: true}, time.Nanosecond))
+	t.Cleanup(machine.Close)
+	sizes := make(chan TerminalSize, 1)
+	sizes <- TerminalSize{80, 25}
+	var out bytes.Buffer
+	_, err := clientOf(machine).Exec(t.Context(), Command{Args: []string{"size"}, Stdin: blocked{}, Stdout: &out, TTY: true, Resize: sizes})
+	assert.NoError(t, err)
+	if out.String() != "80x25" {
+		t.Errorf("it printed %q", out.String())
+	}
+}
+
 // TestLostCommand checks that a command whose machine is gone may have ended in any way, and that one whose
 // input cannot be read says so.
 func TestLostCommand(t *testing.T) {
@@ -202,7 +226,7 @@ func TestLeftCommand(t *testing.T) {
 	ctx, cancel = context.WithCancel(t.Context())
 	s, err := c.openStream(ctx, execPath)
 	assert.NoError(t, err)
-	assert.NoError(t, s.sendJSON(channelStart, []string{"sleep"}))
+	assert.NoError(t, s.sendJSON(channelStart, commandMessage{Args: []string{"sleep"}}))
 	cancel()
 	if err := <-g.ended; err == nil {
 		t.Error("a command has no cause of its end")
@@ -316,9 +340,9 @@ func TestOddMessages(t *testing.T) {
 		"empty":          {{}},
 		"no start":       {{channelInput, 'x'}},
 		"no list":        {{channelStart, 'x'}},
-		"unknown":        {[]byte("\x03[\"sleep\"]"), {9}},
-		"another start":  {[]byte("\x03[\"sleep\"]"), []byte("\x03[\"sleep\"]")},
-		"much too large": {[]byte("\x03[\"sleep\"]"), make([]byte, maxInput+1)},
+		"unknown":        {[]byte("\x03{\"args\":[\"sleep\"]}"), {9}},
+		"another start":  {[]byte("\x03{\"args\":[\"sleep\"]}"), []byte("\x03{\"args\":[\"sleep\"]}")},
+		"much too large": {[]byte("\x03{\"args\":[\"sleep\"]}"), make([]byte, maxInput+1)},
 	} {
 		s, err := c.openStream(t.Context(), execPath)
 		assert.NoError(t, err)

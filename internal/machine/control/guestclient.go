@@ -136,6 +136,23 @@ func (c *console) Close() error {
 	return nil
 }
 
+// TakesInput implements Guest: a machine that does not take input refuses it.
+func (c *Client) TakesInput() bool { return true }
+
+// sendSizes sends the sizes of a terminal, until there are no more or the stream ends.
+func (s *stream) sendSizes(sizes <-chan TerminalSize) {
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case size, ok := <-sizes:
+			if !ok || s.sendJSON(channelResize, size) != nil {
+				return
+			}
+		}
+	}
+}
+
 // Exec implements Guest.
 func (c *Client) Exec(ctx context.Context, command Command) (exitCode int, err error) {
 	s, err := c.openStream(ctx, execPath)
@@ -143,9 +160,10 @@ func (c *Client) Exec(ctx context.Context, command Command) (exitCode int, err e
 		return 0, err
 	}
 	defer s.end(os.ErrClosed)
-	if err := s.sendJSON(channelStart, command.Args); err != nil {
+	if err := s.sendJSON(channelStart, commandMessage{command.Args, command.TTY}); err != nil {
 		return 0, err
 	}
+	go s.sendSizes(command.Resize)
 	if command.Stdin != nil {
 		go s.sendFrom(command.Stdin)
 	} else if err := s.send(channelInput, nil); err != nil {

@@ -71,7 +71,7 @@ func (h *guestHandler) serveConsole(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	context.AfterFunc(s.ctx, cancel) //nolint:contextcheck // it is the request's
-	go func() { s.end(s.receiveInput(console)) }()
+	go func() { s.end(s.receiveInput(console, nil)) }()
 	_, err = io.CopyBuffer(outgoing{s, channelOutput}, struct{ io.Reader }{console}, make([]byte, messageSize))
 	s.close(0, err)
 }
@@ -82,16 +82,22 @@ func (h *guestHandler) serveExec(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	var command Command
-	if channel, content, err := s.receive(); err != nil || channel != channelStart || json.Unmarshal(content, &command.Args) != nil {
+	var message commandMessage
+	if channel, content, err := s.receive(); err != nil || channel != channelStart || json.Unmarshal(content, &message) != nil {
 		s.end(errRequest)
 		return
 	}
 	stdin, input := io.Pipe()
-	defer time.AfterFunc(h.inputWithin, func() { _ = input.CloseWithError(ErrInputOpen) }).Stop()
-	command.Stdin, command.Stdout, command.Stderr = stdin, outgoing{s, channelOutput}, outgoing{s, channelErrors}
+	if !h.guest.TakesInput() {
+		defer time.AfterFunc(h.inputWithin, func() { _ = input.CloseWithError(ErrInputOpen) }).Stop()
+	}
+	sizes := make(chan TerminalSize, 1)
+	command := Command{
+		Args: message.Args, TTY: message.TTY, Resize: sizes,
+		Stdin: stdin, Stdout: outgoing{s, channelOutput}, Stderr: outgoing{s, channelErrors},
+	}
 	go func() {
-		err := s.receiveInput(input)
+		err := s.receiveInput(input, sizes)
 		_ = input.CloseWithError(err) // no effect if its end was received
 		s.end(err)
 	}()
@@ -110,13 +116,18 @@ func upgradeToStream(ctx context.Context, w http.ResponseWriter, r *http.Request
 }
 
 // receiveInput writes what the other end sends to a writer, until the other end leaves. It closes the
-// writer at the end of the input.
-func (s *stream) receiveInput(to io.WriteCloser) error {
+// writer at the end of the input. sizes gets the last size of the terminal; nil refuses sizes.
+func (s *stream) receiveInput(to io.WriteCloser, sizes chan TerminalSize) error {
 	for {
 		channel, content, err := s.receive()
 		switch {
 		case err != nil:
 			return err
+		case channel == channelResize && sizes != nil:
+			if err := replaceSize(sizes, content); err != nil {
+				return err
+			}
+			continue
 		case channel != channelInput:
 			return errRequest
 		case len(content) == 0:
@@ -127,4 +138,18 @@ func (s *stream) receiveInput(to io.WriteCloser) error {
 			return err
 		}
 	}
+}
+
+// replaceSize replaces the size that waits in a channel, since only the last one counts.
+func replaceSize(sizes chan TerminalSize, content []byte) error {
+	var size TerminalSize
+	if json.Unmarshal(content, &size) != nil {
+		return errRequest
+	}
+	select {
+	case <-sizes:
+	default:
+	}
+	sizes <- size
+	return nil
 }

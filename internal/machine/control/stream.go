@@ -21,8 +21,9 @@ const (
 	channelInput  = iota // to the guest; an empty message is its end
 	channelOutput        // what the guest prints
 	channelErrors        // what a command prints on its standard error
-	channelStart         // the first message to the machine: the command as a JSON list
+	channelStart         // the first message to the machine: a commandMessage as JSON
 	channelEnd           // the last message from the machine: an ending as JSON
+	channelResize        // to the guest: the TerminalSize of a command as JSON
 )
 
 const (
@@ -35,6 +36,12 @@ const (
 	// sendWithin limits how long a message may wait for the other end to read.
 	pingEvery, silentWithin, sendWithin = 20 * time.Second, time.Minute, 30 * time.Second
 )
+
+// commandMessage is a command that is to be run.
+type commandMessage struct {
+	Args []string `json:"args"`
+	TTY  bool     `json:"tty,omitempty"`
+}
 
 // ending is how a stream has ended.
 type ending struct {

@@ -5,6 +5,7 @@ package launch
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"net/netip"
@@ -72,6 +73,8 @@ func (c Config) checkMachine() error {
 		return fmt.Errorf("memoryBytes is %d: it must be from %d to %d", c.MemoryBytes, minMemory, maxMemory)
 	case c.Kernel != nil && (len(c.Kernel.Cmdline) > maxCmdline || !utf8.ValidString(c.Kernel.Cmdline) || strings.ContainsRune(c.Kernel.Cmdline, 0)):
 		return fmt.Errorf("kernel.cmdline has %d bytes: it must be text of at most %d", len(c.Kernel.Cmdline), maxCmdline)
+	case c.Guest != nil && (c.Kernel == nil || c.AgentFD == 0 || c.SeedFD != 0):
+		return errors.New("guest is set: it needs kernel and agentFD, and no seedFD")
 	}
 	return nil
 }
@@ -117,7 +120,7 @@ func (c Config) checkFormats() error {
 	return nil
 }
 
-// diskFDs returns the descriptors that QEMU takes from sets.
+// diskFDs returns the descriptors that QEMU takes from sets, of disks and of the result.
 func (c Config) diskFDs() []int {
 	var all []int
 	for _, d := range c.drives() {
@@ -128,6 +131,9 @@ func (c Config) diskFDs() []int {
 	}
 	if c.SeedFD != 0 {
 		all = append(all, c.SeedFD)
+	}
+	if c.Guest != nil {
+		all = append(all, c.Guest.ImageFD, c.Guest.ResultFD)
 	}
 	return all
 }
@@ -140,6 +146,9 @@ func (c Config) reopenedFDs() []int {
 		if c.Kernel.InitrdFD != 0 {
 			all = append(all, c.Kernel.InitrdFD)
 		}
+	}
+	if c.Guest != nil {
+		all = append(all, c.Guest.ConfigFD)
 	}
 	return all
 }

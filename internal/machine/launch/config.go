@@ -8,9 +8,12 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	guestconfig "cloudnative.tw/drover/internal/guest/config"
 )
 
 // Config describes a machine: all that QEMU's command line depends on. It names files by the
@@ -30,6 +33,8 @@ type Config struct {
 	SeedFD int `json:"seedFD,omitempty"`
 	// AgentFD is a listening socket that leads to the guest's agent, 0 for none.
 	AgentFD int `json:"agentFD,omitempty"`
+	// Guest is set for the machine of a container image, which has a kernel and an agent too.
+	Guest *Guest `json:"guest,omitempty"`
 }
 
 // Drive is a disk of a machine: a qcow2 file, on top of an image if it has one, or a raw file.
@@ -154,18 +159,18 @@ func (c Config) arguments() []string {
 		"-mon", "chardev=ctl,mode=control",
 		"-chardev", socketDevice("events", eventsFD),
 		"-mon", "chardev=events,mode=control",
-		"-chardev", socketDevice("serial", serialFD) + ",logfile=" + fdsetName(serialLogFD) + ",logappend=on",
-		"-serial", "chardev:serial",
+		"-chardev", socketDevice(serialChardev, serialFD) + ",logfile=" + fdsetName(serialLogFD) + ",logappend=on",
 		"-device", Object{"driver": "pvpanic"}.Text(),
 		"-device", Object{"driver": "virtio-rng-pci"}.Text(),
 	}
+	args = append(args, c.consoleArguments()...)
 	args = append(args, fdsetArguments(serialLogFD)...)
 	args = append(args, c.networkArguments()...)
 	for _, fd := range c.diskFDs() {
 		args = append(args, fdsetArguments(fd)...)
 	}
 	if c.Root != nil {
-		args = append(args, c.Root.arguments(RootNode, Object{"bootindex": 1})...)
+		args = append(args, c.Root.arguments(RootNode, c.rootDevice())...)
 	}
 	for _, v := range c.Volumes {
 		args = append(args, v.arguments(VolumeNode(v.Name), Object{"serial": v.Name})...)
@@ -173,14 +178,47 @@ func (c Config) arguments() []string {
 	if c.SeedFD != 0 {
 		args = append(args, seedArguments(c.SeedFD)...)
 	}
+	if c.Guest != nil {
+		args = append(args, c.Guest.diskArguments()...)
+	}
 	if c.Kernel != nil {
 		args = append(args, c.Kernel.arguments()...)
 	}
 	args = append(args, "-device", balloonDevice.Text())
 	if c.AgentFD != 0 {
-		args = append(args, agentArguments(c.AgentFD)...)
+		args = append(args, agentArguments(c.AgentFD, c.agentPort())...)
+	}
+	if c.Guest != nil {
+		args = append(args, c.Guest.portArguments()...)
 	}
 	return args
+}
+
+// rootDevice returns what the guest sees of the root disk.
+func (c Config) rootDevice() Object {
+	if c.Guest != nil {
+		return Object{"serial": guestconfig.DataSerial}
+	}
+	return Object{"bootindex": 1}
+}
+
+// serialChardev is the name of the serial console in QEMU.
+const serialChardev = "serial"
+
+// consoleArguments returns what leads to the serial port.
+func (c Config) consoleArguments() []string {
+	if c.Guest != nil {
+		return kernelLogArguments()
+	}
+	return []string{"-serial", "chardev:" + serialChardev}
+}
+
+// agentPort returns the name by which the agent finds its port.
+func (c Config) agentPort() string {
+	if c.Guest != nil {
+		return guestconfig.AgentPort
+	}
+	return "org.qemu.guest_agent.0"
 }
 
 // BalloonInterval is how often QEMU asks the guest for its memory statistics.
@@ -202,12 +240,15 @@ const agentSlot = "1e"
 // AgentChardev is the name of the guest agent's socket in QEMU.
 const AgentChardev = "agent"
 
-// agentArguments returns the device by which the guest's agent is reached. The agent looks for
-// the name of the port.
-func agentArguments(fd int) []string {
+// agentArguments returns the device by which the guest's agent is reached, by a port of a name.
+func agentArguments(fd int, name string) []string {
 	controller := Object{"driver": "virtio-serial-pci", "id": "serial", "bus": "pcie.0", "addr": agentSlot + ".0", "multifunction": true}
-	port := Object{"driver": "virtserialport", "bus": "serial.0", "chardev": AgentChardev, "name": "org.qemu.guest_agent.0"}
-	return []string{"-chardev", socketDevice(AgentChardev, fd), "-device", controller.Text(), "-device", port.Text()}
+	return slices.Concat([]string{"-chardev", socketDevice(AgentChardev, fd), "-device", controller.Text()}, portArguments(AgentChardev, name))
+}
+
+// portArguments returns a port of the agent's device, which a program in the guest finds by its name.
+func portArguments(chardev, name string) []string {
+	return []string{"-device", Object{"driver": "virtserialport", "bus": "serial.0", "chardev": chardev, "name": name}.Text()}
 }
 
 // socketDevice returns a character device that serves the socket of a descriptor.

@@ -60,13 +60,23 @@ func (s *Supervisor) Console(ctx context.Context, types bool) (io.ReadWriteClose
 	return s.serial.attach(ctx, types)
 }
 
-// Exec implements control.Guest. The agent takes all input at once, before the command starts, and
+// TakesInput implements control.Guest.
+func (s *Supervisor) TakesInput() bool { return s.GuestNonce != nil }
+
+// Exec implements control.Guest. The QEMU guest agent takes all input at once, before the command starts, and
 // the output comes once the command has ended.
 func (s *Supervisor) Exec(ctx context.Context, c control.Command) (exitCode int, err error) {
-	a, err := s.findAgent(ctx)
-	if err == nil {
-		err = a.CheckExec(ctx) // before a person has typed
+	if err := s.checkGuest(ctx); err != nil {
+		return 0, guestFailure(err)
 	}
+	switch {
+	case s.image != nil:
+		return s.image.Exec(ctx, c)
+	case c.TTY:
+		return 0, control.ErrTerminal
+	}
+	a := s.guestAgent()
+	err = a.CheckExec(ctx) // before a person has typed
 	if err == nil {
 		exitCode, err = s.memory.exec(ctx, a, c)
 	}
@@ -146,11 +156,13 @@ func (m execMemory) readInput(from io.Reader) (input []byte, release func(), err
 
 // Interfaces implements control.Guest.
 func (s *Supervisor) Interfaces(ctx context.Context) ([]control.Interface, error) {
-	a, err := s.findAgent(ctx)
-	if err != nil {
+	if err := s.checkGuest(ctx); err != nil {
 		return nil, guestFailure(err)
 	}
-	found, err := a.Interfaces(ctx)
+	if s.image != nil {
+		return s.image.Interfaces(ctx)
+	}
+	found, err := s.guestAgent().Interfaces(ctx)
 	all := make([]control.Interface, len(found))
 	for n, i := range found {
 		all[n] = control.Interface(i)
@@ -158,19 +170,27 @@ func (s *Supervisor) Interfaces(ctx context.Context) ([]control.Interface, error
 	return all, guestFailure(err)
 }
 
-// findAgent returns the agent of a guest that runs and is not paused.
-func (s *Supervisor) findAgent(ctx context.Context) (agent.Agent, error) {
+// checkGuest fails unless the guest runs and is not paused.
+func (s *Supervisor) checkGuest(ctx context.Context) error {
 	if err := s.checkRunning(); err != nil {
-		return agent.Agent{}, err
+		return err
 	}
 	status, err := s.monitor.Status(ctx)
 	switch {
 	case err != nil:
-		return agent.Agent{}, control.ErrFailed
+		return control.ErrFailed
 	case status == machine.StatusPaused:
-		return agent.Agent{}, control.ErrPaused
+		return control.ErrPaused
 	}
-	return s.guestAgent(), nil
+	return nil
+}
+
+// setTime sets the clock of the guest.
+func (s *Supervisor) setTime(ctx context.Context) error {
+	if s.image != nil {
+		return s.image.SetTime(ctx, s.Clock.Now())
+	}
+	return s.guestAgent().SetTime(ctx)
 }
 
 // guestAgent returns the agent of the guest, which may have none.
@@ -183,9 +203,9 @@ func (s *Supervisor) guestAgent() agent.Agent {
 	}}
 }
 
-// isAgentMissing reports whether a guest cannot do what its agent is asked for.
+// isAgentMissing reports whether a guest cannot do what its agent is asked for, or boots.
 func isAgentMissing(err error) bool {
-	return errors.Is(err, agent.ErrNoAgent) || errors.Is(err, agent.ErrDisabled)
+	return errors.Is(err, agent.ErrNoAgent) || errors.Is(err, agent.ErrDisabled) || errors.Is(err, control.ErrSilent)
 }
 
 // agentFreeWithin is how long a client waits for the agent while others talk to it, which is
@@ -222,7 +242,7 @@ type agentTurn struct {
 
 	line     *agentLine
 	isClosed atomic.Bool
-	using    sync.Mutex
+	using    sync.RWMutex // held for reading by each Read and Write
 }
 
 // Read implements io.Reader.
@@ -232,8 +252,8 @@ func (t *agentTurn) Read(p []byte) (int, error) { return t.use(t.Conn.Read, p) }
 func (t *agentTurn) Write(p []byte) (int, error) { return t.use(t.Conn.Write, p) }
 
 func (t *agentTurn) use(call func([]byte) (int, error), p []byte) (int, error) {
-	t.using.Lock()
-	defer t.using.Unlock()
+	t.using.RLock()
+	defer t.using.RUnlock()
 	if t.isClosed.Load() {
 		return 0, net.ErrClosed
 	}

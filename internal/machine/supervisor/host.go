@@ -61,6 +61,8 @@ type HostConfig struct {
 	// StopID is that of a stop that was begun, empty for none; StopWithin is what is left of its time, 0 for ever.
 	StopID     string        `json:"stopID,omitempty"`
 	StopWithin time.Duration `json:"stopWithin,omitempty"`
+	// GuestNonce is that of the run of a container image.
+	GuestNonce []byte `json:"guestNonce,omitempty"`
 }
 
 // processName is how the program is called by who looks at processes: it is executed by a descriptor.
@@ -113,7 +115,7 @@ func runOnHost(ctx context.Context, log logr.Logger) error {
 	}
 	record := os.NewFile(recordFD, "record")
 	s := New(Config{
-		Disks: config.Disks, Clock: clock.RealClock{}, Log: log, LogBytes: config.LogBytes,
+		Disks: config.Disks, Clock: clock.RealClock{}, Log: log, LogBytes: config.LogBytes, GuestNonce: config.GuestNonce,
 		RecordEnd: func(e End) error { return writeEnd(record, e) },
 	})
 	process := &handle{gone: make(chan string, 1), logs: []keptLog{

@@ -20,6 +20,7 @@ import (
 
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/imageagent"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/qmp"
@@ -80,6 +81,8 @@ type Config struct {
 	ProbeForward func(context.Context, launch.Forward) error
 	// LogBytes is how much the guest may print before its log is cut; 0 means that it has none.
 	LogBytes int64
+	// GuestNonce is what Drover's program in the guest of a container image knows its host by; nil for other guests.
+	GuestNonce []byte
 	// Progress returns how far the disk that is being made is, before QEMU is started; nil if none is.
 	Progress func() *control.Copied
 	Clock    clock.WithTicker
@@ -97,6 +100,7 @@ type Supervisor struct {
 	client   *qmp.Client
 	serial   *serialConsole
 	agent    *agentLine
+	image    *imageagent.Agent // of the guest of a container image
 
 	progress progress
 	changed  chan struct{}
@@ -131,6 +135,9 @@ func (s *Supervisor) Attach(ctx context.Context, within time.Duration, process P
 		return err
 	}
 	s.process, s.serial, s.agent = process, serial, newAgentLine(ends.Agent)
+	if s.GuestNonce != nil {
+		s.image = imageagent.New(s.GuestNonce, s.agent.take)
+	}
 	s.client, s.monitor = client, machine.Monitor{Executor: client}
 	s.progress.setAccelerator(accelerator)
 	close(s.attached)
@@ -185,7 +192,7 @@ func (s *Supervisor) wake() {
 
 // setGuestClock sets the clock of a guest that was resumed.
 func (s *Supervisor) setGuestClock(ctx context.Context) {
-	if err := s.guestAgent().SetTime(ctx); err != nil && ctx.Err() == nil && !isAgentMissing(err) {
+	if err := s.setTime(ctx); err != nil && ctx.Err() == nil && !isAgentMissing(err) {
 		s.Log.Info("Clock of the guest could not be set after a pause", "cause", err.Error())
 	}
 }

@@ -16,6 +16,9 @@ type ServerTerminatedApplyConfiguration struct {
 	// reason is how the run ended, as one word in CamelCase, for example
 	// Completed, Error or OOMKilled.
 	Reason *string `json:"reason,omitempty"`
+	// message is what the guest says of the end, for example that the command was
+	// not found.
+	Message *string `json:"message,omitempty"`
 }
 
 // ServerTerminatedApplyConfiguration constructs a declarative configuration of the ServerTerminated type for use with
@@ -37,5 +40,13 @@ func (b *ServerTerminatedApplyConfiguration) WithExitCode(value int32) *ServerTe
 // If called multiple times, the Reason field is set to the value of the last call.
 func (b *ServerTerminatedApplyConfiguration) WithReason(value string) *ServerTerminatedApplyConfiguration {
 	b.Reason = &value
+	return b
+}
+
+// WithMessage sets the Message field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Message field is set to the value of the last call.
+func (b *ServerTerminatedApplyConfiguration) WithMessage(value string) *ServerTerminatedApplyConfiguration {
+	b.Message = &value
 	return b
 }

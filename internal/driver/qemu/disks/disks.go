@@ -41,6 +41,8 @@ func NewStore(folder string, images *ImageStore, imageDirs []string) *Store {
 type Disk struct {
 	Size  int64     `json:"size"`
 	Image BaseImage `json:"image"`
+	// Template is the file in the store that the disk of a container image stands on, in place of its image.
+	Template string `json:"template,omitempty"`
 }
 
 // Order is what a disk is to be, and the fields that say so.
@@ -59,6 +61,9 @@ func (d *Store) Make(path string, o Order) (Disk, error) {
 	i, err := d.FindImage(o)
 	if err != nil {
 		return Disk{}, err
+	}
+	if i.IsContainer() {
+		return d.makeForContainer(path, o, i)
 	}
 	size := max(o.Size, i.Size)
 	if err := d.CheckSize(o.SizeField, size); err != nil {
@@ -87,11 +92,18 @@ func (d *Store) Open(files *launch.Files, field, path string, have Disk, readOnl
 	if have.Image.Path == "" {
 		return opened, nil
 	}
-	base, err := d.openBase(field, have.Image)
+	format := have.Image.Format
+	var base *os.File
+	if have.Image.IsContainer() {
+		format = formatRaw
+		base, err = d.openTemplate(have.Template)
+	} else {
+		base, err = d.openBase(field, have.Image)
+	}
 	if err != nil {
 		return nil, err
 	}
-	opened.Backing = &launch.Layer{FD: files.Add(base), Format: have.Image.Format}
+	opened.Backing = &launch.Layer{FD: files.Add(base), Format: format}
 	return opened, nil
 }
 

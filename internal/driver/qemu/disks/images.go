@@ -46,7 +46,7 @@ func (i BaseImage) Describe() string {
 	switch {
 	case i.Source == "":
 		return "no image"
-	case image.IsRemote(i.Source):
+	case image.IsFetched(i.Source):
 		return ImageSettings{i.Source, image.DigestOf(i.Path)}.Describe()
 	}
 	return image.Redact(i.Source)
@@ -61,7 +61,7 @@ func (i BaseImage) FetchedRef(policy image.PullPolicy) image.Ref {
 // Digest returns the digest of an image that was fetched, whatever its source stands for
 // by now; others have none.
 func (i BaseImage) Digest() string {
-	if !image.IsRemote(i.Source) || i.Path == "" {
+	if !image.IsFetched(i.Source) || i.Path == "" {
 		return ""
 	}
 	return image.DigestOf(i.Path)
@@ -75,9 +75,9 @@ func (d *Store) IsSame(have BaseImage, requested ImageSettings) bool {
 	switch {
 	case have.ImageSettings == requested:
 		return true
-	case requested.Source == "" || image.IsRemote(have.Source) != image.IsRemote(requested.Source):
+	case requested.Source == "" || image.IsFetched(have.Source) != image.IsFetched(requested.Source):
 		return false
-	case !image.IsRemote(requested.Source):
+	case !image.IsFetched(requested.Source):
 		return image.FilePath(requested.Source) == have.Path
 	case requested.Source == have.Source && requested.Checksum == "":
 		return true
@@ -87,6 +87,12 @@ func (d *Store) IsSame(have BaseImage, requested ImageSettings) bool {
 
 // describeImage describes an image that is on this host.
 func (d *Store) describeImage(field string, requested ImageSettings) (BaseImage, error) {
+	if image.IsContainer(requested.Source) {
+		root, err := d.describeRoot(requested)
+		if !errors.Is(err, image.ErrNotRoot) {
+			return root, err
+		}
+	}
 	f, err := d.OpenImage(field, requested)
 	if err != nil {
 		return BaseImage{}, err
@@ -102,7 +108,7 @@ func (d *Store) describeImage(field string, requested ImageSettings) (BaseImage,
 // OpenImage opens the file of an image: the one that the source names, or the one that
 // was fetched.
 func (d *Store) OpenImage(field string, requested ImageSettings) (*os.File, error) {
-	if !image.IsRemote(requested.Source) {
+	if !image.IsFetched(requested.Source) {
 		return d.openSource(field+".source", requested.Source)
 	}
 	path, exists := d.images.Path(requested.Ref())
@@ -195,7 +201,7 @@ func (d *Store) CheckKernel(spec driver.ServerSpec) error {
 
 // pathOf returns where an image is now.
 func (d *Store) pathOf(i BaseImage) string {
-	if !image.IsRemote(i.Source) {
+	if !image.IsFetched(i.Source) {
 		return i.Path
 	}
 	path, _ := d.images.Path(i.FetchedRef(""))
@@ -226,7 +232,7 @@ func (d *Store) checkBase(f *os.File, was BaseImage) error {
 	if err != nil {
 		why = ": " + err.Error()
 	}
-	if image.IsRemote(was.Source) {
+	if image.IsFetched(was.Source) {
 		return unavailableError("image %s was cut off or changed in %s: remove that file, and it is fetched again%s", image.Redact(was.Source), d.pathOf(was), why)
 	}
 	return unavailableError("image %s was changed or replaced since the server's disk was made on top of it: put it back as it was, its time included%s", was.Path, why)
@@ -236,6 +242,13 @@ func (d *Store) checkBase(f *os.File, was BaseImage) error {
 func (d *Store) CheckImage(field string, have Disk) error {
 	if have.Image.Path == "" {
 		return nil
+	}
+	if have.Image.IsContainer() {
+		root, err := d.OpenRoot(have.Image)
+		if err != nil {
+			return err
+		}
+		return root.Close()
 	}
 	f, err := d.openBase(field, have.Image)
 	if err != nil {
@@ -247,7 +260,7 @@ func (d *Store) CheckImage(field string, have Disk) error {
 // reopenImage opens the image of a disk. The content behind a source may have changed,
 // but not what was fetched from it then.
 func (d *Store) reopenImage(field string, was BaseImage) (*os.File, error) {
-	if !image.IsRemote(was.Source) {
+	if !image.IsFetched(was.Source) {
 		return d.OpenImage(field, ImageSettings{Source: was.Path})
 	}
 	return d.OpenImage(field, ImageSettings{was.Source, was.FetchedRef("").Checksum})

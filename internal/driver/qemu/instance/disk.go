@@ -29,7 +29,11 @@ func (h *Host) MakeRoot(path string, spec driver.ServerSpec, requested disks.Ima
 		_, err := h.Disks.OpenImage(RootField, requested)
 		return disks.Disk{}, err
 	}
-	return h.Disks.Make(path, RootOrder(spec, requested))
+	made, err := h.Disks.Make(path, RootOrder(spec, requested))
+	if err != nil {
+		return made, err
+	}
+	return made, CheckFields(spec, made.Image.IsContainer())
 }
 
 // RootOrder returns what the root disk is to be.
@@ -80,7 +84,7 @@ func (inst *Instance) GrowDisks(ctx context.Context, spec driver.ServerSpec) err
 // spec has it: what a name stands for may change later.
 func (inst *Instance) RenameImage(spec driver.ServerSpec) error {
 	requested := inst.ImageOf(spec)
-	if inst.Root.Size == 0 || inst.Root.Image.ImageSettings == requested || !inst.Host.Disks.IsSame(inst.Root.Image, requested) {
+	if !inst.KeepsRoot(spec) || inst.Root.Image.ImageSettings == requested || !inst.Host.Disks.IsSame(inst.Root.Image, requested) {
 		return nil
 	}
 	inst.Root.Image.ImageSettings = requested

@@ -70,7 +70,9 @@ type Host struct {
 	installing        sync.Mutex
 	installed         *supervisor.Program
 	LogBound          int64
-	Memory            memory.Reservations
+	// GuestDir is the folder of the kernel that boots container images.
+	GuestDir string
+	Memory   memory.Reservations
 	// ReservedOf returns how much of the total memory is reserved.
 	ReservedOf func(total int64) int64
 	FindGroups func() (cgroup.Folder, error)

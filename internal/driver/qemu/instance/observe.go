@@ -119,17 +119,16 @@ func (inst *Instance) observeExit(ctx context.Context) error {
 	if err != nil {
 		return wrapBroken("repair or remove "+inst.ExitFile(), err)
 	}
-	if known == nil && inst.On { // its supervisor is about to record how, and to make QEMU quit
+	switch inst.Exit = known; {
+	case known != nil:
+	case inst.On: // its supervisor is about to record how, and to make QEMU quit
 		inst.Exit = &exit
-		return nil
-	}
-	if known == nil {
+	default:
 		exit.At = inst.Host.Clock.Now()
 		exit, _ = inst.RecordExit(exit) // which logs why it could not
-		known = &exit
+		inst.Exit = &exit
 	}
-	inst.Exit = known
-	return nil
+	return wrapBroken("repair or remove "+inst.resultFile(), inst.addClaim(inst.Exit))
 }
 
 // exitOf returns the exit that a run state stands for, if the guest does not come back from it.

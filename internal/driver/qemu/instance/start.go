@@ -74,6 +74,8 @@ type start struct {
 	// machine is what runs, and files are those that QEMU is to get.
 	machine launch.Config
 	files   *launch.Files
+	// guest is for a run of a container image.
+	guest record.Guest
 }
 
 // prepareRun gathers what the run needs, and opens the files that QEMU is to get.
@@ -90,17 +92,24 @@ func (s *start) prepareRun(ctx context.Context, on Platform) error {
 	if s.machine.Volumes, err = s.prepareVolumes(); err != nil {
 		return err
 	}
-	if s.machine.Kernel, err = s.host.Disks.OpenKernel(s.spec, s.files); err != nil {
-		return err
-	}
-	if s.machine.SeedFD, err = seedOf(s.spec).AddTo(s.files, s.inst.Machine); err != nil {
-		return s.host.StateDir.Explain(err)
-	}
 	if s.machine.Forwards, err = hostports.ChooseForwards(ctx, s.spec.Ports, s.inst.Forwards, s.host.ChoosePort); err != nil {
 		return err
 	}
-	s.machine.Root, err = s.prepareRoot()
-	return err
+	if s.machine.Root, err = s.prepareRoot(); err != nil {
+		return err
+	}
+	isContainer := s.inst.Root.Image.IsContainer()
+	if err := CheckFields(s.spec, isContainer); err != nil {
+		return err
+	}
+	if isContainer {
+		return s.prepareGuest()
+	}
+	if s.machine.Kernel, err = s.host.Disks.OpenKernel(s.spec, s.files); err != nil {
+		return err
+	}
+	s.machine.SeedFD, err = seedOf(s.spec).AddTo(s.files, s.inst.Machine)
+	return s.host.StateDir.Explain(err)
 }
 
 // prepareVolumes makes the volumes that do not exist yet. One that the spec does not name
@@ -184,7 +193,10 @@ func seedOf(spec driver.ServerSpec) machine.Seed {
 // prepareRoot makes the root disk where there is none yet. An existing one stays,
 // whatever image the spec names now: it holds what the guest wrote.
 func (s *start) prepareRoot() (*launch.Drive, error) {
-	if s.inst.NeedsRoot(s.spec) {
+	if s.inst.NeedsRoot(s.spec) && !s.hasNewRoot() {
+		if err := s.discardRoot(); err != nil {
+			return nil, s.host.StateDir.Explain(err)
+		}
 		err := s.makeDisk(RootDiskFile, func(path string) (disks.Disk, error) {
 			return s.host.MakeRoot(path, s.spec, s.inst.ImageOf(s.spec))
 		}, func(made disks.Disk) { s.inst.Root = made })
@@ -196,6 +208,25 @@ func (s *start) prepareRoot() (*launch.Drive, error) {
 		return nil, nil //nolint:nilnil // Nil is for no disk.
 	}
 	return s.host.Disks.Open(s.files, RootField, s.inst.File(RootDiskFile), s.inst.Root, false)
+}
+
+// hasNewRoot reports whether there is a root disk as the spec wants it that no guest has written to.
+func (s *start) hasNewRoot() bool {
+	has := s.inst.Root
+	return has.Size > 0 && has.Size >= s.spec.RootDiskBytes && has.Image.ImageSettings == s.inst.ImageOf(s.spec) &&
+		disks.CheckUnwritten(s.inst.File(RootDiskFile)) == nil
+}
+
+// discardRoot removes the root disk of the last run of an ephemeral server. The record names it until there is another.
+func (s *start) discardRoot() error {
+	if s.inst.Root.Size == 0 {
+		return nil
+	}
+	err := s.host.StateDir.Discard(s.inst.File(RootDiskFile))
+	if errors.Is(err, fs.ErrNotExist) { // as after an interrupted start
+		return nil
+	}
+	return err
 }
 
 // recordRun records the run that is about to begin, and renames the previous log. A start that
@@ -211,6 +242,9 @@ func (s *start) recordRun() error {
 	inst.Phase, inst.Run, inst.StartedAt = record.PhaseStarting, NewID(), s.host.Clock.Now()
 	inst.Stop, inst.Settings, inst.Forwards = nil, record.SettingsOf(s.spec, inst.Root.Image.ImageSettings), s.machine.Forwards
 	inst.MachineType, inst.Accelerator = s.machine.Type, s.machine.Accel
+	if inst.Guest = nil; s.machine.Guest != nil {
+		inst.Guest = &s.guest
+	}
 	inst.CPUGroup, inst.CPUNote = "", ""
 	if s.spec.CPUMilli%1000 != 0 {
 		s.planCPUGroup()
@@ -241,6 +275,9 @@ func wholeCPUs(cpuMilli int64) int64 { return (cpuMilli + 999) / 1000 }
 // such as a machine that is started at the same time. Then it chooses another port and tries
 // again.
 func (s *start) startMachine(ctx context.Context, runLock *os.File) (err error) {
+	if err := s.openResult(); err != nil {
+		return err
+	}
 	m, ports := s.machine, s.spec.Ports
 	if m.AgentFD, err = s.inst.AddAgent(s.files); err != nil {
 		return s.host.StateDir.Explain(err)
@@ -281,6 +318,7 @@ func (s *start) undo(ctx context.Context, before record.Record) error {
 	}
 	_ = os.Remove(place.Record) // of a run that never began
 	s.host.RemoveGroup(ctx, s.inst.CPUGroup)
+	_ = os.Remove(s.inst.resultFile())
 	s.inst.Record = before
 	return errors.Join(s.inst.SetLogAside(machine.FailedLog), s.inst.Save())
 }

@@ -43,6 +43,9 @@ func (inst *Instance) Supervisor() supervisor.Place {
 	if inst.Retained { // no caller asks for it
 		p.Record = inst.File("end")
 	}
+	if inst.Guest != nil {
+		p.Config.GuestNonce = inst.Guest.Nonce
+	}
 	if inst.Phase == record.PhaseOn {
 		p.Config.StartedAt = inst.StartedAt
 	}

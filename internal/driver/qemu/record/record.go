@@ -10,6 +10,7 @@ package record
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"time"
@@ -65,11 +66,21 @@ type Record struct {
 	Accelerator string `json:"accelerator,omitempty"`
 	// Forwards are those of the last run.
 	Forwards []launch.Forward `json:"forwards,omitempty"`
+	// Guest is set if the last run was of a container image.
+	Guest *Guest `json:"guest,omitempty"`
 
 	Settings Settings   `json:"settings"`
 	Root     disks.Disk `json:"root"`
 	// Volumes are the volumes by name, including those that are not attached any more.
 	Volumes map[string]disks.Disk `json:"volumes,omitempty"`
+}
+
+// Guest is what a run of a container image has.
+type Guest struct {
+	// Nonce is what Drover's program in the guest knows its host by.
+	Nonce []byte `json:"nonce"`
+	// Kernel is the digest of the kernel.
+	Kernel string `json:"kernel"`
 }
 
 // Settings are the parts of the spec that take a restart to change.
@@ -84,6 +95,12 @@ type Settings struct {
 	// UserData and NetworkData are hashes, which show whether the texts changed.
 	UserData    string `json:"userData,omitempty"`
 	NetworkData string `json:"networkData,omitempty"`
+
+	Command    []string `json:"command,omitempty"`
+	Args       []string `json:"args,omitempty"`
+	WorkingDir string   `json:"workingDir,omitempty"`
+	// Env is a hash, since values may be of Secrets.
+	Env string `json:"env,omitempty"`
 }
 
 // VolumeSettings are a volume's settings without its image: a volume is made of that only
@@ -103,6 +120,7 @@ func SettingsOf(spec driver.ServerSpec, image disks.ImageSettings) Settings {
 	s := Settings{
 		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: image, Ports: spec.Ports,
 		SSHKeys: spec.SSHKeys, UserData: hashSecret(spec.UserData), NetworkData: hashSecret(spec.NetworkData),
+		Command: spec.Command, Args: spec.Args, WorkingDir: spec.WorkingDir, Env: hashEnv(spec.Env),
 	}
 	if spec.Image.Kernel != nil {
 		s.Kernel = *spec.Image.Kernel
@@ -111,6 +129,18 @@ func SettingsOf(spec driver.ServerSpec, image disks.ImageSettings) Settings {
 		s.Volumes = append(s.Volumes, VolumeSettings{v.Name, v.ReadOnly})
 	}
 	return s
+}
+
+// hashEnv returns a value by which two lists of variables can be compared without keeping them.
+func hashEnv(env []driver.EnvVar) string {
+	if len(env) == 0 {
+		return ""
+	}
+	sum := sha256.New()
+	for _, e := range env {
+		_, _ = fmt.Fprintf(sum, "%q=%q\n", e.Name, e.Value.Reveal()) // a hash takes anything
+	}
+	return hex.EncodeToString(sum.Sum(nil))
 }
 
 // hashSecret returns a value by which two secrets can be compared without keeping them.
@@ -137,9 +167,12 @@ func (r Record) ImageOf(spec driver.ServerSpec) disks.ImageSettings {
 	return RequestedImage(spec, r.Root.Image.ImageSettings)
 }
 
-// NeedsRoot reports whether a machine without a root disk is to have one.
+// KeepsRoot reports whether the next run has the root disk of the last one.
+func (r Record) KeepsRoot(spec driver.ServerSpec) bool { return r.Root.Size > 0 && !spec.Ephemeral }
+
+// NeedsRoot reports whether a root disk is to be made for the next run.
 func (r Record) NeedsRoot(spec driver.ServerSpec) bool {
-	return r.Root.Size == 0 && (spec.RootDiskBytes > 0 || r.ImageOf(spec).Source != "")
+	return !r.KeepsRoot(spec) && (spec.RootDiskBytes > 0 || r.ImageOf(spec).Source != "")
 }
 
 // SizesToGrow returns the sizes of the disks that the spec wants larger and that can grow as they

@@ -1,0 +1,173 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"bytes"
+	"io"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// container is a machine of a container image with BusyBox.
+type container struct {
+	e    *engine
+	d    *Driver
+	spec driver.ServerSpec
+}
+
+// newContainer opens a driver that may fetch an image, and returns a spec of that image.
+func newContainer(t *testing.T, config v1.Config) *container {
+	t.Helper()
+	e := newEngine(t)
+	host := framework.NewRegistry(t, nil)
+	framework.PushImage(t, host+"/busybox:1", framework.BusyBoxImage(t, config))
+	o := e.options()
+	o.Fetch.PlainHTTP, o.UncheckedImages, o.GuestKernel = []string{host}, true, framework.GuestKernel(t)
+	c := &container{e: e, d: openWith(t, o), spec: e.spec()}
+	c.spec.MemoryBytes, c.spec.RootDiskBytes = 128<<20, 1<<30
+	c.spec.Image = driver.Image{Source: host + "/busybox:1"}
+	return c
+}
+
+// prints waits until the log of the machine has a text.
+func (c *container) prints(t *testing.T, text string) {
+	t.Helper()
+	assert.Eventually(t, "it prints "+text, func(t testing.TB) error {
+		log, err := c.d.Logs(t.Context(), c.spec.UID, driver.LogOptions{})
+		if err != nil {
+			return err
+		}
+		defer func() { _ = log.Close() }()
+		got, err := io.ReadAll(log)
+		if !strings.Contains(string(got), text) {
+			t.Errorf("it has printed %q", got)
+		}
+		return err
+	})
+}
+
+// exec runs a shell command beside the image's own, and returns what it prints and its exit code.
+func (c *container) exec(t *testing.T, tty bool, stdin, command string) (string, int) {
+	t.Helper()
+	var out bytes.Buffer
+	var code int
+	sizes := make(chan driver.TerminalSize, 1)
+	sizes <- driver.TerminalSize{Width: 100, Height: 40}
+	assert.Eventually(t, command+" is run", func(t testing.TB) (err error) {
+		out.Reset()
+		code, err = c.d.Exec(t.Context(), c.spec.UID, driver.ExecRequest{
+			Command: []string{"sh", "-c", command}, Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &out, TTY: tty, Resize: sizes,
+		})
+		return err
+	})
+	return out.String(), code
+}
+
+// wantExit waits until the machine has ended by itself.
+func (c *container) wantExit(t *testing.T, code int, reason string) {
+	t.Helper()
+	exit := reach(t, c.d, c.spec, driver.StateStopped).Exit
+	if exit == nil || exit.Code != code || exit.Reason != reason {
+		t.Errorf("it ended with %+v, want %d %s", exit, code, reason)
+	}
+}
+
+// TestContainer boots a container image: its command has what the spec says, others run beside it with terminals and
+// exit codes, a new supervisor reaches them too, the disk is kept, and the exit code is the machine's.
+func TestContainer(t *testing.T) {
+	t.Parallel()
+	c := newContainer(t, v1.Config{
+		Entrypoint: []string{"/bin/sh", "-c"}, Cmd: []string{"echo unused"}, Env: []string{"A=image", "PATH=/bin"}, User: "ann", WorkingDir: "/home/ann", StopSignal: "SIGUSR1",
+	})
+	c.spec.Args = []string{`trap 'exit 7' USR1; echo "$A $B in $(pwd) on $(hostname), boots $(cat boots)"; id; echo x >>boots; while :; do sleep 0.1; done`}
+	c.spec.Env, c.spec.GracePeriod = []driver.EnvVar{{Name: "B", Value: driver.NewSecret("hunter2")}}, 10*time.Minute
+	first := reach(t, c.d, c.spec, driver.StateRunning)
+	c.prints(t, "image hunter2 in /home/ann on test-vm, boots ")
+	c.prints(t, "uid=1000(ann) gid=1000(ann)")
+	if out, code := c.exec(t, false, "input\n", "cat; id -un; exit 3"); code != 3 || out != "input\nann\n" {
+		t.Errorf("the code is %d, and it printed %q", code, out)
+	}
+	if out, code := c.exec(t, true, "", "sleep 0.1; stty size; kill -9 $$"); code != 137 || !strings.Contains(out, "40 100") {
+		t.Errorf("with a terminal the code is %d, and it printed %q", code, out)
+	}
+	signalSupervisor(t, c.d.InstanceOf(c.spec.UID), syscall.SIGKILL)
+	if out, code := c.exec(t, false, "", "cat boots"); code != 0 || out != "x\n" {
+		t.Errorf("after the supervisor was killed the code is %d, and it printed %q", code, out)
+	}
+	c.spec.Power = driver.PowerOff
+	c.wantExit(t, 7, "Error")
+
+	c.spec.Power, c.spec.RestartRun = driver.PowerOn, first.Run
+	c.spec.Args = []string{"exit $(wc -c <boots)"}
+	reach(t, c.d, c.spec, driver.StateRunning)
+	c.spec.RestartRun = ""
+	c.wantExit(t, 2, "Error")
+	gone(t, c.d, c.spec)
+}
+
+// TestContainerIsEphemeral checks that an ephemeral machine begins each run with its image, and takes another one then.
+func TestContainerIsEphemeral(t *testing.T) {
+	t.Parallel()
+	c := newContainer(t, v1.Config{Entrypoint: []string{"/bin/sh", "-c", "test -e /was && exit 9; touch /was; exit 0"}, Env: []string{"PATH=/bin"}})
+	c.spec.Ephemeral, c.spec.RootDiskBytes = true, 0
+	first := reach(t, c.d, c.spec, driver.StateRunning)
+	c.wantExit(t, 0, "Completed")
+	c.spec.RestartRun = first.Run
+	second := reach(t, c.d, c.spec, driver.StateRunning)
+	c.spec.RestartRun = ""
+	c.wantExit(t, 0, "Completed")
+
+	host, _, _ := strings.Cut(c.spec.Image.Source, "/")
+	c.spec.Image.Source = host + "/busybox:2"
+	framework.PushImage(t, c.spec.Image.Source, framework.BusyBoxImage(t, v1.Config{Entrypoint: []string{"/bin/absent"}}))
+	c.spec.RestartRun = second.Run
+	third := reach(t, c.d, c.spec, driver.StateRunning)
+	if third.ImageID == second.ImageID || third.Refused != nil {
+		t.Errorf("the image is %s, was %s, and is refused with %+v", third.ImageID, second.ImageID, third.Refused)
+	}
+	c.spec.RestartRun = ""
+	c.wantExit(t, 127, "Error")
+	gone(t, c.d, c.spec)
+}
+
+// TestContainerFields checks that fields which mean nothing for an image are refused by name, before any machine is made.
+func TestContainerFields(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	for name, change := range map[string]struct {
+		change      func(*driver.ServerSpec)
+		isContainer bool
+		kind        error
+		says        string
+	}{
+		"command for a disk":     {func(s *driver.ServerSpec) { s.Command = []string{"x"} }, false, driver.ErrUnsupported, "spec.command"},
+		"args for a disk":        {func(s *driver.ServerSpec) { s.Args = []string{"x"} }, false, driver.ErrUnsupported, "spec.args"},
+		"env for a disk":         {func(s *driver.ServerSpec) { s.Env = []driver.EnvVar{{Name: "A"}} }, false, driver.ErrUnsupported, "spec.env"},
+		"workingDir for a disk":  {func(s *driver.ServerSpec) { s.WorkingDir = "/x" }, false, driver.ErrUnsupported, "spec.workingDir"},
+		"user-data for an image": {func(s *driver.ServerSpec) { s.UserData = driver.NewSecret("x") }, true, driver.ErrUnsupported, "spec.userData"},
+		"network for an image":   {func(s *driver.ServerSpec) { s.NetworkData = driver.NewSecret("x") }, true, driver.ErrUnsupported, "spec.networkData"},
+		"keys for an image":      {func(s *driver.ServerSpec) { s.SSHKeys = []string{"x"} }, true, driver.ErrUnsupported, "spec.sshAuthorizedKeys"},
+		"a kernel for an image":  {func(s *driver.ServerSpec) { s.Image.Kernel = &driver.Kernel{Source: "/x"} }, true, driver.ErrUnsupported, "spec.image.kernel"},
+		"little memory":          {func(s *driver.ServerSpec) { s.MemoryBytes = 64 << 20 }, true, driver.ErrInvalid, "128Mi"},
+		"a command for an image": {func(s *driver.ServerSpec) { s.Command = []string{"x"} }, true, nil, ""},
+		"user-data for a disk":   {func(s *driver.ServerSpec) { s.UserData = driver.NewSecret("x") }, false, nil, ""},
+	} {
+		spec := e.spec()
+		if change.isContainer {
+			spec.MemoryBytes = 128 << 20
+		}
+		change.change(&spec)
+		assert.ErrorIs(t, name, instance.CheckFields(spec, change.isContainer), change.kind, change.says)
+	}
+}

@@ -1,0 +1,180 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package instance
+
+import (
+	"crypto/rand"
+	"errors"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
+	"cloudnative.tw/drover/internal/guest/config"
+	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
+)
+
+// minContainerMemory is what the kernel, Drover's program and a small command need.
+const minContainerMemory = 128 << 20
+
+// CheckFields refuses fields that mean nothing for the image of a spec, which is a container image or a disk.
+func CheckFields(spec driver.ServerSpec, isContainer bool) error {
+	const forDisks, forContainers = "it is for the image of a disk, and a container image has nothing that reads it; leave it out", "it is for container images, and this image is a disk; leave it out"
+	if isContainer && spec.MemoryBytes < minContainerMemory {
+		return driver.Errorf(driver.ErrInvalid, "spec.resource.memory is %s: a container image needs at least %s", kit.FormatBytes(spec.MemoryBytes), kit.FormatBytes(minContainerMemory))
+	}
+	for _, f := range []struct {
+		name         string
+		isSet, isFor bool
+		hint         string
+	}{
+		{"image.kernel", spec.Image.Kernel != nil, !isContainer, "a container image boots Drover's own kernel; leave it out"},
+		{"userData", !spec.UserData.IsZero(), !isContainer, forDisks},
+		{"networkData", !spec.NetworkData.IsZero(), !isContainer, forDisks},
+		{"sshAuthorizedKeys", len(spec.SSHKeys) > 0, !isContainer, forDisks},
+		{"command", len(spec.Command) > 0, isContainer, forContainers},
+		{"args", len(spec.Args) > 0, isContainer, forContainers},
+		{"env", len(spec.Env) > 0, isContainer, forContainers},
+		{"workingDir", spec.WorkingDir != "", isContainer, forContainers},
+	} {
+		if f.isSet && !f.isFor {
+			return driver.Errorf(driver.ErrUnsupported, "spec.%s: %s", f.name, f.hint)
+		}
+	}
+	return nil
+}
+
+// prepareGuest gathers what a run of a container image needs besides its disks: the kernel, the image, what Drover's
+// program in the guest is told, and where it answers.
+func (s *start) prepareGuest() (err error) {
+	if s.machine.Kernel, s.guest.Kernel, err = s.host.openGuestKernel(s.machine.Accel, s.files); err != nil {
+		return err
+	}
+	root, err := s.host.Disks.OpenRoot(s.inst.Root.Image)
+	if err != nil {
+		return err
+	}
+	s.machine.Guest = &launch.Guest{ImageFD: s.files.Add(root.File)}
+	s.guest.Nonce = make([]byte, config.NonceBytes)
+	_, _ = rand.Read(s.guest.Nonce) // never fails
+	told, err := tellGuest(s.spec, root.Config, s.guest.Nonce)
+	if err != nil {
+		return err
+	}
+	s.machine.Guest.ConfigFD = s.files.Add(told)
+	return nil
+}
+
+// resultFile returns the path of what the guest says of the run. It goes with the record of the run's end.
+func (inst *Instance) resultFile() string {
+	return strings.TrimSuffix(inst.ExitFile(), ".json") + ".result"
+}
+
+// openResult opens the file of the result for QEMU.
+func (s *start) openResult() error {
+	if s.machine.Guest == nil {
+		return nil
+	}
+	f, err := os.OpenFile(s.inst.resultFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return s.host.StateDir.Explain(err)
+	}
+	s.machine.Guest.ResultFD = s.files.Add(f)
+	return nil
+}
+
+// tellGuest returns a file of memory with what the program in the guest is told. It may have Secrets.
+func tellGuest(spec driver.ServerSpec, says image.Config, nonce []byte) (*os.File, error) {
+	hostname, _, _ := strings.Cut(spec.Name, ".")
+	c := config.Config{
+		Hostname: hostname, Args: argumentsOf(spec, says), Env: slices.Clone(says.Env), User: says.User,
+		WorkingDir: says.WorkingDir, StopSignal: says.StopSignal, GraceSeconds: graceOf(spec.GracePeriod),
+		Network: config.Network{DHCP: true}, Disks: config.Disks{Root: config.RootSerial, Data: config.DataSerial}, Nonce: nonce,
+	}
+	for _, e := range spec.Env {
+		c.Env = append(c.Env, e.Name+"="+e.Value.Reveal())
+	}
+	if spec.WorkingDir != "" {
+		c.WorkingDir = spec.WorkingDir
+	}
+	text, err := config.Encode(c)
+	if err != nil {
+		return nil, driver.Errorf(driver.ErrInvalid, "spec.image cannot be run: %w", err)
+	}
+	return sealedFile(text)
+}
+
+// argumentsOf returns what is run, by the rules of a pod: a command of the spec also replaces the image's arguments.
+func argumentsOf(spec driver.ServerSpec, says image.Config) []string {
+	entrypoint, args := says.Entrypoint, says.Cmd
+	if len(spec.Command) > 0 {
+		entrypoint, args = spec.Command, nil
+	}
+	if len(spec.Args) > 0 {
+		args = spec.Args
+	}
+	return slices.Concat(entrypoint, args)
+}
+
+// graceOf returns how long the guest waits for the command to end, in seconds. It is a little less than what the host
+// waits for the guest, so that the guest can still report a command that it has killed.
+func graceOf(period time.Duration) int64 {
+	const reportWithin = 2 * time.Second
+	return max(1, min(int64((period-reportWithin)/time.Second), config.MaxGraceSeconds))
+}
+
+// sealedFile returns a file of memory that cannot be changed any more.
+func sealedFile(content []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate("config", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	f := os.NewFile(uintptr(fd), "config")
+	if _, err = f.Write(content); err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// Reasons of the exits of container images, as docker has them.
+const reasonError = "Error"
+
+// addClaim adds to the exit of a guest that has shut down how its command has ended, by the guest's own account.
+func (inst *Instance) addClaim(exit *driver.Exit) error {
+	if inst.Guest == nil || exit.Reason != machine.EndCompleted {
+		return nil
+	}
+	f, err := os.OpenFile(inst.resultFile(), os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	claim, err := config.ReadClaim(f)
+	switch {
+	case err != nil:
+		return err
+	case claim.Ended:
+		exit.Code = claim.Code
+	case !claim.Handover:
+		exit.Code = config.CodeFailed
+	}
+	if exit.Code != 0 {
+		exit.Reason = reasonError
+	}
+	exit.Message = claim.Message
+	return nil
+}

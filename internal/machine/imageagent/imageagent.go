@@ -1,0 +1,140 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package imageagent asks Drover's program in the machine of a container image to do what
+// control.Guest promises.
+//
+// Start with Agent.
+package imageagent
+
+import (
+	"context"
+	"errors"
+	"net"
+	"time"
+
+	"cloudnative.tw/drover/internal/guest/client"
+	"cloudnative.tw/drover/internal/guest/wire"
+	"cloudnative.tw/drover/internal/machine/control"
+)
+
+// answerWithin is how long the program may take to begin a session. One that boots answers as soon as it can.
+const answerWithin = 10 * time.Second
+
+// Agent is the program in one guest.
+type Agent struct {
+	// Take waits for the connection to the guest, and returns it until it is closed. It can be taken again.
+	Take func(context.Context) (net.Conn, error)
+	// Nonce is what the program knows its host by.
+	Nonce []byte
+
+	turn    chan struct{} // has a value while a session is looked for
+	session *client.Client
+}
+
+// New returns the agent of a guest to which take leads.
+func New(nonce []byte, take func(context.Context) (net.Conn, error)) *Agent {
+	return &Agent{Take: take, Nonce: nonce, turn: make(chan struct{}, 1)}
+}
+
+// reach returns the session, and begins one if there is none.
+func (a *Agent) reach(ctx context.Context) (*client.Client, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, answerWithin, control.ErrSilent)
+	defer cancel()
+	select {
+	case a.turn <- struct{}{}:
+		defer func() { <-a.turn }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	if a.session != nil {
+		select {
+		case <-a.session.Done():
+		default:
+			return a.session, nil
+		}
+	}
+	conn, err := a.Take(ctx)
+	if err == nil {
+		a.session, err = client.New(ctx, conn, a.Nonce)
+	}
+	return a.session, err
+}
+
+// failures are what clients learn of a failure, the first that fits.
+var failures = []struct{ of, as error }{
+	{client.ErrEndUnknown, control.ErrEndUnknown},
+	{client.ErrNotFound, control.ErrCommandNotFound},
+	{client.ErrNotExecutable, control.ErrCommandNotExecutable},
+	{client.ErrBusy, control.ErrBusy},
+	{client.ErrLost, control.ErrSilent},
+	{client.ErrBadAnswer, control.ErrBadAnswer},
+	{client.ErrRefused, control.ErrCommand},
+}
+
+func failure(err error) error {
+	for _, f := range failures {
+		if errors.Is(err, f.of) {
+			return f.as
+		}
+	}
+	return err
+}
+
+// Exec runs a command beside the image's own, as its user and in its folder.
+func (a *Agent) Exec(ctx context.Context, c control.Command) (exitCode int, err error) {
+	session, err := a.reach(ctx)
+	if err != nil {
+		return 0, failure(err)
+	}
+	sizes := make(chan wire.Size)
+	done := make(chan struct{})
+	defer close(done)
+	go passSizes(c.Resize, sizes, done)
+	exit, err := session.Exec(ctx, client.Command{
+		Exec: wire.Exec{Args: c.Args, TTY: c.TTY}, Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, Resize: sizes,
+	})
+	return exit.Code, failure(err)
+}
+
+// passSizes passes the sizes of a terminal on until done is closed.
+func passSizes(from <-chan control.TerminalSize, to chan<- wire.Size, done <-chan struct{}) {
+	for {
+		select {
+		case <-done:
+			return
+		case size, ok := <-from:
+			if !ok {
+				return
+			}
+			select {
+			case to <- wire.Size{Rows: size.Height, Columns: size.Width}:
+			case <-done:
+				return
+			}
+		}
+	}
+}
+
+// Interfaces returns the guest's network interfaces.
+func (a *Agent) Interfaces(ctx context.Context) ([]control.Interface, error) {
+	session, err := a.reach(ctx)
+	if err != nil {
+		return nil, failure(err)
+	}
+	found, err := session.Interfaces(ctx)
+	all := make([]control.Interface, len(found))
+	for n, i := range found {
+		all[n] = control.Interface(i)
+	}
+	return all, failure(err)
+}
+
+// SetTime sets the guest's clock.
+func (a *Agent) SetTime(ctx context.Context, now time.Time) error {
+	session, err := a.reach(ctx)
+	if err != nil {
+		return failure(err)
+	}
+	return failure(session.SetTime(ctx, now))
+}
