@@ -137,10 +137,14 @@ func (m *machine) start() {
 	m.process = exec.CommandContext(m.t.Context(), framework.QEMUBinary(m.t), args...)
 	m.process.Stdout, m.process.Stderr = m.console, m.console
 	assert.NoError(m.t, m.process.Start())
-	process, ended := m.process, m.ended
-	go func() { ended <- process.Wait() }()
+	process, ended, over := m.process, m.ended, make(chan struct{})
+	go func() {
+		ended <- process.Wait()
+		close(over)
+	}()
 	m.t.Cleanup(func() {
 		_ = process.Process.Kill()
+		<-over // then the console has all
 		if m.t.Failed() {
 			m.t.Logf("console: %s\nlog: %.4000s\nresult: %s", m.console, m.read("log"), m.read("result"))
 		}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -47,34 +48,47 @@ func NewPort(fd int) (*Port, error) {
 // Fd returns the descriptor.
 func (p *Port) Fd() uintptr { return uintptr(p.fd) } //nolint:gosec // a descriptor
 
+// The kernel may learn that the host has a connection after the first data of it, so a port without
+// one is looked at for a second before it counts as left.
+const (
+	leftEvery  = 20 * time.Millisecond
+	leftRounds = 50
+)
+
 // Read reads what has come. It returns io.EOF where the host has no connection; the next call then
 // waits for one.
 func (p *Port) Read(b []byte) (int, error) {
-	for {
+	for rounds := 0; ; {
 		n, err := unix.Read(p.fd, b)
+		wait := recheck
 		switch {
 		case n > 0:
 			p.isAway = false
 			return n, nil
-		case err == nil && !p.isAway:
-			p.isAway = true
-			return 0, io.EOF
+		case err == nil && !p.isAway: // no connection
+			if rounds++; rounds > leftRounds {
+				p.isAway = true
+				return 0, io.EOF
+			}
+			wait = leftEvery
 		case err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR):
 			return 0, err
+		case err != nil:
+			rounds = 0
 		}
-		if err := p.wait(); err != nil {
+		if err := p.wait(wait); err != nil {
 			return 0, err
 		}
 	}
 }
 
-// recheck is after how many milliseconds a port is looked at without an event.
-const recheck = 10_000
+// recheck is after how long a port is looked at without an event.
+const recheck = 10 * time.Second
 
 // wait waits until something has changed.
-func (p *Port) wait() error {
+func (p *Port) wait(within time.Duration) error {
 	var events [1]unix.EpollEvent
-	if _, err := unix.EpollWait(p.poll, events[:], recheck); err != nil && !errors.Is(err, unix.EINTR) {
+	if _, err := unix.EpollWait(p.poll, events[:], int(within.Milliseconds())); err != nil && !errors.Is(err, unix.EINTR) {
 		return err
 	}
 	return nil
@@ -82,19 +96,23 @@ func (p *Port) wait() error {
 
 // Write writes all of b. It waits while a connection of the host takes nothing, and fails where there is none.
 func (p *Port) Write(b []byte) (written int, err error) {
-	for written < len(b) {
+	for rounds := 0; written < len(b); {
 		n, err := unix.Write(p.fd, b[written:])
 		switch {
 		case err == nil:
-			written += n
+			written, rounds = written+n, 0
 		case errors.Is(err, unix.EAGAIN):
 			poll := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLOUT}} //nolint:gosec // a descriptor
-			if _, err := unix.Poll(poll, recheck); err != nil && !errors.Is(err, unix.EINTR) {
+			if _, err := unix.Poll(poll, int(recheck.Milliseconds())); err != nil && !errors.Is(err, unix.EINTR) {
 				return written, err
 			}
-			if poll[0].Revents&unix.POLLHUP != 0 {
+			if poll[0].Revents&unix.POLLHUP == 0 {
+				continue
+			}
+			if rounds++; rounds > leftRounds {
 				return written, io.ErrClosedPipe
 			}
+			<-time.After(leftEvery)
 		case !errors.Is(err, unix.EINTR):
 			return written, err
 		}
