@@ -69,15 +69,10 @@ func rootFSOf(t testing.TB, image v1.Image) v1.RootFS {
 	return file.RootFS
 }
 
-// GuestKernel returns the folder of the kernel that boots container images, which it makes first if it is missing.
+// GuestKernel returns the folder of the kernel that boots container images.
 func GuestKernel(t testing.TB) string {
 	t.Helper()
-	root, err := RepositoryRoot()
+	guest, err := BuildImageGuest()
 	assert.NoError(t, err)
-	dir := filepath.Join(root, "bin", "guest")
-	out, err := exec.CommandContext(t.Context(), filepath.Join(root, "hack", "guest.sh"), dir).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	return dir
+	return filepath.Dir(guest.Kernel)
 }

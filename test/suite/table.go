@@ -8,7 +8,7 @@ import "slices"
 // Files that concern several shards.
 var (
 	controller = []string{"go.mod", "apis", "cmd/drover-controller", "internal/controller", "internal/inventory", "internal/leader", "internal/policy", "internal/driver/driver.go", "internal/driver/kit", "internal/driver/fencing", "internal/driver/fake", "test/assert", "test/framework"}
-	machine    = []string{"cmd/drover-machine", "internal/machine", "internal/image", "internal/driver/qemu", "hack/guest"}
+	machine    = []string{"cmd/drover-machine", "internal/machine", "internal/image", "internal/driver/qemu", "internal/guest", "hack/guest"}
 	contract   = []string{"go.mod", "internal/driver/driver.go", "internal/driver/kit", "internal/driver/drivertest", "test/assert", "test/framework"}
 	nodes      = []string{"test/cluster", "internal/driver/pod", "charts", "config"}
 	explorers  = []string{"test/faults", "test/bugs", "internal/crashpoint", "internal/atomicfile", "internal/driver/faultinject"}
