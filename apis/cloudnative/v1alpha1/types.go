@@ -106,7 +106,7 @@ type VirtualMachineSpec struct {
 	Driver string `json:"driver,omitempty"`
 
 	// image is what the server boots. Without it, the driver's default is used, if
-	// the driver has one. The image of a machine (qemu) that has a root disk
+	// the driver has one. The image of a machine (qemu) that keeps its root disk
 	// cannot be changed, since the disk holds data.
 	// +optional
 	Image *Image `json:"image,omitempty"`
@@ -376,9 +376,9 @@ const (
 type Image struct {
 	// source is the name of the image. The driver determines its form:
 	// - docker: an image reference, for example nginx:1.29.
-	// - qemu: cloud:// and a name of a cloud image, for example
-	//   cloud://debian/13, https://..., oci://registry/name:tag, or the absolute
-	//   path of a file.
+	// - qemu: an image reference, which boots as a machine, or a disk: cloud://
+	//   and a name of a cloud image, for example cloud://debian/13, https://...,
+	//   oci://registry/name:tag, or the absolute path of a file.
 	// - pod: https://..., or oci://registry/name:tag or
 	//   oci://registry/name@sha256:....
 	// +kubebuilder:validation:MinLength=1

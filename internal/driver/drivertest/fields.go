@@ -86,13 +86,13 @@ func testFieldsUnsupported(t *testing.T, e *env) {
 func testFieldsPending(t *testing.T, e *env) {
 	declared := e.supportedFields(t)
 	spec := e.newSpec(t, "changed")
-	if declared["env.value"] != driver.Unsupported {
+	if e.runsCommands(declared) {
 		spec.Env = []driver.EnvVar{envVar("NAME", "value")}
 	}
 	first := e.ensureState(t, spec, driver.StateRunning)
 	for name, change := range fieldChanges {
 		support := declared[name]
-		if support == driver.Unsupported || strings.HasPrefix(name, "image.") || strings.HasPrefix(name, "volumes.") {
+		if support == driver.Unsupported || strings.HasPrefix(name, "image.") || strings.HasPrefix(name, "volumes.") || e.IsDisk && isOfCommand(name) {
 			continue
 		}
 		changed := spec
@@ -109,8 +109,8 @@ func testFieldsPending(t *testing.T, e *env) {
 // not pending then, and that the value of a variable, which may be a Secret's, is not shown. A guest runs
 // whatever they are.
 func testFieldsOfCommand(t *testing.T, e *env) {
-	if e.supportedFields(t)["env.value"] == driver.Unsupported {
-		t.Skip("the driver runs no commands of images")
+	if !e.runsCommands(e.supportedFields(t)) {
+		t.Skip("the image has no command")
 	}
 	mark := "s3cr3t-" + string(newUID())
 	spec := e.newSpec(t, "command")
@@ -136,6 +136,17 @@ func testFieldsOfCommand(t *testing.T, e *env) {
 	}
 	spec.Env = []driver.EnvVar{envVar("FIRST", mark)}
 	wantConcealed(t, "the error for a bad spec", e.ensureInvalid(t, spec), mark)
+}
+
+// runsCommands reports whether the fields of a command are for the image of the suite.
+func (e *env) runsCommands(declared map[string]driver.Support) bool {
+	return declared["env.value"] != driver.Unsupported && !e.IsDisk
+}
+
+// isOfCommand reports whether a field says what a container image runs.
+func isOfCommand(name string) bool {
+	top, _, _ := strings.Cut(name, ".")
+	return slices.Contains([]string{"command", "args", "env", "workingDir"}, top)
 }
 
 // pendingCovers reports whether Pending names a field, or one that the field is part of.

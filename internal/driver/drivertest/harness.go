@@ -40,6 +40,9 @@ type Harness struct {
 
 	// OtherImage is an image, other than Spec's, that the engine can run.
 	OtherImage string
+	// IsDisk is set if the image of Spec is a disk. The fields of a command are not for disks, so the suite
+	// leaves them to the driver's own tests.
+	IsDisk bool
 	// KeepsImage is set if the image of a server cannot change: Ensure refuses
 	// another one and applies the rest.
 	KeepsImage bool

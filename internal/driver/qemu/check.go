@@ -14,6 +14,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/image"
 )
 
 // Limits of a machine.
@@ -43,6 +44,9 @@ func checkForAnyMachine(spec driver.ServerSpec) error {
 		}
 		if v.Image == nil {
 			continue
+		}
+		if image.IsContainer(v.Image.Source) {
+			return driver.Errorf(driver.ErrInvalid, "spec.%s.source is %q, a container image: a volume is made of a disk, %s", instance.VolumeField(i), image.Redact(v.Image.Source), disks.DiskForms)
 		}
 		if err := disks.CheckRef(instance.VolumeField(i), *v.Image); err != nil {
 			return err

@@ -55,6 +55,7 @@ func TestContract(t *testing.T) {
 			},
 			Type: func(word string) string { return word },
 		},
+		IsDisk:   true,
 		FailCode: instance.CodePanicked,
 		Visible:  e.visible,
 		Skips:    contractSkips(),

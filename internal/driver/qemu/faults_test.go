@@ -79,7 +79,7 @@ func TestBadImages(t *testing.T) {
 		says   []string
 	}{
 		"none":             {"", driver.ErrInvalid, []string{"spec.image.source is empty"}},
-		"no path":          {"nginx", driver.ErrInvalid, []string{`"nginx"`, "absolute path"}},
+		"no path":          {"images/A", driver.ErrInvalid, []string{`"images/A"`, "container image", "absolute path"}},
 		"another form":     {"ftp://x/y.img", driver.ErrInvalid, []string{"absolute path"}},
 		"dots":             {e.images + "/../images/boot-A0.img", driver.ErrInvalid, []string{"without .."}},
 		"outside":          {outside, driver.ErrInvalid, []string{"images may be in", e.images}},

@@ -122,10 +122,16 @@ func (d *Store) OpenImage(field string, requested ImageSettings) (*os.File, erro
 	return f, nil
 }
 
+// DiskForms are the forms of a disk's source, for people.
+const DiskForms = "by the absolute path of a file, file:// before one, cloud://, http://, https:// or oci://"
+
 // openSource opens the file that a field of the spec names. It must be below one of the
 // allowed folders, and no symbolic link may lead out of them.
 func (d *Store) openSource(field, source string) (*os.File, error) {
 	forms := "it must be the absolute path of a file, or file:// before one"
+	if field == "image.source" {
+		forms = "it must be the reference of a container image, the absolute path of a file, or file:// before one"
+	}
 	if strings.HasSuffix(field, "image.source") {
 		forms += ", or begin with cloud://, http://, https:// or oci://"
 	}
