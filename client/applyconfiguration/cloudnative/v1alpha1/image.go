@@ -16,9 +16,9 @@ import (
 type ImageApplyConfiguration struct {
 	// source is the name of the image. The driver determines its form:
 	// - docker: an image reference, for example nginx:1.29.
-	// - qemu: cloud:// and a name of a cloud image, for example
-	// cloud://debian/13, https://..., oci://registry/name:tag, or the absolute
-	// path of a file.
+	// - qemu: an image reference, which boots as a machine, or a disk: cloud://
+	// and a name of a cloud image, for example cloud://debian/13, https://...,
+	// oci://registry/name:tag, or the absolute path of a file.
 	// - pod: https://..., or oci://registry/name:tag or
 	// oci://registry/name@sha256:....
 	Source *string `json:"source,omitempty"`

@@ -33,7 +33,7 @@ type VirtualMachineSpecApplyConfiguration struct {
 	// fake. Empty means the first driver of the controller. It is immutable.
 	Driver *string `json:"driver,omitempty"`
 	// image is what the server boots. Without it, the driver's default is used, if
-	// the driver has one. The image of a machine (qemu) that has a root disk
+	// the driver has one. The image of a machine (qemu) that keeps its root disk
 	// cannot be changed, since the disk holds data.
 	Image *ImageApplyConfiguration `json:"image,omitempty"`
 	// command is the program that the server runs, and its first arguments, in
