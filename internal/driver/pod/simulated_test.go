@@ -123,6 +123,9 @@ func (c *simulatedConsole) leave() {
 
 // Exec implements control.Guest.
 func (*simulatedGuest) Exec(ctx context.Context, c control.Command) (exitCode int, err error) {
+	if c.TTY {
+		return 0, control.ErrTerminal
+	}
 	switch c.Args[0] {
 	case "echo":
 		_, err = fmt.Fprintln(c.Stdout, c.Args[1])
