@@ -75,7 +75,7 @@ func (s *Supervisor) Exec(ctx context.Context, c control.Command) (exitCode int,
 	case c.TTY:
 		return 0, control.ErrTerminal
 	}
-	a := s.guestAgent()
+	a := s.guest
 	err = a.CheckExec(ctx) // before a person has typed
 	if err == nil {
 		exitCode, err = s.memory.exec(ctx, a, c)
@@ -162,7 +162,7 @@ func (s *Supervisor) Interfaces(ctx context.Context) ([]control.Interface, error
 	if s.image != nil {
 		return s.image.Interfaces(ctx)
 	}
-	found, err := s.guestAgent().Interfaces(ctx)
+	found, err := s.guest.Interfaces(ctx)
 	all := make([]control.Interface, len(found))
 	for n, i := range found {
 		all[n] = control.Interface(i)
@@ -183,24 +183,6 @@ func (s *Supervisor) checkGuest(ctx context.Context) error {
 		return control.ErrPaused
 	}
 	return nil
-}
-
-// setTime sets the clock of the guest.
-func (s *Supervisor) setTime(ctx context.Context) error {
-	if s.image != nil {
-		return s.image.SetTime(ctx, s.Clock.Now())
-	}
-	return s.guestAgent().SetTime(ctx)
-}
-
-// guestAgent returns the agent of the guest, which may have none.
-func (s *Supervisor) guestAgent() agent.Agent {
-	return agent.Agent{Clock: s.Clock, Connect: func(ctx context.Context) (net.Conn, error) {
-		if err := s.monitor.CheckAgent(ctx); err != nil {
-			return nil, err
-		}
-		return s.agent.take(ctx)
-	}}
 }
 
 // isAgentMissing reports whether a guest cannot do what its agent is asked for, or boots.

@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/agent"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/imageagent"
 	"cloudnative.tw/drover/internal/machine/launch"
@@ -99,7 +100,7 @@ type Supervisor struct {
 	monitor  machine.Monitor
 	client   *qmp.Client
 	serial   *serialConsole
-	agent    *agentLine
+	guest    agent.Agent       // the QEMU guest agent, which the guest may lack
 	image    *imageagent.Agent // of the guest of a container image
 
 	progress progress
@@ -134,9 +135,15 @@ func (s *Supervisor) Attach(ctx context.Context, within time.Duration, process P
 	if err != nil {
 		return err
 	}
-	s.process, s.serial, s.agent = process, serial, newAgentLine(ends.Agent)
+	line := newAgentLine(ends.Agent)
+	s.process, s.serial, s.guest = process, serial, agent.Agent{Clock: s.Clock, Connect: func(ctx context.Context) (net.Conn, error) {
+		if err := s.monitor.CheckAgent(ctx); err != nil {
+			return nil, err
+		}
+		return line.take(ctx)
+	}}
 	if s.GuestNonce != nil {
-		s.image = imageagent.New(s.GuestNonce, s.agent.take)
+		s.image = imageagent.New(s.GuestNonce, line.take)
 	}
 	s.client, s.monitor = client, machine.Monitor{Executor: client}
 	s.progress.setAccelerator(accelerator)
@@ -192,7 +199,11 @@ func (s *Supervisor) wake() {
 
 // setGuestClock sets the clock of a guest that was resumed.
 func (s *Supervisor) setGuestClock(ctx context.Context) {
-	if err := s.setTime(ctx); err != nil && ctx.Err() == nil && !isAgentMissing(err) {
+	set := s.guest.SetTime
+	if s.image != nil {
+		set = func(ctx context.Context) error { return s.image.SetTime(ctx, s.Clock.Now()) }
+	}
+	if err := set(ctx); err != nil && ctx.Err() == nil && !isAgentMissing(err) {
 		s.Log.Info("Clock of the guest could not be set after a pause", "cause", err.Error())
 	}
 }

@@ -73,17 +73,15 @@ func (s *start) prepareGuest() (err error) {
 	return nil
 }
 
-// resultFile returns the path of what the guest says of the run. It goes with the record of the run's end.
-func (inst *Instance) resultFile() string {
-	return strings.TrimSuffix(inst.ExitFile(), ".json") + ".result"
-}
+// resultFile returns the path of what the guest says of a run. It goes with the record of the run's end.
+func resultFile(exitFile string) string { return strings.TrimSuffix(exitFile, ".json") + ".result" }
 
 // openResult opens the file of the result for QEMU.
 func (s *start) openResult() error {
 	if s.machine.Guest == nil {
 		return nil
 	}
-	f, err := os.OpenFile(s.inst.resultFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
+	f, err := os.OpenFile(resultFile(s.inst.ExitFile()), os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return s.host.StateDir.Explain(err)
 	}
@@ -150,12 +148,13 @@ func sealedFile(content []byte) (*os.File, error) {
 // Reasons of the exits of container images, as docker has them.
 const reasonError = "Error"
 
-// addClaim adds to the exit of a guest that has shut down how its command has ended, by the guest's own account.
-func (inst *Instance) addClaim(exit *driver.Exit) error {
-	if inst.Guest == nil || exit.Reason != machine.EndCompleted {
+// addClaim adds to the exit of a guest that has shut down how its command has ended, by the guest's own account in a
+// file.
+func addClaim(file string, exit *driver.Exit) error {
+	if exit.Reason != machine.EndCompleted {
 		return nil
 	}
-	f, err := os.OpenFile(inst.resultFile(), os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

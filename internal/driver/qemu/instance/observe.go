@@ -128,7 +128,11 @@ func (inst *Instance) observeExit(ctx context.Context) error {
 		exit, _ = inst.RecordExit(exit) // which logs why it could not
 		inst.Exit = &exit
 	}
-	return wrapBroken("repair or remove "+inst.resultFile(), inst.addClaim(inst.Exit))
+	if inst.Guest == nil {
+		return nil
+	}
+	file := resultFile(inst.ExitFile())
+	return wrapBroken("repair or remove "+file, addClaim(file, inst.Exit))
 }
 
 // exitOf returns the exit that a run state stands for, if the guest does not come back from it.

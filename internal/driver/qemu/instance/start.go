@@ -318,7 +318,7 @@ func (s *start) undo(ctx context.Context, before record.Record) error {
 	}
 	_ = os.Remove(place.Record) // of a run that never began
 	s.host.RemoveGroup(ctx, s.inst.CPUGroup)
-	_ = os.Remove(s.inst.resultFile())
+	_ = os.Remove(resultFile(s.inst.ExitFile()))
 	s.inst.Record = before
 	return errors.Join(s.inst.SetLogAside(machine.FailedLog), s.inst.Save())
 }
