@@ -74,7 +74,7 @@ func (s *Sources) findContainer(ctx context.Context, ref Ref, onData func()) (*c
 	if c.Image, err = found.Image(); err != nil {
 		return nil, err
 	}
-	digest, err := c.Image.Digest()
+	digest, err := c.Digest()
 	if err != nil {
 		return nil, err
 	}

@@ -406,6 +406,7 @@ func TestPruneRoots(t *testing.T) {
 // TestContainerStalls checks that the fetch ends where nothing comes any more.
 func TestContainerStalls(t *testing.T) {
 	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
 	registry := framework.NewRegistry(t, blobs(func(w http.ResponseWriter, r *http.Request, blob []byte) {
 		if bytes.HasPrefix(blob, []byte("{")) {
 			_, _ = w.Write(blob)
@@ -413,11 +414,14 @@ func TestContainerStalls(t *testing.T) {
 		}
 		_, _ = w.Write(blob[:600])
 		w.(http.Flusher).Flush()
+		cancel() // as the caller does where nothing more comes
 		<-r.Context().Done()
 	}))
 	framework.PushImage(t, registry+"/app:1", containerImage(t, "amd64", containerConfig, appLayers(t, "program")...))
 	s := containerStore(t, registry)
-	wantRetry(t, fetchWithin(t, s, image.Ref{Source: registry + "/app:1"}, 200*time.Millisecond, func(string) {}), "it was cancelled")
+	timer := time.AfterFunc(time.Hour, cancel)
+	defer timer.Stop()
+	wantRetry(t, s.Fetch(ctx, image.Ref{Source: registry + "/app:1"}, &watchdog{timer, time.Hour, func(string) {}}), "it was cancelled")
 	checkImages(t, s, 0)
 }
 

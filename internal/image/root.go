@@ -25,8 +25,6 @@ import (
 const (
 	trailerSize = 8 + 8 + sha256.Size + len(rootMagic)
 	rootMagic   = "DroverRootFile1\n"
-	// maxTrailing is more than what follows the file system has.
-	maxTrailing = maxConfig + 2*erofs.BlockSize
 )
 
 // Root is the root file system of a container image, opened.
@@ -115,8 +113,8 @@ func writeTrailing(f io.WriterAt, size int64, c Config) error {
 	}
 	all := make([]byte, trailingSize(int64(len(text))))
 	copy(all, text)
-	trailer := binary.LittleEndian.AppendUint64(nil, uint64(size))         //nolint:gosec // positive
-	trailer = binary.LittleEndian.AppendUint64(trailer, uint64(len(text))) //nolint:gosec // positive
+	trailer := binary.LittleEndian.AppendUint64(nil, uint64(size)) //nolint:gosec // positive
+	trailer = binary.LittleEndian.AppendUint64(trailer, uint64(len(text)))
 	sum := sha256.Sum256(text)
 	trailer = append(append(trailer, sum[:]...), rootMagic...)
 	copy(all[len(all)-trailerSize:], trailer)

@@ -296,7 +296,7 @@ func (l *jobLog) copy(ctx context.Context, follow bool) error {
 	if err != nil {
 		return err
 	}
-	l.logsOptions.follow = follow
+	l.follow = follow
 	n, err := l.copyFrom(ctx, at, l.printed)
 	l.printed += n
 	return err

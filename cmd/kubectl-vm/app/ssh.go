@@ -135,7 +135,7 @@ func (s *sshOptions) runCopy(ctx context.Context, paths []string) error {
 	if s.recursive {
 		to.args = append(to.args, "-r")
 	}
-	args := append(to.args, "--")
+	args := append(slices.Clone(to.args), "--")
 	for _, end := range ends {
 		args = append(args, end.argument(to))
 	}

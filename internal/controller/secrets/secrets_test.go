@@ -61,7 +61,8 @@ func TestEnv(t *testing.T) {
 		"values": {[]api.EnvVar{{Name: "A", Value: "1"}, {Name: "B"}}, []string{"A=1", "B="}, ""},
 		"of Secrets": {
 			[]api.EnvVar{from("A", "one", "a"), from("B", "one", "b"), from("C", "two", "a"), from("EMPTY", "two", "empty")},
-			[]string{"A=secret one\n", "B=secret 漢", "C=secret two", "EMPTY="}, "",
+			[]string{"A=secret one\n", "B=secret 漢", "C=secret two", "EMPTY="},
+			"",
 		},
 		"no Secret":              {[]api.EnvVar{{Name: "A"}, from("B", "none", "a")}, nil, `spec.env[1]: Secret "none" does not exist in the VirtualMachine's namespace`},
 		"no key":                 {[]api.EnvVar{from("A", "one", "none")}, nil, `spec.env[0]: Secret "one" has no key "none"`},

@@ -131,7 +131,7 @@ func (a *Agent) serveSession(c conn) {
 		return
 	}
 	defer func() { _ = session.Close() }()
-	defer a.freeze.thaw(a.Disk) // whoever asked for it cannot end it any more
+	defer func() { _ = a.freeze.thaw(a.Disk) }() // whoever asked for it cannot end it any more
 	for {
 		stream, err := session.AcceptStream()
 		if err != nil {

@@ -125,7 +125,7 @@ var nonce = bytes.Repeat([]byte("nonce"), 6)
 func serve(t *testing.T, d *disk) *port {
 	t.Helper()
 	p := newPort(t)
-	me := users.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), Groups: []uint32{uint32(os.Getgid())}, Home: "/home/me"}
+	me := users.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), Groups: []uint32{uint32(os.Getgid())}, Home: "/home/me"} //nolint:gosec // IDs
 	a := &Agent{Table: table, Disk: d, Base: Base{Env: []string{"A=entrypoint"}, Defaults: []string{"PATH=" + process.DefaultPath}, Dir: "/"}}
 	a.Lookup = func(text string) (users.User, error) {
 		if text != "" {

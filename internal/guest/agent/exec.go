@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -55,7 +56,7 @@ func (a *Agent) commandOf(e wire.Exec) (process.Command, error) {
 	if e.TTY {
 		defaults = append(defaults, "TERM=xterm")
 	}
-	c := process.Command{Args: e.Args, User: user, Dir: a.Base.Dir, Env: process.Environment(append(a.Base.Env[:len(a.Base.Env):len(a.Base.Env)], e.Env...), defaults...)}
+	c := process.Command{Args: e.Args, User: user, Dir: a.Base.Dir, Env: process.Environment(slices.Concat(a.Base.Env, e.Env), defaults...)}
 	if e.WorkingDir != "" {
 		c.Dir = e.WorkingDir
 	}

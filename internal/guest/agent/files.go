@@ -186,6 +186,6 @@ func writeContent(root *os.Root, name string, content io.Reader) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(f, content) //nolint:gosec // as long as the host's file
+	_, err = io.Copy(f, content)
 	return errors.Join(err, f.Close())
 }

@@ -71,7 +71,7 @@ func (m *machine) handOver(c process.Command) error {
 			return err
 		}
 	}
-	return &process.Error{Path: c.Path, Err: syscall.Exec(c.Path, c.Args, c.Env)}
+	return &process.Error{Path: c.Path, Err: syscall.Exec(c.Path, c.Args, c.Env)} //nolint:gosec // it is what the machine is for
 }
 
 // startBeside starts the child that serves the host.
@@ -92,7 +92,7 @@ func (m *machine) startBeside(output *os.File) error {
 	if data, ok := m.root.Fd(); ok {
 		files = append(files, data)
 	}
-	_, err = syscall.ForkExec("/proc/self/exe", []string{besideName}, &syscall.ProcAttr{Files: files, Sys: &syscall.SysProcAttr{Setsid: true}})
+	_, err = syscall.ForkExec("/proc/self/exe", []string{besideName}, &syscall.ProcAttr{Files: files, Sys: &syscall.SysProcAttr{Setsid: true}}) //nolint:gosec // this program
 	return errors.Join(err, memory.Close())
 }
 

@@ -44,7 +44,7 @@ var program = sync.OnceValues(func() ([]byte, error) {
 })
 
 const (
-	passwd = "root:x:0:0::/root:/bin/sh\napp:x:1000:1001::/home/app:/bin/sh\n"
+	passwd = "root:x:0:0::/root:/bin/sh\napp:x:1000:1001::/home/app:/bin/sh\n" //nolint:gosec // a file of users
 	groups = "root:x:0:\napp:x:1001:\nstaff:x:50:app\naudio:x:29:app\n"
 )
 

@@ -95,7 +95,7 @@ func TestParseSignal(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]int{
 		"": 15, "SIGTERM": 15, "term": 15, "9": 9, "SIGRTMIN": 34, "SIGRTMIN+3": 37, "RTMAX-1": 63, "SIGUSR1": 10, "64": 64,
-		"0": 0, "65": 0, "SIGRTMIN+31": 0, "SIGRTMAX-31": 0, "SIGRTMIN+": 0, "TERM ": 0, "-1": 0, "SIG": 0, "SIG9": 0,
+		"0": 0, "65": 0, "SIGRTMIN+31": 0, "SIGRTMAX-31": 0, "SIGRTMIN+": 0, "TE RM": 0, "-1": 0, "SIG": 0, "SIG9": 0,
 	} {
 		got, err := ParseSignal(name)
 		if got != want || (err == nil) != (want != 0) {
@@ -145,10 +145,7 @@ func FuzzReadClaim(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		c, err := ReadClaim(bytes.NewReader(text))
 		assert.NoError(t, err)
-		if c.Code < 0 || c.Code > 255 || c.Signal < 0 || c.Signal > 64 || len(c.Message) > MaxMessage {
-			t.Errorf("%q is %+v", text, c)
-		}
-		if c.Failed && (!c.Ended || c.Code == 0) || !c.Ended && (c.Code != 0 || c.Signal != 0 || c.Message != "") {
+		if !isPossible(c) {
 			t.Errorf("%q is %+v", text, c)
 		}
 		if strings.ContainsFunc(c.Message, func(r rune) bool { return !unicode.IsPrint(r) }) {
@@ -159,6 +156,17 @@ func FuzzReadClaim(f *testing.F) {
 			t.Errorf("%q is %+v, and later %+v", text, c, later)
 		}
 	})
+}
+
+// isPossible reports whether a claim is within its bounds, and says nothing of an end that has not come.
+func isPossible(c Claim) bool {
+	switch {
+	case c.Code < 0 || c.Code > 255 || c.Signal < 0 || c.Signal > 64 || len(c.Message) > MaxMessage:
+		return false
+	case !c.Ended:
+		return !c.Failed && c.Code == 0 && c.Signal == 0 && c.Message == ""
+	}
+	return !c.Failed || c.Code != 0
 }
 
 // FuzzDecode checks that a configuration that is accepted can be written again.

@@ -83,7 +83,7 @@ func (m message) encode() []byte {
 		p = append(append(p, optionServer, 4), m.server.AsSlice()...)
 	}
 	if name := m.hostname[:min(len(m.hostname), 63)]; name != "" {
-		p = append(append(p, optionHostname, byte(len(name))), name...)
+		p = append(append(p, optionHostname, byte(len(name))), name...) //nolint:gosec // at most 63
 	}
 	p = append(p, optionWanted, 5, optionMask, optionRouter, optionResolvers, optionDomain, optionMTU, optionEnd)
 	return append(p, make([]byte, max(0, minPacket-len(p)))...)

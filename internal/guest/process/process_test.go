@@ -32,7 +32,7 @@ func command(t *testing.T, script string) Command {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	assert.NoError(t, err)
 	t.Cleanup(func() { _ = null.Close() })
-	me := users.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), Groups: []uint32{uint32(os.Getgid())}}
+	me := users.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), Groups: []uint32{uint32(os.Getgid())}} //nolint:gosec // IDs
 	return Command{Path: "/bin/sh", Args: []string{"sh", "-c", script}, Dir: "/", User: me, Files: [3]*os.File{null, null, null}}
 }
 

@@ -30,7 +30,7 @@ var settings = map[string]string{
 // gets what is no reason to stop.
 func SetLimits(warn func(error)) error {
 	for path, value := range settings {
-		if err := os.WriteFile(path, []byte(value+"\n"), 0o600); err != nil { //nolint:gosec // of the kernel
+		if err := os.WriteFile(path, []byte(value+"\n"), 0o600); err != nil {
 			warn(err)
 		}
 	}

@@ -136,7 +136,7 @@ func addDefaultRoute(socket int, router netip.Addr) error {
 		return unix.RawSockaddrInet4{Family: unix.AF_INET, Addr: a.As4()}
 	}
 	entry := routeEntry{destination: ipv4(netip.IPv4Unspecified()), gateway: ipv4(router), genmask: ipv4(netip.IPv4Unspecified()), flags: routeUpGateway}
-	if err := ioctl(socket, unix.SIOCADDRT, unsafe.Pointer(&entry)); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := ioctl(socket, unix.SIOCADDRT, unsafe.Pointer(&entry)); err != nil && !errors.Is(err, unix.EEXIST) { //nolint:gosec // a system call
 		return fmt.Errorf("add the route to %s: %w", router, err)
 	}
 	return nil

@@ -46,7 +46,7 @@ func NewPort(fd int) (*Port, error) {
 }
 
 // Fd returns the descriptor.
-func (p *Port) Fd() uintptr { return uintptr(p.fd) } //nolint:gosec // a descriptor
+func (p *Port) Fd() uintptr { return uintptr(p.fd) }
 
 // The kernel may learn that the host has a connection after the first data of it, so a port without
 // one is looked at for a second before it counts as left.

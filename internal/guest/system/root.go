@@ -90,11 +90,11 @@ func grow(fd int, device string) error {
 	}
 	defer func() { _ = unix.Close(disk) }()
 	var size uint64
-	if err := ioctl(disk, unix.BLKGETSIZE64, unsafe.Pointer(&size)); err != nil {
+	if err := ioctl(disk, unix.BLKGETSIZE64, unsafe.Pointer(&size)); err != nil { //nolint:gosec // a system call
 		return fmt.Errorf("the size of %s: %w", device, err)
 	}
 	blocks := size / blockSize
-	if err := ioctl(fd, resizeFS, unsafe.Pointer(&blocks)); err != nil {
+	if err := ioctl(fd, resizeFS, unsafe.Pointer(&blocks)); err != nil { //nolint:gosec // a system call
 		return fmt.Errorf("grow it to %d blocks: %w", blocks, err)
 	}
 	return nil
@@ -162,7 +162,7 @@ func SwitchRoot() error {
 }
 
 // Fd returns the descriptor of the data disk's file system, and whether there is one.
-func (r *Root) Fd() (uintptr, bool) { return uintptr(max(r.data, 0)), r.data >= 0 } //nolint:gosec // a descriptor
+func (r *Root) Fd() (uintptr, bool) { return uintptr(max(r.data, 0)), r.data >= 0 }
 
 // RootOf returns the root of another process of this machine, by that descriptor.
 func RootOf(data int, isThere bool) (*Root, error) {

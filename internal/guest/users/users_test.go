@@ -12,6 +12,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
+//nolint:gosec // a file of users
 const passwd = `root:x:0:0:root:/root:/bin/sh
 # a comment
 broken

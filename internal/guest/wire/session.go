@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/yamux"
@@ -58,7 +59,7 @@ func (j *Joined) Write(p []byte) (int, error) {
 	if j.header == nil {
 		return j.W.Write(p)
 	}
-	joined := append(j.header, p...)
+	joined := slices.Concat(j.header, p)
 	j.header = nil
 	if _, err := j.W.Write(joined); err != nil {
 		return 0, err

@@ -41,8 +41,8 @@ func (p *plan) encodeSuperblock(uuid [16]byte) []byte {
 	order.PutUint32(b, superMagic)
 	order.PutUint32(b[8:], superFeatures)
 	b[12] = blockBits
-	order.PutUint16(b[14:], uint16(p.nodes[0].nid))        //nolint:gosec // the first
-	order.PutUint64(b[16:], uint64(len(p.nodes)))          //nolint:gosec // positive
+	order.PutUint16(b[14:], uint16(p.nodes[0].nid)) //nolint:gosec // the first
+	order.PutUint64(b[16:], uint64(len(p.nodes)))
 	order.PutUint32(b[36:], uint32(p.end/BlockSize))       //nolint:gosec // as maxSize says
 	order.PutUint32(b[40:], uint32(p.metaStart/BlockSize)) //nolint:gosec // as maxSize says
 	copy(b[48:], uuid[:])
@@ -98,7 +98,7 @@ func encodeXattrs(xattrs map[string]string) []byte {
 	for _, name := range slices.Sorted(maps.Keys(xattrs)) {
 		index, suffix, _ := splitXattr(name)
 		value := xattrs[name]
-		b = append(b, byte(len(suffix)), index)
+		b = append(b, byte(len(suffix)), index)       //nolint:gosec // a name has at most 255
 		b = order.AppendUint16(b, uint16(len(value))) //nolint:gosec // as MaxXattrs says
 		b = append(append(b, suffix...), value...)
 		b = append(b, make([]byte, roundUp(len(b), xattrAlign)-len(b))...)

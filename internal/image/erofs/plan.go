@@ -147,7 +147,7 @@ func (p *plan) place(dataEnd int64) {
 			offset += left // Linux takes no tail that lies in two blocks
 		}
 		n.offset = offset
-		n.nid = uint64(offset / slotSize) //nolint:gosec // positive
+		n.nid = uint64(offset / slotSize)
 		offset = roundUp(offset+whole, inodeSize)
 	}
 	p.end = roundUp(p.metaStart+offset, BlockSize)

@@ -179,7 +179,7 @@ func parseInode(header *tar.Header) (*erofs.Inode, error) {
 		return nil, newContentError("it is of user %d and group %d: both must be 0 to %d", uid, gid, int64(maxID))
 	}
 	i := &erofs.Inode{
-		Mode: kind | uint32(header.Mode&0o7777), UID: uint32(uid), GID: uint32(gid), //nolint:gosec // in their ranges
+		Mode: kind | uint32(header.Mode&0o7777), UID: uint32(uid), GID: uint32(gid),
 		Seconds: header.ModTime.Unix(), Nanoseconds: uint32(header.ModTime.Nanosecond()), //nolint:gosec // less than a second
 	}
 	if err := addDetails(i, header); err != nil {

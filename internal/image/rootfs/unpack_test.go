@@ -170,7 +170,7 @@ func (u *unpacked) follow(dir string, makeIt bool) (string, bool) {
 func fileOf(t testing.TB, h *tar.Header, content io.Reader) filetree.File {
 	t.Helper()
 	f := filetree.File{
-		Mode: uint32(h.Mode & 0o7777), UID: uint32(h.Uid), GID: uint32(h.Gid), Seconds: h.ModTime.Unix(), Nanoseconds: uint32(h.ModTime.Nanosecond()),
+		Mode: uint32(h.Mode & 0o7777), UID: uint32(h.Uid), GID: uint32(h.Gid), Seconds: h.ModTime.Unix(), Nanoseconds: uint32(h.ModTime.Nanosecond()), //nolint:gosec // of a test
 	}
 	xattrs := map[string]string{}
 	for key, value := range h.PAXRecords {
@@ -189,9 +189,9 @@ func fileOf(t testing.TB, h *tar.Header, content io.Reader) filetree.File {
 	case tar.TypeSymlink:
 		f.Mode, f.Target, f.Size = f.Mode|unix.S_IFLNK, h.Linkname, int64(len(h.Linkname))
 	case tar.TypeChar:
-		f.Mode, f.Device = f.Mode|unix.S_IFCHR, unix.Mkdev(uint32(h.Devmajor), uint32(h.Devminor))
+		f.Mode, f.Device = f.Mode|unix.S_IFCHR, unix.Mkdev(uint32(h.Devmajor), uint32(h.Devminor)) //nolint:gosec // of a test
 	case tar.TypeBlock:
-		f.Mode, f.Device = f.Mode|unix.S_IFBLK, unix.Mkdev(uint32(h.Devmajor), uint32(h.Devminor))
+		f.Mode, f.Device = f.Mode|unix.S_IFBLK, unix.Mkdev(uint32(h.Devmajor), uint32(h.Devminor)) //nolint:gosec // of a test
 	case tar.TypeFifo:
 		f.Mode |= unix.S_IFIFO
 	}

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "drover-test-")
 	if err == nil {
 		machineProgram = filepath.Join(dir, "drover-machine")
-		err = errors.Join(os.Chmod(dir, 0o755), framework.BuildMachine(machineProgram), os.Chmod(machineProgram, 0o755)) //nolint:gosec // for all users
+		err = errors.Join(os.Chmod(dir, 0o755), framework.BuildMachine(machineProgram), os.Chmod(machineProgram, 0o755))
 	}
 	if err != nil {
 		panic(err)
@@ -104,7 +104,7 @@ func TestRefused(t *testing.T) {
 	t.Parallel()
 	noise := make([]byte, 3<<20)
 	for k := range noise {
-		noise[k] = byte(k * k >> 8)
+		noise[k] = byte(k * k >> 8) //nolint:gosec // noise
 	}
 	for name, c := range map[string]struct {
 		layer   []byte

@@ -54,7 +54,7 @@ func (c Config) check(files *Files) error {
 			return fmt.Errorf("forwards[%d].%w", i, err)
 		}
 	}
-	return cmp.Or(c.checkFormats(), c.checkDescriptors(files))
+	return cmp.Or(c.checkGuest(), c.checkFormats(), c.checkDescriptors(files))
 }
 
 func (c Config) checkMachine() error {
@@ -73,7 +73,12 @@ func (c Config) checkMachine() error {
 		return fmt.Errorf("memoryBytes is %d: it must be from %d to %d", c.MemoryBytes, minMemory, maxMemory)
 	case c.Kernel != nil && (len(c.Kernel.Cmdline) > maxCmdline || !utf8.ValidString(c.Kernel.Cmdline) || strings.ContainsRune(c.Kernel.Cmdline, 0)):
 		return fmt.Errorf("kernel.cmdline has %d bytes: it must be text of at most %d", len(c.Kernel.Cmdline), maxCmdline)
-	case c.Guest != nil && (c.Kernel == nil || c.AgentFD == 0 || c.SeedFD != 0):
+	}
+	return nil
+}
+
+func (c Config) checkGuest() error {
+	if c.Guest != nil && (c.Kernel == nil || c.AgentFD == 0 || c.SeedFD != 0) {
 		return errors.New("guest is set: it needs kernel and agentFD, and no seedFD")
 	}
 	return nil

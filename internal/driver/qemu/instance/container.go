@@ -145,7 +145,7 @@ func sealedFile(content []byte) (*os.File, error) {
 	return f, nil
 }
 
-// Reasons of the exits of container images, as docker has them.
+// reasonError is the reason of an exit with a code, as docker has it.
 const reasonError = "Error"
 
 // addClaim adds to the exit of a guest that has shut down how its command has ended, by the guest's own account in a
