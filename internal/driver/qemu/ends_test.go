@@ -141,7 +141,7 @@ func TestShutDown(t *testing.T) {
 				t.Helper()
 				signalSupervisor(t, d.InstanceOf(spec.UID), syscall.SIGSTOP)
 			},
-			limit: 20 * time.Second, reason: driver.ExitHostShutdown,
+			limit: 5 * time.Minute, reason: driver.ExitHostShutdown,
 		},
 		"ended by itself": {
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {

@@ -263,11 +263,15 @@ func (p Place) openProcess(o *Order, files *opened) error {
 	return nil
 }
 
-// dialFile connects to a socket of QEMU.
+// dialFile connects to a socket of QEMU. One that refuses is of a QEMU that is ending: it closes its sockets before its
+// process is gone.
 func (p Place) dialFile(ctx context.Context, name string) (*os.File, error) {
 	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
 	conn, err := p.DialSocket(ctx, name)
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return nil, fmt.Errorf("%w: %w", ErrNoQEMU, err)
+	}
 	if err != nil {
 		return nil, err
 	}
