@@ -126,7 +126,7 @@ func Reseed(seed []byte) error {
 	info := binary.NativeEndian.AppendUint32(nil, uint32(8*len(seed))) //nolint:gosec // at most wire.MaxSeed
 	info = binary.NativeEndian.AppendUint32(info, uint32(len(seed)))   //nolint:gosec // at most wire.MaxSeed
 	info = append(append(info, seed...), 0, 0, 0, 0)
-	if err := ioctl(int(f.Fd()), unix.RNDADDENTROPY, unsafe.Pointer(&info[0])); err != nil {
+	if err := ioctl(int(f.Fd()), unix.RNDADDENTROPY, unsafe.Pointer(&info[0])); err != nil { //nolint:gosec // a system call
 		return err
 	}
 	return ioctl(int(f.Fd()), rndReseedCRNG, nil)

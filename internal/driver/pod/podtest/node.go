@@ -130,7 +130,7 @@ func (n *Node) Begin(p *corev1.Pod) (address string, stop func() (int32, string)
 	if err := errors.Join(n.mountSecret(p, filepath.Join(c.root, secretFolder)), n.describe(p, c.root, file)); err != nil {
 		return "", nil, err
 	}
-	c.cmd = exec.Command("ip", "netns", "exec", n.Network, "/bin/sh", "-c", `mount -t proc proc /proc && exec "$@"`, "sh", //nolint:noctx // it is stopped
+	c.cmd = exec.Command("ip", "netns", "exec", n.Network, "/bin/sh", "-c", `mount -t proc proc /proc && exec "$@"`, "sh", //nolint:noctx,gosec // it is stopped, and its arguments are the test's
 		n.Program, "-description", file, "-run-folder", n.RunFolder(p.UID), "-termination-message", filepath.Join(c.root, "ended"))
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	c.cmd.Stdout, c.cmd.Stderr = n, n
