@@ -41,11 +41,11 @@ func DescribeFile(f *os.File, source string) (Base, error) {
 
 // Base describes a root as the image below a machine's disk.
 func (r *Root) Base() Base {
-	return Base{Path: r.Name, Format: rootFormat, Size: r.Size, Stamp: strconv.FormatInt(r.Size, 10)}
+	return Base{Path: r.Name, Format: FormatRoot, Size: r.Size, Stamp: strconv.FormatInt(r.Size, 10)}
 }
 
-// rootFormat is the format of roots.
-const rootFormat = "erofs"
+// FormatRoot is the format of roots.
+const FormatRoot = "erofs"
 
 // HasContentOf reports whether two descriptions of one file are of the same content. The
 // path does not count, since the file may have been moved.

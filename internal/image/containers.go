@@ -138,9 +138,9 @@ func (s *Store) fetchContainer(ctx context.Context, staging string, ref Ref, pro
 		return "", err
 	}
 	if disk == "" {
-		return name, s.addFile(path, name)
+		return name, s.AddFile(path, name)
 	}
-	return disk, s.addFile(filepath.Join(staging, diskFile), disk)
+	return disk, s.AddFile(filepath.Join(staging, diskFile), disk)
 }
 
 // checkDigest refuses a container image that is not the one that the reference is pinned to.

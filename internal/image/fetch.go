@@ -92,11 +92,11 @@ func (s *Store) fetchDisk(ctx context.Context, staging string, ref Ref, progress
 		return "", err
 	}
 	name = imagePrefix + digest
-	return name, s.addFile(path, name)
+	return name, s.AddFile(path, name)
 }
 
-// addFile gives a file that was made in the staging folder its name in the store.
-func (s *Store) addFile(path, name string) error {
+// AddFile gives a file that was made in the staging folder its name in the store.
+func (s *Store) AddFile(path, name string) error {
 	// Not renamed: disks may use a file that is already there as backing file.
 	point := crashpoint.Begin("add image", path)
 	err := os.Link(path, s.filePath(name))

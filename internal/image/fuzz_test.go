@@ -22,7 +22,7 @@ import (
 	mediatypes "github.com/google/go-containerregistry/pkg/v1/types"
 	"k8s.io/utils/clock"
 
-	"cloudnative.tw/drover/internal/image/layer"
+	"cloudnative.tw/drover/internal/image/compression"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -149,9 +149,9 @@ func rawLayer(blob []byte) v1.Layer { return static.NewLayer(blob, mediatypes.OC
 // disksIn returns the files in the disk's folder of a layer that copyDisk has accepted.
 func disksIn(t *testing.T, blob []byte) (found [][]byte) {
 	t.Helper()
-	content, release, err := layer.Decompress(bytes.NewReader(blob))
+	content, err := compression.NewReader(bytes.NewReader(blob))
 	assert.NoError(t, err)
-	defer release()
+	defer content.Close()
 	files := tar.NewReader(content)
 	for {
 		entry, err := files.Next()

@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
 	"cloudnative.tw/drover/internal/image/catalogue"
+	"cloudnative.tw/drover/internal/image/compression"
 	"cloudnative.tw/drover/internal/image/egress"
 	"cloudnative.tw/drover/internal/image/layer"
 )
@@ -242,7 +243,7 @@ func tooLargeError(what string, limit int64) error {
 }
 
 func errTooMuchMemory() error {
-	return unusableContent("a layer of the image needs more than %d bytes of memory to be decompressed: compress it without --long or --ultra", layer.MaxWindowSize)
+	return unusableContent("a layer of the image needs more than %d bytes of memory to be decompressed: compress it without --long or --ultra", compression.MaxMemory)
 }
 
 // explainError explains why a fetch failed, by fixed texts, without the server's answer.
@@ -256,7 +257,7 @@ func explainError(err error) error {
 		return content
 	case isResponse && !isOwn:
 		return egress.StatusError(response.StatusCode)
-	case layer.IsTooMuchMemory(err):
+	case compression.IsTooMuchMemory(err):
 		return errTooMuchMemory()
 	case isTooLarge:
 		return tooLargeError("the layers of the image have more than", tooLarge.Limit)

@@ -181,8 +181,9 @@ func (g Guests) Exec(ctx context.Context, uid types.UID, r driver.ExecRequest) (
 	if err != nil {
 		return 0, err
 	}
-	sizes, endSizes := terminalSizes(ctx, r.Resize)
-	defer endSizes()
+	sizing, endSizing := context.WithCancel(ctx)
+	defer endSizing()
+	sizes := control.ConvertSizes(sizing, r.Resize, func(s driver.TerminalSize) control.TerminalSize { return control.TerminalSize(s) })
 	command := control.Command{Args: r.Command, Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr, TTY: r.TTY, Resize: sizes}
 	for _, to := range []*io.Writer{&command.Stdout, &command.Stderr} {
 		if *to == nil {
@@ -197,30 +198,6 @@ func (g Guests) Exec(ctx context.Context, uid types.UID, r driver.ExecRequest) (
 		err = fmt.Errorf("%.80q: %w", r.Command[0], err)
 	}
 	return code, g.classify(err)
-}
-
-// terminalSizes returns the sizes of a terminal as they are sent to a machine.
-func terminalSizes(ctx context.Context, from <-chan driver.TerminalSize) (sizes <-chan control.TerminalSize, end func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	to := make(chan control.TerminalSize)
-	go func() {
-		for {
-			select {
-			case size, ok := <-from:
-				if !ok {
-					return
-				}
-				select {
-				case to <- control.TerminalSize(size):
-				case <-ctx.Done():
-					return
-				}
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	return to, cancel
 }
 
 // Interfaces implements driver.InterfaceLister, by the guest's agent.

@@ -46,7 +46,8 @@ func checkForAnyMachine(spec driver.ServerSpec) error {
 			continue
 		}
 		if image.IsContainer(v.Image.Source) {
-			return driver.Errorf(driver.ErrInvalid, "spec.%s.source is %q, a container image: a volume is made of a disk, %s", instance.VolumeField(i), image.Redact(v.Image.Source), disks.DiskForms)
+			field := instance.VolumeField(i) + ".source"
+			return driver.Errorf(driver.ErrInvalid, "spec.%s is %q: %s", field, image.Redact(v.Image.Source), disks.SourceForms(field))
 		}
 		if err := disks.CheckRef(instance.VolumeField(i), *v.Image); err != nil {
 			return err

@@ -345,7 +345,7 @@ func TestBadVolumes(t *testing.T) {
 		"nowhere": {
 			[]driver.Volume{{Name: "x", SizeBytes: 1 << 20}, {Name: "y", SizeBytes: 1 << 20, Image: &driver.Image{Source: "nginx"}}},
 			driver.ErrInvalid,
-			`spec.volumes[1].source.image.source is "nginx", a container image: a volume is made of a disk, by the absolute path of a file`,
+			`spec.volumes[1].source.image.source is "nginx": it must be the absolute path of a file, or file:// before one, or begin with cloud://, http://`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -11,11 +11,11 @@ package compression
 import (
 	"bufio"
 	"bytes"
-	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
 
+	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 	"github.com/xi2/xz"
 )
@@ -31,11 +31,25 @@ const (
 	maxFrame = 1 << 60
 )
 
+// XZ is the format of content that is compressed by xz.
+const XZ = "xz"
+
 // Error says why content cannot be decompressed, by a fixed text. Errors of the content's source
 // are returned as they are.
-type Error struct{ text string }
+type Error struct {
+	text  string
+	cause error
+}
 
 func (e *Error) Error() string { return e.text }
+
+func (e *Error) Unwrap() error { return e.cause }
+
+// IsTooMuchMemory reports whether content was refused since its decompression takes more than
+// MaxMemory.
+func IsTooMuchMemory(err error) bool {
+	return errors.Is(err, zstd.ErrWindowSizeExceeded) || errors.Is(err, xz.ErrMemlimit)
+}
 
 // formats are the known formats, by their first bytes.
 var formats = []struct {
@@ -43,7 +57,7 @@ var formats = []struct {
 	open        func(io.Reader) (io.Reader, error)
 }{
 	{"gzip", "\x1f\x8b", openGzip},
-	{"xz", "\xfd7zXZ\x00", openXZ},
+	{XZ, "\xfd7zXZ\x00", openXZ},
 	{"zstd", "\x28\xb5\x2f\xfd", openZstd},
 }
 
@@ -127,13 +141,13 @@ func (r *Reader) explain(err error) error {
 	case r.from.err != nil:
 		return r.from.err
 	case errors.Is(err, xz.ErrMemlimit):
-		return &Error{fmt.Sprintf("it is compressed by xz with a dictionary of more than %d bytes: compress it with xz -9 or less", MaxMemory)}
+		return &Error{fmt.Sprintf("it is compressed by xz with a dictionary of more than %d bytes: compress it with xz -9 or less", MaxMemory), err}
 	case errors.Is(err, zstd.ErrWindowSizeExceeded):
-		return &Error{fmt.Sprintf("it is compressed by zstd with a window of more than %d bytes: compress it without --long and --ultra", MaxMemory)}
+		return &Error{fmt.Sprintf("it is compressed by zstd with a window of more than %d bytes: compress it without --long and --ultra", MaxMemory), err}
 	case errors.Is(err, xz.ErrOptions), errors.Is(err, xz.ErrUnsupportedCheck):
-		return &Error{"it is compressed by xz with options that are not known"}
+		return &Error{"it is compressed by xz with options that are not known", err}
 	}
-	return &Error{fmt.Sprintf("it is compressed by %s, and damaged or cut off", r.Format)}
+	return &Error{fmt.Sprintf("it is compressed by %s, and damaged or cut off", r.Format), err}
 }
 
 // source remembers how it has failed.

@@ -9,15 +9,12 @@ package layer
 
 import (
 	"archive/tar"
-	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"strings"
 
-	"github.com/klauspost/compress/gzip"
-	"github.com/klauspost/compress/zstd"
+	"cloudnative.tw/drover/internal/image/compression"
 )
 
 const (
@@ -28,8 +25,6 @@ const (
 	Opaque = Whiteout + Whiteout + ".opq"
 	// MaxCount is how many layers an image may have, as in container engines.
 	MaxCount = 127
-	// MaxWindowSize is how much memory the decompression of a layer may take.
-	MaxWindowSize = 64 << 20
 )
 
 // TooLargeError says that the layers of an image have more bytes than they may.
@@ -39,10 +34,6 @@ type TooLargeError struct{ Limit int64 }
 func (e *TooLargeError) Error() string {
 	return fmt.Sprintf("the layers of the image have more than %d bytes", e.Limit)
 }
-
-// IsTooMuchMemory reports whether a layer was refused since its decompression takes more
-// memory than MaxWindowSize.
-func IsTooMuchMemory(err error) bool { return errors.Is(err, zstd.ErrWindowSizeExceeded) }
 
 // Limits limit the bytes of all layers of an image, as sent and as decompressed: either may
 // be endless while the other is not.
@@ -57,11 +48,14 @@ func NewLimits(limit int64) *Limits {
 // the blob: whether that matches its digest shows only at its end.
 func (l *Limits) ReadEntries(blob io.Reader, visit func(entry *tar.Header, content io.Reader) error) error {
 	blob = &limitedReader{blob, &l.compressed}
-	decompressed, release, err := Decompress(blob)
+	decompressed, err := compression.NewReader(blob)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer decompressed.Close()
+	if decompressed.Format == compression.XZ {
+		return errors.New("a layer is compressed by xz: it may be by gzip or zstd")
+	}
 	content := &limitedReader{decompressed, &l.content}
 	if err := visitEntries(tar.NewReader(content), visit); err != nil {
 		return err
@@ -116,28 +110,4 @@ func (r *limitedReader) Read(p []byte) (int, error) {
 		return 0, &TooLargeError{r.limit.limit}
 	}
 	return n, err
-}
-
-// bufferSize is how much is read of a blob at once.
-const bufferSize = 64 << 10
-
-// Decompress returns the content of a layer, whose first bytes say how it is compressed.
-func Decompress(blob io.Reader) (content io.Reader, release func(), err error) {
-	buffered := bufio.NewReaderSize(blob, bufferSize)
-	magic, err := buffered.Peek(4)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, nil, err
-	}
-	switch {
-	case bytes.HasPrefix(magic, []byte("\x1f\x8b")):
-		r, err := gzip.NewReader(buffered)
-		return r, func() {}, err
-	case bytes.Equal(magic, []byte("\x28\xb5\x2f\xfd")):
-		r, err := zstd.NewReader(buffered, zstd.WithDecoderMaxWindow(MaxWindowSize), zstd.WithDecoderConcurrency(1))
-		if err != nil {
-			return nil, nil, err
-		}
-		return r, r.Close, nil
-	}
-	return buffered, func() {}, nil
 }

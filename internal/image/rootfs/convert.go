@@ -25,6 +25,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cloudnative.tw/drover/internal/image/compression"
 	"cloudnative.tw/drover/internal/image/erofs"
 	"cloudnative.tw/drover/internal/image/layer"
 )
@@ -115,7 +116,7 @@ func reasonOf(err error) Reason {
 		return ReasonTooLarge
 	case errors.Is(err, erofs.ErrTooLarge), errors.Is(err, unix.EFBIG):
 		return ReasonOutput
-	case layer.IsTooMuchMemory(err):
+	case compression.IsTooMuchMemory(err):
 		return ReasonMemory
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		return ReasonNoRoom

@@ -52,6 +52,30 @@ type TerminalSize struct {
 	Height uint16 `json:"height"`
 }
 
+// ConvertSizes returns the sizes of a terminal in another type, until there are no more or ctx ends.
+func ConvertSizes[From, To any](ctx context.Context, from <-chan From, convert func(From) To) <-chan To {
+	to := make(chan To)
+	go func() {
+		for {
+			var size From
+			var ok bool
+			select {
+			case size, ok = <-from:
+			case <-ctx.Done():
+			}
+			if !ok {
+				return
+			}
+			select {
+			case to <- convert(size):
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return to
+}
+
 // Interface is a network interface of a guest.
 type Interface struct {
 	Name      string         `json:"name"`

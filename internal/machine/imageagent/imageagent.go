@@ -23,10 +23,10 @@ const answerWithin = 10 * time.Second
 
 // Agent is the program in one guest.
 type Agent struct {
-	// Take waits for the connection to the guest, and returns it until it is closed. It can be taken again.
-	Take func(context.Context) (net.Conn, error)
-	// Nonce is what the program knows its host by.
-	Nonce []byte
+	// take waits for the connection to the guest, and returns it until it is closed. It can be taken again.
+	take func(context.Context) (net.Conn, error)
+	// nonce is the secret of the run by which the program recognizes its host.
+	nonce []byte
 
 	turn    chan struct{} // has a value while a session is looked for
 	session *client.Client
@@ -34,7 +34,7 @@ type Agent struct {
 
 // New returns the agent of a guest to which take leads.
 func New(nonce []byte, take func(context.Context) (net.Conn, error)) *Agent {
-	return &Agent{Take: take, Nonce: nonce, turn: make(chan struct{}, 1)}
+	return &Agent{take: take, nonce: nonce, turn: make(chan struct{}, 1)}
 }
 
 // reach returns the session, and begins one if there is none.
@@ -54,9 +54,9 @@ func (a *Agent) reach(ctx context.Context) (*client.Client, error) {
 			return a.session, nil
 		}
 	}
-	conn, err := a.Take(ctx)
+	conn, err := a.take(ctx)
 	if err == nil {
-		a.session, err = client.New(ctx, conn, a.Nonce)
+		a.session, err = client.New(ctx, conn, a.nonce)
 	}
 	return a.session, err
 }
@@ -87,33 +87,13 @@ func (a *Agent) Exec(ctx context.Context, c control.Command) (exitCode int, err 
 	if err != nil {
 		return 0, failure(err)
 	}
-	sizes := make(chan wire.Size)
-	done := make(chan struct{})
-	defer close(done)
-	go passSizes(c.Resize, sizes, done)
+	sizing, endSizing := context.WithCancel(ctx)
+	defer endSizing()
+	sizes := control.ConvertSizes(sizing, c.Resize, func(s control.TerminalSize) wire.Size { return wire.Size{Rows: s.Height, Columns: s.Width} })
 	exit, err := session.Exec(ctx, client.Command{
 		Exec: wire.Exec{Args: c.Args, TTY: c.TTY}, Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, Resize: sizes,
 	})
 	return exit.Code, failure(err)
-}
-
-// passSizes passes the sizes of a terminal on until done is closed.
-func passSizes(from <-chan control.TerminalSize, to chan<- wire.Size, done <-chan struct{}) {
-	for {
-		select {
-		case <-done:
-			return
-		case size, ok := <-from:
-			if !ok {
-				return
-			}
-			select {
-			case to <- wire.Size{Rows: size.Height, Columns: size.Width}:
-			case <-done:
-				return
-			}
-		}
-	}
 }
 
 // Interfaces returns the guest's network interfaces.

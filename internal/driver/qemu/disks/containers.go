@@ -16,15 +16,12 @@ import (
 	"cloudnative.tw/drover/internal/image/diskimage"
 )
 
-// FormatRoot is the format of a container image's file system, which a disk is beside, not on top of.
-const FormatRoot = "erofs"
-
 // defaultContainerDisk is the size of the disk of a container image where the spec names none. It takes room only as
 // it is written to.
 const defaultContainerDisk = 10 << 30
 
 // IsContainer reports whether the image is a container image, whose files the guest sees below its disk.
-func (i BaseImage) IsContainer() bool { return i.Format == FormatRoot }
+func (i BaseImage) IsContainer() bool { return i.Format == image.FormatRoot }
 
 // OpenRoot opens the file system of a container image that a disk was made for.
 func (d *Store) OpenRoot(was BaseImage) (*image.Root, error) {
@@ -38,12 +35,12 @@ func (d *Store) describeRoot(requested ImageSettings) (BaseImage, error) {
 	if err != nil {
 		return BaseImage{}, ContractError(err)
 	}
-	return BaseImage{requested, image.Base{Path: root.Name, Format: FormatRoot}}, root.Close()
+	return BaseImage{requested, root.Base()}, root.Close()
 }
 
 // makeForContainer makes the disk of a container image's machine.
 func (d *Store) makeForContainer(path string, o Order, root BaseImage) (Disk, error) {
-	made := Disk{Size: o.Size, Image: root, Template: "data-" + datadisk.Name()}
+	made := Disk{Size: o.Size, Image: root, Template: templateName()}
 	switch {
 	case made.Size == 0:
 		made.Size = defaultContainerDisk
@@ -53,7 +50,7 @@ func (d *Store) makeForContainer(path string, o Order, root BaseImage) (Disk, er
 	if err := d.CheckSize(o.SizeField, made.Size); err != nil {
 		return made, err
 	}
-	template, err := d.makeTemplate(made.Template)
+	template, err := d.makeTemplate()
 	if err != nil {
 		return made, err
 	}
@@ -62,8 +59,12 @@ func (d *Store) makeForContainer(path string, o Order, root BaseImage) (Disk, er
 
 const formatRaw = "raw"
 
-// makeTemplate makes the file that the disks of container images stand on, if it is missing. It is never changed.
-func (d *Store) makeTemplate(name string) (path string, err error) {
+// templateName returns the name of the file that new disks of container images stand on.
+func templateName() string { return "data-" + datadisk.Name() }
+
+// makeTemplate makes that file if it is missing. It is never changed.
+func (d *Store) makeTemplate() (path string, err error) {
+	name := templateName()
 	path = d.images.File(name)
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 		return path, err
@@ -77,18 +78,19 @@ func (d *Store) makeTemplate(name string) (path string, err error) {
 	if err != nil {
 		return "", err
 	}
-	err = errors.Join(datadisk.Write(f, datadisk.MinBytes), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
+	if err := errors.Join(datadisk.Write(f, datadisk.MinBytes), f.Close()); err != nil {
 		return "", err
 	}
-	return path, d.images.Engine.Sync(filepath.Dir(path))
+	return path, d.images.AddFile(f.Name(), name)
 }
 
-// openTemplate opens the file that a disk stands on.
+// openTemplate opens the file that a disk stands on, and makes it again where a person has emptied the store.
 func (d *Store) openTemplate(name string) (*os.File, error) {
+	if name == templateName() {
+		if _, err := d.makeTemplate(); err != nil {
+			return nil, err
+		}
+	}
 	f, err := diskimage.OpenRegular(d.images.File(filepath.Base(name)), true)
 	if err != nil {
 		return nil, unavailableError("the file system that disks of container images begin with: %w", err)

@@ -75,7 +75,7 @@ func (d *Store) Make(path string, o Order) (Disk, error) {
 // FindImage returns the image of a disk. The disk must be at least as large as its image.
 func (d *Store) FindImage(o Order) (BaseImage, error) {
 	i, err := d.describeImage(o.ImageField, o.Image)
-	if err == nil && o.Size != 0 && o.Size < i.Size {
+	if err == nil && o.Size != 0 && o.Size < i.Size && !i.IsContainer() {
 		err = driver.Errorf(driver.ErrInvalid, "spec.%s is %s: the image %s needs %s", o.SizeField, kit.FormatBytes(o.Size), image.Redact(i.Source), kit.FormatBytes(i.Size))
 	}
 	return i, err

@@ -122,19 +122,23 @@ func (d *Store) OpenImage(field string, requested ImageSettings) (*os.File, erro
 	return f, nil
 }
 
-// DiskForms are the forms of a disk's source, for people.
-const DiskForms = "by the absolute path of a file, file:// before one, cloud://, http://, https:// or oci://"
-
-// openSource opens the file that a field of the spec names. It must be below one of the
-// allowed folders, and no symbolic link may lead out of them.
-func (d *Store) openSource(field, source string) (*os.File, error) {
-	forms := "it must be the absolute path of a file, or file:// before one"
+// SourceForms says which forms the source of a field may have: of the root disk's image, of a volume's, which
+// is a disk, or of a file of a kernel.
+func SourceForms(field string) string {
+	forms := "the absolute path of a file, or file:// before one"
 	if field == "image.source" {
-		forms = "it must be the reference of a container image, the absolute path of a file, or file:// before one"
+		forms = "the reference of a container image, " + forms
 	}
 	if strings.HasSuffix(field, "image.source") {
 		forms += ", or begin with cloud://, http://, https:// or oci://"
 	}
+	return "it must be " + forms
+}
+
+// openSource opens the file that a field of the spec names. It must be below one of the
+// allowed folders, and no symbolic link may lead out of them.
+func (d *Store) openSource(field, source string) (*os.File, error) {
+	forms := SourceForms(field)
 	path := image.FilePath(source)
 	switch {
 	case source == "":
