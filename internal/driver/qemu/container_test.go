@@ -6,6 +6,7 @@ package qemu
 import (
 	"bytes"
 	"io"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -84,7 +85,8 @@ func (c *container) wantExit(t *testing.T, code int, reason string) {
 }
 
 // TestContainer boots a container image: its command has what the spec says, others run beside it with terminals and
-// exit codes, a new supervisor reaches them too, the disk is kept, and the exit code is the machine's.
+// exit codes, a new supervisor reaches them too, the disk is kept though the store of images was emptied, and the exit
+// code is the machine's.
 func TestContainer(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, v1.Config{
@@ -108,6 +110,7 @@ func TestContainer(t *testing.T) {
 	c.spec.Power = driver.PowerOff
 	c.wantExit(t, 7, "Error")
 
+	assert.NoError(t, os.RemoveAll(c.d.StateDir.Path(cacheDir))) // which is filled again
 	c.spec.Power, c.spec.RestartRun = driver.PowerOn, first.Run
 	c.spec.Args = []string{"exit $(wc -c <boots)"}
 	reach(t, c.d, c.spec, driver.StateRunning)

@@ -130,6 +130,7 @@ func TestRefused(t *testing.T) {
 		layer []byte
 		says  string
 	}{
+		"xz":                   {[]byte("\xfd7zXZ\x00\x00\x04\xe6\xd6\xb4\x46"), "compressed by xz"},
 		"a type":               {newArchive(t).add(tar.Header{Name: "bad", Typeflag: 'V'}, "").bytes(), `the entry "bad": it has the type 'V'`},
 		"a contiguous file":    {newArchive(t).add(tar.Header{Name: "bad", Typeflag: tar.TypeCont}, "").bytes(), `type '7'`},
 		"overlay's attribute":  {newArchive(t).add(xattr("trusted.overlay.opaque", "y"), "").bytes(), `"bad": it has the attribute "trusted.overlay.opaque"`},
