@@ -27,11 +27,10 @@ func (a *attempt) copySource(ctx context.Context) error {
 
 // copyDecompressed copies what a web server sends, decompressed if it is compressed.
 //
-// The checksum, and so the image's name in the store, is that of the bytes as sent, which is
-// what publishers publish. The name still stands for one content: what was sent is decompressed
-// in one way only, and a file that begins as a compressed one is never stored as it is, since
-// diskimage.Probe refuses it. So whoever has an image by its digest may use it, from whichever
-// server it came.
+// The checksum, and so the image's name in the store, is the digest of the bytes as sent, which
+// publishers publish. The name still stands for one content: the bytes are decompressed in one
+// way only, and diskimage.Probe refuses a compressed file as a disk. So an image that is stored
+// under a digest may be used for that digest, whichever server it came from.
 func (a *attempt) copyDecompressed(body io.Reader) error {
 	content, err := compression.NewReader(sentReader{body, a})
 	if err == nil {

@@ -33,9 +33,9 @@ type Root struct {
 	File *os.File
 	// Name is the name of the file in the store, which identifies the content.
 	Name string
-	// Digest is that of the image's manifest.
+	// Digest is the digest of the image's manifest.
 	Digest string
-	// Size is that of the file.
+	// Size is the size of the file.
 	Size   int64
 	Config Config
 }

@@ -102,8 +102,8 @@ func DigestOf(path string) string {
 	return strings.Replace(strings.TrimPrefix(filepath.Base(path), rootPrefix), "-", ":", 1)
 }
 
-// Path returns the path of an image, and whether it exists. It is that of a root only where
-// the source is a container image.
+// Path returns the path of an image, and whether it exists. Only the source of a container image
+// can lead to a root.
 func (s *Store) Path(ref Ref) (path string, exists bool) {
 	var names []string
 	switch {

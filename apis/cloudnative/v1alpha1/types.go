@@ -388,8 +388,7 @@ type Image struct {
 	Source string `json:"source,omitempty"`
 	// checksum is the digest that the image must have: sha256: and 64 hexadecimal
 	// digits. qemu and pod require it for an image from a web server, but not
-	// for cloud://. Of an image that is compressed, it is that of the compressed
-	// file.
+	// for cloud://. For a compressed image it is the digest of the compressed file.
 	// +kubebuilder:validation:Pattern=`^sha256:[0-9a-f]{64}$`
 	// +kubebuilder:validation:MaxLength=71
 	// +optional

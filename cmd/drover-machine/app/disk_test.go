@@ -299,8 +299,8 @@ func TestStalledFetch(t *testing.T) {
 	assert.ErrorSays(t, "the fetch", assert.ErrorOf(r.fillDisk(t.Context(), &description.Disk{Image: imageServer(t, image).URL + "/halted"}, image)), "no data has come for 50ms")
 }
 
-// TestCompressedImage checks that an image is decompressed as it is fetched, that its checksum is that of
-// what is sent, and that it is bounded.
+// TestCompressedImage checks that an image is decompressed as it is fetched, that its checksum is compared
+// with the bytes as sent, and that its size is bounded.
 func TestCompressedImage(t *testing.T) {
 	t.Parallel()
 	content := bytes.Repeat([]byte("drover! "), 1<<17)

@@ -61,7 +61,7 @@ type readerFunc func([]byte) (int, error)
 func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
 
 // fillDisk makes a file that is a copy of a disk's image, with the holes that it may have, and
-// returns its format. A checksum is that of the whole image as it is sent, and decides before anything
+// returns its format. The bytes as sent must have the checksum, if there is one, before anything
 // in the disk is read. When fillDisk returns, the copy is on the disk of the host.
 func (r *run) fillDisk(ctx context.Context, d *description.Disk, path string) (format string, err error) {
 	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600) //nolint:gosec // in the disk's folder

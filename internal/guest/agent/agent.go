@@ -42,7 +42,7 @@ type Agent struct {
 // Base is what commands have in common with the entrypoint.
 type Base struct {
 	Env []string
-	// Defaults are entries for names that Env does not have. HOME is that of the user.
+	// Defaults are entries for names that Env does not have. HOME is the user's.
 	Defaults []string
 	User     string
 	Dir      string

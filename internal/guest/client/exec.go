@@ -16,7 +16,7 @@ import (
 
 // Command is a program to run beside the entrypoint.
 type Command struct {
-	// Exec has what the guest is told. Its field Stdin is set by Stdin below.
+	// Exec is what is sent to the guest. Its field Stdin is derived from Stdin below.
 	wire.Exec
 
 	// Stdin is nil for a command without input. It is read until io.EOF. A Read may go on when Exec

@@ -73,8 +73,8 @@ func (c *Client) Reseed(ctx context.Context, seed []byte) error {
 	return err
 }
 
-// Freeze has all that was written on the disk, and holds further writes back until Thaw, at most for
-// limit, and not longer than this session lasts. Asked once more, it counts the limit anew.
+// Freeze flushes the disk and blocks further writes until Thaw, for at most limit, and no longer than
+// this session lasts. A second call restarts the limit.
 func (c *Client) Freeze(ctx context.Context, limit time.Duration) error {
 	_, err := c.ask(ctx, wire.Request{Op: wire.OpFreeze, Nanoseconds: limit.Nanoseconds()})
 	return err

@@ -6,8 +6,8 @@
 //
 // Start with Config, which the host writes and QEMU hands to the guest by fw_cfg. The guest answers
 // with one Result a line (result.go) on a serial port that the host backs by a file, so the end of
-// a run can be read although nobody listened. What is live goes by the agent: internal/guest/client
-// and internal/guest/wire. Everything that a guest says is its claim, so ReadClaim bounds and checks it.
+// a run can be read even if no process of the host was connected. Everything else goes through the agent:
+// internal/guest/client and internal/guest/wire. What a guest says is a claim, which ReadClaim bounds and checks.
 package config
 
 import (
@@ -62,7 +62,7 @@ const (
 	maxPath      = 4096
 )
 
-// Config is what a machine is told of its run.
+// Config is the configuration of one run, for the program in the guest.
 type Config struct {
 	Version int `json:"version"`
 	// Hostname is a DNS label.

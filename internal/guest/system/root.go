@@ -20,7 +20,7 @@ import (
 // resizeFS is EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64).
 const resizeFS = 0x40086610
 
-// blockSize is that of the data disk's file system.
+// blockSize is the block size of the data disk's file system, in bytes.
 const blockSize = 4096
 
 // Root is the file system that the program sees.

@@ -30,7 +30,7 @@ const (
 // ErrFrame : the other end has sent what is no frame.
 var ErrFrame = errors.New("invalid frame")
 
-// headerLength is that of a frame's kind and length.
+// headerLength is the length of a frame's header: its kind and its length.
 const headerLength = 5
 
 // limits has the longest payload of each kind.

@@ -14,7 +14,7 @@ import (
 // looks for the nonce in all that comes: wherever it is, a new session begins, and what was
 // before belongs to no one. It answers with the number, for which the host looks likewise.
 
-// idLength is that of a session's number.
+// idLength is the length of a session's number, in bytes.
 const idLength = 16
 
 // answerMark comes before the number in the guest's answer.

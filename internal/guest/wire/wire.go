@@ -70,7 +70,7 @@ type Exec struct {
 	Stdin bool `json:"stdin,omitempty"`
 }
 
-// Size is that of a terminal.
+// Size is the size of a terminal, in characters.
 type Size struct {
 	Rows    uint16 `json:"rows"`
 	Columns uint16 `json:"columns"`

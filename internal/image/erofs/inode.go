@@ -33,7 +33,7 @@ type Inode struct {
 	Nanoseconds uint32
 	// Major and Minor are the numbers of a device.
 	Major, Minor uint32
-	// Data is that of a regular file.
+	// Data is the content of a regular file.
 	Data Data
 	// Target is what a symbolic link leads to.
 	Target string
@@ -112,7 +112,7 @@ func (i *Inode) Check() error {
 	_, isType := fileTypes[i.Type()]
 	switch {
 	case !isType || i.Mode > 0xffff:
-		return fmt.Errorf("its mode is %#o, which is that of no file", i.Mode)
+		return fmt.Errorf("its mode is %#o, which no file has", i.Mode)
 	case i.Type() == unix.S_IFLNK && (i.Target == "" || len(i.Target) > MaxTarget || strings.Contains(i.Target, "\x00")):
 		return fmt.Errorf("the target of the link is %.100q: it must have 1 to %d bytes, and no zeros", i.Target, MaxTarget)
 	case i.Major > maxMajor || i.Minor > maxMinor:

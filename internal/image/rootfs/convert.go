@@ -47,7 +47,7 @@ const maxOrder = 16 << 10
 
 // Result is what was made.
 type Result struct {
-	// Size is that of the file system, which the file consists of.
+	// Size is the size of the file system, which is all of the file.
 	Size int64 `json:"size,omitempty"`
 	// Disk is set if the image has nothing but a disk of a virtual machine.
 	Disk *Range `json:"disk,omitempty"`

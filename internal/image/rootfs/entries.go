@@ -214,8 +214,8 @@ func addDetails(i *erofs.Inode, header *tar.Header) error {
 // xattrKey precedes the names of extended attributes in the records of an entry.
 const xattrKey = "SCHILY.xattr."
 
-// namespaces are those of extended attributes that file systems of Linux have. Others are
-// left out, as container engines do.
+// namespaces are the namespaces of extended attributes in Linux. Attributes of others are left
+// out, as container engines do.
 var namespaces = []string{"user.", "trusted.", "security.", "system.posix_acl_"}
 
 // parseXattrs returns the extended attributes of an entry.

@@ -29,8 +29,8 @@ func (e *ConverterError) Error() string { return "the conversion has failed: " +
 // Unwrap returns the cause.
 func (e *ConverterError) Unwrap() error { return e.Err }
 
-// ConvertHere converts an image in this process, for tests: see package converter. The error
-// is that of a layer that could not be read.
+// ConvertHere converts an image in this process, for tests: see package converter. It fails if
+// a layer cannot be read.
 func ConvertHere(_ context.Context, order Order, open Open, out *os.File) (Result, error) {
 	from, to := io.Pipe()
 	sent := make(chan error, 1)

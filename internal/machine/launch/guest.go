@@ -15,9 +15,9 @@ import (
 type Guest struct {
 	// ImageFD is a raw disk with the image's files, which the guest cannot write to.
 	ImageFD int `json:"imageFD"`
-	// ConfigFD is a file with what the program is told. QEMU reads it once.
+	// ConfigFD is a file with the configuration of the program (guest/config.Config). QEMU reads it once.
 	ConfigFD int `json:"configFD"`
-	// ResultFD gets what has become of the command. It is open for appending.
+	// ResultFD gets the results of the run (guest/config.Result). It is open for appending.
 	ResultFD int `json:"resultFD"`
 }
 

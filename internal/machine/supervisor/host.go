@@ -61,7 +61,7 @@ type HostConfig struct {
 	// StopID is that of a stop that was begun, empty for none; StopWithin is what is left of its time, 0 for ever.
 	StopID     string        `json:"stopID,omitempty"`
 	StopWithin time.Duration `json:"stopWithin,omitempty"`
-	// GuestNonce is that of the run of a container image.
+	// GuestNonce is Config.GuestNonce, for a run of a container image.
 	GuestNonce []byte `json:"guestNonce,omitempty"`
 }
 

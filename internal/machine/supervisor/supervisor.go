@@ -82,7 +82,8 @@ type Config struct {
 	ProbeForward func(context.Context, launch.Forward) error
 	// LogBytes is how much the guest may print before its log is cut; 0 means that it has none.
 	LogBytes int64
-	// GuestNonce is what Drover's program in the guest of a container image knows its host by; nil for other guests.
+	// GuestNonce is the secret by which Drover's program in the guest of a container image recognizes its host; nil for
+	// other guests.
 	GuestNonce []byte
 	// Progress returns how far the disk that is being made is, before QEMU is started; nil if none is.
 	Progress func() *control.Copied

@@ -24,8 +24,7 @@ type ImageApplyConfiguration struct {
 	Source *string `json:"source,omitempty"`
 	// checksum is the digest that the image must have: sha256: and 64 hexadecimal
 	// digits. qemu and pod require it for an image from a web server, but not
-	// for cloud://. Of an image that is compressed, it is that of the compressed
-	// file.
+	// for cloud://. For a compressed image it is the digest of the compressed file.
 	Checksum *string `json:"checksum,omitempty"`
 	// pullPolicy is when the image is fetched:
 	// - IfNotPresent: if it is not present yet, whatever its tag.

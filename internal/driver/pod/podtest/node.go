@@ -46,7 +46,7 @@ type Node struct {
 	output     bytes.Buffer
 }
 
-// container is that of a pod.
+// container is the container of a pod.
 type container struct {
 	cmd   *exec.Cmd
 	root  string

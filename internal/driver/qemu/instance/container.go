@@ -52,8 +52,8 @@ func CheckFields(spec driver.ServerSpec, isContainer bool) error {
 	return nil
 }
 
-// prepareGuest gathers what a run of a container image needs besides its disks: the kernel, the image, what Drover's
-// program in the guest is told, and where it answers.
+// prepareGuest gathers what a run of a container image needs besides its disk: the kernel, the image, and the
+// configuration for Drover's program in the guest.
 func (s *start) prepareGuest() (err error) {
 	if s.machine.Kernel, s.guest.Kernel, err = s.host.openGuestKernel(s.machine.Accel, s.files); err != nil {
 		return err
@@ -65,11 +65,11 @@ func (s *start) prepareGuest() (err error) {
 	s.machine.Guest = &launch.Guest{ImageFD: s.files.Add(root.File)}
 	s.guest.Nonce = make([]byte, config.NonceBytes)
 	_, _ = rand.Read(s.guest.Nonce) // never fails
-	told, err := tellGuest(s.spec, root.Config, s.guest.Nonce)
+	configured, err := configureGuest(s.spec, root.Config, s.guest.Nonce)
 	if err != nil {
 		return err
 	}
-	s.machine.Guest.ConfigFD = s.files.Add(told)
+	s.machine.Guest.ConfigFD = s.files.Add(configured)
 	return nil
 }
 
@@ -89,8 +89,8 @@ func (s *start) openResult() error {
 	return nil
 }
 
-// tellGuest returns a file of memory with what the program in the guest is told. It may have Secrets.
-func tellGuest(spec driver.ServerSpec, says image.Config, nonce []byte) (*os.File, error) {
+// configureGuest returns a file of memory with the configuration for the program in the guest. It may have Secrets.
+func configureGuest(spec driver.ServerSpec, says image.Config, nonce []byte) (*os.File, error) {
 	hostname, _, _ := strings.Cut(spec.Name, ".")
 	c := config.Config{
 		Hostname: hostname, Args: argumentsOf(spec, says), Env: slices.Clone(says.Env), User: says.User,

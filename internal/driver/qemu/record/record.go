@@ -77,7 +77,7 @@ type Record struct {
 
 // Guest is what a run of a container image has.
 type Guest struct {
-	// Nonce is what Drover's program in the guest knows its host by.
+	// Nonce is the secret by which Drover's program in the guest recognizes its host.
 	Nonce []byte `json:"nonce"`
 	// Kernel is the digest of the kernel.
 	Kernel string `json:"kernel"`
