@@ -22,11 +22,8 @@ if [[ ! -x "${dir}/busybox" ]]; then
 	echo "busybox.sh: fetching BusyBox" >&2
 	work="$(mktemp -d)"
 	trap 'rm -rf "${work}"' EXIT
-	download() {
-		(cd "${work}" && timeout --kill-after=30 300 apt-get download -qq -o Acquire::Retries=1 \
-			-o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 busybox-static >"${work}/apt.log" 2>&1)
-	}
-	download || { apt_update && download; } || die "apt-get could not download busybox-static: $(tail -n 1 "${work}/apt.log")"
+	download_package busybox-static "${work}" || { apt_update && download_package busybox-static "${work}"; } ||
+		die "apt-get could not download busybox-static: $(tail -n 1 "${work}/apt.log")"
 	dpkg -x "${work}"/*.deb "${work}/root"
 	cp "${work}/root/bin/busybox" "${dir}/new" 2>/dev/null || cp "${work}/root/usr/bin/busybox" "${dir}/new"
 	mv "${dir}/new" "${dir}/busybox"

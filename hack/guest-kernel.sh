@@ -21,7 +21,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/install-lib.sh"
 
 dir="$("$(dirname "${BASH_SOURCE[0]}")/cache.sh")/guest-kernel"
 script="$(sha256sum <"${BASH_SOURCE[0]}")"
-readonly dir script cloud_kernel=linux-image-cloud-amd64
+readonly dir script
 # What the program loads, in this order, each behind those that it needs.
 readonly modules=(
 	virtio_pci qemu_fw_cfg virtio_console virtio_blk
@@ -32,30 +32,6 @@ readonly modules=(
 
 work="$(mktemp -d)"
 trap 'rm -rf "${work}"' EXIT
-
-# kernel_package is the package that the one without a version stands for, if there is any.
-kernel_package() {
-	{ apt-cache depends "${cloud_kernel}" 2>/dev/null || true; } | awk '/Depends: linux-image-/ {name = $2} END {print name}'
-}
-
-# download fetches the package into the work folder.
-download() {
-	(cd "${work}" && timeout --kill-after=30 900 apt-get download -qq -o Acquire::Retries=1 \
-		-o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 "$1" >"${work}/apt.log" 2>&1)
-}
-
-fetch_package() {
-	local package
-	command -v apt-get >/dev/null || die "there is no apt-get to get a kernel with"
-	package="$(kernel_package)"
-	if [[ -z "${package}" ]] || ! download "${package}"; then
-		apt_update
-		package="$(kernel_package)"
-		[[ -n "${package}" ]] || die "apt knows no package ${cloud_kernel}, which is Debian's"
-		download "${package}" || die "apt-get could not download ${package}: $(tail -n 1 "${work}/apt.log")"
-	fi
-	dpkg -x "${work}"/*.deb "${work}/root"
-}
 
 # number_at prints the number of 4 bytes at an offset of a file.
 number_at() { od --address-radix=n --format=u4 --endian=little --skip-bytes="$2" --read-bytes=4 "$1" | tr -d ' '; }
@@ -135,7 +111,7 @@ if [[ -f "${dir}/script" && "$(<"${dir}/script")" == "${script}" ]]; then
 fi
 echo "guest-kernel.sh: fetching a kernel" >&2
 mkdir -p "${work}/new/modules"
-fetch_package
+fetch_cloud_kernel "${work}"
 kernels=("${work}"/root/boot/vmlinuz-*)
 extract_elf "${kernels[0]}" "${work}/new/vmlinux"
 for module in "${modules[@]}"; do

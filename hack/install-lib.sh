@@ -51,3 +51,31 @@ apt_install() {
 	output="$(apt_get update; apt_get install -y --no-install-recommends "$@")" ||
 		die "apt-get could not install $*: $(first_error "${output}")"
 }
+
+# download_package PACKAGE FOLDER fetches a package into a folder and installs nothing.
+download_package() {
+	(cd "$2" && timeout --kill-after=30 900 apt-get download -qq -o Acquire::Retries=1 \
+		-o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 "$1" >apt.log 2>&1)
+}
+
+# cloud_kernel is Debian's package of its kernel for clouds, and cloud_kernel_version the one with a version
+# that it stands for, if there is any.
+readonly cloud_kernel=linux-image-cloud-amd64
+cloud_kernel_version() {
+	{ apt-cache depends "${cloud_kernel}" 2>/dev/null || true; } | awk '/Depends: linux-image-/ {name = $2} END {print name}'
+}
+
+# fetch_cloud_kernel FOLDER [HINT] downloads that package into a folder and unpacks it into FOLDER/root. Where it
+# cannot, it ends the script, with a hint to people.
+fetch_cloud_kernel() {
+	local package
+	command -v apt-get >/dev/null || die "there is no apt-get to get a kernel with${2:-}"
+	package="$(cloud_kernel_version)"
+	if [[ -z "${package}" ]] || ! download_package "${package}" "$1"; then
+		apt_update
+		package="$(cloud_kernel_version)"
+		[[ -n "${package}" ]] || die "apt knows no package ${cloud_kernel}, which is Debian's${2:-}"
+		download_package "${package}" "$1" || die "apt-get could not download ${package}: $(tail -n 1 "$1/apt.log")"
+	fi
+	dpkg -x "$1"/*.deb "$1/root"
+}

@@ -30,33 +30,15 @@ readonly modules=(
 work="$(mktemp -d)"
 trap 'rm -rf "${work}"' EXIT
 
-# cloud_kernel is the package of no version.
-readonly cloud_kernel=linux-image-cloud-amd64
-
-# kernel_package is the one that it stands for, if there is any.
-kernel_package() {
-	{ apt-cache depends "${cloud_kernel}" 2>/dev/null || true; } | awk '/Depends: linux-image-/ {name = $2} END {print name}'
-}
-
 fetch_kernel() {
-	local package
-	command -v apt-get >/dev/null || die "there is no apt-get to get a kernel with: put vmlinuz and modules into ${out} by hand"
-	package="$(kernel_package)"
-	if [[ -z "${package}" ]] || ! (cd "${work}" && apt-get download -qq "${package}" >/dev/null 2>&1); then
-		apt_update
-		package="$(kernel_package)"
-		[[ -n "${package}" ]] ||
-			die "apt knows no package ${cloud_kernel}, which is Debian's: put vmlinuz and modules into ${out} by hand"
-		(cd "${work}" && apt-get download -qq "${package}" >/dev/null) || die "apt-get could not download ${package}"
-	fi
-	dpkg -x "${work}"/*.deb "${work}/root"
+	fetch_cloud_kernel "${work}" ": put vmlinuz and modules into ${out} by hand"
 	mkdir -p "${dir}/modules"
 	local module
 	for module in "${modules[@]}"; do
 		find "${work}/root" \( -name "${module}.ko" -o -name "${module}.ko.xz" \) -exec cp {} "${dir}/modules/" \;
 	done
 	unpack_modules
-	compgen -G "${dir}/modules/*.ko" >/dev/null || die "${package} has none of the modules ${modules[*]}"
+	compgen -G "${dir}/modules/*.ko" >/dev/null || die "the kernel's package has none of the modules ${modules[*]}"
 	mv "${work}"/root/boot/vmlinuz-* "${dir}/vmlinuz"
 	echo "${modules[*]}" >"${dir}/modules.list"
 }

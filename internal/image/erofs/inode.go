@@ -112,7 +112,7 @@ func (i *Inode) Check() error {
 	_, isType := fileTypes[i.Type()]
 	switch {
 	case !isType || i.Mode > 0xffff:
-		return fmt.Errorf("its mode is %#o, which no file has", i.Mode)
+		return fmt.Errorf("its mode is %#o, which is that of no file", i.Mode)
 	case i.Type() == unix.S_IFLNK && (i.Target == "" || len(i.Target) > MaxTarget || strings.Contains(i.Target, "\x00")):
 		return fmt.Errorf("the target of the link is %.100q: it must have 1 to %d bytes, and no zeros", i.Target, MaxTarget)
 	case i.Major > maxMajor || i.Minor > maxMinor:
