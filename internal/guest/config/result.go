@@ -62,8 +62,8 @@ type Claim struct {
 const (
 	// MaxMessage is how many bytes of a message are kept.
 	MaxMessage = 1024
-	// maxResults is how many bytes of the port's file are read.
-	maxResults = 64 << 10
+	// MaxResults is how many bytes of the port's file are read, and kept while the guest runs.
+	MaxResults = 64 << 10
 	maxLine    = 8 << 10
 	maxCode    = 255
 )
@@ -72,7 +72,7 @@ const (
 // the first valid end is the one that counts, whatever follows.
 func ReadClaim(r io.Reader) (Claim, error) {
 	var c Claim
-	lines := bufio.NewScanner(io.LimitReader(r, maxResults))
+	lines := bufio.NewScanner(io.LimitReader(r, MaxResults))
 	lines.Buffer(make([]byte, 0, 512), maxLine)
 	for !c.Ended && lines.Scan() {
 		var result Result

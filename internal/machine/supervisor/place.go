@@ -86,6 +86,8 @@ type Place struct {
 	AreSeparate bool
 	// Record is the path of the record of how the run ends.
 	Record string
+	// Result is the path of what the guest of a container image says of its run, empty for other guests.
+	Result string
 	// Config is what the supervisor is told, but for the token.
 	Config HostConfig
 	// Reload returns the place as it is now: another run may have begun since.
@@ -218,6 +220,9 @@ func (p Place) open(ctx context.Context, o *Order, files *opened) (err error) {
 			return err
 		}
 	}
+	if o.Result, err = files.add(p.openResult()); err != nil {
+		return err
+	}
 	_ = os.Rename(p.File(logFile), p.File(logFile+machine.OldLog)) // it may say why the last one has ended
 	o.Errors, err = files.add(os.OpenFile(p.File(logFile), os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW, 0o600))
 	return err
@@ -236,6 +241,15 @@ func (p Place) openRecord() (*os.File, error) {
 		return nil, errors.Join(ErrNoQEMU, f.Close(), os.Remove(p.Record))
 	}
 	return f, nil
+}
+
+// openResult opens the result, or nothing for a guest that has none, or whose result was removed with its records.
+func (p Place) openResult() (*os.File, error) {
+	f, err := os.OpenFile(p.Result, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	}
+	return f, err
 }
 
 // openProcess opens a handle on QEMU's process, and finds the user that it runs as.

@@ -43,6 +43,8 @@ type Order struct {
 	Record *os.File
 	// SerialLog and Output are logs that QEMU appends to. The files beside them get what is cut off.
 	SerialLog, SerialAside, Output, OutputAside *os.File
+	// Result has what the guest of a container image says of its run.
+	Result *os.File
 	// Errors gets what the program prints.
 	Errors *os.File
 }
@@ -62,7 +64,7 @@ func Spawn(ctx context.Context, o Order) (*exec.Cmd, error) {
 	cmd.Stderr = o.Errors
 	cmd.ExtraFiles = []*os.File{
 		config, o.Lock, o.Listener, o.Monitor, o.Serial, o.Agent, o.Process, o.Record,
-		o.SerialLog, o.SerialAside, o.Output, o.OutputAside, o.Program,
+		o.SerialLog, o.SerialAside, o.Output, o.OutputAside, o.Result, o.Program,
 	}
 	path := fmt.Sprintf("/proc/self/fd/%d", o.Program.Fd())
 	policy := confine.Policy{User: o.User, Dir: o.Dir, ABI: confine.ABI(), Execute: []string{path}, Devices: []string{os.DevNull}, MaySignal: true}
