@@ -54,8 +54,8 @@ apt_install() {
 
 # download_package PACKAGE FOLDER fetches a package into a folder and installs nothing.
 download_package() {
-	(cd "$2" && timeout --kill-after=30 900 apt-get download -qq -o Acquire::Retries=1 \
-		-o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 "$1" >apt.log 2>&1)
+	(cd "$2" && timeout --kill-after=30 900 apt-get download -qq "$1" -o Acquire::Retries=1 \
+		-o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 >apt.log 2>&1)
 }
 
 # cloud_kernel is Debian's package of its kernel for clouds, and cloud_kernel_version the one with a version
