@@ -88,7 +88,7 @@ func (m Machine) startProcess(ctx context.Context, program *Program, c launch.Co
 	proc.RaiseOOMScore(qemu.Process.Pid) // so that the program that manages all guests outlives them
 	over := make(chan string, 1)
 	go func() {
-		_ = qemu.Wait() // the process state has it too
+		_ = proc.Wait(qemu.Cmd) // the process state has it too
 		over <- qemu.ProcessState.String()
 	}()
 	return over, m.recordStarted(qemu)

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -141,6 +142,25 @@ func waitEnded(ctx context.Context, handle int) error {
 			return fmt.Errorf("it still runs after SIGKILL: %w", ctx.Err())
 		}
 	}
+}
+
+// Wait waits for a program, as cmd.Wait does, which has a thread wait for as long as the program
+// runs. Wait has one only to the moment when the runtime's poller says that the program has ended.
+func Wait(cmd *exec.Cmd) error {
+	if fd, err := unix.PidfdOpen(cmd.Process.Pid, unix.PIDFD_NONBLOCK); err == nil { // needs Linux 5.10
+		handle := os.NewFile(uintptr(fd), "process")
+		defer func() { _ = handle.Close() }()
+		if conn, err := handle.SyscallConn(); err == nil {
+			_ = conn.Read(hasEnded)
+		}
+	}
+	return cmd.Wait()
+}
+
+// hasEnded reports whether the process of a handle has ended. One that cannot be asked counts as ended.
+func hasEnded(handle uintptr) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(handle), Events: unix.POLLIN}}, 0) //nolint:gosec // a descriptor is small
+	return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
 }
 
 // Pause waits for d, and reports whether ctx is still active.

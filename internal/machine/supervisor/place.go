@@ -12,7 +12,6 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"os/exec"
 	"syscall"
 	"time"
 
@@ -188,7 +187,7 @@ func (p Place) start(ctx context.Context, lock *os.File) error {
 	if err != nil {
 		return err
 	}
-	go func(cmd *exec.Cmd) { _ = cmd.Wait() }(cmd)
+	go func() { _ = proc.Wait(cmd) }()
 	if s.StartTicks, err = proc.StartTicks(cmd.Process.Pid); err != nil {
 		return fmt.Errorf("the supervisor has ended at once: see %s", p.File(logFile))
 	}

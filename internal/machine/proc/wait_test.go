@@ -1,0 +1,46 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package proc
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"runtime/pprof"
+	"testing"
+)
+
+// TestWait compares what a wait tells with the program's own end, and the threads that hundred of
+// them take.
+func TestWait(t *testing.T) {
+	threads := func() int { return pprof.Lookup("threadcreate").Count() }
+	const programs = 100
+	before := threads()
+	ended := make(chan error, programs)
+	var inputs []*os.File
+	for range programs {
+		cmd := exec.CommandContext(t.Context(), "sh", "-c", "read line; exit 3")
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		inputs = append(inputs, in.(*os.File))
+		go func() { ended <- Wait(cmd) }()
+	}
+	if more := threads() - before; more > programs/2 {
+		t.Errorf("%d programs that run have %d more threads wait", programs, more)
+	}
+	for _, in := range inputs {
+		_ = in.Close()
+	}
+	for range programs {
+		var exit *exec.ExitError
+		if err := <-ended; !errors.As(err, &exit) || exit.ExitCode() != 3 {
+			t.Errorf("Wait returns %v, want exit code 3", err)
+		}
+	}
+}
