@@ -33,7 +33,7 @@ var kinds = slices.Concat(kindsOf(atPoints), []lab.Kind{crash.RestKind("rest", [
 			Engine: lab.NewDocker(), Parallel: 8, Round: 40, Lifecycles: map[lab.Size]int{lab.SizeSoak: 1000},
 		}),
 		soak.Kind(soak.Settings{
-			Engine: lab.NewQEMU(), Parallel: 6, Round: 16, Lifecycles: map[lab.Size]int{lab.SizeSoak: 400},
+			Engine: lab.NewQEMU(), Parallel: 100, Round: 100, Lifecycles: map[lab.Size]int{lab.SizeSoak: 400},
 		}),
 		powercut.Kind("fake"),
 		powercut.Kind("qemu"),
