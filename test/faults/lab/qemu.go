@@ -225,9 +225,10 @@ func countFollowing(uid types.UID) (count int, err error) {
 	return count, err
 }
 
-// machineStates are the states of machines by those of QEMU. It keeps a guest that has ended.
+// machineStates are the states of machines by those of QEMU. It keeps a guest that has ended. One whose start ended
+// before its first instruction is paused.
 var machineStates = map[string]driver.State{
-	"running": driver.StateRunning, machine.StatusPaused: driver.StatePaused,
+	"running": driver.StateRunning, machine.StatusPaused: driver.StatePaused, machine.StatusPrelaunch: driver.StatePaused,
 	machine.StatusShutdown: driver.StateStopped, machine.StatusPanicked: driver.StateStopped,
 }
 
