@@ -5,7 +5,6 @@ package docker
 
 import (
 	"context"
-	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -18,83 +17,12 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// jobImage imports an image whose entrypoint runs a script, with a default one, an environment and a
-// working directory of its own.
-func jobImage(t *testing.T) string {
-	t.Helper()
-	g := guestImages(t)
-	rootfs, err := shellArchive(t.Context(), g.rootfs)
-	assert.NoError(t, err)
-	image := "drover-test:job-" + randomText()
-	assert.NoError(t, framework.ImportImage(t.Context(), g.client, rootfs, image,
-		`ENTRYPOINT ["/bin/sh", "-c"]`, `CMD ["echo image $A $B $PWD"]`, "ENV A=1 B=2", "WORKDIR /bin", "LABEL "+process.LabelEnv+"=A"))
-	t.Cleanup(func() {
-		_, _ = g.client.ImageRemove(context.WithoutCancel(t.Context()), image, client.ImageRemoveOptions{Force: true})
-	})
-	return image
-}
-
 func envOf(pairs ...string) (env []driver.EnvVar) {
 	for _, pair := range pairs {
 		name, value, _ := strings.Cut(pair, "=")
 		env = append(env, driver.EnvVar{Name: name, Value: driver.NewSecret(value)})
 	}
 	return env
-}
-
-// readEnd waits until a server has ended, and returns how, and what it has printed.
-func readEnd(t *testing.T, d *Driver, spec driver.ServerSpec) (*driver.Exit, string) {
-	t.Helper()
-	s := awaitListed(t, d, spec.UID, "its end", func(s driver.Server) bool { return s.State == driver.StateStopped })
-	log, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{})
-	assert.NoError(t, err)
-	text, err := io.ReadAll(log)
-	assert.NoError(t, err)
-	assert.NoError(t, log.Close())
-	return s.Exit, string(text)
-}
-
-// TestCommand checks that command, args, env and workingDir take the place of the image's as in a pod,
-// and that a job runs once, however soon it ends.
-func TestCommand(t *testing.T) {
-	t.Parallel()
-	image := jobImage(t)
-	script := func(text string) []string { return []string{"/bin/sh", "-c", text} }
-	for name, c := range map[string]struct {
-		change func(*driver.ServerSpec)
-		want   string
-		code   int
-	}{
-		"the image's own": {func(*driver.ServerSpec) {}, "image 1 2 /bin\n", 0},
-		"args":            {func(s *driver.ServerSpec) { s.Args = []string{"echo args $0", "x"} }, "args x\n", 0},
-		"command":         {func(s *driver.ServerSpec) { s.Command = []string{"/bin/env"} }, "", 0},
-		"command and args": {func(s *driver.ServerSpec) {
-			s.Command, s.Args = []string{"/bin/sh"}, []string{"-c", `echo "$0" '$(A)' "$A"`, "$(A) x"}
-		}, "$(A) x $(A) 1\n", 0},
-		"env": {func(s *driver.ServerSpec) {
-			s.Env, s.Args = envOf("B=two lines\nhere", "C= é=x", "D="), []string{`echo "$A|$B|$C|$D|${D+set}"`}
-		}, "1|two lines\nhere| é=x||set\n", 0},
-		"workingDir":  {func(s *driver.ServerSpec) { s.WorkingDir = "/" }, "image 1 2 /\n", 0},
-		"a code":      {func(s *driver.ServerSpec) { s.Command = script("exit 3") }, "", 3},
-		"a long list": {func(s *driver.ServerSpec) { s.Command, s.Args = script(`echo $#`), slices.Repeat([]string{"x"}, 256) }, "255\n", 0},
-		"a long text": {func(s *driver.ServerSpec) {
-			s.Command, s.Args = script(`echo ${#0}`), []string{strings.Repeat("x", 131071)}
-		}, "131071\n", 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			d, spec := newServer(t, image)
-			c.change(&spec)
-			assert.NoError(t, assert.ErrorOf(d.Ensure(t.Context(), spec)))
-			exit, text := readEnd(t, d, spec)
-			if exit == nil || exit.Code != c.code {
-				t.Errorf("it ended as %+v, want code %d", exit, c.code)
-			}
-			if c.want != "" && text != c.want {
-				t.Errorf("it printed %q, want %q", text, c.want)
-			}
-		})
-	}
 }
 
 // TestCommandChanged checks that a change makes another container at the next start, that the order of

@@ -566,37 +566,6 @@ func TestLimitsOfContainer(t *testing.T) {
 	}
 }
 
-// TestBadImage checks that an image that cannot run is refused in words that help, and that the
-// container, in which nothing has run, does not keep a repaired image from being used.
-func TestBadImage(t *testing.T) {
-	t.Parallel()
-	g := guestImages(t)
-	for change, want := range map[string]string{
-		`ENTRYPOINT ["/nope"]`: `runs the command "/nope", which does not exist in it`,
-		`ENTRYPOINT ["nope"]`:  `runs the command "nope", which is in no folder of its PATH`,
-		`ENTRYPOINT ["/"]`:     `runs the command "/", which is not an executable file`,
-		"USER nosuch":          "runs as the user nosuch, which its /etc/passwd does not have",
-	} {
-		t.Run(change, func(t *testing.T) {
-			t.Parallel()
-			image := "drover-test:bad-" + randomText()
-			assert.NoError(t, framework.ImportImage(t.Context(), g.client, g.rootfs, image, `ENTRYPOINT ["/guest"]`, change))
-			t.Cleanup(func() {
-				_, _ = g.client.ImageRemove(context.WithoutCancel(t.Context()), image, client.ImageRemoveOptions{Force: true})
-			})
-			d, spec := newServer(t, image)
-			err := assert.ErrorOf(d.Ensure(t.Context(), spec))
-			wantError(t, err, driver.ErrInvalid, "", "spec.image.source: image "+image+" "+want)
-			if strings.Contains(err.Error(), "runc") {
-				t.Errorf("it has runc's text: %v", err)
-			}
-			if all := mustList(t, d, spec.UID); len(all) != 0 {
-				t.Errorf("it left %+v", all)
-			}
-		})
-	}
-}
-
 // TestHealthcheck checks that the HEALTHCHECK of an image says whether its container is ready, and
 // that a change of that is an event.
 func TestHealthcheck(t *testing.T) {

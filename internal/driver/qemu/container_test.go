@@ -5,7 +5,6 @@ package qemu
 
 import (
 	"bytes"
-	"io"
 	"os"
 	"strings"
 	"syscall"
@@ -15,6 +14,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest/containers"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -27,35 +27,24 @@ type container struct {
 	spec driver.ServerSpec
 }
 
+// openForContainers returns a driver that takes container images of a registry of the test's own, by tag.
+func (e *engine) openForContainers(t *testing.T, registry string) *Driver {
+	t.Helper()
+	o := e.options()
+	o.Fetch.PlainHTTP, o.UncheckedImages, o.GuestKernel = []string{registry}, true, framework.GuestKernel(t)
+	return openWith(t, o)
+}
+
 // newContainer opens a driver that may fetch an image, and returns a spec of that image.
 func newContainer(t *testing.T, config v1.Config) *container {
 	t.Helper()
 	e := newEngine(t)
 	host := framework.NewRegistry(t, nil)
 	framework.PushImage(t, host+"/busybox:1", framework.BusyBoxImage(t, config))
-	o := e.options()
-	o.Fetch.PlainHTTP, o.UncheckedImages, o.GuestKernel = []string{host}, true, framework.GuestKernel(t)
-	c := &container{e: e, d: openWith(t, o), spec: e.spec()}
+	c := &container{e: e, d: e.openForContainers(t, host), spec: e.spec()}
 	c.spec.MemoryBytes, c.spec.RootDiskBytes = 128<<20, 1<<30
 	c.spec.Image = driver.Image{Source: host + "/busybox:1"}
 	return c
-}
-
-// prints waits until the log of the machine has a text.
-func (c *container) prints(t *testing.T, text string) {
-	t.Helper()
-	assert.Eventually(t, "it prints "+text, func(t testing.TB) error {
-		log, err := c.d.Logs(t.Context(), c.spec.UID, driver.LogOptions{})
-		if err != nil {
-			return err
-		}
-		defer func() { _ = log.Close() }()
-		got, err := io.ReadAll(log)
-		if !strings.Contains(string(got), text) {
-			t.Errorf("it has printed %q", got)
-		}
-		return err
-	})
 }
 
 // exec runs a shell command beside the image's own, and returns what it prints and its exit code.
@@ -84,27 +73,31 @@ func (c *container) wantExit(t *testing.T, code int, reason string) {
 	}
 }
 
-// TestContainer boots a container image: its command has what the spec says, others run beside it with terminals and
-// exit codes, a new supervisor reaches them too, the disk is kept though the store of images was emptied, and the exit
-// code is the machine's.
+// TestContainers runs the cases that driver docker runs with containers of the same images.
+func TestContainers(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	containers.Run(t, containers.Harness{
+		Open:      func(t *testing.T, registry string) driver.Driver { t.Helper(); return e.openForContainers(t, registry) },
+		IsMachine: true,
+	})
+}
+
+// TestContainer boots a container image: commands run beside the image's own with terminals and exit codes, a new
+// supervisor reaches them too, and the disk is kept though the store of images was emptied.
 func TestContainer(t *testing.T) {
 	t.Parallel()
-	c := newContainer(t, v1.Config{
-		Entrypoint: []string{"/bin/sh", "-c"}, Cmd: []string{"echo unused"}, Env: []string{"A=image", "PATH=/bin"}, User: "ann", WorkingDir: "/home/ann", StopSignal: "SIGUSR1",
-	})
-	c.spec.Args = []string{`trap 'exit 7' USR1; echo "$A $B in $(pwd) on $(hostname), boots $(cat boots)"; id; echo x >>boots; while :; do sleep 0.1; done`}
-	c.spec.Env, c.spec.GracePeriod = []driver.EnvVar{{Name: "B", Value: driver.NewSecret("hunter2")}}, 10*time.Minute
+	c := newContainer(t, v1.Config{Entrypoint: []string{"/bin/sh", "-c"}, User: "ann", WorkingDir: "/home/ann"})
+	c.spec.Args, c.spec.GracePeriod = []string{`trap 'exit 7' TERM; echo x >>boots; while :; do sleep 0.1; done`}, 10*time.Minute
 	first := reach(t, c.d, c.spec, driver.StateRunning)
-	c.prints(t, "image hunter2 in /home/ann on test-vm, boots ")
-	c.prints(t, "uid=1000(ann) gid=1000(ann)")
-	if out, code := c.exec(t, false, "input\n", "cat; id -un; exit 3"); code != 3 || out != "input\nann\n" {
+	if out, code := c.exec(t, false, "input\n", "cat; id -un; pwd; exit 3"); code != 3 || out != "input\nann\n/home/ann\n" {
 		t.Errorf("the code is %d, and it printed %q", code, out)
 	}
 	if out, code := c.exec(t, true, "", "sleep 0.1; stty size; kill -9 $$"); code != 137 || !strings.Contains(out, "40 100") {
 		t.Errorf("with a terminal the code is %d, and it printed %q", code, out)
 	}
 	signalSupervisor(t, c.d.InstanceOf(c.spec.UID), syscall.SIGKILL)
-	if out, code := c.exec(t, false, "", "cat boots"); code != 0 || out != "x\n" {
+	if out, code := c.exec(t, false, "", "until test -s boots; do sleep 0.1; done; cat boots"); code != 0 || out != "x\n" {
 		t.Errorf("after the supervisor was killed the code is %d, and it printed %q", code, out)
 	}
 	c.spec.Power = driver.PowerOff
