@@ -107,7 +107,7 @@ func (p Point) End() { crashAt(p.name + "/after") }
 
 var (
 	uuids = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
-	ids   = regexp.MustCompile(`(fake|run)-[0-9a-f-]{18}|\b[0-9a-f]{12,16}\b`)
+	ids   = regexp.MustCompile(`(fake|run)-[0-9a-f-]{18}|\b[0-9a-f]{12,16}\b|\b[0-9a-f]{64}\b`)
 	// containers have the names <vm>.<namespace>.<first 8 of the UID>.
 	containers = regexp.MustCompile(`\.[a-z0-9-]+\.[0-9a-f]{8}\b`)
 	// objects of driver pod have the names <vm>-<first 8 of the UID>, and a Secret 8 of a nonce after that.

@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
+	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/image/erofs"
 	"cloudnative.tw/drover/internal/image/rootfs"
 )
@@ -165,10 +166,12 @@ func (a *attempt) convert(ctx context.Context, c *container) (disk string, err e
 		return "", err
 	}
 	order := rootfs.Order{Seed: c.digest, Layers: c.sizes, MaxContent: a.store.Sources.maxSize, MaxSize: maxSize}
+	point := crashpoint.Begin("convert image", c.digest)
 	result, err := a.store.Convert(ctx, order, func(number int) (io.ReadCloser, error) {
 		blob, err := c.layers[number].Compressed()
 		return &countedBlob{blob, a}, err
 	}, a.file)
+	point.End()
 	if failed, is := errors.AsType[*rootfs.ConverterError](err); is {
 		return "", failed
 	}
@@ -216,8 +219,12 @@ func (a *attempt) explainResult(r rootfs.Result, limit int64, isRoom bool) error
 		if !isRoom && r.Reason == rootfs.ReasonOutput {
 			return tooLargeError("its root has more than", limit)
 		}
-		a.needs = a.neededFor(limit)
-		return fmt.Errorf("there is no room for its root: at most %d bytes are left on the disk of %s", limit, a.store.Dir)
+		size := limit
+		if info, err := a.file.Stat(); err == nil && r.Reason == rootfs.ReasonNoRoom { // others have filled the disk meanwhile
+			size = min(info.Size(), limit)
+		}
+		a.needs = a.neededFor(size)
+		return fmt.Errorf("there is no room for its root, which has more than %d bytes, on the disk of %s", size, a.store.Dir)
 	case rootfs.ReasonFailed:
 		return fmt.Errorf("converting it failed: %s", message)
 	}

@@ -8,7 +8,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -22,6 +24,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/atomicfile"
@@ -300,6 +303,81 @@ func TestContainerRegistryFails(t *testing.T) {
 	}
 }
 
+// withManifest makes a registry answer another manifest than it has.
+func withManifest(change func(manifest string) string) func(http.Handler) http.Handler {
+	return func(inner http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method != http.MethodGet || !strings.Contains(r.URL.Path, "/manifests/") {
+				inner.ServeHTTP(w, r)
+				return
+			}
+			recorded := httptest.NewRecorder()
+			inner.ServeHTTP(recorded, r)
+			w.Header().Set("Content-Type", recorded.Header().Get("Content-Type"))
+			_, _ = io.WriteString(w, change(recorded.Body.String()))
+		})
+	}
+}
+
+// TestContainerSizes checks that the sizes of layers in a manifest are not believed.
+func TestContainerSizes(t *testing.T) {
+	t.Parallel()
+	layer := plain(framework.TarOf(t, "bin/app", bytes.Repeat([]byte("program "), 1000)))
+	size, err := layer.Size()
+	assert.NoError(t, err)
+	for name, c := range map[string]struct {
+		size int64
+		says string
+	}{
+		"smaller":  {size - 512, "it is not as large as the image says"},
+		"larger":   {size + 512, "it is not as large as the image says"},
+		"nothing":  {0, "it is not as large as the image says"},
+		"negative": {-1, "--image-max-size"},
+		"huge":     {1 << 62, "--image-max-size"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			registry := framework.NewRegistry(t, withManifest(func(manifest string) string {
+				return strings.Replace(manifest, fmt.Sprintf(`"size":%d`, size), fmt.Sprintf(`"size":%d`, c.size), 1)
+			}))
+			framework.PushImage(t, registry+"/app:1", containerImage(t, "amd64", containerConfig, layer))
+			s := containerStore(t, registry)
+			assert.ErrorSays(t, "Fetch", fetch(t, s, image.Ref{Source: registry + "/app:1"}), c.says)
+			checkImages(t, s, 0)
+		})
+	}
+}
+
+// TestEndlessBlob checks that no more is read of a layer than its size, and that this has to be the layer.
+func TestEndlessBlob(t *testing.T) {
+	t.Parallel()
+	registry := framework.NewRegistry(t, blobs(func(w http.ResponseWriter, _ *http.Request, blob []byte) {
+		for err := error(nil); err == nil; _, err = w.Write(blob) {
+			w.(http.Flusher).Flush() // so that it has no length
+		}
+	}))
+	ref := image.Ref{Source: registry + "/app:1"}
+	framework.PushImage(t, ref.Source, containerImage(t, "amd64", containerConfig, appLayers(t, "program")...))
+	s := containerStore(t, registry)
+	assert.NoError(t, fetch(t, s, ref))
+	checkRoot(t, openRoot(t, s, ref))
+}
+
+// TestOtherManifest checks that a registry cannot give another image for a digest.
+func TestOtherManifest(t *testing.T) {
+	t.Parallel()
+	wanted := containerImage(t, "amd64", containerConfig, appLayers(t, "wanted")...)
+	other, err := containerImage(t, "amd64", containerConfig, appLayers(t, "other")...).RawManifest()
+	assert.NoError(t, err)
+	registry := framework.NewRegistry(t, withManifest(func(string) string { return string(other) }))
+	framework.PushImage(t, registry+"/app:1", wanted)
+	s := containerStore(t, registry)
+	for _, ref := range []image.Ref{{Source: registry + "/app@" + digestOf(t, wanted)}, {Source: registry + "/app:1", Checksum: digestOf(t, wanted)}} {
+		wantRetry(t, fetch(t, s, ref), "content does not match its digest")
+	}
+	checkImages(t, s, 0)
+}
+
 // TestContainerLimits checks that an image of too many bytes is refused, before its layers are fetched if
 // their sizes say so.
 func TestContainerLimits(t *testing.T) {
@@ -307,6 +385,8 @@ func TestContainerLimits(t *testing.T) {
 	registry := framework.NewRegistry(t, nil)
 	bomb := zipped(t, framework.TarOf(t, "zeros", make([]byte, 16<<20)))
 	framework.PushImage(t, registry+"/bomb:1", containerImage(t, "amd64", containerConfig, bomb))
+	framework.PushImage(t, registry+"/zstd:1", containerImage(t, "amd64", containerConfig, zstandard(t, framework.TarOf(t, "zeros", make([]byte, 16<<20)))))
+	framework.PushImage(t, registry+"/window:1", containerImage(t, "amd64", containerConfig, zstandard(t, framework.TarOf(t, "x", disk()), zstd.WithWindowSize(128<<20))))
 	framework.PushImage(t, registry+"/large:1", containerImage(t, "amd64", containerConfig, plain(framework.TarOf(t, "x", make([]byte, 16<<20)))))
 	layers := make([]v1.Layer, 128)
 	for k := range layers {
@@ -318,7 +398,7 @@ func TestContainerLimits(t *testing.T) {
 	framework.PushImage(t, registry+"/history:1", containerImage(t, "amd64", v1.Config{Labels: map[string]string{"a": strings.Repeat("x", 2<<20)}}, bomb))
 	framework.PushImage(t, registry+"/env:1", containerImage(t, "amd64", v1.Config{Env: []string{"=x"}}, bomb))
 	for repository, says := range map[string]string{
-		"bomb": "--image-max-size", "large": "--image-max-size", "layers": "it may have 127", "config": "it may have 262144",
+		"bomb": "--image-max-size", "zstd": "--image-max-size", "window": "needs more than 67108864 bytes of memory", "large": "--image-max-size", "layers": "it may have 127", "config": "it may have 262144",
 		"history": "it may have 1048576", "env": `the variable "=x"`,
 	} {
 		s := containerStore(t, registry)
@@ -348,6 +428,10 @@ func TestContainerNoRoom(t *testing.T) {
 	wantRetry(t, fetch(t, s, ref), "there is no room for its root")
 	before := asked.Load()
 	wantRetry(t, fetch(t, s, ref), "it needs at least")
+	left, err := os.ReadDir(dir)
+	if all, listErr := s.List(); err != nil || listErr != nil || len(left) != 1 || len(all) != 0 {
+		t.Errorf("left are %v, %v, and the images %v, %v", left, err, all, listErr)
+	}
 	if n := asked.Load() - before; n > 1 {
 		t.Errorf("%d blobs were fetched", n)
 	}
@@ -401,6 +485,32 @@ func TestPruneRoots(t *testing.T) {
 	openRoot(t, s, refs[0])
 	assert.ErrorIs(t, "OpenRoot", assert.ErrorOf(s.OpenRoot(refs[1])), image.ErrUnavailable)
 	assert.NoError(t, fetch(t, s, refs[1]))
+}
+
+// TestPruneIsKilled checks that the next Prune removes what one has left that ended after it had removed an image, and
+// that a fetch does not depend on that.
+func TestPruneIsKilled(t *testing.T) {
+	t.Parallel()
+	registry := framework.NewRegistry(t, nil)
+	s := containerStore(t, registry)
+	assert.NoError(t, s.MakeLock())
+	ref := image.Ref{Source: registry + "/app:1"}
+	framework.PushImage(t, ref.Source, containerImage(t, "amd64", containerConfig, appLayers(t, "program")...))
+	unused := func() (map[string]bool, error) { return nil, nil }
+	for range 2 {
+		assert.NoError(t, fetch(t, s, ref))
+		path, exists := s.Path(ref)
+		if !exists {
+			t.Fatal("it was not fetched")
+		}
+		assert.NoError(t, os.Remove(path)) // which Prune does first
+	}
+	removed, err := s.Prune(t.Context(), unused)
+	assert.NoError(t, err)
+	left, err := filepath.Glob(s.File("*"))
+	if err != nil || len(left) != 1 || len(removed) != 0 { // the lock
+		t.Errorf("left are %v, %v, and it removed %v", left, err, removed)
+	}
 }
 
 // TestContainerStalls checks that the fetch ends where nothing comes any more.

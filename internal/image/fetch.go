@@ -98,8 +98,9 @@ func (s *Store) fetchDisk(ctx context.Context, staging string, ref Ref, progress
 // AddFile gives a file that was made in the staging folder its name in the store.
 func (s *Store) AddFile(path, name string) error {
 	// Not renamed: disks may use a file that is already there as backing file.
-	point := crashpoint.Begin("add image", path)
-	err := os.Link(path, s.filePath(name))
+	place := s.filePath(name)
+	point := crashpoint.Begin("add image", place)
+	err := os.Link(path, place)
 	point.End()
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err

@@ -71,23 +71,26 @@ func (s *Store) Prune(ctx context.Context, used func() (map[string]bool, error))
 		if names[i.Name] {
 			continue
 		}
-		if err := s.removeImage(i); err != nil {
+		if err := os.Remove(s.filePath(i.Name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return removed, err
 		}
 		removed = append(removed, i)
 	}
-	return removed, nil
+	return removed, s.removeSources()
 }
 
-// removeImage removes the image before its sources: a source whose image is missing is
-// fetched again.
-func (s *Store) removeImage(i StoredImage) error {
-	if err := os.Remove(s.filePath(i.Name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	var errs []error
-	for _, source := range i.Sources {
-		errs = append(errs, os.Remove(s.refPath(source)))
+// removeSources removes the sources whose image is missing, which would be fetched again: also those that a Prune which
+// was killed has left.
+func (s *Store) removeSources() error {
+	entries, err := os.ReadDir(s.filePath(""))
+	errs := []error{err}
+	for name, sources := range s.sourcesByName(entries) {
+		if _, err := os.Lstat(s.filePath(name)); !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		for _, source := range sources {
+			errs = append(errs, os.Remove(s.refPath(source)))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -118,6 +118,9 @@ var All = []Bug{
 	{"installed-not-synced", "", []Edit{{
 		"internal/driver/statedir/files.go", "	return d.Sync(filepath.Dir(place))\n", "	if BUG {\n		return nil\n	}\n	return d.Sync(filepath.Dir(place))\n",
 	}}},
+	{"image-not-synced", "", []Edit{{
+		"internal/image/fetch.go", "	return result, file.Sync()\n", "	if BUG {\n		return result, nil\n	}\n	return result, file.Sync()\n",
+	}}},
 	{"flushes-ignored", "", []Edit{{
 		"internal/machine/launch/config.go", "	if d.Format != formatRaw {\n", "	if BUG {\n		node[\"cache\"] = Object{\"no-flush\": true}\n	}\n	if d.Format != formatRaw {\n",
 	}}},

@@ -53,6 +53,7 @@ var (
 	fakes  = []lab.Engine{lab.Fake{}, lab.Fake{Instant: true}}
 	docker = []lab.Engine{lab.NewDocker()}
 	qemu   = []lab.Engine{lab.NewQEMU()}
+	boxes  = []lab.Engine{lab.NewContainers(false), lab.NewContainers(true)}
 	pods   = []lab.Engine{lab.NewPod()}
 	both   = []lab.Engine{crash.Pair{Engine: lab.Fake{}, Second: lab.NewDocker()}, crash.Pair{Engine: lab.NewDocker(), Second: lab.NewQEMU()}}
 )
@@ -67,6 +68,7 @@ var atPoints = []crash.Settings{
 	{Name: "crash points, fake", Parallel: 16, Engines: fakes, Short: 2, Default: 3, Pairs: pairs(2, 10, 1000)},
 	{Name: "crash points, docker", Parallel: 6, InTurn: true, Engines: docker, Default: 1, Pairs: pairs(0, 4, 100)},
 	{Name: "crash points, qemu", Parallel: 4, InTurn: true, Engines: qemu, Default: 1, Pairs: pairs(0, 4, 100)},
+	{Name: "crash points, container", Parallel: 4, InTurn: true, Engines: boxes, Default: 1, Pairs: pairs(0, 2, 30)},
 	{Name: "crash points, two drivers", Parallel: 6, InTurn: true, Engines: both, Default: 2, Pairs: pairs(0, 0, 100)},
 	{Name: "answers of the API", Parallel: 16, Engines: fakes, Faults: crash.Answers, Workloads: running, Short: 2, Default: 3},
 	{Name: "calls of drivers, fake", Parallel: 24, Engines: fakes, Faults: crash.Calls, Workloads: alone, Short: 2, Default: 2},

@@ -6,7 +6,9 @@ package framework
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -28,17 +30,57 @@ var busyBoxNames = strings.Fields("sh ash cat echo env hostname httpd id ip kill
 // BusyBoxImage returns a container image with BusyBox, a user ann of the groups ann and staff, and the given configuration.
 func BusyBoxImage(t testing.TB, config v1.Config) v1.Image {
 	t.Helper()
+	image, err := MakeBusyBoxImage(t.Context(), config)
+	assert.NoError(t, err)
+	return image
+}
+
+// MakeBusyBoxImage makes the image of BusyBoxImage.
+func MakeBusyBoxImage(ctx context.Context, config v1.Config) (v1.Image, error) {
+	archive, err := archiveBusyBox(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return MakeImage(archive, config)
+}
+
+// MakeImage makes a container image of the files in an archive.
+func MakeImage(archive []byte, config v1.Config) (v1.Image, error) {
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive)), nil })
+	if err != nil {
+		return nil, err
+	}
+	image, err := mutate.AppendLayers(empty.Image, layer)
+	if err != nil {
+		return nil, err
+	}
+	file, err := image.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	return mutate.ConfigFile(image, &v1.ConfigFile{Architecture: "amd64", OS: "linux", Config: config, RootFS: file.RootFS})
+}
+
+// archiveBusyBox returns the files of that image as an archive.
+func archiveBusyBox(ctx context.Context) ([]byte, error) {
 	root, err := RepositoryRoot()
-	assert.NoError(t, err)
-	path, err := exec.CommandContext(t.Context(), filepath.Join(root, "hack", "busybox.sh")).Output()
-	assert.NoError(t, err)
+	if err != nil {
+		return nil, err
+	}
+	path, err := exec.CommandContext(ctx, filepath.Join(root, "hack", "busybox.sh")).Output()
+	if err != nil {
+		return nil, fmt.Errorf("fetching BusyBox: %w", err)
+	}
 	program, err := os.ReadFile(strings.TrimSpace(string(path)))
-	assert.NoError(t, err)
+	if err != nil {
+		return nil, err
+	}
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
+	var errs []error
 	add := func(h tar.Header, content string) {
 		h.Size = int64(len(content))
-		assert.NoError(t, errors.Join(w.WriteHeader(&h), assert.ErrorOf(io.WriteString(w, content))))
+		errs = append(errs, w.WriteHeader(&h), assert.ErrorOf(io.WriteString(w, content)))
 	}
 	add(tar.Header{Name: "bin/busybox", Mode: 0o755}, string(program))
 	for _, name := range busyBoxNames {
@@ -48,25 +90,7 @@ func BusyBoxImage(t testing.TB, config v1.Config) v1.Image {
 	add(tar.Header{Name: "etc/group", Mode: 0o644}, "root:x:0:\nann:x:1000:\nstaff:x:50:ann\n")
 	add(tar.Header{Name: "home/ann/", Typeflag: tar.TypeDir, Mode: 0o755, Uid: 1000, Gid: 1000}, "")
 	add(tar.Header{Name: "tmp/", Typeflag: tar.TypeDir, Mode: 0o1777}, "")
-	assert.NoError(t, w.Close())
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive.Bytes())), nil })
-	assert.NoError(t, err)
-	image, err := mutate.AppendLayers(empty.Image, layer)
-	assert.NoError(t, err)
-	image, err = mutate.ConfigFile(image, &v1.ConfigFile{
-		Architecture: "amd64", OS: "linux", Config: config,
-		RootFS: rootFSOf(t, image),
-	})
-	assert.NoError(t, err)
-	return image
-}
-
-// rootFSOf returns what the configuration of an image says of its layers.
-func rootFSOf(t testing.TB, image v1.Image) v1.RootFS {
-	t.Helper()
-	file, err := image.ConfigFile()
-	assert.NoError(t, err)
-	return file.RootFS
+	return archive.Bytes(), errors.Join(append(errs, w.Close())...)
 }
 
 // GuestKernel returns the folder of the kernel that boots container images.

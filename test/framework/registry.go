@@ -25,21 +25,43 @@ import (
 // requests.
 func NewRegistry(t testing.TB, around func(http.Handler) http.Handler) (host string) {
 	t.Helper()
+	server := StartRegistry(around)
+	t.Cleanup(server.Close)
+	return server.Listener.Addr().String()
+}
+
+// StartRegistry starts the registry of NewRegistry. The caller must Close it.
+func StartRegistry(around func(http.Handler) http.Handler) *httptest.Server {
 	handler := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	if around != nil {
 		handler = around(handler)
 	}
-	server := httptest.NewServer(handler)
-	t.Cleanup(server.Close)
-	return server.Listener.Addr().String()
+	return httptest.NewServer(handler)
+}
+
+// StartRegistryOf starts a registry that has one image, and returns the image's reference too. The caller must Close it.
+func StartRegistryOf(image v1.Image) (server *httptest.Server, reference string, err error) {
+	server = StartRegistry(nil)
+	reference = server.Listener.Addr().String() + "/image:1"
+	if err := writeImage(reference, image); err != nil {
+		server.Close()
+		return nil, "", err
+	}
+	return server, reference, nil
 }
 
 // PushImage gives a reference an image.
 func PushImage(t testing.TB, reference string, image v1.Image) {
 	t.Helper()
+	assert.NoError(t, writeImage(reference, image))
+}
+
+func writeImage(reference string, image v1.Image) error {
 	ref, err := name.ParseReference(reference)
-	assert.NoError(t, err)
-	assert.NoError(t, remote.Write(ref, image))
+	if err != nil {
+		return err
+	}
+	return remote.Write(ref, image)
 }
 
 // TarOf returns an archive of one file.

@@ -24,6 +24,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // TestFake runs the values and rows on the fake driver.
@@ -113,6 +114,22 @@ func TestQEMU(t *testing.T) {
 		base: map[string]any{
 			"driver": "qemu", "shutdownGracePeriodSeconds": 5,
 			"resource": map[string]any{"cpu": 1, "memory": "32Mi"}, "image": map[string]any{"source": image},
+		},
+		read: readMachine, left: leftMachines,
+	}).runAll()
+}
+
+// TestQEMUContainers does the same with machines of a container image, and the fields that say what they run.
+func TestQEMUContainers(t *testing.T) {
+	t.Parallel()
+	tier.Full(t, "it boots machines for minutes; TestFake has the fields' values, and TestContainerFields their refusals")
+	testenv.KillMachinesAtEnd(t, filepath.Dir(environment.qemuDir))
+	newSuite(t, engine{
+		name: "qemu", image: environment.container, support: (&qemu.Driver{}).SupportedFields(), workers: 3,
+		only: []string{"image", "command", "args", "env", "workingDir", "ephemeral"},
+		base: map[string]any{
+			"driver": "qemu", "shutdownGracePeriodSeconds": 5, "ephemeral": true,
+			"resource": map[string]any{"cpu": 1, "memory": "128Mi"}, "image": map[string]any{"source": environment.container},
 		},
 		read: readMachine, left: leftMachines,
 	}).runAll()

@@ -103,10 +103,10 @@ func KnownFor(driver, image string) Known {
 	return known
 }
 
-// podFields are those that only driver pod has, with values as a pod may have them. What the API
+// podFields are those of pods that are not tried in rows, with values as a pod may have them. What the API
 // server itself checks of a pod is not repeated here.
 var podFields = map[string]Values{
-	"ephemeral":        {Valid: []any{false}, Invalid: []any{"yes"}},
+	"ephemeral":        {Valid: []any{false, true}, Invalid: []any{"yes", 1}},
 	"storageClassName": {Valid: []any{"fast"}, Invalid: []any{1, "-"}},
 	"evictionPolicy":   {Valid: []any{"Allow", "Block"}, Invalid: []any{"", "Never"}},
 	"nodeSelector":     {Valid: []any{map[string]any{"disk": "fast"}}, Invalid: []any{"text", map[string]any{"disk": 1}}},

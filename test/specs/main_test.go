@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
@@ -28,6 +29,7 @@ type specEnvironment struct {
 	*testenv.Environment
 	objects         dynamic.Interface
 	qemuDir, images string
+	container       string // an image in a registry
 	decisions       string // the file of all of them
 }
 
@@ -51,9 +53,27 @@ func startEnvironment() (func() error, error) {
 	if err := os.Mkdir(e.images, 0o700); err != nil {
 		return nil, err
 	}
+	archive, err := framework.GuestArchive()
+	if err != nil {
+		return nil, err
+	}
+	guest, err := framework.MakeImage(archive, v1.Config{Entrypoint: []string{program}})
+	if err != nil {
+		return nil, err
+	}
+	registry, container, err := framework.StartRegistryOf(guest)
+	if err != nil {
+		return nil, err
+	}
+	kernel, err := framework.BuildImageGuest()
+	if err != nil {
+		return nil, err
+	}
+	e.container = container
 	var stop func() error
 	e.Environment, stop, err = testenv.NewWithController("--vm-driver=fake,docker,qemu", "--usage-period=1h", "--list-period=1h", "--orphan-grace=1s",
-		"--decisions="+e.decisions, "--qemu-dir="+e.qemuDir, "--qemu-image-dirs="+e.images, "--qemu-accel=tcg", "--image-hosts=127.0.0.1")
+		"--decisions="+e.decisions, "--qemu-dir="+e.qemuDir, "--qemu-image-dirs="+e.images, "--qemu-accel=tcg", "--image-hosts=127.0.0.1",
+		"--qemu-kernel="+filepath.Dir(kernel.Kernel), "--qemu-unchecked-images", "--image-plain-http-registries="+registry.Listener.Addr().String())
 	if err != nil {
 		return nil, err
 	}
@@ -62,6 +82,7 @@ func startEnvironment() (func() error, error) {
 	}
 	environment = e
 	return func() error {
+		registry.Close()
 		return errors.Join(e.waitSwept(), stop(), e.replayDecisions(), os.RemoveAll(temp))
 	}, nil
 }

@@ -36,6 +36,8 @@ import (
 type engine struct {
 	name, image string
 	base        map[string]any
+	// only are the fields that are tried; none means all.
+	only []string
 	// seesAll is set if read returns all fields that the driver applies.
 	seesAll bool
 	support map[string]driver.Support
@@ -72,6 +74,9 @@ func newSuite(t *testing.T, e engine) *suite {
 	must(t, err)
 	w := newWalker(schema, KnownFor(e.name, e.image))
 	must(t, w.walk("", schema))
+	if len(e.only) > 0 {
+		w.fields = slices.DeleteFunc(w.fields, func(f Field) bool { return !slices.Contains(e.only, top(f.Path)) })
+	}
 	s := &suite{engine: e, walker: w, t: t, ns: newNamespace(t), counts: map[string]int{}, servers: map[string]string{}}
 	s.vms = environment.objects.Resource(api.SchemeGroupVersion.WithResource("virtualmachines")).Namespace(s.ns)
 	s.states = watchStates(t, s.ns)

@@ -77,7 +77,12 @@ var shards = []shard{
 	},
 	{
 		name:  "specs-qemu",
-		steps: []step{{of: "test/specs", pattern: "TestQEMU"}},
+		steps: []step{{of: "test/specs", pattern: "TestQEMU$"}},
+		paths: slices.Concat(controller, machine, []string{"test/specs"}),
+	},
+	{
+		name:  "specs-containers",
+		steps: []step{{of: "test/specs", pattern: "TestQEMUContainers"}},
 		paths: slices.Concat(controller, machine, []string{"test/specs"}),
 	},
 	{
@@ -94,7 +99,7 @@ var shards = []shard{
 	},
 	{
 		name:  "faults-qemu",
-		steps: []step{{of: "test/faults", pattern: "TestFaults/(_qemu$|guest_writes|^rest$)"}},
+		steps: []step{{of: "test/faults", pattern: "TestFaults/(_qemu$|_container$|guest_writes|^rest$)"}},
 		short: step{of: "test/faults", pattern: "TestFaults/engine,_qemu"},
 		paths: slices.Concat(controller, explorers, machine),
 	},

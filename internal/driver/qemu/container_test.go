@@ -5,6 +5,9 @@ package qemu
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
+	"io"
 	"os"
 	"strings"
 	"syscall"
@@ -12,9 +15,11 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest/containers"
+	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -45,6 +50,23 @@ func newContainer(t *testing.T, config v1.Config) *container {
 	c.spec.MemoryBytes, c.spec.RootDiskBytes = 128<<20, 1<<30
 	c.spec.Image = driver.Image{Source: host + "/busybox:1"}
 	return c
+}
+
+// prints waits until the log of the machine has a text.
+func (c *container) prints(t *testing.T, text string) {
+	t.Helper()
+	assert.Eventually(t, "it prints "+text, func(t testing.TB) error {
+		log, err := c.d.Logs(t.Context(), c.spec.UID, driver.LogOptions{})
+		if err != nil {
+			return err
+		}
+		defer func() { _ = log.Close() }()
+		got, err := io.ReadAll(log)
+		if !strings.Contains(string(got), text) {
+			t.Errorf("it has printed %q", got)
+		}
+		return err
+	})
 }
 
 // exec runs a shell command beside the image's own, and returns what it prints and its exit code.
@@ -135,6 +157,57 @@ func TestContainerIsEphemeral(t *testing.T) {
 	c.spec.RestartRun = ""
 	c.wantExit(t, 127, "Error")
 	gone(t, c.d, c.spec)
+}
+
+// TestContainerIsPruned removes images while a machine is created, starts and runs: one that was fetched and not yet used
+// is fetched again, and one that is used stays.
+func TestContainerIsPruned(t *testing.T) {
+	t.Parallel()
+	c := newContainer(t, v1.Config{Entrypoint: []string{"/bin/sh", "-c", "echo begins; sleep 100000"}, Env: []string{"PATH=/bin"}})
+	c.spec.Ephemeral, c.spec.RootDiskBytes = true, 0
+	images, err := folder.Open(c.e.dir, clock.RealClock{})
+	assert.NoError(t, err)
+	prune := func(want int) {
+		removed, err := images.PruneImages(t.Context())
+		assert.NoError(t, err)
+		if len(removed) != want {
+			t.Errorf("it removed %+v, want %d", removed, want)
+		}
+	}
+	if s, err := c.d.Ensure(t.Context(), c.spec); err != nil || s.State != driver.StatePending {
+		t.Fatalf("it is %s, %v", s.State, err)
+	}
+	assert.Eventually(t, "the image is fetched", func(testing.TB) error {
+		all, err := images.Images()
+		if len(all) == 0 || len(all[0].Sources) == 0 {
+			return errors.Join(err, fmt.Errorf("there are %+v", all))
+		}
+		return err
+	})
+	prune(1)
+	s := reach(t, c.d, c.spec, driver.StateRunning)
+	prune(0)
+	c.prints(t, "begins")
+
+	host, _, _ := strings.Cut(c.spec.Image.Source, "/")
+	c.spec.Image.Source = host + "/busybox:2"
+	framework.PushImage(t, c.spec.Image.Source, framework.BusyBoxImage(t, v1.Config{Entrypoint: []string{"/bin/sleep", "100000"}}))
+	c.spec.RestartRun = s.Run
+	assert.Eventually(t, "it runs the next image", func(testing.TB) error {
+		s, err := c.d.Ensure(t.Context(), c.spec)
+		if s.Run == c.spec.RestartRun {
+			err = errors.Join(err, errors.New("it has not been restarted"))
+		}
+		return errors.Join(err, assert.ErrorOf(images.PruneImages(t.Context())))
+	})
+	c.spec.RestartRun = ""
+	reach(t, c.d, c.spec, driver.StateRunning)
+	gone(t, c.d, c.spec)
+	_, err = images.PruneImages(t.Context())
+	assert.NoError(t, err)
+	if all, err := images.Images(); err != nil || len(all) != 0 {
+		t.Errorf("left are %+v, %v", all, err)
+	}
 }
 
 // TestContainerFields checks that fields which mean nothing for an image are refused by name, before any machine is made.

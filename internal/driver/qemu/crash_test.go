@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -171,6 +173,34 @@ func TestControllerKilledInStart(t *testing.T) {
 		t.Errorf("a machine that did not come to start is %+v", s)
 	}
 	reach(t, d, spec, driver.StateRunning)
+}
+
+// TestStartIsAnnounced checks that other processes see to a machine as soon as its QEMU runs: the leader may end before
+// the guest does anything.
+func TestStartIsAnnounced(t *testing.T) {
+	t.Parallel()
+	e, d := newDriver(t)
+	spec := e.spec()
+	off(t, d, spec)
+	d.RemoveNotification(spec.UID)
+	starting := e.openBinary(t, fails(t, "exec sleep 1000")) // which never answers
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		spec.Power = driver.PowerOn
+		_, _ = starting.Ensure(ctx, spec)
+	}()
+	assert.Eventually(t, "the start is announced", func(testing.TB) error {
+		_, err := os.Stat(d.StateDir.Path(instance.NotificationsDir, string(spec.UID)))
+		return err
+	})
+	if inst, err := d.InstanceOf(spec.UID).Load(); err != nil || inst.Phase != record.PhaseStarting {
+		t.Errorf("it was announced in phase %q, %v", inst.Phase, err)
+	}
+	cancel()
+	<-done
+	gone(t, d, spec)
 }
 
 // machines returns the processes of each server that has any.

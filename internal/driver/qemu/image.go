@@ -121,14 +121,19 @@ func (c *convergence) checkImages() error {
 	return nil
 }
 
+// checkRoot checks the image of the root disk, and that the spec has no field that means nothing for it.
 func (c *convergence) checkRoot() error {
 	requested := c.inst.ImageOf(c.spec)
+	next := c.inst.Root.Image
+	var err error
 	switch {
 	case !c.inst.NeedsRoot(c.spec):
-		return c.driver.Disks.CheckImage(instance.RootField, c.inst.Root)
-	case requested.Source == "" && c.spec.Image.Kernel != nil:
-		return nil
+		err = c.driver.Disks.CheckImage(instance.RootField, c.inst.Root)
+	case requested.Source != "" || c.spec.Image.Kernel == nil:
+		next, err = c.driver.Disks.FindImage(instance.RootOrder(c.spec, requested))
 	}
-	_, err := c.driver.Disks.FindImage(instance.RootOrder(c.spec, requested))
-	return err
+	if err != nil {
+		return err
+	}
+	return instance.CheckFields(c.spec, next.IsContainer())
 }

@@ -395,7 +395,7 @@ func listed(t *testing.T, d *Driver, spec driver.ServerSpec) driver.Server {
 // that nothing of it is left.
 func TestRegistryStalls(t *testing.T) {
 	t.Parallel()
-	for name, part := range map[string]string{"ping": "/v2/", "index": "/manifests/", "layer": "/blobs/"} {
+	for name, part := range map[string]string{"ping": "/v2/", "index": "/manifests/", "layer": "/blobs/", "layer that is converted": "/blobs/"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newEngine(t)
@@ -418,6 +418,9 @@ func TestRegistryStalls(t *testing.T) {
 			pushDisk(t, reference, e.plain)
 			spec := e.spec()
 			spec.Image = driver.Image{Source: "oci://" + reference}
+			if name == "layer that is converted" {
+				spec.Image.Source = reference
+			}
 			stalls.Store(true)
 			wantError(t, d.waitFor(t, spec), driver.ErrRetry, reference, "no progress for 1s", driver.ReasonImageUnavailable)
 			leavesNothing(t, d)

@@ -37,11 +37,13 @@ func TestRestartThatCannotBe(t *testing.T) {
 	spec.Ports[0].HostPort = first.Ports[0].HostPort
 	spec.RestartRun, spec.StopBy = first.Run, time.Now()
 
-	ports, memory := spec, spec
+	ports, memory, fields := spec, spec, spec
 	ports.Ports = append(ports.Ports, driver.Port{Name: "web", Port: 81, HostPort: taken(t)})
 	refuses(t, d, ports, driver.ErrRetry, "ports[1] (web)", driver.ReasonPortConflict)
 	memory.MemoryBytes = maxMemory
 	refuses(t, d, memory, driver.ErrExhausted, "resource.memory")
+	fields.Command = []string{"/bin/app"}
+	refuses(t, d, fields, driver.ErrUnsupported, "spec.command")
 	if all, err := d.List(t.Context()); err != nil || len(all) != 1 || all[0].Run != first.Run || all[0].State != driver.StateRunning {
 		t.Errorf("listed: %+v, %v, want it to run on", all, err)
 	}

@@ -25,6 +25,7 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/supervisor"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -41,6 +42,22 @@ func waitStopped(t *testing.T, h *instance.Instance) {
 		}
 		return nil
 	})
+}
+
+// TestSupervisorOfNextRun checks that a supervisor is started for a QEMU that is there: what is recorded before it is
+// there may be of the run before, and so would be the record of its end.
+func TestSupervisorOfNextRun(t *testing.T) {
+	t.Parallel()
+	e, d := newDriver(t)
+	spec := e.spec()
+	spec.Power = driver.PowerOff
+	reach(t, d, spec, driver.StateStopped)
+	place := d.InstanceOf(spec.UID).Supervisor()
+	place.Reload = func() (supervisor.Place, error) {
+		t.Error("it was asked for the run of no QEMU")
+		return place, errors.New("no run")
+	}
+	assert.ErrorIs(t, "Reach", assert.ErrorOf(place.Reach(t.Context())), supervisor.ErrNoQEMU)
 }
 
 // TestRetained checks that a released machine is supervised as before, by the present and

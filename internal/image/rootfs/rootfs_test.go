@@ -130,33 +130,36 @@ func TestRefused(t *testing.T) {
 		layer []byte
 		says  string
 	}{
-		"xz":                   {[]byte("\xfd7zXZ\x00\x00\x04\xe6\xd6\xb4\x46"), "compressed by xz"},
-		"a type":               {newArchive(t).add(tar.Header{Name: "bad", Typeflag: 'V'}, "").bytes(), `the entry "bad": it has the type 'V'`},
-		"a contiguous file":    {newArchive(t).add(tar.Header{Name: "bad", Typeflag: tar.TypeCont}, "").bytes(), `type '7'`},
-		"overlay's attribute":  {newArchive(t).add(xattr("trusted.overlay.opaque", "y"), "").bytes(), `"bad": it has the attribute "trusted.overlay.opaque"`},
-		"overlay's user one":   {newArchive(t).add(xattr("user.overlay.redirect", "/x"), "").bytes(), `"user.overlay.redirect"`},
-		"a large attribute":    {newArchive(t).add(xattr("user.a", strings.Repeat("v", 70000)), "").bytes(), `"user.a"`},
-		"a long attribute":     {newArchive(t).add(xattr("user."+strings.Repeat("n", 256), "v"), "").bytes(), `"bad": it cannot have the extended attribute`},
-		"overlay's device":     {newArchive(t).add(tar.Header{Name: "bad", Typeflag: tar.TypeChar}, "").bytes(), `"bad": it is the device`},
-		"a high device":        {newArchive(t).add(tar.Header{Name: "bad", Typeflag: tar.TypeBlock, Devmajor: 5000}, "").bytes(), `"bad": the numbers of the device`},
-		"a long name":          {newArchive(t).file("a/"+strings.Repeat("n", 256), "").bytes(), "a name that no file can have"},
-		"a long path":          {newArchive(t).file(strings.Repeat("directory/", 410)+"x", "").bytes(), "it may have 4096"},
-		"a long target":        {newArchive(t).symlink("bad", strings.Repeat("t", 4096)).bytes(), `"bad": the target of the link`},
-		"a link to nothing":    {newArchive(t).link("bad", "missing/file").bytes(), `"bad" is a further name of "missing/file"`},
-		"a link to a folder":   {newArchive(t).folder("folder").link("bad", "folder").bytes(), `"bad" is a further name of "folder"`},
-		"a link to above":      {newArchive(t).link("bad", "../../etc/shadow").bytes(), `"bad" is a further name of "etc/shadow"`},
-		"a file as root":       {newArchive(t).file("./.", "x").bytes(), "it is the root"},
-		"a link as root":       {newArchive(t).file("x", "x").link("/", "x").bytes(), "makes the root a link"},
-		"a whiteout of dots":   {newArchive(t).file("a/.wh...", "").bytes(), "where no file can be removed"},
-		"a whiteout's child":   {newArchive(t).file(".wh.a/b", "").bytes(), "where no file can be removed"},
-		"a link in a circle":   {newArchive(t).symlink("loop", "loop").file("loop/x", "").bytes(), "more than 40 symbolic links"},
-		"many folders":         {newArchive(t).file(strings.Repeat("d/", 520)+"x", "").bytes(), "more than 512 folders"},
-		"a negative user":      {newArchive(t).add(tar.Header{Name: "bad", Uid: -1, Format: tar.FormatGNU}, "").bytes(), `"bad": it is of user -1`},
-		"no user":              {newArchive(t).add(tar.Header{Name: "bad", Gid: 1<<32 - 1, Format: tar.FormatPAX}, "").bytes(), "group 4294967295"},
-		"no archive":           {bytes.Repeat([]byte("no archive"), 100), "layer 1: "},
-		"a damaged archive":    {gzipped(t, newArchive(t).file("a", strings.Repeat("x", 10000)).bytes())[:60], "layer 1: "},
-		"a sparse file":        {sparse(), "sparse"},
-		"folders behind links": {deep.bytes(), ""},
+		"xz":                    {[]byte("\xfd7zXZ\x00\x00\x04\xe6\xd6\xb4\x46"), "compressed by xz"},
+		"a type":                {newArchive(t).add(tar.Header{Name: "bad", Typeflag: 'V'}, "").bytes(), `the entry "bad": it has the type 'V'`},
+		"a contiguous file":     {newArchive(t).add(tar.Header{Name: "bad", Typeflag: tar.TypeCont}, "").bytes(), `type '7'`},
+		"overlay's attribute":   {newArchive(t).add(xattr("trusted.overlay.opaque", "y"), "").bytes(), `"bad": it has the attribute "trusted.overlay.opaque"`},
+		"overlay's user one":    {newArchive(t).add(xattr("user.overlay.redirect", "/x"), "").bytes(), `"user.overlay.redirect"`},
+		"a large attribute":     {newArchive(t).add(xattr("user.a", strings.Repeat("v", 70000)), "").bytes(), `"user.a"`},
+		"a long attribute":      {newArchive(t).add(xattr("user."+strings.Repeat("n", 256), "v"), "").bytes(), `"bad": it cannot have the extended attribute`},
+		"overlay's device":      {newArchive(t).add(tar.Header{Name: "bad", Typeflag: tar.TypeChar}, "").bytes(), `"bad": it is the device`},
+		"a high device":         {newArchive(t).add(tar.Header{Name: "bad", Typeflag: tar.TypeBlock, Devmajor: 5000}, "").bytes(), `"bad": the numbers of the device`},
+		"a long name":           {newArchive(t).file("a/"+strings.Repeat("n", 256), "").bytes(), "a name that no file can have"},
+		"a long path":           {newArchive(t).file(strings.Repeat("directory/", 410)+"x", "").bytes(), "it may have 4096"},
+		"a long target":         {newArchive(t).symlink("bad", strings.Repeat("t", 4096)).bytes(), `"bad": the target of the link`},
+		"a link to nothing":     {newArchive(t).link("bad", "missing/file").bytes(), `"bad" is a further name of "missing/file"`},
+		"a link to a folder":    {newArchive(t).folder("folder").link("bad", "folder").bytes(), `"bad" is a further name of "folder"`},
+		"a link to above":       {newArchive(t).link("bad", "../../etc/shadow").bytes(), `"bad" is a further name of "etc/shadow"`},
+		"a file as root":        {newArchive(t).file("./.", "x").bytes(), "it is the root"},
+		"a link as root":        {newArchive(t).file("x", "x").link("/", "x").bytes(), "makes the root a link"},
+		"a whiteout of dots":    {newArchive(t).file("a/.wh...", "").bytes(), "where no file can be removed"},
+		"a whiteout's child":    {newArchive(t).file(".wh.a/b", "").bytes(), "where no file can be removed"},
+		"a link in a circle":    {newArchive(t).symlink("loop", "loop").file("loop/x", "").bytes(), "more than 40 symbolic links"},
+		"many folders":          {newArchive(t).file(strings.Repeat("d/", 520)+"x", "").bytes(), "more than 512 folders"},
+		"a negative user":       {newArchive(t).add(tar.Header{Name: "bad", Uid: -1, Format: tar.FormatGNU}, "").bytes(), `"bad": it is of user -1`},
+		"no user":               {newArchive(t).add(tar.Header{Name: "bad", Gid: 1<<32 - 1, Format: tar.FormatPAX}, "").bytes(), "group 4294967295"},
+		"no archive":            {bytes.Repeat([]byte("no archive"), 100), "layer 1: "},
+		"a damaged archive":     {gzipped(t, newArchive(t).file("a", strings.Repeat("x", 10000)).bytes())[:60], "layer 1: "},
+		"a sparse file":         {sparse(), "sparse"},
+		"a negative size":       {sized("\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), "layer 1: "},
+		"a size of 8 EiB":       {sized("\x80\x00\x00\x00\x7f\xff\xff\xff\xff\xff\xff\xff"), "layer 1: "},
+		"a size beyond its end": {sized("00000010000\x00"), "layer 1: "},
+		"folders behind links":  {deep.bytes(), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -175,6 +178,25 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// sized returns an archive that ends with the header of a file whose size it says in that way.
+func sized(size string) []byte {
+	header := make([]byte, 512)
+	copy(header, "a")
+	copy(header[100:], "0000444\x000000000\x000000000\x00"+size+"00000000000\x00        0")
+	copy(header[257:], "ustar\x0000")
+	return withSum(header)
+}
+
+// withSum adds the checksum of a header.
+func withSum(header []byte) []byte {
+	sum := 0
+	for _, b := range header {
+		sum += int(b)
+	}
+	copy(header[148:], fmt.Sprintf("%06o\x00 ", sum))
+	return header
+}
+
 // sparse returns an archive of a sparse file in the form of GNU.
 func sparse() []byte {
 	header := make([]byte, 512)
@@ -183,12 +205,7 @@ func sparse() []byte {
 	copy(header[257:], "ustar  \x00")
 	copy(header[386:], "00000000000\x0000000000000\x00")
 	copy(header[483:], "00000001000\x00")
-	sum := 0
-	for _, b := range header {
-		sum += int(b)
-	}
-	copy(header[148:], fmt.Sprintf("%06o\x00 ", sum))
-	return append(header, make([]byte, 1024)...)
+	return append(withSum(header), make([]byte, 1024)...)
 }
 
 // TestBombs checks that limits of bytes hold, of what is sent, of what that is decompressed to, and of what is written.

@@ -127,8 +127,12 @@ func (p Place) Reach(ctx context.Context) (*control.Client, error) {
 	}
 }
 
-// startNow starts a supervisor for the run of now. The caller has the lock, so no other is started meanwhile.
+// startNow starts a supervisor for the run of now. The caller has the lock, so no other is started meanwhile. What is
+// recorded before there is a QEMU may be of the run before.
 func (p Place) startNow(ctx context.Context, lock *os.File) error {
+	if p.PID() == 0 {
+		return ErrNoQEMU
+	}
 	now, err := p.Reload()
 	if err != nil {
 		return err

@@ -170,7 +170,7 @@ func (r *runner) learningCases() []Case {
 	for _, e := range r.engines {
 		for _, w := range workloads {
 			wanted := len(r.bounds.workloads) == 0 || slices.Contains(r.bounds.workloads, w.name)
-			if _, isPair := e.(Pair); wanted && isPair == w.moves && e.Runs(w.name) {
+			if wanted && w.suits(e) {
 				all = append(all, Case{Workload: w.name + "/" + e.Name(), Recovery: lab.ByRestart})
 			}
 		}

@@ -53,6 +53,15 @@ type workload struct {
 	unprotected bool
 	// moves is set if the VirtualMachine moves to the second engine of a Pair.
 	moves bool
+	// ends is set if the server ends by itself, as only those of lab.Jobs can.
+	ends bool
+}
+
+// suits reports whether an engine has what the workload needs.
+func (w workload) suits(e lab.Engine) bool {
+	_, isPair := e.(Pair)
+	_, hasJobs := e.(lab.Jobs)
+	return isPair == w.moves && (hasJobs || !w.ends) && e.Runs(w.name)
 }
 
 // withoutChance returns a state without what depends on the moment: a server that is deleted
@@ -87,6 +96,7 @@ var workloads = []workload{
 	{name: "delete-exchange", setup: created, act: []step{duringOutage(true, remove), waitGone}},
 	{name: "move", moves: true, setup: created, act: []step{remove, waitGone, createElsewhere, waitApplied}},
 	{name: "move-outage", moves: true, setup: created, act: []step{duringOutage(false, remove), waitGone, createElsewhere, waitApplied}},
+	{name: "job", ends: true, act: []step{createJob, waitEnded}},
 	{name: "image", setup: []step{breakImage}, act: []step{create, waitFailed, repairImage, waitApplied}},
 }
 
@@ -98,6 +108,25 @@ func create(ctx context.Context, s *stage) error {
 		vm.Image(s.image)
 	}
 	return s.CreateVM(ctx, vm.Obj())
+}
+
+// createJob creates a VirtualMachine whose server ends by itself.
+func createJob(ctx context.Context, s *stage) error {
+	jobs, ok := s.engine.(lab.Jobs)
+	if !ok {
+		return errors.New("the engine has no jobs")
+	}
+	return s.CreateVM(ctx, jobs.NewJob(vmName).Obj())
+}
+
+// waitEnded waits until the server has ended by itself.
+func waitEnded(ctx context.Context, s *stage) error {
+	return s.WaitVM(ctx, vmName, func(vm *api.VirtualMachine) error {
+		if vm.Status.Phase != api.PhaseStopped || vm.Status.Reason != api.ReasonCompleted {
+			return errors.New(framework.FormatStatus(vm))
+		}
+		return nil
+	})
 }
 
 // createElsewhere creates the VirtualMachine of that name again, for the second of two engines.

@@ -58,6 +58,12 @@ type Requests interface {
 	Resize(vm *api.VirtualMachine)
 }
 
+// Jobs is an engine whose servers can end by themselves.
+type Jobs interface {
+	// NewJob returns a VirtualMachine whose server ends successfully in its first run, which is its only one.
+	NewJob(name string) *framework.VMBuilder
+}
+
 // Breakage is what can be wrong with an engine.
 type Breakage interface {
 	// BreakImage makes the creation of a server fail as a wrong image does, and returns the

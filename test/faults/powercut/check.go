@@ -36,6 +36,7 @@ type checker struct {
 	*environment
 
 	recording  *Recording // nil where what disks had is not known
+	end        State      // after all changes
 	violations []lab.Violation
 }
 
@@ -95,6 +96,9 @@ func (c *checker) checkFolder(ctx context.Context, marks []string, dir string) e
 		_, err := w.driver.List(ctx)
 		return err
 	}
+	if err := c.checkStore(w, dir); err != nil {
+		return err
+	}
 	done, begun := w.progress(marks)
 	if err := w.checkPlaces(ctx, done, begun); err != nil {
 		return err
@@ -111,6 +115,27 @@ func (c *checker) checkFolder(ctx context.Context, marks []string, dir string) e
 		}
 	}
 	return c.checkRemoval(ctx, w, dir)
+}
+
+// checkStore checks that images are whole or not there, and there if a server needs them.
+func (c *checker) checkStore(w *workload, dir string) error {
+	if c.recording == nil {
+		return nil
+	}
+	_, err := os.Stat(filepath.Join(dir, w.usesStore))
+	isNeeded := err == nil
+	for _, path := range c.end.filesIn(w.store) {
+		want, _ := c.end.FileAt(path)
+		have, err := os.ReadFile(filepath.Join(dir, path))
+		switch isThere := err == nil; {
+		case w.mayChange(filepath.Base(path)):
+		case isThere && !bytes.Equal(have, want):
+			return fmt.Errorf("%s has %d bytes that are not the %d of the image", path, len(have), len(want))
+		case !isThere && isNeeded:
+			return fmt.Errorf("%w, and a server needs it", err)
+		}
+	}
+	return nil
 }
 
 // progress returns the steps that had ended, and the one that had only begun.
@@ -186,7 +211,7 @@ func lastStep(uid types.UID, done []step) (last *step) {
 func (c *checker) checkDisks(w *workload, dir string, done []step, begun *step) error {
 	for uid := range w.specs {
 		last := lastStep(uid, done)
-		if c.recording == nil || last == nil || last.to != placeHere || begun != nil && begun.uid == uid && begun.to != placeHere {
+		if c.recording == nil || last == nil || w.specs[uid].Ephemeral || last.to != placeHere || begun != nil && begun.uid == uid && begun.to != placeHere {
 			continue
 		}
 		then, _ := c.recording.After("end " + last.name)

@@ -3,7 +3,11 @@
 
 package powercut
 
-import "strings"
+import (
+	"os"
+	"slices"
+	"strings"
+)
 
 // fileID identifies a file or folder, whatever its names. 0 is none.
 type fileID int
@@ -17,6 +21,7 @@ type opKind int
 const (
 	opWrite    opKind = iota // of data
 	opTruncate               // to a size
+	opMode                   // of a file
 	opEntries                // of names, all or none of them
 	opSync                   // of a file's data, or of a folder's names
 	opMark                   // no change, but a place in the workload
@@ -27,7 +32,7 @@ type op struct {
 	kind opKind
 	// file is the file that is written to or truncated, or what is synced.
 	file    fileID
-	offset  int64 // or size
+	offset  int64 // or size, or mode
 	data    []byte
 	entries []entry
 	// isMkdir says that the entry is of a new folder.
@@ -46,7 +51,7 @@ type entry struct {
 // isDurableBy reports whether a later sync makes the change durable.
 func (o op) isDurableBy(sync op) bool {
 	switch o.kind {
-	case opWrite, opTruncate:
+	case opWrite, opTruncate, opMode:
 		return sync.file == o.file
 	case opEntries:
 		for _, e := range o.entries {
@@ -62,22 +67,36 @@ func (o op) isDurableBy(sync op) bool {
 // disk is the content of a file system.
 type disk struct {
 	folders map[fileID]map[string]fileID
-	files   map[fileID][]byte
+	files   map[fileID]fileContent
+}
+
+// fileContent is what a file has: data, and zeros after it up to its size.
+type fileContent struct {
+	data []byte
+	size int64
+	mode os.FileMode // 0 for that of most files
+}
+
+// bytes returns all that the file has.
+func (c fileContent) bytes() []byte {
+	return append(slices.Clip(c.data), make([]byte, c.size-int64(len(c.data)))...)
 }
 
 func newDisk() *disk {
-	return &disk{folders: map[fileID]map[string]fileID{rootID: {}}, files: map[fileID][]byte{}}
+	return &disk{folders: map[fileID]map[string]fileID{rootID: {}}, files: map[fileID]fileContent{}}
 }
 
 // apply makes a change.
 func (d *disk) apply(o op) {
 	switch o.kind {
 	case opWrite:
-		end := o.offset + int64(len(o.data))
-		d.resize(o.file, max(end, int64(len(d.files[o.file]))))
-		copy(d.files[o.file][o.offset:], o.data)
+		d.write(o)
 	case opTruncate:
 		d.resize(o.file, o.offset)
+	case opMode:
+		c := d.files[o.file]
+		c.mode = os.FileMode(o.offset) //nolint:gosec // a mode
+		d.files[o.file] = c
 	case opEntries:
 		for _, e := range o.entries {
 			d.setEntry(e)
@@ -86,13 +105,20 @@ func (d *disk) apply(o op) {
 	}
 }
 
-func (d *disk) resize(f fileID, size int64) {
-	have := d.files[f]
-	if size <= int64(len(have)) {
-		d.files[f] = have[:size]
-		return
+func (d *disk) write(o op) {
+	c, end := d.files[o.file], o.offset+int64(len(o.data))
+	if missing := end - int64(len(c.data)); missing > 0 {
+		c.data = append(c.data, make([]byte, missing)...)
 	}
-	d.files[f] = append(have, make([]byte, size-int64(len(have)))...)
+	copy(c.data[o.offset:], o.data)
+	c.size = max(c.size, end)
+	d.files[o.file] = c
+}
+
+func (d *disk) resize(f fileID, size int64) {
+	c := d.files[f]
+	c.data, c.size = c.data[:min(int64(len(c.data)), size)], size
+	d.files[f] = c
 }
 
 func (d *disk) setEntry(e entry) {
@@ -116,16 +142,16 @@ func (d *disk) find(path string) fileID {
 }
 
 // tree returns the contents of files by their paths, and folders, whose paths end with a slash.
-func (d *disk) tree() map[string]string {
-	all := map[string]string{}
+func (d *disk) tree() map[string]fileContent {
+	all := map[string]fileContent{}
 	var add func(folder fileID, path string)
 	add = func(folder fileID, path string) {
-		all[path] = ""
+		all[path] = fileContent{}
 		for name, file := range d.folders[folder] {
 			if _, isFolder := d.folders[file]; isFolder {
 				add(file, path+name+"/")
 			} else {
-				all[path+name] = string(d.files[file])
+				all[path+name] = d.files[file]
 			}
 		}
 	}

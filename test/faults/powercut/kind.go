@@ -10,9 +10,12 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/faults/lab"
@@ -30,6 +33,8 @@ type inputs struct {
 	Driver, Dir string
 	// Image is the file of an image, which URL serves.
 	Image, URL string
+	// Container is a container image, and Kernel the folder of what boots it.
+	Container, Kernel string
 }
 
 // open returns the workload.
@@ -98,7 +103,7 @@ func explore(ctx context.Context, driver string, o Options) (lab.Result, error) 
 	if err != nil {
 		return lab.Result{}, err
 	}
-	c := &checker{environment: e, recording: recording}
+	c := &checker{environment: e, recording: recording, end: recording.End()}
 	count, err := recording.States(o, func(s State) error { return c.check(ctx, s) })
 	if errors.Is(err, errEnough) {
 		err = nil
@@ -140,9 +145,10 @@ func replay(ctx context.Context, driver, folder string) (lab.Result, error) {
 type environment struct {
 	inputs
 
-	dir     string
-	server  *http.Server
-	program *machine.Program
+	dir      string
+	server   *http.Server
+	registry *httptest.Server
+	program  *machine.Program
 }
 
 func newEnvironment(ctx context.Context, driver string) (*environment, error) {
@@ -181,6 +187,9 @@ func (e *environment) addImage(ctx context.Context) error {
 	e.server = &http.Server{Handler: http.FileServer(http.Dir(images)), ReadHeaderTimeout: stepTimeout}
 	go func() { _ = e.server.Serve(listener) }()
 	e.URL = "http://" + listener.Addr().String() + "/boot.img"
+	if err := e.addContainer(ctx); err != nil {
+		return err
+	}
 	// All drivers share what the first has learned of QEMU, which takes as long as all else.
 	first, err := newQEMUWorkload(e.at(filepath.Join(e.dir, "first")), nil)
 	if err != nil {
@@ -188,6 +197,20 @@ func (e *environment) addImage(ctx context.Context) error {
 	}
 	e.program = first.program
 	return nil
+}
+
+// addContainer serves a container image, and builds what boots it.
+func (e *environment) addContainer(ctx context.Context) error {
+	image, err := framework.MakeBusyBoxImage(ctx, v1.Config{})
+	if err != nil {
+		return err
+	}
+	if e.registry, e.Container, err = framework.StartRegistryOf(image); err != nil {
+		return err
+	}
+	guest, err := framework.BuildImageGuest()
+	e.Kernel = filepath.Dir(guest.Kernel)
+	return err
 }
 
 // at returns the inputs for another folder.
@@ -200,6 +223,9 @@ func (e *environment) at(dir string) inputs {
 func (e *environment) close() {
 	if e.server != nil {
 		_ = e.server.Close()
+	}
+	if e.registry != nil {
+		e.registry.Close()
 	}
 	_ = os.RemoveAll(e.dir)
 }

@@ -60,7 +60,7 @@ func (r *recorder) record(c call) error {
 	switch c.name {
 	case "openat":
 		return r.open(c)
-	case "read", "write", "pwrite64", "lseek", "ftruncate", "fsync", "fdatasync":
+	case "read", "write", "pwrite64", "lseek", "ftruncate", "fchmod", "fsync", "fdatasync":
 		return r.recordDescriptor(c)
 	case "renameat", "renameat2", "linkat":
 		return r.recordNames(c)
@@ -122,12 +122,12 @@ func (r *recorder) open(c call) error {
 	if file == 0 && strings.Contains(flags, "O_CREAT") {
 		file = r.newFile()
 		r.add(op{kind: opEntries, entries: []entry{{folder, name, file}}, text: "creation of " + name})
-	} else if strings.Contains(flags, "O_TRUNC") && len(r.disk.files[file]) > 0 {
+	} else if strings.Contains(flags, "O_TRUNC") && r.disk.files[file].size > 0 {
 		r.add(op{kind: opTruncate, file: file, text: "truncation of " + name})
 	}
 	r.positions[fd] = 0
 	if strings.Contains(flags, "O_APPEND") {
-		r.positions[fd] = int64(len(r.disk.files[file])) // no other process appends
+		r.positions[fd] = r.disk.files[file].size // no other process appends
 	}
 	return nil
 }
@@ -164,6 +164,12 @@ func (r *recorder) recordDescriptor(c call) error {
 			return err
 		}
 		r.add(op{kind: opTruncate, file: file, offset: size, text: fmt.Sprintf("the size %d of %s", size, short)})
+	case "fchmod":
+		mode, err := c.number(1)
+		if err != nil {
+			return err
+		}
+		r.add(op{kind: opMode, file: file, offset: mode, text: fmt.Sprintf("the mode %o of %s", mode, short)})
 	default:
 		r.add(op{kind: opSync, file: file, text: "sync of " + short})
 	}

@@ -4,7 +4,9 @@
 package powercut
 
 import (
+	"cmp"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -38,7 +40,10 @@ type State struct {
 func (s State) Write(folder string) error {
 	tree := s.disk.tree()
 	for _, path := range slices.Sorted(maps.Keys(tree)) {
-		create := func(at string) error { return os.WriteFile(at, []byte(tree[path]), 0o600) }
+		create := func(at string) error {
+			file := tree[path]
+			return errors.Join(os.WriteFile(at, file.data, 0o600), os.Truncate(at, file.size), os.Chmod(at, cmp.Or(file.mode, 0o600)))
+		}
 		if strings.HasSuffix(path, "/") {
 			create = func(at string) error { return os.MkdirAll(at, 0o700) }
 		}
@@ -53,7 +58,28 @@ func (s State) Write(folder string) error {
 func (s State) FileAt(path string) ([]byte, bool) {
 	file := s.disk.find(path)
 	_, isFolder := s.disk.folders[file]
-	return s.disk.files[file], file != 0 && !isFolder
+	return s.disk.files[file].bytes(), file != 0 && !isFolder
+}
+
+// filesIn returns the paths of the files in a folder of the state.
+func (s State) filesIn(folder string) (paths []string) {
+	for name := range s.disk.folders[s.disk.find(folder)] {
+		paths = append(paths, filepath.Join(folder, name))
+	}
+	slices.Sort(paths)
+	return paths
+}
+
+// sum identifies the state.
+func (s State) sum() (sum [32]byte) {
+	hash := sha256.New()
+	_, _ = fmt.Fprintf(hash, "%q", s.Marks)
+	tree := s.disk.tree()
+	for _, path := range slices.Sorted(maps.Keys(tree)) {
+		_, _ = fmt.Fprintf(hash, "%q %d %d %o ", path, tree[path].size, len(tree[path].data), tree[path].mode)
+		_, _ = hash.Write(tree[path].data)
+	}
+	return [32]byte(hash.Sum(nil))
 }
 
 // Recording is what a workload changed, in order.
@@ -78,6 +104,9 @@ func (r *Recording) After(mark string) (State, bool) {
 	}
 	return r.replay(n+1, choice{text: "all written"}), true
 }
+
+// End returns the state after all changes.
+func (r *Recording) End() State { return r.replay(len(r.ops), choice{text: "all written"}) }
 
 // Options choose states.
 type Options struct {
@@ -163,7 +192,7 @@ func (e *explorer) visit(n int, c choice) error {
 		return nil
 	}
 	s := e.recording.replay(n, c)
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s", s.Marks, s.disk.tree()))
+	sum := s.sum()
 	if e.seen[sum] {
 		return nil
 	}

@@ -16,7 +16,7 @@ import (
 
 // systemCalls are those that change files or that tell where the next change is made.
 const systemCalls = "openat,openat2,open,creat,read,write,pwrite64,writev,pwritev,pwritev2,copy_file_range,sendfile,splice," +
-	"ftruncate,truncate,fallocate,fsync,fdatasync,sync_file_range,sync,syncfs,rename,renameat,renameat2,link,linkat," +
+	"ftruncate,truncate,fchmod,fallocate,fsync,fdatasync,sync_file_range,sync,syncfs,rename,renameat,renameat2,link,linkat," +
 	"unlink,unlinkat,mkdir,mkdirat,rmdir,symlink,symlinkat,mmap,lseek,ioctl"
 
 // maxLine is the longest line of strace: the largest write, with four characters a byte.

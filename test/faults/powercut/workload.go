@@ -23,12 +23,13 @@ const (
 	answerTimeout = 20 * time.Second
 )
 
-// Servers of the workloads: one that is released, one of an image that is fetched, and one
-// more.
+// Servers of the workloads: one that is released, one of an image that is fetched, one more, and an
+// ephemeral one of a container image.
 const (
 	uidKept    types.UID = "00000000-0000-4000-8000-00000000000a"
 	uidFetched types.UID = "00000000-0000-4000-8000-00000000000b"
 	uidLast    types.UID = "00000000-0000-4000-8000-00000000000c"
+	uidBoxed   types.UID = "00000000-0000-4000-8000-00000000000d"
 )
 
 // place is where a server is.
@@ -59,6 +60,10 @@ type workload struct {
 	// below the driver's folder.
 	disks    []string
 	diskPath func(uid types.UID, disk string) string
+	// store is the folder of images, none of which changes but for the files that mayChange tells. All of them are
+	// there if usesStore is.
+	store, usesStore string
+	mayChange        func(name string) bool
 	// isVolatile says that the driver promises only to work after a power cut.
 	isVolatile bool
 	// program is the QEMU that the driver starts; nil for the fake driver.

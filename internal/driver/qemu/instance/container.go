@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/guest/config"
@@ -81,7 +82,10 @@ func (s *start) openResult() error {
 	if s.machine.Guest == nil {
 		return nil
 	}
-	f, err := os.OpenFile(resultFile(s.inst.ExitFile()), os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
+	path := resultFile(s.inst.ExitFile())
+	point := crashpoint.Begin("create", path)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW, 0o600) //nolint:gosec // in the driver's folder
+	point.End()
 	if err != nil {
 		return s.host.StateDir.Explain(err)
 	}

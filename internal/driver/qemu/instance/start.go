@@ -284,6 +284,8 @@ func (s *start) startMachine(ctx context.Context, runLock *os.File) (err error) 
 	}
 	for try := 1; ; try++ {
 		_, err := s.inst.Start(ctx, s.host.Program, m, s.files, runLock, func() {
+			// Other processes see to it if this leader stops now.
+			s.host.Notify(s.inst.UID)
 			_, _ = s.inst.Supervisor().Reach(ctx) // both come up at once; who needs it next sees if it failed
 		})
 		ended, ok := errors.AsType[*machine.StartError](err)
