@@ -45,6 +45,7 @@ demo: ## show Drover at work: start it, run a VM as a container, load it, delete
 .PHONY: up
 up: build ## start Drover on this host and stay; flags by ARGS="...", Ctrl-C stops it
 	@hack/dockerd.sh || echo "No Docker engine: drover up goes on with the drivers whose engine answers."
+	@! command -v qemu-system-x86_64 >/dev/null || hack/guest.sh bin/guest || echo "No kernel for container images as machines: drover up goes on with disks alone under driver qemu."
 	bin/drover up $(ARGS)
 
 # Programs are linked into the cache (hack/cache.sh), where go links one again only if it would
@@ -64,7 +65,7 @@ build: ## build bin/drover, bin/drover-controller, bin/drover-machine and bin/ku
 	done
 
 .PHONY: guest
-guest: ## build bin/guest: kernel and initramfs that boot a container image as a machine; the kernel comes by apt-get, once
+guest: ## build bin/guest: what boots a container image as a machine, and the image of one that names none; kernel and BusyBox come by apt-get, once
 	@hack/guest.sh bin/guest
 
 .PHONY: image

@@ -9,9 +9,10 @@
 #     hack/demo.sh docker|fake|qemu|pod [FLAG...]
 #
 # With docker the VM is a container with a small web server, with fake it is simulated. With qemu
-# it is a machine with a small Linux, which is also shut down and booted again with its disk; with
-# pod the same in a pod of a Kubernetes that this starts, as root, and builds for 15 minutes the
-# first time. It needs Go, make, and root or sudo for what is missing. Flags go to drover up.
+# it is a machine that boots a container image, which this builds and serves as a registry; it is
+# also shut down and booted again with its disk, and another one does one job. With pod it is a
+# machine with a small Linux in a pod of a Kubernetes that this starts, as root, and builds for 15
+# minutes the first time. It needs Go, make, and root or sudo for what is missing. Flags go to drover up.
 set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -20,7 +21,7 @@ readonly driver="${1:-docker}" up_flags=("${@:2}")
 readonly usage_period=5   # seconds; the default of 30 is too long for a demo
 readonly ready_within=300 # seconds: a guest may be emulated
 readonly test_manifest=examples/test-vm.yaml
-readonly guest_image=drover.test/guest:demo machine_image=drover.test/drover-machine:demo controller_image=drover.test/drover-controller
+readonly guest_image=drover.test/guest:demo pod_image=drover.test/drover-machine:demo controller_image=drover.test/drover-controller
 
 vm=linux-vm                          # its name
 uid=""                               # its UID
@@ -28,6 +29,8 @@ work=""                              # folder of this run
 docker_image=""                      # the container's, which this run builds
 binaries=""                          # folder of the programs of a Kubernetes
 engine_started="${engine_started:-}" # set when this run starts the Docker engine
+machine_image=""                     # the machine's container image, which this run builds
+registry_pid=""                      # serves it
 up_pid=""
 watch_pid=""
 out="" # of the last command
@@ -257,9 +260,39 @@ cpu_above() { [[ -n "$(cpu)" && "$(cpu)" -ge "$1" ]]; }
 start_qemu() {
 	print_step "Find QEMU, and install it if it is missing"
 	run hack/qemu.sh
-	build_guest
-	write_manifest "${PWD}/bin/guest/vmlinuz" "${PWD}/bin/guest/initrd"
-	start_drover --qemu-image-dirs "${PWD}/bin/guest"
+	print_step "Make the kernel that boots container images" "It is Debian's, in a folder beside Drover's program."
+	run make --no-print-directory guest
+	build_image
+	start_drover --image-plain-http-registries "${machine_image%%/*}" --image-hosts 127.0.0.1 --qemu-unchecked-images
+	write_manifest <<-EOF
+		  image:
+		    source: ${machine_image}
+		  env:
+		  - name: GREETING
+		    value: hello from the manifest
+	EOF
+}
+
+# build_image builds a container image, and serves it as a registry on this host.
+build_image() {
+	print_step "Build a container image, BusyBox and this script, and serve it as a registry" "No container engine is needed."
+	mkdir "${work}/files"
+	cat >"${work}/files/start" <<-'EOF'
+		#!/bin/sh
+		mkdir -p /www
+		echo boot >>/www/boots
+		echo "${GREETING}: this is boot $(wc -l </www/boots) of $(hostname)" | tee /www/index.html
+		exec httpd -f -p 80 -h /www
+	EOF
+	run cat "${work}/files/start"
+	run hack/busybox-image.sh "${work}/hello.tar" "${work}/files"
+	go build -trimpath -buildvcs=false -o "${work}/registry" ./hack/registry
+	print_command "${work}/registry" "${work}/hello.tar" hello:1 "&"
+	"${work}/registry" "${work}/hello.tar" hello:1 >"${work}/reference" </dev/null &
+	registry_pid=$!
+	until_within 30 test -s "${work}/reference" || fail "the registry did not start"
+	machine_image="$(<"${work}/reference")"
+	indent <"${work}/reference"
 }
 
 start_pod() {
@@ -269,27 +302,34 @@ start_pod() {
 	run hack/cluster-deps.sh
 	print_command hack/cluster-binaries.sh
 	binaries="$(hack/cluster-binaries.sh)"
-	build_guest
+	print_step "Build a small guest: Debian's kernel, and a static Go program as its init" "It serves HTTP and reacts to the power button."
+	run hack/linux-guest.sh bin/linux-guest
 	print_step "Build the images: the controller, QEMU with drover-machine, and the guest"
 	run make image IMAGE="${controller_image}:demo"
-	run make image-machine MACHINE_IMAGE="${machine_image}"
+	run make image-machine MACHINE_IMAGE="${pod_image}"
 	# A blank disk, with the signature by which it is known to be one.
 	printf '%510s\x55\xaa' '' | tr ' ' '\0' >"${work}/disk.img"
 	truncate --size 1M "${work}/disk.img"
 	run "${binaries}/drover-cluster" image "${guest_image}" "${work}/guest.tar" \
-		vmlinuz=bin/guest/vmlinuz initrd=bin/guest/initrd disk/disk.img="${work}/disk.img"
-	write_manifest /vmlinuz /initrd
-	printf '    %s\n' "source: oci://${guest_image}" "pullPolicy: Never" >>"${work}/${vm}.yaml"
+		vmlinuz=bin/linux-guest/vmlinuz initrd=bin/linux-guest/initrd disk/disk.img="${work}/disk.img"
+	write_manifest <<-EOF
+		  userData:
+		    inline: "hello from user-data"
+		  image:
+		    source: oci://${guest_image}
+		    pullPolicy: Never
+		    kernel:
+		      source: /vmlinuz
+		      initrd: /initrd
+		      cmdline: console=ttyS0 quiet panic=-1 agent=honest
+	EOF
 	start_cluster
 }
 
-build_guest() {
-	print_step "Build a small guest: Debian's kernel, and a static Go program as its init" "It serves HTTP and reacts to the power button."
-	run hack/linux-guest.sh bin/guest
-}
-
-# write_manifest KERNEL INITRD writes the VM's manifest, whose last field is the image.
+# write_manifest writes the VM's manifest, to which it adds further fields from its input.
 write_manifest() {
+	local rest
+	rest="$(cat)"
 	cat >"${work}/${vm}.yaml" <<-EOF
 		apiVersion: cloudnative.tw/v1alpha1
 		kind: VirtualMachine
@@ -301,8 +341,6 @@ write_manifest() {
 		    cpu: 1
 		    memory: 256Mi
 		    rootDisk: 64Mi
-		  userData:
-		    inline: "hello from user-data"
 		  ports:
 		  - name: http
 		    port: 80
@@ -310,11 +348,7 @@ write_manifest() {
 		    tcpSocket:
 		      port: 80
 		  shutdownGracePeriodSeconds: 120
-		  image:
-		    kernel:
-		      source: $1
-		      initrd: $2
-		      cmdline: console=ttyS0 quiet panic=-1 agent=honest
+		${rest}
 	EOF
 }
 
@@ -328,62 +362,74 @@ start_cluster() {
 	print_step "Install Drover by its chart, with driver pod"
 	run env HELM_CACHE_HOME="${work}" HELM_CONFIG_HOME="${work}" HELM_DATA_HOME="${work}" \
 		"$(hack/tool.sh helm)" install drover charts/drover --namespace drover-system --create-namespace --wait --timeout 3m \
-		--set "image.repository=${controller_image},image.tag=demo" --set "vmDriver=pod,pod.machineImage=${machine_image}"
+		--set "image.repository=${controller_image},image.tag=demo" --set "vmDriver=pod,pod.machineImage=${pod_image}"
 	run bin/drover kubectl -n drover-system get pods
 }
 
 show_qemu() {
-	print_step "Show the process that runs it, and its serial console"
+	print_step "Show the process that runs it, and what its command has printed"
 	run cat "${work}/data/drivers/qemu/vms/${uid}/pid"
 	[[ -e "/proc/${out}" ]] || fail "no process runs the machine"
-	show_console "drover linux guest 1 is up"
+	show_output "hello from the manifest: this is boot 1 of ${vm}"
 }
 
 show_pod() {
 	print_step "Show the pod that the scheduler has placed, its disk, and the machine's serial console"
 	run bin/drover kubectl get pods,pvc --selector "cloudnative.tw/name=${vm}" --output wide
 	wants Bound
-	show_console "drover linux guest 1 is up"
+	show_output "drover linux guest 1 is up"
 }
 
-# show_console requires a text on it.
-show_console() {
+# show_output requires a text in what the machine has printed.
+show_output() {
 	run bin/drover vm logs "${vm}" --tail 20
 	wants "$1"
 }
 
 use_qemu() {
-	query_guest 1
-	print_step "Run a command in it, by the guest agent, and list its network interfaces"
-	run bin/drover vm exec "${vm}" -- echo "hello from the guest"
-	wants "hello from the guest"
+	query_guest "boot 1"
+	print_step "Run a command in it, and list its network interfaces"
+	run bin/drover vm exec "${vm}" -- sh -c "uname -sr; ls /www"
+	wants boots
 	run bin/drover vm ip "${vm}"
-	print_step "Power it off: Drover presses its power button, and the guest shuts down"
+	run_job
+	print_step "Power it off: Drover presses its power button, and the command gets its stop signal"
 	run bin/drover vm stop "${vm}" --wait --timeout 150s
-	show_console "drover linux guest powers off"
-	power_on
+	power_on "boot 2"
+}
+
+# run_job runs a machine for one job.
+run_job() {
+	print_step "Run another machine of the image for one job, whose exit code is 3"
+	local code=0 command=(bin/drover vm run --rm --image "${machine_image}" --memory 128Mi -- sh -c 'echo "the job runs"; exit 3')
+	print_command "${command[@]}"
+	"${command[@]}" 2>&1 | tee "${work}/out" | indent || code=$?
+	out="$(<"${work}/out")"
+	wants "the job runs"
+	[[ "${code}" -eq 3 ]] || fail "the exit code is ${code}"
 }
 
 use_pod() {
-	query_guest 1
+	query_guest '"boots":1,'
+	wants "hello from user-data"
 	print_step "Power it off: the kubelet ends the pod, and the guest shuts down by its power button"
 	run bin/drover vm stop "${vm}" --wait --timeout 150s
 	run bin/drover kubectl wait --for=delete pod --selector "cloudnative.tw/name=${vm}" --timeout=60s
-	power_on
+	power_on '"boots":2,'
 }
 
+# power_on requires a text of the web server after that.
 power_on() {
 	print_step "Power it on again: the guest counts its boots on its disk"
 	run bin/drover vm start "${vm}" --wait --timeout "${ready_within}s"
-	query_guest 2
+	query_guest "$1"
 }
 
-# query_guest requires the number of boots of the guest.
+# query_guest requires a text of the web server.
 query_guest() {
 	print_step "Ask its web server"
 	get /
-	wants "\"boots\":$1,"
-	wants "hello from user-data"
+	wants "$1"
 }
 
 stop_cluster() {
@@ -402,6 +448,7 @@ cleanup() {
 		kill "${up_pid}" 2>/dev/null
 		wait "${up_pid}" 2>/dev/null
 	fi
+	[[ -z "${registry_pid}" ]] || kill "${registry_pid}" 2>/dev/null
 	# Servers of an interrupted run outlive Drover.
 	[[ ! -e "${work}/data/kubeconfig" ]] || bin/drover purge --data-dir "${work}/data" --data --yes >/dev/null
 	[[ ! -e "${work}/cluster" ]] || "${binaries}/drover-cluster" down --dir "${work}/cluster"

@@ -55,8 +55,8 @@ func (p *progress) LeftBehind(name string, after time.Duration) {
 	p.printf("  %-24s did not stop in %.1f s, continuing without it\n", name, after.Seconds())
 }
 
-// printNextSteps explains the next steps, with a manifest that the default driver accepts.
-func (p *progress) printNextSteps(plane *controlplane.Config, example string) {
+// printNextSteps explains the next steps.
+func (p *progress) printNextSteps(plane *controlplane.Config) {
 	path := plane.Dir.Kubeconfig()
 	p.printf(`Ready after %.1f s at %s
 
@@ -64,9 +64,9 @@ Kubeconfig: %s
 Next, in another terminal:
 
   export KUBECONFIG=%s
-  kubectl apply -f %s
+  kubectl apply -f examples/test-vm.yaml
   kubectl get vms --watch
 
 (no kubectl? "%s kubectl" is one). Ctrl-C stops Drover.
-`, time.Since(p.begin).Seconds(), plane.URL(), path, printable.ShellWord(path), printable.ShellWord(example), printable.ShellWord(os.Args[0]))
+`, time.Since(p.begin).Seconds(), plane.URL(), path, printable.ShellWord(path), printable.ShellWord(os.Args[0]))
 }

@@ -63,7 +63,7 @@ func (o *upRun) run(ctx context.Context, flags *pflag.FlagSet) (err error) {
 	defer func() { o.recorder.End(err) }()
 	runner := supervisor.Runner{Clock: clock.RealClock{}, Observer: console}
 	err = runner.Run(ctx, parts, func() error {
-		console.printNextSteps(plane, o.ExampleManifest())
+		console.printNextSteps(plane)
 		defer debug.FreeOSMemory() // a start leaves 30 MB of garbage
 		return dir.SetReady()
 	})

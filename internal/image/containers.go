@@ -19,15 +19,23 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/image/erofs"
 	"cloudnative.tw/drover/internal/image/rootfs"
 )
 
+// BuiltIn is the source of a small container image that is on this host: Policy.BuiltIn names its file.
+const BuiltIn = "drover://built-in"
+
 // IsContainer reports whether a source is the reference of a container image, such as
 // python:3.13 or registry/name@sha256:...: one without a scheme, which is no path either.
+// BuiltIn is one, too.
 func IsContainer(source string) bool {
+	if source == BuiltIn {
+		return true
+	}
 	if strings.Contains(source, "://") || strings.HasPrefix(source, "/") {
 		return false
 	}
@@ -60,19 +68,15 @@ type container struct {
 	config Config
 }
 
-// findContainer finds an image for machines in a registry, and checks what is known before its
+// findContainer finds an image for machines, and checks what is known before its
 // layers are fetched. The image of a checksum is asked for first: the reference may stand for
 // another one by now.
 //
 // The logins are those of the operator's Docker configuration, for all VMs alike, so an image
 // that the registry has once given out may be used by all of them.
-func (s *Sources) findContainer(ctx context.Context, ref Ref, onData func()) (*container, error) {
-	found, err := s.findManifest(ctx, ref, onData)
-	if err != nil {
-		return nil, err
-	}
-	c := &container{}
-	if c.Image, err = found.Image(); err != nil {
+func (s *Sources) findContainer(ctx context.Context, ref Ref, onData func()) (c *container, err error) {
+	c = &container{}
+	if c.Image, err = s.findImage(ctx, ref, onData); err != nil {
 		return nil, err
 	}
 	digest, err := c.Digest()
@@ -86,6 +90,21 @@ func (s *Sources) findContainer(ctx context.Context, ref Ref, onData func()) (*c
 		return nil, err
 	}
 	return c, c.measure(s.maxSize)
+}
+
+func (s *Sources) findImage(ctx context.Context, ref Ref, onData func()) (v1.Image, error) {
+	if ref.Source == BuiltIn {
+		found, err := tarball.ImageFromPath(s.builtIn, nil)
+		if err != nil {
+			return nil, unusableContent("a machine without image.source needs it, and it is a file in the folder of --qemu-kernel, which make guest makes: %w", err)
+		}
+		return found, nil
+	}
+	found, err := s.findManifest(ctx, ref, onData)
+	if err != nil {
+		return nil, err
+	}
+	return found.Image()
 }
 
 func (s *Sources) findManifest(ctx context.Context, ref Ref, onData func()) (*remote.Descriptor, error) {

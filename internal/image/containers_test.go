@@ -25,6 +25,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/klauspost/compress/zstd"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/atomicfile"
@@ -592,6 +593,26 @@ func TestIsContainer(t *testing.T) {
 	} {
 		if got := image.IsContainer(source); got != want {
 			t.Errorf("%q is a container image: %v", source, got)
+		}
+	}
+}
+
+// TestBuiltIn checks that the image on this host is taken as any other, as its file is at each fetch.
+func TestBuiltIn(t *testing.T) {
+	t.Parallel()
+	s, ref, file := containerStore(t, "localhost:1"), image.Ref{Source: image.BuiltIn}, filepath.Join(t.TempDir(), "image.tar")
+	allow(t, s, image.Policy{BuiltIn: file})
+	assert.ErrorIs(t, "without the file", fetch(t, s, ref), image.ErrUnavailable, "make guest")
+	for _, content := range []string{"first", "second"} {
+		i := containerImage(t, "amd64", containerConfig, appLayers(t, content)...)
+		assert.NoError(t, tarball.WriteToFile(file, name.MustParseReference("built-in"), i))
+		assert.NoError(t, fetch(t, s, ref))
+		root := openRoot(t, s, ref)
+		checkRoot(t, root)
+		want, err := filetree.HashOf(strings.NewReader(content))
+		assert.NoError(t, err)
+		if got := filetree.Read(t, root.File)["bin/app"].Hash; got != want {
+			t.Errorf("of the %s file the program has the hash %s, want %s", content, got, want)
 		}
 	}
 }

@@ -48,8 +48,8 @@ func (s *Store) NeedsFetch(ref Ref) (bool, error) {
 	if ref.PullPolicy == PullNever && !exists {
 		return false, newError(ErrUnavailable, "image %s is not among those that were fetched, and its pullPolicy is Never", Redact(ref.Source))
 	}
-	// What never changes never has to be fetched again.
-	return !exists || ref.PullPolicy == PullAlways && !ref.isPinned(), nil
+	// What never changes never has to be fetched again. The built-in image changes with Drover.
+	return !exists || (ref.PullPolicy == PullAlways || ref.Source == BuiltIn) && !ref.isPinned(), nil
 }
 
 // Fetch fetches an image and puts it into its place. It does not limit the time that this

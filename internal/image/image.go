@@ -22,8 +22,8 @@ import (
 
 // Ref refers to an image.
 type Ref struct {
-	// Source is the URL of a web server or a registry, the reference of a container image, cloud:// and
-	// a name of the catalogue, or a file of the host.
+	// Source is the URL of a web server or a registry, the reference of a container image, BuiltIn,
+	// cloud:// and a name of the catalogue, or a file of the host.
 	Source string
 	// Checksum is "sha256:" and 64 digits, or empty if any content is accepted. Of a container
 	// image it is the digest of its manifest.

@@ -41,6 +41,8 @@ type Policy struct {
 	MaxSize int64
 	// Catalogue is a file with names of cloud images, beside those that catalogue.Shipped has.
 	Catalogue string
+	// BuiltIn is the file of the image of that source, as docker save writes one.
+	BuiltIn string
 }
 
 // Sources are where images are fetched from.
@@ -49,6 +51,7 @@ type Sources struct {
 	catalogue *catalogue.Catalogue
 	plainHTTP []string
 	maxSize   int64
+	builtIn   string
 }
 
 // NewSources returns the sources that a policy allows.
@@ -72,7 +75,7 @@ func NewSources(p Policy) (*Sources, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--image-catalogue: %w", err)
 	}
-	return &Sources{client: egress.New(hosts), catalogue: names, plainHTTP: p.PlainHTTP, maxSize: p.MaxSize}, nil
+	return &Sources{client: egress.New(hosts), catalogue: names, plainHTTP: p.PlainHTTP, maxSize: p.MaxSize, builtIn: p.BuiltIn}, nil
 }
 
 // IsUnchecked reports whether the content of an image is up to the server, or to anyone

@@ -111,7 +111,7 @@ func (g LinuxGuest) copyTo(dir string) error {
 	return nil
 }
 
-// BuildLinuxGuest builds the Linux guest in bin/guest of this checkout and returns
+// BuildLinuxGuest builds the Linux guest in bin/linux-guest of this checkout and returns
 // copies of its files in dir.
 func BuildLinuxGuest(t testing.TB, dir string) LinuxGuest {
 	t.Helper()
@@ -145,7 +145,7 @@ var builtLinuxGuest = sync.OnceValues(func() (LinuxGuest, error) {
 	defer unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), imageTimeout)
 	defer cancel()
-	dir := filepath.Join(root, "bin", "guest")
+	dir := filepath.Join(root, "bin", "linux-guest")
 	out, err := exec.CommandContext(ctx, filepath.Join(root, "hack", "linux-guest.sh"), dir).CombinedOutput()
 	if err != nil {
 		return LinuxGuest{}, fmt.Errorf("building the Linux guest: %w\n%s", err, out)

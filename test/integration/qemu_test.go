@@ -45,11 +45,12 @@ func newMachineEnvironment(t *testing.T) *machineEnvironment {
 
 func (m *machineEnvironment) startController(t *testing.T) {
 	t.Helper()
-	m.controller = m.RunController(t, "--vm-driver=qemu", "--qemu-dir="+m.dir, "--qemu-image-dirs="+m.images, "--qemu-accel=tcg", "--image-hosts=127.0.0.1")
+	m.controller = m.RunController(t, "--vm-driver=qemu", "--qemu-dir="+m.dir, "--qemu-image-dirs="+m.images, "--qemu-accel=tcg", "--qemu-kernel="+framework.GuestKernel(t), "--image-hosts=127.0.0.1")
 }
 
 // TestMachine takes a real machine through its life cycle: it outlives the controller, is
-// powered off by its power button, boots again with its disk, and leaves nothing behind.
+// powered off by its power button, boots again with its disk, and leaves nothing behind. The manifest of the
+// documentation, verbatim, makes one too.
 func TestMachine(t *testing.T) {
 	t.Parallel()
 	m := newMachineEnvironment(t)
@@ -74,6 +75,22 @@ func TestMachine(t *testing.T) {
 	vm = m.UpdateVM(t, vm, setAction(api.ActionActive))
 	vm = m.WaitForVM(t, vm, framework.IsActive)
 	m.waitForConsole(t, vm, "drover guest 2 A")
+	m.checkNothingLeft(t, vm)
+	m.checkManifest(t)
+}
+
+// checkManifest checks that a VM without an image boots the built-in one, with what its spec says.
+func (m *machineEnvironment) checkManifest(t *testing.T) {
+	t.Helper()
+	manifest, err := os.ReadFile("../../examples/test-vm.yaml")
+	assert.NoError(t, err)
+	m.MustRunKubectl(t, string(manifest), "apply", "-n", m.Namespace, "-f", "-")
+	vm, err := m.VMClient.CloudnativeV1alpha1().VirtualMachines(m.Namespace).Get(t.Context(), "test-vm", metav1.GetOptions{})
+	assert.NoError(t, err)
+	vm = m.WaitForVM(t, vm, framework.IsActive)
+	m.waitForConsole(t, vm, "Hello from test-vm: Linux ")
+	m.waitForConsole(t, vm, " 2 CPUs, ")
+	m.waitForConsole(t, vm, " 36.6G of disk, boot 1.")
 	m.checkNothingLeft(t, vm)
 }
 

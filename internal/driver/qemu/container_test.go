@@ -240,3 +240,27 @@ func TestContainerFields(t *testing.T) {
 		assert.ErrorIs(t, name, instance.CheckFields(spec, change.isContainer), change.kind, change.says)
 	}
 }
+
+// TestBuiltInImage checks which servers boot the built-in image, and what is said where it is missing.
+func TestBuiltInImage(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	o := e.options()
+	o.Image, o.GuestKernel = DefaultOptions().Image, t.TempDir()
+	d := openWith(t, o)
+	spec := e.spec()
+	spec.Image = driver.Image{}
+	assert.Eventually(t, "the missing file is reported", func(t testing.TB) error {
+		err := assert.ErrorOf(d.Ensure(t.Context(), spec))
+		wantError(t, err, driver.ErrRetry, "ImageUnavailable", "image.source", "--qemu-kernel", "make guest")
+		return nil
+	})
+	leavesNothing(t, d)
+
+	spec.Image.Kernel, spec.Power = &driver.Kernel{Source: e.plain}, driver.PowerOff
+	s, err := d.Ensure(t.Context(), spec)
+	assert.NoError(t, err)
+	if s.State != driver.StateStopped || s.ImageID != "" {
+		t.Errorf("with a kernel of its own it is %+v, want it there without an image", s)
+	}
+}

@@ -16,7 +16,6 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/internal/driver/kit"
-	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
@@ -156,7 +155,7 @@ func (c *convergence) createServer(ctx context.Context) error {
 		return err
 	}
 	defer release()
-	requested := record.RequestedImage(spec, disks.ImageSettings{Source: d.Image})
+	requested := record.RequestedImage(spec, d.defaultImage(spec))
 	root, err := d.MakeRoot(inst.File(instance.RootDiskFile), spec, requested)
 	if err != nil {
 		return err

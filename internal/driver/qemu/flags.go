@@ -21,7 +21,7 @@ import (
 // DefaultOptions returns the options that flags can change.
 func DefaultOptions() *Options {
 	return &Options{
-		Accel: AccelAuto, Binary: DefaultBinary, User: launch.DefaultUser, UserIDs: launch.DefaultUserIDs,
+		Image: image.BuiltIn, Accel: AccelAuto, Binary: DefaultBinary, User: launch.DefaultUser, UserIDs: launch.DefaultUserIDs,
 		Fetch: image.Policy{MaxSize: image.DefaultMaxSize},
 	}
 }
@@ -30,13 +30,13 @@ func DefaultOptions() *Options {
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Dir, "qemu-dir", o.Dir, "qemu: folder that holds the machines, one directory each, and images; needed to run any")
 	fs.StringSliceVar(&o.ImageDirs, "qemu-image-dirs", o.ImageDirs, "qemu: folders that image.source may name files in, besides images in --qemu-dir: absolute paths, apart from where Drover keeps its own files")
-	fs.StringVar(&o.Image, "qemu-image", o.Image, "qemu: image of a VirtualMachine that names none, a path, cloud://NAME or oci://REFERENCE; a web server's address needs --qemu-unchecked-images; empty means that each has to name one")
+	fs.StringVar(&o.Image, "qemu-image", o.Image, "qemu: image of a VirtualMachine that names none: a path, a container image, cloud://NAME, oci://REFERENCE, or the small one beside the kernel of container images; a web server's address needs --qemu-unchecked-images; empty means that each has to name one")
 	fs.BoolVar(&o.UncheckedImages, "qemu-unchecked-images", o.UncheckedImages, "qemu: take images from web servers without image.checksum too: whoever can change what a server sends, chooses what is booted")
 	fs.StringVar(&o.Accel, "qemu-accel", o.Accel, "qemu: kvm, tcg (emulation), or auto for kvm where a test guest runs under it within 3 s")
 	fs.StringVar(&o.HostPorts, "qemu-host-ports", o.HostPorts, "qemu: ports of the host that VirtualMachines may have, asked for or chosen, as in 80,30000-32767; empty means all")
 	fs.StringVar(&o.ReserveMemory, "qemu-reserve-memory", o.ReserveMemory, "qemu: memory of the host that no machine is given, such as 2Gi; empty means the larger of 5 % and 512Mi")
 	fs.StringVar(&o.Binary, "qemu-binary", o.Binary, "qemu: program that runs a machine; every user must be able to execute it if Drover is root")
-	fs.StringVar(&o.GuestKernel, "qemu-kernel", o.GuestKernel, "qemu: folder of the kernel that boots container images, with vmlinux, initramfs and kernel.json; empty means the folder guest beside this program")
+	fs.StringVar(&o.GuestKernel, "qemu-kernel", o.GuestKernel, "qemu: folder of the kernel that boots container images, with vmlinux, initramfs, kernel.json and image.tar; empty means the folder guest beside this program")
 	fs.StringVar(&o.User, "qemu-user", o.User, "qemu: user that machines run as if Drover is root; with --qemu-uid-range they have its group alone. Otherwise machines run as Drover's user")
 	fs.StringVar(&o.UserIDs, "qemu-uid-range", o.UserIDs, "qemu: unused user IDs of this host, as FIRST-LAST, of which each machine gets one if Drover is root; empty means that all run as --qemu-user")
 	fs.StringVar(&o.JournalFile, "qemu-journal", o.JournalFile, "qemu: file to which every change of a machine is appended as a line of JSON, for tests; empty means none")
@@ -78,9 +78,6 @@ func (o *Options) CheckDir() error {
 	}
 	return checkSocketPaths(path)
 }
-
-// NeedsImage reports whether every VirtualMachine has to name an image.
-func (o *Options) NeedsImage() bool { return o.Image == "" }
 
 // setUsers decides which users machines run as. Only root can start them as another user, and root
 // must: a guest that breaks out would have all rights.

@@ -56,7 +56,7 @@ func (c *convergence) requiredImages() []requiredImage {
 func (c *convergence) rootImage() image.Ref {
 	have, policy := c.inst.Root.Image, image.PullPolicy(c.spec.Image.PullPolicy)
 	if c.inst.ID == "" {
-		have.Source = c.driver.Image
+		have.ImageSettings = c.driver.defaultImage(c.spec)
 	}
 	requested := record.RequestedImage(c.spec, have.ImageSettings)
 	switch {
@@ -66,6 +66,15 @@ func (c *convergence) rootImage() image.Ref {
 		have.ImageSettings = requested
 	}
 	return have.FetchedRef(policy)
+}
+
+// defaultImage returns the image of a server whose spec names none. One that brings its own kernel
+// does not want the built-in image.
+func (d *Driver) defaultImage(spec driver.ServerSpec) disks.ImageSettings {
+	if d.Image == image.BuiltIn && spec.Image.Kernel != nil {
+		return disks.ImageSettings{}
+	}
+	return disks.ImageSettings{Source: d.Image}
 }
 
 // checkNewImages refuses images whose content is not verified. Disks that were made of

@@ -202,7 +202,7 @@ func New(o Options) (*Driver, error) {
 	}
 	host := o.newHost(users, dir)
 	d := &Driver{Options: o, Host: host, Guests: guest.New(host), hostPorts: ports}
-	d.ChoosePort, d.ReservedOf, d.GuestDir = ports.Choose, reserve, guestKernelDir(o.GuestKernel)
+	d.ChoosePort, d.ReservedOf, d.GuestDir = ports.Choose, reserve, o.GuestKernel
 	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.Notify}
 	d.Images = disks.NewImageStore(dir, cacheDir, o.Clock, d.fetches, sources)
 	d.Images.Convert = converter.Converter{Program: d.converterProgram, StartAs: users.StartAs}.Convert
@@ -223,6 +223,9 @@ func (d *Driver) converterProgram() (*os.File, error) {
 	}
 	return p.File(), nil
 }
+
+// builtInFile is the built-in image's file in the folder of the kernel that boots it.
+const builtInFile = "image.tar"
 
 // guestKernelDir returns the folder of the kernel that boots container images.
 func guestKernelDir(named string) string {
@@ -272,6 +275,8 @@ func (o Options) withDefaults() Options {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
+	o.GuestKernel = guestKernelDir(o.GuestKernel)
+	o.Fetch.BuiltIn = filepath.Join(o.GuestKernel, builtInFile)
 	return o
 }
 

@@ -15,7 +15,6 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
-	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -56,24 +55,6 @@ func TestPreviousHolderIsDead(t *testing.T) {
 	other, err := leader.Identity("drover-up")
 	if err != nil || o.DeadHolder(other) || o.DeadHolder("") {
 		t.Errorf("%q, %v: want it alive", other, err)
-	}
-}
-
-// TestExampleManifest checks that following the output of drover up gives a VM.
-func TestExampleManifest(t *testing.T) {
-	t.Parallel()
-	for _, tc := range []struct{ drivers, image, want string }{
-		{"docker,qemu,fake", "", "test-vm"},
-		{"qemu,fake", "", "qemu-vm"},
-		{"qemu,fake", "/images/debian.qcow2", "test-vm"},
-		{"fake", "", "test-vm"},
-	} {
-		o := newUpOptions()
-		o.Controller.VMDriver = tc.drivers
-		o.Controller.Drivers[qemu.Name].(*qemu.Options).Image = tc.image
-		if got := o.ExampleManifest(); got != "examples/"+tc.want+".yaml" {
-			t.Errorf("%+v: got %s", tc, got)
-		}
 	}
 }
 

@@ -181,14 +181,3 @@ func newControllerOptions() *app.Options {
 	o.DeadHolder = func(identity string) bool { return strings.HasPrefix(identity, leaseHolder+"_") }
 	return o
 }
-
-// ExampleManifest returns the path of a manifest for a first VirtualMachine. That of a driver
-// which needs an image has a place for the user to name one.
-func (o *UpOptions) ExampleManifest() string {
-	first, _, _ := strings.Cut(o.Controller.VMDriver, ",")
-	needs, is := o.Controller.Drivers[first].(interface{ NeedsImage() bool })
-	if is && needs.NeedsImage() {
-		return "examples/" + first + "-vm.yaml"
-	}
-	return "examples/test-vm.yaml"
-}

@@ -31,7 +31,7 @@ const maxAbout = 64 << 10
 // openGuestKernel opens the kernel that boots container images, and returns its digest too.
 func (h *Host) openGuestKernel(accel string, files *launch.Files) (opened *launch.Kernel, digest string, err error) {
 	unusable := func(err error) error {
-		return driver.Errorf(driver.ErrRetry, "a container image needs the kernel in %s (--qemu-kernel): %w", h.GuestDir, err)
+		return driver.Errorf(driver.ErrRetry, "a container image needs the kernel in %s (--qemu-kernel), which make guest makes: %w", h.GuestDir, err)
 	}
 	text, _, err := atomicfile.Read(filepath.Join(h.GuestDir, guestAboutFile), maxAbout)
 	if err != nil {
