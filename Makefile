@@ -199,9 +199,9 @@ bench-failover: bench-build ## print how fast a standby takes over, beside a pla
 	bin/bench/bench failover $(ARGS)
 
 .PHONY: bench-qemu
-bench-qemu: bench-build ## print how long a QEMU machine takes, beside QEMU alone, and the memory it adds; ARGS
+bench-qemu: bench-build ## print how long QEMU machines take, of disks and container images, beside QEMU alone, and the memory they add; ARGS
 	@hack/qemu.sh
-	bin/bench/bench qemu qemu-memory $(ARGS)
+	bin/bench/bench qemu qemu-memory qemu-image $(ARGS)
 
 .PHONY: bench-cli
 bench-cli: bench-build ## print how long kubectl-vm takes to start and to list 1,000 VMs, beside kubectl; ARGS

@@ -25,7 +25,7 @@ import (
 )
 
 // busyBoxNames are the programs of an image of BusyBoxImage.
-var busyBoxNames = strings.Fields("sh ash cat echo env hostname httpd id ip kill ls mkdir mount nc pwd rm sleep stat stty tar test touch true false tty wget df head")
+var busyBoxNames = strings.Fields("sh ash cat echo env hostname httpd id ip kill ls mkdir mount nc pwd rm sleep stat stty tar test touch true false tty wget df head wc")
 
 // BusyBoxImage returns a container image with BusyBox, a user ann of the groups ann and staff, and the given configuration.
 func BusyBoxImage(t testing.TB, config v1.Config) v1.Image {
@@ -37,32 +37,15 @@ func BusyBoxImage(t testing.TB, config v1.Config) v1.Image {
 
 // MakeBusyBoxImage makes the image of BusyBoxImage.
 func MakeBusyBoxImage(ctx context.Context, config v1.Config) (v1.Image, error) {
-	archive, err := archiveBusyBox(ctx)
+	layer, err := BusyBoxLayer(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return MakeImage(archive, config)
+	return LayersImage(config, layer)
 }
 
-// MakeImage makes a container image of the files in an archive.
-func MakeImage(archive []byte, config v1.Config) (v1.Image, error) {
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive)), nil })
-	if err != nil {
-		return nil, err
-	}
-	image, err := mutate.AppendLayers(empty.Image, layer)
-	if err != nil {
-		return nil, err
-	}
-	file, err := image.ConfigFile()
-	if err != nil {
-		return nil, err
-	}
-	return mutate.ConfigFile(image, &v1.ConfigFile{Architecture: "amd64", OS: "linux", Config: config, RootFS: file.RootFS})
-}
-
-// archiveBusyBox returns the files of that image as an archive.
-func archiveBusyBox(ctx context.Context) ([]byte, error) {
+// BusyBoxLayer returns the only layer of that image.
+func BusyBoxLayer(ctx context.Context) ([]byte, error) {
 	root, err := RepositoryRoot()
 	if err != nil {
 		return nil, err
@@ -82,6 +65,9 @@ func archiveBusyBox(ctx context.Context) ([]byte, error) {
 		h.Size = int64(len(content))
 		errs = append(errs, w.WriteHeader(&h), assert.ErrorOf(io.WriteString(w, content)))
 	}
+	for _, folder := range []string{"bin/", "etc/", "home/"} {
+		add(tar.Header{Name: folder, Typeflag: tar.TypeDir, Mode: 0o755}, "")
+	}
 	add(tar.Header{Name: "bin/busybox", Mode: 0o755}, string(program))
 	for _, name := range busyBoxNames {
 		add(tar.Header{Name: "bin/" + name, Typeflag: tar.TypeLink, Linkname: "bin/busybox", Mode: 0o755}, "")
@@ -91,6 +77,25 @@ func archiveBusyBox(ctx context.Context) ([]byte, error) {
 	add(tar.Header{Name: "home/ann/", Typeflag: tar.TypeDir, Mode: 0o755, Uid: 1000, Gid: 1000}, "")
 	add(tar.Header{Name: "tmp/", Typeflag: tar.TypeDir, Mode: 0o1777}, "")
 	return archive.Bytes(), errors.Join(append(errs, w.Close())...)
+}
+
+// LayersImage returns a container image of layers, which are archives, and of the given configuration.
+func LayersImage(config v1.Config, layers ...[]byte) (v1.Image, error) {
+	image := empty.Image
+	for _, archive := range layers {
+		layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive)), nil })
+		if err == nil {
+			image, err = mutate.AppendLayers(image, layer)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	file, err := image.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	return mutate.ConfigFile(image, &v1.ConfigFile{Architecture: "amd64", OS: "linux", Config: config, RootFS: file.RootFS})
 }
 
 // GuestKernel returns the folder of the kernel that boots container images.

@@ -21,6 +21,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/moby/moby/api/pkg/stdcopy"
+	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
 	"cloudnative.tw/drover/test/assert"
@@ -172,4 +174,39 @@ func ImportImage(ctx context.Context, c *client.Client, rootfs []byte, image str
 		_, _ = c.ImageRemove(ctx, old.ID, client.ImageRemoveOptions{}) // unless it is in use
 	}
 	return err
+}
+
+// RunInContainer pulls an image from a registry of this host, runs a command of it that may mount
+// file systems, and returns what it prints. Nothing is left of both.
+func RunInContainer(t testing.TB, image string, command ...string) []byte {
+	t.Helper()
+	c, ctx := DockerClient(t), t.Context()
+	pulled, err := c.ImagePull(ctx, image, client.ImagePullOptions{})
+	assert.NoError(t, err)
+	assert.NoError(t, pulled.Wait(ctx))
+	t.Cleanup(func() {
+		_, err := c.ImageRemove(context.WithoutCancel(ctx), image, client.ImageRemoveOptions{Force: true})
+		assert.NoError(t, err)
+	})
+	made, err := c.ContainerCreate(ctx, client.ContainerCreateOptions{
+		Config: &container.Config{Image: image, Entrypoint: command},
+		HostConfig: &container.HostConfig{
+			NetworkMode: "none", CapAdd: []string{"SYS_ADMIN"}, SecurityOpt: []string{"seccomp=unconfined", "apparmor=unconfined"},
+		},
+	})
+	assert.NoError(t, err)
+	defer func() {
+		_, err := c.ContainerRemove(context.WithoutCancel(ctx), made.ID, client.ContainerRemoveOptions{Force: true})
+		assert.NoError(t, err)
+	}()
+	printed, err := c.ContainerAttach(ctx, made.ID, client.ContainerAttachOptions{Stream: true, Stdout: true, Stderr: true})
+	assert.NoError(t, err)
+	defer printed.Close()
+	assert.NoError(t, assert.ErrorOf(c.ContainerStart(ctx, made.ID, client.ContainerStartOptions{})))
+	var out, errs bytes.Buffer
+	assert.NoError(t, assert.ErrorOf(stdcopy.StdCopy(&out, &errs, printed.Reader)))
+	if errs.Len() > 0 {
+		t.Fatalf("%q of image %s prints %s", command, image, errs.String())
+	}
+	return out.Bytes()
 }

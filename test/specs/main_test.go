@@ -57,7 +57,7 @@ func startEnvironment() (func() error, error) {
 	if err != nil {
 		return nil, err
 	}
-	guest, err := framework.MakeImage(archive, v1.Config{Entrypoint: []string{program}})
+	guest, err := framework.LayersImage(v1.Config{Entrypoint: []string{program}}, archive)
 	if err != nil {
 		return nil, err
 	}

@@ -18,15 +18,15 @@ var (
 var shards = []shard{
 	{
 		name:  "qemu",
-		steps: []step{{of: "internal/driver/qemu", skip: "TestDebian|TestSystemd"}},
+		steps: []step{{of: "internal/driver/qemu", skip: "TestDebian|TestSystemd|TestContainerTree"}},
 		short: step{of: "internal/driver/qemu", pattern: "TestLinuxPanics|TestControllerKilled$"},
 		paths: slices.Concat(contract, machine),
 	},
 	{
 		name:  "guest",
-		steps: []step{{of: "internal/guest/boot"}},
+		steps: []step{{of: "internal/guest/boot"}, {of: "internal/driver/qemu", pattern: "TestContainerTree"}},
 		short: step{of: "internal/guest/boot"},
-		paths: []string{"go.mod", "cmd/drover-guest", "internal/guest", "internal/image/erofs", "hack/guest", "hack/guest.sh", "hack/guest-kernel.sh", "test/assert", "test/framework"},
+		paths: []string{"go.mod", "cmd/drover-guest", "internal/guest", "internal/image", "internal/machine/converter", "hack/guest", "hack/guest.sh", "hack/guest-kernel.sh", "hack/debian-layers.sh", "test/assert", "test/framework"},
 	},
 	{
 		name:  "docker",

@@ -25,7 +25,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// container is a machine of a container image with BusyBox.
+// container is a machine of a container image.
 type container struct {
 	e    *engine
 	d    *Driver
@@ -40,15 +40,21 @@ func (e *engine) openForContainers(t *testing.T, registry string) *Driver {
 	return openWith(t, o)
 }
 
-// newContainer opens a driver that may fetch an image, and returns a spec of that image.
+// newContainer opens a driver that may fetch an image with BusyBox, and returns a spec of that image.
 func newContainer(t *testing.T, config v1.Config) *container {
+	t.Helper()
+	return newImageContainer(t, framework.BusyBoxImage(t, config))
+}
+
+// newImageContainer does so for any image.
+func newImageContainer(t *testing.T, made v1.Image) *container {
 	t.Helper()
 	e := newEngine(t)
 	host := framework.NewRegistry(t, nil)
-	framework.PushImage(t, host+"/busybox:1", framework.BusyBoxImage(t, config))
+	framework.PushImage(t, host+"/image:1", made)
 	c := &container{e: e, d: e.openForContainers(t, host), spec: e.spec()}
 	c.spec.MemoryBytes, c.spec.RootDiskBytes = 128<<20, 1<<30
-	c.spec.Image = driver.Image{Source: host + "/busybox:1"}
+	c.spec.Image = driver.Image{Source: host + "/image:1"}
 	return c
 }
 
@@ -147,7 +153,7 @@ func TestContainerIsEphemeral(t *testing.T) {
 	c.wantExit(t, 0, "Completed")
 
 	host, _, _ := strings.Cut(c.spec.Image.Source, "/")
-	c.spec.Image.Source = host + "/busybox:2"
+	c.spec.Image.Source = host + "/image:2"
 	framework.PushImage(t, c.spec.Image.Source, framework.BusyBoxImage(t, v1.Config{Entrypoint: []string{"/bin/absent"}}))
 	c.spec.RestartRun = second.Run
 	third := reach(t, c.d, c.spec, driver.StateRunning)

@@ -195,6 +195,7 @@ func addDetails(i *erofs.Inode, header *tar.Header) error {
 	switch i.Type() {
 	case unix.S_IFLNK:
 		i.Target = header.Linkname
+		i.Mode |= 0o777 // as all links have in Linux, whatever an archive says
 	case unix.S_IFCHR, unix.S_IFBLK:
 		major, minor := header.Devmajor, header.Devminor
 		if major < 0 || minor < 0 || major > math.MaxUint32 || minor > math.MaxUint32 {

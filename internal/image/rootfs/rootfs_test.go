@@ -73,7 +73,7 @@ func TestOdd(t *testing.T) {
 		file("removed", "removed").folder("gone/").file("gone/file", "x").file("becomes-folder", "x").folder("becomes-file/").file("becomes-file/x", "x").
 		folder("attributes/").file("attributes/kept", "kept").
 		file("kept-twin", "twin").link("replaced-twin", "kept-twin").symlink("parent", "..").
-		symlink("out", "../../../../etc").file("same", "1").link("same", "same").bytes()
+		symlink("out", "../../../../etc").add(tar.Header{Name: "closed-link", Typeflag: tar.TypeSymlink, Linkname: "same", Mode: 0o400}, "").file("same", "1").link("same", "same").bytes()
 	upper := newArchive(t).
 		add(tar.Header{Typeflag: tar.TypeXGlobalHeader, PAXRecords: map[string]string{"comment": "git"}}, "").
 		file("bin/c", "through a link").file("lib/d", "to a folder that is missing").

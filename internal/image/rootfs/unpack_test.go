@@ -187,7 +187,7 @@ func fileOf(t testing.TB, h *tar.Header, content io.Reader) filetree.File {
 	case tar.TypeDir:
 		f.Mode |= unix.S_IFDIR
 	case tar.TypeSymlink:
-		f.Mode, f.Target, f.Size = f.Mode|unix.S_IFLNK, h.Linkname, int64(len(h.Linkname))
+		f.Mode, f.Target, f.Size = unix.S_IFLNK|0o777, h.Linkname, int64(len(h.Linkname))
 	case tar.TypeChar:
 		f.Mode, f.Device = f.Mode|unix.S_IFCHR, unix.Mkdev(uint32(h.Devmajor), uint32(h.Devminor)) //nolint:gosec // of a test
 	case tar.TypeBlock:

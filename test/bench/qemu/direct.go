@@ -4,16 +4,22 @@
 package qemu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+
+	"github.com/prometheus/procfs"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/machine"
@@ -22,15 +28,26 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// model is a machine of Drover's whose guest never ran: its command line, and the
-// folder with its files.
+// model is a machine of Drover's whose guest never ran: its command line, and what QEMU got as
+// descriptors, from firstDescriptor on.
 type model struct {
-	args []string
-	dir  string
+	args  []string
+	files []inherited
 }
 
-// modelFiles are the files that Drover created.
-var modelFiles = []string{"root.qcow2", "seed.iso"}
+// firstDescriptor is the first behind the standard streams.
+const firstDescriptor = 3
+
+// inherited is what QEMU gets as a descriptor: a listening socket or a file.
+type inherited struct {
+	// socket is the name of a socket.
+	socket string
+	// path is that of a file, and flags are how it is open.
+	path  string
+	flags int
+	// name is that of the machine's copy, if the file is the machine's own.
+	name string
+}
 
 // newModel creates one and removes it. It is also the first VM, for which connections
 // are opened.
@@ -46,112 +63,215 @@ func (b *benchmark) newModel(ctx context.Context) (m model, err error) {
 	if _, err := b.waitForPhase(ctx, from, name, api.PhasePaused); err != nil {
 		return m, err
 	}
-	dir := filepath.Join(b.engineDir(), "vms", string(vm.UID))
-	if m.args, err = commandLine(dir); err != nil {
+	process, err := b.qemuOf(vm)
+	if err != nil {
 		return m, err
 	}
-	m.dir = filepath.Join(b.Temp, name)
-	if err := copyFiles(m.dir, dir); err != nil {
+	if m, err = copyModel(process, b.folderOf(vm), filepath.Join(b.Temp, name)); err != nil {
 		return m, err
 	}
 	b.Notef("Started directly: %s", strings.Join(m.args, " "))
 	return m, b.deleteVM(ctx, name)
 }
 
-// commandLine returns that of the machine in a folder, changed so that the guest
-// runs immediately.
-func commandLine(dir string) ([]string, error) {
-	pid, err := os.ReadFile(filepath.Join(dir, "pid"))
-	if err != nil {
-		return nil, err
-	}
-	line, err := os.ReadFile(filepath.Join("/proc", strings.TrimSpace(string(pid)), "cmdline"))
-	if err != nil {
-		return nil, err
-	}
-	args := strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
-	running := slices.DeleteFunc(args, func(arg string) bool { return arg == "-S" })
-	if len(running) < 2 {
-		return nil, fmt.Errorf("the command line of process %s is %q", pid, line)
-	}
-	return running, nil
+// folderOf returns the folder of a VM's machine.
+func (b *benchmark) folderOf(vm *api.VirtualMachine) string {
+	return filepath.Join(b.engine, "vms", string(vm.UID))
 }
 
-func copyFiles(to, from string) error {
-	err := os.Mkdir(to, 0o700)
-	for _, name := range modelFiles {
-		if err == nil {
-			err = framework.CopyFile(filepath.Join(from, name), filepath.Join(to, name))
+// qemuOf returns the QEMU of a VM.
+func (b *benchmark) qemuOf(vm *api.VirtualMachine) (procfs.Proc, error) {
+	text, err := os.ReadFile(filepath.Join(b.folderOf(vm), "pid"))
+	if err != nil {
+		return procfs.Proc{}, err
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return procfs.Proc{}, err
+	}
+	return procfs.NewProc(pid)
+}
+
+var (
+	// named finds the descriptors that a command line names, socket the sockets among them, and inSet
+	// those that QEMU puts into sets.
+	named  = regexp.MustCompile(`(?:\bfd=|/proc/self/fd/)(\d+)`)
+	socket = regexp.MustCompile(`\bsocket,id=(\w+),fd=(\d+)`)
+	inSet  = regexp.MustCompile(`\bfd=(\d+),set=`)
+)
+
+// copyModel copies a machine in a folder, changed so that the guest runs immediately.
+func copyModel(process procfs.Proc, home, to string) (m model, err error) {
+	if err := os.Mkdir(to, 0o700); err != nil {
+		return m, err
+	}
+	args, err := process.CmdLine()
+	if err != nil {
+		return m, err
+	}
+	m.args = slices.DeleteFunc(args, func(arg string) bool { return arg == "-S" })
+	line, last, sockets := strings.Join(m.args, " "), 0, map[int]string{}
+	for _, fd := range numbersIn(named, line) {
+		last = max(last, fd)
+	}
+	for _, found := range socket.FindAllStringSubmatch(line, -1) {
+		fd, _ := strconv.Atoi(found[2])
+		sockets[fd] = found[1] + ".sock"
+	}
+	moved, err := findMoved(process, last, numbersIn(inSet, line))
+	if err != nil {
+		return m, fmt.Errorf("of process %d, %s: %w", process.PID, line, err)
+	}
+	for fd := firstDescriptor; fd <= last; fd++ {
+		file := inherited{socket: sockets[fd]}
+		if file.socket == "" {
+			if file, err = copyFile(process, cmp.Or(moved[fd], fd), home, to); err != nil {
+				return m, err
+			}
+		}
+		m.files = append(m.files, file)
+	}
+	return m, nil
+}
+
+// numbersIn returns the numbers that a pattern finds, in their order.
+func numbersIn(text *regexp.Regexp, line string) (all []int) {
+	for _, found := range text.FindAllStringSubmatch(line, -1) {
+		number, _ := strconv.Atoi(found[1])
+		all = append(all, number)
+	}
+	return all
+}
+
+// findMoved returns what the descriptors in sets have become. QEMU copies each, in their order and behind all that it was
+// started with, before it opens anything else, and closes the original.
+func findMoved(process procfs.Proc, last int, sets []int) (map[int]int, error) {
+	opened, err := process.FileDescriptors()
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(opened)
+	moved := map[int]int{}
+	for _, fd := range opened {
+		path, err := os.Readlink(descriptorPath(process, int(fd)))
+		if err != nil {
+			return nil, err
+		}
+		if int(fd) > last && len(moved) < len(sets) && strings.HasPrefix(path, "/") {
+			moved[sets[len(moved)]] = int(fd)
 		}
 	}
-	return err
+	if last == 0 || len(moved) < len(sets) {
+		return nil, fmt.Errorf("it has the files %v open, which are not all", moved)
+	}
+	return moved, nil
 }
 
-// startDirectly starts the model's command line, and ends it.
-func (b *benchmark) startDirectly(ctx context.Context, c *bench.Controller, m model, n int) (answers, output time.Duration, err error) {
-	dir := filepath.Join(b.Temp, fmt.Sprintf("direct-%d", n))
-	if err := copyFiles(dir, m.dir); err != nil {
-		return 0, 0, err
+// descriptorPath returns the path by which the file of a descriptor is opened again.
+func descriptorPath(process procfs.Proc, fd int) string {
+	return fmt.Sprintf("/proc/%d/fd/%d", process.PID, fd)
+}
+
+// copyFile copies the file of a descriptor, unless it is one that all machines share.
+func copyFile(process procfs.Proc, fd int, home, to string) (f inherited, err error) {
+	opened := descriptorPath(process, fd)
+	if f.path, err = os.Readlink(opened); err != nil {
+		return f, err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if err := b.AwaitQuiet(ctx, c); err != nil {
-		return 0, 0, err
+	info, err := process.FDInfo(strconv.Itoa(fd))
+	if err != nil {
+		return f, err
+	}
+	flags, err := strconv.ParseInt(info.Flags, 8, 32)
+	if err != nil {
+		return f, err
+	}
+	f.flags = int(flags) & (os.O_WRONLY | os.O_RDWR | os.O_APPEND)
+	path, isRemoved := strings.CutSuffix(f.path, " (deleted)")
+	if f.flags == os.O_RDONLY && !isRemoved && !strings.HasPrefix(path, home+"/") {
+		return f, nil
+	}
+	f.name = filepath.Base(path)
+	f.path = filepath.Join(to, f.name)
+	return f, framework.CopyFile(opened, f.path)
+}
+
+// open opens a file or a socket in the folder of a machine.
+func (f inherited) open(ctx context.Context, dir string) (*os.File, error) {
+	switch {
+	case f.socket != "":
+		return listenOn(ctx, filepath.Join(dir, f.socket))
+	case f.name == "":
+		return os.OpenFile(f.path, f.flags, 0)
+	}
+	path := filepath.Join(dir, f.name)
+	if err := framework.CopyFile(f.path, path); err != nil {
+		return nil, err
+	}
+	return os.OpenFile(path, f.flags, 0)
+}
+
+// direct is a machine that was started directly.
+type direct struct {
+	dir     string
+	cmd     *exec.Cmd
+	files   []*os.File
+	printed strings.Builder
+	// console is read as by a supervisor: the output of an image's command waits for a reader.
+	console net.Conn
+}
+
+// startDirectly starts the model's command line.
+func (b *benchmark) startDirectly(ctx context.Context, m model, n int) (d *direct, answers, output time.Duration, err error) {
+	d = &direct{dir: filepath.Join(b.Temp, fmt.Sprintf("direct-%d", n))}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("%w; QEMU printed: %s", err, d.printed.String()), d.end())
+		}
+	}()
+	if err := os.Mkdir(d.dir, 0o700); err != nil {
+		return d, 0, 0, err
+	}
+	if err := b.quiet(ctx); err != nil {
+		return d, 0, 0, err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, operationTimeout, errors.New("QEMU was not up in time"))
 	defer cancel()
-	var printed strings.Builder
-	cmd := exec.CommandContext(ctx, m.args[0], m.args[1:]...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &printed, &printed
-	if cmd.ExtraFiles, err = b.openInherited(ctx, dir); err != nil {
-		return 0, 0, err
+	for _, f := range m.files {
+		opened, err := f.open(ctx, d.dir)
+		if err != nil {
+			return d, 0, 0, err
+		}
+		d.files = append(d.files, opened)
 	}
-	defer closeAll(cmd.ExtraFiles)
+	cmd := exec.Command(m.args[0], m.args[1:]...) //nolint:noctx // end ends it
+	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = d.dir, &d.printed, &d.printed, d.files
+	if d.console, err = new(net.Dialer).DialContext(ctx, "unix", filepath.Join(d.dir, machine.SerialSocket)); err != nil {
+		return d, 0, 0, err
+	}
+	go func() { _, _ = io.Copy(io.Discard, d.console) }()
 	begin := time.Now()
 	if err := cmd.Start(); err != nil {
-		return 0, 0, err
+		return d, 0, 0, err
 	}
-	answers, output, err = watchStart(ctx, dir, begin)
-	cancel()
-	_ = cmd.Wait() // it was killed
-	if err != nil {
-		err = fmt.Errorf("%w; QEMU printed: %s", err, printed.String())
-	}
-	return answers, output, err
+	d.cmd = cmd
+	answers, output, err = watchStart(ctx, d.dir, begin)
+	return d, answers, output, err
 }
 
-// openInherited opens the files that QEMU gets as descriptors, in the driver's order: its
-// run lock, sockets and serial log, then the seed, the root disk, the image below that, and the
-// agent's socket.
-func (b *benchmark) openInherited(ctx context.Context, dir string) (files []*os.File, err error) {
-	defer func() {
-		if err != nil {
-			closeAll(files)
-		}
-	}()
-	open := func(path string, flags int) {
-		if err == nil {
-			var f *os.File
-			f, err = os.OpenFile(path, flags, 0o600)
-			files = append(files, f)
-		}
+// end ends the machine and removes its files.
+func (d *direct) end() error {
+	if d.cmd != nil {
+		_ = d.cmd.Process.Kill()
+		_ = d.cmd.Wait() // it was killed
 	}
-	listen := func(name string) {
-		if err == nil {
-			var f *os.File
-			f, err = listenOn(ctx, filepath.Join(dir, name))
-			files = append(files, f)
-		}
+	if d.console != nil {
+		_ = d.console.Close()
 	}
-	open(os.DevNull, os.O_RDWR)
-	for _, name := range []string{machine.ControlSocket, machine.EventsSocket, machine.SerialSocket} {
-		listen(name)
+	for _, f := range d.files {
+		_ = f.Close()
 	}
-	open(filepath.Join(dir, machine.SerialLogFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND)
-	open(filepath.Join(dir, machine.SeedFile), os.O_RDONLY)
-	open(filepath.Join(dir, "root.qcow2"), os.O_RDWR)
-	open(b.guest, os.O_RDONLY)
-	listen(machine.AgentSocket)
-	return files, err
+	return os.RemoveAll(d.dir)
 }
 
 // listenOn makes a unix socket, and returns the descriptor to pass on.
@@ -166,19 +286,13 @@ func listenOn(ctx context.Context, path string) (*os.File, error) {
 	return file, errors.Join(err, socket.Close())
 }
 
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		_ = f.Close()
-	}
-}
-
 // watchStart observes a QEMU as the driver does and as the benchmark does.
 func watchStart(ctx context.Context, dir string, begin time.Time) (answers, output time.Duration, err error) {
 	up := make(chan time.Time, 1)
 	go func() {
 		defer close(up)
 		for ctx.Err() == nil {
-			if c, err := qmp.Dial(ctx, filepath.Join(dir, "ctl.sock"), nil); err == nil {
+			if c, err := qmp.Dial(ctx, filepath.Join(dir, machine.ControlSocket), nil); err == nil {
 				up <- time.Now()
 				c.Close()
 				return
@@ -186,7 +300,7 @@ func watchStart(ctx context.Context, dir string, begin time.Time) (answers, outp
 			_ = bench.Pause(ctx, 5*time.Millisecond)
 		}
 	}()
-	printed, err := firstOutput(ctx, filepath.Join(dir, "serial.log"))
+	printed, err := firstOutput(ctx, filepath.Join(dir, machine.SerialLogFile))
 	if err != nil {
 		return 0, 0, err
 	}

@@ -6,7 +6,8 @@
 // machine adds to the controller's memory.
 //
 // Start with Suites in suite.go, which measures Drover. direct.go measures QEMU alone, and memory.go
-// the controller's memory. The guest is one boot sector, which prints as soon as the BIOS is done.
+// the controller's memory. The guest is one boot sector, which prints as soon as the BIOS is done;
+// image.go has that of a container image, with the commands that it runs.
 package qemu
 
 import (
@@ -24,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/bench"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -39,23 +41,28 @@ const (
 var Suites = []bench.Suite{
 	{Name: "qemu", Turns: 20, Measure: bench.In(framework.ClusterOptions{}, withGuest((*benchmark).compareStarts))},
 	{Name: "qemu-memory", Turns: 5, VMs: []int{20}, Measure: bench.In(framework.ClusterOptions{}, withGuest((*benchmark).measureMemory))},
+	{Name: "qemu-image", Turns: 10, Measure: measureImage},
 }
 
 // benchmark is one run.
 type benchmark struct {
 	*bench.Environment
-	guest string
-	log   *bench.Log[*api.VirtualMachine]
-	args  []string // of a controller
+	// engine is the folder of the machines.
+	engine string
+	log    *bench.Log[*api.VirtualMachine]
+	args   []string // of a controller
+	// quiet waits until what is measured has no work left.
+	quiet func(context.Context) error
 }
 
 // withGuest prepares a measurement: the guest's image, and a log of the VMs.
 func withGuest(measure func(*benchmark, context.Context) error) func(context.Context, *bench.Environment) error {
 	return func(ctx context.Context, e *bench.Environment) (err error) {
 		images := filepath.Join(e.Temp, "images")
-		b := &benchmark{Environment: e, guest: filepath.Join(images, "guest.img")}
+		guest := filepath.Join(images, "guest.img")
+		b := &benchmark{Environment: e, engine: filepath.Join(e.Temp, "engine")}
 		b.args = []string{
-			"--metrics-bind-address=0", "--vm-driver=qemu", "--qemu-dir=" + b.engineDir(), "--qemu-image-dirs=" + images, "--qemu-image=" + b.guest,
+			"--metrics-bind-address=0", "--vm-driver=qemu", "--qemu-dir=" + b.engine, "--qemu-image-dirs=" + images, "--qemu-image=" + guest,
 		}
 		// Machines are there at the end only if something failed.
 		defer func() { err = errors.Join(err, killProcessesIn(b.Temp)) }()
@@ -66,7 +73,7 @@ func withGuest(measure func(*benchmark, context.Context) error) func(context.Con
 		if err := os.Mkdir(images, 0o700); err != nil {
 			return err
 		}
-		if err := framework.AssembleBootGuest(ctx, b.guest); err != nil {
+		if err := framework.AssembleBootGuest(ctx, guest); err != nil {
 			return err
 		}
 		if b.log, err = bench.StartLog[*api.VirtualMachine](ctx, bench.WatchVMs(b.VMs)); err != nil {
@@ -76,28 +83,39 @@ func withGuest(measure func(*benchmark, context.Context) error) func(context.Con
 	}
 }
 
-// engineDir is the folder of the machines.
-func (b *benchmark) engineDir() string { return filepath.Join(b.Temp, "engine") }
-
-// compareStarts lets both take turns.
+// compareStarts compares machines of the controller's.
 func (b *benchmark) compareStarts(ctx context.Context) error {
-	var ours, direct times
-	if err := b.WithController(ctx, func(c *bench.Controller) error {
+	var ours, alone times
+	if err := b.WithController(ctx, func(c *bench.Controller) (err error) {
+		b.quiet = func(ctx context.Context) error { return b.AwaitQuiet(ctx, c) }
 		m, err := b.newModel(ctx)
-		if err != nil {
-			return err
+		if err == nil {
+			ours, alone, err = b.takeTurns(ctx, m)
 		}
-		return bench.TakeTurns(b.Turns, func(turn int) error {
-			return ours.addTimes(b.startByDrover(ctx, c, fmt.Sprintf("vm-%d", turn)))
-		}, func(turn int) error {
-			return direct.addTimes(b.startDirectly(ctx, c, m, turn))
-		})
+		return err
 	}, b.args...); err != nil {
 		return err
 	}
-	b.reportTimes("apply to Active", ours.up, "start to an answer by QMP", direct.up)
-	b.reportTimes("apply to the guest's first output", ours.output, "start to the guest's first output", direct.output)
+	b.reportTimes("apply to Active", ours.up, "start to an answer by QMP", alone.up)
+	b.reportTimes("apply to the guest's first output", ours.output, "start to the guest's first output", alone.output)
 	return nil
+}
+
+// takeTurns lets both start a machine and end it, by turns.
+func (b *benchmark) takeTurns(ctx context.Context, m model) (ours, alone times, err error) {
+	return ours, alone, bench.TakeTurns(b.Turns, func(turn int) error {
+		vm, active, output, err := b.startByDrover(ctx, fmt.Sprintf("vm-%d", turn))
+		if err == nil {
+			err = b.deleteVM(ctx, vm.Name)
+		}
+		return ours.addTimes(active, output, err)
+	}, func(turn int) error {
+		d, answers, output, err := b.startDirectly(ctx, m, turn)
+		if err == nil {
+			err = d.end()
+		}
+		return alone.addTimes(answers, output, err)
+	})
 }
 
 // aim is how much longer than QEMU alone a machine of Drover's may take, at the
@@ -146,27 +164,23 @@ func killProcessesIn(dir string) error {
 	return err
 }
 
-// startByDrover lets Drover create a machine and delete it.
-func (b *benchmark) startByDrover(ctx context.Context, c *bench.Controller, name string) (active, output time.Duration, err error) {
-	if err := b.AwaitQuiet(ctx, c); err != nil {
-		return 0, 0, err
+// startByDrover lets Drover create a machine.
+func (b *benchmark) startByDrover(ctx context.Context, name string) (vm *api.VirtualMachine, active, output time.Duration, err error) {
+	if err := b.quiet(ctx); err != nil {
+		return nil, 0, 0, err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, operationTimeout, errors.New("the machine was not ready in time"))
 	defer cancel()
 	from, begin := b.log.Len(), time.Now()
-	vm, err := b.createVM(ctx, name, api.ActionActive)
-	if err != nil {
-		return 0, 0, err
+	if vm, err = b.createVM(ctx, name, api.ActionActive); err != nil {
+		return nil, 0, 0, err
 	}
-	printed, err := firstOutput(ctx, filepath.Join(b.engineDir(), "vms", string(vm.UID), "serial.log"))
+	printed, err := firstOutput(ctx, filepath.Join(b.folderOf(vm), machine.SerialLogFile))
 	if err != nil {
-		return 0, 0, err
+		return nil, 0, 0, err
 	}
 	up, err := b.waitForPhase(ctx, from, name, api.PhaseActive)
-	if err != nil {
-		return 0, 0, err
-	}
-	return up.Sub(begin), printed.Sub(begin), b.deleteVM(ctx, name)
+	return vm, up.Sub(begin), printed.Sub(begin), err
 }
 
 // createVM makes a VM that runs, or waits before its guest's first step.

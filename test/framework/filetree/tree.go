@@ -4,11 +4,14 @@
 // Package filetree reads file systems back, for tests of those who write them: by a reader
 // that is not Drover's own, and by Linux.
 //
-// Start with Read and ReadMounted, which return the same for the same file system.
+// Start with Read and ReadMounted, which return the same for the same file system. Program
+// show reads the root that it runs in, such as that of a guest.
 package filetree
 
 import (
 	"crypto/sha256"
+	"encoding/base64"
+	"encoding/gob"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -201,8 +204,15 @@ func ReadMounted(t testing.TB, image string) (Tree, bool) {
 // ReadFolder reads all that is below a folder.
 func ReadFolder(t testing.TB, dir string) Tree {
 	t.Helper()
+	tree, err := WalkFolder(dir)
+	assert.NoError(t, err)
+	return tree
+}
+
+// WalkFolder is ReadFolder outside of a test.
+func WalkFolder(dir string) (Tree, error) {
 	tree, numbers := Tree{}, map[string]int64{}
-	assert.NoError(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -212,9 +222,20 @@ func ReadFolder(t testing.TB, dir string) Tree {
 		}
 		tree[name], numbers[name], err = readFile(path)
 		return err
-	}))
+	})
 	tree.AddTwins(numbers)
-	return tree
+	return tree, err
+}
+
+// Write writes a tree as text, whatever bytes its names have.
+func (t Tree) Write(to io.Writer) error {
+	text := base64.NewEncoder(base64.StdEncoding, to)
+	return errors.Join(gob.NewEncoder(text).Encode(t), text.Close())
+}
+
+// Parse returns a tree that was written.
+func Parse(text io.Reader) (t Tree, err error) {
+	return t, gob.NewDecoder(base64.NewDecoder(base64.StdEncoding, text)).Decode(&t)
 }
 
 func readFile(path string) (f File, number int64, err error) {
