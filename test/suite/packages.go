@@ -151,6 +151,7 @@ var packages = []testPackage{
 	{"internal/machine/control", process, 8},
 	{"internal/machine/supervisor", process, 8},
 	{"internal/machine/launch", process, 8},
+	{"internal/machine/proc", process, 4},
 	{"internal/machine/qmp", process, 32},
 	{"standalone/internal/doctor", process, 4},
 	{"standalone/internal/engines", process, 4},
