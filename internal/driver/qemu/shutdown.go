@@ -106,9 +106,6 @@ func shutDown(ctx context.Context, inst *instance.Instance, limit time.Duration)
 	}
 	ended := &Ended{Namespace: s.Namespace, Name: cmp.Or(s.Name, string(s.UID))}
 	if s.IsAlive() && s.Phase != record.PhaseStarting {
-		if err := endSilentSupervisor(ctx, s); err != nil {
-			s.Host.Log.Info("Supervisor of a machine cannot be replaced", "uid", s.UID, "cause", err.Error())
-		}
 		within := recordShutdown(s, min(gracePeriod(s), limit))
 		ended.Forced = !waitOff(ctx, s, within)
 	}
@@ -120,12 +117,9 @@ func shutDown(ctx context.Context, inst *instance.Instance, limit time.Duration)
 	return ended
 }
 
-// endSilentSupervisor ends the supervisor of a machine if it did not answer when the machine was observed, so that
-// the next call starts another. Nothing watches machines while their host shuts down.
+// endSilentSupervisor ends the supervisor of a machine that has not answered, so that the next call starts another.
+// Nothing watches machines while their host shuts down, and QEMU quits by its supervisor alone.
 func endSilentSupervisor(ctx context.Context, s *instance.Instance) error {
-	if !errors.Is(s.QueryErr, context.DeadlineExceeded) {
-		return nil
-	}
 	c, err := s.Supervisor().Reach(ctx)
 	if err != nil {
 		return err
@@ -166,6 +160,12 @@ func waitOff(ctx context.Context, inst *instance.Instance, within time.Duration)
 		if err := inst.Shutdown(ctx, by); err != nil && ctx.Err() == nil {
 			inst.Host.Log.Info("Machine has no supervisor: its power button is pressed once", "uid", inst.UID, "cause", err.Error())
 			_ = inst.Execute(ctx, "system_powerdown", nil, nil)
+			if errors.Is(err, context.DeadlineExceeded) {
+				err = endSilentSupervisor(ctx, inst)
+			}
+			if err != nil {
+				inst.Host.Log.Info("Supervisor of a machine cannot be replaced", "uid", inst.UID, "cause", err.Error())
+			}
 		}
 		switch err := inst.WaitStopped(ctx, machine.CommandWithin); {
 		case err == nil:
