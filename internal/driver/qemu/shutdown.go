@@ -117,15 +117,17 @@ func shutDown(ctx context.Context, inst *instance.Instance, limit time.Duration)
 	return ended
 }
 
-// endSilentSupervisor ends the supervisor of a machine that has not answered, so that the next call starts another.
+// replaceSilentSupervisor ends the supervisor of a machine that has not answered, so that the next call starts another.
 // Nothing watches machines while their host shuts down, and QEMU quits by its supervisor alone.
-func endSilentSupervisor(ctx context.Context, s *instance.Instance) error {
+func replaceSilentSupervisor(ctx context.Context, s *instance.Instance) {
 	c, err := s.Supervisor().Reach(ctx)
-	if err != nil {
-		return err
+	if err == nil {
+		s.Host.Log.Info("Supervisor does not answer, and is replaced", "uid", s.UID)
+		err = s.Supervisor().Replace(ctx, c.Token())
 	}
-	s.Host.Log.Info("Supervisor does not answer, and is replaced", "uid", s.UID)
-	return s.Supervisor().Replace(ctx, c.Token())
+	if err != nil {
+		s.Host.Log.Info("Supervisor of a machine cannot be replaced", "uid", s.UID, "cause", err.Error())
+	}
 }
 
 // recordShutdown records, before the run ends, why it ends and that it is being stopped, so
@@ -161,10 +163,7 @@ func waitOff(ctx context.Context, inst *instance.Instance, within time.Duration)
 			inst.Host.Log.Info("Machine has no supervisor: its power button is pressed once", "uid", inst.UID, "cause", err.Error())
 			_ = inst.Execute(ctx, "system_powerdown", nil, nil)
 			if errors.Is(err, context.DeadlineExceeded) {
-				err = endSilentSupervisor(ctx, inst)
-			}
-			if err != nil {
-				inst.Host.Log.Info("Supervisor of a machine cannot be replaced", "uid", inst.UID, "cause", err.Error())
+				replaceSilentSupervisor(ctx, inst)
 			}
 		}
 		switch err := inst.WaitStopped(ctx, machine.CommandWithin); {
