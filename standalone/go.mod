@@ -68,7 +68,10 @@ require (
 	sigs.k8s.io/yaml v1.6.0
 )
 
-require github.com/hashicorp/yamux v0.1.2 // indirect
+require (
+	github.com/hashicorp/yamux v0.1.2 // indirect
+	gvisor.dev/gvisor v0.0.0-20250503011706-39ed1f5ac29c // indirect
+)
 
 require (
 	cel.dev/expr v0.25.2 // indirect

@@ -27,7 +27,7 @@ func (m Machine) openEndpoints(runLock *os.File) (opened launch.Endpoints, close
 	for _, socket := range []struct {
 		name string
 		to   **os.File
-	}{{ControlSocket, &opened.Control}, {EventsSocket, &opened.Events}, {SerialSocket, &opened.Serial}} {
+	}{{ControlSocket, &opened.Control}, {EventsSocket, &opened.Events}, {SerialSocket, &opened.Serial}, {NetworkSocket, &opened.Network}} {
 		if *socket.to, err = m.Listen(socket.name); err != nil {
 			return opened, closeAll, err
 		}

@@ -13,12 +13,10 @@
 //   - process.go starts, finds and ends processes, and files.go opens what each gets;
 //     started.go remembers which one was started; monitor.go talks to them by QMP.
 //   - seed.go makes what cloud-init reads; logs.go reads what is printed.
-//   - forward.go describes the ports of the host that lead to the guest, and connects to the
-//     guest there.
 //   - diskfault.go explains the disk errors that guests wait for.
 //
 // The packages below start QEMU as it is described (launch) and confined (confine), speak QMP
-// (qmp) and the protocol of guest agents (agent), and know connections to guests (usernet),
+// (qmp) and the protocol of guest agents (agent), end the guest's network (edge), and know
 // processes of this host (proc), control groups (cgroup) and the memory that guests share
 // (memory). Package supervisor follows a QEMU until its guest has ended, and package control is
 // how others speak to it.
@@ -63,6 +61,8 @@ const (
 	EventsSocket = "events.sock"
 	// SerialSocket is the serial console, for the supervisor alone.
 	SerialSocket = "serial.sock"
+	// NetworkSocket has the frames of the guest's network, for the supervisor alone.
+	NetworkSocket = "network.sock"
 	// AgentSocket leads to the guest's agent, for the supervisor alone.
 	AgentSocket = "agent.sock"
 	// SerialLogFile has what the guest printed on its serial console.

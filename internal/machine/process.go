@@ -47,7 +47,7 @@ func (m Machine) Start(ctx context.Context, program *Program, c launch.Config, f
 		select {
 		case how := <-ended:
 			output := cmp.Or(m.LastOutput(failureTail), "it printed nothing, and ended with "+how)
-			return nil, &StartError{Output: output, Taken: findTaken(output, c.Forwards)}
+			return nil, &StartError{Output: output}
 		default:
 		}
 		if _, err := m.Status(ctx); err == nil || !proc.Pause(ctx, proc.PollEvery) {
@@ -99,8 +99,6 @@ func (m Machine) startProcess(ctx context.Context, program *Program, c launch.Co
 type StartError struct {
 	// Output is the end of what QEMU printed, or else how it ended.
 	Output string
-	// Taken is the index of the forward whose host port QEMU could not open, or -1.
-	Taken int
 }
 
 // Reasons that QEMU gives for not starting.

@@ -133,7 +133,7 @@ var All = []Bug{
 		{"internal/driver/qemu/ensure.go", "	case s.ClusterID != d.ClusterID:\n", "	case s.ClusterID != d.ClusterID && !BUG:\n"},
 	}},
 	{"pause-pretended", "", []Edit{
-		{"internal/driver/qemu/ensure.go", "		return false, c.inst.Pause(ctx)\n", "		if BUG {\n			return false, os.Mkdir(c.inst.File(\"pretended\"), 0o700)\n		}\n		return false, c.inst.Pause(ctx)\n"},
+		{"internal/driver/qemu/ensure.go", "		return c.inst.Pause(ctx)\n", "		if BUG {\n			return os.Mkdir(c.inst.File(\"pretended\"), 0o700)\n		}\n		return c.inst.Pause(ctx)\n"},
 		{"internal/driver/qemu/instance/instance.go", "IsPaused() bool {\n", "IsPaused() bool {\n	if BUG {\n		_, err := os.Lstat(inst.File(\"pretended\"))\n		return err == nil\n	}\n"},
 	}},
 	{"registry-answer-shown", "", []Edit{{

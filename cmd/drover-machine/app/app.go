@@ -68,7 +68,7 @@ func Main(arguments []string) int {
 	case len(arguments) > 0 && arguments[0] == probeCommand:
 		return mainProbe(arguments[1:])
 	case len(arguments) > 0 && arguments[0] == supervisor.FollowCommand:
-		return supervisor.MainOnHost(context.Background())
+		return supervisor.MainOnHost(context.Background(), openNetwork)
 	case len(arguments) > 0 && arguments[0] == converter.Command:
 		return converter.Main(arguments[1:])
 	}
@@ -110,6 +110,9 @@ func runDescribed(ctx context.Context, o options, signals <-chan os.Signal, log 
 		return end{Reason: endInvalid, Message: err.Error()}, nil
 	}
 	r := newRun(d, o, log)
+	if err := r.newSupervisor(ctx); err != nil {
+		return end{Reason: endNotStarted, Message: err.Error()}, nil
+	}
 	finished, err = r.runMachine(ctx, signals)
 	if err != nil {
 		finished = end{Reason: endNotStarted, Message: err.Error()}

@@ -50,14 +50,20 @@ type run struct {
 func newRun(d description.Machine, o options, log logr.Logger) *run {
 	r := &run{Machine: d, options: o, log: log, stallWithin: defaultStall}
 	r.machine = machine.Machine{Path: o.runFolder, UUID: d.UUID, Staging: runFolder{atomicfile.Folder{Path: o.runFolder, Prefix: tempPrefix, Volatile: true}}}
-	r.supervisor = supervisor.New(supervisor.Config{
-		Forwards: d.Config("", "").Forwards, Disks: r.describedSizes(), GracePeriod: time.Duration(d.GracePeriodSeconds) * time.Second,
-		ProbeForward: func(ctx context.Context, f launch.Forward) error {
-			return machine.GuestPort{Machine: r.machine, Clock: clock.RealClock{}, Forward: f}.Probe(ctx)
-		},
-		Progress: r.progress.copied, Clock: clock.RealClock{}, Log: log,
-	})
 	return r
+}
+
+// newSupervisor makes the supervisor, with the edge of the guest's network.
+func (r *run) newSupervisor(ctx context.Context) error {
+	network, err := r.openNetwork(ctx)
+	if err != nil {
+		return err
+	}
+	r.supervisor = supervisor.New(supervisor.Config{
+		Network: network, Disks: r.describedSizes(), GracePeriod: time.Duration(r.GracePeriodSeconds) * time.Second,
+		Progress: r.progress.copied, Clock: clock.RealClock{}, Log: r.log,
+	})
+	return nil
 }
 
 // describedSizes returns the sizes that the description has for disks that can grow.
@@ -162,6 +168,9 @@ func (r *run) startGuest(ctx, starting context.Context, qemu *child) error {
 	if err := r.supervisor.Attach(ctx, machine.CommandWithin, qemu, qemu.accelerator, ends); err != nil {
 		return err
 	}
+	if err := errors.Join(r.openPorts(starting), r.serveProbes(ctx)); err != nil {
+		return err
+	}
 	if err := r.supervisor.Start(starting); err != nil {
 		return err
 	}
@@ -173,7 +182,7 @@ func (r *run) startGuest(ctx, starting context.Context, qemu *child) error {
 
 // dialEnds connects to a QEMU that was started.
 func (r *run) dialEnds(ctx context.Context) (ends supervisor.Ends, err error) {
-	for socket, to := range map[string]*net.Conn{machine.EventsSocket: &ends.Monitor, machine.SerialSocket: &ends.Serial, machine.AgentSocket: &ends.Agent} {
+	for socket, to := range map[string]*net.Conn{machine.EventsSocket: &ends.Monitor, machine.SerialSocket: &ends.Serial, machine.AgentSocket: &ends.Agent, machine.NetworkSocket: &ends.Network} {
 		if *to, err = r.machine.DialSocket(ctx, socket); err != nil {
 			return ends, err
 		}

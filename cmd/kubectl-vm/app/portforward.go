@@ -28,7 +28,7 @@ func NewPortForwardCommand(o *Options) *cobra.Command {
 	cmd := p.newConnectCommand(&cobra.Command{
 		Use:     "port-forward NAME [LOCAL:]REMOTE...",
 		Short:   "Forward local ports to TCP ports of a VM",
-		Long:    "Forward local ports to TCP ports of a VM until Ctrl-C.\nOf a machine (drivers qemu and pod), only TCP ports of spec.ports can be forwarded.",
+		Long:    "Forward local ports to TCP ports of a VM until Ctrl-C.\nOf a machine in a pod, only TCP ports of spec.ports can be forwarded.",
 		Example: o.examples("port-forward web 8080:80"),
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) < 2 {

@@ -48,7 +48,7 @@ func NewSSHCommand(o *Options) *cobra.Command {
 		Short: "Log in to a VM with the ssh of this computer",
 		Long: "Log in to a VM with the ssh of this computer, through Drover or, for a VM that is\n" +
 			"a pod, perhaps the API server: the VM needs no address that this computer reaches.\n" +
-			"Of a machine (drivers qemu and pod), the port (--port) has to be one of spec.ports.\n" +
+			"Of a machine in a pod, the port (--port) has to be one of spec.ports.\n" +
 			"The user of a cloud image that the VM names as cloud://NAME is known; else ssh decides.\n" +
 			"The VM's host key is accepted at the first login and then kept under the VM's UID:\n" +
 			"a VM that was deleted and created again is another host.",

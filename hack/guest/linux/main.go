@@ -10,6 +10,7 @@
 // mounts it, and changes it until it powers off. It serves:
 //
 //	/        a report, as JSON: see report
+//	/get?url=U  what the guest gets from another server
 //	/burn    uses all CPU from now on
 //	/eat?mib=N  allocates exactly that much memory
 //	/panic   panics
@@ -24,8 +25,10 @@
 package main
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -37,9 +40,10 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/guest/system"
 )
 
 // report is the guest's report about itself.
@@ -127,73 +131,29 @@ func loadModule(path string) error {
 	return unix.FinitModule(int(f.Fd()), "", 0)
 }
 
-// startNetwork sets the address that QEMU's user network expects.
+// leaseWithin is how long the guest waits for an address.
+const leaseWithin = 20 * time.Second
+
+// startNetwork gets an address by DHCP.
 func startNetwork() error {
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	link, err := system.FindLink()
+	if err = errors.Join(err, system.StartLoopback()); err != nil {
+		return err
+	}
+	if err := link.SetUp(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), leaseWithin) //nolint:forbidigo // of init
+	defer cancel()
+	lease, err := link.Acquire(ctx, "guest")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(s) }()
-	for _, i := range []struct {
-		name          string
-		address, mask []byte
-	}{
-		{"lo", []byte{127, 0, 0, 1}, []byte{255, 0, 0, 0}},
-		{"eth0", []byte{10, 0, 2, 15}, []byte{255, 255, 255, 0}},
-	} {
-		if err := setAddress(s, i.name, i.address, i.mask); err != nil {
-			return fmt.Errorf("%s: %w", i.name, err)
-		}
+	var resolvers strings.Builder
+	for _, r := range lease.Resolvers {
+		resolvers.WriteString("nameserver " + r.String() + "\n")
 	}
-	return addRoute(s, [4]byte{10, 0, 2, 2})
-}
-
-// routeEntry is the kernel's struct rtentry.
-type routeEntry struct {
-	_                          uint64
-	destination, gateway, mask unix.RawSockaddrInet4
-	flags, _                   uint16
-	_, _, _, _, _, _, _        uint64
-}
-
-// addRoute adds the default route. Without it the guest answers only its host's
-// 127.0.0.1, which QEMU presents as the gateway.
-func addRoute(s int, gateway [4]byte) error {
-	r := routeEntry{
-		destination: unix.RawSockaddrInet4{Family: unix.AF_INET},
-		gateway:     unix.RawSockaddrInet4{Family: unix.AF_INET, Addr: gateway},
-		mask:        unix.RawSockaddrInet4{Family: unix.AF_INET},
-		flags:       unix.RTF_UP | unix.RTF_GATEWAY,
-	}
-	//nolint:gosec // the kernel wants a pointer
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(s), unix.SIOCADDRT, uintptr(unsafe.Pointer(&r))); errno != 0 {
-		return fmt.Errorf("default route: %w", errno)
-	}
-	return nil
-}
-
-func setAddress(s int, name string, address, mask []byte) error {
-	for _, set := range []struct {
-		request uint
-		value   []byte
-	}{{unix.SIOCSIFADDR, address}, {unix.SIOCSIFNETMASK, mask}} {
-		r, err := unix.NewIfreq(name)
-		if err != nil {
-			return err
-		}
-		if err := r.SetInet4Addr(set.value); err != nil {
-			return err
-		}
-		if err := unix.IoctlIfreq(s, set.request, r); err != nil {
-			return err
-		}
-	}
-	r, err := unix.NewIfreq(name)
-	if err != nil {
-		return err
-	}
-	r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, r)
+	return errors.Join(link.Configure(lease), os.MkdirAll("/etc", 0o755), os.WriteFile("/etc/resolv.conf", []byte(resolvers.String()), 0o644)) //nolint:gosec // of this guest
 }
 
 // countBoot counts in the disk's second sector.
@@ -329,9 +289,25 @@ func serveEcho() error {
 	}
 }
 
+// fetchWithin is how long the guest waits for another server.
+const fetchWithin = 5 * time.Second
+
+// fetch answers with what the guest gets from a URL.
+func fetch(w http.ResponseWriter, url string) {
+	client := http.Client{Timeout: fetchWithin}
+	answer, err := client.Get(url) //nolint:noctx,gosec // bounded, and what the test asks for
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	defer func() { _ = answer.Body.Close() }()
+	_, _ = io.Copy(w, answer.Body)
+}
+
 func serveHTTP(r report) error {
 	go func() { logLine("echo", serveEcho()) }()
 	http.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(r) })
+	http.HandleFunc("/get", func(w http.ResponseWriter, q *http.Request) { fetch(w, q.FormValue("url")) })
 	http.HandleFunc("/burn", func(http.ResponseWriter, *http.Request) {
 		go func() {
 			for {

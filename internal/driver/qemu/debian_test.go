@@ -128,7 +128,7 @@ func checkRealAgent(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	}
 	interfaces, err := d.Interfaces(t.Context(), spec.UID)
 	assert.NoError(t, err)
-	if len(interfaces) != 1 || interfaces[0].Name != "drover0" || interfaces[0].MAC != launch.MACAddress(string(spec.UID)) ||
+	if len(interfaces) != 1 || interfaces[0].Name != "drover0" || interfaces[0].MAC != launch.MACAddress(string(spec.UID)).String() ||
 		!slices.Contains(interfaces[0].Addresses, netip.MustParsePrefix("10.0.2.77/24")) {
 		t.Errorf("the interfaces are %+v", interfaces)
 	}

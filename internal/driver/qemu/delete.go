@@ -69,6 +69,7 @@ func (d *Driver) removeServer(ctx context.Context, inst *instance.Instance) erro
 		return err
 	}
 	d.RemoveGroup(ctx, inst.CPUGroup)
+	d.Addresses.Release(inst.UID, inst.Address.Addr())
 	journal.Record(ctx, journal.ActionDelete, snapshotOf(inst), nil)
 	return d.StateDir.Explain(d.StateDir.Discard(inst.Path))
 }

@@ -276,15 +276,25 @@ func (c *convergence) applyStep(ctx context.Context, next step) (waits bool, err
 			return waits, err
 		}
 		return c.inst.StopRun(ctx, c.spec)
-	case stepGrow:
-		return false, c.inst.GrowDisks(ctx, c.spec)
-	case stepPause:
-		return false, c.inst.Pause(ctx)
-	case stepResume:
-		return false, c.inst.ResumeGuest(ctx)
+	case stepGrow, stepPorts, stepPause, stepResume:
+		return false, c.adjust(ctx, next)
 	case stepNone:
 	}
 	return true, nil
+}
+
+// adjust does a step to a machine that runs on.
+func (c *convergence) adjust(ctx context.Context, next step) error {
+	switch next {
+	case stepGrow:
+		return c.inst.GrowDisks(ctx, c.spec)
+	case stepPorts:
+		return c.inst.ChangePorts(ctx, c.spec)
+	case stepPause:
+		return c.inst.Pause(ctx)
+	default:
+		return c.inst.ResumeGuest(ctx)
+	}
 }
 
 // step is one thing to do to a server.
@@ -297,6 +307,7 @@ const (
 	stepFinish step = "finish" // a start that was interrupted
 	stepStop   step = "stop"
 	stepGrow   step = "growth of the disks"
+	stepPorts  step = "change of the ports"
 	stepPause  step = "pause"
 	stepResume step = "resume"
 )
@@ -319,6 +330,8 @@ func nextStep(s *instance.Instance, spec driver.ServerSpec) step {
 		return stepFinish
 	case mustGrow:
 		return stepGrow
+	case !spec.PowerOnly && !instance.HasPortsOf(s.Record, spec):
+		return stepPorts
 	case spec.Power == driver.PowerPaused && !s.IsPaused():
 		return stepPause
 	case spec.Power == driver.PowerOn && s.IsPaused():
@@ -340,7 +353,7 @@ func (c *convergence) prepareRestart(ctx context.Context) (waits bool, err error
 	if err := c.checkImages(); err != nil {
 		return false, err
 	}
-	if err := hostports.CheckForwards(ctx, c.spec.Ports, c.inst.Forwards, c.driver.ChoosePort); err != nil {
+	if err := hostports.CheckForwards(ctx, c.spec.Ports, c.inst.Forwards, c.driver.OpenPort); err != nil {
 		return false, err
 	}
 	on, err := c.driver.FindPlatform(ctx, c.inst.MachineType)

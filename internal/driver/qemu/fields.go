@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 )
 
@@ -47,12 +46,7 @@ var fields = slices.Concat(driver.Fields[settingsChange]{
 	{Name: "volumes.source.image", Support: driver.AppliedAtCreation, Parts: []string{"source", "checksum", "pullPolicy"}},
 	{Name: "volumes.source.image.kernel", Support: driver.Unsupported, Hint: "a volume is not booted; leave it out"},
 	{Name: "ports.name", Support: driver.AppliedLive},
-	{
-		Name: "ports", Support: driver.AppliedAtRestart, Parts: []string{"protocol", "port", "hostPort", "hostIP"},
-		Differs: func(c settingsChange) bool {
-			return !slices.EqualFunc(c.has.Ports, c.wants.Ports, hostports.IsSamePort)
-		},
-	},
+	{Name: "ports", Support: driver.AppliedLive, Parts: []string{"protocol", "port", "hostPort", "hostIP"}},
 	{
 		Name: "sshAuthorizedKeys", Support: driver.AppliedAtRestart,
 		Differs: func(c settingsChange) bool { return !slices.Equal(c.has.SSHKeys, c.wants.SSHKeys) },

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -106,6 +107,14 @@ func (g *linuxGuest) tryAsk(t testing.TB, path string) (string, error) {
 		err = fmt.Errorf("%s answers %s: %s", path, answer.Status, text)
 	}
 	return string(text), err
+}
+
+// address returns the guest's own address.
+func (g *linuxGuest) address(t *testing.T) netip.Prefix {
+	t.Helper()
+	inst, err := g.d.InstanceOf(g.spec.UID).Load()
+	assert.NoError(t, err)
+	return inst.Address
 }
 
 // TestLinux checks all that needs a guest with a kernel and a network. It is one guest, since its

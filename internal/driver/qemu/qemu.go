@@ -56,6 +56,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 
@@ -68,6 +69,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/download"
 	"cloudnative.tw/drover/internal/driver/kit"
+	"cloudnative.tw/drover/internal/driver/qemu/addresses"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/driver/qemu/guest"
@@ -76,6 +78,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/converter"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/supervisor"
@@ -137,6 +140,11 @@ type Options struct {
 	// HostPorts are the host ports that machines may use, as in "80,30000-32767"; empty
 	// means all.
 	HostPorts string
+	// Network is the range of the machines' own addresses; empty means DefaultNetwork.
+	Network string
+	// Egress is EgressAllow, which "" means too, or EgressDeny. EgressDenied are ranges that guests never reach.
+	Egress       string
+	EgressDenied []string
 	// ReserveMemory is the part of the host's memory that guests do not get, a quantity;
 	// empty means the larger of 5 % and 512 MiB.
 	ReserveMemory string
@@ -183,7 +191,7 @@ func New(o Options) (*Driver, error) {
 	case o.Accel != AccelAuto && o.Accel != machine.AccelKVM && o.Accel != machine.AccelTCG:
 		return nil, fmt.Errorf("the qemu driver's accelerator is %q: it must be %s, %s or %s", o.Accel, machine.AccelAuto, machine.AccelKVM, machine.AccelTCG)
 	}
-	dir, err := statedir.Open("the qemu driver's folder", o.Dir, instance.VMsDir, instance.RetainedDir, instance.NotificationsDir, instance.EndsDir, imagesDir, cacheDir)
+	dir, err := statedir.Open("the qemu driver's folder", o.Dir, instance.VMsDir, instance.RetainedDir, instance.NotificationsDir, instance.EndsDir, instance.AddressesDir, imagesDir, cacheDir)
 	if err != nil {
 		return nil, err
 	}
@@ -197,12 +205,16 @@ func New(o Options) (*Driver, error) {
 	if badUsers != nil {
 		badUsers = fmt.Errorf("--qemu-uid-range: %w", badUsers)
 	}
-	if err := errors.Join(badPorts, badReserve, badSources, badUsers); err != nil {
+	network, badNetwork := addresses.ParseRange(o.Network)
+	egress, badEgress := o.parseEgress()
+	if err := errors.Join(badNetwork, badEgress, badPorts, badReserve, badSources, badUsers); err != nil {
 		return nil, err
 	}
 	host := o.newHost(users, dir)
 	d := &Driver{Options: o, Host: host, Guests: guest.New(host), hostPorts: ports}
-	d.ChoosePort, d.ReservedOf, d.GuestDir = ports.Choose, reserve, o.GuestKernel
+	d.OpenPort, d.ReservedOf, d.GuestDir = ports.Open, reserve, o.GuestKernel
+	d.EgressPolicy = egress
+	d.Addresses = &addresses.Pool{Range: network, Dir: dir.Path(instance.AddressesDir), IsGone: func(uid types.UID) bool { return d.InstanceOf(uid).IsGone() }}
 	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.Notify}
 	d.Images = disks.NewImageStore(dir, cacheDir, o.Clock, d.fetches, sources)
 	d.Images.Convert = converter.Converter{Program: d.converterProgram, StartAs: users.StartAs}.Convert
@@ -272,12 +284,41 @@ func (o Options) withDefaults() Options {
 	if o.Binary == "" {
 		o.Binary = DefaultBinary
 	}
+	if o.Network == "" {
+		o.Network = DefaultNetwork
+	}
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
 	o.GuestKernel = guestKernelDir(o.GuestKernel)
 	o.Fetch.BuiltIn = filepath.Join(o.GuestKernel, builtInFile)
 	return o
+}
+
+// DefaultNetwork is the range of addresses that machines have.
+const DefaultNetwork = "10.213.0.0/16"
+
+// Values of Options.Egress.
+const (
+	EgressAllow = "allow"
+	EgressDeny  = "deny"
+)
+
+// parseEgress returns where guests may connect to.
+func (o Options) parseEgress() (p control.EgressPolicy, err error) {
+	if o.Egress != "" && o.Egress != EgressAllow && o.Egress != EgressDeny {
+		err = fmt.Errorf("--qemu-egress is %q: it must be %s or %s", o.Egress, EgressAllow, EgressDeny)
+	}
+	p.DenyEgress = o.Egress == EgressDeny
+	for _, text := range o.EgressDenied {
+		prefix, bad := netip.ParsePrefix(text)
+		if bad != nil || !prefix.Addr().Is4() {
+			err = errors.Join(err, fmt.Errorf("--qemu-egress-denied has %q: each must be an IPv4 range such as 10.96.0.0/12", text))
+			continue
+		}
+		p.Denied = append(p.Denied, prefix.Masked())
+	}
+	return p, err
 }
 
 // maxSocketPath is the longest path that fits into a Unix socket's address.

@@ -49,8 +49,9 @@ type Policy struct {
 	Devices []string
 	// Reopen are open files that may be opened again for reading.
 	Reopen []*os.File
-	// Ports are the TCP ports that may be listened on.
-	Ports []int32
+	// MayConnect allows sockets of the internet, and questions to the kernel about its routes. None may listen at a
+	// port.
+	MayConnect bool
 	// MaySignal allows signals to other processes of the user.
 	MaySignal bool
 }
@@ -60,9 +61,6 @@ type User struct {
 	ID, GroupID uint32
 	// Groups are further groups.
 	Groups []uint32
-	// MayBindLowPorts allows to listen on ports that take a privilege. It is the only
-	// capability that a program can keep.
-	MayBindLowPorts bool
 }
 
 // ErrNotRestricted means that the program was not started, since what it may do could not be
@@ -186,18 +184,12 @@ func (u *User) setCredentials(cmd *exec.Cmd) {
 		return
 	}
 	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: u.ID, Gid: u.GroupID, Groups: u.Groups}
-	if u.MayBindLowPorts {
-		cmd.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_NET_BIND_SERVICE}
-	}
 }
 
 // dropCapabilities takes from this thread's children the capabilities that the user is not
 // to have. The thread keeps what it needs to start one.
 func (u *User) dropCapabilities() error {
 	for capability := uintptr(0); capability <= unix.CAP_LAST_CAP; capability++ {
-		if u.MayBindLowPorts && capability == unix.CAP_NET_BIND_SERVICE {
-			continue
-		}
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) {
 			return nil // an older kernel, which has no capabilities from this number on
@@ -236,7 +228,7 @@ func (p Policy) restrictThread(ruleset *os.File) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("setting no_new_privs: %w", err)
 	}
-	if err := filterCalls(); err != nil {
+	if err := installFilter(makeFilter(p.MayConnect), 0); err != nil {
 		return err
 	}
 	if ruleset == nil {

@@ -85,7 +85,7 @@ func TestNotConfined(t *testing.T) {
 // it does not know.
 func TestGaps(t *testing.T) {
 	t.Parallel()
-	for abi, want := range map[int]int{0: 4, 1: 3, 2: 3, 3: 2, 5: 1, 6: 0, 8: 0, 9: 0, 20: 0} {
+	for abi, want := range map[int]int{0: 3, 1: 2, 2: 2, 3: 1, 5: 1, 6: 0, 8: 0, 9: 0, 20: 0} {
 		if got := Gaps(abi); len(got) != want {
 			t.Errorf("ABI %d has the gaps %q, want %d", abi, got, want)
 		}

@@ -16,7 +16,6 @@ import (
 // Names that the library lacks.
 const (
 	accessResolveUnix = 1 << 16
-	ruleNetPort       = 2
 )
 
 // Rights that are granted, as far as the kernel knows them.
@@ -40,8 +39,8 @@ var features = []feature{
 	{abi: 1, fs: unix.LANDLOCK_ACCESS_FS_MAKE_SYM<<1 - 1, gap: "opening files by their paths"},
 	{abi: 2, fs: unix.LANDLOCK_ACCESS_FS_REFER}, // which ABI 1 always denies
 	{abi: 3, fs: unix.LANDLOCK_ACCESS_FS_TRUNCATE, gap: "truncating files"},
-	{abi: 4, net: unix.LANDLOCK_ACCESS_NET_BIND_TCP, gap: "listening on other TCP ports"},
-	{abi: 5, fs: unix.LANDLOCK_ACCESS_FS_IOCTL_DEV}, // on devices, none of which can be opened
+	{abi: 4, net: unix.LANDLOCK_ACCESS_NET_BIND_TCP}, // the filter of system calls denies it anyway
+	{abi: 5, fs: unix.LANDLOCK_ACCESS_FS_IOCTL_DEV},  // on devices, none of which can be opened
 	{abi: 6, scope: unix.LANDLOCK_SCOPE_SIGNAL | unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET, gap: "signals to other processes, and their abstract sockets"},
 	{abi: 9, fs: accessResolveUnix}, // the filter of system calls denies them anyway
 }
@@ -133,7 +132,7 @@ func (r rules) addAll(p Policy) error {
 			return fmt.Errorf("granting %s: %w", file.Name(), err)
 		}
 	}
-	return r.addPorts(p.Ports)
+	return nil
 }
 
 func (r rules) addPath(path string, rights uint64) error {
@@ -160,19 +159,6 @@ func (r rules) addFile(fd int, rights uint64) error {
 	}
 	rule := pathRule{access: rights & r.handled.fs, folder: int32(fd)}       //nolint:gosec // a descriptor
 	return r.addRule(unix.LANDLOCK_RULE_PATH_BENEATH, unsafe.Pointer(&rule)) //nolint:gosec // a system call
-}
-
-func (r rules) addPorts(ports []int32) error {
-	if r.handled.net == 0 {
-		return nil
-	}
-	for _, port := range ports {
-		rule := struct{ access, port uint64 }{unix.LANDLOCK_ACCESS_NET_BIND_TCP, uint64(port)} //nolint:gosec // a port
-		if err := r.addRule(ruleNetPort, unsafe.Pointer(&rule)); err != nil {                  //nolint:gosec // a system call
-			return fmt.Errorf("granting TCP port %d: %w", port, err)
-		}
-	}
-	return nil
 }
 
 func (r rules) addRule(kind uintptr, rule unsafe.Pointer) error {

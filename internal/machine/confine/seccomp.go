@@ -47,10 +47,16 @@ func failCall(err unix.Errno) bpf.Instruction {
 }
 
 // makeFilter returns the program that the kernel runs for each system call.
-func makeFilter() []bpf.Instruction {
+func makeFilter(mayConnect bool) []bpf.Instruction {
 	program := append(slices.Clone(filterArchitecture), filterProcesses...)
-	program = append(program, filterSockets...)
-	for _, call := range deniedCalls {
+	denied := append(slices.Clone(deniedCalls), unix.SYS_BIND)
+	if mayConnect {
+		program = append(program, filterSockets...)
+		denied = append(denied, unix.SYS_LISTEN) // a socket without an address gets one by that
+	} else {
+		denied = append(denied, unix.SYS_SOCKET, unix.SYS_CONNECT)
+	}
+	for _, call := range denied {
 		program = append(program,
 			bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(call), SkipTrue: 1}, //nolint:gosec // small
 			failCall(unix.EPERM))
@@ -86,14 +92,16 @@ var filterProcesses = []bpf.Instruction{
 	allowCall,
 }
 
-// filterSockets is the part of the filter about sockets. They are those of the internet alone,
-// and only of protocols that Landlock knows or that need no connection: a socket of MPTCP may
-// listen where one of TCP may not.
+// filterSockets is the part of the filter about sockets, for a program that may make some. They are those of the
+// internet, of TCP, UDP and pings, and those that ask the kernel for routes (NETLINK_ROUTE is 0).
 var filterSockets = []bpf.Instruction{
-	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_SOCKET, SkipTrue: 12},
+	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_SOCKET, SkipTrue: 15},
 	bpf.LoadAbsolute{Off: lowerHalf(0), Size: 4},
-	bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_INET, SkipTrue: 2},
-	bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_INET6, SkipTrue: 1},
+	bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_INET, SkipTrue: 5},
+	bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_INET6, SkipTrue: 4},
+	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.AF_NETLINK, SkipTrue: 2},
+	bpf.LoadAbsolute{Off: lowerHalf(2), Size: 4},
+	bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.NETLINK_ROUTE, SkipTrue: 7},
 	failCall(unix.EPERM),
 	bpf.LoadAbsolute{Off: lowerHalf(2), Size: 4},
 	bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 4},
@@ -107,9 +115,6 @@ var filterSockets = []bpf.Instruction{
 
 // FiltersCalls reports whether system calls are filtered on this architecture.
 func FiltersCalls() bool { return auditArch != 0 }
-
-// filterCalls filters the system calls of this thread and of all that it starts.
-func filterCalls() error { return installFilter(makeFilter(), 0) }
 
 // installFilter has the kernel run a filter, besides those that it runs already.
 func installFilter(instructions []bpf.Instruction, flags uintptr) error {
@@ -131,7 +136,7 @@ func installFilter(instructions []bpf.Instruction, flags uintptr) error {
 // startedCalls are the system calls that DenyStarts denies whatever their arguments are.
 var startedCalls = slices.Concat(legacyStarts, []uintptr{
 	unix.SYS_EXECVE, unix.SYS_EXECVEAT, unix.SYS_CLONE3, unix.SYS_OPENAT, unix.SYS_OPENAT2, unix.SYS_OPEN_BY_HANDLE_AT,
-	unix.SYS_SOCKET, unix.SYS_SOCKETPAIR, unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_LISTEN,
+	unix.SYS_SOCKETPAIR, unix.SYS_BIND, unix.SYS_LISTEN,
 	unix.SYS_TKILL, unix.SYS_RT_SIGQUEUEINFO, unix.SYS_RT_TGSIGQUEUEINFO, unix.SYS_PIDFD_OPEN,
 })
 
@@ -143,12 +148,13 @@ type argumentRule struct {
 	value    uint32
 }
 
-// startRules allow threads but no processes, and signals to this process and to that of a handle alone: neither
+// startRules allow threads but no processes, sockets but none of Unix, and signals to this process and to that of a handle alone: neither
 // by calls that send one, nor by files that have an owner, nor by handles that come from a socket.
 func startRules(handle int) []argumentRule {
 	own := uint32(unix.Getpid()) //nolint:gosec // positive
 	return []argumentRule{
 		{unix.SYS_CLONE, 0, bpf.JumpBitsSet, unix.CLONE_THREAD},
+		{unix.SYS_SOCKET, 0, bpf.JumpNotEqual, unix.AF_UNIX},
 		{unix.SYS_KILL, 0, bpf.JumpEqual, own},
 		{unix.SYS_TGKILL, 0, bpf.JumpEqual, own},
 		{unix.SYS_PIDFD_SEND_SIGNAL, 0, bpf.JumpEqual, uint32(handle)}, //nolint:gosec // a descriptor
@@ -165,7 +171,7 @@ func startRules(handle int) []argumentRule {
 const fioSetOwn = 0x8901
 
 // DenyStarts takes from this program, for good, what only a program needs that starts others: it makes no
-// process, executes no program, opens no file, makes and connects no socket, and signals no process but the one
+// process, executes no program, opens no file, listens at no port, has no Unix socket but those it was given, and signals no process but the one
 // of a handle. It cannot be read by its user's other processes either.
 func DenyStarts(handle int) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {

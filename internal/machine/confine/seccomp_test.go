@@ -16,7 +16,7 @@ import (
 // TestFilter checks what the filter answers to system calls.
 func TestFilter(t *testing.T) {
 	t.Parallel()
-	filter := newFilter(t, makeFilter())
+	filter := newFilter(t, makeFilter(false))
 	const (
 		allowed = unix.SECCOMP_RET_ALLOW
 		denied  = unix.SECCOMP_RET_ERRNO | int(unix.EPERM)
@@ -40,17 +40,7 @@ func TestFilter(t *testing.T) {
 		"unshare":               {call{auditArch, unix.SYS_UNSHARE, [6]uint32{}}, denied},
 		"own limits":            {call{auditArch, unix.SYS_PRLIMIT64, [6]uint32{0}}, allowed},
 		"limits of another":     {call{auditArch, unix.SYS_PRLIMIT64, [6]uint32{1}}, denied},
-		"TCP":                   {call{auditArch, unix.SYS_SOCKET, [6]uint32{unix.AF_INET, unix.SOCK_STREAM, 0}}, allowed},
-		"TCP by its number":     {call{auditArch, unix.SYS_SOCKET, [6]uint32{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_TCP}}, allowed},
-		"UDP of IPv6":           {call{auditArch, unix.SYS_SOCKET, [6]uint32{unix.AF_INET6, unix.SOCK_DGRAM, unix.IPPROTO_UDP}}, allowed},
-		"ICMP":                  {call{auditArch, unix.SYS_SOCKET, [6]uint32{unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_ICMP}}, allowed},
-		"ICMP of IPv6":          {call{auditArch, unix.SYS_SOCKET, [6]uint32{unix.AF_INET6, unix.SOCK_DGRAM, unix.IPPROTO_ICMPV6}}, allowed},
-		"MPTCP":                 {call{auditArch, unix.SYS_SOCKET, [6]uint32{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP}}, denied},
-		"SCTP":                  {call{auditArch, unix.SYS_SOCKET, [6]uint32{unix.AF_INET6, unix.SOCK_STREAM, unix.IPPROTO_SCTP}}, denied},
-		"a unix socket":         {call{auditArch, unix.SYS_SOCKET, [6]uint32{unix.AF_UNIX, unix.SOCK_STREAM, 0}}, denied},
-		"a packet socket":       {call{auditArch, unix.SYS_SOCKET, [6]uint32{unix.AF_PACKET, unix.SOCK_RAW, 0}}, denied},
 		"a pair of sockets":     {call{auditArch, unix.SYS_SOCKETPAIR, [6]uint32{unix.AF_UNIX}}, denied},
-		"a socket of the host":  {call{auditArch, unix.SYS_SOCKET, [6]uint32{unix.AF_VSOCK, unix.SOCK_STREAM, 0}}, denied},
 		"accept":                {call{auditArch, unix.SYS_ACCEPT4, [6]uint32{unix.IPPROTO_TCP}}, allowed},
 		"an attribute":          {call{auditArch, unix.SYS_SETXATTR, [6]uint32{}}, denied},
 		"a mode":                {call{auditArch, unix.SYS_FCHMODAT, [6]uint32{}}, denied},
@@ -61,6 +51,46 @@ func TestFilter(t *testing.T) {
 	} {
 		if got := filter(c.call.arch, c.call.number, c.call.arguments[:]...); got != c.want {
 			t.Errorf("%s: got %#x, want %#x", name, got, c.want)
+		}
+	}
+}
+
+// TestSockets checks which sockets a program may have that connects to others, and that another has none.
+func TestSockets(t *testing.T) {
+	t.Parallel()
+	none, connecting := newFilter(t, makeFilter(false)), newFilter(t, makeFilter(true))
+	const allowed, denied = unix.SECCOMP_RET_ALLOW, unix.SECCOMP_RET_ERRNO | int(unix.EPERM)
+	for name, c := range map[string]struct {
+		arguments []uint32
+		want      int
+	}{
+		"TCP":                  {[]uint32{unix.AF_INET, unix.SOCK_STREAM, 0}, allowed},
+		"TCP by its number":    {[]uint32{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_TCP}, allowed},
+		"UDP of IPv6":          {[]uint32{unix.AF_INET6, unix.SOCK_DGRAM, unix.IPPROTO_UDP}, allowed},
+		"ICMP":                 {[]uint32{unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_ICMP}, allowed},
+		"ICMP of IPv6":         {[]uint32{unix.AF_INET6, unix.SOCK_DGRAM, unix.IPPROTO_ICMPV6}, allowed},
+		"MPTCP":                {[]uint32{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP}, denied},
+		"SCTP":                 {[]uint32{unix.AF_INET6, unix.SOCK_STREAM, unix.IPPROTO_SCTP}, denied},
+		"a unix socket":        {[]uint32{unix.AF_UNIX, unix.SOCK_STREAM, 0}, denied},
+		"a packet socket":      {[]uint32{unix.AF_PACKET, unix.SOCK_RAW, 0}, denied},
+		"a socket of the host": {[]uint32{unix.AF_VSOCK, unix.SOCK_STREAM, 0}, denied},
+		"routes":               {[]uint32{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE}, allowed},
+		"the firewall":         {[]uint32{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER}, denied},
+	} {
+		if got := connecting(auditArch, unix.SYS_SOCKET, c.arguments...); got != c.want {
+			t.Errorf("%s: got %#x, want %#x", name, got, c.want)
+		}
+		if got := none(auditArch, unix.SYS_SOCKET, c.arguments...); got != denied {
+			t.Errorf("%s, for a program without a network: got %#x", name, got)
+		}
+	}
+	for name, c := range map[string]struct{ got, want int }{
+		"connect": {connecting(auditArch, unix.SYS_CONNECT, 3), allowed}, "bind": {connecting(auditArch, unix.SYS_BIND, 3), denied},
+		"listen": {connecting(auditArch, unix.SYS_LISTEN, 3), denied}, "connect without a network": {none(auditArch, unix.SYS_CONNECT, 3), denied},
+		"listen at what was given": {none(auditArch, unix.SYS_LISTEN, 3), allowed}, "bind without a network": {none(auditArch, unix.SYS_BIND, 3), denied},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s: got %#x, want %#x", name, c.got, c.want)
 		}
 	}
 }

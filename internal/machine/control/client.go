@@ -50,7 +50,10 @@ var failures = []struct {
 }{
 	{"NotRunning", ErrNotRunning},
 	{"Fenced", ErrFenced},
+	{"Stale", ErrStale},
 	{"Unknown", ErrUnknown},
+	{"Refused", ErrRefused},
+	{"NoMachine", ErrNoMachine},
 	{"NoAnswer", ErrNoAnswer},
 	{"Taken", ErrTaken},
 	{"Busy", ErrBusy},

@@ -116,6 +116,12 @@ var (
 	ErrNotRunning = errors.New("the guest does not run, or is being stopped")
 	// ErrUnknown : the machine has no such forwarded port or disk, or the disk cannot grow.
 	ErrUnknown = errors.New("the machine has no such port or disk")
+	// ErrRefused : the guest has refused a connection to a port.
+	ErrRefused = errors.New("the guest has refused the connection")
+	// ErrStale : the machine has learned of a later state already.
+	ErrStale = errors.New("the machine knows a later state")
+	// ErrNoMachine : there is no machine of that name or address that the one that asks may know.
+	ErrNoMachine = errors.New("no machine that may be reached has this name or address")
 	// ErrNoAnswer : the guest has not answered at a port.
 	ErrNoAnswer = errors.New("the guest does not answer at this port")
 	// ErrFenced : a later leader has changed the machine.

@@ -19,10 +19,17 @@ import (
 )
 
 // Local is a machine on this host. It starts and stops on request, where a machine in a pod does so with
-// its container.
+// its container, and knows other machines.
 type Local interface {
 	Machine
 	Guest
+	Network
+	Peer
+	Run
+}
+
+// Run is the run of a machine on this host.
+type Run interface {
 	// Start resumes the guest for the first time. It may be repeated.
 	Start(ctx context.Context) error
 	// Stop asks the guest to shut down, and ends the run by force after a time; 0 means never. A call with
@@ -60,6 +67,10 @@ func NewLocalServer(ctx context.Context, token string, m Local) *Server {
 		}
 		return nil, m.Stop(r.Context(), id, time.Duration(milliseconds)*time.Millisecond)
 	})
+	mux.HandleFunc("GET "+dialPath, func(w http.ResponseWriter, r *http.Request) { serveDial(w, r, m) })
+	mux.HandleFunc("POST "+portsPath, func(w http.ResponseWriter, r *http.Request) { servePorts(r.Context(), w, m) })
+	mux.HandleFunc("POST "+joinPath, func(w http.ResponseWriter, _ *http.Request) { serveJoin(w, m) })
+	mux.HandleFunc("POST "+acceptPath, func(w http.ResponseWriter, r *http.Request) { serveAccept(r.Context(), w, m) })
 	mux.HandleFunc("GET "+changesPath, func(w http.ResponseWriter, r *http.Request) { serveChanges(w, r, m) })
 	return &Server{ctx: ctx, isLocal: true, http: newHTTPServer(ctx, byToken(token, (&fence{}).refuse(mux)))}
 }
@@ -133,8 +144,6 @@ const (
 	// aliveEvery is the interval between two signs of life. A connection without one for deadAfter is
 	// lost.
 	aliveEvery, deadAfter = 5 * time.Second, 15 * time.Second
-
-	changesHead = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 )
 
 // serveChanges sends changes until the client leaves.
@@ -152,7 +161,7 @@ func serveChanges(w http.ResponseWriter, r *http.Request, m Local) {
 	}()
 	ticker := time.NewTicker(aliveEvery)
 	defer ticker.Stop()
-	for send := changesHead + string(signChanged); ; {
+	for send := takenHead + string(signChanged); ; {
 		next := m.Changed()
 		if conn.SetWriteDeadline(deadlineAfter(sendWithin)) != nil {
 			return
@@ -240,7 +249,7 @@ func (c *Client) Watch(ctx context.Context, onChange func()) error {
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	defer func() { _ = conn.Close() }()
 	head := "GET " + changesPath + " HTTP/1.1\r\nHost: machine\r\nAuthorization: " + c.header.Get("Authorization") + "\r\n\r\n"
-	answer := make([]byte, len(changesHead))
+	answer := make([]byte, len(takenHead))
 	err = conn.SetDeadline(deadlineAfter(deadAfter))
 	if err == nil {
 		_, err = conn.Write([]byte(head))
@@ -251,7 +260,7 @@ func (c *Client) Watch(ctx context.Context, onChange func()) error {
 	switch {
 	case err != nil:
 		return explainError(err)
-	case string(answer) != changesHead:
+	case string(answer) != takenHead:
 		return ErrProtocol
 	}
 	for part := answer[:16]; ; {

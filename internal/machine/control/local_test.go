@@ -19,6 +19,8 @@ import (
 type localStub struct {
 	stub
 	guestStub
+	Network
+	Peer
 
 	changed chan chan struct{} // what Changed returned
 }

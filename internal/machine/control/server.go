@@ -43,6 +43,14 @@ func NewServer(ctx context.Context, c Credentials, m Machine, g Guest) (*Server,
 	return &Server{ctx: ctx, http: server}, nil
 }
 
+// NewProbeServer returns a server of Machine.Probe alone, for other programs of the machine's container. It works until
+// ctx ends. NewLocalClient makes its clients, which need no token.
+func NewProbeServer(ctx context.Context, m Machine) *Server {
+	mux := http.NewServeMux()
+	handleProbe(mux, m)
+	return &Server{ctx: ctx, isLocal: true, http: newHTTPServer(ctx, mux)}
+}
+
 // byAuthority serves the clients of the guest's authority by one handler, and all others by another.
 func byAuthority(guest *x509.Certificate, guests, others http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -57,11 +65,12 @@ func byAuthority(guest *x509.Certificate, guests, others http.Handler) http.Hand
 
 // Serve serves on a listener until its context ends. It closes connections from this host's own addresses,
 // since QEMU's network makes these for the guest. They do not count as connections, so that a guest cannot
-// keep others away. A local server accepts all connections.
+// keep others away. A local server accepts all connections, and any number:
+// only Drover can make some.
 func (s *Server) Serve(listener net.Listener) error {
 	if s.isLocal {
 		defer context.AfterFunc(s.ctx, func() { _ = s.http.Close() })()
-		return s.http.Serve(netutil.LimitListener(listener, maxConnections))
+		return s.http.Serve(listener)
 	}
 	return s.serve(outsideListener{listener, net.InterfaceAddrs})
 }
@@ -125,13 +134,7 @@ func newHandler(m Machine) *http.ServeMux {
 	handleCall(mux, "GET "+statusPath, func(r *http.Request) (any, error) { return m.Status(r.Context()) })
 	handleCall(mux, "POST "+pausePath, func(r *http.Request) (any, error) { return nil, m.Pause(r.Context()) })
 	handleCall(mux, "POST "+resumePath, func(r *http.Request) (any, error) { return nil, m.Resume(r.Context()) })
-	handleCall(mux, "POST "+probePath, func(r *http.Request) (any, error) {
-		port, err := strconv.ParseUint(r.URL.Query().Get("port"), 10, 16)
-		if err != nil {
-			return nil, errRequest
-		}
-		return nil, m.Probe(r.Context(), int32(port))
-	})
+	handleProbe(mux, m)
 	handleCall(mux, "POST "+growPath, func(r *http.Request) (any, error) {
 		var sizes Sizes
 		decoder := json.NewDecoder(r.Body)
@@ -149,6 +152,16 @@ func newHandler(m Machine) *http.ServeMux {
 		return nil, m.SetGracePeriod(r.Context(), time.Duration(seconds)*time.Second)
 	})
 	return mux
+}
+
+func handleProbe(mux *http.ServeMux, m Machine) {
+	handleCall(mux, "POST "+probePath, func(r *http.Request) (any, error) {
+		port, err := strconv.ParseUint(r.URL.Query().Get("port"), 10, 16)
+		if err != nil || port == 0 {
+			return nil, errRequest
+		}
+		return nil, m.Probe(r.Context(), int32(port))
+	})
 }
 
 // handleCall serves a call whose request and answer are small.

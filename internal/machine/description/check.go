@@ -58,7 +58,7 @@ func (m *Machine) check() error {
 	}
 	config := m.Config(machine.AccelTCG, "q35")
 	_, err := config.Arguments(&launch.Files{})
-	return cmp.Or(err, m.checkDisks(), m.checkControl(), m.checkPaths())
+	return cmp.Or(err, m.checkDisks(), m.checkForwards(), m.checkControl(), m.checkPaths())
 }
 
 // checkDisks refuses disks that cannot be made, and those that are in each other's place.
@@ -124,6 +124,23 @@ func (d *Disk) checkURL(field string) error {
 		return fmt.Errorf("%s.image is a URL that is not taken: it must be http:// or https://, with a host", field)
 	case d.Checksum == "":
 		return fmt.Errorf(`%s.checksum is missing: an image by URL needs "sha256:" and 64 digits in small letters`, field)
+	}
+	return nil
+}
+
+// protocols are those of forwards.
+var protocols = []string{"tcp", "udp"}
+
+func (m *Machine) checkForwards() error {
+	for i, f := range m.Forwards {
+		if !slices.Contains(protocols, f.Protocol) {
+			return fmt.Errorf("forwards[%d].protocol is %.80q: it must be one of %q", i, f.Protocol, protocols)
+		}
+		for name, port := range map[string]int32{"hostPort": f.HostPort, "port": f.Port} {
+			if port < 1 || port > math.MaxUint16 {
+				return fmt.Errorf("forwards[%d].%s is %d: it must be from 1 to %d", i, name, port, math.MaxUint16)
+			}
+		}
 	}
 	return nil
 }

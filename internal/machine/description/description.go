@@ -163,12 +163,8 @@ func (m *Machine) setDefaults() {
 
 // Config returns the machine without its files.
 func (m *Machine) Config(accelerator, machineType string) launch.Config {
-	c := launch.Config{
+	return launch.Config{
 		UUID: m.UUID, ID: m.Name,
 		Type: machineType, Accel: accelerator, CPUs: m.CPUs, MemoryBytes: m.MemoryBytes,
 	}
-	for _, f := range m.Forwards {
-		c.Forwards = append(c.Forwards, launch.Forward{Protocol: f.Protocol, HostPort: f.HostPort, Port: f.Port})
-	}
-	return c
 }

@@ -7,8 +7,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math"
-	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,21 +14,19 @@ import (
 )
 
 const (
-	maxVolumes  = 100
-	maxForwards = 1000
-	maxCPUs     = 1 << 16
-	minMemory   = 1 << 20 // bytes
-	maxMemory   = 1 << 50
-	maxCmdline  = 64 << 10
+	maxVolumes = 100
+	maxCPUs    = 1 << 16
+	minMemory  = 1 << 20 // bytes
+	maxMemory  = 1 << 50
+	maxCmdline = 64 << 10
 )
 
 var (
 	uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 	// namePattern excludes commas, which separate QEMU's options.
-	namePattern   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
-	accelerators  = []string{AccelKVM, AccelTCG}
-	formats       = []string{formatQcow2, formatRaw}
-	protocolNames = []string{"tcp", "udp"}
+	namePattern  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
+	accelerators = []string{AccelKVM, AccelTCG}
+	formats      = []string{formatQcow2, formatRaw}
 )
 
 // check refuses a description that QEMU would misunderstand, and one that names other
@@ -39,8 +35,8 @@ func (c Config) check(files *Files) error {
 	if err := c.checkMachine(); err != nil {
 		return err
 	}
-	if len(c.Volumes) > maxVolumes || len(c.Forwards) > maxForwards {
-		return fmt.Errorf("volumes and forwards are %d and %d: at most %d and %d are possible", len(c.Volumes), len(c.Forwards), maxVolumes, maxForwards)
+	if len(c.Volumes) > maxVolumes {
+		return fmt.Errorf("volumes are %d: at most %d are possible", len(c.Volumes), maxVolumes)
 	}
 	names := map[string]bool{}
 	for i, v := range c.Volumes {
@@ -48,11 +44,6 @@ func (c Config) check(files *Files) error {
 			return fmt.Errorf("volumes[%d].name is %q: it must be unique, of letters, digits, dots, dashes and underscores", i, v.Name)
 		}
 		names[v.Name] = true
-	}
-	for i, f := range c.Forwards {
-		if err := f.check(); err != nil {
-			return fmt.Errorf("forwards[%d].%w", i, err)
-		}
 	}
 	return cmp.Or(c.checkGuest(), c.checkFormats(), c.checkDescriptors(files))
 }
@@ -80,23 +71,6 @@ func (c Config) checkMachine() error {
 func (c Config) checkGuest() error {
 	if c.Guest != nil && (c.Kernel == nil || c.AgentFD == 0 || c.SeedFD != 0) {
 		return errors.New("guest is set: it needs kernel and agentFD, and no seedFD")
-	}
-	return nil
-}
-
-func (f Forward) check() error {
-	if !slices.Contains(protocolNames, f.Protocol) {
-		return fmt.Errorf("protocol is %.80q: it must be one of %q", f.Protocol, protocolNames)
-	}
-	if f.HostIP != "" {
-		if ip, err := netip.ParseAddr(f.HostIP); err != nil || !ip.Is4() {
-			return fmt.Errorf("hostIP is %.80q: it must be an IPv4 address", f.HostIP)
-		}
-	}
-	for name, port := range map[string]int32{"hostPort": f.HostPort, "port": f.Port} {
-		if port < 1 || port > math.MaxUint16 {
-			return fmt.Errorf("%s is %d: it must be from 1 to %d", name, port, math.MaxUint16)
-		}
 	}
 	return nil
 }

@@ -8,9 +8,9 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"net"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	guestconfig "cloudnative.tw/drover/internal/guest/config"
@@ -19,16 +19,15 @@ import (
 // Config describes a machine: all that QEMU's command line depends on. It names files by the
 // numbers of their descriptors in QEMU, and no path.
 type Config struct {
-	UUID        string    `json:"uuid"`
-	ID          string    `json:"id"`          // part of QEMU's name
-	Type        string    `json:"type"`        // of the machine, with its version
-	Accel       string    `json:"accelerator"` // AccelKVM or AccelTCG
-	CPUs        int64     `json:"cpus"`
-	MemoryBytes int64     `json:"memoryBytes"`
-	Root        *Drive    `json:"root,omitempty"`
-	Volumes     []Volume  `json:"volumes,omitempty"`
-	Kernel      *Kernel   `json:"kernel,omitempty"`
-	Forwards    []Forward `json:"forwards,omitempty"`
+	UUID        string   `json:"uuid"`
+	ID          string   `json:"id"`          // part of QEMU's name
+	Type        string   `json:"type"`        // of the machine, with its version
+	Accel       string   `json:"accelerator"` // AccelKVM or AccelTCG
+	CPUs        int64    `json:"cpus"`
+	MemoryBytes int64    `json:"memoryBytes"`
+	Root        *Drive   `json:"root,omitempty"`
+	Volumes     []Volume `json:"volumes,omitempty"`
+	Kernel      *Kernel  `json:"kernel,omitempty"`
 	// SeedFD is the disk that cloud-init reads, 0 for none.
 	SeedFD int `json:"seedFD,omitempty"`
 	// AgentFD is a listening socket that leads to the guest's agent, 0 for none.
@@ -65,38 +64,6 @@ type Kernel struct {
 	FD       int    `json:"fd"`
 	InitrdFD int    `json:"initrdFD,omitempty"` // 0 for none
 	Cmdline  string `json:"cmdline,omitempty"`
-}
-
-// Forward forwards a port of the host to one of the guest.
-type Forward struct {
-	Protocol string `json:"protocol"` // tcp or udp
-	// HostIP is the host's address, empty for all IPv4 addresses.
-	HostIP   string `json:"hostIP,omitempty"`
-	HostPort int32  `json:"hostPort"`
-	Port     int32  `json:"port"`
-	// Chosen is set where the spec has no host port.
-	Chosen bool `json:"chosen,omitempty"`
-}
-
-// HostfwdRule returns the forward in QEMU's syntax.
-func (f Forward) HostfwdRule() string {
-	return fmt.Sprintf("%s:%s:%d-:%d", f.Protocol, f.HostIP, f.HostPort, f.Port)
-}
-
-// Overlaps reports whether two forwards cannot both be open: they have the same host port, and the same
-// address or one that is of all addresses.
-func (f Forward) Overlaps(other Forward) bool {
-	return f.Protocol == other.Protocol && f.HostPort == other.HostPort &&
-		(f.HostIP == other.HostIP || f.HostIP == "" || other.HostIP == "")
-}
-
-// HostEnd describes the forward's end on the host, for people.
-func (f Forward) HostEnd() string {
-	text := fmt.Sprintf("%d/%s", f.HostPort, f.Protocol)
-	if f.HostIP != "" {
-		text += " of " + f.HostIP
-	}
-	return text
 }
 
 // Accelerators that a machine runs under.
@@ -297,24 +264,19 @@ func (o Object) Text() string {
 	return string(text)
 }
 
-// networkArguments returns the arguments of QEMU's user network. The guest reaches out through the
-// host, and is reached only by the forwarded ports. It does not boot from the network.
+// networkArguments returns the guest's network interface, whose frames QEMU carries over a socket that others connect to.
+// QEMU has no other network. The guest does not boot from it.
 func (c Config) networkArguments() []string {
-	var netdev strings.Builder
-	netdev.WriteString("user,id=net")
-	for _, f := range c.Forwards {
-		netdev.WriteString(",hostfwd=" + f.HostfwdRule())
-	}
 	return []string{
-		"-netdev", netdev.String(),
-		"-device", Object{"driver": "virtio-net-pci", "netdev": "net", "mac": MACAddress(c.UUID), "romfile": ""}.Text(),
+		"-netdev", fmt.Sprintf("stream,id=net,server=on,addr.type=fd,addr.str=%d", networkFD),
+		"-device", Object{"driver": "virtio-net-pci", "netdev": "net", "mac": MACAddress(c.UUID).String(), "romfile": ""}.Text(),
 	}
 }
 
 // MACAddress derives a MAC address from a UID, with the prefix of QEMU's addresses.
-func MACAddress(uuid string) string {
+func MACAddress(uuid string) net.HardwareAddr {
 	sum := sha256.Sum256([]byte(uuid))
-	return fmt.Sprintf("52:54:%02x:%02x:%02x:%02x", sum[0], sum[1], sum[2], sum[3])
+	return append(net.HardwareAddr{0x52, 0x54}, sum[:4]...)
 }
 
 // arguments returns the arguments of a disk. Its backing file is named in full, so that

@@ -38,8 +38,7 @@ func TestArguments(t *testing.T) {
 	t.Parallel()
 	m := Config{
 		UUID: "0c6f2f4a-0000-4000-8000-000000000001", ID: "0123456789abcdef", Type: "pc-q35-7.2", Accel: AccelTCG, CPUs: 3, MemoryBytes: 4e9,
-		Root:     &Drive{FD: 8, Backing: &Layer{FD: 9, Format: formatQcow2}},
-		Forwards: []Forward{{Protocol: "tcp", HostPort: 8080, Port: 80}, {Protocol: "udp", HostIP: "127.0.0.1", HostPort: 5353, Port: 53}},
+		Root: &Drive{FD: 9, Backing: &Layer{FD: 10, Format: formatQcow2}},
 	}
 	args := m.arguments()
 	for _, pair := range [][2]string{
@@ -49,7 +48,7 @@ func TestArguments(t *testing.T) {
 		{"-smp", "3"},
 		{"-m", "3814M"},
 		{"-action", "shutdown=pause,panic=pause"},
-		{"-netdev", "user,id=net,hostfwd=tcp::8080-:80,hostfwd=udp:127.0.0.1:5353-:53"},
+		{"-netdev", "stream,id=net,server=on,addr.type=fd,addr.str=8"},
 		{"-machine", "pc-q35-7.2,usb=off,vmport=off,dump-guest-core=off"},
 	} {
 		if i := slices.Index(args, pair[0]); i < 0 || args[i+1] != pair[1] {
@@ -59,7 +58,7 @@ func TestArguments(t *testing.T) {
 	if sandbox := args[slices.Index(args, "-sandbox")+1]; !strings.HasPrefix(sandbox, "on,") {
 		t.Errorf("the sandbox is %q", sandbox)
 	}
-	backing := decode(t, args, "-blockdev", "/dev/fdset/8")["backing"].(map[string]any)
+	backing := decode(t, args, "-blockdev", "/dev/fdset/9")["backing"].(map[string]any)
 	if next, named := backing["backing"]; !named || next != nil {
 		t.Errorf("QEMU would follow the image's own pointer: %v", backing)
 	}
@@ -160,7 +159,7 @@ func TestAgentIsLast(t *testing.T) {
 	if !slices.Equal(args[:before], without.arguments()) {
 		t.Fatalf("it changes what comes before: %q", args)
 	}
-	if socket := args[before+1]; socket != "socket,id=agent,fd=14,server=on,wait=off" {
+	if socket := args[before+1]; socket != "socket,id=agent,fd=15,server=on,wait=off" {
 		t.Errorf("its socket is %q", socket)
 	}
 	for _, device := range decodeAll(t, args, "-device") {
@@ -185,12 +184,11 @@ func TestSeedSerial(t *testing.T) {
 func plainConfig() Config {
 	return Config{
 		UUID: "0c6f2f4a-0000-4000-8000-000000000001", ID: "x", Type: "pc-q35-7.2", Accel: AccelTCG, CPUs: 1, MemoryBytes: 16 << 20,
-		Root:     &Drive{FD: firstFD, Backing: &Layer{FD: firstFD + 1, Format: formatRaw}},
-		Volumes:  []Volume{{"x", Drive{FD: firstFD + 2}}},
-		Kernel:   &Kernel{FD: firstFD + 3, InitrdFD: firstFD + 4, Cmdline: "x"},
-		Forwards: []Forward{{Protocol: "tcp", HostPort: 1, Port: 1}, {Protocol: "udp", HostPort: 1, Port: 1}},
-		SeedFD:   firstFD + 5,
-		AgentFD:  firstFD + 6,
+		Root:    &Drive{FD: firstFD, Backing: &Layer{FD: firstFD + 1, Format: formatRaw}},
+		Volumes: []Volume{{"x", Drive{FD: firstFD + 2}}},
+		Kernel:  &Kernel{FD: firstFD + 3, InitrdFD: firstFD + 4, Cmdline: "x"},
+		SeedFD:  firstFD + 5,
+		AgentFD: firstFD + 6,
 	}
 }
 
@@ -217,17 +215,13 @@ func TestCheck(t *testing.T) {
 		"volume":            {func(c *Config) { c.Volumes[0].Name = "a,b" }, "volumes[0].name"},
 		"the seed's name":   {func(c *Config) { c.Volumes[0].Name = SeedSerial }, "volumes[0].name"},
 		"many volumes":      {func(c *Config) { c.Volumes = make([]Volume, maxVolumes+1) }, "volumes"},
-		"protocol":          {func(c *Config) { c.Forwards[0].Protocol = "sctp" }, "forwards[0].protocol"},
-		"address":           {func(c *Config) { c.Forwards[1].HostIP = "::1" }, "forwards[1].hostIP"},
-		"port":              {func(c *Config) { c.Forwards[1].Port = 1 << 16 }, "forwards[1].port"},
-		"host port":         {func(c *Config) { c.Forwards[1].HostPort = 0 }, "forwards[1].hostPort"},
 		"format":            {func(c *Config) { c.Root.Backing.Format = "vmdk" }, "format"},
 		"format of a disk":  {func(c *Config) { c.Volumes[0].Format, c.Volumes[0].Backing = "vmdk", nil }, "format of a disk"},
 		"raw on an image":   {func(c *Config) { c.Root.Format = formatRaw }, "on top of no image"},
 		"standard output":   {func(c *Config) { c.Root.FD = 1 }, "descriptor 1"},
-		"a disk twice":      {func(c *Config) { c.Volumes[0].FD = c.Root.FD }, "descriptor 8"},
+		"a disk twice":      {func(c *Config) { c.Volumes[0].FD = c.Root.FD }, "descriptor 9"},
 		"a descriptor less": {func(c *Config) { c.SeedFD = 0 }, "7 files for 6"},
-		"a socket twice":    {func(c *Config) { c.AgentFD = c.SeedFD }, "descriptor 13"},
+		"a socket twice":    {func(c *Config) { c.AgentFD = c.SeedFD }, "descriptor 14"},
 		"too high":          {func(c *Config) { c.SeedFD = 100 }, "descriptor 100"},
 	} {
 		config := plainConfig()
@@ -286,7 +280,7 @@ func (c Config) checkArguments(t *testing.T) {
 }
 
 var (
-	netdevPattern = regexp.MustCompile(`^user,id=net(,hostfwd=(tcp|udp):[0-9.]*:[0-9]+-:[0-9]+)*$`)
+	netdevPattern = regexp.MustCompile(`^stream,id=net,server=on,addr.type=fd,addr.str=[0-9]+$`)
 	fdsetPattern  = regexp.MustCompile(`^/dev/fdset/[0-9]+$`)
 )
 

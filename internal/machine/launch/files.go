@@ -16,6 +16,7 @@ const (
 	eventsFD
 	serialFD
 	serialLogFD
+	networkFD
 	firstFD
 )
 
@@ -28,10 +29,12 @@ type Endpoints struct {
 	Control, Events, Serial *os.File
 	// SerialLog gets what the guest prints on its serial console. It appends.
 	SerialLog *os.File
+	// Network is a listening socket for the frames of the guest's network.
+	Network *os.File
 }
 
 func (e Endpoints) files() []*os.File {
-	return []*os.File{e.RunLock, e.Control, e.Events, e.Serial, e.SerialLog}
+	return []*os.File{e.RunLock, e.Control, e.Events, e.Serial, e.SerialLog, e.Network}
 }
 
 // Files are the open files and sockets that a Config names. QEMU gets descriptors, so it uses

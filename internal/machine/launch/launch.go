@@ -20,8 +20,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -109,7 +107,7 @@ func explainStart(err error, as *confine.User) error {
 	case as == nil || err == nil || errors.Is(err, confine.ErrNotRestricted):
 		return err
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EINVAL):
-		return fmt.Errorf("%w: Drover cannot start it as user ID %d: that takes root with CAP_SETUID, CAP_SETGID, CAP_SETPCAP and CAP_NET_BIND_SERVICE, and an ID that exists in this user namespace: %w", ErrNoUser, as.ID, err)
+		return fmt.Errorf("%w: Drover cannot start it as user ID %d: that takes root with CAP_SETUID, CAP_SETGID and CAP_SETPCAP, and an ID that exists in this user namespace: %w", ErrNoUser, as.ID, err)
 	case errors.Is(err, unix.EACCES):
 		return fmt.Errorf("user ID %d may not execute the program: every user must be able to: %w", as.ID, err)
 	}
@@ -123,18 +121,9 @@ func (o Order) policyOf(c Config, as *confine.User, files []*os.File) confine.Po
 	if c.Accel == AccelKVM {
 		policy = withKVM(policy, as, KVMDevice)
 	}
-	policy.Reopen, policy.Ports = nil, nil
+	policy.Reopen = nil
 	for _, fd := range c.reopenedFDs() {
 		policy.Reopen = append(policy.Reopen, files[fd-firstFD])
-	}
-	lowest := firstUnprivilegedPort()
-	for _, f := range c.Forwards {
-		if f.Protocol == "tcp" {
-			policy.Ports = append(policy.Ports, f.HostPort)
-		}
-		if as != nil && f.HostPort < lowest {
-			as.MayBindLowPorts = true
-		}
 	}
 	return policy
 }
@@ -147,20 +136,6 @@ func deviceGroups(path string) []uint32 {
 		return nil
 	}
 	return []uint32{info.Gid}
-}
-
-// firstUnprivilegedPort returns the lowest port that takes no capability to listen on.
-func firstUnprivilegedPort() int32 {
-	const usual = 1024
-	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_unprivileged_port_start")
-	if err != nil {
-		return usual
-	}
-	port, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 32)
-	if err != nil {
-		return usual
-	}
-	return int32(port)
 }
 
 // makeReadable returns a file that machines' users may open again for reading: the given

@@ -5,8 +5,10 @@ package supervisor
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"slices"
+	"net"
+	"os"
 
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/machine"
@@ -99,19 +101,29 @@ func (s *Supervisor) Probe(ctx context.Context, port int32) error {
 	if err := s.checkRunning(); err != nil {
 		return err
 	}
-	return s.ProbePort(ctx, port)
-}
-
-// ProbePort returns nil once the guest has answered at a port, whoever follows its QEMU.
-func (c Config) ProbePort(ctx context.Context, port int32) error {
-	at := slices.IndexFunc(c.Forwards, func(f launch.Forward) bool { return f.Protocol == "tcp" && f.Port == port })
-	if at < 0 {
-		return fmt.Errorf("%w: no TCP port %d is in forwards", control.ErrUnknown, port)
-	}
-	if err := c.ProbeForward(ctx, c.Forwards[at]); err != nil {
+	conn, err := s.Network.DialGuest(ctx, uint16(port)) //nolint:gosec // a port
+	if err != nil {
 		return fmt.Errorf("%w: %w", control.ErrNoAnswer, err)
 	}
+	_ = conn.Close() // which proves no less
 	return nil
+}
+
+// DialGuest implements control.Network.
+func (s *Supervisor) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
+	if err := s.checkRunning(); err != nil {
+		return nil, err
+	}
+	return s.Network.DialGuest(ctx, port)
+}
+
+// SetPorts implements control.Network.
+func (s *Supervisor) SetPorts(ctx context.Context, generation uint64, ports []control.Port, sockets map[control.Port]*os.File) ([]control.Port, error) {
+	missing, err := s.Network.SetPorts(ctx, generation, ports, sockets)
+	if err != nil && !errors.Is(err, control.ErrStale) {
+		s.Log.Error(err, "Ports cannot be served")
+	}
+	return missing, err
 }
 
 // Grow implements control.Machine.

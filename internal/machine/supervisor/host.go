@@ -41,12 +41,13 @@ const (
 	outputFD
 	outputAsideFD
 	resultFD
+	networkFD
 	programFD
 	lastFD
 )
 
 // Version is that of what the driver and the program on a host say to each other.
-const Version = 2
+const Version = 3
 
 // HostConfig is what the program on a host is told.
 type HostConfig struct {
@@ -63,6 +64,8 @@ type HostConfig struct {
 	// StopID is that of a stop that was begun, empty for none; StopWithin is what is left of its time, 0 for ever.
 	StopID     string        `json:"stopID,omitempty"`
 	StopWithin time.Duration `json:"stopWithin,omitempty"`
+	// Network is what the edge of the machine's network is told.
+	Network control.NetworkConfig `json:"network"`
 	// GuestNonce is Config.GuestNonce, for a run of a container image.
 	GuestNonce []byte `json:"guestNonce,omitempty"`
 }
@@ -89,17 +92,17 @@ func (w *boundedWriter) Write(p []byte) (int, error) {
 
 // MainOnHost follows a QEMU of this host by the descriptors that it is given, and returns the exit code of the
 // program. It ends with QEMU, or by SIGKILL: nothing is lost by that, and the driver starts another.
-func MainOnHost(ctx context.Context) int {
+func MainOnHost(ctx context.Context, open NetworkOpener) int {
 	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&processName[0])), 0, 0, 0) //nolint:gosec // a system call
 	log := logr.FromSlogHandler(slog.NewTextHandler(&boundedWriter{os.Stderr, maxOwnLog}, nil))
-	if err := runOnHost(ctx, log); err != nil {
+	if err := runOnHost(ctx, open, log); err != nil {
 		log.Error(err, "Supervisor has ended")
 		return 1
 	}
 	return 0
 }
 
-func runOnHost(ctx context.Context, log logr.Logger) error {
+func runOnHost(ctx context.Context, open NetworkOpener, log logr.Logger) error {
 	if err := confine.DenyStarts(processFD); err != nil {
 		return err
 	}
@@ -116,8 +119,13 @@ func runOnHost(ctx context.Context, log logr.Logger) error {
 		return err
 	}
 	record := os.NewFile(recordFD, "record")
+	links := &Links{}
+	network, err := open(ctx, config.Network, links)
+	if err != nil {
+		return err
+	}
 	s := New(Config{
-		Disks: config.Disks, Clock: clock.RealClock{}, Log: log, LogBytes: config.LogBytes, GuestNonce: config.GuestNonce,
+		Disks: config.Disks, Clock: clock.RealClock{}, Log: log, LogBytes: config.LogBytes, GuestNonce: config.GuestNonce, Network: network, Links: links,
 		RecordEnd: func(e End) error { return writeEnd(record, e) },
 	})
 	process := &handle{gone: make(chan string, 1), logs: []keptLog{
@@ -144,6 +152,9 @@ func runOnHost(ctx context.Context, log logr.Logger) error {
 	}
 	return err
 }
+
+// NetworkOpener opens the guest's end of the network.
+type NetworkOpener func(context.Context, control.NetworkConfig, control.Switchboard) (Network, error)
 
 // forceSilent ends a run by force that is to be ended while QEMU has not answered yet.
 func forceSilent(ctx context.Context, s *Supervisor, process Process) {
@@ -202,7 +213,7 @@ func openGiven() (g given, err error) {
 	listener := os.NewFile(listenerFD, "listener")
 	g.listener, err = net.FileListener(listener)
 	err = errors.Join(err, listener.Close())
-	for fd, to := range map[uintptr]*net.Conn{monitorFD: &g.ends.Monitor, serialFD: &g.ends.Serial, agentFD: &g.ends.Agent} {
+	for fd, to := range map[uintptr]*net.Conn{monitorFD: &g.ends.Monitor, serialFD: &g.ends.Serial, agentFD: &g.ends.Agent, networkFD: &g.ends.Network} {
 		file := os.NewFile(fd, "socket")
 		var openErr error
 		*to, openErr = net.FileConn(file)

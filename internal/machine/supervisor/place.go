@@ -91,6 +91,8 @@ type Place struct {
 	Config HostConfig
 	// Reload returns the place as it is now: another run may have begun since.
 	Reload func() (Place, error)
+	// OnStart gives a supervisor that was started what it cannot be given at its start.
+	OnStart func(context.Context, *control.Client)
 }
 
 // Reach returns a client of the supervisor of a QEMU that runs. It starts the supervisor if there is none, and waits
@@ -111,7 +113,11 @@ func (p Place) Reach(ctx context.Context) (*control.Client, error) {
 		}
 		s, err := p.readState()
 		if err == nil && s.isAlive() {
-			return p.clientOf(s), nil
+			c := p.clientOf(s)
+			if hasStarted {
+				p.OnStart(ctx, c)
+			}
+			return c, nil
 		}
 		if !proc.Pause(ctx, proc.PollEvery) {
 			return nil, errors.Join(fmt.Errorf("the supervisor is being started: %w", ctx.Err()), err)
@@ -207,7 +213,7 @@ func (p Place) open(ctx context.Context, o *Order, files *opened) (err error) {
 	if o.Listener, err = files.add(p.Listen(socket)); err != nil {
 		return err
 	}
-	for name, to := range map[string]**os.File{machine.EventsSocket: &o.Monitor, machine.SerialSocket: &o.Serial, machine.AgentSocket: &o.Agent} {
+	for name, to := range map[string]**os.File{machine.EventsSocket: &o.Monitor, machine.SerialSocket: &o.Serial, machine.AgentSocket: &o.Agent, machine.NetworkSocket: &o.Network} {
 		if *to, err = files.add(p.dialFile(ctx, name)); err != nil {
 			return err
 		}

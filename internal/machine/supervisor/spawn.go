@@ -37,6 +37,8 @@ type Order struct {
 	Lock *os.File
 	// Listener is where others connect; Monitor, Serial and Agent are connected to QEMU.
 	Listener, Monitor, Serial, Agent *os.File
+	// Network is connected to QEMU too, for the frames of the guest.
+	Network *os.File
 	// Process is a handle on QEMU's process.
 	Process *os.File
 	// Record gets how the run has ended: see MakeRecord.
@@ -64,10 +66,10 @@ func Spawn(ctx context.Context, o Order) (*exec.Cmd, error) {
 	cmd.Stderr = o.Errors
 	cmd.ExtraFiles = []*os.File{
 		config, o.Lock, o.Listener, o.Monitor, o.Serial, o.Agent, o.Process, o.Record,
-		o.SerialLog, o.SerialAside, o.Output, o.OutputAside, o.Result, o.Program,
+		o.SerialLog, o.SerialAside, o.Output, o.OutputAside, o.Result, o.Network, o.Program,
 	}
 	path := fmt.Sprintf("/proc/self/fd/%d", o.Program.Fd())
-	policy := confine.Policy{User: o.User, Dir: o.Dir, ABI: confine.ABI(), Execute: []string{path}, Devices: []string{os.DevNull}, MaySignal: true}
+	policy := confine.Policy{User: o.User, Dir: o.Dir, ABI: confine.ABI(), Execute: []string{path}, Devices: []string{os.DevNull}, MaySignal: true, MayConnect: true}
 	err = confine.Start(cmd, policy)
 	if errors.Is(err, unix.EACCES) {
 		err = fmt.Errorf("%w: every user must be able to execute it, and its file system must not be mounted with noexec", err)

@@ -13,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -22,7 +23,6 @@ import (
 	"cloudnative.tw/drover/internal/machine/agent"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/imageagent"
-	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/qmp"
 )
@@ -39,7 +39,7 @@ const (
 
 // Ends are the connections to a QEMU. The supervisor makes none of its own.
 type Ends struct {
-	Monitor, Serial, Agent net.Conn
+	Monitor, Serial, Agent, Network net.Conn
 }
 
 // Process is QEMU's process.
@@ -68,9 +68,21 @@ type End struct {
 	At      time.Time `json:"at"`
 }
 
+// Network is the guest's end of the network.
+type Network interface {
+	control.Network
+	// Serve carries the guest's frames from and to QEMU.
+	Serve(ctx context.Context, link net.Conn) error
+	// Accept takes a connection of another machine: see control.Peer.
+	Accept(ctx context.Context, c control.PeerConn, socket *os.File) error
+}
+
 // Config is what a supervisor is given.
 type Config struct {
-	Forwards []launch.Forward
+	// Network is the edge of the machine's network.
+	Network Network
+	// Links lead to other machines, where there are any.
+	Links *Links
 	// Disks has the sizes of the disks that can grow, by QEMU's names for them.
 	Disks map[string]int64
 	// GracePeriod is how long the guest has to shut down, until SetGracePeriod says another.
@@ -78,8 +90,6 @@ type Config struct {
 	// RecordEnd keeps how the run has ended. QEMU is made to quit only after that, since until then it
 	// alone knows.
 	RecordEnd func(End) error
-	// ProbeForward returns nil once the guest has answered at a port of it that is forwarded.
-	ProbeForward func(context.Context, launch.Forward) error
 	// LogBytes is how much the guest may print before its log is cut; 0 means that it has none.
 	LogBytes int64
 	// GuestNonce is the secret by which Drover's program in the guest of a container image recognizes its host; nil for
@@ -150,7 +160,15 @@ func (s *Supervisor) Attach(ctx context.Context, within time.Duration, process P
 	s.progress.setAccelerator(accelerator)
 	close(s.attached)
 	go serial.follow(ends.Serial)
+	go s.serveNetwork(ctx, ends.Network)
 	return nil
+}
+
+// serveNetwork carries the guest's network until QEMU ends.
+func (s *Supervisor) serveNetwork(ctx context.Context, link net.Conn) {
+	if err := s.Network.Serve(ctx, link); err != nil && ctx.Err() == nil {
+		s.Log.Error(err, "Guest has no network any more")
+	}
 }
 
 // isAttached reports whether there is a QEMU to ask.

@@ -83,7 +83,7 @@ func TestJudgeHost(t *testing.T) {
 		"cgroup: not writable":             {judgeCgroup(cgroupFacts{err: denied}), note, []string{"version 1", "of this shell", "Delegate=cpu"}},
 		"cgroup: another user's, as asked": {judgeCgroup(cgroupFacts{err: errOtherUser}), note, nil},
 		"confinement: whole":               {judgeConfinement(confinementFacts{abi: 9, filters: true}), ok, []string{"Landlock version 9"}},
-		"confinement: in part":             {judgeConfinement(confinementFacts{abi: 1, filters: true}), note, []string{"truncating files", "TCP ports"}},
+		"confinement: in part":             {judgeConfinement(confinementFacts{abi: 1, filters: true}), note, []string{"truncating files", "signals to other processes"}},
 		"confinement: none":                {judgeConfinement(confinementFacts{filters: true, noQEMU: true}), warning, []string{"5.13"}},
 		"confinement: does not run":        {judgeConfinement(confinementFacts{filters: true, landlock: errors.New("it is no ELF program")}), warning, []string{"no ELF program"}},
 		"confinement: no filter":           {judgeConfinement(confinementFacts{abi: 9}), warning, []string{"not filtered"}},

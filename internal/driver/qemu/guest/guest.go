@@ -12,8 +12,8 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"math"
 	"net"
-	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -23,7 +23,6 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
-	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // Guests are the guests of the machines of a host.
@@ -92,47 +91,45 @@ func (g *Guests) findRunning(ctx context.Context, uid types.UID) (*instance.Inst
 	return s, err
 }
 
-// Probe implements driver.Prober, by way of the host port that leads to the guest's.
+// Probe implements driver.Prober, by the machine's supervisor, which is the guest's end of the network.
 func (g *Guests) Probe(ctx context.Context, uid types.UID, port int32) error {
-	if err := instance.CheckUID(uid); err != nil {
-		return err
-	}
-	s, err := g.host.InstanceOf(uid).Load()
+	c, err := g.reachPort(ctx, uid, port)
 	if err != nil {
 		return err
 	}
-	p, err := g.findPort(s, "tcpSocket.port", port)
-	if err != nil {
-		return err
-	}
-	return p.Probe(ctx)
+	return explainPort(ctx, port, c.Probe(ctx, port))
 }
 
-// Dial implements driver.Dialer, by way of the host port that leads to the guest's.
+// reachPort is reach for a port of the guest.
+func (g *Guests) reachPort(ctx context.Context, uid types.UID, port int32) (*control.Client, error) {
+	if port < 1 || port > math.MaxUint16 {
+		return nil, driver.Errorf(driver.ErrInvalid, "port is %d: it must be from 1 to %d", port, math.MaxUint16)
+	}
+	return g.reach(ctx, uid)
+}
+
+// explainPort names the port that a guest has not answered at. The time of ctx limits the wait for the guest.
+func explainPort(ctx context.Context, port int32, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return driver.Errorf(driver.ErrRetry, "port %d of the guest took no connection: %w", port, ctx.Err())
+	}
+	return driver.Errorf(driver.ErrRetry, "port %d of the guest: %w", port, err)
+}
+
+// Dial implements driver.Dialer, as Probe does.
 func (g *Guests) Dial(ctx context.Context, uid types.UID, port int32) (net.Conn, error) {
-	s, err := g.findRunning(ctx, uid)
+	c, err := g.reachPort(ctx, uid, port)
 	if err != nil {
 		return nil, err
 	}
-	p, err := g.findPort(s, "port", port)
+	conn, err := c.DialGuest(ctx, uint16(port)) //nolint:gosec // a port
 	if err != nil {
-		return nil, err
-	}
-	conn, err := p.Dial(ctx)
-	if err != nil { // also if ctx has ended, which limits the wait for the guest
-		return nil, driver.Errorf(driver.ErrRetry, "%w", err)
+		return nil, explainPort(ctx, port, err)
 	}
 	return conn, nil
-}
-
-// findPort returns a TCP port of a guest.
-func (g *Guests) findPort(s *instance.Instance, field string, port int32) (machine.GuestPort, error) {
-	n := slices.IndexFunc(s.Forwards, func(f launch.Forward) bool { return f.Protocol == "tcp" && f.Port == port })
-	if n < 0 {
-		return machine.GuestPort{}, driver.Errorf(driver.ErrInvalid,
-			"%s is %d: it must be the port of one of spec.ports with protocol TCP, since nothing else leads to the guest", field, port)
-	}
-	return machine.GuestPort{Machine: s.Machine, Clock: g.host.Clock, Forward: s.Forwards[n]}, nil
 }
 
 // classify gives an error of what changes nothing its kind in the contract.

@@ -1,10 +1,10 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hostports chooses the ports of the host that lead to guests, among those that
+// Package hostports chooses and opens the ports of the host that lead to guests, among those that
 // machines may use.
 //
-// Start with ChooseForwards.
+// Start with OpenForwards.
 package hostports
 
 import (
@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,8 +24,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/internal/machine/control"
 )
 
 // Ports are the ports of the host that machines may use.
@@ -90,104 +90,196 @@ func (h *Ports) Check(ports []driver.Port) error {
 	return nil
 }
 
-// Choose is a chooser that tries ports. Each choice continues where the previous one
-// ended, so that a machine with several ports is not offered a port that it took already.
-func (h *Ports) Choose(ctx context.Context, f launch.Forward) (int32, error) {
+// Sockets are those of ports, which listen.
+type Sockets map[control.Port]*os.File
+
+// Close closes them.
+func (s Sockets) Close() {
+	for _, socket := range s {
+		_ = socket.Close()
+	}
+}
+
+// Opener opens the host port of a forward, or any free one where that is 0, and returns which one.
+type Opener func(context.Context, Forward) (*os.File, int32, error)
+
+// Open is an opener. Each choice continues where the previous one ended, so that a machine with several ports is not
+// offered a port that it took already.
+func (h *Ports) Open(ctx context.Context, f Forward) (*os.File, int32, error) {
 	switch {
 	case f.HostPort != 0 && !h.hasPort(f.HostPort):
-		return 0, fmt.Errorf("it is none of %s (--qemu-host-ports)", h.text)
+		return nil, 0, fmt.Errorf("it is none of %s (--qemu-host-ports)", h.text)
 	case f.HostPort != 0 || len(h.ranges) == 0:
-		return machine.FreePort(ctx, f)
+		socket, port, err := control.Listen(ctx, f.Key())
+		return socket, int32(port), err
 	}
 	var err error
 	for range h.size {
 		f.HostPort = h.portAt(h.next.Add(1))
-		if _, err = machine.FreePort(ctx, f); err == nil || ctx.Err() != nil {
-			return f.HostPort, err
+		var socket *os.File
+		if socket, _, err = control.Listen(ctx, f.Key()); err == nil || ctx.Err() != nil {
+			return socket, f.HostPort, err
 		}
 	}
-	return 0, fmt.Errorf("none of %s (--qemu-host-ports) is free: %w", h.text, err)
+	return nil, 0, fmt.Errorf("none of %s (--qemu-host-ports) is free: %w", h.text, err)
 }
 
-// Chooser returns the host port of a forward if it is free, or any free one where that is
-// 0.
-type Chooser func(context.Context, launch.Forward) (int32, error)
-
-// ChooseForwards finds host ports for the ports of a spec. Those that the spec
-// names come first, so that none of them is chosen for another port.
-func ChooseForwards(ctx context.Context, ports []driver.Port, before []launch.Forward, choose Chooser) ([]launch.Forward, error) {
-	forwards := make([]launch.Forward, len(ports))
-	var used []launch.Forward
+// OpenForwards finds and opens host ports for the ports of a spec. Those that the spec names come first, so that none of
+// them is chosen for another port. Of those before, the machine serves some already, which stay as they are.
+func OpenForwards(ctx context.Context, ports []driver.Port, before []Forward, serves bool, open Opener) (forwards []Forward, sockets Sockets, err error) {
+	o := opening{before: before, open: open, sockets: Sockets{}}
+	forwards = make([]Forward, len(ports))
+	for i, p := range ports {
+		if at := slices.IndexFunc(before, func(f Forward) bool { return serves && f.isOf(p) && !slices.ContainsFunc(o.used, f.Overlaps) }); at >= 0 {
+			forwards[i], o.used = before[at], append(o.used, before[at])
+		}
+	}
 	for _, chosen := range []bool{false, true} {
 		for i, p := range ports {
-			if (p.HostPort == 0) != chosen {
+			if (p.HostPort == 0) != chosen || forwards[i] != (Forward{}) {
 				continue
 			}
-			f, err := chooseForward(ctx, p, before, used, choose)
-			if err != nil {
-				return nil, ConflictError(i, p, f, err)
+			if forwards[i], err = o.openForward(ctx, p); err != nil {
+				o.sockets.Close()
+				return nil, nil, ConflictError(i, p, forwards[i], err)
 			}
-			forwards[i], used = f, append(used, f)
+			o.used = append(o.used, forwards[i])
 		}
 	}
-	return forwards, nil
+	return forwards, o.sockets, nil
 }
+
+// isOf reports whether the forward is what a port of a spec asks for.
+func (f Forward) isOf(p driver.Port) bool {
+	wanted := forwardOf(p)
+	if wanted.Chosen && f.Chosen {
+		wanted.HostPort = f.HostPort
+	}
+	return f == wanted
+}
+
+// opening opens the ports of one machine.
+type opening struct {
+	before, used []Forward
+	open         Opener
+	sockets      Sockets
+}
+
+// openAt opens a forward with a host port, or any where that is 0.
+func (o *opening) openAt(ctx context.Context, f Forward) (Forward, error) {
+	socket, port, err := o.open(ctx, f)
+	if err != nil {
+		return f, err
+	}
+	f.HostPort = port
+	if slices.ContainsFunc(o.used, f.Overlaps) {
+		_ = socket.Close()
+		return f, errUsed
+	}
+	o.sockets[f.Key()] = socket
+	return f, nil
+}
+
+// errUsed : the host offers a port that another one of the machine has.
+var errUsed = errors.New("the host offers those that other ports of the machine have")
+
+// openForward opens a host port for a port of the spec. Where the spec leaves the choice, it takes the port of the
+// previous run if that is free.
+func (o *opening) openForward(ctx context.Context, p driver.Port) (f Forward, err error) {
+	f = forwardOf(p)
+	if !f.Chosen {
+		return o.openAt(ctx, f)
+	}
+	for _, old := range o.before {
+		f.HostPort = old.HostPort
+		if f != old || slices.ContainsFunc(o.used, f.Overlaps) {
+			continue
+		}
+		if opened, err := o.openAt(ctx, f); err == nil {
+			return opened, nil
+		}
+	}
+	for range maxTries + len(o.used) {
+		f.HostPort = 0
+		opened, err := o.openAt(ctx, f)
+		if !errors.Is(err, errUsed) {
+			return opened, err
+		}
+	}
+	return f, errUsed
+}
+
+// maxTries is how often a host port is chosen again when another port of the machine has the one that was chosen.
+const maxTries = 10
 
 // CheckForwards reports whether a machine that has some host ports can get the others
 // that a spec names.
-func CheckForwards(ctx context.Context, ports []driver.Port, have []launch.Forward, choose Chooser) error {
+func CheckForwards(ctx context.Context, ports []driver.Port, have []Forward, open Opener) error {
 	for i, p := range ports {
 		f := forwardOf(p)
 		// A port cannot be tried that the machine itself has.
 		if f.Chosen || slices.ContainsFunc(have, f.Overlaps) {
 			continue
 		}
-		if _, err := choose(ctx, f); err != nil {
+		socket, _, err := open(ctx, f)
+		if err != nil {
 			return ConflictError(i, p, f, err)
 		}
+		_ = socket.Close()
 	}
 	return nil
 }
 
 // ConflictError names the port of the spec that a host port is for.
-func ConflictError(i int, p driver.Port, f launch.Forward, err error) error {
+func ConflictError(i int, p driver.Port, f Forward, err error) error {
 	return driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry,
 		"spec.ports[%d] (%s): host port %s is not available: %w", i, p.Name, f.HostEnd(), err))
 }
 
-// MaxTries is how often a host port is chosen again when another process, or another
-// port of the machine, has the one that was chosen.
-const MaxTries = 10
+// Forward forwards a port of the host to one of the guest.
+type Forward struct {
+	Protocol string `json:"protocol"` // tcp or udp
+	// HostIP is the host's address, empty for all IPv4 addresses.
+	HostIP   string `json:"hostIP,omitempty"`
+	HostPort int32  `json:"hostPort"`
+	Port     int32  `json:"port"`
+	// Chosen is set where the spec has no host port.
+	Chosen bool `json:"chosen,omitempty"`
+}
 
-// chooseForward chooses a host port for a port of the spec. Where the spec leaves the
-// choice, it takes the port of the previous run if that is free.
-func chooseForward(ctx context.Context, p driver.Port, before []launch.Forward, used []launch.Forward, choose Chooser) (f launch.Forward, err error) {
-	f = forwardOf(p)
-	if !f.Chosen {
-		_, err = choose(ctx, f)
-		return f, err
+// Key returns the forward as a machine's supervisor knows it.
+func (f Forward) Key() control.Port {
+	return control.Port{Protocol: f.Protocol, HostIP: f.HostIP, HostPort: uint16(f.HostPort), Port: uint16(f.Port)} //nolint:gosec // ports
+}
+
+// KeysOf returns the keys of forwards.
+func KeysOf(forwards []Forward) []control.Port {
+	keys := make([]control.Port, len(forwards))
+	for i, f := range forwards {
+		keys[i] = f.Key()
 	}
-	for _, old := range before {
-		f.HostPort = old.HostPort
-		if f != old || slices.ContainsFunc(used, f.Overlaps) {
-			continue
-		}
-		if _, err := choose(ctx, f); err == nil {
-			return f, nil
-		}
+	return keys
+}
+
+// Overlaps reports whether two forwards cannot both be open: they have the same host port, and the same
+// address or one that is of all addresses.
+func (f Forward) Overlaps(other Forward) bool {
+	return f.Protocol == other.Protocol && f.HostPort == other.HostPort &&
+		(f.HostIP == other.HostIP || f.HostIP == "" || other.HostIP == "")
+}
+
+// HostEnd describes the forward's end on the host, for people.
+func (f Forward) HostEnd() string {
+	text := fmt.Sprintf("%d/%s", f.HostPort, f.Protocol)
+	if f.HostIP != "" {
+		text += " of " + f.HostIP
 	}
-	for range MaxTries + len(used) {
-		f.HostPort = 0
-		if f.HostPort, err = choose(ctx, f); err != nil || !slices.ContainsFunc(used, f.Overlaps) {
-			return f, err
-		}
-	}
-	return f, errors.New("the host offers those that other ports of the machine have")
+	return text
 }
 
 // forwardOf returns the forward that a port of a spec asks for.
-func forwardOf(p driver.Port) launch.Forward {
-	return launch.Forward{Protocol: protocolOf(p), HostIP: hostIPOf(p), HostPort: p.HostPort, Port: p.Port, Chosen: p.HostPort == 0}
+func forwardOf(p driver.Port) Forward {
+	return Forward{Protocol: protocolOf(p), HostIP: hostIPOf(p), HostPort: p.HostPort, Port: p.Port, Chosen: p.HostPort == 0}
 }
 
 // hostIPOf returns the address that a port is opened on, empty for all IPv4 addresses.

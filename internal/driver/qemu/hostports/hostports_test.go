@@ -8,13 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -25,58 +25,62 @@ type host struct {
 	offers []int32
 }
 
-func (h *host) choose(_ context.Context, f launch.Forward) (int32, error) {
+func (h *host) open(_ context.Context, f Forward) (*os.File, int32, error) {
 	switch {
 	case slices.Contains(h.taken, f.HostPort):
-		return 0, errors.New("address already in use")
+		return nil, 0, errors.New("address already in use")
 	case f.HostPort != 0:
-		return f.HostPort, nil
+		return nil, f.HostPort, nil
 	case len(h.offers) == 0:
-		return 0, errors.New("none is left")
+		return nil, 0, errors.New("none is left")
 	}
 	next := h.offers[0]
 	h.offers = h.offers[1:]
-	return next, nil
+	return nil, next, nil
 }
 
-func TestChooseForwards(t *testing.T) {
+func TestOpenForwards(t *testing.T) {
 	t.Parallel()
 	any80, fixed80 := driver.Port{Name: "http", Protocol: "TCP", Port: 80}, driver.Port{Name: "http", Protocol: "TCP", Port: 80, HostPort: 8080}
 	any81, dns := driver.Port{Name: "more", Port: 81}, driver.Port{Name: "dns", Protocol: "UDP", Port: 53}
-	had := func(protocol string, hostPort, port int32) launch.Forward {
-		return launch.Forward{Protocol: protocol, HostPort: hostPort, Port: port, Chosen: true}
+	had := func(protocol string, hostPort, port int32) Forward {
+		return Forward{Protocol: protocol, HostPort: hostPort, Port: port, Chosen: true}
 	}
-	asked := launch.Forward{Protocol: "tcp", HostPort: 8080, Port: 80}
+	asked := Forward{Protocol: "tcp", HostPort: 8080, Port: 80}
 	on := func(ip string, p driver.Port) driver.Port { p.HostIP = ip; return p }
-	at := func(ip string, f launch.Forward) launch.Forward { f.HostIP = ip; return f }
+	at := func(ip string, f Forward) Forward { f.HostIP = ip; return f }
 	for name, c := range map[string]struct {
 		ports  []driver.Port
-		before []launch.Forward
+		before []Forward
+		serves bool
 		host   host
-		want   []launch.Forward
+		want   []Forward
+		kept   int
 		says   string
 	}{
 		"none":                            {},
-		"asked for":                       {ports: []driver.Port{fixed80}, want: []launch.Forward{asked}},
+		"asked for":                       {ports: []driver.Port{fixed80}, want: []Forward{asked}},
 		"asked for and taken":             {ports: []driver.Port{any81, fixed80}, host: host{taken: []int32{8080}}, says: "ports[1] (http): host port 8080/tcp is not available"},
-		"chosen":                          {ports: []driver.Port{any80, dns}, host: host{offers: []int32{1, 2}}, want: []launch.Forward{had("tcp", 1, 80), had("udp", 2, 53)}},
+		"chosen":                          {ports: []driver.Port{any80, dns}, host: host{offers: []int32{1, 2}}, want: []Forward{had("tcp", 1, 80), had("udp", 2, 53)}},
 		"chosen and none left":            {ports: []driver.Port{any80}, says: "none is left"},
-		"the same again":                  {ports: []driver.Port{any80, dns}, before: []launch.Forward{had("udp", 7, 53), had("tcp", 8, 80)}, want: []launch.Forward{had("tcp", 8, 80), had("udp", 7, 53)}},
-		"another if that is taken":        {ports: []driver.Port{any80}, before: []launch.Forward{had("tcp", 8, 80)}, host: host{taken: []int32{8}, offers: []int32{9}}, want: []launch.Forward{had("tcp", 9, 80)}},
-		"another's of before":             {ports: []driver.Port{any81}, before: []launch.Forward{had("tcp", 8, 80)}, host: host{offers: []int32{9}}, want: []launch.Forward{had("tcp", 9, 81)}},
-		"one that was asked for is free":  {ports: []driver.Port{any80}, before: []launch.Forward{asked}, host: host{offers: []int32{9}}, want: []launch.Forward{had("tcp", 9, 80)}},
-		"one that is asked for now":       {ports: []driver.Port{any81, fixed80}, before: []launch.Forward{had("tcp", 8080, 81)}, host: host{offers: []int32{8080, 9}}, want: []launch.Forward{had("tcp", 9, 81), asked}},
-		"one on two addresses":            {ports: []driver.Port{on("10.0.0.1", any80), on("10.0.0.2", any81)}, host: host{offers: []int32{7, 7}}, want: []launch.Forward{at("10.0.0.1", had("tcp", 7, 80)), at("10.0.0.2", had("tcp", 7, 81))}},
-		"not one on all and on another":   {ports: []driver.Port{any80, on("10.0.0.2", any81)}, host: host{offers: []int32{7, 7, 8}}, want: []launch.Forward{had("tcp", 7, 80), at("10.0.0.2", had("tcp", 8, 81))}},
-		"not one on 0.0.0.0 and another":  {ports: []driver.Port{on("0.0.0.0", any80), on("10.0.0.2", any81)}, host: host{offers: []int32{7, 7, 8}}, want: []launch.Forward{had("tcp", 7, 80), at("10.0.0.2", had("tcp", 8, 81))}},
-		"two for one, each keeps its own": {ports: []driver.Port{any80, any80}, before: []launch.Forward{had("tcp", 7, 80), had("tcp", 8, 80)}, want: []launch.Forward{had("tcp", 7, 80), had("tcp", 8, 80)}},
+		"the same again":                  {ports: []driver.Port{any80, dns}, before: []Forward{had("udp", 7, 53), had("tcp", 8, 80)}, want: []Forward{had("tcp", 8, 80), had("udp", 7, 53)}},
+		"another if that is taken":        {ports: []driver.Port{any80}, before: []Forward{had("tcp", 8, 80)}, host: host{taken: []int32{8}, offers: []int32{9}}, want: []Forward{had("tcp", 9, 80)}},
+		"another's of before":             {ports: []driver.Port{any81}, before: []Forward{had("tcp", 8, 80)}, host: host{offers: []int32{9}}, want: []Forward{had("tcp", 9, 81)}},
+		"one that was asked for is free":  {ports: []driver.Port{any80}, before: []Forward{asked}, host: host{offers: []int32{9}}, want: []Forward{had("tcp", 9, 80)}},
+		"one that is asked for now":       {ports: []driver.Port{any81, fixed80}, before: []Forward{had("tcp", 8080, 81)}, host: host{offers: []int32{8080, 9}}, want: []Forward{had("tcp", 9, 81), asked}},
+		"one on two addresses":            {ports: []driver.Port{on("10.0.0.1", any80), on("10.0.0.2", any81)}, host: host{offers: []int32{7, 7}}, want: []Forward{at("10.0.0.1", had("tcp", 7, 80)), at("10.0.0.2", had("tcp", 7, 81))}},
+		"not one on all and on another":   {ports: []driver.Port{any80, on("10.0.0.2", any81)}, host: host{offers: []int32{7, 7, 8}}, want: []Forward{had("tcp", 7, 80), at("10.0.0.2", had("tcp", 8, 81))}},
+		"not one on 0.0.0.0 and another":  {ports: []driver.Port{on("0.0.0.0", any80), on("10.0.0.2", any81)}, host: host{offers: []int32{7, 7, 8}}, want: []Forward{had("tcp", 7, 80), at("10.0.0.2", had("tcp", 8, 81))}},
+		"one is served already":           {ports: []driver.Port{any80, any81}, before: []Forward{had("tcp", 7, 80)}, serves: true, host: host{taken: []int32{7}, offers: []int32{8}}, want: []Forward{had("tcp", 7, 80), had("tcp", 8, 81)}, kept: 1},
+		"one that is served moves":        {ports: []driver.Port{fixed80}, before: []Forward{had("tcp", 7, 80)}, serves: true, want: []Forward{asked}},
+		"two for one, each keeps its own": {ports: []driver.Port{any80, any80}, before: []Forward{had("tcp", 7, 80), had("tcp", 8, 80)}, want: []Forward{had("tcp", 7, 80), had("tcp", 8, 80)}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := ChooseForwards(t.Context(), c.ports, c.before, c.host.choose)
+			got, sockets, err := OpenForwards(t.Context(), c.ports, c.before, c.serves, c.host.open)
 			if c.says != "" {
 				wantRetry(t, err, c.says, driver.ReasonPortConflict)
-			} else if err != nil || !slices.Equal(got, c.want) {
-				t.Errorf("got %+v, %v, want %+v", got, err, c.want)
+			} else if err != nil || !slices.Equal(got, c.want) || len(sockets) != len(c.want)-c.kept {
+				t.Errorf("got %+v with %d sockets, %v, want %+v, of which %d stay", got, len(sockets), err, c.want, c.kept)
 			}
 		})
 	}
@@ -91,25 +95,26 @@ func TestHostPortsRange(t *testing.T) {
 	h, err := Parse(fmt.Sprintf("%d-%d", first, first+2))
 	assert.NoError(t, err)
 	ports := []driver.Port{{Port: 80}, {Port: 81}}
-	got, err := ChooseForwards(t.Context(), ports, nil, h.Choose)
+	got, sockets, err := OpenForwards(t.Context(), ports, nil, false, h.Open)
 	if err != nil { // another program of this host may have them
 		t.Skip("the ports beside one that is free are taken: ", err)
 	}
+	sockets.Close()
 	for _, f := range got {
 		if f.HostPort != first+1 && f.HostPort != first+2 || got[0].HostPort == got[1].HostPort {
 			t.Errorf("got %+v of %s, the first of which is taken", got, h.text)
 		}
 	}
-	_, err = ChooseForwards(t.Context(), append(ports, driver.Port{Port: 82}), nil, h.Choose)
-	wantRetry(t, err, "ports[2]", "those that other ports of the machine have", driver.ReasonPortConflict)
+	_, _, err = OpenForwards(t.Context(), append(ports, driver.Port{Port: 82}), nil, false, h.Open)
+	wantRetry(t, err, "ports[2]", "is free", driver.ReasonPortConflict)
 
 	only, err := Parse(fmt.Sprint(first))
 	assert.NoError(t, err)
-	_, err = ChooseForwards(t.Context(), ports[:1], nil, only.Choose)
+	_, _, err = OpenForwards(t.Context(), ports[:1], nil, false, only.Open)
 	wantRetry(t, err, fmt.Sprintf("none of %d (--qemu-host-ports) is free", first))
 	// A port from before the flag is not taken again.
-	before := []launch.Forward{{Protocol: "tcp", HostPort: 1, Port: 80, Chosen: true}}
-	_, err = ChooseForwards(t.Context(), ports[:1], before, only.Choose)
+	before := []Forward{{Protocol: "tcp", HostPort: 1, Port: 80, Chosen: true}}
+	_, _, err = OpenForwards(t.Context(), ports[:1], before, false, only.Open)
 	wantRetry(t, err, "is free")
 }
 

@@ -20,6 +20,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
@@ -73,8 +74,8 @@ func newFuzzHost(f *testing.F) *fuzzHost {
 		ClusterID: "cluster-1", Dir: filepath.Join(h.root, "engine"), ImageDirs: []string{h.images}, Accel: machine.AccelTCG, Binary: fakeQEMU(f, h.root),
 	})
 	assert.NoError(f, err)
-	h.ChoosePort = func(_ context.Context, forward launch.Forward) (int32, error) {
-		return max(forward.HostPort, 1024), nil
+	h.OpenPort = func(_ context.Context, forward hostports.Forward) (*os.File, int32, error) {
+		return nil, max(forward.HostPort, 1024), nil
 	}
 	h.outside = h.filesOutside(f)
 	return h
@@ -119,7 +120,7 @@ func FuzzSpec(f *testing.F) {
 		func(x *choices) { x.hostIP = "::1" },
 		func(x *choices) { x.image = "../key" },
 		func(x *choices) { x.image, x.kernel, x.initrd = "link", "self/../../key", "" },
-		func(x *choices) { x.protocol = "tcp::1-:2,hostfwd=tcp" },
+		func(x *choices) { x.protocol = "tcp::1-:2,hostfwd=x" },
 		func(x *choices) { x.name, x.key = "a,b=c\nd", "\x7f" },
 		func(x *choices) { x.cpu, x.memory = 255_000, 1<<42 },
 		func(x *choices) { x.checksum, x.initrd = "sha256:x", "" },
@@ -218,13 +219,12 @@ func (h *fuzzHost) checkFiles(t *testing.T, uid types.UID, args []string) {
 // expectedShapes are those of a plain machine that has the same disks, ports and files.
 func expectedShapes(t *testing.T, x choices) []string {
 	t.Helper()
-	fd := 8
+	fd := 9
 	next := func() int { fd++; return fd - 1 }
 	c := launch.Config{
 		UUID: "0c6f2f4a-0000-4000-8000-000000000000", ID: "plain", Type: "pc-q35-7.2", Accel: launch.AccelTCG, CPUs: 1, MemoryBytes: 64 << 20,
-		Volumes:  []launch.Volume{{Name: "plain", Drive: launch.Drive{FD: next()}}, {Name: "data", Drive: launch.Drive{FD: next(), ReadOnly: true}}},
-		Forwards: []launch.Forward{{Protocol: "tcp", HostPort: 1, Port: 1}},
-		Kernel:   &launch.Kernel{FD: next()}, SeedFD: next(),
+		Volumes: []launch.Volume{{Name: "plain", Drive: launch.Drive{FD: next()}}, {Name: "data", Drive: launch.Drive{FD: next(), ReadOnly: true}}},
+		Kernel:  &launch.Kernel{FD: next()}, SeedFD: next(),
 	}
 	if x.initrd != "" {
 		c.Kernel.InitrdFD = next()
@@ -236,7 +236,7 @@ func expectedShapes(t *testing.T, x choices) []string {
 		c.Root.Backing = &launch.Layer{FD: next(), Format: "raw"}
 	}
 	files := &launch.Files{}
-	for range fd - 8 {
+	for range fd - 9 {
 		files.Add(nil)
 	}
 	args, err := c.Arguments(files)
@@ -246,7 +246,7 @@ func expectedShapes(t *testing.T, x choices) []string {
 
 // In options with commas and in JSON, what depends on the spec, or is a descriptor.
 var (
-	inOption = regexp.MustCompile(`^(fd|set|hostfwd|logfile)=(/dev/fdset/\d+|(tcp|udp):[0-9.]*:\d+-:\d+|\d+)$|^(drover-[a-z0-9]+|[0-9a-f-]{36}|\d+M?|/proc/self/fd/\d+)$`)
+	inOption = regexp.MustCompile(`^(fd|set|addr.str|logfile)=(/dev/fdset/\d+|\d+)$|^(drover-[a-z0-9]+|[0-9a-f-]{36}|\d+M?|/proc/self/fd/\d+)$`)
 	inJSON   = regexp.MustCompile(`^(/dev/fdset/\d+|52:54(:[0-9a-f]{2}){4}|(disk-)?volume-[a-z0-9-]{1,20}|[a-z0-9-]{1,20})$`)
 )
 

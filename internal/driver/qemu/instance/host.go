@@ -20,12 +20,14 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/kit"
+	"cloudnative.tw/drover/internal/driver/qemu/addresses"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
+	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/memory"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -38,6 +40,8 @@ const (
 	RetainedDir      = "retained"
 	NotificationsDir = "bells"
 	EndsDir          = "ends"
+	// AddressesDir has a link for each address of a machine.
+	AddressesDir = "addresses"
 )
 
 // Config are the settings that instances share.
@@ -58,13 +62,19 @@ type Host struct {
 	Config
 	remembered
 
+	directory directory
+
 	StateDir    *statedir.Dir
 	Program     *machine.Program
 	Accelerator *machine.Accelerator
 	Images      *disks.ImageStore
 	Disks       *disks.Store
 	address     hostports.Address
-	ChoosePort  hostports.Chooser
+	OpenPort    hostports.Opener
+	// Addresses gives machines their own, in the range of the network.
+	Addresses *addresses.Pool
+	// Egress is where guests may connect to.
+	EgressPolicy control.EgressPolicy
 	// InstallSupervisor installs the program that follows each QEMU; nil for a host on which none is started.
 	InstallSupervisor func() (*supervisor.Program, error)
 	installing        sync.Mutex

@@ -39,6 +39,7 @@ func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) erro
 	defer release()
 	s := &start{inst: inst, host: inst.Host, spec: spec, files: &launch.Files{}}
 	defer s.files.Close()
+	defer func() { s.sockets.Close() }()
 	if err := s.prepareRun(ctx, on); err != nil {
 		return err
 	}
@@ -74,6 +75,9 @@ type start struct {
 	// machine is what runs, and files are those that QEMU is to get.
 	machine launch.Config
 	files   *launch.Files
+	// forwards are the host ports of the run, and sockets those that were opened for it.
+	forwards []hostports.Forward
+	sockets  hostports.Sockets
 	// guest is for a run of a container image.
 	guest record.Guest
 }
@@ -92,7 +96,10 @@ func (s *start) prepareRun(ctx context.Context, on Platform) error {
 	if s.machine.Volumes, err = s.prepareVolumes(); err != nil {
 		return err
 	}
-	if s.machine.Forwards, err = hostports.ChooseForwards(ctx, s.spec.Ports, s.inst.Forwards, s.host.ChoosePort); err != nil {
+	if s.inst.Address, err = s.host.Addresses.Take(s.inst.UID, s.inst.Address); err != nil {
+		return s.host.StateDir.Explain(err)
+	}
+	if s.forwards, s.sockets, err = hostports.OpenForwards(ctx, s.spec.Ports, s.inst.Forwards, false, s.host.OpenPort); err != nil {
 		return err
 	}
 	if s.machine.Root, err = s.prepareRoot(); err != nil {
@@ -240,7 +247,8 @@ func (s *start) recordRun() error {
 		return err
 	}
 	inst.Phase, inst.Run, inst.StartedAt = record.PhaseStarting, NewID(), s.host.Clock.Now()
-	inst.Stop, inst.Settings, inst.Forwards = nil, record.SettingsOf(s.spec, inst.Root.Image.ImageSettings), s.machine.Forwards
+	inst.Stop, inst.Settings = nil, record.SettingsOf(s.spec, inst.Root.Image.ImageSettings)
+	inst.setForwards(s.forwards)
 	inst.MachineType, inst.Accelerator = s.machine.Type, s.machine.Accel
 	if inst.Guest = nil; s.machine.Guest != nil {
 		inst.Guest = &s.guest
@@ -271,42 +279,21 @@ func (s *start) noteWholeCPUs(err error) {
 
 func wholeCPUs(cpuMilli int64) int64 { return (cpuMilli + 999) / 1000 }
 
-// startMachine starts QEMU. Another process may take a chosen host port before QEMU has it,
-// such as a machine that is started at the same time. Then it chooses another port and tries
-// again.
+// startMachine starts QEMU.
 func (s *start) startMachine(ctx context.Context, runLock *os.File) (err error) {
 	if err := s.openResult(); err != nil {
 		return err
 	}
-	m, ports := s.machine, s.spec.Ports
+	m := s.machine
 	if m.AgentFD, err = s.inst.AddAgent(s.files); err != nil {
 		return s.host.StateDir.Explain(err)
 	}
-	for try := 1; ; try++ {
-		_, err := s.inst.Start(ctx, s.host.Program, m, s.files, runLock, func() {
-			// Other processes see to it if this leader stops now.
-			s.host.Notify(s.inst.UID)
-			_, _ = s.inst.Supervisor().Reach(ctx) // both come up at once; who needs it next sees if it failed
-		})
-		ended, ok := errors.AsType[*machine.StartError](err)
-		if !ok || ended.Taken < 0 {
-			return ContractError(err)
-		}
-		if err := s.inst.Supervisor().End(ctx); err != nil {
-			return err
-		}
-		n := ended.Taken
-		if !m.Forwards[n].Chosen || try == hostports.MaxTries {
-			return hostports.ConflictError(n, ports[n], m.Forwards[n], errors.New(ended.Output))
-		}
-		if m.Forwards, err = hostports.ChooseForwards(ctx, ports, m.Forwards, s.host.ChoosePort); err != nil {
-			return err
-		}
-		s.inst.Forwards = m.Forwards
-		if err := s.inst.Save(); err != nil {
-			return s.host.StateDir.Explain(err)
-		}
-	}
+	_, err = s.inst.Start(ctx, s.host.Program, m, s.files, runLock, func() {
+		// Other processes see to it if this leader stops now.
+		s.host.Notify(s.inst.UID)
+		_, _ = s.inst.Supervisor().Reach(ctx) // both come up at once; who needs it next sees if it failed
+	})
+	return ContractError(err)
 }
 
 // undo restores a server whose QEMU did not come up to what it was before.
@@ -330,6 +317,9 @@ func (s *start) undo(ctx context.Context, before record.Record) error {
 func (s *start) finish(ctx context.Context) error {
 	inst := s.inst
 	if err := inst.GrowDisks(ctx, s.spec); err != nil {
+		return err
+	}
+	if err := inst.call(ctx, "ports", func(ctx context.Context, c *control.Client) error { return inst.servePorts(ctx, c, s.sockets) }); err != nil {
 		return err
 	}
 	s.limitCPU(ctx)

@@ -34,11 +34,12 @@ func (inst *Instance) Supervisor() supervisor.Place {
 	p := supervisor.Place{
 		Machine: inst.Machine, Program: inst.Host.FindSupervisor, AreSeparate: inst.Host.Users.AreSeparate(),
 		Record: strings.TrimSuffix(inst.ExitFile(), ".json") + ".end",
-		Config: supervisor.HostConfig{Accelerator: inst.Accelerator, Disks: inst.DiskSizes(), LogBytes: inst.Host.LogBound},
+		Config: supervisor.HostConfig{Accelerator: inst.Accelerator, Disks: inst.DiskSizes(), LogBytes: inst.Host.LogBound, Network: inst.networkConfig()},
 		Reload: func() (supervisor.Place, error) {
 			now, err := inst.Load()
 			return now.Supervisor(), err
 		},
+		OnStart: inst.restorePorts,
 	}
 	if inst.Retained { // no caller asks for it
 		p.Record = inst.File("end")
@@ -139,6 +140,9 @@ func (f *follower) followOnce(ctx context.Context) (followed bool) {
 		log.Info("Supervisor of an earlier version is replaced", "uid", s.UID)
 		return place.Replace(ctx, c.Token()) == nil
 	}
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	go s.connectPeers(watching, c)
 	err = c.Watch(ctx, func() {
 		followed = true
 		f.reportChange(ctx)

@@ -11,6 +11,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"time"
@@ -19,6 +20,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
@@ -65,7 +67,11 @@ type Record struct {
 	// Accelerator of the last run.
 	Accelerator string `json:"accelerator,omitempty"`
 	// Forwards are those of the last run.
-	Forwards []launch.Forward `json:"forwards,omitempty"`
+	Forwards []hostports.Forward `json:"forwards,omitempty"`
+	// PortsGeneration grows with each change of Forwards.
+	PortsGeneration uint64 `json:"portsGeneration,omitempty"`
+	// Address is the machine's own, with the length of the network's prefix, which it gets before its first run.
+	Address netip.Prefix `json:"address,omitzero"`
 	// Guest is set if the last run was of a container image.
 	Guest *Guest `json:"guest,omitempty"`
 

@@ -1,0 +1,131 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/description"
+	"cloudnative.tw/drover/internal/machine/edge"
+	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/internal/machine/supervisor"
+)
+
+// guestAddress is the address of every guest, which only its own edge knows: the pod's address is the machine's.
+var guestAddress = netip.MustParsePrefix("10.0.2.15/24")
+
+// guestMTU is that of Ethernet.
+const guestMTU = 1500
+
+// resolversFile is the container's.
+const resolversFile = "/etc/resolv.conf"
+
+// probeSocket is the name, in the run folder, of the socket by which the program probes the guest of another one.
+const probeSocket = "probe.sock"
+
+// openNetwork opens the edge of a guest's network.
+func openNetwork(ctx context.Context, c control.NetworkConfig, peers control.Switchboard) (supervisor.Network, error) {
+	routes, err := edge.OpenKernelRoutes()
+	if err != nil {
+		return nil, err
+	}
+	return edge.New(ctx, c, edge.Options{Routes: routes, Peers: peers, Clock: clock.RealClock{}, Dial: (&net.Dialer{}).DialContext})
+}
+
+// openNetwork opens the edge of the guest's network, which has no other machines in it.
+func (r *run) openNetwork(ctx context.Context) (supervisor.Network, error) {
+	resolvers, err := control.ReadResolvers(resolversFile)
+	if err != nil {
+		return nil, err
+	}
+	return openNetwork(ctx, control.NetworkConfig{
+		MAC: launch.MACAddress(r.UUID), Address: guestAddress, Hostname: r.Name, MTU: guestMTU, Resolvers: resolvers,
+	}, nil)
+}
+
+// openPorts opens the container's ports that lead to the guest.
+func (r *run) openPorts(ctx context.Context) error {
+	var ports []control.Port
+	sockets := map[control.Port]*os.File{}
+	defer func() {
+		for _, f := range sockets {
+			_ = f.Close()
+		}
+	}()
+	for i, f := range r.Forwards {
+		port := control.Port{Protocol: f.Protocol, HostPort: uint16(f.HostPort), Port: uint16(f.Port)} //nolint:gosec // ports
+		socket, _, err := control.Listen(ctx, port)
+		if err != nil {
+			return fmt.Errorf("forwards[%d]: %w", i, err)
+		}
+		ports, sockets[port] = append(ports, port), socket
+	}
+	_, err := r.supervisor.SetPorts(ctx, 0, ports, sockets)
+	return err
+}
+
+// serveProbes serves the program that probes the guest.
+func (r *run) serveProbes(ctx context.Context) error {
+	socket, err := r.machine.Listen(probeSocket)
+	if err != nil {
+		return err
+	}
+	listener, err := net.FileListener(socket)
+	if err = errors.Join(err, socket.Close()); err != nil {
+		return err
+	}
+	go func() {
+		if err := control.NewProbeServer(ctx, r.supervisor).Serve(listener); err != nil && ctx.Err() == nil {
+			r.log.Error(err, "Guest cannot be probed any more")
+		}
+	}()
+	return nil
+}
+
+// isForwarded reports whether a TCP port of the guest is one of the container's.
+func (r *run) isForwarded(port int32) bool {
+	return slices.ContainsFunc(r.Forwards, func(f description.Forward) bool { return f.Protocol == control.TCP && f.Port == port })
+}
+
+// controlled is the machine as others control it.
+type controlled struct {
+	*supervisor.Supervisor
+
+	run *run
+}
+
+// Probe implements control.Machine. A kubelet's probe reaches the same ports.
+func (c controlled) Probe(ctx context.Context, port int32) error {
+	if c.HasStarted() && !c.IsStopping() && !c.run.isForwarded(port) {
+		return control.ErrUnknown
+	}
+	return c.Supervisor.Probe(ctx, port)
+}
+
+// probe returns nil once the guest of the program that runs the machine has answered at a port.
+func (r *run) probe(ctx context.Context, port int32) error {
+	if !r.isForwarded(port) {
+		return fmt.Errorf("no TCP port %d is in forwards", port)
+	}
+	dial := func(ctx context.Context) (net.Conn, error) { return r.machine.DialSocket(ctx, probeSocket) }
+	err := control.NewLocalClient("", dial).Probe(ctx, port)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("port %d of the guest took no connection: %w", port, ctx.Err())
+	case errors.Is(err, control.ErrUnreachable):
+		return control.ErrNoAnswer // the machine serves probes once its guest runs
+	}
+	return err
+}

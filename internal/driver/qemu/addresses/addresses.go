@@ -1,0 +1,135 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package addresses gives each machine an address of its own out of a range. A symbolic link for each address that is
+// taken, with the machine's UID as its target, makes that hold across processes and crashes.
+//
+// Start with Pool.
+package addresses
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Limits of a range's prefix: every machine's address is in it, and so are those of the network, of all hosts and of
+// the gateway.
+const (
+	shortest = 8
+	longest  = 29
+)
+
+// ParseRange reads the range of the flag --qemu-network, and refuses one that the host itself has addresses in.
+func ParseRange(text string) (netip.Prefix, error) {
+	const must = "it must be a private IPv4 range that this host has no address in, such as 10.213.0.0/16"
+	p, err := netip.ParsePrefix(text)
+	if err != nil || !p.Addr().Is4() || p != p.Masked() || p.Bits() < shortest || p.Bits() > longest || !p.Addr().IsPrivate() {
+		return p, fmt.Errorf("--qemu-network is %q: %s", text, must)
+	}
+	own, err := net.InterfaceAddrs()
+	if err != nil {
+		return p, fmt.Errorf("finding this host's addresses: %w", err)
+	}
+	for _, a := range own {
+		other, err := netip.ParsePrefix(a.String())
+		if err == nil && p.Overlaps(other.Masked()) {
+			return p, fmt.Errorf("--qemu-network is %s, and this host has the address %s: %s", text, other, must)
+		}
+	}
+	return p, nil
+}
+
+// Pool gives out addresses.
+type Pool struct {
+	// Range is where they are from, and Dir the folder with the links.
+	Range netip.Prefix
+	Dir   string
+	// IsGone reports whether there is no machine of a UID any more.
+	IsGone func(types.UID) bool
+
+	mu sync.Mutex // of changes by this process; no other leads
+}
+
+// Take returns the address of a machine, with the length of the range's prefix. It returns the one that the machine has, or had last, if that is still its own.
+func (p *Pool) Take(uid types.UID, had netip.Prefix) (netip.Prefix, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if had.Bits() == p.Range.Bits() && p.Range.Contains(had.Addr()) && p.take(uid, had.Addr()) == nil {
+		return had, nil
+	}
+	hash := fnv.New32a()
+	_, _ = hash.Write([]byte(uid))
+	size := uint32(1)<<(32-p.Range.Bits()) - 3 // but for the network, the gateway and all hosts
+	begin := hash.Sum32() % size
+	for n := range size {
+		address := p.at((begin + n) % size)
+		err := p.take(uid, address)
+		if !errors.Is(err, fs.ErrExist) {
+			return netip.PrefixFrom(address, p.Range.Bits()), err
+		}
+	}
+	return netip.Prefix{}, driver.Errorf(driver.ErrRetry, "all %d addresses of %s (--qemu-network) are taken", size, p.Range)
+}
+
+// at returns the n-th address that a machine may have.
+func (p *Pool) at(n uint32) netip.Addr {
+	base := p.Range.Addr().As4()
+	var a [4]byte
+	binary.BigEndian.PutUint32(a[:], binary.BigEndian.Uint32(base[:])+2+n)
+	return netip.AddrFrom4(a)
+}
+
+func (p *Pool) link(address netip.Addr) string { return filepath.Join(p.Dir, address.String()) }
+
+// take takes an address, and fails with fs.ErrExist if another machine has it.
+func (p *Pool) take(uid types.UID, address netip.Addr) error {
+	for range 2 {
+		err := os.Symlink(string(uid), p.link(address))
+		if !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		owner, err := os.Readlink(p.link(address))
+		switch {
+		case err == nil && owner == string(uid):
+			return nil
+		case err == nil && !p.IsGone(types.UID(owner)):
+			return fs.ErrExist
+		case err == nil:
+			p.release(types.UID(owner), address)
+		case !errors.Is(err, fs.ErrNotExist):
+			return err
+		}
+	}
+	return fs.ErrExist
+}
+
+// OwnerOf returns the machine that has an address.
+func (p *Pool) OwnerOf(address netip.Addr) (types.UID, bool) {
+	owner, err := os.Readlink(p.link(address))
+	return types.UID(owner), err == nil && p.Range.Contains(address)
+}
+
+// Release gives the address of a machine back. A link that stays is of a machine that is gone, and means nothing.
+func (p *Pool) Release(uid types.UID, address netip.Addr) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.release(uid, address)
+}
+
+func (p *Pool) release(uid types.UID, address netip.Addr) {
+	if owner, err := os.Readlink(p.link(address)); err == nil && owner == string(uid) {
+		_ = os.Remove(p.link(address))
+	}
+}

@@ -1,0 +1,64 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package addresses
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
+)
+
+// TestPool checks that machines get addresses of their own, the same again, and those of machines that are gone.
+func TestPool(t *testing.T) {
+	t.Parallel()
+	gone := map[types.UID]bool{}
+	p := &Pool{Range: netip.MustParsePrefix("10.1.2.0/29"), Dir: t.TempDir(), IsGone: func(uid types.UID) bool { return gone[uid] }}
+	taken := map[netip.Prefix]types.UID{}
+	const size = 5
+	for n := range size {
+		uid := types.UID(fmt.Sprint("machine-", n))
+		address, err := p.Take(uid, netip.Prefix{})
+		assert.NoError(t, err)
+		again, err := p.Take(uid, address)
+		assert.NoError(t, err)
+		lost, err := p.Take(uid, netip.Prefix{}) // as after a crash before it was recorded
+		assert.NoError(t, err)
+		if other, isTaken := taken[address]; isTaken || again != address || lost != address {
+			t.Errorf("%s has %s, then %s and %s; %q has it", uid, address, again, lost, other)
+		}
+		taken[address] = uid
+	}
+	for _, special := range []string{"10.1.2.0", "10.1.2.1", "10.1.2.7"} {
+		if uid, ok := taken[netip.PrefixFrom(netip.MustParseAddr(special), 29)]; ok {
+			t.Errorf("%s has %s, which is no machine's", uid, special)
+		}
+	}
+	assert.ErrorIs(t, "one too many", assert.ErrorOf(p.Take("another", netip.Prefix{})), driver.ErrRetry, "all 5 addresses of 10.1.2.0/29")
+	gone["machine-3"] = true
+	address, err := p.Take("another", netip.Prefix{})
+	assert.NoError(t, err)
+	if taken[address] != "machine-3" {
+		t.Errorf("another has %s, which is of %s", address, taken[address])
+	}
+	p.Release("machine-3", address.Addr()) // which it is not any more
+	again, err := p.Take("another", netip.Prefix{})
+	assert.NoError(t, err)
+	if again != address {
+		t.Errorf("another has %s and then %s", address, again)
+	}
+}
+
+// TestParseRange lists which ranges are refused.
+func TestParseRange(t *testing.T) {
+	t.Parallel()
+	assert.NoError(t, assert.ErrorOf(ParseRange("10.213.0.0/16")))
+	for _, text := range []string{"", "x", "10.213.0.0", "10.213.0.1/16", "10.0.0.0/4", "10.0.0.0/30", "8.8.0.0/16", "fd00::/64", "127.0.0.0/8"} {
+		assert.ErrorSays(t, text, assert.ErrorOf(ParseRange(text)), fmt.Sprintf("--qemu-network is %q", text))
+	}
+}

@@ -1,0 +1,105 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package instance
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/hostports"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
+	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/launch"
+)
+
+// guestMTU is that of Ethernet.
+const guestMTU = 1500
+
+// resolversFile names the host's resolvers.
+const resolversFile = "/etc/resolv.conf"
+
+// networkConfig returns what the edge of the machine's network is told.
+func (inst *Instance) networkConfig() control.NetworkConfig {
+	resolvers, err := control.ReadResolvers(resolversFile)
+	if err != nil {
+		inst.Host.Log.V(1).Info("Guest has no names of the outside", "uid", inst.UID, "cause", err.Error())
+	}
+	return control.NetworkConfig{
+		MAC: launch.MACAddress(inst.UUID), Address: inst.Address, MTU: guestMTU,
+		Hostname: inst.Name, Domain: inst.Namespace + "." + control.InternalDomain, Resolvers: resolvers, Policy: inst.Host.EgressPolicy,
+	}
+}
+
+// servePorts has the supervisor serve the host ports of the record. It opens those that it is not given.
+func (inst *Instance) servePorts(ctx context.Context, c *control.Client, sockets hostports.Sockets) error {
+	keys := hostports.KeysOf(inst.Forwards)
+	missing, err := c.SetPorts(ctx, inst.PortsGeneration, keys, nil)
+	if err != nil || len(missing) == 0 {
+		return err
+	}
+	opened := hostports.Sockets{}
+	defer opened.Close()
+	given := maps.Clone(sockets)
+	if given == nil {
+		given = hostports.Sockets{}
+	}
+	for _, key := range missing {
+		if given[key] != nil {
+			continue
+		}
+		socket, _, err := control.Listen(ctx, key)
+		if err != nil {
+			return driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry, "host port %d/%s is not available any more: %w", key.HostPort, key.Protocol, err))
+		}
+		opened[key], given[key] = socket, socket
+	}
+	for part := range slices.Chunk(missing, control.MaxSockets) {
+		some := hostports.Sockets{}
+		for _, key := range part {
+			some[key] = given[key]
+		}
+		if _, err := c.SetPorts(ctx, inst.PortsGeneration, keys, some); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// restorePorts has a supervisor that takes the place of another serve the host ports.
+func (inst *Instance) restorePorts(ctx context.Context, c *control.Client) {
+	now, err := inst.Load()
+	if err == nil && now.Phase == record.PhaseOn { // else the start of the run is to serve them
+		err = now.servePorts(ctx, c, nil)
+	}
+	if err != nil {
+		inst.Host.Log.Info("Machine lacks host ports", "uid", inst.UID, "cause", err.Error())
+	}
+}
+
+// ChangePorts makes the host ports of a machine that runs those of its spec. Ports that stay keep their connections.
+func (inst *Instance) ChangePorts(ctx context.Context, spec driver.ServerSpec) error {
+	forwards, sockets, err := hostports.OpenForwards(ctx, spec.Ports, inst.Forwards, true, inst.Host.OpenPort)
+	if err != nil {
+		return err
+	}
+	defer sockets.Close()
+	inst.setForwards(forwards)
+	inst.Settings.Ports = spec.Ports
+	if err := inst.Save(); err != nil {
+		return inst.Host.StateDir.Explain(err)
+	}
+	return inst.call(ctx, "ports", func(ctx context.Context, c *control.Client) error { return inst.servePorts(ctx, c, sockets) })
+}
+
+func (inst *Instance) setForwards(forwards []hostports.Forward) {
+	inst.Forwards = forwards
+	inst.PortsGeneration++
+}
+
+// HasPortsOf reports whether a server's host ports are those of a spec.
+func HasPortsOf(r record.Record, spec driver.ServerSpec) bool {
+	return slices.EqualFunc(r.Settings.Ports, spec.Ports, hostports.IsSamePort)
+}

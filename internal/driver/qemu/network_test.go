@@ -1,0 +1,116 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// networkGuest is one of several machines.
+type networkGuest struct {
+	*linuxGuest
+
+	name string
+}
+
+func (e *engine) networkGuest(t *testing.T, d *Driver, namespace, name string) *networkGuest {
+	t.Helper()
+	g := &networkGuest{&linuxGuest{e: e, d: d, spec: e.linuxSpec(t)}, name}
+	g.spec.Namespace, g.spec.Name, g.spec.MemoryBytes = namespace, name, 128<<20
+	g.spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}}
+	g.server = reach(t, d, g.spec, driver.StateRunning)
+	g.port = g.server.Ports[0].HostPort
+	return g
+}
+
+// get returns what the guest gets from a URL.
+func (g *networkGuest) get(t testing.TB, from string) (string, error) {
+	t.Helper()
+	return g.tryAsk(t, "/get?url="+url.QueryEscape(from))
+}
+
+// TestNetwork tries the ways from a guest to others: machines of its namespace answer by name, and neither machines of
+// another namespace nor anything of the host do. A port comes and goes while the guest runs.
+func TestNetwork(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	_, err := d.Watch(t.Context())
+	assert.NoError(t, err)
+	a, b, c := e.networkGuest(t, d, "ns", "a"), e.networkGuest(t, d, "ns", "b"), e.networkGuest(t, d, "other", "c")
+	for _, g := range []*networkGuest{a, b, c} {
+		waitPrinted(t, g.d.InstanceOf(g.spec.UID), "drover linux guest 1 is up")
+		assert.Eventually(t, g.name+" answers", func(t testing.TB) error { return probe(t, d, g.spec, 80) })
+	}
+	addressOf := func(g *networkGuest) string { return g.address(t).Addr().String() }
+	for _, host := range []string{"b", "b.ns", "b.ns.drover.internal", addressOf(b)} {
+		assert.Check(t, "a reaches b by "+host, func(t testing.TB) error {
+			text, err := a.get(t, "http://"+host+"/clock")
+			if err == nil && text == "" {
+				t.Error("it answers nothing")
+			}
+			return err
+		})
+	}
+	host := serveHost(t)
+	gateway := a.address(t).Masked().Addr().Next().String()
+	for _, target := range []string{
+		"c", "c.other", addressOf(c), // of another namespace
+		"10.213.255.254",                                                       // nobody's
+		"127.0.0.1:" + host, gateway + ":" + host, hostAddress(t) + ":" + host, // the host
+		fmt.Sprintf("%s:%d", hostAddress(t), b.port), // its ports, too
+		"169.254.169.254", // a cloud's
+	} {
+		if text, err := a.get(t, "http://"+target+"/clock"); err == nil {
+			t.Errorf("a gets %q from %s", text, target)
+		}
+	}
+
+	spec := a.spec
+	spec.Ports = nil
+	if s := reach(t, d, spec, driver.StateRunning); len(s.Ports) != 0 || s.Run != a.server.Run {
+		t.Errorf("without ports it is %+v", s)
+	}
+	_, err = (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", a.port))
+	assert.ErrorIs(t, "a port that was taken away", err, unix.ECONNREFUSED)
+	a.server = reach(t, d, a.spec, driver.StateRunning)
+	a.port = a.server.Ports[0].HostPort
+	assert.Check(t, "the port is back", func(t testing.TB) error { return assert.ErrorOf(a.get(t, "http://b/clock")) })
+}
+
+// serveHost serves on all addresses of the host, and returns the port.
+func serveHost(t *testing.T) string {
+	t.Helper()
+	listener := framework.Listen(t, "tcp4", "0.0.0.0:0")
+	server := &http.Server{ //nolint:gosec // of a test
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "the host") }),
+	}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	return fmt.Sprint(framework.PortOf(listener))
+}
+
+// hostAddress is an address of the host that others may reach, 127.0.0.1 for a host without any.
+func hostAddress(t *testing.T) string {
+	t.Helper()
+	all, err := net.InterfaceAddrs()
+	assert.NoError(t, err)
+	for _, a := range all {
+		if ip, _, err := net.ParseCIDR(a.String()); err == nil && ip.To4() != nil && !ip.IsLoopback() {
+			return ip.String()
+		}
+	}
+	return "127.0.0.1"
+}

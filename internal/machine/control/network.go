@@ -1,0 +1,309 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Port is a port of the host that leads to one of the guest.
+type Port struct {
+	Protocol string `json:"protocol"` // tcp or udp
+	// HostIP is the host's address, empty for all.
+	HostIP   string `json:"hostIP,omitempty"`
+	HostPort uint16 `json:"hostPort"`
+	Port     uint16 `json:"port"`
+}
+
+// Listen opens a port of the host for SetPorts, any free one where its number is 0, and returns the number. Without an
+// address it is open for IPv6 too.
+func Listen(ctx context.Context, p Port) (socket *os.File, port uint16, err error) {
+	var config net.ListenConfig
+	address := net.JoinHostPort(p.HostIP, strconv.Itoa(int(p.HostPort)))
+	if p.Protocol == "udp" {
+		conn, err := config.ListenPacket(ctx, "udp", address)
+		if err != nil {
+			return nil, 0, err
+		}
+		socket, err = conn.(*net.UDPConn).File()
+		return socket, uint16(conn.LocalAddr().(*net.UDPAddr).Port), errors.Join(err, conn.Close()) //nolint:gosec // a port
+	}
+	listener, err := config.Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, 0, err
+	}
+	socket, err = listener.(*net.TCPListener).File()
+	return socket, uint16(listener.Addr().(*net.TCPAddr).Port), errors.Join(err, listener.Close()) //nolint:gosec // a port
+}
+
+// Network is the network of a machine on this host.
+type Network interface {
+	// DialGuest connects to a TCP port of the guest.
+	DialGuest(ctx context.Context, port uint16) (net.Conn, error)
+	// SetPorts makes the machine serve these ports of the host, and no others. It opens none itself: it returns those
+	// that it has no socket of. sockets are those of some ports, which listen; the caller closes them. A call of a
+	// lower generation than an earlier one changes nothing, and fails with ErrStale.
+	SetPorts(ctx context.Context, generation uint64, ports []Port, sockets map[Port]*os.File) (missing []Port, err error)
+}
+
+var _ Network = (*Client)(nil)
+
+// Paths of the calls of Network. Each takes over its connection.
+const (
+	dialPath  = "/v1/dial"
+	portsPath = "/v1/ports"
+)
+
+// takenHead is the header of an answer after which the connection is no HTTP any more.
+const takenHead = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+
+// Limits of a message of ports.
+const (
+	// MaxSockets is how many sockets a call of SetPorts may have (SCM_MAX_FD of Linux is 253).
+	MaxSockets   = 200
+	maxPorts     = 4096
+	maxPortsText = 1 << 20
+)
+
+// portsMessage is what a client sends, with the length before it, and sockets as SCM_RIGHTS with its first byte.
+type portsMessage struct {
+	Generation uint64 `json:"generation"`
+	Ports      []Port `json:"ports"`
+	// Sockets are the indexes in Ports of those that have a socket.
+	Sockets []int `json:"sockets,omitempty"`
+}
+
+// portsAnswer is the answer.
+type portsAnswer struct {
+	Missing []Port `json:"missing,omitempty"`
+	Failure string `json:"failure,omitempty"`
+}
+
+// takeConnection answers a request, after which the connection is the caller's.
+func takeConnection(w http.ResponseWriter) (*net.UnixConn, error) {
+	conn, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return nil, err
+	}
+	taken, ok := conn.(*net.UnixConn)
+	if !ok {
+		return nil, errors.Join(errRequest, conn.Close())
+	}
+	err = taken.SetDeadline(deadlineAfter(sendWithin))
+	if err == nil {
+		_, err = taken.Write([]byte(takenHead))
+	}
+	if err == nil {
+		err = taken.SetDeadline(time.Time{})
+	}
+	if err != nil {
+		return nil, errors.Join(err, taken.Close())
+	}
+	return taken, nil
+}
+
+// serveDial connects a client to a port of the guest.
+func serveDial(w http.ResponseWriter, r *http.Request, n Network) {
+	port, err := strconv.ParseUint(r.URL.Query().Get("port"), 10, 16)
+	if err != nil || port == 0 {
+		respond(w, nil, errRequest)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), CallWithin)
+	defer cancel()
+	guest, err := n.DialGuest(ctx, uint16(port))
+	if err != nil {
+		respond(w, nil, fmt.Errorf("%w: %w", ErrNoAnswer, err))
+		return
+	}
+	client, err := takeConnection(w)
+	if err != nil {
+		_ = guest.Close()
+		return
+	}
+	joinConns(client, guest)
+}
+
+// joinConns carries data both ways until both have ended. An end of one direction leaves the other open.
+func joinConns(a, b net.Conn) {
+	done := make(chan struct{})
+	carry := func(to, from net.Conn) {
+		_, err := io.Copy(struct{ io.Writer }{to}, struct{ io.Reader }{from})
+		half, ok := to.(interface{ CloseWrite() error })
+		if err != nil || !ok || half.CloseWrite() != nil {
+			_, _ = to.Close(), from.Close()
+		}
+	}
+	go func() {
+		defer close(done)
+		carry(a, b)
+	}()
+	carry(b, a)
+	<-done
+	_, _ = a.Close(), b.Close()
+}
+
+// servePorts sets the ports.
+func servePorts(ctx context.Context, w http.ResponseWriter, n Network) {
+	conn, err := takeConnection(w)
+	if err != nil {
+		return
+	}
+	defer func() { _ = conn.Close() }()
+	_ = conn.SetDeadline(deadlineAfter(sendWithin))
+	message, files, err := receivePorts(conn)
+	defer closeFiles(files)
+	var answer portsAnswer
+	if err == nil {
+		sockets := map[Port]*os.File{}
+		for i, at := range message.Sockets {
+			sockets[message.Ports[at]] = files[i]
+		}
+		answer.Missing, err = n.SetPorts(ctx, message.Generation, message.Ports, sockets)
+	}
+	answer.Failure = failureName(err)
+	_ = json.NewEncoder(conn).Encode(answer)
+}
+
+func closeFiles(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close()
+	}
+}
+
+// receivePorts receives a message and its sockets, which the caller closes, also after an error.
+func receivePorts(conn *net.UnixConn) (m portsMessage, files []*os.File, err error) {
+	files, err = receiveMessage(conn, &m, maxPortsText, MaxSockets)
+	if err == nil && (len(m.Ports) > maxPorts || len(m.Sockets) != len(files)) {
+		err = errRequest
+	}
+	for _, at := range m.Sockets {
+		if at < 0 || at >= len(m.Ports) {
+			err = errRequest
+		}
+	}
+	return m, files, err
+}
+
+// DialGuest implements Network.
+func (c *Client) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
+	return c.takeOver(ctx, http.MethodGet, dialPath+"?port="+strconv.Itoa(int(port)))
+}
+
+// SetPorts implements Network, with at most MaxSockets sockets.
+func (c *Client) SetPorts(ctx context.Context, generation uint64, ports []Port, sockets map[Port]*os.File) (missing []Port, err error) {
+	conn, err := c.takeOver(ctx, http.MethodPost, portsPath)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = conn.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	_ = conn.SetDeadline(deadlineAfter(CallWithin))
+	m := portsMessage{Generation: generation, Ports: ports}
+	var fds []int
+	for i, p := range ports {
+		if f := sockets[p]; f != nil {
+			m.Sockets, fds = append(m.Sockets, i), append(fds, int(f.Fd()))
+		}
+	}
+	text, err := json.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	var rights []byte
+	if len(fds) > 0 {
+		rights = unix.UnixRights(fds...)
+	}
+	if _, _, err = conn.WriteMsgUnix(binary.BigEndian.AppendUint32(nil, uint32(len(text))), rights, nil); err == nil { //nolint:gosec // bounded by what the API admits
+		_, err = conn.Write(text)
+	}
+	if err != nil {
+		return nil, explainError(err)
+	}
+	return readPortsAnswer(conn)
+}
+
+func readPortsAnswer(from io.Reader) ([]Port, error) {
+	content, err := io.ReadAll(io.LimitReader(from, maxPortsText))
+	if err != nil {
+		return nil, explainError(err)
+	}
+	var answer portsAnswer
+	if json.Unmarshal(content, &answer) != nil || len(answer.Missing) > maxPorts {
+		return nil, ErrProtocol
+	}
+	if answer.Failure == "" {
+		return answer.Missing, nil
+	}
+	_, err = readEnding(content)
+	return nil, cmp.Or(err, ErrProtocol)
+}
+
+// takeOver makes a request and returns its connection once it is no HTTP any more.
+func (c *Client) takeOver(ctx context.Context, method, path string) (*net.UnixConn, error) {
+	ctx, cancel := context.WithTimeout(ctx, CallWithin+connectWithin)
+	defer cancel()
+	conn, err := c.dialer.NetDialContext(ctx, "", "")
+	if err != nil {
+		return nil, explainError(err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	taken, ok := conn.(*net.UnixConn)
+	if !ok {
+		return nil, errors.Join(ErrProtocol, conn.Close())
+	}
+	var head bytes.Buffer
+	_, _ = fmt.Fprintf(&head, "%s %s HTTP/1.1\r\nHost: machine\r\n", method, path)
+	_ = c.header.Write(&head)
+	_, err = conn.Write(append(head.Bytes(), "\r\n"...))
+	if err == nil {
+		err = readTakenHead(conn)
+	}
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	if !stop() { // its deadline was changed
+		return nil, errors.Join(explainError(ctx.Err()), conn.Close())
+	}
+	return taken, nil
+}
+
+// readTakenHead reads exactly the header of an answer, or the answer of a machine that refuses.
+func readTakenHead(from io.Reader) error {
+	head := make([]byte, 0, len(takenHead))
+	for !bytes.HasSuffix(head, []byte("\r\n\r\n")) {
+		var b [1]byte
+		if _, err := io.ReadFull(from, b[:]); err != nil {
+			return explainError(err)
+		}
+		if head = append(head, b[0]); len(head) > maxHeader {
+			return ErrProtocol
+		}
+	}
+	if string(head) == takenHead {
+		return nil
+	}
+	response, err := http.ReadResponse(bufio.NewReader(io.MultiReader(bytes.NewReader(head), io.LimitReader(from, maxAnswer))), nil)
+	if err != nil {
+		return ErrProtocol
+	}
+	defer func() { _ = response.Body.Close() }()
+	return cmp.Or(readAnswer(response, nil), ErrProtocol)
+}

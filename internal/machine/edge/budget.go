@@ -1,0 +1,67 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import "sync"
+
+// MemoryBytes is the most that the connections of one edge use, whatever the guest and those who connect to it do.
+const MemoryBytes = 32 << 20
+
+// Shares of the budget, in bytes. The largest is enough for the delay of a local link; with the smallest data still
+// moves. A fixed part of each is for what a connection has beside its buffers: its endpoint and two goroutines.
+const (
+	largestShare  = 512 << 10
+	smallestShare = 24 << 10
+	fixedShare    = 12 << 10
+	// flowShare is that of a flow of UDP.
+	flowShare = 24 << 10
+	// shrinking is how fast shares shrink as the budget is used up.
+	shrinking = 64
+)
+
+// budget is the memory that is left for connections.
+type budget struct {
+	mu   sync.Mutex
+	left int
+}
+
+func newBudget() budget { return budget{left: MemoryBytes} }
+
+// takeShare takes the share of a connection: the fewer there are, the more. It returns 0 if nothing is left.
+func (b *budget) takeShare() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	share := min(max(b.left/shrinking*b.left/MemoryBytes, smallestShare), largestShare)
+	if share > b.left {
+		return 0
+	}
+	b.left -= share
+	return share
+}
+
+// takeFlow takes what a flow of UDP needs, and reports whether there was as much. Flows leave half of the budget to
+// connections.
+func (b *budget) takeFlow() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.left < MemoryBytes/2 {
+		return false
+	}
+	b.left -= flowShare
+	return true
+}
+
+func (b *budget) giveBack(share int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.left += share
+}
+
+// buffersOf divides a share: stack is how large each of the two buffers in the network stack is, and copying that of
+// each direction.
+func buffersOf(share int) (stack, copying int) {
+	left := share - fixedShare
+	copying = min(left/8, 32<<10)
+	return (left - 2*copying) / 2, copying
+}

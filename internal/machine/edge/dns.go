@@ -1,0 +1,221 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+
+	"cloudnative.tw/drover/internal/machine/control"
+)
+
+const (
+	// nameTTL is how long a guest may keep a machine's address, in seconds.
+	nameTTL = 5
+	// resolveWithin is how long a resolver of the outside may take.
+	resolveWithin = 3 * time.Second
+	// maxAnswer is the most that an answer by UDP has without a fragment.
+	maxAnswer = 1232
+)
+
+// serveDNS returns a connection on whose other end names are resolved.
+func (e *Edge) serveDNS(protocol string) net.Conn {
+	guest, here := net.Pipe()
+	go func() {
+		defer func() { _ = here.Close() }()
+		for {
+			query, err := readQuery(here, protocol)
+			if err != nil {
+				return
+			}
+			answer := e.resolve(query, protocol)
+			if answer == nil {
+				continue
+			}
+			if protocol == control.TCP {
+				answer = append(binary.BigEndian.AppendUint16(nil, uint16(len(answer))), answer...) //nolint:gosec // bounded
+			}
+			if _, err := here.Write(answer); err != nil {
+				return
+			}
+		}
+	}()
+	return guest
+}
+
+// readQuery reads a query, which has its length before it by TCP.
+func readQuery(from net.Conn, protocol string) ([]byte, error) {
+	query := make([]byte, flowPacket)
+	if protocol == control.UDP {
+		n, err := from.Read(query)
+		return query[:n], err
+	}
+	var length [2]byte
+	if _, err := io.ReadFull(from, length[:]); err != nil {
+		return nil, err
+	}
+	n := int(binary.BigEndian.Uint16(length[:]))
+	if n > len(query) {
+		return nil, fmt.Errorf("a query of %d bytes: at most %d are allowed", n, len(query))
+	}
+	_, err := io.ReadFull(from, query[:n])
+	return query[:n], err
+}
+
+// resolve returns the answer to a query, nil for none.
+func (e *Edge) resolve(query []byte, protocol string) []byte {
+	var p dnsmessage.Parser
+	h, err := p.Start(query)
+	if err != nil || h.Response {
+		return nil
+	}
+	question, err := p.Question()
+	if err != nil || h.OpCode != 0 || question.Class != dnsmessage.ClassINET {
+		return answerOf(h, nil, dnsmessage.RCodeNotImplemented)
+	}
+	name := strings.TrimSuffix(strings.ToLower(question.Name.String()), ".")
+	if own, isMachine := strings.CutSuffix(name, "."+control.InternalDomain); isMachine {
+		return e.answerMachine(h, question, own, true)
+	}
+	if strings.Count(name, ".") <= 1 {
+		if answer := e.answerMachine(h, question, name, !strings.Contains(name, ".")); answer != nil {
+			return answer
+		}
+	}
+	if e.Policy.DenyEgress {
+		e.noteRefusal("dns", name, ErrNoEgress)
+		return answerOf(h, &question, dnsmessage.RCodeRefused)
+	}
+	return e.askOutside(h, question, protocol)
+}
+
+// answerMachine answers for the name of a machine. Without one it returns nil, unless nobody else may know the name.
+func (e *Edge) answerMachine(h dnsmessage.Header, q dnsmessage.Question, name string, isOurs bool) []byte {
+	address, err := e.lookup(name)
+	switch {
+	case errors.Is(err, control.ErrNoMachine) && isOurs:
+		return answerOf(h, &q, dnsmessage.RCodeNameError)
+	case errors.Is(err, control.ErrNoMachine):
+		return nil
+	case err != nil:
+		return answerOf(h, &q, dnsmessage.RCodeServerFailure)
+	case q.Type != dnsmessage.TypeA:
+		return answerOf(h, &q, dnsmessage.RCodeSuccess)
+	}
+	return answerOf(h, &q, dnsmessage.RCodeSuccess, dnsmessage.Resource{
+		Header: dnsmessage.ResourceHeader{Name: q.Name, Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET, TTL: nameTTL},
+		Body:   &dnsmessage.AResource{A: address.As4()},
+	})
+}
+
+func (e *Edge) lookup(name string) (netip.Addr, error) {
+	if name == e.Hostname {
+		return e.Address.Addr(), nil
+	}
+	if e.Peers == nil || name == "" {
+		return netip.Addr{}, control.ErrNoMachine
+	}
+	ctx, cancel := context.WithTimeout(e.context, resolveWithin)
+	defer cancel()
+	return e.Peers.Lookup(ctx, name)
+}
+
+// answerOf returns an answer without or with resources.
+func answerOf(h dnsmessage.Header, q *dnsmessage.Question, code dnsmessage.RCode, resources ...dnsmessage.Resource) []byte {
+	m := dnsmessage.Message{
+		Header: dnsmessage.Header{
+			ID: h.ID, Response: true, OpCode: h.OpCode, RecursionDesired: h.RecursionDesired, RecursionAvailable: true,
+			Authoritative: len(resources) > 0, RCode: code,
+		},
+		Answers: resources,
+	}
+	if q != nil {
+		m.Questions = []dnsmessage.Question{*q}
+	}
+	answer, err := m.Pack()
+	if err != nil {
+		return nil
+	}
+	return answer
+}
+
+// askOutside asks the operator's resolvers, one after another, with a question of its own: nothing else of what the
+// guest sent leaves the host.
+func (e *Edge) askOutside(h dnsmessage.Header, q dnsmessage.Question, protocol string) []byte {
+	for _, resolver := range e.Resolvers {
+		answer, err := e.exchange(q, protocol, resolver)
+		if err != nil {
+			continue
+		}
+		binary.BigEndian.PutUint16(answer, h.ID)
+		return answer
+	}
+	return answerOf(h, &q, dnsmessage.RCodeServerFailure)
+}
+
+// exchange asks one resolver.
+func (e *Edge) exchange(q dnsmessage.Question, protocol string, resolver netip.AddrPort) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(e.context, resolveWithin)
+	defer cancel()
+	id := uint16(rand.Uint32()) //nolint:gosec // of the system's random source
+	query, err := queryOf(id, q)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := e.Dial(ctx, protocol, resolver.String())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = conn.Close() }()
+	deadline, _ := ctx.Deadline()
+	_ = conn.SetDeadline(deadline)
+	if protocol == control.TCP {
+		query = append(binary.BigEndian.AppendUint16(nil, uint16(len(query))), query...) //nolint:gosec // one question
+	}
+	if _, err := conn.Write(query); err != nil {
+		return nil, err
+	}
+	for {
+		answer, err := readQuery(conn, protocol)
+		if err != nil {
+			return nil, err
+		}
+		if isAnswerTo(answer, id, q) {
+			return answer, nil
+		}
+	}
+}
+
+// isAnswerTo reports whether an answer is to a question, and not to another that somebody guessed.
+func isAnswerTo(answer []byte, id uint16, q dnsmessage.Question) bool {
+	var p dnsmessage.Parser
+	h, err := p.Start(answer)
+	if err != nil || !h.Response || h.ID != id {
+		return false
+	}
+	asked, err := p.Question()
+	return err == nil && asked.Type == q.Type && asked.Class == q.Class && strings.EqualFold(asked.Name.String(), q.Name.String())
+}
+
+// queryOf returns a query of one question.
+func queryOf(id uint16, q dnsmessage.Question) ([]byte, error) {
+	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: id, RecursionDesired: true})
+	b.EnableCompression()
+	var extended dnsmessage.ResourceHeader
+	if err := errors.Join(b.StartQuestions(), b.Question(q), b.StartAdditionals(),
+		extended.SetEDNS0(maxAnswer, dnsmessage.RCodeSuccess, false), b.OPTResource(extended, dnsmessage.OPTResource{})); err != nil {
+		return nil, err
+	}
+	return b.Finish()
+}

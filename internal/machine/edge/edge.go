@@ -1,0 +1,169 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/link/channel"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/machine/control"
+)
+
+const (
+	// queueLength is how many packets may wait for the guest. TCP sends again what is dropped.
+	queueLength = 512
+	// dialWithin is how long a connection may take to be made, by the guest or to it.
+	dialWithin = 10 * time.Second
+	// maxDials is how many connections of the guest may be in the making.
+	maxDials = 128
+	// firstWindow is how much the guest may send, in bytes, before its connection has a share of the budget. A window
+	// must not shrink.
+	firstWindow = 4 << 10
+	// timeWait is how long a connection that has ended keeps its ports. No packet of one that has comes later: between the
+	// guest and the edge, none overtakes another.
+	timeWait = 100 * time.Millisecond
+	// flowTimeout is how long a flow of UDP lasts after its last packet.
+	flowTimeout = time.Minute
+	// nic is the only interface of the stack.
+	nic = 1
+)
+
+var _ control.Network = (*Edge)(nil)
+
+// Edge is the end of one machine's network.
+type Edge struct {
+	control.NetworkConfig
+
+	Options
+
+	stack  *stack.Stack
+	link   *channel.Endpoint
+	budget budget
+	counts counts
+
+	mu         sync.Mutex
+	generation uint64 // of the ports
+	ports      map[control.Port]*openPort
+
+	// context ends with the edge.
+	context context.Context //nolint:containedctx // the stack's callbacks have none
+	stop    context.CancelFunc
+}
+
+// Options are what an edge works with.
+type Options struct {
+	Routes RouteTable
+	// Peers leads to other machines; nil where there are none.
+	Peers control.Switchboard
+	Clock clock.WithTicker
+	// Dial connects to the outside, to an address that was checked.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// New returns an edge, which does nothing until it serves a link, and ends with ctx.
+func New(ctx context.Context, c control.NetworkConfig, o Options) (*Edge, error) {
+	e := &Edge{NetworkConfig: c, Options: o, ports: map[control.Port]*openPort{}, budget: newBudget()}
+	e.context, e.stop = context.WithCancel(ctx)
+	e.stack = stack.New(stack.Options{
+		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol},
+	})
+	e.link = channel.New(queueLength, uint32(c.MTU), "") //nolint:gosec // small
+	// Nothing but QEMU is between the guest and the edge: what the guest sends arrives as it is.
+	e.link.LinkEPCapabilities |= stack.CapabilityRXChecksumOffload
+	if err := e.configureStack(); err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// configureStack has the stack take every packet of the guest, to whomever it is, and answer as anybody.
+func (e *Edge) configureStack() error {
+	if err := e.stack.CreateNIC(nic, e.link); err != nil {
+		return fmt.Errorf("making the network's interface: %s", err)
+	}
+	gateway := tcpip.AddressWithPrefix{Address: addressOf(e.Gateway()), PrefixLen: e.Address.Bits()}
+	if err := e.stack.AddProtocolAddress(nic, tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber, AddressWithPrefix: gateway}, stack.AddressProperties{}); err != nil {
+		return fmt.Errorf("adding the gateway's address: %s", err)
+	}
+	e.stack.SetPromiscuousMode(nic, true)
+	e.stack.SetSpoofing(nic, true)
+	e.stack.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: nic}})
+	sack, wait := tcpip.TCPSACKEnabled(true), tcpip.TCPTimeWaitTimeoutOption(timeWait)
+	if err := e.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &sack); err != nil {
+		return fmt.Errorf("configuring control.TCP: %s", err)
+	}
+	if err := e.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &wait); err != nil {
+		return fmt.Errorf("configuring control.TCP: %s", err)
+	}
+	e.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(e.stack, firstWindow, maxDials, e.forwardTCP).HandlePacket)
+	e.stack.SetTransportProtocolHandler(udp.ProtocolNumber, udp.NewForwarder(e.stack, e.forwardUDP).HandlePacket)
+	return nil
+}
+
+// Serve carries frames from and to QEMU, until the connection or ctx ends. It is called once.
+func (e *Edge) Serve(ctx context.Context, conn net.Conn) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	sent := make(chan error, 1)
+	go func() {
+		defer cancel()
+		sent <- e.sendFrames(ctx, conn)
+	}()
+	err := e.receiveFrames(conn)
+	cancel()
+	err = errors.Join(err, <-sent)
+	e.stop()
+	e.closePorts()
+	e.stack.Close()
+	return err
+}
+
+// DialGuest implements control.Network. The guest sees the gateway as the other end.
+func (e *Edge) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
+	conn, share, err := e.dialGuest(ctx, netip.AddrPortFrom(e.Gateway(), 0), port)
+	if err != nil {
+		return nil, err
+	}
+	return &countedConn{TCPConn: conn, giveBack: sync.OnceFunc(func() { e.budget.giveBack(share) })}, nil
+}
+
+// countedConn gives its share of the budget back when it is closed.
+type countedConn struct {
+	*gonet.TCPConn
+	giveBack func()
+}
+
+// Close implements net.Conn.
+func (c *countedConn) Close() error {
+	defer c.giveBack()
+	return c.TCPConn.Close()
+}
+
+func addressOf(a netip.Addr) tcpip.Address { return tcpip.AddrFrom4(a.As4()) }
+
+func addrPortOf(a tcpip.Address, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4(a.As4()), port)
+}
+
+func fullAddress(a netip.AddrPort) tcpip.FullAddress {
+	return tcpip.FullAddress{NIC: nic, Addr: addressOf(a.Addr()), Port: a.Port()}
+}

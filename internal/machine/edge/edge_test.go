@@ -1,0 +1,335 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/test/assert"
+)
+
+// outsider is an address of the outside, which tests lead to their own servers.
+var outsider = netip.MustParseAddr("198.51.100.7")
+
+// allRoutes lead outside, but for those that are named.
+type allRoutes map[netip.Addr]error
+
+func (r allRoutes) CheckUnicast(to netip.Addr) error { return r[to] }
+
+// world is an edge with a guest, which is a network stack of its own.
+type world struct {
+	*Edge
+	guest *guest
+	// servers are what addresses of the outside lead to.
+	servers map[string]string
+}
+
+func newWorld(t *testing.T, change func(*control.NetworkConfig, *Options)) *world {
+	t.Helper()
+	w := &world{servers: map[string]string{}}
+	c := control.NetworkConfig{
+		MAC: net.HardwareAddr{0x52, 0x54, 0, 0, 0, 9}, Address: netip.MustParsePrefix("10.213.0.9/16"), MTU: 1500,
+		Hostname: "a", Domain: "ns." + control.InternalDomain, Resolvers: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53")},
+	}
+	o := Options{Routes: allRoutes{}, Clock: clock.RealClock{}, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+		to, ok := w.servers[network[:3]+" "+address]
+		if !ok {
+			return nil, errors.New("nobody is there")
+		}
+		return (&net.Dialer{}).DialContext(ctx, network, to)
+	}}
+	if change != nil {
+		change(&c, &o)
+	}
+	var err error
+	w.Edge, err = New(context.WithoutCancel(t.Context()), c, o)
+	assert.NoError(t, err)
+	here, there := socketPair(t)
+	ended := make(chan error, 1)
+	go func() { ended <- w.Serve(context.WithoutCancel(t.Context()), here) }()
+	w.guest = newGuest(t, there, c)
+	t.Cleanup(func() {
+		_ = there.Close()
+		assert.NoError(t, <-ended)
+	})
+	return w
+}
+
+func socketPair(t *testing.T) (a, b net.Conn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	assert.NoError(t, err)
+	var ends [2]net.Conn
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "link")
+		ends[i], err = net.FileConn(f)
+		assert.NoError(t, err)
+		assert.NoError(t, f.Close())
+	}
+	return ends[0], ends[1]
+}
+
+// serve answers connections to an address of the outside, each by handle.
+func (w *world) serve(t *testing.T, address string, handle func(net.Conn)) {
+	t.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "127.0.0.1:0")
+	assert.NoError(t, err)
+	t.Cleanup(func() { _ = listener.Close() })
+	w.servers["tcp "+address] = listener.Addr().String()
+	go serveEach(listener, handle)
+}
+
+func serveEach(listener net.Listener, handle func(net.Conn)) {
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer func() { _ = conn.Close() }()
+			handle(conn)
+		}()
+	}
+}
+
+func echo(conn net.Conn) { _, _ = io.Copy(conn, conn) }
+
+// dial connects from the guest.
+func (w *world) dial(t *testing.T, to netip.AddrPort) (net.Conn, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	return gonet.DialContextTCP(ctx, w.guest.stack, fullAddress(to), ipv4.ProtocolNumber)
+}
+
+// TestOutward checks that data arrives both ways, whole, and that each direction ends by itself.
+func TestOutward(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	const size = 4 << 20
+	w.serve(t, outsider.String()+":80", func(conn net.Conn) {
+		n, _ := io.Copy(io.Discard, conn) // until the guest has ended its direction
+		_, _ = fmt.Fprintf(conn, "%d\n", n)
+		_, _ = io.CopyN(conn, zeros{}, size)
+	})
+	conn, err := w.dial(t, netip.AddrPortFrom(outsider, 80))
+	assert.NoError(t, err)
+	_, err = io.CopyN(conn, zeros{}, size)
+	assert.NoError(t, err)
+	assert.NoError(t, conn.(*gonet.TCPConn).CloseWrite())
+	got, err := io.ReadAll(conn)
+	assert.NoError(t, err)
+	if want := fmt.Sprintf("%d\n", size); len(got) != len(want)+size || string(got[:len(want)]) != want {
+		t.Errorf("the guest got %d bytes, %.20q, want %q and %d bytes", len(got), got, want, size)
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// TestInward checks that a port of the host leads to the guest, that one that nobody serves there is reset, and that a
+// port that is taken away is closed.
+func TestInward(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	listener, err := gonet.ListenTCP(w.guest.stack, fullAddress(netip.MustParseAddrPort("10.213.0.9:80")), ipv4.ProtocolNumber)
+	assert.NoError(t, err)
+	go serveEach(listener, echo)
+	open := w.openPorts(t, control.Port{Protocol: control.TCP, Port: 80}, control.Port{Protocol: control.TCP, Port: 81})
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp4", open[0])
+	assert.NoError(t, err)
+	_, err = io.WriteString(conn, "hello")
+	assert.NoError(t, err)
+	assert.NoError(t, conn.(*net.TCPConn).CloseWrite())
+	if got, err := io.ReadAll(conn); err != nil || string(got) != "hello" {
+		t.Errorf("the answer is %q, %v", got, err)
+	}
+	closed, err := (&net.Dialer{}).DialContext(t.Context(), "tcp4", open[1])
+	assert.NoError(t, err)
+	_, err = io.ReadAll(closed)
+	assert.ErrorIs(t, "a port that the guest refuses", err, unix.ECONNRESET)
+	missing, err := w.SetPorts(t.Context(), 2, nil, nil)
+	assert.NoError(t, err)
+	if got := len(missing); got != 0 {
+		t.Errorf("missing ports: %v", got)
+	}
+	assert.ErrorIs(t, "an earlier generation", assert.ErrorOf(w.SetPorts(t.Context(), 1, nil, nil)), control.ErrStale)
+	_, err = (&net.Dialer{}).DialContext(t.Context(), "tcp4", open[0])
+	assert.ErrorIs(t, "a port that was taken away", err, unix.ECONNREFUSED)
+}
+
+// openPorts opens ports of the host, and returns their addresses.
+func (w *world) openPorts(t *testing.T, keys ...control.Port) (addresses []string) {
+	t.Helper()
+	sockets := map[control.Port]*os.File{}
+	for i := range keys {
+		listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "127.0.0.1:0")
+		assert.NoError(t, err)
+		address := listener.Addr().(*net.TCPAddr)
+		keys[i].HostIP, keys[i].HostPort = "127.0.0.1", uint16(address.Port) //nolint:gosec // a port
+		addresses = append(addresses, address.String())
+		sockets[keys[i]], err = listener.(*net.TCPListener).File()
+		assert.NoError(t, err)
+		assert.NoError(t, listener.Close())
+	}
+	missing, err := w.SetPorts(t.Context(), 1, keys, nil)
+	assert.NoError(t, err)
+	if got := len(missing); got != len(keys) {
+		t.Errorf("ports without sockets: %v", got)
+	}
+	missing, err = w.SetPorts(t.Context(), 1, keys, sockets)
+	assert.NoError(t, err)
+	if got := len(missing); got != 0 {
+		t.Errorf("ports without sockets: %v", got)
+	}
+	for _, s := range sockets {
+		_ = s.Close()
+	}
+	return addresses
+}
+
+// TestPolicy lists where a guest may connect to.
+func TestPolicy(t *testing.T) {
+	t.Parallel()
+	const local = "203.0.113.1"
+	change := func(c *control.NetworkConfig, o *Options) {
+		c.Policy.Denied = []netip.Prefix{netip.MustParsePrefix("172.30.0.0/16")}
+		o.Routes = allRoutes{netip.MustParseAddr(local): errors.New("it is the host's own")}
+	}
+	w := newWorld(t, change)
+	for address, want := range map[string]error{
+		outsider.String(): nil,
+		"0.0.0.0":         ErrSpecial, "127.0.0.1": ErrSpecial, "127.9.9.9": ErrSpecial, "169.254.169.254": ErrSpecial,
+		"224.0.0.1": ErrSpecial, "255.255.255.255": ErrSpecial, "::1": ErrSpecial, "::ffff:198.51.100.7": ErrSpecial, "64:ff9b::1": ErrSpecial,
+		"172.30.0.1": ErrDenied, local: ErrNoUnicast, "10.213.0.1": control.ErrNoMachine, "10.213.77.7": control.ErrNoMachine,
+	} {
+		if err := w.checkOutside(netip.MustParseAddr(address)); !errors.Is(err, want) || want == nil && err != nil {
+			t.Errorf("%s: %v, want %v", address, err, want)
+		}
+	}
+	_, err := w.dial(t, netip.AddrPortFrom(netip.MustParseAddr(local), 22))
+	assert.ErrorSays(t, "a connection to the host", err, "refused")
+	last := w.Statistics().LastRefused
+	if len(last) != 1 || last[0].Target != local+":22" || last[0].Protocol != control.TCP {
+		t.Errorf("what was refused is %+v", last)
+	}
+	w.Policy.DenyEgress = true
+	assert.ErrorIs(t, "without egress", w.checkOutside(outsider), ErrNoEgress)
+}
+
+// TestLease checks what a guest is told by DHCP.
+func TestLease(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	lease := w.guest.lease(t)
+	want := w.NetworkConfig
+	if lease.Address != want.Address || lease.Router != w.Gateway() || len(lease.Resolvers) != 1 || lease.Resolvers[0] != w.Gateway() ||
+		lease.MTU != want.MTU || len(lease.Search) != 1 || lease.Search[0] != want.Domain {
+		t.Errorf("the lease is %+v", lease)
+	}
+}
+
+// TestNames checks which names are resolved, and by whom.
+func TestNames(t *testing.T) {
+	t.Parallel()
+	peers := machines{"b": netip.MustParseAddr("10.213.0.10"), "c.other": netip.MustParseAddr("10.213.0.11")}
+	w := newWorld(t, func(_ *control.NetworkConfig, o *Options) { o.Peers = peers })
+	w.serveNames(t)
+	for name, want := range map[string]string{
+		"b.": "10.213.0.10", "B.": "10.213.0.10", "b.ns.drover.internal.": "", "c.other.": "10.213.0.11", "c.other.drover.internal.": "10.213.0.11",
+		"d.": "RCodeNameError", "www.example.test.": "192.0.2.80", "example.test.": "192.0.2.80", "a.": "10.213.0.9",
+	} {
+		if want == "" {
+			want = "RCodeNameError" // this table of machines knows no namespace
+		}
+		if got := w.guest.resolve(t, name); got != want {
+			t.Errorf("%s is %s, want %s", name, got, want)
+		}
+	}
+	w.Policy.DenyEgress = true
+	if got := w.guest.resolve(t, "www.example.test."); got != "RCodeRefused" {
+		t.Errorf("without egress, a name of the outside is %s", got)
+	}
+}
+
+// machines is a table of peers.
+type machines map[string]netip.Addr
+
+func (m machines) Lookup(_ context.Context, name string) (netip.Addr, error) {
+	if a, ok := m[name]; ok {
+		return a, nil
+	}
+	return netip.Addr{}, control.ErrNoMachine
+}
+
+func (machines) Dial(context.Context, string, uint16, netip.AddrPort) (*os.File, error) {
+	return nil, control.ErrNoMachine
+}
+
+// serveNames is a resolver of the outside.
+func (w *world) serveNames(t *testing.T) {
+	t.Helper()
+	conn, err := (&net.ListenConfig{}).ListenPacket(t.Context(), "udp4", "127.0.0.1:0")
+	assert.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	w.servers["udp 192.0.2.53:53"] = conn.LocalAddr().String()
+	go func() {
+		packet := make([]byte, 1500)
+		for {
+			n, from, err := conn.ReadFrom(packet)
+			if err != nil {
+				return
+			}
+			var m dnsmessage.Message
+			if m.Unpack(packet[:n]) != nil || len(m.Questions) != 1 {
+				continue
+			}
+			m.Response, m.Additionals = true, nil
+			m.Answers = []dnsmessage.Resource{{
+				Header: dnsmessage.ResourceHeader{Name: m.Questions[0].Name, Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET},
+				Body:   &dnsmessage.AResource{A: [4]byte{192, 0, 2, 80}},
+			}}
+			answer, _ := m.Pack()
+			_, _ = conn.WriteTo(answer, from)
+		}
+	}()
+}
+
+// TestBudget checks that no guest makes its edge use more than the budget, and that it is given back.
+func TestBudget(t *testing.T) {
+	t.Parallel()
+	b := newBudget()
+	var shares []int
+	for share := b.takeShare(); share > 0; share = b.takeShare() {
+		if buffer, copying := buffersOf(share); 2*buffer+2*copying+fixedShare > share || buffer < 2<<10 || copying < 1<<10 {
+			t.Fatalf("a share of %d is divided into buffers of %d and %d", share, buffer, copying)
+		}
+		shares = append(shares, share)
+	}
+	if shares[0] != largestShare || shares[len(shares)-1] != smallestShare || len(shares) < 400 || b.left < 0 {
+		t.Errorf("%d shares from %d to %d, left %d", len(shares), shares[0], shares[len(shares)-1], b.left)
+	}
+	for _, share := range shares {
+		b.giveBack(share)
+	}
+	if got := b.left; got != MemoryBytes {
+		t.Errorf("what is left: %v", got)
+	}
+}

@@ -1,0 +1,272 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+	"gvisor.dev/gvisor/pkg/waiter"
+
+	"cloudnative.tw/drover/internal/machine/control"
+)
+
+// openPort is one that is open.
+type openPort struct {
+	close func() error
+}
+
+// SetPorts implements control.Network.
+func (e *Edge) SetPorts(_ context.Context, generation uint64, keys []control.Port, sockets map[control.Port]*os.File) (missing []control.Port, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if generation < e.generation {
+		return nil, control.ErrStale
+	}
+	e.generation = generation
+	return e.setPorts(keys, sockets)
+}
+
+// setPorts is SetPorts for a caller who has the lock.
+func (e *Edge) setPorts(keys []control.Port, sockets map[control.Port]*os.File) (missing []control.Port, err error) {
+	wanted := map[control.Port]bool{}
+	for _, key := range keys {
+		wanted[key] = true
+	}
+	for key, port := range e.ports {
+		if !wanted[key] {
+			err = errors.Join(err, port.close())
+			delete(e.ports, key)
+		}
+	}
+	for _, key := range keys {
+		if e.ports[key] != nil {
+			continue
+		}
+		socket := sockets[key]
+		if socket == nil {
+			missing = append(missing, key)
+			continue
+		}
+		port, openErr := e.openPort(key, socket)
+		if openErr != nil {
+			err = errors.Join(err, fmt.Errorf("port %d/%s: %w", key.HostPort, key.Protocol, openErr))
+			missing = append(missing, key)
+			continue
+		}
+		e.ports[key] = port
+	}
+	return missing, err
+}
+
+func (e *Edge) closePorts() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	_, _ = e.setPorts(nil, nil)
+}
+
+// openPort serves a port by a socket that listens.
+func (e *Edge) openPort(key control.Port, socket *os.File) (*openPort, error) {
+	if key.Protocol == control.UDP {
+		conn, err := net.FilePacketConn(socket)
+		if err != nil {
+			return nil, err
+		}
+		packets, ok := conn.(*net.UDPConn)
+		if !ok {
+			return nil, errors.Join(errors.New("its socket is not of UDP"), conn.Close())
+		}
+		go e.servePackets(packets, key.Port)
+		return &openPort{close: packets.Close}, nil
+	}
+	listener, err := net.FileListener(socket)
+	if err != nil {
+		return nil, err
+	}
+	go e.serveConnections(e.context, listener, key.Port)
+	return &openPort{close: listener.Close}, nil
+}
+
+// acceptPause is a pause after a connection could not be accepted, as when there are too many open files.
+const acceptPause = 50 * time.Millisecond
+
+func (e *Edge) serveConnections(ctx context.Context, listener net.Listener, port uint16) {
+	for {
+		conn, err := listener.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			<-e.Clock.After(acceptPause)
+			continue
+		}
+		go e.Admit(ctx, conn, netip.AddrPortFrom(e.Gateway(), 0), port)
+	}
+}
+
+// Admit carries on a connection to a port of the guest, which sees it come from an address. One that the guest refuses is
+// reset. It returns when the connection has ended.
+func (e *Edge) Admit(ctx context.Context, conn net.Conn, from netip.AddrPort, port uint16) {
+	dialling, cancel := context.WithTimeout(ctx, dialWithin)
+	defer cancel()
+	guest, share, err := e.dialGuest(dialling, from, port)
+	if err != nil {
+		reset(conn)
+		return
+	}
+	defer e.budget.giveBack(share)
+	e.join(guest, conn, share)
+}
+
+// dialGuest connects to a port of the guest. The caller gives the share of the budget back.
+func (e *Edge) dialGuest(ctx context.Context, from netip.AddrPort, port uint16) (conn *gonet.TCPConn, share int, err error) {
+	if share = e.budget.takeShare(); share == 0 {
+		return nil, 0, errNoMemory
+	}
+	defer func() {
+		if err != nil {
+			e.budget.giveBack(share)
+		}
+	}()
+	var queue waiter.Queue
+	endpoint, problem := e.stack.NewEndpoint(tcp.ProtocolNumber, ipv4.ProtocolNumber, &queue)
+	if problem != nil {
+		return nil, share, errors.New(problem.String())
+	}
+	configureEndpoint(endpoint, share)
+	if err := connect(ctx, &queue, endpoint, fullAddress(from), fullAddress(netip.AddrPortFrom(e.Address.Addr(), port))); err != nil {
+		endpoint.Close()
+		return nil, share, fmt.Errorf("port %d of the guest: %w", port, err)
+	}
+	return gonet.NewTCPConn(&queue, endpoint), share, nil
+}
+
+// connect connects an endpoint.
+func connect(ctx context.Context, queue *waiter.Queue, endpoint tcpip.Endpoint, from, to tcpip.FullAddress) error {
+	if problem := endpoint.Bind(from); problem != nil {
+		return errors.New(problem.String())
+	}
+	entry, isWritable := waiter.NewChannelEntry(waiter.WritableEvents | waiter.EventErr | waiter.EventHUp)
+	queue.EventRegister(&entry)
+	defer queue.EventUnregister(&entry)
+	problem := endpoint.Connect(to)
+	if _, hasStarted := problem.(*tcpip.ErrConnectStarted); hasStarted {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-isWritable:
+		}
+		problem = endpoint.LastError()
+	}
+	switch problem.(type) {
+	case nil:
+		return nil
+	case *tcpip.ErrConnectionRefused:
+		return control.ErrRefused
+	}
+	return errors.New(problem.String())
+}
+
+// servePackets carries packets of UDP to a port of the guest, and the answers back. Each client has a flow of its own.
+func (e *Edge) servePackets(conn *net.UDPConn, port uint16) {
+	flows := &inwardFlows{edge: e, conn: conn, port: port, byClient: map[netip.AddrPort]net.Conn{}}
+	packet := make([]byte, maxPacket)
+	for {
+		n, client, err := conn.ReadFromUDPAddrPort(packet)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			<-e.Clock.After(acceptPause)
+			continue
+		}
+		if guest := flows.of(client); guest != nil {
+			_ = guest.SetReadDeadline(e.Clock.Now().Add(flowTimeout))
+			_, _ = guest.Write(packet[:n])
+		}
+	}
+}
+
+// inwardFlows are the flows of a port.
+type inwardFlows struct {
+	edge *Edge
+	conn *net.UDPConn
+	port uint16
+
+	mu       sync.Mutex
+	byClient map[netip.AddrPort]net.Conn
+}
+
+// of returns the flow of a client, nil if there are too many.
+func (f *inwardFlows) of(client netip.AddrPort) net.Conn {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if guest := f.byClient[client]; guest != nil {
+		return guest
+	}
+	if !f.edge.budget.takeFlow() {
+		return nil
+	}
+	guest, err := f.edge.dialGuestUDP(netip.AddrPortFrom(f.edge.Gateway(), 0), f.port)
+	if err != nil {
+		f.edge.budget.giveBack(flowShare)
+		return nil
+	}
+	f.byClient[client] = guest
+	go f.answer(client, guest)
+	return guest
+}
+
+// answer carries the guest's packets to a client, until none has come for a while.
+func (f *inwardFlows) answer(client netip.AddrPort, guest net.Conn) {
+	f.edge.counts.flows.Add(1)
+	defer func() {
+		f.mu.Lock()
+		delete(f.byClient, client)
+		f.mu.Unlock()
+		_ = guest.Close()
+		f.edge.counts.flows.Add(-1)
+		f.edge.budget.giveBack(flowShare)
+	}()
+	packet := make([]byte, flowPacket)
+	for {
+		n, err := guest.Read(packet)
+		if err != nil {
+			return
+		}
+		_ = guest.SetReadDeadline(f.edge.Clock.Now().Add(flowTimeout))
+		if _, err := f.conn.WriteToUDPAddrPort(packet[:n], client); errors.Is(err, net.ErrClosed) {
+			return
+		}
+	}
+}
+
+// dialGuestUDP returns a flow to a port of the guest, which sees it come from an address.
+func (e *Edge) dialGuestUDP(from netip.AddrPort, port uint16) (net.Conn, error) {
+	var queue waiter.Queue
+	endpoint, problem := e.stack.NewEndpoint(udp.ProtocolNumber, ipv4.ProtocolNumber, &queue)
+	if problem == nil {
+		problem = endpoint.Bind(fullAddress(from))
+	}
+	if problem == nil {
+		problem = endpoint.Connect(fullAddress(netip.AddrPortFrom(e.Address.Addr(), port)))
+	}
+	if problem != nil {
+		return nil, errors.New(problem.String())
+	}
+	guest := newGuestFlow(&queue, endpoint)
+	_ = guest.SetReadDeadline(e.Clock.Now().Add(flowTimeout))
+	return guest, nil
+}

@@ -1,0 +1,117 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"errors"
+	"io"
+	"net"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/waiter"
+)
+
+const (
+	// keepAliveIdle is after how long a connection that is silent is checked, and keepAliveInterval is between checks.
+	keepAliveIdle     = time.Minute
+	keepAliveInterval = 15 * time.Second
+	// maxPacket is more than a packet of UDP has.
+	maxPacket = 64 << 10
+	// flowPacket is how much of a packet of UDP is carried on.
+	flowPacket = 9 << 10
+)
+
+// newGuestConn returns a connection of the guest, which has a share of the budget.
+func newGuestConn(queue *waiter.Queue, endpoint tcpip.Endpoint, share int) *gonet.TCPConn {
+	configureEndpoint(endpoint, share)
+	return gonet.NewTCPConn(queue, endpoint)
+}
+
+func configureEndpoint(endpoint tcpip.Endpoint, share int) {
+	buffer, _ := buffersOf(share)
+	options := endpoint.SocketOptions()
+	options.SetSendBufferSize(int64(buffer), true)
+	options.SetReceiveBufferSize(int64(buffer), true)
+	options.SetKeepAlive(true)
+	options.SetDelayOption(false)
+	idle, interval := tcpip.KeepaliveIdleOption(keepAliveIdle), tcpip.KeepaliveIntervalOption(keepAliveInterval)
+	_, _ = endpoint.SetSockOpt(&idle), endpoint.SetSockOpt(&interval)
+}
+
+func newGuestFlow(queue *waiter.Queue, endpoint tcpip.Endpoint) *gonet.UDPConn {
+	options := endpoint.SocketOptions()
+	options.SetSendBufferSize(flowShare/4, true)
+	options.SetReceiveBufferSize(flowShare/4, true)
+	return gonet.NewUDPConn(queue, endpoint)
+}
+
+// join carries data between the guest and another until both have ended. An end of one direction leaves the other open,
+// and an error ends both at once.
+func (e *Edge) join(guest, other net.Conn, share int) {
+	e.counts.connections.Add(1)
+	defer e.counts.connections.Add(-1)
+	_, size := buffersOf(share)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		carry(guest, other, size)
+	}()
+	carry(other, guest, size)
+	<-done
+	_, _ = guest.Close(), other.Close()
+}
+
+// carry copies what comes from one connection to another.
+func carry(to, from net.Conn, size int) {
+	_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, make([]byte, size))
+	if half, ok := to.(interface{ CloseWrite() error }); ok && err == nil {
+		_ = half.CloseWrite()
+		return
+	}
+	reset(to)
+	reset(from)
+}
+
+// reset ends a connection so that the other end learns that it was cut off.
+func reset(conn net.Conn) {
+	if c, ok := conn.(interface{ SetLinger(sec int) error }); ok {
+		_ = c.SetLinger(0)
+	}
+	_ = conn.Close()
+}
+
+// joinFlow carries packets until none has come for a while in either direction.
+func (e *Edge) joinFlow(guest, other net.Conn) {
+	e.counts.flows.Add(1)
+	defer e.counts.flows.Add(-1)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		e.carryPackets(guest, other)
+	}()
+	e.carryPackets(other, guest)
+	_, _ = guest.Close(), other.Close()
+	<-done
+}
+
+// carryPackets ends when no packet has come for a while, or the connection is closed. That nobody listens at the other
+// end is no reason.
+func (e *Edge) carryPackets(to, from net.Conn) {
+	defer func() { _, _ = to.Close(), from.Close() }()
+	packet := make([]byte, flowPacket)
+	for {
+		_ = from.SetReadDeadline(e.Clock.Now().Add(flowTimeout))
+		n, err := from.Read(packet)
+		if err == nil {
+			_ = to.SetReadDeadline(e.Clock.Now().Add(flowTimeout))
+			_, err = to.Write(packet[:n])
+		}
+		if err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+			return
+		}
+	}
+}

@@ -1,0 +1,228 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+
+	"gvisor.dev/gvisor/pkg/buffer"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+)
+
+const (
+	// lengthBytes is how many bytes QEMU's stream puts before each frame: its length, big-endian (net/stream.c).
+	lengthBytes = 4
+	// maxFrame is more than any frame of a guest has.
+	maxFrame = 1<<16 + header.EthernetMinimumSize
+	// batchBytes is how much is written to QEMU at a time.
+	batchBytes = 64 << 10
+)
+
+// gatewayMAC is the gateway's hardware address. Each machine has a network of its own, so all may have the same.
+var gatewayMAC = net.HardwareAddr{0x52, 0x54, 0x00, 0x00, 0x00, 0x01}
+
+// receiveFrames takes the guest's frames until the connection ends.
+func (e *Edge) receiveFrames(conn net.Conn) error {
+	from := bufio.NewReaderSize(conn, batchBytes)
+	frame := make([]byte, maxFrame)
+	for {
+		var length [lengthBytes]byte
+		if _, err := io.ReadFull(from, length[:]); err != nil {
+			return ignoreEnd(err)
+		}
+		n := binary.BigEndian.Uint32(length[:])
+		if n > maxFrame {
+			return fmt.Errorf("QEMU sent a frame of %d bytes: at most %d are allowed", n, maxFrame)
+		}
+		if _, err := io.ReadFull(from, frame[:n]); err != nil {
+			return ignoreEnd(err)
+		}
+		e.receive(frame[:n])
+	}
+}
+
+func ignoreEnd(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// receive takes one frame of the guest. Those that are not the guest's own are dropped.
+func (e *Edge) receive(frame []byte) {
+	e.counts.received.Add(1)
+	e.counts.receivedBytes.Add(int64(len(frame)))
+	if len(frame) < header.EthernetMinimumSize {
+		e.counts.dropped.Add(1)
+		return
+	}
+	ethernet := header.Ethernet(frame)
+	if !bytes.Equal(frame[6:12], e.MAC) {
+		e.counts.dropped.Add(1)
+		return
+	}
+	payload := frame[header.EthernetMinimumSize:]
+	switch ethernet.Type() {
+	case header.ARPProtocolNumber:
+		e.answerARP(payload)
+	case header.IPv4ProtocolNumber:
+		if to := ethernet.DestinationAddress(); to == tcpip.LinkAddress(gatewayMAC) || to == header.EthernetBroadcastAddress {
+			e.receiveIPv4(payload)
+		}
+	default: // IPv6 among them, which guests have none of
+		e.counts.dropped.Add(1)
+	}
+}
+
+// answerARP says that every address but the guest's own is the gateway's.
+func (e *Edge) answerARP(packet []byte) {
+	request := header.ARP(packet)
+	if !request.IsValid() || request.Op() != header.ARPRequest {
+		return
+	}
+	asked := netip.AddrFrom4([4]byte(request.ProtocolAddressTarget()))
+	if asked == e.Address.Addr() || !e.Address.Masked().Contains(asked) { // else guests that probe for their own would not take it
+		return
+	}
+	answer := make([]byte, header.ARPSize)
+	reply := header.ARP(answer)
+	reply.SetIPv4OverEthernet()
+	reply.SetOp(header.ARPReply)
+	copy(reply.HardwareAddressSender(), gatewayMAC)
+	copy(reply.ProtocolAddressSender(), request.ProtocolAddressTarget())
+	copy(reply.HardwareAddressTarget(), e.MAC)
+	copy(reply.ProtocolAddressTarget(), request.ProtocolAddressSender())
+	e.send(header.ARPProtocolNumber, answer)
+}
+
+// receiveIPv4 answers what is for the edge itself, and has the stack take what else the guest sends as itself.
+func (e *Edge) receiveIPv4(packet []byte) {
+	ip := header.IPv4(packet)
+	if !ip.IsValid(len(packet)) {
+		e.counts.dropped.Add(1)
+		return
+	}
+	packet = packet[:ip.TotalLength()]
+	if isDHCP(ip) {
+		e.answerDHCP(ip.Payload()[header.UDPMinimumSize:])
+		return
+	}
+	if ip.SourceAddress() != addressOf(e.Address.Addr()) {
+		e.counts.dropped.Add(1)
+		return
+	}
+	if ip.TransportProtocol() == header.ICMPv4ProtocolNumber {
+		e.answerPing(ip)
+		return
+	}
+	e.inject(packet)
+}
+
+// inject gives a packet to the stack.
+func (e *Edge) inject(packet []byte) {
+	p := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(packet)})
+	defer p.DecRef()
+	e.link.InjectInbound(ipv4.ProtocolNumber, p)
+}
+
+// answerPing answers a ping of the gateway. The stack would answer for every address.
+func (e *Edge) answerPing(ip header.IPv4) {
+	ping := header.ICMPv4(ip.Payload())
+	if ip.DestinationAddress() != addressOf(e.Gateway()) || ip.More() || ip.FragmentOffset() != 0 ||
+		len(ping) < header.ICMPv4MinimumSize || ping.Type() != header.ICMPv4Echo {
+		return
+	}
+	reply := bytes.Clone(ping)
+	header.ICMPv4(reply).SetType(header.ICMPv4EchoReply)
+	header.ICMPv4(reply).SetChecksum(0)
+	header.ICMPv4(reply).SetChecksum(^checksum.Checksum(reply, 0))
+	e.sendIPv4(header.ICMPv4ProtocolNumber, e.Gateway(), e.Address.Addr(), reply)
+}
+
+// sendIPv4 sends a packet to the guest past the stack.
+func (e *Edge) sendIPv4(protocol tcpip.TransportProtocolNumber, from, to netip.Addr, payload []byte) {
+	packet := make([]byte, header.IPv4MinimumSize, header.IPv4MinimumSize+len(payload))
+	ip := header.IPv4(packet)
+	ip.Encode(&header.IPv4Fields{
+		TotalLength: uint16(header.IPv4MinimumSize + len(payload)), TTL: 64, Protocol: uint8(protocol), //nolint:gosec // one frame
+		SrcAddr: addressOf(from), DstAddr: addressOf(to),
+	})
+	ip.SetChecksum(^ip.CalculateChecksum())
+	e.send(header.IPv4ProtocolNumber, append(packet, payload...))
+}
+
+// send puts a packet into the queue to the guest, or drops it if that is full.
+func (e *Edge) send(protocol tcpip.NetworkProtocolNumber, packet []byte) {
+	p := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(packet)})
+	defer p.DecRef()
+	p.NetworkProtocolNumber = protocol
+	var list stack.PacketBufferList
+	list.PushBack(p)
+	_, _ = e.link.WritePackets(list) // which makes references of its own
+}
+
+// sendUnreachable tells the guest that a packet of UDP came to nothing (RFC 792): that is prohibited by administration.
+func (e *Edge) sendUnreachable(from, to netip.AddrPort) {
+	const originalBytes = header.IPv4MinimumSize + header.UDPMinimumSize
+	message := make([]byte, header.ICMPv4MinimumSize+originalBytes)
+	original := header.IPv4(message[header.ICMPv4MinimumSize:])
+	original.Encode(&header.IPv4Fields{
+		TotalLength: originalBytes, TTL: 64, Protocol: uint8(header.UDPProtocolNumber), SrcAddr: addressOf(from.Addr()), DstAddr: addressOf(to.Addr()),
+	})
+	original.SetChecksum(^original.CalculateChecksum())
+	header.UDP(original.Payload()).Encode(&header.UDPFields{SrcPort: from.Port(), DstPort: to.Port(), Length: header.UDPMinimumSize})
+	icmp := header.ICMPv4(message)
+	icmp.SetType(header.ICMPv4DstUnreachable)
+	icmp.SetCode(header.ICMPv4AdminProhibited)
+	icmp.SetChecksum(^checksum.Checksum(message, 0))
+	e.sendIPv4(header.ICMPv4ProtocolNumber, e.Gateway(), e.Address.Addr(), message)
+}
+
+// sendFrames writes what waits for the guest, several frames at a time.
+func (e *Edge) sendFrames(ctx context.Context, conn net.Conn) error {
+	batch := make([]byte, 0, batchBytes)
+	for {
+		p := e.link.ReadContext(ctx)
+		if p == nil {
+			return nil
+		}
+		batch = batch[:0]
+		for p != nil {
+			batch = e.appendFrame(batch, p)
+			if len(batch) > cap(batch)-e.MTU-lengthBytes-header.EthernetMinimumSize {
+				break
+			}
+			p = e.link.Read()
+		}
+		if _, err := conn.Write(batch); err != nil {
+			return ignoreEnd(err)
+		}
+	}
+}
+
+// appendFrame appends a packet as QEMU's stream wants it, and lets go of it.
+func (e *Edge) appendFrame(batch []byte, p *stack.PacketBuffer) []byte {
+	defer p.DecRef()
+	e.counts.sent.Add(1)
+	e.counts.sentBytes.Add(int64(p.Size()))
+	batch = binary.BigEndian.AppendUint32(batch, uint32(header.EthernetMinimumSize+p.Size())) //nolint:gosec // one frame
+	batch = append(append(batch, e.MAC...), gatewayMAC...)
+	batch = binary.BigEndian.AppendUint16(batch, uint16(p.NetworkProtocolNumber)) //nolint:gosec // 16 bits
+	for _, part := range p.AsSlices() {
+		batch = append(batch, part...)
+	}
+	return batch
+}

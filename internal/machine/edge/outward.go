@@ -1,0 +1,147 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+	"gvisor.dev/gvisor/pkg/waiter"
+
+	"cloudnative.tw/drover/internal/machine/control"
+)
+
+// errNoMemory : the budget is used up.
+var errNoMemory = errors.New("the machine has too many connections")
+
+// forwardTCP makes a connection that the guest asks for. The guest gets its answer once the other end has answered.
+func (e *Edge) forwardTCP(r *tcp.ForwarderRequest) {
+	id := r.ID()
+	to := addrPortOf(id.LocalAddress, id.LocalPort)
+	share := e.budget.takeShare()
+	defer func() { e.budget.giveBack(share) }()
+	outside, err := e.dial(control.TCP, id.RemotePort, to)
+	if err == nil && share == 0 {
+		err = errors.Join(errNoMemory, outside.Close())
+	}
+	if err != nil {
+		e.noteRefusal(control.TCP, to.String(), err)
+		r.Complete(true)
+		return
+	}
+	var queue waiter.Queue
+	endpoint, problem := r.CreateEndpoint(&queue)
+	r.Complete(false)
+	if problem != nil {
+		_ = outside.Close()
+		return
+	}
+	e.join(newGuestConn(&queue, endpoint, share), outside, share)
+}
+
+// dial connects the guest to an address, through another edge or by a socket of the host.
+func (e *Edge) dial(protocol string, from uint16, to netip.AddrPort) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(e.context, dialWithin)
+	defer cancel()
+	switch {
+	case to.Addr() == e.Gateway() && to.Port() == control.DNSPort:
+		return e.serveDNS(protocol), nil
+	case e.Address.Masked().Contains(to.Addr()) && e.Peers != nil && to.Addr() != e.Gateway():
+		return e.dialPeer(ctx, protocol, from, to)
+	}
+	if err := e.checkOutside(to.Addr()); err != nil {
+		return nil, err
+	}
+	conn, err := e.Dial(ctx, protocol+"4", to.String())
+	if err != nil {
+		return nil, err
+	}
+	// Routes may have changed meanwhile.
+	if err := e.checkOutside(to.Addr()); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
+}
+
+// dialPeer connects the guest to another machine.
+func (e *Edge) dialPeer(ctx context.Context, protocol string, from uint16, to netip.AddrPort) (net.Conn, error) {
+	socket, err := e.Peers.Dial(ctx, protocol, from, to)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := net.FileConn(socket)
+	return conn, errors.Join(err, socket.Close())
+}
+
+// Accept takes a connection of another machine to a port of the guest, which sees that machine's address and port.
+func (e *Edge) Accept(ctx context.Context, c control.PeerConn, socket *os.File) error {
+	if !e.Address.Masked().Contains(c.From.Addr()) || c.From.Addr() == e.Address.Addr() || c.From.Addr() == e.Gateway() {
+		return control.ErrNoMachine
+	}
+	conn, err := net.FileConn(socket)
+	if err != nil {
+		return err
+	}
+	if c.Protocol == control.UDP {
+		return e.acceptFlow(c, conn)
+	}
+	guest, share, err := e.dialGuest(ctx, c.From, c.Port)
+	if err != nil {
+		return errors.Join(err, conn.Close())
+	}
+	go func() {
+		defer e.budget.giveBack(share)
+		e.join(guest, conn, share)
+	}()
+	return nil
+}
+
+func (e *Edge) acceptFlow(c control.PeerConn, conn net.Conn) error {
+	if !e.budget.takeFlow() {
+		return errors.Join(errNoMemory, conn.Close())
+	}
+	guest, err := e.dialGuestUDP(c.From, c.Port)
+	if err != nil {
+		e.budget.giveBack(flowShare)
+		return errors.Join(err, conn.Close())
+	}
+	go func() {
+		defer e.budget.giveBack(flowShare)
+		e.joinFlow(guest, conn)
+	}()
+	return nil
+}
+
+// forwardUDP begins a flow that the guest has sent the first packet of. It must not wait.
+func (e *Edge) forwardUDP(r *udp.ForwarderRequest) {
+	id := r.ID()
+	to := addrPortOf(id.LocalAddress, id.LocalPort)
+	if !e.budget.takeFlow() {
+		e.noteRefusal(control.UDP, to.String(), errNoMemory)
+		return
+	}
+	var queue waiter.Queue
+	endpoint, problem := r.CreateEndpoint(&queue)
+	if problem != nil {
+		e.budget.giveBack(flowShare)
+		return
+	}
+	guest := newGuestFlow(&queue, endpoint)
+	go func() {
+		defer e.budget.giveBack(flowShare)
+		outside, err := e.dial(control.UDP, id.RemotePort, to)
+		if err != nil {
+			e.noteRefusal(control.UDP, to.String(), err)
+			e.sendUnreachable(addrPortOf(id.RemoteAddress, id.RemotePort), to)
+			_ = guest.Close()
+			return
+		}
+		e.joinFlow(guest, outside)
+	}()
+}

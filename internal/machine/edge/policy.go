@@ -1,0 +1,60 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"cloudnative.tw/drover/internal/machine/control"
+)
+
+// RouteTable tells what the kernel would do with packets to an address.
+type RouteTable interface {
+	// CheckUnicast returns nil if they would leave the host for one other host.
+	CheckUnicast(to netip.Addr) error
+}
+
+// Errors of addresses that a guest may not connect to.
+var (
+	ErrDenied    = errors.New("the operator allows no connections there")
+	ErrNoEgress  = errors.New("the operator allows connections to other machines alone")
+	ErrSpecial   = errors.New("it is an address for special use")
+	ErrNoUnicast = errors.New("the host has no route to another host there")
+)
+
+// special are the ranges of IPv4 that no guest reaches through its host (RFC 6890): the host itself, links, and what
+// names no single host.
+var special = []netip.Prefix{
+	netip.MustParsePrefix("0.0.0.0/8"),
+	netip.MustParsePrefix("127.0.0.0/8"),
+	netip.MustParsePrefix("169.254.0.0/16"),
+	netip.MustParsePrefix("192.0.0.0/24"),
+	netip.MustParsePrefix("192.88.99.0/24"),
+	netip.MustParsePrefix("224.0.0.0/3"),
+}
+
+// checkOutside returns nil if the guest may connect to an address through the host. The address is the one that is
+// dialled, not a name for it.
+func (e *Edge) checkOutside(to netip.Addr) error {
+	isIn := func(p netip.Prefix) bool { return p.Contains(to) }
+	switch {
+	case !to.Is4(): // in any form, mapped ones too
+		return ErrSpecial
+	case e.Address.Masked().Contains(to): // it is a machine's, or nobody's, and never the host's network's
+		return control.ErrNoMachine
+	case slices.ContainsFunc(special, isIn):
+		return ErrSpecial
+	case e.Policy.DenyEgress:
+		return ErrNoEgress
+	case slices.ContainsFunc(e.Policy.Denied, isIn):
+		return ErrDenied
+	}
+	if err := e.Routes.CheckUnicast(to); err != nil {
+		return fmt.Errorf("%w: %w", ErrNoUnicast, err)
+	}
+	return nil
+}

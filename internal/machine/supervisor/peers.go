@@ -1,0 +1,72 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+
+	"cloudnative.tw/drover/internal/machine/control"
+)
+
+// Links are a machine's links to switchboards, one for each process that follows it. Any will do.
+type Links struct {
+	mu  sync.Mutex
+	all []*control.PeerLink
+}
+
+var _ control.Switchboard = (*Links)(nil)
+
+// follow uses a link until it ends.
+func (l *Links) follow(link *control.PeerLink) {
+	l.mu.Lock()
+	l.all = append(l.all, link)
+	l.mu.Unlock()
+	link.Follow()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = slices.DeleteFunc(l.all, func(other *control.PeerLink) bool { return other == link })
+}
+
+// last returns the newest link.
+func (l *Links) last() (*control.PeerLink, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.all) == 0 {
+		return nil, control.ErrUnreachable
+	}
+	return l.all[len(l.all)-1], nil
+}
+
+// Lookup implements control.Switchboard.
+func (l *Links) Lookup(ctx context.Context, name string) (netip.Addr, error) {
+	link, err := l.last()
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	return link.Lookup(ctx, name)
+}
+
+// Dial implements control.Switchboard.
+func (l *Links) Dial(ctx context.Context, protocol string, from uint16, to netip.AddrPort) (*os.File, error) {
+	link, err := l.last()
+	if err != nil {
+		return nil, err
+	}
+	return link.Dial(ctx, protocol, from, to)
+}
+
+// Join implements control.Peer.
+func (s *Supervisor) Join(link *control.PeerLink) { s.Links.follow(link) }
+
+// Accept implements control.Peer.
+func (s *Supervisor) Accept(ctx context.Context, c control.PeerConn, socket *os.File) error {
+	if err := s.checkRunning(); err != nil {
+		return err
+	}
+	return s.Network.Accept(ctx, c, socket)
+}
