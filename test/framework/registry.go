@@ -69,7 +69,7 @@ func TarOf(t testing.TB, path string, content []byte) []byte {
 	t.Helper()
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
-	err := w.WriteHeader(&tar.Header{Name: path, Mode: 0o444, Size: int64(len(content))})
+	err := w.WriteHeader(&tar.Header{Name: path, Mode: 0o555, Size: int64(len(content))})
 	_, writeErr := w.Write(content)
 	assert.NoError(t, errors.Join(err, writeErr, w.Close()))
 	return archive.Bytes()

@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"testing"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -174,6 +175,46 @@ func TestSSHToMachine(t *testing.T) {
 	u.testExecOfNoProgram()
 }
 
+// TestCopyToMachine copies files to and from a machine whose image has one program and nothing else.
+func TestCopyToMachine(t *testing.T) {
+	tier.Full(t, "it boots a machine beside a Drover of its own; the gate copies in the boots of package boot and of driver qemu")
+	program := filepath.Join(t.TempDir(), "program")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../internal/guest/boot/testdata/program")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	code, err := os.ReadFile(program)
+	assert.NoError(t, err)
+	host := framework.NewRegistry(t, nil)
+	image, err := framework.MakeImage(framework.TarOf(t, "program", code), v1.Config{Entrypoint: []string{"/program", "serve"}, WorkingDir: "/work"})
+	assert.NoError(t, err)
+	framework.PushImage(t, host+"/scratch:1", image)
+	u := newSSHUser(t, 20<<20, "--vm-driver=qemu", "--image-plain-http-registries="+host, "--image-hosts=127.0.0.0/8", "--qemu-unchecked-images", "--qemu-kernel="+framework.GuestKernel(t))
+	if r := u.run("", "create", "web", "--image="+host+"/scratch:1", "--memory=128Mi", "--wait"); r.code != 0 {
+		t.Fatalf("create ended with %d: %s", r.code, r.errs)
+	}
+	t.Cleanup(func() { u.expect(0, "virtualmachine.cloudnative.tw/web deleted\n", "", "delete", "web", "--yes") })
+	content := make([]byte, u.copySize)
+	_, _ = rand.Read(content)
+	assert.NoError(t, os.MkdirAll(filepath.Join(u.dir, "folder", "a b"), 0o700))
+	assert.NoError(t, os.WriteFile(filepath.Join(u.dir, "folder", "a b", "c:d"), content, 0o640))
+	assert.NoError(t, os.Symlink("a b/c:d", filepath.Join(u.dir, "folder", "link")))
+	u.expect(0, "", "", "cp", "folder", "web:")
+	u.expect(0, "", "", "cp", "web:/work/folder", "back")
+	got, err := os.ReadFile(filepath.Join(u.dir, "back", "link"))
+	if err != nil || !bytes.Equal(got, content) {
+		t.Errorf("%d bytes of %d came back, %v", len(got), len(content), err)
+	}
+	u.expect(1, "", "no such file or directory", "cp", "web:/none", ".")
+	u.expect(1, "", "no such file or directory", "cp", "none", "web:/work")
+	u.expect(1, "", "no such file or directory", "cp", "key", "key.pub", "web:/none")
+	u.expect(1, "", "no such file or directory", "cp", "web:/program", "none/")
+	u.expect(1, "", "name a file or folder", "cp", "web:/", ".")
+	u.expect(1, "", "from a VM one path", "cp", "key", "web:/x", ".")
+	u.expect(255, "", "error: ", "cp", "root@web:/program", ".") // no ssh server
+}
+
 // testInteractive types into a shell on a terminal.
 func (u *sshUser) testInteractive(t *testing.T) {
 	tty := newTerminal(t, 91, 33)
@@ -243,6 +284,7 @@ func TestLoginUser(t *testing.T) { //nolint:paralleltest // it replaces ssh
 	u := newUser(t)
 	u.create("cloud", "--image=cloud://debian/13")
 	u.create("own", "--image=cloud://house/1")
+	u.must("create", "image", "--driver=qemu", "--image=python:3.13")
 	u.create("other", "--image=https://images.example/debian/13")
 	host := func(name string) string { return name + "." + u.namespace + ".vm" }
 	for _, c := range []struct{ args, ends string }{
@@ -251,6 +293,8 @@ func TestLoginUser(t *testing.T) { //nolint:paralleltest // it replaces ssh
 		{"ssh cloud -l ann", " -l ann -- " + host("cloud")},
 		{"cp page cloud:/tmp", " -- page debian@" + host("cloud") + ":/tmp"},
 		{"cp ann@cloud:/tmp page", " -- ann@" + host("cloud") + ":/tmp page"},
+		{"cp page ann@image:/tmp", " -- page ann@" + host("image") + ":/tmp"},
+		{"cp --port=23 page image:/tmp", " -- page " + host("image") + ":/tmp"},
 		{"ssh own", "ControlPath=none -- " + host("own")},
 		{"ssh other", "ControlPath=none -- " + host("other")},
 		{"cp page other:/tmp", " -- page " + host("other") + ":/tmp"},
@@ -258,5 +302,8 @@ func TestLoginUser(t *testing.T) { //nolint:paralleltest // it replaces ssh
 		if out := u.must(strings.Fields(c.args)...); !strings.HasSuffix(out, c.ends+"\n") {
 			t.Errorf("kubectl vm %s runs %q, want %q at its end", c.args, out, c.ends)
 		}
+	}
+	if r := u.run("cp", "image:/etc/hostname", dir); r.code == 0 || strings.Contains(r.out, "ControlPath") || !strings.Contains(r.errs, "serves no consoles, logs, commands") {
+		t.Errorf("kubectl vm cp of a machine of a container image asks no Drover: %+v", r)
 	}
 }

@@ -59,6 +59,7 @@ var packages = []testPackage{
 	{"internal/guest/config", cached, 32},
 	{"internal/guest/datadisk", cached, 32},
 	{"internal/guest/dhcp", cached, 32},
+	{"internal/guest/files", cached, 32},
 	{"internal/guest/initramfs", cached, 32},
 	{"internal/guest/system", cached, 32},
 	{"internal/guest/users", cached, 32},

@@ -24,7 +24,7 @@ var shards = []shard{
 	},
 	{
 		name:  "guest",
-		steps: []step{{of: "internal/guest/boot"}, {of: "internal/driver/qemu", pattern: "TestContainerTree"}},
+		steps: []step{{of: "internal/guest/boot"}, {of: "internal/driver/qemu", pattern: "TestContainerTree"}, {of: "test/kubectlvm", pattern: "TestCopyToMachine"}},
 		short: step{of: "internal/guest/boot"},
 		paths: []string{"go.mod", "cmd/drover-guest", "internal/guest", "internal/image", "internal/machine/converter", "hack/guest", "hack/guest.sh", "hack/guest-kernel.sh", "hack/debian-layers.sh", "test/assert", "test/framework"},
 	},
@@ -42,7 +42,7 @@ var shards = []shard{
 	},
 	{
 		name:  "system",
-		steps: []step{{of: "test/integration", isRaced: true}, {of: "test/outage", isRaced: true}, {of: "test/kubectlvm", skip: "TestSSHToMachine", isRaced: true}},
+		steps: []step{{of: "test/integration", isRaced: true}, {of: "test/outage", isRaced: true}, {of: "test/kubectlvm", skip: "TestSSHToMachine|TestCopyToMachine", isRaced: true}},
 		short: step{of: "test/integration", pattern: "TestManualChanges"},
 		paths: slices.Concat(controller, []string{"cmd/kubectl-vm", "internal/driver/docker", "test/integration", "test/outage", "test/kubectlvm"}),
 	},

@@ -30,13 +30,14 @@ func NewExecCommand(o *Options) *cobra.Command {
 		Short:   "Run a command in a VM",
 		Example: o.examples("exec web -- uname -a", "exec -it web -- sh"),
 		Long: "Run a command in a VM, and exit with its exit code.\n" +
-			"In a container, the engine runs it. In a machine, the QEMU guest agent does:\n" +
-			"the guest has to run qemu-guest-agent, and a command has no terminal.",
+			"In a container, the engine runs it; in a machine of a container image, Drover's program.\n" +
+			"In any other machine, the QEMU guest agent does: the guest has to run qemu-guest-agent,\n" +
+			"and a command has no terminal.",
 		Args: oneName(needsCommand),
 		RunE: func(cmd *cobra.Command, args []string) error { return e.run(cmd.Context(), args[0], args[1:]) },
 	})
 	cmd.Flags().BoolVarP(&e.stdin, "stdin", "i", false, "pass standard input on")
-	cmd.Flags().BoolVarP(&e.tty, "tty", "t", false, "give the command a terminal; only in containers")
+	cmd.Flags().BoolVarP(&e.tty, "tty", "t", false, "give the command a terminal; not by the QEMU guest agent")
 	return cmd
 }
 

@@ -18,8 +18,8 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 )
 
-// driverPod is the driver whose servers are pods.
-const driverPod = "pod"
+// driverPod is the driver whose servers are pods, and driverQEMU the one whose servers are machines of a host.
+const driverPod, driverQEMU = "pod", "qemu"
 
 // podOf returns the name of the pod of a VM of driver pod.
 func (o *Options) podOf(vm *api.VirtualMachine) (string, error) {

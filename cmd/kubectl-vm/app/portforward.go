@@ -74,7 +74,7 @@ func (p *portForwardOptions) run(ctx context.Context, name string, ports []strin
 
 // check reports what would keep every connection from being made.
 func (p *portForwardOptions) check(at place, forwards []streams.Forward) error {
-	if at.vmErr != nil || at.vm.Status.Driver != "qemu" && at.vm.Status.Driver != driverPod {
+	if at.vmErr != nil || at.vm.Status.Driver != driverQEMU && at.vm.Status.Driver != driverPod {
 		return at.vmErr
 	}
 	for _, f := range forwards {

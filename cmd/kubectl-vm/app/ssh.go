@@ -26,15 +26,17 @@ import (
 	"cloudnative.tw/drover/internal/image/catalogue"
 )
 
+// sshPort is where ssh servers listen.
+const sshPort = 22
+
 // endDelay is how long ssh may take to end after Ctrl-C.
 const endDelay = 5 * time.Second
 
-// sshOptions are the flags of ssh and cp.
+// sshOptions are the flags of ssh, and those of cp that it shares.
 type sshOptions struct {
 	connection
 	user, identity string
 	port           uint16
-	recursive      bool
 	options        []string
 	// passedOn are the flags of the command line that say which cluster is meant.
 	passedOn []string
@@ -66,34 +68,9 @@ func NewSSHCommand(o *Options) *cobra.Command {
 	return cmd
 }
 
-// NewCopyCommand returns the verb cp.
-func NewCopyCommand(o *Options) *cobra.Command {
-	s := &sshOptions{connection: connection{Options: o}}
-	cmd := s.newConnectCommand(&cobra.Command{
-		Use:     "cp [USER@]NAME:PATH LOCAL | LOCAL... [USER@]NAME:PATH",
-		Short:   "Copy files to or from a VM with the scp of this computer",
-		Example: o.examples("cp page.html debian@web:/tmp/", "cp -r debian@web:/var/log ./log"),
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) < 2 {
-				return errors.New("give what to copy, and where to")
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := s.readFlags(cmd); err != nil {
-				return err
-			}
-			return s.runCopy(cmd.Context(), args)
-		},
-	})
-	s.addFlags(cmd.Flags())
-	cmd.Flags().BoolVarP(&s.recursive, "recursive", "r", false, "copy folders with what is in them")
-	return cmd
-}
-
 func (s *sshOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVarP(&s.identity, "identity", "i", "", "file of the private key to use")
-	f.Uint16Var(&s.port, "port", 22, "port of the VM at which its ssh server listens")
+	f.Uint16Var(&s.port, "port", sshPort, "port of the VM at which its ssh server listens")
 	f.StringArrayVar(&s.options, "ssh-option", nil, "option for ssh, as for its -o; may be repeated")
 }
 
@@ -102,7 +79,11 @@ func (s *sshOptions) runSSH(ctx context.Context, target string, command []string
 	if err != nil {
 		return err
 	}
-	to, err := s.findDestination(ctx, name)
+	vm, err := s.findVM(ctx, name)
+	if err != nil {
+		return err
+	}
+	to, err := s.findDestination(vm)
 	if err != nil {
 		return err
 	}
@@ -110,60 +91,6 @@ func (s *sshOptions) runSSH(ctx context.Context, target string, command []string
 		to.args = append(to.args, "-l", user)
 	}
 	return s.runProgram(ctx, "ssh", append(append(to.args, "--", to.host), command...))
-}
-
-func (s *sshOptions) runCopy(ctx context.Context, paths []string) error {
-	var names []string
-	var ends []copyEnd
-	for _, path := range paths {
-		end, err := parseCopyEnd(path)
-		if err != nil {
-			return err
-		}
-		if end.name != "" {
-			names = append(names, end.name)
-		}
-		ends = append(ends, end)
-	}
-	if len(names) != 1 {
-		return errors.New("one of the paths has to be in a VM, as in NAME:PATH, and the others on this computer")
-	}
-	to, err := s.findDestination(ctx, names[0])
-	if err != nil {
-		return err
-	}
-	if s.recursive {
-		to.args = append(to.args, "-r")
-	}
-	args := append(slices.Clone(to.args), "--")
-	for _, end := range ends {
-		args = append(args, end.argument(to))
-	}
-	return s.runProgram(ctx, "scp", args)
-}
-
-// copyEnd is a path on this computer, or in a VM.
-type copyEnd struct{ user, name, path string }
-
-// parseCopyEnd reads a path as scp does: a colon before any slash comes after a host.
-func parseCopyEnd(text string) (copyEnd, error) {
-	host, path, remote := strings.Cut(text, ":")
-	if !remote || strings.Contains(host, "/") {
-		return copyEnd{path: text}, nil
-	}
-	user, name, err := splitTarget(host)
-	return copyEnd{user: user, name: name, path: path}, err
-}
-
-func (e copyEnd) argument(to destination) string {
-	if e.name == "" {
-		return e.path
-	}
-	host := to.host
-	if user := cmp.Or(e.user, to.user); user != "" {
-		host = user + "@" + host
-	}
-	return host + ":" + e.path
 }
 
 // splitTarget splits USER@NAME.
@@ -187,19 +114,21 @@ type destination struct {
 	user string // who logs in unless the command line says it; empty if that is not known
 }
 
-// findDestination returns the destination that a VM is. The key of the host is stored under the VM's UID.
-func (s *sshOptions) findDestination(ctx context.Context, name string) (to destination, err error) {
+// findVM returns a VM that takes connections.
+func (s *sshOptions) findVM(ctx context.Context, name string) (*api.VirtualMachine, error) {
 	namespace, err := s.Namespace()
 	if err != nil {
-		return to, err
+		return nil, err
 	}
 	vm, err := s.GetVM(ctx, namespace, name)
 	if err != nil {
-		return to, err
+		return nil, err
 	}
-	if err := s.checkPower(vm); err != nil {
-		return to, err
-	}
+	return vm, s.checkPower(vm)
+}
+
+// findDestination returns the destination that a VM is. The key of the host is stored under the VM's UID.
+func (s *sshOptions) findDestination(vm *api.VirtualMachine) (to destination, err error) {
 	known, err := knownHostsFile()
 	if err != nil {
 		return to, err
@@ -214,7 +143,7 @@ func (s *sshOptions) findDestination(ctx context.Context, name string) (to desti
 	if s.identity != "" {
 		to.args = append(to.args, "-i", s.identity)
 	}
-	to.host, to.user = vm.Name+"."+namespace+".vm", loginUser(vm)
+	to.host, to.user = vm.Name+"."+vm.Namespace+".vm", loginUser(vm)
 	return to, nil
 }
 

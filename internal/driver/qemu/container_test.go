@@ -21,8 +21,10 @@ import (
 	"cloudnative.tw/drover/internal/driver/drivertest/containers"
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/guest/files"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // container is a machine of a container image.
@@ -92,6 +94,38 @@ func (c *container) exec(t *testing.T, tty bool, stdin, command string) (string,
 	return out.String(), code
 }
 
+// checkFiles copies a file in and out, which belongs to the image's user inside.
+func (c *container) checkFiles(t *testing.T) {
+	t.Helper()
+	run := func(stdin io.Reader, want int, args ...string) string {
+		var out, errs bytes.Buffer
+		code, err := c.d.Exec(t.Context(), c.spec.UID, driver.ExecRequest{Command: args, Stdin: stdin, Stdout: &out, Stderr: &errs})
+		if err != nil || code != want {
+			t.Errorf("%q ends with %d and prints %q, %v", args, code, errs.String(), err)
+		}
+		return out.String() + errs.String()
+	}
+	local := t.TempDir()
+	assert.NoError(t, os.WriteFile(local+"/there", bytes.Repeat([]byte("x"), 1_000_000), 0o600))
+	var stream bytes.Buffer
+	assert.NoError(t, files.Pack(&stream, local+"/there"))
+	run(&stream, 0, files.WriteCommand, "sent")
+	if out, _ := c.exec(t, false, "", "stat -c '%U %s' /home/ann/sent"); out != "ann 1000000\n" {
+		t.Errorf("what was sent is %q", out)
+	}
+	back := run(strings.NewReader(""), 0, files.ReadCommand, "/home/ann/sent")
+	assert.NoError(t, files.Unpack(strings.NewReader(back), files.Destination{Folder: local, Name: "back"}))
+	if info, err := os.Stat(local + "/back"); err != nil || info.Size() != 1_000_000 {
+		t.Errorf("what came back is %+v, %v", info, err)
+	}
+	if says := run(strings.NewReader(""), 1, files.ReadCommand, "/none"); !strings.Contains(says, "no such file") {
+		t.Errorf("it says %q of a file that is not there", says)
+	}
+	if says := run(strings.NewReader(""), 1, files.WriteCommand); !strings.Contains(says, "one path") {
+		t.Errorf("it says %q to no path", says)
+	}
+}
+
 // wantExit waits until the machine has ended by itself.
 func (c *container) wantExit(t *testing.T, code int, reason string) {
 	t.Helper()
@@ -124,6 +158,7 @@ func TestContainer(t *testing.T) {
 	if out, code := c.exec(t, true, "", "sleep 0.1; stty size; kill -9 $$"); code != 137 || !strings.Contains(out, "40 100") {
 		t.Errorf("with a terminal the code is %d, and it printed %q", code, out)
 	}
+	c.checkFiles(t)
 	signalSupervisor(t, c.d.InstanceOf(c.spec.UID), syscall.SIGKILL)
 	if out, code := c.exec(t, false, "", "until test -s boots; do sleep 0.1; done; cat boots"); code != 0 || out != "x\n" {
 		t.Errorf("after the supervisor was killed the code is %d, and it printed %q", code, out)
@@ -163,6 +198,22 @@ func TestContainerIsEphemeral(t *testing.T) {
 	c.spec.RestartRun = ""
 	c.wantExit(t, 127, "Error")
 	gone(t, c.d, c.spec)
+}
+
+// TestContainerPrintsUnread checks that a command which prints much goes on, and its exit code and its last words
+// are kept, though nobody read its output for a while.
+func TestContainerPrintsUnread(t *testing.T) {
+	t.Parallel()
+	tier.Full(t, "it takes a boot of its own, and prints 10 MB; the gate kills a supervisor in TestContainer")
+	script := `line=$(printf %01000d 0); until test -e /dev/shm/go; do sleep 0.1; done
+n=0; while test $n -lt 10000; do echo "$n $line"; n=$((n+1)); done; echo last words; exit 5`
+	c := newContainer(t, v1.Config{Entrypoint: []string{"/bin/sh", "-c", script}, Env: []string{"PATH=/bin"}})
+	reach(t, c.d, c.spec, driver.StateRunning)
+	c.exec(t, false, "", "touch /dev/shm/go")
+	c.prints(t, "\n100 0")
+	signalSupervisor(t, c.d.InstanceOf(c.spec.UID), syscall.SIGKILL)
+	c.wantExit(t, 5, "Error")
+	c.prints(t, "last words")
 }
 
 // TestContainerIsPruned removes images while a machine is created, starts and runs: one that was fetched and not yet used

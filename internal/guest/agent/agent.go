@@ -193,7 +193,7 @@ func (a *Agent) answer(r wire.Request, frames *wire.Reader, out io.Writer) (resp
 	case wire.OpThaw:
 		err = a.freeze.thaw(a.Disk)
 	case wire.OpRead:
-		err = readFiles(r.Path, out)
+		err = a.readFiles(r.Path, out)
 	case wire.OpWrite:
 		err = a.writeFiles(r.Path, frames)
 	default:

@@ -270,6 +270,26 @@ func TestLeave(t *testing.T) {
 	}
 }
 
+// TestInputLikeNonce checks that a command gets input that ends like the beginning of a greeting while nothing follows.
+func TestInputLikeNonce(t *testing.T) {
+	t.Parallel()
+	c := dial(t, serve(t, &disk{}))
+	stdin, in := io.Pipe()
+	stdout, out := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- assert.ErrorOf(c.Exec(t.Context(), client.Command{Exec: wire.Exec{Args: []string{"cat"}}, Stdin: stdin, Stdout: out, Stderr: io.Discard}))
+	}()
+	text := "x" + string(nonce[:len(nonce)-1])
+	_, err := io.WriteString(in, text)
+	assert.NoError(t, err)
+	back := make(chan error, 1)
+	go func() { back <- readUntil(stdout, text) }()
+	assert.NoError(t, assert.Receive(t, "the input to come back", back))
+	assert.NoError(t, in.Close())
+	assert.NoError(t, assert.Receive(t, "the end of the command", ended))
+}
+
 // readUntil reads up to a text.
 func readUntil(r io.Reader, text string) error {
 	seen, b := "", make([]byte, 1)
@@ -351,10 +371,10 @@ func TestFiles(t *testing.T) {
 	}
 	for says, err := range map[string]error{
 		"no such file":      c.ReadFiles(t.Context(), "/no/such", io.Discard),
-		"want an absolute":  c.ReadFiles(t.Context(), "relative", io.Discard),
-		"no/such":           c.WriteFiles(t.Context(), "/no/such", bytes.NewReader(archive.Bytes())),
+		"lstat /ns":         c.ReadFiles(t.Context(), "ns/none", io.Discard), // in the entrypoint's folder
+		"no/such":           c.WriteFiles(t.Context(), "/no/such/", bytes.NewReader(archive.Bytes())),
 		"unexpected EOF":    c.WriteFiles(t.Context(), to, bytes.NewReader(archive.Bytes()[:1000])),
-		"leads out of":      c.WriteFiles(t.Context(), to, bytes.NewReader(tarOf(t, "../x", tar.TypeReg))),
+		"begins with":       c.WriteFiles(t.Context(), to, bytes.NewReader(tarOf(t, "../x", tar.TypeReg))),
 		"neither file":      c.WriteFiles(t.Context(), to, bytes.NewReader(tarOf(t, "x", tar.TypeChar))),
 		"the caller's disk": c.WriteFiles(t.Context(), to, io.MultiReader(bytes.NewReader(archive.Bytes()[:1000]), failing{})),
 	} {

@@ -6,6 +6,7 @@ package boot_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -17,6 +18,7 @@ import (
 
 	"cloudnative.tw/drover/internal/guest/client"
 	"cloudnative.tw/drover/internal/guest/config"
+	"cloudnative.tw/drover/internal/guest/files"
 	"cloudnative.tw/drover/internal/guest/wire"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/tier"
@@ -37,6 +39,7 @@ func TestMachine(t *testing.T) {
 	checkUsers(m, c)
 	checkExec(m, c)
 	checkState(m, c)
+	checkFiles(m, c)
 	c = checkReconnect(m, c)
 	exit, _ := m.exec(c, nil, "write", "/kept", "until the next boot")
 	if exit.Code != 0 {
@@ -203,11 +206,26 @@ func checkState(m *machine, c *client.Client) {
 	}
 	assert.NoError(t, c.Thaw(t.Context()))
 	assert.NoError(t, assert.Receive(t, "the write after the thaw", written))
-	var archive bytes.Buffer
-	assert.NoError(t, c.ReadFiles(t.Context(), "/bin/plain", &archive))
-	assert.NoError(t, c.WriteFiles(t.Context(), "/tmp", &archive))
-	if _, out := m.exec(c, nil, "read", "/tmp/plain"); out != "plain" {
-		t.Errorf("the copied file has %q", out)
+}
+
+// checkFiles copies a folder into a guest that has no tar, and back.
+func checkFiles(m *machine, c *client.Client) {
+	t := m.t
+	folder := t.TempDir()
+	assert.NoError(t, os.WriteFile(folder+"/run", bytes.Repeat([]byte("run"), 100_000), 0o700))
+	assert.NoError(t, os.Symlink("run", folder+"/link"))
+	var in, out bytes.Buffer
+	assert.NoError(t, files.Pack(&in, folder))
+	assert.NoError(t, c.WriteFiles(t.Context(), "/tmp/copied", &in))
+	if _, text := m.exec(c, nil, "read", "/tmp/copied/link"); len(text) != 300_000 {
+		t.Errorf("%d bytes came into the guest", len(text))
+	}
+	assert.NoError(t, c.ReadFiles(t.Context(), "/tmp/copied", &out))
+	assert.NoError(t, files.Unpack(&out, files.Destination{Folder: folder, Name: "back"}))
+	info, err := os.Stat(folder + "/back/run")
+	target, linkErr := os.Readlink(folder + "/back/link")
+	if assert.NoError(t, errors.Join(err, linkErr)); info.Size() != 300_000 || info.Mode() != 0o700 || target != "run" {
+		t.Errorf("%d bytes with mode %s and a link to %q came back", info.Size(), info.Mode(), target)
 	}
 }
 

@@ -38,8 +38,8 @@ func (c *Client) ReadFiles(ctx context.Context, path string, to io.Writer) error
 	}
 }
 
-// WriteFiles unpacks a tar stream into a folder of the guest. What it makes belongs to the user that
-// the entrypoint runs as. It may return while a Read of the stream goes on, which its caller ends.
+// WriteFiles makes the file or folder of a tar stream in the guest: in a path that is a folder, else as the path.
+// What it makes belongs to the user that the entrypoint runs as. It may return while a Read of the stream goes on, which its caller ends.
 func (c *Client) WriteFiles(ctx context.Context, path string, from io.Reader) error {
 	k, err := c.begin(ctx, wire.Request{Op: wire.OpWrite, Path: path})
 	if err != nil {

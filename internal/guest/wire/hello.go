@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"io"
+	"slices"
 )
 
 // A hello is the run's nonce and the number of a session, which the host chooses at random. The guest
@@ -60,7 +61,8 @@ func Answer(w io.Writer, id []byte) error {
 type Sessions struct {
 	// Data gets what belongs to the current session.
 	Data func(p []byte)
-	// Begin gets the number of a new one. What Data got before belongs to no session now.
+	// Begin gets the number of a new one. What Data got before belongs to no session now. It may end with the
+	// beginning of the nonce, if a hello came in pieces.
 	Begin func(id []byte)
 
 	finder finder
@@ -89,19 +91,11 @@ func (s *Sessions) Feed(p []byte) {
 			continue
 		}
 		before, rest, found := s.finder.find(p)
-		if s.began {
-			s.feedData(before)
+		if s.began && len(before) > 0 {
+			s.Data(before)
 		}
 		if p = rest; found {
 			s.id = make([]byte, 0, idLength)
-		}
-	}
-}
-
-func (s *Sessions) feedData(parts [2][]byte) {
-	for _, part := range parts {
-		if len(part) > 0 {
-			s.Data(part)
 		}
 	}
 }
@@ -113,32 +107,21 @@ type finder struct {
 	held int
 }
 
-// find returns what comes before the mark, in up to two parts, and what comes after it. It holds
-// back what may be the beginning of the mark.
-func (f *finder) find(p []byte) (before [2][]byte, rest []byte, found bool) {
-	if f.held > 0 {
-		joined := append(bytes.Clone(f.mark[:f.held]), p[:min(len(p), len(f.mark))]...)
-		if i := bytes.Index(joined, f.mark); i >= 0 {
-			held := f.held
-			f.held = 0
-			return [2][]byte{joined[:i]}, p[i+len(f.mark)-held:], true
-		}
-		// The mark may begin later in what is held, or in p.
-		if len(p) < len(f.mark) {
-			keep := suffix(joined, f.mark)
-			f.held = keep
-			return [2][]byte{joined[:len(joined)-keep]}, nil, false
-		}
-		before[0] = f.mark[:f.held]
-		f.held = 0
+// find returns what of p comes before the mark, and what comes after it. It holds nothing back: the other end may
+// wait for an answer to what looks like the beginning of the mark. If that is what it is, it goes to a session
+// that is over.
+func (f *finder) find(p []byte) (before, rest []byte, found bool) {
+	stream, held := p, f.held
+	if held > 0 {
+		stream = slices.Concat(f.mark[:held], p)
 	}
-	if i := bytes.Index(p, f.mark); i >= 0 {
-		before[1] = p[:i]
-		return before, p[i+len(f.mark):], true
+	i := bytes.Index(stream, f.mark)
+	if i < 0 {
+		f.held = suffix(stream, f.mark)
+		return p, nil, false
 	}
-	f.held = suffix(p, f.mark)
-	before[1] = p[:len(p)-f.held]
-	return before, nil, false
+	f.held = 0
+	return p[:max(0, i-held)], stream[i+len(f.mark):], true
 }
 
 // suffix returns how many bytes at the end of p could be the beginning of the mark.

@@ -10,10 +10,12 @@ package imageagent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"time"
 
 	"cloudnative.tw/drover/internal/guest/client"
+	"cloudnative.tw/drover/internal/guest/files"
 	"cloudnative.tw/drover/internal/guest/wire"
 	"cloudnative.tw/drover/internal/machine/control"
 )
@@ -87,6 +89,9 @@ func (a *Agent) Exec(ctx context.Context, c control.Command) (exitCode int, err 
 	if err != nil {
 		return 0, failure(err)
 	}
+	if files.IsCommand(c.Args) {
+		return copyFiles(ctx, session, c)
+	}
 	sizing, endSizing := context.WithCancel(ctx)
 	defer endSizing()
 	sizes := control.ConvertSizes(sizing, c.Resize, func(s control.TerminalSize) wire.Size { return wire.Size{Rows: s.Height, Columns: s.Width} })
@@ -94,6 +99,23 @@ func (a *Agent) Exec(ctx context.Context, c control.Command) (exitCode int, err 
 		Exec: wire.Exec{Args: c.Args, TTY: c.TTY}, Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, Resize: sizes,
 	})
 	return exit.Code, failure(err)
+}
+
+// copyFiles runs a command that Drover's program in the guest serves itself.
+func copyFiles(ctx context.Context, session *client.Client, c control.Command) (exitCode int, err error) {
+	switch {
+	case len(c.Args) != 2:
+		err = fmt.Errorf("%w: %s needs one path, and has %d", client.ErrRefused, c.Args[0], len(c.Args)-1)
+	case c.Args[0] == files.ReadCommand:
+		err = session.ReadFiles(ctx, c.Args[1], c.Stdout)
+	default:
+		err = session.WriteFiles(ctx, c.Args[1], c.Stdin)
+	}
+	if errors.Is(err, client.ErrRefused) {
+		_, err = fmt.Fprintln(c.Stderr, err)
+		return 1, err
+	}
+	return 0, failure(err)
 }
 
 // Interfaces returns the guest's network interfaces.

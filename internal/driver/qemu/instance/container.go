@@ -77,7 +77,11 @@ func (s *start) prepareGuest() (err error) {
 // resultFile returns the path of what the guest says of a run. It goes with the record of the run's end.
 func resultFile(exitFile string) string { return strings.TrimSuffix(exitFile, ".json") + ".result" }
 
-// openResult opens the file of the result for QEMU.
+// resultRoom is more than an honest guest says of a run.
+const resultRoom = 8 << 10
+
+// openResult opens the file of the result for QEMU. Its room on the disk is taken beforehand, where the file
+// system can: the exit code must not be lost because the disk is full when the guest ends.
 func (s *start) openResult() error {
 	if s.machine.Guest == nil {
 		return nil
@@ -88,6 +92,10 @@ func (s *start) openResult() error {
 	point.End()
 	if err != nil {
 		return s.host.StateDir.Explain(err)
+	}
+	err = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, resultRoom)
+	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		return s.host.StateDir.Explain(errors.Join(os.NewSyscallError("fallocate", err), f.Close()))
 	}
 	s.machine.Guest.ResultFD = s.files.Add(f)
 	return nil
