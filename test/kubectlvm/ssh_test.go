@@ -187,7 +187,7 @@ func TestCopyToMachine(t *testing.T) {
 	code, err := os.ReadFile(program)
 	assert.NoError(t, err)
 	host := framework.NewRegistry(t, nil)
-	image, err := framework.MakeImage(framework.TarOf(t, "program", code), v1.Config{Entrypoint: []string{"/program", "serve"}, WorkingDir: "/work"})
+	image, err := framework.LayersImage(v1.Config{Entrypoint: []string{"/program", "serve"}, WorkingDir: "/work"}, framework.TarOf(t, "program", code))
 	assert.NoError(t, err)
 	framework.PushImage(t, host+"/scratch:1", image)
 	u := newSSHUser(t, 20<<20, "--vm-driver=qemu", "--image-plain-http-registries="+host, "--image-hosts=127.0.0.0/8", "--qemu-unchecked-images", "--qemu-kernel="+framework.GuestKernel(t))
