@@ -1,0 +1,110 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+
+	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/test/assert"
+)
+
+// board connects machines by their addresses, as Drover does.
+type board struct {
+	from  netip.Addr
+	peers map[netip.Addr]*Edge
+}
+
+func (board) Lookup(context.Context, string) (netip.Addr, error) {
+	return netip.Addr{}, control.ErrNoMachine
+}
+
+func (b board) Dial(ctx context.Context, protocol string, from uint16, to netip.AddrPort) (*os.File, error) {
+	peer := b.peers[to.Addr()]
+	if peer == nil {
+		return nil, control.ErrNoMachine
+	}
+	kind := unix.SOCK_STREAM
+	if protocol == control.UDP {
+		kind = unix.SOCK_SEQPACKET
+	}
+	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	here, there := os.NewFile(uintptr(fds[0]), "peer"), os.NewFile(uintptr(fds[1]), "peer")
+	defer func() { _ = there.Close() }()
+	return here, peer.Accept(ctx, control.PeerConn{Protocol: protocol, From: netip.AddrPortFrom(b.from, from), Port: to.Port()}, there)
+}
+
+// TestPeers checks that one machine reaches another by TCP and by UDP, and is seen there with its own address and port.
+func TestPeers(t *testing.T) {
+	t.Parallel()
+	const other = "10.213.0.10"
+	b := newWorld(t, func(c *control.NetworkConfig, _ *Options) {
+		c.Address, c.MAC[5] = netip.MustParsePrefix(other+"/16"), 10
+	})
+	a := newWorld(t, func(c *control.NetworkConfig, o *Options) {
+		o.Peers = board{c.Address.Addr(), map[netip.Addr]*Edge{netip.MustParseAddr(other): b.Edge}}
+	})
+	seen := make(chan net.Addr, 1)
+	listener, err := gonet.ListenTCP(b.guest.stack, fullAddress(netip.MustParseAddrPort(other+":80")), ipv4.ProtocolNumber)
+	assert.NoError(t, err)
+	go serveEach(listener, func(conn net.Conn) {
+		seen <- conn.RemoteAddr()
+		echo(conn)
+	})
+	conn, err := a.dial(t, netip.MustParseAddrPort(other+":80"))
+	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(io.WriteString(conn, "hello")))
+	assert.NoError(t, conn.(*gonet.TCPConn).CloseWrite())
+	if got, err := io.ReadAll(conn); err != nil || string(got) != "hello" {
+		t.Errorf("the other answers %q, %v", got, err)
+	}
+	if from := <-seen; from.String() != conn.LocalAddr().String() {
+		t.Errorf("the other sees %s, want %s", from, conn.LocalAddr())
+	}
+	_, err = a.dial(t, netip.MustParseAddrPort(other+":81"))
+	assert.ErrorSays(t, "a port that the other does not serve", err, "refused")
+	_, err = a.dial(t, netip.MustParseAddrPort("10.213.0.11:80"))
+	assert.ErrorSays(t, "nobody's address", err, "refused")
+
+	at := fullAddress(netip.MustParseAddrPort(other + ":53"))
+	packets, err := gonet.DialUDP(b.guest.stack, &at, nil, ipv4.ProtocolNumber)
+	assert.NoError(t, err)
+	go func() {
+		packet := make([]byte, 1500)
+		for {
+			n, from, err := packets.ReadFrom(packet)
+			if err != nil {
+				return
+			}
+			_, _ = packets.WriteTo(append([]byte(from.String()+" "), packet[:n]...), from)
+		}
+	}()
+	t.Cleanup(func() { _ = packets.Close() })
+	flow, err := gonet.DialUDP(a.guest.stack, nil, &at, ipv4.ProtocolNumber)
+	assert.NoError(t, err)
+	packet := make([]byte, 1500)
+	for _, text := range []string{"one", "two"} {
+		assert.NoError(t, assert.ErrorOf(io.WriteString(flow, text)))
+		assert.NoError(t, flow.SetReadDeadline(time.Now().Add(time.Minute)))
+		n, err := flow.Read(packet)
+		assert.NoError(t, err)
+		if want := flow.LocalAddr().String() + " " + text; string(packet[:n]) != want {
+			t.Errorf("the other answers %q, want %q", packet[:n], want)
+		}
+	}
+	assert.NoError(t, flow.Close())
+}
