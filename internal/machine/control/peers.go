@@ -17,6 +17,7 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 )
 
 // Switchboard connects machines of a host to each other. It knows which of them may meet, and no data passes it: each end
@@ -50,10 +51,12 @@ const (
 	joinPath   = "/v1/join"
 )
 
-// maxPeerText limits a message of peers, and maxPeerCalls how many calls of a machine are answered at a time.
+// Limits of what a guest can ask for by its names and connections.
 const (
-	maxPeerText  = 4 << 10
-	maxPeerCalls = 64
+	// maxPeerText limits a message, in bytes.
+	maxPeerText = 4 << 10
+	// maxPeerCalls is how many calls of a machine are answered at a time, and peerCallsASecond how many in the long run.
+	maxPeerCalls, peerCallsASecond = 64, 200
 )
 
 // peerCall is a call of a Switchboard, and peerAnswer its answer, to a dial with a socket.
@@ -302,13 +305,16 @@ func (c *Client) Connect(ctx context.Context, to Switchboard) error {
 	var sending sync.Mutex
 	var calls sync.WaitGroup
 	defer calls.Wait()
-	places := make(chan struct{}, maxPeerCalls)
+	places, pace := make(chan struct{}, maxPeerCalls), rate.NewLimiter(peerCallsASecond, maxPeerCalls)
 	for {
 		var call peerCall
 		sockets, err := receiveMessage(conn, &call, maxPeerText, 1)
 		closeFiles(sockets)
 		if err != nil {
 			return explainError(err)
+		}
+		if err := pace.Wait(ctx); err != nil {
+			return err
 		}
 		places <- struct{}{}
 		calls.Go(func() {

@@ -1,0 +1,131 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+
+	"cloudnative.tw/drover/test/assert"
+)
+
+// joined is a machine that gives its links to a test, and takes connections.
+type joined struct {
+	localStub
+
+	links    chan *PeerLink
+	accepted chan PeerConn
+}
+
+func (j *joined) Join(link *PeerLink) {
+	j.links <- link
+	link.Follow()
+}
+
+func (j *joined) Accept(_ context.Context, c PeerConn, socket *os.File) error {
+	j.accepted <- c
+	_, err := io.WriteString(socket, "hello")
+	return err
+}
+
+func (j *joined) SetPorts(_ context.Context, generation uint64, ports []Port, sockets map[Port]*os.File) (missing []Port, err error) {
+	for _, p := range ports {
+		if sockets[p] == nil {
+			missing = append(missing, p)
+		}
+	}
+	if generation == 0 {
+		return nil, ErrStale
+	}
+	return missing, nil
+}
+
+func (*joined) DialGuest(_ context.Context, port uint16) (net.Conn, error) {
+	if port != 80 {
+		return nil, ErrRefused
+	}
+	guest, here := net.Pipe()
+	go func() { _, _ = io.Copy(here, here) }()
+	return guest, nil
+}
+
+// exchange is a switchboard that knows one machine, and tells it of a connection by its client.
+type exchange struct{ to *Client }
+
+func (exchange) Lookup(_ context.Context, name string) (netip.Addr, error) {
+	if name != "b" {
+		return netip.Addr{}, ErrNoMachine
+	}
+	return netip.MustParseAddr("10.0.0.2"), nil
+}
+
+func (e exchange) Dial(ctx context.Context, protocol string, from uint16, to netip.AddrPort) (*os.File, error) {
+	here, there, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = there.Close() }()
+	return here, e.to.Accept(ctx, PeerConn{protocol, netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), from), to.Port()}, there)
+}
+
+// TestPeers checks that a machine finds another by its link, gets a socket that leads there, and learns of the link's end.
+func TestPeers(t *testing.T) {
+	t.Parallel()
+	m := &joined{links: make(chan *PeerLink), accepted: make(chan PeerConn, 1)}
+	c := NewLocalClient("token", serveLocal(t, m))
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	left := make(chan error)
+	go func() { left <- c.Connect(ctx, exchange{c}) }()
+	link := <-m.links
+	address, err := link.Lookup(t.Context(), "b")
+	if err != nil || address.String() != "10.0.0.2" {
+		t.Errorf("b is %s, %v", address, err)
+	}
+	assert.ErrorIs(t, "another name", assert.ErrorOf(link.Lookup(t.Context(), "c")), ErrNoMachine)
+	socket, err := link.Dial(t.Context(), TCP, 4000, netip.MustParseAddrPort("10.0.0.2:80"))
+	assert.NoError(t, err)
+	if got, err := io.ReadAll(socket); err != nil || string(got) != "hello" {
+		t.Errorf("the socket has %q, %v", got, err)
+	}
+	assert.NoError(t, socket.Close())
+	if got, want := <-m.accepted, (PeerConn{TCP, netip.MustParseAddrPort("10.0.0.1:4000"), 80}); got != want {
+		t.Errorf("accepted is %+v, want %+v", got, want)
+	}
+	leave()
+	<-left
+	assert.Eventually(t, "the link has ended", func(t testing.TB) error {
+		_, err := link.Lookup(t.Context(), "b")
+		assert.ErrorIs(t, "a call", err, ErrUnreachable)
+		return nil
+	})
+}
+
+// TestNetworkCalls checks that sockets of ports arrive, and that a connection to the guest carries data.
+func TestNetworkCalls(t *testing.T) {
+	t.Parallel()
+	c := NewLocalClient("token", serveLocal(t, &joined{}))
+	socket, port, err := Listen(t.Context(), Port{Protocol: TCP, HostIP: "127.0.0.1", Port: 80})
+	assert.NoError(t, err)
+	defer func() { _ = socket.Close() }()
+	keys := []Port{{Protocol: TCP, HostIP: "127.0.0.1", HostPort: port, Port: 80}, {Protocol: UDP, HostPort: 1, Port: 53}}
+	missing, err := c.SetPorts(t.Context(), 1, keys, map[Port]*os.File{keys[0]: socket})
+	if err != nil || len(missing) != 1 || missing[0] != keys[1] {
+		t.Errorf("missing are %+v, %v", missing, err)
+	}
+	assert.ErrorIs(t, "an earlier generation", assert.ErrorOf(c.SetPorts(t.Context(), 0, keys, nil)), ErrStale)
+	conn, err := c.DialGuest(t.Context(), 80)
+	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(io.WriteString(conn, "hello")))
+	text := make([]byte, 5)
+	if _, err := io.ReadFull(conn, text); err != nil || string(text) != "hello" {
+		t.Errorf("the guest answers %q, %v", text, err)
+	}
+	assert.NoError(t, conn.Close())
+	assert.ErrorIs(t, "a port that the guest refuses", assert.ErrorOf(c.DialGuest(t.Context(), 81)), ErrRefused)
+}
