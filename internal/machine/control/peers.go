@@ -45,6 +45,19 @@ type PeerConn struct {
 	Port uint16         `json:"port"`
 }
 
+// ConnectPeers returns two connected sockets, an end for each of two machines: a stream for TCP, and packets for UDP.
+func ConnectPeers(protocol string) (here, there *os.File, err error) {
+	kind := unix.SOCK_STREAM
+	if protocol == UDP {
+		kind = unix.SOCK_SEQPACKET
+	}
+	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	return os.NewFile(uintptr(fds[0]), "peer"), os.NewFile(uintptr(fds[1]), "peer"), nil
+}
+
 // Paths of the calls of Peer. Each takes over its connection.
 const (
 	acceptPath = "/v1/accept"

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 
@@ -35,15 +34,10 @@ func (b board) Dial(ctx context.Context, protocol string, from uint16, to netip.
 	if peer == nil {
 		return nil, control.ErrNoMachine
 	}
-	kind := unix.SOCK_STREAM
-	if protocol == control.UDP {
-		kind = unix.SOCK_SEQPACKET
-	}
-	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	here, there, err := control.ConnectPeers(protocol)
 	if err != nil {
 		return nil, err
 	}
-	here, there := os.NewFile(uintptr(fds[0]), "peer"), os.NewFile(uintptr(fds[1]), "peer")
 	defer func() { _ = there.Close() }()
 	return here, peer.Accept(ctx, control.PeerConn{Protocol: protocol, From: netip.AddrPortFrom(b.from, from), Port: to.Port()}, there)
 }

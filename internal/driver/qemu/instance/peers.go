@@ -12,8 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
@@ -52,15 +50,10 @@ func (s switchboard) Dial(ctx context.Context, protocol string, from uint16, to 
 	if err != nil || !s.mayReach(peer) || peer.Address.Addr() != to.Addr() {
 		return nil, control.ErrNoMachine
 	}
-	kind := unix.SOCK_STREAM
-	if protocol == control.UDP {
-		kind = unix.SOCK_SEQPACKET
-	}
-	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	here, there, err := control.ConnectPeers(protocol)
 	if err != nil {
 		return nil, err
 	}
-	here, there := os.NewFile(uintptr(fds[0]), "peer"), os.NewFile(uintptr(fds[1]), "peer")
 	defer func() { _ = there.Close() }()
 	c, err := peer.Supervisor().Reach(ctx)
 	if err == nil {
