@@ -6,6 +6,7 @@ package instance
 import (
 	"context"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -21,16 +22,21 @@ const guestMTU = 1500
 // resolversFile names the host's resolvers.
 const resolversFile = "/etc/resolv.conf"
 
-// networkConfig returns what the edge of the machine's network is told.
+// networkConfig returns what the edge of the machine's network is told, but for the resolvers.
 func (inst *Instance) networkConfig() control.NetworkConfig {
-	resolvers, err := control.ReadResolvers(resolversFile)
-	if err != nil {
-		inst.Host.Log.V(1).Info("Guest has no names of the outside", "uid", inst.UID, "cause", err.Error())
-	}
 	return control.NetworkConfig{
 		MAC: launch.MACAddress(inst.UUID), Address: inst.Address, MTU: guestMTU,
-		Hostname: inst.Name, Domain: inst.Namespace + "." + control.InternalDomain, Resolvers: resolvers, Policy: inst.Host.EgressPolicy,
+		Hostname: inst.Name, Domain: inst.Namespace + "." + control.InternalDomain, Policy: inst.Host.EgressPolicy,
 	}
+}
+
+// findResolvers returns the host's resolvers.
+func (inst *Instance) findResolvers() []netip.AddrPort {
+	resolvers, err := control.ReadResolvers(resolversFile)
+	if err != nil {
+		inst.Host.Log.Info("Guest has no names of the outside", "uid", inst.UID, "cause", err.Error())
+	}
+	return resolvers
 }
 
 // servePorts has the supervisor serve the host ports of the record. It opens those that it is not given.

@@ -37,7 +37,9 @@ func (inst *Instance) Supervisor() supervisor.Place {
 		Config: supervisor.HostConfig{Accelerator: inst.Accelerator, Disks: inst.DiskSizes(), LogBytes: inst.Host.LogBound, Network: inst.networkConfig()},
 		Reload: func() (supervisor.Place, error) {
 			now, err := inst.Load()
-			return now.Supervisor(), err
+			place := now.Supervisor()
+			place.Config.Network.Resolvers = now.findResolvers()
+			return place, err
 		},
 		OnStart: inst.restorePorts,
 	}
