@@ -252,7 +252,7 @@ func TestLeave(t *testing.T) {
 		ctx, leave := context.WithCancel(t.Context())
 		started, out := io.Pipe()
 		ended := make(chan error, 1)
-		script := fmt.Sprintf("trap '' PIPE; trap 'echo hup >%s; exit' HUP; echo up; while :; do sleep 0.01; done", mark)
+		script := fmt.Sprintf("trap '' PIPE; trap 'echo hup >%s; exit' HUP; echo up; sleep 1000 & wait", mark) // no fork is under way when the signal comes
 		go func() {
 			ended <- assert.ErrorOf(c.Exec(ctx, client.Command{
 				Exec: wire.Exec{Args: []string{"sh", "-c", script}, TTY: tty}, Stdin: strings.NewReader(strings.Repeat("x", 3*wire.InputWindow)),

@@ -190,7 +190,7 @@ func (k *call) failure(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case errors.Is(err, wire.ErrFrame):
+	case errors.Is(err, wire.ErrFrame) && !k.client.session.IsClosed(): // else its end has cut the frame off
 		return fmt.Errorf("%w: %w", ErrBadAnswer, err)
 	}
 	return fmt.Errorf("%w: %w", ErrLost, err)

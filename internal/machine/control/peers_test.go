@@ -98,7 +98,9 @@ func TestPeers(t *testing.T) {
 		t.Errorf("accepted is %+v, want %+v", got, want)
 	}
 	leave()
-	<-left
+	if err := <-left; err == nil {
+		t.Error("the call has ended without an error")
+	}
 	assert.Eventually(t, "the link has ended", func(t testing.TB) error {
 		_, err := link.Lookup(t.Context(), "b")
 		assert.ErrorIs(t, "a call", err, ErrUnreachable)
