@@ -14,8 +14,10 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"sync"
 	"testing"
 	"time"
@@ -246,6 +248,7 @@ func TestRefused(t *testing.T) {
 // that others go on.
 func TestLeave(t *testing.T) {
 	t.Parallel()
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) // under nohup, the shell could not trap it
 	c := dial(t, serve(t, &disk{}))
 	for _, tty := range []bool{false, true} {
 		mark := filepath.Join(t.TempDir(), "mark")
