@@ -10,6 +10,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -157,6 +158,28 @@ func TestCheckHostIP(t *testing.T) {
 		}
 		wantError(t, err, want, "spec.ports[0].hostIP is", ip)
 	}
+}
+
+// TestPortsAfterLostCall checks that a change of ports whose call was lost is made by the next one.
+func TestPortsAfterLostCall(t *testing.T) {
+	t.Parallel()
+	e, d := newDriver(t)
+	spec := e.spec()
+	first := reach(t, d, spec, driver.StateRunning)
+	inst := d.InstanceOf(spec.UID)
+	signalSupervisor(t, inst, syscall.SIGSTOP)
+	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}}
+	if _, err := d.Ensure(t.Context(), spec); err == nil {
+		t.Fatal("a supervisor that is halted has taken a port")
+	}
+	signalSupervisor(t, inst, syscall.SIGCONT)
+	s := reach(t, d, spec, driver.StateRunning)
+	if len(s.Ports) != 1 || s.Run != first.Run {
+		t.Fatalf("it is %+v", s)
+	}
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", s.Ports[0].HostPort))
+	assert.NoError(t, err)
+	assert.NoError(t, conn.Close())
 }
 
 // TestHostIP checks that a port is open on the requested address only, and that this

@@ -92,12 +92,16 @@ func (inst *Instance) ChangePorts(ctx context.Context, spec driver.ServerSpec) e
 		return err
 	}
 	defer sockets.Close()
-	inst.setForwards(forwards)
-	inst.Settings.Ports = spec.Ports
+	inst.setForwards(forwards) // so that a call that is interrupted can be repeated: the machine may have some of them
 	if err := inst.Save(); err != nil {
 		return inst.Host.StateDir.Explain(err)
 	}
-	return inst.call(ctx, "ports", func(ctx context.Context, c *control.Client) error { return inst.servePorts(ctx, c, sockets) })
+	err = inst.call(ctx, "ports", func(ctx context.Context, c *control.Client) error { return inst.servePorts(ctx, c, sockets) })
+	if err != nil {
+		return err
+	}
+	inst.Settings.Ports = spec.Ports
+	return inst.Host.StateDir.Explain(inst.Save())
 }
 
 func (inst *Instance) setForwards(forwards []hostports.Forward) {
