@@ -42,6 +42,9 @@ func (s switchboard) Lookup(ctx context.Context, name string) (netip.Addr, error
 
 // Dial implements control.Switchboard.
 func (s switchboard) Dial(ctx context.Context, protocol string, from uint16, to netip.AddrPort) (*os.File, error) {
+	if own, ok := s.host.Addresses.OwnerOf(s.from.Address.Addr()); !ok || own != s.from.UID {
+		return nil, control.ErrNoMachine // it was released, and its address may be another machine's by now
+	}
 	uid, ok := s.host.Addresses.OwnerOf(to.Addr())
 	if !ok {
 		return nil, control.ErrNoMachine
