@@ -100,14 +100,15 @@ func (e *Edge) resolve(query []byte, protocol string) []byte {
 	return e.askOutside(h, question, protocol)
 }
 
-// answerMachine answers for the name of a machine. Without one it returns nil, unless nobody else may know the name.
+// answerMachine answers for the name of a machine. If there is none, it returns nil for a name that the resolvers of the
+// outside may know, and an error to the guest for one that is ours.
 func (e *Edge) answerMachine(h dnsmessage.Header, q dnsmessage.Question, name string, isOurs bool) []byte {
 	address, err := e.lookup(name)
 	switch {
-	case errors.Is(err, control.ErrNoMachine) && isOurs:
-		return answerOf(h, &q, dnsmessage.RCodeNameError)
-	case errors.Is(err, control.ErrNoMachine):
+	case err != nil && !isOurs: // also while no Drover runs, which knows the machines
 		return nil
+	case errors.Is(err, control.ErrNoMachine):
+		return answerOf(h, &q, dnsmessage.RCodeNameError)
 	case err != nil:
 		return answerOf(h, &q, dnsmessage.RCodeServerFailure)
 	case q.Type != dnsmessage.TypeA:

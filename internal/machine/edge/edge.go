@@ -107,10 +107,10 @@ func (e *Edge) configureStack() error {
 	e.stack.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: nic}})
 	sack, wait := tcpip.TCPSACKEnabled(true), tcpip.TCPTimeWaitTimeoutOption(timeWait)
 	if err := e.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &sack); err != nil {
-		return fmt.Errorf("configuring control.TCP: %s", err)
+		return fmt.Errorf("configuring TCP: %s", err)
 	}
 	if err := e.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &wait); err != nil {
-		return fmt.Errorf("configuring control.TCP: %s", err)
+		return fmt.Errorf("configuring TCP: %s", err)
 	}
 	e.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(e.stack, firstWindow, maxDials, e.forwardTCP).HandlePacket)
 	e.stack.SetTransportProtocolHandler(udp.ProtocolNumber, udp.NewForwarder(e.stack, e.forwardUDP).HandlePacket)

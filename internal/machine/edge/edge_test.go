@@ -269,6 +269,27 @@ func TestNames(t *testing.T) {
 	}
 }
 
+// TestNamesWithoutPeers checks that names of the outside are resolved while nobody tells of machines.
+func TestNamesWithoutPeers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(_ *control.NetworkConfig, o *Options) { o.Peers = noPeers{} })
+	w.serveNames(t)
+	for name, want := range map[string]string{
+		"example.test.": "192.0.2.80", "www.example.test.": "192.0.2.80", "b.": "RCodeServerFailure", "b.ns.drover.internal.": "RCodeServerFailure",
+	} {
+		if got := w.guest.resolve(t, name); got != want {
+			t.Errorf("%s is %s, want %s", name, got, want)
+		}
+	}
+}
+
+// noPeers is what a machine has while no Drover runs.
+type noPeers struct{ machines }
+
+func (noPeers) Lookup(context.Context, string) (netip.Addr, error) {
+	return netip.Addr{}, control.ErrUnreachable
+}
+
 // machines is a table of peers.
 type machines map[string]netip.Addr
 
