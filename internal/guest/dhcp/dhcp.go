@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package dhcp gets an IPv4 address for a guest's network interface (RFC 2131), as far as a machine
-// with one interface needs it. Start with Client. Packets are in packet.go, which is pure.
+// with one interface needs it, and answers such a client. Start with Client, and with Answer in
+// answer.go. Packets are in packet.go, which is pure.
 package dhcp
 
 import (

@@ -21,6 +21,7 @@ const (
 	kindRequest  = 3
 	kindACK      = 5
 	kindNAK      = 6
+	kindInform   = 8
 )
 
 // Options.
@@ -47,9 +48,12 @@ const (
 	addressLength        = 6
 	flagBroadcast        = 0x8000
 	offsetID             = 4
+	offsetSeconds        = 8
 	offsetFlags          = 10
+	offsetClientAddress  = 12
 	offsetYourAddress    = 16
 	offsetMAC            = 28
+	offsetServerName     = 44
 	offsetCookie         = 236
 	offsetOptions        = 240
 	minPacket, maxPacket = offsetOptions + 60, 1500
