@@ -24,12 +24,6 @@ import (
 // guestAddress is the address of every guest, which only its own edge knows: the pod's address is the machine's.
 var guestAddress = netip.MustParsePrefix("10.0.2.15/24")
 
-// guestMTU is that of Ethernet.
-const guestMTU = 1500
-
-// resolversFile is the container's.
-const resolversFile = "/etc/resolv.conf"
-
 // probeSocket is the name, in the run folder, of the socket by which the program probes the guest of another one.
 const probeSocket = "probe.sock"
 
@@ -44,12 +38,12 @@ func openNetwork(ctx context.Context, c control.NetworkConfig, peers control.Swi
 
 // openNetwork opens the edge of the guest's network, which has no other machines in it.
 func (r *run) openNetwork(ctx context.Context) (supervisor.Network, error) {
-	resolvers, err := control.ReadResolvers(resolversFile)
+	resolvers, err := control.ReadResolvers()
 	if err != nil {
 		return nil, err
 	}
 	return openNetwork(ctx, control.NetworkConfig{
-		MAC: launch.MACAddress(r.UUID), Address: guestAddress, Hostname: r.Name, MTU: guestMTU, Resolvers: resolvers,
+		MAC: launch.MACAddress(r.UUID), Address: guestAddress, Hostname: r.Name, MTU: control.GuestMTU, Resolvers: resolvers,
 	}, nil)
 }
 

@@ -90,6 +90,19 @@ func failureName(err error) string {
 	return failedName
 }
 
+// failureOf returns the error of a name, nil for "".
+func failureOf(name string) error {
+	if name == "" {
+		return nil
+	}
+	for _, f := range failures {
+		if f.name == name {
+			return f.err
+		}
+	}
+	return fmt.Errorf("%w: an unknown failure", ErrProtocol)
+}
+
 // Client controls a machine. Each call has a connection of its own, since there may be thousands of
 // machines and calls are rare.
 type Client struct {

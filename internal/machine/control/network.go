@@ -8,8 +8,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,8 +16,6 @@ import (
 	"os"
 	"strconv"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Port is a port of the host that leads to one of the guest.
@@ -36,7 +32,7 @@ type Port struct {
 func Listen(ctx context.Context, p Port) (socket *os.File, port uint16, err error) {
 	var config net.ListenConfig
 	address := net.JoinHostPort(p.HostIP, strconv.Itoa(int(p.HostPort)))
-	if p.Protocol == "udp" {
+	if p.Protocol == UDP {
 		conn, err := config.ListenPacket(ctx, "udp", address)
 		if err != nil {
 			return nil, 0, err
@@ -56,9 +52,10 @@ func Listen(ctx context.Context, p Port) (socket *os.File, port uint16, err erro
 type Network interface {
 	// DialGuest connects to a TCP port of the guest.
 	DialGuest(ctx context.Context, port uint16) (net.Conn, error)
-	// SetPorts makes the machine serve these ports of the host, and no others. It opens none itself: it returns those
-	// that it has no socket of. sockets are those of some ports, which listen; the caller closes them. A call of a
-	// lower generation than an earlier one changes nothing, and fails with ErrStale.
+	// SetPorts makes the machine serve these ports of the host, and no others. The machine cannot open ports: sockets
+	// has a listening socket for each port that it does not serve yet, which the caller closes afterwards, and missing
+	// are the ports that it has no socket for. A call with a lower generation than an earlier one changes nothing, and
+	// fails with ErrStale.
 	SetPorts(ctx context.Context, generation uint64, ports []Port, sockets map[Port]*os.File) (missing []Port, err error)
 }
 
@@ -73,15 +70,10 @@ const (
 // takenHead is the header of an answer after which the connection is no HTTP any more.
 const takenHead = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 
-// Limits of a message of ports.
-const (
-	// MaxSockets is how many sockets a call of SetPorts may have (SCM_MAX_FD of Linux is 253).
-	MaxSockets   = 200
-	maxPorts     = 4096
-	maxPortsText = 1 << 20
-)
+// maxPortSockets is how many sockets a call of SetPorts may have. A machine has at most 32 ports.
+const maxPortSockets = 64
 
-// portsMessage is what a client sends, with the length before it, and sockets as SCM_RIGHTS with its first byte.
+// portsMessage is what a client sends, and sockets with it.
 type portsMessage struct {
 	Generation uint64 `json:"generation"`
 	Ports      []Port `json:"ports"`
@@ -118,6 +110,9 @@ func takeConnection(w http.ResponseWriter) (*net.UnixConn, error) {
 	return taken, nil
 }
 
+// joinBuffer is how much of a connection to the guest is carried on at a time, in bytes.
+const joinBuffer = 32 << 10
+
 // serveDial connects a client to a port of the guest.
 func serveDial(w http.ResponseWriter, r *http.Request, n Network) {
 	port, err := strconv.ParseUint(r.URL.Query().Get("port"), 10, 16)
@@ -137,26 +132,39 @@ func serveDial(w http.ResponseWriter, r *http.Request, n Network) {
 		_ = guest.Close()
 		return
 	}
-	joinConns(client, guest)
+	Join(client, guest, joinBuffer)
 }
 
-// joinConns carries data both ways until both have ended. An end of one direction leaves the other open.
-func joinConns(a, b net.Conn) {
+// Join carries data both ways, with buffers of a size in bytes, until both connections have ended. An end of one
+// direction leaves the other open, and an error resets both.
+func Join(a, b net.Conn, size int) {
 	done := make(chan struct{})
-	carry := func(to, from net.Conn) {
-		_, err := io.Copy(struct{ io.Writer }{to}, struct{ io.Reader }{from})
-		half, ok := to.(interface{ CloseWrite() error })
-		if err != nil || !ok || half.CloseWrite() != nil {
-			_, _ = to.Close(), from.Close()
-		}
-	}
 	go func() {
 		defer close(done)
-		carry(a, b)
+		carry(a, b, size)
 	}()
-	carry(b, a)
+	carry(b, a, size)
 	<-done
 	_, _ = a.Close(), b.Close()
+}
+
+// carry copies what comes from one connection to another.
+func carry(to, from net.Conn, size int) {
+	_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, make([]byte, size))
+	if half, ok := to.(interface{ CloseWrite() error }); ok && err == nil {
+		_ = half.CloseWrite()
+		return
+	}
+	Reset(to)
+	Reset(from)
+}
+
+// Reset ends a connection so that the other end learns that it was cut off.
+func Reset(conn net.Conn) {
+	if c, ok := conn.(interface{ SetLinger(sec int) error }); ok {
+		_ = c.SetLinger(0)
+	}
+	_ = conn.Close()
 }
 
 // servePorts sets the ports.
@@ -178,7 +186,7 @@ func servePorts(ctx context.Context, w http.ResponseWriter, n Network) {
 		answer.Missing, err = n.SetPorts(ctx, message.Generation, message.Ports, sockets)
 	}
 	answer.Failure = failureName(err)
-	_ = json.NewEncoder(conn).Encode(answer)
+	_ = sendMessage(conn, answer)
 }
 
 func closeFiles(files []*os.File) {
@@ -189,8 +197,8 @@ func closeFiles(files []*os.File) {
 
 // receivePorts receives a message and its sockets, which the caller closes, also after an error.
 func receivePorts(conn *net.UnixConn) (m portsMessage, files []*os.File, err error) {
-	files, err = receiveMessage(conn, &m, maxPortsText, MaxSockets)
-	if err == nil && (len(m.Ports) > maxPorts || len(m.Sockets) != len(files)) {
+	files, err = receiveMessage(conn, &m, maxMessage, maxPortSockets)
+	if err == nil && (len(m.Sockets) != len(files)) {
 		err = errRequest
 	}
 	for _, at := range m.Sockets {
@@ -206,53 +214,20 @@ func (c *Client) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
 	return c.takeOver(ctx, http.MethodGet, dialPath+"?port="+strconv.Itoa(int(port)))
 }
 
-// SetPorts implements Network, with at most MaxSockets sockets.
+// SetPorts implements Network.
 func (c *Client) SetPorts(ctx context.Context, generation uint64, ports []Port, sockets map[Port]*os.File) (missing []Port, err error) {
-	conn, err := c.takeOver(ctx, http.MethodPost, portsPath)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = conn.Close() }()
-	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-	_ = conn.SetDeadline(deadlineAfter(CallWithin))
 	m := portsMessage{Generation: generation, Ports: ports}
-	var fds []int
+	var files []*os.File
 	for i, p := range ports {
 		if f := sockets[p]; f != nil {
-			m.Sockets, fds = append(m.Sockets, i), append(fds, int(f.Fd()))
+			m.Sockets, files = append(m.Sockets, i), append(files, f)
 		}
 	}
-	text, err := json.Marshal(m)
-	if err != nil {
+	var answer portsAnswer
+	if err := c.exchange(ctx, portsPath, m, &answer, files...); err != nil {
 		return nil, err
 	}
-	var rights []byte
-	if len(fds) > 0 {
-		rights = unix.UnixRights(fds...)
-	}
-	if _, _, err = conn.WriteMsgUnix(binary.BigEndian.AppendUint32(nil, uint32(len(text))), rights, nil); err == nil { //nolint:gosec // bounded by what the API admits
-		_, err = conn.Write(text)
-	}
-	if err != nil {
-		return nil, explainError(err)
-	}
-	return readPortsAnswer(conn)
-}
-
-func readPortsAnswer(from io.Reader) ([]Port, error) {
-	content, err := io.ReadAll(io.LimitReader(from, maxPortsText))
-	if err != nil {
-		return nil, explainError(err)
-	}
-	var answer portsAnswer
-	if json.Unmarshal(content, &answer) != nil || len(answer.Missing) > maxPorts {
-		return nil, ErrProtocol
-	}
-	if answer.Failure == "" {
-		return answer.Missing, nil
-	}
-	_, err = readEnding(content)
-	return nil, cmp.Or(err, ErrProtocol)
+	return answer.Missing, failureOf(answer.Failure)
 }
 
 // takeOver makes a request and returns its connection once it is no HTTP any more.

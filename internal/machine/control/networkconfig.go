@@ -11,17 +11,17 @@ import (
 	"strings"
 )
 
-// NetworkConfig is what an edge is told once. It holds as long as its QEMU runs.
+// NetworkConfig configures an edge for as long as it runs.
 type NetworkConfig struct {
 	// MAC is the guest's hardware address.
 	MAC net.HardwareAddr `json:"mac"`
-	// Address is the guest's, with the length of the prefix of all machines of the engine. The first address of the
-	// range is the gateway's, which is the edge itself.
+	// Address is the guest's address, with the prefix length of the network of all machines. The first address of that
+	// network is the gateway's, which is the edge itself.
 	Address netip.Prefix `json:"address"`
 	// Hostname is what the guest is called, and Domain the domain in which it looks up short names.
 	Hostname string `json:"hostname,omitempty"`
 	Domain   string `json:"domain,omitempty"`
-	// MTU is that of the guest's interface, in bytes.
+	// MTU is the MTU of the guest's interface, in bytes.
 	MTU int `json:"mtu"`
 	// Resolvers answer for names of the outside.
 	Resolvers []netip.AddrPort `json:"resolvers,omitempty"`
@@ -43,15 +43,17 @@ type EgressPolicy struct {
 const (
 	TCP = "tcp"
 	UDP = "udp"
-	// DNSPort is that of resolvers.
+	// GuestMTU is the MTU of guests' interfaces, in bytes: that of Ethernet.
+	GuestMTU = 1500
+	// DNSPort is the port of resolvers.
 	DNSPort = 53
 	// InternalDomain is the domain of all machines: vm.namespace.drover.internal. Guests may leave it out.
 	InternalDomain = "drover.internal"
 )
 
-// ReadResolvers returns the resolvers of a file in the form of resolv.conf(5).
-func ReadResolvers(path string) ([]netip.AddrPort, error) {
-	content, err := os.ReadFile(path) //nolint:gosec // of this host
+// ReadResolvers returns the resolvers of this host or container, which resolv.conf(5) names.
+func ReadResolvers() ([]netip.AddrPort, error) {
+	content, err := os.ReadFile("/etc/resolv.conf")
 	if err != nil {
 		return nil, fmt.Errorf("finding the resolvers of names: %w", err)
 	}

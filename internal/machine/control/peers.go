@@ -64,10 +64,10 @@ const (
 	joinPath   = "/v1/join"
 )
 
-// Limits of what a guest can ask for by its names and connections.
+// Limits of what others can ask for, a guest by its names and connections among them.
 const (
-	// maxPeerText limits a message, in bytes.
-	maxPeerText = 4 << 10
+	// maxMessage limits a message, in bytes. That of 32 ports, which a machine has at most, is the longest.
+	maxMessage = 4 << 10
 	// maxPeerCalls is how many calls of a machine are answered at a time, and peerCallsASecond how many in the long run.
 	maxPeerCalls, peerCallsASecond = 64, 200
 )
@@ -87,27 +87,24 @@ type peerAnswer struct {
 	Failure string     `json:"failure,omitempty"`
 }
 
-// err returns the error of an answer.
-func (a peerAnswer) err() error {
-	if a.Failure == "" {
-		return nil
-	}
-	text, _ := json.Marshal(ending{Failure: a.Failure})
-	_, err := readEnding(text)
-	return err
-}
-
-// sendMessage sends a value with the length before it, and a socket unless that is nil.
-func sendMessage(conn *net.UnixConn, value any, socket *os.File) error {
+// sendMessage sends a value with its length before it, and sockets as SCM_RIGHTS with its first byte.
+func sendMessage(conn *net.UnixConn, value any, sockets ...*os.File) error {
 	text, err := json.Marshal(value)
 	if err != nil {
 		return err
 	}
 	var rights []byte
-	if socket != nil {
-		rights = unix.UnixRights(int(socket.Fd()))
+	if len(sockets) > 0 {
+		fds := make([]int, len(sockets))
+		for i, socket := range sockets {
+			fds[i] = int(socket.Fd())
+		}
+		rights = unix.UnixRights(fds...)
 	}
-	_, _, err = conn.WriteMsgUnix(append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...), rights, nil) //nolint:gosec // small
+	length := binary.BigEndian.AppendUint32(nil, uint32(len(text))) //nolint:gosec // the receiver allows far less
+	if _, _, err = conn.WriteMsgUnix(length, rights, nil); err == nil {
+		_, err = conn.Write(text)
+	}
 	return err
 }
 
@@ -167,7 +164,7 @@ func (l *PeerLink) Follow() {
 	defer l.end()
 	for {
 		var answer linkAnswer
-		sockets, err := receiveMessage(l.conn, &answer.peerAnswer, maxPeerText, 1)
+		sockets, err := receiveMessage(l.conn, &answer.peerAnswer, maxMessage, 1)
 		if err != nil {
 			closeFiles(sockets)
 			return
@@ -210,7 +207,7 @@ func (l *PeerLink) call(ctx context.Context, c peerCall) (linkAnswer, error) {
 	c.ID = l.last
 	l.waiting[c.ID] = answered
 	_ = l.conn.SetWriteDeadline(deadlineAfter(sendWithin))
-	err := sendMessage(l.conn, c, nil)
+	err := sendMessage(l.conn, c)
 	l.mu.Unlock()
 	if err != nil {
 		l.forget(c.ID, answered)
@@ -221,7 +218,7 @@ func (l *PeerLink) call(ctx context.Context, c peerCall) (linkAnswer, error) {
 		if !isOpen {
 			return answer, ErrUnreachable
 		}
-		return answer, answer.err()
+		return answer, failureOf(answer.Failure)
 	case <-ctx.Done():
 		l.forget(c.ID, answered)
 		return linkAnswer{}, ctx.Err()
@@ -273,7 +270,7 @@ func serveAccept(ctx context.Context, w http.ResponseWriter, p Peer) {
 	defer func() { _ = conn.Close() }()
 	_ = conn.SetDeadline(deadlineAfter(CallWithin))
 	var c PeerConn
-	sockets, err := receiveMessage(conn, &c, maxPeerText, 1)
+	sockets, err := receiveMessage(conn, &c, maxMessage, 1)
 	defer closeFiles(sockets)
 	if err == nil && len(sockets) != 1 {
 		err = errRequest
@@ -283,28 +280,37 @@ func serveAccept(ctx context.Context, w http.ResponseWriter, p Peer) {
 		defer cancel()
 		err = p.Accept(ctx, c, sockets[0])
 	}
-	_ = sendMessage(conn, peerAnswer{Failure: failureName(err)}, nil)
+	_ = sendMessage(conn, peerAnswer{Failure: failureName(err)})
 }
 
 // Accept calls Peer.Accept.
 func (c *Client) Accept(ctx context.Context, from PeerConn, socket *os.File) error {
-	conn, err := c.takeOver(ctx, http.MethodPost, acceptPath)
+	var answer peerAnswer
+	if err := c.exchange(ctx, acceptPath, from, &answer, socket); err != nil {
+		return err
+	}
+	return failureOf(answer.Failure)
+}
+
+// exchange sends a message with sockets, and receives the answer.
+func (c *Client) exchange(ctx context.Context, path string, message, answer any, sockets ...*os.File) error {
+	conn, err := c.takeOver(ctx, http.MethodPost, path)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	_ = conn.SetDeadline(deadlineAfter(CallWithin))
-	if err := sendMessage(conn, from, socket); err != nil {
-		return explainError(err)
+	err = sendMessage(conn, message, sockets...)
+	if err == nil {
+		var none []*os.File
+		none, err = receiveMessage(conn, answer, maxMessage, 1)
+		closeFiles(none)
 	}
-	var answer peerAnswer
-	sockets, err := receiveMessage(conn, &answer, maxPeerText, 1)
-	closeFiles(sockets)
 	if err != nil {
 		return explainError(err)
 	}
-	return answer.err()
+	return nil
 }
 
 // Connect answers the machine's calls by a switchboard, until the connection or ctx ends.
@@ -321,7 +327,7 @@ func (c *Client) Connect(ctx context.Context, to Switchboard) error {
 	places, pace := make(chan struct{}, maxPeerCalls), rate.NewLimiter(peerCallsASecond, maxPeerCalls)
 	for {
 		var call peerCall
-		sockets, err := receiveMessage(conn, &call, maxPeerText, 1)
+		sockets, err := receiveMessage(conn, &call, maxMessage, 1)
 		closeFiles(sockets)
 		if err != nil {
 			return explainError(err)
@@ -332,22 +338,20 @@ func (c *Client) Connect(ctx context.Context, to Switchboard) error {
 		places <- struct{}{}
 		calls.Go(func() {
 			defer func() { <-places }()
-			answer, socket := answerPeer(ctx, to, call)
+			answer, sockets := answerPeer(ctx, to, call)
+			defer closeFiles(sockets)
 			sending.Lock()
 			defer sending.Unlock()
 			_ = conn.SetWriteDeadline(deadlineAfter(sendWithin))
-			if err := sendMessage(conn, answer, socket); err != nil {
+			if err := sendMessage(conn, answer, sockets...); err != nil {
 				_ = conn.Close()
-			}
-			if socket != nil {
-				_ = socket.Close()
 			}
 		})
 	}
 }
 
-// answerPeer answers one call.
-func answerPeer(ctx context.Context, to Switchboard, call peerCall) (answer peerAnswer, socket *os.File) {
+// answerPeer answers one call, and returns the socket that goes with the answer to a dial.
+func answerPeer(ctx context.Context, to Switchboard, call peerCall) (answer peerAnswer, sockets []*os.File) {
 	ctx, cancel := context.WithTimeout(ctx, CallWithin)
 	defer cancel()
 	var err error
@@ -355,8 +359,11 @@ func answerPeer(ctx context.Context, to Switchboard, call peerCall) (answer peer
 	if call.Name != "" {
 		answer.Address, err = to.Lookup(ctx, call.Name)
 	} else {
-		socket, err = to.Dial(ctx, call.Protocol, call.From, call.To)
+		var socket *os.File
+		if socket, err = to.Dial(ctx, call.Protocol, call.From, call.To); err == nil {
+			sockets = []*os.File{socket}
+		}
 	}
 	answer.Failure = failureName(err)
-	return answer, socket
+	return answer, sockets
 }

@@ -195,13 +195,9 @@ func readEnding(content []byte) (exitCode int, err error) {
 	if json.Unmarshal(content, &e) != nil {
 		return 0, ErrProtocol
 	}
-	if e.Failure == "" {
-		return e.ExitCode, nil
+	err = failureOf(e.Failure)
+	if errors.Is(err, ErrProtocol) {
+		return 0, err
 	}
-	for _, f := range failures {
-		if f.name == e.Failure {
-			return e.ExitCode, f.err
-		}
-	}
-	return 0, fmt.Errorf("%w: an unknown failure", ErrProtocol)
+	return e.ExitCode, err
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -59,7 +60,7 @@ type Edge struct {
 
 	mu         sync.Mutex
 	generation uint64 // of the ports
-	ports      map[control.Port]*openPort
+	ports      map[control.Port]io.Closer
 
 	// context ends with the edge.
 	context context.Context //nolint:containedctx // the stack's callbacks have none
@@ -78,7 +79,7 @@ type Options struct {
 
 // New returns an edge, which does nothing until it serves a link, and ends with ctx.
 func New(ctx context.Context, c control.NetworkConfig, o Options) (*Edge, error) {
-	e := &Edge{NetworkConfig: c, Options: o, ports: map[control.Port]*openPort{}, budget: newBudget()}
+	e := &Edge{NetworkConfig: c, Options: o, ports: map[control.Port]io.Closer{}, budget: newBudget()}
 	e.context, e.stop = context.WithCancel(ctx)
 	e.stack = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -22,11 +23,6 @@ import (
 
 	"cloudnative.tw/drover/internal/machine/control"
 )
-
-// openPort is one that is open.
-type openPort struct {
-	close func() error
-}
 
 // SetPorts implements control.Network.
 func (e *Edge) SetPorts(_ context.Context, generation uint64, keys []control.Port, sockets map[control.Port]*os.File) (missing []control.Port, err error) {
@@ -47,7 +43,7 @@ func (e *Edge) setPorts(keys []control.Port, sockets map[control.Port]*os.File) 
 	}
 	for key, port := range e.ports {
 		if !wanted[key] {
-			err = errors.Join(err, port.close())
+			err = errors.Join(err, port.Close())
 			delete(e.ports, key)
 		}
 	}
@@ -78,7 +74,7 @@ func (e *Edge) closePorts() {
 }
 
 // openPort serves a port by a socket that listens.
-func (e *Edge) openPort(key control.Port, socket *os.File) (*openPort, error) {
+func (e *Edge) openPort(key control.Port, socket *os.File) (io.Closer, error) {
 	if key.Protocol == control.UDP {
 		conn, err := net.FilePacketConn(socket)
 		if err != nil {
@@ -89,14 +85,14 @@ func (e *Edge) openPort(key control.Port, socket *os.File) (*openPort, error) {
 			return nil, errors.Join(errors.New("its socket is not of UDP"), conn.Close())
 		}
 		go e.servePackets(packets, key.Port)
-		return &openPort{close: packets.Close}, nil
+		return packets, nil
 	}
 	listener, err := net.FileListener(socket)
 	if err != nil {
 		return nil, err
 	}
 	go e.serveConnections(e.context, listener, key.Port)
-	return &openPort{close: listener.Close}, nil
+	return listener, nil
 }
 
 // acceptPause is a pause after a connection could not be accepted, as when there are too many open files.
@@ -112,18 +108,17 @@ func (e *Edge) serveConnections(ctx context.Context, listener net.Listener, port
 			<-e.Clock.After(acceptPause)
 			continue
 		}
-		go e.Admit(ctx, conn, netip.AddrPortFrom(e.Gateway(), 0), port)
+		go e.admit(ctx, conn, port)
 	}
 }
 
-// Admit carries on a connection to a port of the guest, which sees it come from an address. One that the guest refuses is
-// reset. It returns when the connection has ended.
-func (e *Edge) Admit(ctx context.Context, conn net.Conn, from netip.AddrPort, port uint16) {
+// admit carries on a client's connection to a port of the guest. One that the guest refuses is reset.
+func (e *Edge) admit(ctx context.Context, conn net.Conn, port uint16) {
 	dialling, cancel := context.WithTimeout(ctx, dialWithin)
 	defer cancel()
-	guest, share, err := e.dialGuest(dialling, from, port)
+	guest, share, err := e.dialGuest(dialling, netip.AddrPortFrom(e.Gateway(), 0), port)
 	if err != nil {
-		reset(conn)
+		control.Reset(conn)
 		return
 	}
 	defer e.budget.giveBack(share)

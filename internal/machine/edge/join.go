@@ -5,7 +5,6 @@ package edge
 
 import (
 	"errors"
-	"io"
 	"net"
 	"time"
 
@@ -13,6 +12,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/waiter"
+
+	"cloudnative.tw/drover/internal/machine/control"
 )
 
 const (
@@ -49,39 +50,12 @@ func newGuestFlow(queue *waiter.Queue, endpoint tcpip.Endpoint) *gonet.UDPConn {
 	return gonet.NewUDPConn(queue, endpoint)
 }
 
-// join carries data between the guest and another until both have ended. An end of one direction leaves the other open,
-// and an error ends both at once.
+// join carries data between the guest and another until both have ended.
 func (e *Edge) join(guest, other net.Conn, share int) {
 	e.counts.connections.Add(1)
 	defer e.counts.connections.Add(-1)
 	_, size := buffersOf(share)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		carry(guest, other, size)
-	}()
-	carry(other, guest, size)
-	<-done
-	_, _ = guest.Close(), other.Close()
-}
-
-// carry copies what comes from one connection to another.
-func carry(to, from net.Conn, size int) {
-	_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, make([]byte, size))
-	if half, ok := to.(interface{ CloseWrite() error }); ok && err == nil {
-		_ = half.CloseWrite()
-		return
-	}
-	reset(to)
-	reset(from)
-}
-
-// reset ends a connection so that the other end learns that it was cut off.
-func reset(conn net.Conn) {
-	if c, ok := conn.(interface{ SetLinger(sec int) error }); ok {
-		_ = c.SetLinger(0)
-	}
-	_ = conn.Close()
+	control.Join(guest, other, size)
 }
 
 // joinFlow carries packets until none has come for a while in either direction.
@@ -98,8 +72,8 @@ func (e *Edge) joinFlow(guest, other net.Conn) {
 	<-done
 }
 
-// carryPackets ends when no packet has come for a while, or the connection is closed. That nobody listens at the other
-// end is no reason.
+// carryPackets carries packets until none has come for flowTimeout, or a connection is closed. It goes on after
+// ECONNREFUSED: a server may start to listen later.
 func (e *Edge) carryPackets(to, from net.Conn) {
 	defer func() { _, _ = to.Close(), from.Close() }()
 	packet := make([]byte, flowPacket)

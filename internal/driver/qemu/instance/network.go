@@ -5,7 +5,6 @@ package instance
 
 import (
 	"context"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -16,44 +15,35 @@ import (
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
-// guestMTU is that of Ethernet.
-const guestMTU = 1500
-
-// resolversFile names the host's resolvers.
-const resolversFile = "/etc/resolv.conf"
-
-// networkConfig returns what the edge of the machine's network is told, but for the resolvers.
+// networkConfig returns the configuration of the machine's edge, without the resolvers.
 func (inst *Instance) networkConfig() control.NetworkConfig {
 	return control.NetworkConfig{
-		MAC: launch.MACAddress(inst.UUID), Address: inst.Address, MTU: guestMTU,
+		MAC: launch.MACAddress(inst.UUID), Address: inst.Address, MTU: control.GuestMTU,
 		Hostname: inst.Name, Domain: inst.Namespace + "." + control.InternalDomain, Policy: inst.Host.EgressPolicy,
 	}
 }
 
 // findResolvers returns the host's resolvers.
 func (inst *Instance) findResolvers() []netip.AddrPort {
-	resolvers, err := control.ReadResolvers(resolversFile)
+	resolvers, err := control.ReadResolvers()
 	if err != nil {
 		inst.Host.Log.Info("Guest has no names of the outside", "uid", inst.UID, "cause", err.Error())
 	}
 	return resolvers
 }
 
-// servePorts has the supervisor serve the host ports of the record. It opens those that it is not given.
+// servePorts makes the supervisor serve the host ports of the record. Ports that it does not serve yet and that have no
+// socket among sockets are opened.
 func (inst *Instance) servePorts(ctx context.Context, c *control.Client, sockets hostports.Sockets) error {
 	keys := hostports.KeysOf(inst.Forwards)
 	missing, err := c.SetPorts(ctx, inst.PortsGeneration, keys, nil)
 	if err != nil || len(missing) == 0 {
 		return err
 	}
-	opened := hostports.Sockets{}
+	given, opened := hostports.Sockets{}, hostports.Sockets{}
 	defer opened.Close()
-	given := maps.Clone(sockets)
-	if given == nil {
-		given = hostports.Sockets{}
-	}
 	for _, key := range missing {
-		if given[key] != nil {
+		if given[key] = sockets[key]; given[key] != nil {
 			continue
 		}
 		socket, _, err := control.Listen(ctx, key)
@@ -62,16 +52,8 @@ func (inst *Instance) servePorts(ctx context.Context, c *control.Client, sockets
 		}
 		opened[key], given[key] = socket, socket
 	}
-	for part := range slices.Chunk(missing, control.MaxSockets) {
-		some := hostports.Sockets{}
-		for _, key := range part {
-			some[key] = given[key]
-		}
-		if _, err := c.SetPorts(ctx, inst.PortsGeneration, keys, some); err != nil {
-			return err
-		}
-	}
-	return nil
+	_, err = c.SetPorts(ctx, inst.PortsGeneration, keys, given)
+	return err
 }
 
 // restorePorts has a supervisor that takes the place of another serve the host ports.
@@ -109,7 +91,7 @@ func (inst *Instance) setForwards(forwards []hostports.Forward) {
 	inst.PortsGeneration++
 }
 
-// HasPortsOf reports whether a server's host ports are those of a spec.
+// HasPortsOf reports whether a server has the host ports of a spec.
 func HasPortsOf(r record.Record, spec driver.ServerSpec) bool {
 	return slices.EqualFunc(r.Settings.Ports, spec.Ports, hostports.IsSamePort)
 }
