@@ -331,7 +331,7 @@ func (g *linuxGuest) checkDial(t *testing.T) {
 	dialAndRead(t, g.d, g.spec.UID, 80, "GET /processes HTTP/1.0\r\n\r\n", "HTTP/1.0 200 OK\r\n")
 	// Nothing of what the guest says first is lost.
 	dialAndRead(t, g.d, g.spec.UID, 7, "and back\n", "drover linux guest\nand back\n")
-	for _, closed := range []int32{81, 82, 8080} { // none of which has to be published
+	for _, closed := range []int32{81, 82, 8080} { // a port need not be published
 		wantError(t, assert.ErrorOf(g.d.Dial(t.Context(), g.spec.UID, closed)), driver.ErrRetry, fmt.Sprintf("port %d of the guest", closed), "refused the connection")
 	}
 	for _, none := range []int32{0, -1, 1 << 16} {

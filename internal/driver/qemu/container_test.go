@@ -200,8 +200,8 @@ func TestContainerIsEphemeral(t *testing.T) {
 	gone(t, c.d, c.spec)
 }
 
-// TestContainerPrintsUnread checks that a command which prints much goes on, and its exit code and its last words
-// are kept, though nobody read its output for a while.
+// TestContainerPrintsUnread checks that a command whose output was not read for a while goes on, and that its exit
+// code and the end of its output are kept.
 func TestContainerPrintsUnread(t *testing.T) {
 	t.Parallel()
 	tier.Full(t, "it takes a boot of its own, and prints 10 MB; the gate kills a supervisor in TestContainer")

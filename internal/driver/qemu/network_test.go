@@ -68,7 +68,7 @@ func TestNetwork(t *testing.T) {
 	gateway := a.address(t).Masked().Addr().Next().String()
 	for _, target := range []string{
 		"c", "c.other", addressOf(c), // of another namespace
-		"10.213.255.254",                                                       // nobody's
+		"10.213.255.254",                                                       // an address of no machine
 		"127.0.0.1:" + host, gateway + ":" + host, hostAddress(t) + ":" + host, // the host
 		fmt.Sprintf("%s:%d", hostAddress(t), b.port), // its ports, too
 		"169.254.169.254", // a cloud's

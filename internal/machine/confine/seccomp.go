@@ -92,8 +92,8 @@ var filterProcesses = []bpf.Instruction{
 	allowCall,
 }
 
-// filterSockets is the part of the filter about sockets, for a program that may make some. They are those of the
-// internet, of TCP, UDP and pings, and those that ask the kernel for routes (NETLINK_ROUTE is 0).
+// filterSockets is the part of the filter about sockets, for a program that may make some: TCP, UDP and ping sockets of
+// IPv4 and IPv6, and routing sockets, with which it asks the kernel for routes (NETLINK_ROUTE is 0).
 var filterSockets = []bpf.Instruction{
 	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_SOCKET, SkipTrue: 15},
 	bpf.LoadAbsolute{Off: lowerHalf(0), Size: 4},

@@ -198,7 +198,7 @@ func (e *Edge) exchange(q dnsmessage.Question, protocol string, resolver netip.A
 	}
 }
 
-// isAnswerTo reports whether an answer is to a question, and not to another that somebody guessed.
+// isAnswerTo reports whether an answer has the ID and the question of a query, which a forged one has to guess.
 func isAnswerTo(answer []byte, id uint16, q dnsmessage.Question) bool {
 	var p dnsmessage.Parser
 	h, err := p.Start(answer)

@@ -144,8 +144,8 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// TestInward checks that a port of the host leads to the guest, that one that nobody serves there is reset, and that a
-// port that is taken away is closed.
+// TestInward checks that a port of the host leads to the guest, that a connection is reset if the guest has no server at
+// its port, and that a port is closed when it is taken away.
 func TestInward(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -234,7 +234,7 @@ func TestPolicy(t *testing.T) {
 	assert.ErrorIs(t, "without egress", w.checkOutside(outsider), ErrNoEgress)
 }
 
-// TestLease checks what a guest is told by DHCP.
+// TestLease checks the lease that a guest gets by DHCP.
 func TestLease(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)

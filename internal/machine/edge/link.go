@@ -213,7 +213,7 @@ func (e *Edge) sendFrames(ctx context.Context, conn net.Conn) error {
 	}
 }
 
-// appendFrame appends a packet as QEMU's stream wants it, and lets go of it.
+// appendFrame appends a packet in the format of QEMU's stream, and releases it.
 func (e *Edge) appendFrame(batch []byte, p *stack.PacketBuffer) []byte {
 	defer p.DecRef()
 	e.counts.sent.Add(1)

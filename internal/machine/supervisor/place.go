@@ -295,11 +295,20 @@ func (p Place) dialFile(ctx context.Context, name string) (*os.File, error) {
 	if errors.Is(err, unix.ECONNREFUSED) {
 		return nil, fmt.Errorf("%w: %w", ErrNoQEMU, err)
 	}
+	if errors.Is(err, fs.ErrNotExist) && name == machine.NetworkSocket && p.has(machine.EventsSocket) {
+		return nil, fmt.Errorf("an earlier version of Drover has started QEMU, without a network that a supervisor can serve: end its process %d, and Drover starts it again", p.PID())
+	}
 	if err != nil {
 		return nil, err
 	}
 	f, err := conn.(*net.UnixConn).File()
 	return f, errors.Join(err, conn.Close())
+}
+
+// has reports whether a file of the machine's directory exists.
+func (p Place) has(name string) bool {
+	_, err := os.Lstat(p.File(name))
+	return err == nil
 }
 
 // End waits for the supervisor of a QEMU that has ended to record that and to end, and then ends it itself.

@@ -214,8 +214,8 @@ func (e *env) testNoCommand(t *testing.T) {
 	e.wantRefused(t, spec, "spec.image", says)
 }
 
-// serve is a web server that counts its runs, shows the size of its disk in MiB and a Secret, and ends
-// when it is told to.
+// serve is a web server that counts its runs, shows the size of its disk in MiB and a Secret, and exits
+// at SIGUSR1.
 const serve = `
 trap 'exit 0' USR1
 mkdir -p /www && echo x >>/www/runs

@@ -24,8 +24,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// Limits of a range's prefix: every machine's address is in it, and so are those of the network, of all hosts and of
-// the gateway.
+// Limits of the prefix length. The longest leaves room for machines besides the addresses of the network itself, of the
+// gateway and of all hosts.
 const (
 	shortest = 8
 	longest  = 29

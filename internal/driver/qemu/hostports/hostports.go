@@ -90,7 +90,7 @@ func (h *Ports) Check(ports []driver.Port) error {
 	return nil
 }
 
-// Sockets are those of ports, which listen.
+// Sockets are listening sockets, by port.
 type Sockets map[control.Port]*os.File
 
 // Close closes them.
@@ -125,7 +125,7 @@ func (h *Ports) Open(ctx context.Context, f Forward) (*os.File, int32, error) {
 }
 
 // OpenForwards finds and opens host ports for the ports of a spec. Those that the spec names come first, so that none of
-// them is chosen for another port. Of those before, the machine serves some already, which stay as they are.
+// them is chosen for another port. If the machine serves the ports of before already, those that match stay as they are.
 func OpenForwards(ctx context.Context, ports []driver.Port, before []Forward, serves bool, open Opener) (forwards []Forward, sockets Sockets, err error) {
 	o := opening{before: before, open: open, sockets: Sockets{}}
 	forwards = make([]Forward, len(ports))
