@@ -197,7 +197,7 @@ func closeFiles(files []*os.File) {
 
 // receivePorts receives a message and its sockets, which the caller closes, also after an error.
 func receivePorts(conn *net.UnixConn) (m portsMessage, files []*os.File, err error) {
-	files, err = receiveMessage(conn, &m, maxMessage, maxPortSockets)
+	files, err = receiveMessage(conn, &m, maxPortSockets)
 	if err == nil && (len(m.Sockets) != len(files)) {
 		err = errRequest
 	}

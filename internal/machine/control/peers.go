@@ -109,7 +109,7 @@ func sendMessage(conn *net.UnixConn, value any, sockets ...*os.File) error {
 }
 
 // receiveMessage receives a value, and at most so many sockets, which the caller closes, also after an error.
-func receiveMessage(conn *net.UnixConn, to any, mostText uint32, mostSockets int) (sockets []*os.File, err error) {
+func receiveMessage(conn *net.UnixConn, to any, mostSockets int) (sockets []*os.File, err error) {
 	var length [4]byte
 	rights := make([]byte, unix.CmsgSpace(4*mostSockets))
 	n, rightsBytes, _, _, err := conn.ReadMsgUnix(length[:], rights)
@@ -129,7 +129,7 @@ func receiveMessage(conn *net.UnixConn, to any, mostText uint32, mostSockets int
 		_, err = io.ReadFull(conn, length[n:])
 	}
 	size := binary.BigEndian.Uint32(length[:])
-	if err != nil || size > mostText {
+	if err != nil || size > maxMessage {
 		return sockets, cmp.Or(err, errRequest)
 	}
 	text := make([]byte, size)
@@ -164,7 +164,7 @@ func (l *PeerLink) Follow() {
 	defer l.end()
 	for {
 		var answer linkAnswer
-		sockets, err := receiveMessage(l.conn, &answer.peerAnswer, maxMessage, 1)
+		sockets, err := receiveMessage(l.conn, &answer.peerAnswer, 1)
 		if err != nil {
 			closeFiles(sockets)
 			return
@@ -270,7 +270,7 @@ func serveAccept(ctx context.Context, w http.ResponseWriter, p Peer) {
 	defer func() { _ = conn.Close() }()
 	_ = conn.SetDeadline(deadlineAfter(CallWithin))
 	var c PeerConn
-	sockets, err := receiveMessage(conn, &c, maxMessage, 1)
+	sockets, err := receiveMessage(conn, &c, 1)
 	defer closeFiles(sockets)
 	if err == nil && len(sockets) != 1 {
 		err = errRequest
@@ -304,7 +304,7 @@ func (c *Client) exchange(ctx context.Context, path string, message, answer any,
 	err = sendMessage(conn, message, sockets...)
 	if err == nil {
 		var none []*os.File
-		none, err = receiveMessage(conn, answer, maxMessage, 1)
+		none, err = receiveMessage(conn, answer, 1)
 		closeFiles(none)
 	}
 	if err != nil {
@@ -327,7 +327,7 @@ func (c *Client) Connect(ctx context.Context, to Switchboard) error {
 	places, pace := make(chan struct{}, maxPeerCalls), rate.NewLimiter(peerCallsASecond, maxPeerCalls)
 	for {
 		var call peerCall
-		sockets, err := receiveMessage(conn, &call, maxMessage, 1)
+		sockets, err := receiveMessage(conn, &call, 1)
 		closeFiles(sockets)
 		if err != nil {
 			return explainError(err)
