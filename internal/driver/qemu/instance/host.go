@@ -73,7 +73,7 @@ type Host struct {
 	OpenPort    hostports.Opener
 	// Addresses gives machines their own, in the range of the network.
 	Addresses *addresses.Pool
-	// Egress is where guests may connect to.
+	// EgressPolicy is where guests may connect to, for supervisors that are started from now on.
 	EgressPolicy control.EgressPolicy
 	// InstallSupervisor installs the program that follows each QEMU; nil for a host on which none is started.
 	InstallSupervisor func() (*supervisor.Program, error)
