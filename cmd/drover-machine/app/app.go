@@ -24,6 +24,7 @@ import (
 
 	"github.com/go-logr/logr"
 
+	"cloudnative.tw/drover/internal/machine/broker"
 	"cloudnative.tw/drover/internal/machine/converter"
 	"cloudnative.tw/drover/internal/machine/description"
 	"cloudnative.tw/drover/internal/machine/supervisor"
@@ -69,6 +70,8 @@ func Main(arguments []string) int {
 		return mainProbe(arguments[1:])
 	case len(arguments) > 0 && arguments[0] == supervisor.FollowCommand:
 		return supervisor.MainOnHost(context.Background(), openNetwork)
+	case len(arguments) > 0 && arguments[0] == broker.Command:
+		return broker.Main(context.Background(), arguments[1:])
 	case len(arguments) > 0 && arguments[0] == converter.Command:
 		return converter.Main(arguments[1:])
 	}

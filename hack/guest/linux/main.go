@@ -10,7 +10,8 @@
 // mounts it, and changes it until it powers off. It serves:
 //
 //	/        a report, as JSON: see report
-//	/get?url=U  what the guest gets from another server
+//	/get?url=U  what the guest gets from another server; with keep=1 over the connection
+//	            that the last one left, if there is one
 //	/burn    uses all CPU from now on
 //	/eat?mib=N  allocates exactly that much memory
 //	/panic   panics
@@ -292,9 +293,15 @@ func serveEcho() error {
 // fetchWithin is how long the guest waits for another server.
 const fetchWithin = 5 * time.Second
 
+// Transports of fetch.
+var (
+	newConnections  = &http.Transport{DisableKeepAlives: true}
+	keptConnections = &http.Transport{}
+)
+
 // fetch answers with what the guest gets from a URL.
-func fetch(w http.ResponseWriter, url string) {
-	client := http.Client{Timeout: fetchWithin}
+func fetch(w http.ResponseWriter, url string, by *http.Transport) {
+	client := http.Client{Timeout: fetchWithin, Transport: by}
 	answer, err := client.Get(url) //nolint:noctx,gosec // bounded, and what the test asks for
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadGateway)
@@ -307,7 +314,13 @@ func fetch(w http.ResponseWriter, url string) {
 func serveHTTP(r report) error {
 	go func() { logLine("echo", serveEcho()) }()
 	http.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(r) })
-	http.HandleFunc("/get", func(w http.ResponseWriter, q *http.Request) { fetch(w, q.FormValue("url")) })
+	http.HandleFunc("/get", func(w http.ResponseWriter, q *http.Request) {
+		by := newConnections
+		if q.FormValue("keep") != "" {
+			by = keptConnections
+		}
+		fetch(w, q.FormValue("url"), by)
+	})
 	http.HandleFunc("/burn", func(http.ResponseWriter, *http.Request) {
 		go func() {
 			for {

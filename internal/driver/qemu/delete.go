@@ -87,5 +87,5 @@ func (d *Driver) releaseServer(ctx context.Context, inst *instance.Instance) err
 	if err := inst.Save(); err != nil {
 		return d.StateDir.Explain(err)
 	}
-	return d.StateDir.Explain(inst.MoveToRetained())
+	return d.StateDir.Explain(inst.MoveToRetained(ctx))
 }

@@ -125,7 +125,7 @@ func (d *Driver) findServer(ctx context.Context, t driver.Target) (*instance.Ins
 	case err != nil:
 		return nil, instance.ClassifyObserveError(err)
 	case s.Retained:
-		if err := s.MoveToRetained(); err != nil {
+		if err := s.MoveToRetained(ctx); err != nil {
 			return nil, d.StateDir.Explain(err)
 		}
 		return nil, none

@@ -4,16 +4,19 @@
 package qemu
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -42,12 +45,14 @@ func (g *networkGuest) get(t testing.TB, from string) (string, error) {
 }
 
 // TestNetwork tries the ways from a guest to others: machines of its namespace answer by name, and neither machines of
-// another namespace nor anything of the host do. A port comes and goes while the guest runs.
+// another namespace nor anything of the host do. Machines connect while no Drover runs. A broker that was killed
+// is replaced, and connections stay. A port comes and goes while the guest runs.
 func TestNetwork(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
-	_, err := d.Watch(t.Context())
+	watching, leave := context.WithCancel(t.Context())
+	events, err := d.Watch(watching)
 	assert.NoError(t, err)
 	a, b, c := e.networkGuest(t, d, "ns", "a"), e.networkGuest(t, d, "ns", "b"), e.networkGuest(t, d, "other", "c")
 	for _, g := range []*networkGuest{a, b, c} {
@@ -64,6 +69,23 @@ func TestNetwork(t *testing.T) {
 			return err
 		})
 	}
+	const kept = "/get?keep=1&url=http://b/clock"
+	_, err = a.tryAsk(t, kept)
+	assert.NoError(t, err)
+	leave()
+	for range events { // until nobody follows the machines any more
+	}
+	_, err = a.get(t, "http://b/clock")
+	assert.NoError(t, err)
+	killBroker(t, d)
+	if text, err := a.get(t, "http://b/clock"); err == nil {
+		t.Errorf("a gets %q from b without a broker", text)
+	}
+	_, err = a.tryAsk(t, kept)
+	assert.NoError(t, err)
+	_, err = d.Watch(t.Context())
+	assert.NoError(t, err)
+	assert.Eventually(t, "a reaches b by another broker", func(t testing.TB) error { return assert.ErrorOf(a.get(t, "http://b/clock")) })
 	host := serveHost(t)
 	gateway := a.address(t).Masked().Addr().Next().String()
 	for _, target := range []string{
@@ -88,6 +110,22 @@ func TestNetwork(t *testing.T) {
 	a.server = reach(t, d, a.spec, driver.StateRunning)
 	a.port = a.server.Ports[0].HostPort
 	assert.Check(t, "the port is back", func(t testing.TB) error { return assert.ErrorOf(a.get(t, "http://b/clock")) })
+}
+
+// killBroker kills the process that connects the driver's machines.
+func killBroker(t *testing.T, d *Driver) {
+	t.Helper()
+	killed := 0
+	for _, pid := range proc.IDs() {
+		dir, err := os.Readlink(proc.Path(pid, "cwd"))
+		if err == nil && dir == d.Broker.Path {
+			assert.NoError(t, proc.Kill(t.Context(), pid, func(int) bool { return true }))
+			killed++
+		}
+	}
+	if killed != 1 {
+		t.Errorf("%d brokers were killed, want 1", killed)
+	}
 }
 
 // serveHost serves on all addresses of the host, and returns the port.

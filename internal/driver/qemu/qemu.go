@@ -40,6 +40,7 @@
 //	bells/<uid>            notification file: written when a server changes, for watchers
 //	images/                a place for images, always allowed
 //	cache/                 images that were fetched: see package image
+//	broker/                the lock, socket and log of the broker, which connects machines to each other
 //	programs/              the program of supervisors
 //	locks/, epochs/, tmp/  see package statedir
 //
@@ -191,7 +192,7 @@ func New(o Options) (*Driver, error) {
 	case o.Accel != AccelAuto && o.Accel != machine.AccelKVM && o.Accel != machine.AccelTCG:
 		return nil, fmt.Errorf("the qemu driver's accelerator is %q: it must be %s, %s or %s", o.Accel, machine.AccelAuto, machine.AccelKVM, machine.AccelTCG)
 	}
-	dir, err := statedir.Open("the qemu driver's folder", o.Dir, instance.VMsDir, instance.RetainedDir, instance.NotificationsDir, instance.EndsDir, instance.AddressesDir, imagesDir, cacheDir)
+	dir, err := statedir.Open("the qemu driver's folder", o.Dir, instance.VMsDir, instance.RetainedDir, instance.NotificationsDir, instance.EndsDir, instance.AddressesDir, instance.BrokerDir, imagesDir, cacheDir)
 	if err != nil {
 		return nil, err
 	}

@@ -52,6 +52,8 @@ type Policy struct {
 	// MayConnect allows sockets of the internet, and questions to the kernel about its routes. None may listen at a
 	// port.
 	MayConnect bool
+	// MayPair allows pairs of connected sockets.
+	MayPair bool
 	// MaySignal allows signals to other processes of the user.
 	MaySignal bool
 }
@@ -228,7 +230,7 @@ func (p Policy) restrictThread(ruleset *os.File) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("setting no_new_privs: %w", err)
 	}
-	if err := installFilter(makeFilter(p.MayConnect), 0); err != nil {
+	if err := installFilter(makeFilter(p), 0); err != nil {
 		return err
 	}
 	if ruleset == nil {

@@ -34,7 +34,7 @@ var deniedCalls = slices.Concat(legacyCalls, []uintptr{
 	unix.SYS_IO_URING_SETUP, unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_USERFAULTFD,
 	unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_KEYCTL,
 	unix.SYS_FILE_SETATTR, unix.SYS_PROCESS_MADVISE, unix.SYS_MOVE_PAGES, unix.SYS_MIGRATE_PAGES,
-	unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_MOUNT, unix.SYS_FSOPEN, unix.SYS_OPEN_TREE, unix.SYS_SOCKETPAIR,
+	unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_MOUNT, unix.SYS_FSOPEN, unix.SYS_OPEN_TREE,
 })
 
 // newNamespaces are the flags of clone that make namespaces.
@@ -47,10 +47,13 @@ func failCall(err unix.Errno) bpf.Instruction {
 }
 
 // makeFilter returns the program that the kernel runs for each system call.
-func makeFilter(mayConnect bool) []bpf.Instruction {
+func makeFilter(p Policy) []bpf.Instruction {
 	program := append(slices.Clone(filterArchitecture), filterProcesses...)
 	denied := append(slices.Clone(deniedCalls), unix.SYS_BIND)
-	if mayConnect {
+	if !p.MayPair {
+		denied = append(denied, unix.SYS_SOCKETPAIR)
+	}
+	if p.MayConnect {
 		program = append(program, filterSockets...)
 		denied = append(denied, unix.SYS_LISTEN) // a socket without an address gets one by that
 	} else {
@@ -172,15 +175,15 @@ const fioSetOwn = 0x8901
 
 // DenyStarts takes from this program, for good, what only a program needs that starts others: it makes no
 // process, executes no program, opens no file, listens at no port, has no Unix socket but those it was given, and signals no process but the one
-// of a handle. It cannot be read by its user's other processes either.
-func DenyStarts(handle int) error {
+// of a handle. It cannot be read by its user's other processes either. It may go on to make the system calls of but.
+func DenyStarts(handle int, but ...uintptr) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("becoming unreadable: %w", err)
 	}
-	return installFilter(makeStartFilter(handle), unix.SECCOMP_FILTER_FLAG_TSYNC)
+	return installFilter(makeStartFilter(handle, but), unix.SECCOMP_FILTER_FLAG_TSYNC)
 }
 
-func makeStartFilter(handle int) []bpf.Instruction {
+func makeStartFilter(handle int, but []uintptr) []bpf.Instruction {
 	program := slices.Clone(filterArchitecture)
 	for _, rule := range startRules(handle) {
 		program = append(program,
@@ -191,6 +194,9 @@ func makeStartFilter(handle int) []bpf.Instruction {
 			bpf.LoadAbsolute{Off: callNumber, Size: 4})
 	}
 	for _, call := range startedCalls {
+		if slices.Contains(but, call) {
+			continue
+		}
 		denied := failCall(unix.EPERM)
 		if call == unix.SYS_CLONE3 {
 			denied = failCall(unix.ENOSYS)

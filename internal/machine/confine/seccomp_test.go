@@ -16,7 +16,7 @@ import (
 // TestFilter checks what the filter answers to system calls.
 func TestFilter(t *testing.T) {
 	t.Parallel()
-	filter := newFilter(t, makeFilter(false))
+	filter := newFilter(t, makeFilter(Policy{}))
 	const (
 		allowed = unix.SECCOMP_RET_ALLOW
 		denied  = unix.SECCOMP_RET_ERRNO | int(unix.EPERM)
@@ -58,7 +58,7 @@ func TestFilter(t *testing.T) {
 // TestSockets checks which sockets a program may have that connects to others, and that another has none.
 func TestSockets(t *testing.T) {
 	t.Parallel()
-	none, connecting := newFilter(t, makeFilter(false)), newFilter(t, makeFilter(true))
+	none, connecting := newFilter(t, makeFilter(Policy{})), newFilter(t, makeFilter(Policy{MayConnect: true}))
 	const allowed, denied = unix.SECCOMP_RET_ALLOW, unix.SECCOMP_RET_ERRNO | int(unix.EPERM)
 	for name, c := range map[string]struct {
 		arguments []uint32
@@ -118,7 +118,7 @@ func newFilter(t *testing.T, program []bpf.Instruction) func(arch, number uint32
 // name.
 func TestStartFilter(t *testing.T) {
 	t.Parallel()
-	filter := newFilter(t, makeStartFilter(7))
+	filter := newFilter(t, makeStartFilter(7, nil))
 	for name, c := range map[string]struct{ got, want int }{
 		"another architecture": {filter(unix.AUDIT_ARCH_I386, 11), unix.SECCOMP_RET_ERRNO | int(unix.ENOSYS)},
 		"accept":               {filter(auditArch, unix.SYS_ACCEPT4, 3), unix.SECCOMP_RET_ALLOW},

@@ -69,8 +69,7 @@ func NewLocalServer(ctx context.Context, token string, m Local) *Server {
 	})
 	mux.HandleFunc("GET "+dialPath, func(w http.ResponseWriter, r *http.Request) { serveDial(w, r, m) })
 	mux.HandleFunc("POST "+portsPath, func(w http.ResponseWriter, r *http.Request) { servePorts(r.Context(), w, m) })
-	mux.HandleFunc("POST "+joinPath, func(w http.ResponseWriter, _ *http.Request) { serveJoin(w, m) })
-	mux.HandleFunc("POST "+acceptPath, func(w http.ResponseWriter, r *http.Request) { serveAccept(r.Context(), w, m) })
+	mux.HandleFunc("POST "+joinPath, func(w http.ResponseWriter, _ *http.Request) { serveJoin(ctx, w, m) })
 	mux.HandleFunc("GET "+changesPath, func(w http.ResponseWriter, r *http.Request) { serveChanges(w, r, m) })
 	return &Server{ctx: ctx, isLocal: true, http: newHTTPServer(ctx, byToken(token, (&fence{}).refuse(mux)))}
 }

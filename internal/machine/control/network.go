@@ -186,7 +186,7 @@ func servePorts(ctx context.Context, w http.ResponseWriter, n Network) {
 		answer.Missing, err = n.SetPorts(ctx, message.Generation, message.Ports, sockets)
 	}
 	answer.Failure = failureName(err)
-	_ = sendMessage(conn, answer)
+	_ = SendMessage(conn, answer)
 }
 
 func closeFiles(files []*os.File) {
@@ -197,7 +197,7 @@ func closeFiles(files []*os.File) {
 
 // receivePorts receives a message and its sockets, which the caller closes, also after an error.
 func receivePorts(conn *net.UnixConn) (m portsMessage, files []*os.File, err error) {
-	files, err = receiveMessage(conn, &m, maxPortSockets)
+	files, err = ReceiveMessage(conn, &m, maxPortSockets)
 	if err == nil && (len(m.Sockets) != len(files)) {
 		err = errRequest
 	}

@@ -20,8 +20,7 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Switchboard connects machines of a host to each other. It knows which of them may meet, and no data passes it: each end
-// gets one of two connected sockets.
+// Switchboard connects a machine to others of its host.
 type Switchboard interface {
 	// Lookup returns the address of a machine by its name, or by name.namespace.
 	Lookup(ctx context.Context, name string) (netip.Addr, error)
@@ -31,7 +30,7 @@ type Switchboard interface {
 
 // Peer is a machine that others connect to.
 type Peer interface {
-	// Accept takes a connection of another machine to a port of the guest.
+	// Accept takes a connection of another machine to a port of the guest. The caller closes the socket.
 	Accept(ctx context.Context, c PeerConn, socket *os.File) error
 	// Join gives the machine a link to a switchboard. It returns once the link has ended.
 	Join(link *PeerLink)
@@ -40,9 +39,9 @@ type Peer interface {
 // PeerConn is a connection of one machine to another.
 type PeerConn struct {
 	Protocol string `json:"protocol"` // tcp or udp
-	// From is the address and port of the machine that connects, and Port that of the other's guest.
+	// From is the address and port of the machine that connects, and To those of the other's guest.
 	From netip.AddrPort `json:"from"`
-	Port uint16         `json:"port"`
+	To   netip.AddrPort `json:"to"`
 }
 
 // ConnectPeers returns two connected sockets, an end for each of two machines: a stream for TCP, and packets for UDP.
@@ -51,6 +50,11 @@ func ConnectPeers(protocol string) (here, there *os.File, err error) {
 	if protocol == UDP {
 		kind = unix.SOCK_SEQPACKET
 	}
+	return SocketPair(kind)
+}
+
+// SocketPair returns two connected sockets.
+func SocketPair(kind int) (here, there *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, nil, err
@@ -58,37 +62,36 @@ func ConnectPeers(protocol string) (here, there *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "peer"), os.NewFile(uintptr(fds[1]), "peer"), nil
 }
 
-// Paths of the calls of Peer. Each takes over its connection.
-const (
-	acceptPath = "/v1/accept"
-	joinPath   = "/v1/join"
-)
+// joinPath is the path of the call of Peer. It takes over its connection.
+const joinPath = "/v1/join"
 
 // Limits of what others can ask for, a guest by its names and connections among them.
 const (
 	// maxMessage limits a message, in bytes. That of 32 ports, which a machine has at most, is the longest.
 	maxMessage = 4 << 10
-	// maxPeerCalls is how many calls of a machine are answered at a time, and peerCallsASecond how many in the long run.
+	// maxPeerCalls is how many calls over a link are answered at a time, and peerCallsASecond how many of a machine in
+	// the long run.
 	maxPeerCalls, peerCallsASecond = 64, 200
+	// maxWaitingCalls is how many calls wait for an answer. The queue of a socket has room for all of them.
+	maxWaitingCalls = 256
 )
 
-// peerCall is a call of a Switchboard, and peerAnswer its answer, to a dial with a socket.
+// peerCall is a call over a link: for an address by a name, or with a connection.
 type peerCall struct {
-	ID       uint64         `json:"id"`
-	Name     string         `json:"name,omitempty"`
-	Protocol string         `json:"protocol,omitempty"`
-	From     uint16         `json:"from,omitempty"`
-	To       netip.AddrPort `json:"to,omitzero"`
+	ID   uint64    `json:"id"`
+	Name string    `json:"name,omitempty"`
+	Conn *PeerConn `json:"conn,omitempty"`
 }
 
+// peerAnswer is the answer.
 type peerAnswer struct {
 	ID      uint64     `json:"id"`
 	Address netip.Addr `json:"address,omitzero"`
 	Failure string     `json:"failure,omitempty"`
 }
 
-// sendMessage sends a value with its length before it, and sockets as SCM_RIGHTS with its first byte.
-func sendMessage(conn *net.UnixConn, value any, sockets ...*os.File) error {
+// SendMessage sends a value with its length before it, and sockets as SCM_RIGHTS with its first byte.
+func SendMessage(conn *net.UnixConn, value any, sockets ...*os.File) error {
 	text, err := json.Marshal(value)
 	if err != nil {
 		return err
@@ -108,8 +111,8 @@ func sendMessage(conn *net.UnixConn, value any, sockets ...*os.File) error {
 	return err
 }
 
-// receiveMessage receives a value, and at most so many sockets, which the caller closes, also after an error.
-func receiveMessage(conn *net.UnixConn, to any, mostSockets int) (sockets []*os.File, err error) {
+// ReceiveMessage receives a value, and at most so many sockets, which the caller closes, also after an error.
+func ReceiveMessage(conn *net.UnixConn, to any, mostSockets int) (sockets []*os.File, err error) {
 	var length [4]byte
 	rights := make([]byte, unix.CmsgSpace(4*mostSockets))
 	n, rightsBytes, _, _, err := conn.ReadMsgUnix(length[:], rights)
@@ -139,7 +142,36 @@ func receiveMessage(conn *net.UnixConn, to any, mostSockets int) (sockets []*os.
 	return sockets, err
 }
 
-// PeerLink is a machine's link to a switchboard.
+// ReceiveLink receives a message with the two sockets of a link.
+func ReceiveLink(conn *net.UnixConn, message any) (calls, accepts *net.UnixConn, err error) {
+	const ends = 2
+	files, err := ReceiveMessage(conn, message, ends)
+	defer closeFiles(files)
+	if err != nil || len(files) != ends {
+		return nil, nil, cmp.Or(err, errRequest)
+	}
+	if calls, err = unixConn(files[0]); err != nil {
+		return nil, nil, err
+	}
+	if accepts, err = unixConn(files[1]); err != nil {
+		return nil, nil, errors.Join(err, calls.Close())
+	}
+	return calls, accepts, nil
+}
+
+// unixConn returns the connection of a Unix socket, which the caller closes as well.
+func unixConn(f *os.File) (*net.UnixConn, error) {
+	conn, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	if c, ok := conn.(*net.UnixConn); ok {
+		return c, nil
+	}
+	return nil, errors.Join(errRequest, conn.Close())
+}
+
+// PeerLink is one end of a link, over which calls are made: by a machine to its switchboard, or by that to the machine.
 type PeerLink struct {
 	conn *net.UnixConn
 
@@ -155,16 +187,17 @@ type linkAnswer struct {
 	socket *os.File
 }
 
-func newPeerLink(conn *net.UnixConn) *PeerLink {
+// NewPeerLink returns the end that makes calls, which somebody has to Follow.
+func NewPeerLink(conn *net.UnixConn) *PeerLink {
 	return &PeerLink{conn: conn, waiting: map[uint64]chan<- linkAnswer{}}
 }
 
 // Follow receives answers until the link ends.
 func (l *PeerLink) Follow() {
-	defer l.end()
+	defer l.Close()
 	for {
 		var answer linkAnswer
-		sockets, err := receiveMessage(l.conn, &answer.peerAnswer, 1)
+		sockets, err := ReceiveMessage(l.conn, &answer.peerAnswer, 1)
 		if err != nil {
 			closeFiles(sockets)
 			return
@@ -184,7 +217,8 @@ func (l *PeerLink) Follow() {
 	}
 }
 
-func (l *PeerLink) end() {
+// Close ends the link.
+func (l *PeerLink) Close() {
 	_ = l.conn.Close()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -195,11 +229,11 @@ func (l *PeerLink) end() {
 	}
 }
 
-// call makes a call and waits for its answer.
-func (l *PeerLink) call(ctx context.Context, c peerCall) (linkAnswer, error) {
+// call makes a call, with the sockets that go with it, and waits for its answer.
+func (l *PeerLink) call(ctx context.Context, c peerCall, sockets ...*os.File) (linkAnswer, error) {
 	answered := make(chan linkAnswer, 1)
 	l.mu.Lock()
-	if l.isOver {
+	if l.isOver || len(l.waiting) == maxWaitingCalls {
 		l.mu.Unlock()
 		return linkAnswer{}, ErrUnreachable
 	}
@@ -207,10 +241,10 @@ func (l *PeerLink) call(ctx context.Context, c peerCall) (linkAnswer, error) {
 	c.ID = l.last
 	l.waiting[c.ID] = answered
 	_ = l.conn.SetWriteDeadline(deadlineAfter(sendWithin))
-	err := sendMessage(l.conn, c)
+	err := SendMessage(l.conn, c, sockets...)
 	l.mu.Unlock()
-	if err != nil {
-		l.forget(c.ID, answered)
+	if err != nil { // a part of it may have been sent
+		l.Close()
 		return linkAnswer{}, ErrUnreachable
 	}
 	select {
@@ -247,46 +281,123 @@ func (l *PeerLink) Lookup(ctx context.Context, name string) (netip.Addr, error) 
 
 // Dial implements Switchboard.
 func (l *PeerLink) Dial(ctx context.Context, protocol string, from uint16, to netip.AddrPort) (*os.File, error) {
-	answer, err := l.call(ctx, peerCall{Protocol: protocol, From: from, To: to})
+	c := PeerConn{Protocol: protocol, From: netip.AddrPortFrom(netip.IPv4Unspecified(), from), To: to}
+	answer, err := l.call(ctx, peerCall{Conn: &c})
 	if err == nil && answer.socket == nil {
 		err = ErrProtocol
 	}
 	return answer.socket, err
 }
 
-// serveJoin gives the machine a link.
-func serveJoin(w http.ResponseWriter, p Peer) {
-	if conn, err := takeConnection(w); err == nil {
-		p.Join(newPeerLink(conn))
+// Accept calls Peer.Accept of the machine at the other end.
+func (l *PeerLink) Accept(ctx context.Context, c PeerConn, socket *os.File) error {
+	answer, err := l.call(ctx, peerCall{Conn: &c}, socket)
+	if answer.socket != nil {
+		_ = answer.socket.Close()
+	}
+	return err
+}
+
+// ServeSwitchboard answers a machine's calls until the connection or ctx ends.
+func ServeSwitchboard(ctx context.Context, conn *net.UnixConn, to Switchboard) error {
+	return serveLink(ctx, conn, peerCallsASecond, func(ctx context.Context, call peerCall, _ *os.File) (address netip.Addr, socket *os.File, err error) {
+		switch {
+		case call.Name != "":
+			address, err = to.Lookup(ctx, call.Name)
+		case call.Conn != nil:
+			socket, err = to.Dial(ctx, call.Conn.Protocol, call.Conn.From.Port(), call.Conn.To)
+		default:
+			err = errRequest
+		}
+		return address, socket, err
+	})
+}
+
+// ServePeer answers a switchboard's calls until the connection or ctx ends.
+func ServePeer(ctx context.Context, conn *net.UnixConn, to Peer) error {
+	return serveLink(ctx, conn, rate.Inf, func(ctx context.Context, call peerCall, socket *os.File) (netip.Addr, *os.File, error) {
+		if call.Conn == nil || socket == nil {
+			return netip.Addr{}, nil, errRequest
+		}
+		return netip.Addr{}, nil, to.Accept(ctx, *call.Conn, socket)
+	})
+}
+
+// serveLink answers calls, of which each may have a socket, until the connection or ctx ends. The socket of an answer is
+// closed once it was sent.
+func serveLink(ctx context.Context, conn *net.UnixConn, callsASecond rate.Limit, answer func(context.Context, peerCall, *os.File) (netip.Addr, *os.File, error)) error {
+	defer func() { _ = conn.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	var sending sync.Mutex
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	places, pace := make(chan struct{}, maxPeerCalls), rate.NewLimiter(callsASecond, maxPeerCalls)
+	for {
+		var call peerCall
+		given, err := ReceiveMessage(conn, &call, 1)
+		if err == nil {
+			err = pace.Wait(ctx)
+		}
+		if err != nil {
+			closeFiles(given)
+			return explainError(err)
+		}
+		places <- struct{}{}
+		calls.Go(func() {
+			defer func() { <-places }()
+			defer closeFiles(given)
+			ctx, cancel := context.WithTimeout(ctx, CallWithin)
+			defer cancel()
+			var sockets []*os.File
+			address, socket, err := answer(ctx, call, firstOf(given))
+			if socket != nil {
+				sockets = append(sockets, socket)
+			}
+			defer closeFiles(sockets)
+			sending.Lock()
+			defer sending.Unlock()
+			_ = conn.SetWriteDeadline(deadlineAfter(sendWithin))
+			if err := SendMessage(conn, peerAnswer{call.ID, address, failureName(err)}, sockets...); err != nil {
+				_ = conn.Close()
+			}
+		})
 	}
 }
 
-// serveAccept gives the machine a connection of another one.
-func serveAccept(ctx context.Context, w http.ResponseWriter, p Peer) {
+func firstOf(files []*os.File) *os.File {
+	if len(files) == 0 {
+		return nil
+	}
+	return files[0]
+}
+
+// serveJoin gives the machine a link, by two sockets: one for its own calls, and one for those to it.
+func serveJoin(ctx context.Context, w http.ResponseWriter, p Peer) {
 	conn, err := takeConnection(w)
 	if err != nil {
 		return
 	}
 	defer func() { _ = conn.Close() }()
-	_ = conn.SetDeadline(deadlineAfter(CallWithin))
-	var c PeerConn
-	sockets, err := receiveMessage(conn, &c, 1)
-	defer closeFiles(sockets)
-	if err == nil && len(sockets) != 1 {
-		err = errRequest
-	}
+	_ = conn.SetDeadline(deadlineAfter(sendWithin))
+	calls, accepts, err := ReceiveLink(conn, &struct{}{})
 	if err == nil {
-		ctx, cancel := context.WithTimeout(ctx, CallWithin)
-		defer cancel()
-		err = p.Accept(ctx, c, sockets[0])
+		link := NewPeerLink(calls)
+		go func() {
+			defer link.Close()
+			_ = ServePeer(ctx, accepts, p)
+		}()
+		go func() {
+			defer func() { _ = accepts.Close() }()
+			p.Join(link)
+		}()
 	}
-	_ = sendMessage(conn, peerAnswer{Failure: failureName(err)})
+	_ = SendMessage(conn, peerAnswer{Failure: failureName(err)})
 }
 
-// Accept calls Peer.Accept.
-func (c *Client) Accept(ctx context.Context, from PeerConn, socket *os.File) error {
+// Join gives the machine a link to a switchboard, by a socket for its calls and one for those to it.
+func (c *Client) Join(ctx context.Context, calls, accepts *os.File) error {
 	var answer peerAnswer
-	if err := c.exchange(ctx, acceptPath, from, &answer, socket); err != nil {
+	if err := c.exchange(ctx, joinPath, struct{}{}, &answer, calls, accepts); err != nil {
 		return err
 	}
 	return failureOf(answer.Failure)
@@ -301,69 +412,14 @@ func (c *Client) exchange(ctx context.Context, path string, message, answer any,
 	defer func() { _ = conn.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	_ = conn.SetDeadline(deadlineAfter(CallWithin))
-	err = sendMessage(conn, message, sockets...)
+	err = SendMessage(conn, message, sockets...)
 	if err == nil {
 		var none []*os.File
-		none, err = receiveMessage(conn, answer, 1)
+		none, err = ReceiveMessage(conn, answer, 1)
 		closeFiles(none)
 	}
 	if err != nil {
 		return explainError(err)
 	}
 	return nil
-}
-
-// Connect answers the machine's calls by a switchboard, until the connection or ctx ends.
-func (c *Client) Connect(ctx context.Context, to Switchboard) error {
-	conn, err := c.takeOver(ctx, http.MethodPost, joinPath)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close() }()
-	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-	var sending sync.Mutex
-	var calls sync.WaitGroup
-	defer calls.Wait()
-	places, pace := make(chan struct{}, maxPeerCalls), rate.NewLimiter(peerCallsASecond, maxPeerCalls)
-	for {
-		var call peerCall
-		sockets, err := receiveMessage(conn, &call, 1)
-		closeFiles(sockets)
-		if err != nil {
-			return explainError(err)
-		}
-		if err := pace.Wait(ctx); err != nil {
-			return err
-		}
-		places <- struct{}{}
-		calls.Go(func() {
-			defer func() { <-places }()
-			answer, sockets := answerPeer(ctx, to, call)
-			defer closeFiles(sockets)
-			sending.Lock()
-			defer sending.Unlock()
-			_ = conn.SetWriteDeadline(deadlineAfter(sendWithin))
-			if err := sendMessage(conn, answer, sockets...); err != nil {
-				_ = conn.Close()
-			}
-		})
-	}
-}
-
-// answerPeer answers one call, and returns the socket that goes with the answer to a dial.
-func answerPeer(ctx context.Context, to Switchboard, call peerCall) (answer peerAnswer, sockets []*os.File) {
-	ctx, cancel := context.WithTimeout(ctx, CallWithin)
-	defer cancel()
-	var err error
-	answer.ID = call.ID
-	if call.Name != "" {
-		answer.Address, err = to.Lookup(ctx, call.Name)
-	} else {
-		var socket *os.File
-		if socket, err = to.Dial(ctx, call.Protocol, call.From, call.To); err == nil {
-			sockets = []*os.File{socket}
-		}
-	}
-	answer.Failure = failureName(err)
-	return answer, sockets
 }

@@ -5,11 +5,14 @@ package control
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/netip"
 	"os"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/test/assert"
 )
@@ -54,8 +57,8 @@ func (*joined) DialGuest(_ context.Context, port uint16) (net.Conn, error) {
 	return guest, nil
 }
 
-// exchange is a switchboard that knows one machine, and tells it of a connection by its client.
-type exchange struct{ to *Client }
+// exchange is a switchboard that knows one machine, the one that asks.
+type exchange struct{ to *PeerLink }
 
 func (exchange) Lookup(_ context.Context, name string) (netip.Addr, error) {
 	if name != "b" {
@@ -70,40 +73,58 @@ func (e exchange) Dial(ctx context.Context, protocol string, from uint16, to net
 		return nil, err
 	}
 	defer func() { _ = there.Close() }()
-	return here, e.to.Accept(ctx, PeerConn{protocol, netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), from), to.Port()}, there)
+	return here, e.to.Accept(ctx, PeerConn{protocol, netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), from), to}, there)
+}
+
+// pairOf returns a file for the machine, and the connection at the other end.
+func pairOf(t *testing.T) (*os.File, *net.UnixConn) {
+	t.Helper()
+	here, there, err := SocketPair(unix.SOCK_STREAM)
+	assert.NoError(t, err)
+	conn, err := unixConn(there)
+	assert.NoError(t, errors.Join(err, there.Close()))
+	return here, conn
 }
 
 // TestPeers checks that a machine finds another by its link, gets a socket that leads there, and learns of the link's end.
 func TestPeers(t *testing.T) {
 	t.Parallel()
-	m := &joined{links: make(chan *PeerLink), accepted: make(chan PeerConn, 1)}
+	m := &joined{links: make(chan *PeerLink, 1), accepted: make(chan PeerConn, 1)}
 	c := NewLocalClient("token", serveLocal(t, m))
+	calls, answered := pairOf(t)
+	accepts, asked := pairOf(t)
+	assert.NoError(t, c.Join(t.Context(), calls, accepts))
+	closeFiles([]*os.File{calls, accepts})
+	to := NewPeerLink(asked)
+	go to.Follow()
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
 	left := make(chan error)
-	go func() { left <- c.Connect(ctx, exchange{c}) }()
+	go func() { left <- ServeSwitchboard(ctx, answered, exchange{to}) }()
 	link := <-m.links
 	address, err := link.Lookup(t.Context(), "b")
 	if err != nil || address.String() != "10.0.0.2" {
 		t.Errorf("b is %s, %v", address, err)
 	}
 	assert.ErrorIs(t, "another name", assert.ErrorOf(link.Lookup(t.Context(), "c")), ErrNoMachine)
-	socket, err := link.Dial(t.Context(), TCP, 4000, netip.MustParseAddrPort("10.0.0.2:80"))
+	target := netip.MustParseAddrPort("10.0.0.2:80")
+	socket, err := link.Dial(t.Context(), TCP, 4000, target)
 	assert.NoError(t, err)
 	if got, err := io.ReadAll(socket); err != nil || string(got) != "hello" {
 		t.Errorf("the socket has %q, %v", got, err)
 	}
 	assert.NoError(t, socket.Close())
-	if got, want := <-m.accepted, (PeerConn{TCP, netip.MustParseAddrPort("10.0.0.1:4000"), 80}); got != want {
+	if got, want := <-m.accepted, (PeerConn{TCP, netip.MustParseAddrPort("10.0.0.1:4000"), target}); got != want {
 		t.Errorf("accepted is %+v, want %+v", got, want)
 	}
 	leave()
 	if err := <-left; err == nil {
 		t.Error("the call has ended without an error")
 	}
-	assert.Eventually(t, "the link has ended", func(t testing.TB) error {
+	assert.Eventually(t, "the link has ended both ways", func(t testing.TB) error {
 		_, err := link.Lookup(t.Context(), "b")
-		assert.ErrorIs(t, "a call", err, ErrUnreachable)
+		assert.ErrorIs(t, "a call of the machine", err, ErrUnreachable)
+		assert.ErrorIs(t, "a call to it", to.Accept(t.Context(), PeerConn{}, socket), ErrUnreachable)
 		return nil
 	})
 }

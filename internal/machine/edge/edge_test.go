@@ -162,8 +162,9 @@ func TestInward(t *testing.T) {
 		t.Errorf("the answer is %q, %v", got, err)
 	}
 	closed, err := (&net.Dialer{}).DialContext(t.Context(), "tcp4", open[1])
-	assert.NoError(t, err)
-	_, err = io.ReadAll(closed)
+	if err == nil { // else it was reset before the call has returned
+		_, err = io.ReadAll(closed)
+	}
 	assert.ErrorIs(t, "a port that the guest refuses", err, unix.ECONNRESET)
 	missing, err := w.SetPorts(t.Context(), 2, nil, nil)
 	assert.NoError(t, err)

@@ -91,7 +91,7 @@ func (e *Edge) Accept(ctx context.Context, c control.PeerConn, socket *os.File) 
 	if c.Protocol == control.UDP {
 		return e.acceptFlow(c, conn)
 	}
-	guest, share, err := e.dialGuest(ctx, c.From, c.Port)
+	guest, share, err := e.dialGuest(ctx, c.From, c.To.Port())
 	if err != nil {
 		return errors.Join(err, conn.Close())
 	}
@@ -106,7 +106,7 @@ func (e *Edge) acceptFlow(c control.PeerConn, conn net.Conn) error {
 	if !e.budget.takeFlow() {
 		return errors.Join(errNoMemory, conn.Close())
 	}
-	guest, err := e.dialGuestUDP(c.From, c.Port)
+	guest, err := e.dialGuestUDP(c.From, c.To.Port())
 	if err != nil {
 		e.budget.giveBack(flowShare)
 		return errors.Join(err, conn.Close())

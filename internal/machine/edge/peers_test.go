@@ -19,7 +19,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// board connects machines by their addresses, as Drover does.
+// board connects machines by their addresses, as the broker does.
 type board struct {
 	from  netip.Addr
 	peers map[netip.Addr]*Edge
@@ -39,7 +39,7 @@ func (b board) Dial(ctx context.Context, protocol string, from uint16, to netip.
 		return nil, err
 	}
 	defer func() { _ = there.Close() }()
-	return here, peer.Accept(ctx, control.PeerConn{Protocol: protocol, From: netip.AddrPortFrom(b.from, from), Port: to.Port()}, there)
+	return here, peer.Accept(ctx, control.PeerConn{Protocol: protocol, From: netip.AddrPortFrom(b.from, from), To: to}, there)
 }
 
 // TestPeers checks that one machine reaches another by TCP and by UDP, and is seen there with its own address and port.

@@ -47,7 +47,7 @@ const (
 )
 
 // Version is that of what the driver and the program on a host say to each other.
-const Version = 3
+const Version = 4
 
 // HostConfig is what the program on a host is told.
 type HostConfig struct {

@@ -7,44 +7,39 @@ import (
 	"context"
 	"net/netip"
 	"os"
-	"slices"
 	"sync"
 
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// Links are a machine's links to switchboards, one for each process that follows it. Any will do.
+// Links are a machine's links to its switchboard. The last one is used: the switchboard of the others was replaced.
 type Links struct {
-	mu  sync.Mutex
-	all []*control.PeerLink
+	mu   sync.Mutex
+	last *control.PeerLink
 }
 
 var _ control.Switchboard = (*Links)(nil)
 
-// follow uses a link until it ends.
-func (l *Links) follow(link *control.PeerLink) {
-	l.mu.Lock()
-	l.all = append(l.all, link)
-	l.mu.Unlock()
-	link.Follow()
+// use makes calls go over a link.
+func (l *Links) use(link *control.PeerLink) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.all = slices.DeleteFunc(l.all, func(other *control.PeerLink) bool { return other == link })
+	l.last = link
 }
 
-// last returns the newest link.
-func (l *Links) last() (*control.PeerLink, error) {
+// get returns the last link.
+func (l *Links) get() (*control.PeerLink, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.all) == 0 {
+	if l.last == nil {
 		return nil, control.ErrUnreachable
 	}
-	return l.all[len(l.all)-1], nil
+	return l.last, nil
 }
 
 // Lookup implements control.Switchboard.
 func (l *Links) Lookup(ctx context.Context, name string) (netip.Addr, error) {
-	link, err := l.last()
+	link, err := l.get()
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -53,7 +48,7 @@ func (l *Links) Lookup(ctx context.Context, name string) (netip.Addr, error) {
 
 // Dial implements control.Switchboard.
 func (l *Links) Dial(ctx context.Context, protocol string, from uint16, to netip.AddrPort) (*os.File, error) {
-	link, err := l.last()
+	link, err := l.get()
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +56,10 @@ func (l *Links) Dial(ctx context.Context, protocol string, from uint16, to netip
 }
 
 // Join implements control.Peer.
-func (s *Supervisor) Join(link *control.PeerLink) { s.Links.follow(link) }
+func (s *Supervisor) Join(link *control.PeerLink) {
+	s.Links.use(link)
+	link.Follow()
+}
 
 // Accept implements control.Peer.
 func (s *Supervisor) Accept(ctx context.Context, c control.PeerConn, socket *os.File) error {

@@ -394,7 +394,7 @@ func (p Place) killLast(ctx context.Context) error {
 // but root. Where the machine's directory is gone, only a process that works in a removed one counts: that of a released
 // machine was moved.
 func (p Place) isSupervisor(pid int) bool {
-	if !proc.HasOption(pid, machineOption, p.UUID) {
+	if !proc.HasOption(pid, MachineOption, p.UUID) {
 		return false
 	}
 	here, hereErr := os.Stat(p.Path)
@@ -415,7 +415,7 @@ func (p Place) IsOutdated() bool {
 		return false
 	}
 	program, err := p.Program()
-	return err == nil && s.Program != program.digest && program.isLatest()
+	return err == nil && s.Program != program.digest && program.IsLatest()
 }
 
 // opened are files that are closed together.

@@ -21,6 +21,9 @@ type Program struct {
 	digest string
 }
 
+// Digest returns the hash of the program's content.
+func (p *Program) Digest() string { return p.digest }
+
 // File returns the program, to be executed by its descriptor. It stays open.
 func (p *Program) File() *os.File { return p.file }
 
@@ -86,8 +89,8 @@ func digestOf(source io.Reader) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)), err
 }
 
-// isLatest reports whether no other version was installed since, which would have removed this one.
-func (p *Program) isLatest() bool {
+// IsLatest reports whether no other version was installed since, which would have removed this one.
+func (p *Program) IsLatest() bool {
 	installed, err := os.Stat(p.file.Name())
 	if err != nil {
 		return false

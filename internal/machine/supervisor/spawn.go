@@ -19,8 +19,8 @@ import (
 // FollowCommand is the first argument of the program on a host.
 const FollowCommand = "follow"
 
-// machineOption is followed by the machine's UUID, for those who look at processes.
-const machineOption = "-machine"
+// MachineOption is followed by the machine's UUID, for those who look at processes.
+const MachineOption = "-machine"
 
 // Order says how to start the program on a host. It is given files alone: it opens none.
 type Order struct {
@@ -60,7 +60,7 @@ func Spawn(ctx context.Context, o Order) (*exec.Cmd, error) {
 	}
 	defer func() { _ = config.Close() }()
 	// The child has the program as programFD when it executes that.
-	cmd := confine.Command(context.WithoutCancel(ctx), fmt.Sprintf("/proc/self/fd/%d", programFD), FollowCommand, machineOption, o.UUID)
+	cmd := confine.Command(context.WithoutCancel(ctx), fmt.Sprintf("/proc/self/fd/%d", programFD), FollowCommand, MachineOption, o.UUID)
 	cmd.Args[0] = "drover-machine"
 	cmd.Env = append(cmd.Env, "GOMAXPROCS=1", "GOMEMLIMIT=64MiB")
 	cmd.Stderr = o.Errors

@@ -26,6 +26,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/broker"
 	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
@@ -42,6 +43,8 @@ const (
 	EndsDir          = "ends"
 	// AddressesDir has a link for each address of a machine.
 	AddressesDir = "addresses"
+	// BrokerDir is the folder of the broker, which connects machines to each other.
+	BrokerDir = "broker"
 )
 
 // Config are the settings that instances share.
@@ -62,8 +65,6 @@ type Host struct {
 	Config
 	remembered
 
-	directory directory
-
 	StateDir    *statedir.Dir
 	Program     *machine.Program
 	Accelerator *machine.Accelerator
@@ -75,6 +76,8 @@ type Host struct {
 	Addresses *addresses.Pool
 	// EgressPolicy is where guests may connect to, for supervisors that are started from now on.
 	EgressPolicy control.EgressPolicy
+	// Broker connects machines to each other.
+	Broker broker.Place
 	// InstallSupervisor installs the program that follows each QEMU; nil for a host on which none is started.
 	InstallSupervisor func() (*supervisor.Program, error)
 	installing        sync.Mutex
@@ -94,11 +97,16 @@ type Host struct {
 // images, disks, choose and reserve too.
 func NewHost(c Config, dir *statedir.Dir) *Host {
 	program := &machine.Program{Name: c.Binary, Users: c.Users, Log: c.Log}
-	return &Host{
+	h := &Host{
 		Config: c, StateDir: dir, Program: program,
 		Accelerator: machine.NewAccelerator(c.Accelerator, program, c.Clock, c.Log),
 		LogBound:    defaultLogBound, FindGroups: cgroup.Find, FindGroupMemory: cgroup.MemoryLeft,
 	}
+	h.Broker = broker.Place{
+		Machine: machine.Machine{Path: dir.Path(BrokerDir), UUID: BrokerDir, Staging: dir},
+		Program: h.FindSupervisor, StartAs: c.Users.StartAs,
+	}
+	return h
 }
 
 // InstanceAt returns the server whose directory is at a path. The name of the directory

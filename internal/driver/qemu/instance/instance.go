@@ -12,6 +12,7 @@
 package instance
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -203,9 +204,12 @@ func (h *Host) describeConfinement(m machine.Machine) *driver.Confinement {
 }
 
 // MoveToRetained frees the UID of a server that was marked. Its QEMU runs on in the
-// directory, wherever that is. When it returns, a power cut does not take the release back:
+// directory, wherever that is, and meets no other machines any more. When it returns, a power cut does not take the release back:
 // the server would be an orphan.
-func (inst *Instance) MoveToRetained() error {
+func (inst *Instance) MoveToRetained(ctx context.Context) error {
+	if err := inst.Host.Broker.Remove(ctx, string(inst.UID)); err != nil {
+		return driver.Errorf(driver.ErrRetry, "parting the released server %s from other machines: %w", inst.UID, err)
+	}
 	// A search for the images in use must not miss it during the move.
 	release, err := inst.Host.Images.Hold()
 	if err != nil {

@@ -144,7 +144,7 @@ func (f *follower) followOnce(ctx context.Context) (followed bool) {
 	}
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
-	go s.connectPeers(watching, c)
+	go f.connectPeers(watching, c)
 	err = c.Watch(ctx, func() {
 		followed = true
 		f.reportChange(ctx)

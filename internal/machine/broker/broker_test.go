@@ -1,0 +1,214 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package broker
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/test/assert"
+)
+
+// digest is what the broker of a test runs as.
+const digest = "this program"
+
+// guest is a machine that has joined a broker.
+type guest struct {
+	Machine
+
+	calls *control.PeerLink
+	// follower is the connection of the driver that has told of the machine.
+	follower *net.UnixConn
+	accepted chan control.PeerConn
+}
+
+// Accept implements control.Peer: the guest greets who connects to port 80, and refuses others.
+func (g *guest) Accept(_ context.Context, c control.PeerConn, socket *os.File) error {
+	g.accepted <- c
+	if c.To.Port() != 80 {
+		return control.ErrRefused
+	}
+	return assert.ErrorOf(io.WriteString(socket, "I am "+g.Name))
+}
+
+// Join implements control.Peer. Nobody calls it.
+func (*guest) Join(*control.PeerLink) {}
+
+// connPair returns two connected connections.
+func connPair(t *testing.T) (ends [2]*net.UnixConn) {
+	t.Helper()
+	here, there, err := control.SocketPair(unix.SOCK_STREAM)
+	assert.NoError(t, err)
+	for i, f := range []*os.File{here, there} {
+		conn, err := net.FileConn(f)
+		assert.NoError(t, errors.Join(err, f.Close()))
+		ends[i] = conn.(*net.UnixConn)
+		t.Cleanup(func() { _ = conn.Close() })
+	}
+	return ends
+}
+
+// send sends a request to the broker, and returns the driver's end of the connection, what the broker says of going on
+// once the connection has ended, and whether it has answered.
+func send(t *testing.T, b *Broker, r request, sockets ...*os.File) (conn *net.UnixConn, goesOn <-chan bool, err error) {
+	t.Helper()
+	pair := connPair(t)
+	ended := make(chan bool, 1)
+	go func() { ended <- b.serve(t.Context(), pair[1]) }()
+	assert.NoError(t, control.SendMessage(pair[0], r, sockets...))
+	_, err = control.ReceiveMessage(pair[0], &struct{}{}, 0)
+	return pair[0], ended, err
+}
+
+// join makes a machine a member of the broker.
+func join(t *testing.T, b *Broker, m Machine) *guest {
+	t.Helper()
+	calls, accepts := connPair(t), connPair(t)
+	g := &guest{Machine: m, calls: control.NewPeerLink(calls[0]), accepted: make(chan control.PeerConn, 1)}
+	go g.calls.Follow()
+	go func() { _ = control.ServePeer(t.Context(), accepts[0], g) }()
+	var theirs [2]*os.File
+	for i, conn := range []*net.UnixConn{calls[1], accepts[1]} {
+		f, err := conn.File()
+		assert.NoError(t, errors.Join(err, conn.Close()))
+		theirs[i] = f
+	}
+	defer closeFiles(theirs[:]...)
+	var err error
+	g.follower, _, err = send(t, b, request{Machine: m, Program: digest}, theirs[:]...)
+	assert.NoError(t, err)
+	return g
+}
+
+func machineOf(uid, namespace, name, address string) Machine {
+	return Machine{UID: uid, Cluster: "cluster-1", Namespace: namespace, Name: name, Address: netip.MustParseAddr(address)}
+}
+
+// reach returns the greeting of the machine at an address, whom another connects to from its port 4000.
+func (g *guest) reach(t testing.TB, address string) (string, error) {
+	t.Helper()
+	socket, err := g.calls.Dial(t.Context(), control.TCP, 4000, netip.MustParseAddrPort(address))
+	if err != nil {
+		return "", err
+	}
+	greeting, err := io.ReadAll(socket)
+	return string(greeting), errors.Join(err, socket.Close())
+}
+
+// isRemoved checks that the machine's link and its driver's connection have ended.
+func (g *guest) isRemoved(t *testing.T, what string) {
+	t.Helper()
+	assert.Eventually(t, what+" ends its link", func(t testing.TB) error {
+		_, err := g.calls.Lookup(t.Context(), g.Name)
+		assert.ErrorIs(t, "a call", err, control.ErrUnreachable)
+		return nil
+	})
+}
+
+// TestBroker checks whom a machine finds and reaches: those of its namespace and cluster, as long as its address is its
+// own, and that the other learns who it is.
+func TestBroker(t *testing.T) {
+	t.Parallel()
+	b := newBroker(digest)
+	a := join(t, b, machineOf("1", "ns", "a", "10.1.0.2"))
+	db := join(t, b, machineOf("2", "ns", "db", "10.1.0.3"))
+	join(t, b, machineOf("3", "other", "c", "10.1.0.4"))
+	stranger := machineOf("4", "ns", "d", "10.1.0.5")
+	stranger.Cluster = "cluster-2"
+	join(t, b, stranger)
+
+	for name, want := range map[string]string{"a": "10.1.0.2", "db": "10.1.0.3", "db.ns": "10.1.0.3", "c": "", "c.other": "", "d": "", "d.ns": "", "db.ns.x": "", "x": ""} {
+		address, err := a.calls.Lookup(t.Context(), name)
+		if want == "" {
+			assert.ErrorIs(t, name, err, control.ErrNoMachine)
+		} else if err != nil || address.String() != want {
+			t.Errorf("%s is %s, %v, want %s", name, address, err, want)
+		}
+	}
+	greeting, err := a.reach(t, "10.1.0.3:80")
+	if err != nil || greeting != "I am db" {
+		t.Errorf("the machine says %q, %v", greeting, err)
+	}
+	want := control.PeerConn{Protocol: control.TCP, From: netip.MustParseAddrPort("10.1.0.2:4000"), To: netip.MustParseAddrPort("10.1.0.3:80")}
+	if got := <-db.accepted; got != want {
+		t.Errorf("the machine accepts %+v, want %+v", got, want)
+	}
+	for address, want := range map[string]error{
+		"10.1.0.3:81": control.ErrRefused, "10.1.0.2:80": control.ErrNoMachine,
+		"10.1.0.4:80": control.ErrNoMachine, "10.1.0.5:80": control.ErrNoMachine, "10.1.0.9:80": control.ErrNoMachine,
+	} {
+		assert.ErrorIs(t, address, assert.ErrorOf(a.reach(t, address)), want)
+	}
+	_, err = a.calls.Dial(t.Context(), "sctp", 4000, netip.MustParseAddrPort("10.1.0.3:80"))
+	assert.ErrorIs(t, "another protocol", err, control.ErrUnknown)
+}
+
+// TestMembers checks that a machine that is told of again is one member, that one which leaves or whose supervisor has
+// ended is none, and that the last machine with an address has it.
+func TestMembers(t *testing.T) {
+	t.Parallel()
+	b := newBroker(digest)
+	a, db := machineOf("1", "ns", "a", "10.1.0.2"), machineOf("2", "ns", "db", "10.1.0.3")
+	before := join(t, b, a)
+	again := join(t, b, a)
+	before.isRemoved(t, "another link of the machine")
+	join(t, b, db)
+	_, err := again.reach(t, "10.1.0.3:80")
+	assert.NoError(t, err)
+
+	released := join(t, b, machineOf("3", "ns", "e", "10.1.0.4"))
+	_, goesOn, err := send(t, b, request{Machine: Machine{UID: "3"}, Leaves: true})
+	assert.NoError(t, err)
+	if !<-goesOn {
+		t.Error("the broker ends with a machine that leaves")
+	}
+	released.isRemoved(t, "a machine that leaves")
+	assert.ErrorIs(t, "a machine that has left", assert.ErrorOf(again.reach(t, "10.1.0.4:80")), control.ErrNoMachine)
+
+	old := join(t, b, machineOf("4", "ns", "f", "10.1.0.5"))
+	join(t, b, machineOf("5", "ns", "g", "10.1.0.5"))
+	old.isRemoved(t, "another machine with its address")
+	if greeting, err := again.reach(t, "10.1.0.5:80"); err != nil || greeting != "I am g" {
+		t.Errorf("at the address is %q, %v", greeting, err)
+	}
+
+	again.calls.Close()
+	for what, conn := range map[string]*net.UnixConn{"first": before.follower, "last": again.follower} {
+		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			t.Errorf("the %s driver's connection for a machine whose supervisor has ended: %v, want EOF", what, err)
+		}
+	}
+}
+
+// TestIdle checks that a broker that nobody needs ends, but not while a machine is a member, and that one of another
+// version than the driver needs ends too, without an answer.
+func TestIdle(t *testing.T) {
+	t.Parallel()
+	b := newBroker(digest)
+	a := join(t, b, machineOf("1", "ns", "a", "10.1.0.2"))
+	assert.NoError(t, a.follower.Close()) // the driver has ended
+	_, goesOn, err := send(t, b, request{Machine: Machine{UID: "9"}, Leaves: true})
+	if assert.NoError(t, err); !<-goesOn {
+		t.Error("the broker ends")
+	}
+	select {
+	case <-b.idle:
+		t.Fatal("a broker with a member is idle")
+	default:
+	}
+	_, goesOn, err = send(t, b, request{Program: "another"})
+	if err == nil || <-goesOn {
+		t.Errorf("a driver of another version: it was answered with %v, and the broker goes on", err)
+	}
+	a.calls.Close()
+	<-b.idle
+}

@@ -1,0 +1,207 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/confine"
+	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/proc"
+	"cloudnative.tw/drover/internal/machine/supervisor"
+)
+
+// Names in the broker's folder.
+const (
+	lockFile = "broker.lock"
+	socket   = "broker.sock"
+	logFile  = "broker.log"
+)
+
+// startWithin is how long the start of a broker may take until it answers.
+const startWithin = 3 * time.Second
+
+// Place is the folder of a host's broker. It is the folder's owner alone who may connect.
+type Place struct {
+	// Machine is the folder, and its UUID is what processes are found by.
+	machine.Machine
+	// Program returns the program, and fails where none can be started.
+	Program func() (*supervisor.Program, error)
+	// StartAs calls start with the user that the program runs as.
+	StartAs func(start func(*confine.User) error) error
+}
+
+// Connect lets a machine meet others, as long as its supervisor and the broker run. It starts the broker if there is
+// none. join gives the supervisor its ends of the link.
+func (p Place) Connect(ctx context.Context, m Machine, join func(ctx context.Context, calls, accepts *os.File) error) error {
+	calls, callsThere, err := control.SocketPair(unix.SOCK_STREAM)
+	if err != nil {
+		return err
+	}
+	defer closeFiles(calls, callsThere)
+	accepts, acceptsThere, err := control.SocketPair(unix.SOCK_STREAM)
+	if err != nil {
+		return err
+	}
+	defer closeFiles(accepts, acceptsThere)
+	conn, err := p.tell(ctx, request{Machine: m}, callsThere, acceptsThere)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	if err := join(ctx, calls, accepts); err != nil {
+		return err
+	}
+	closeFiles(calls, callsThere, accepts, acceptsThere) // so that each end learns of the end of the other
+	_, err = conn.Read(make([]byte, 1))
+	return err
+}
+
+// Remove lets a machine meet others no more. Nothing is to be done where no broker runs, and one that does not answer is
+// killed.
+func (p Place) Remove(ctx context.Context, uid string) error {
+	if runs, err := p.IsLocked(lockFile); err != nil || !runs {
+		return err
+	}
+	bounded, cancel := context.WithTimeout(ctx, machine.CommandWithin)
+	defer cancel()
+	conn, err := p.DialSocket(bounded, socket)
+	if err == nil {
+		defer func() { _ = conn.Close() }()
+		err = exchange(bounded, conn, request{Machine: Machine{UID: uid}, Leaves: true}, nil)
+	}
+	if err != nil {
+		return p.killAll(ctx)
+	}
+	return nil
+}
+
+// tell sends a request to the broker, and returns the connection once it has answered. A broker that does not answer is
+// killed, since nobody can be connected by it.
+func (p Place) tell(ctx context.Context, r request, sockets ...*os.File) (net.Conn, error) {
+	program, err := p.Program()
+	if err != nil {
+		return nil, fmt.Errorf("machines cannot be connected: %w", err)
+	}
+	if program.IsLatest() {
+		r.Program = program.Digest()
+	}
+	bounded, cancel := context.WithTimeout(ctx, machine.CommandWithin)
+	defer cancel()
+	for {
+		conn, err := p.reach(bounded, program)
+		if err != nil {
+			return nil, err
+		}
+		if err = exchange(bounded, conn, r, sockets); err == nil {
+			return conn, nil
+		}
+		_ = conn.Close()
+		switch {
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case bounded.Err() != nil:
+			return nil, errors.Join(fmt.Errorf("the broker does not answer, and is ended: %w", err), p.killAll(ctx))
+		}
+		_ = proc.Pause(bounded, proc.PollEvery) // it is ending, as one of an earlier version
+	}
+}
+
+// exchange sends a request and receives the answer.
+func exchange(ctx context.Context, conn net.Conn, r request, sockets []*os.File) error {
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return err
+	}
+	socket := conn.(*net.UnixConn) //nolint:forcetypeassert // by its name
+	err := control.SendMessage(socket, r, sockets...)
+	if err == nil {
+		_, err = control.ReceiveMessage(socket, &struct{}{}, 0)
+	}
+	if err != nil {
+		return err
+	}
+	return conn.SetDeadline(time.Time{})
+}
+
+// reach connects to the broker. It starts one if there is none, and waits for one that another caller is starting, or
+// that is ending.
+func (p Place) reach(ctx context.Context, program *supervisor.Program) (net.Conn, error) {
+	for late := time.After(startWithin); ; {
+		conn, err := p.DialSocket(ctx, socket)
+		if err == nil {
+			return conn, nil
+		}
+		if !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		lock, err := p.TryLock(lockFile)
+		if err == nil {
+			err = errors.Join(p.start(ctx, program, lock), lock.Close())
+		}
+		if err != nil && !errors.Is(err, machine.ErrRunning) {
+			return nil, fmt.Errorf("starting the broker: %w", err)
+		}
+		if !proc.Pause(ctx, proc.PollEvery) {
+			return nil, fmt.Errorf("the broker is being started: %w", ctx.Err())
+		}
+		select {
+		case <-late:
+			if err := p.killAll(ctx); err != nil {
+				return nil, err
+			}
+		default:
+		}
+	}
+}
+
+// start starts the broker, confined. The caller has its lock, which it inherits.
+func (p Place) start(ctx context.Context, program *supervisor.Program, lock *os.File) error {
+	listener, err := p.Listen(socket)
+	if err != nil {
+		return err
+	}
+	defer closeFiles(listener)
+	log, err := os.OpenFile(p.File(logFile), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	defer closeFiles(log)
+	return p.StartAs(func(user *confine.User) error {
+		// The child has the program as programFD when it executes that.
+		cmd := confine.Command(context.WithoutCancel(ctx), fmt.Sprintf("/proc/self/fd/%d", programFD), Command, supervisor.MachineOption, p.UUID, program.Digest())
+		cmd.Args[0] = "drover-machine"
+		cmd.Env = append(cmd.Env, "GOMAXPROCS=1", "GOMEMLIMIT=64MiB")
+		cmd.Stderr = log
+		cmd.ExtraFiles = []*os.File{lock, listener, program.File()}
+		path := fmt.Sprintf("/proc/self/fd/%d", program.File().Fd())
+		policy := confine.Policy{User: user, Dir: p.Path, ABI: confine.ABI(), Execute: []string{path}, Devices: []string{os.DevNull}, MayPair: true}
+		if err := confine.Start(cmd, policy); err != nil {
+			return err
+		}
+		go func() { _ = proc.Wait(cmd) }()
+		return nil
+	})
+}
+
+// killAll ends the broker, whatever it does.
+func (p Place) killAll(ctx context.Context) error {
+	return supervisor.Place{Machine: p.Machine}.KillAll(ctx)
+}
+
+func closeFiles(files ...*os.File) {
+	for _, f := range files {
+		_ = f.Close()
+	}
+}
