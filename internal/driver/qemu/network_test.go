@@ -11,11 +11,13 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -119,6 +121,11 @@ func killBroker(t *testing.T, d *Driver) {
 	for _, pid := range proc.IDs() {
 		dir, err := os.Readlink(proc.Path(pid, "cwd"))
 		if err == nil && dir == d.Broker.Path {
+			user, _, err := proc.UserOf(pid)
+			assert.NoError(t, err)
+			if isRoot := user == 0; isRoot || confine.FiltersCalls() && !isFiltered(t, pid) {
+				t.Errorf("the broker is not confined: it has the user %d", user)
+			}
 			assert.NoError(t, proc.Kill(t.Context(), pid, func(int) bool { return true }))
 			killed++
 		}
@@ -126,6 +133,14 @@ func killBroker(t *testing.T, d *Driver) {
 	if killed != 1 {
 		t.Errorf("%d brokers were killed, want 1", killed)
 	}
+}
+
+// isFiltered reports whether the kernel filters the system calls of a process.
+func isFiltered(t *testing.T, pid int) bool {
+	t.Helper()
+	status, err := os.ReadFile(proc.Path(pid, "status"))
+	assert.NoError(t, err)
+	return strings.Contains(string(status), "Seccomp:\t2\n")
 }
 
 // serveHost serves on all addresses of the host, and returns the port.
