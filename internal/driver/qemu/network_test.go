@@ -21,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // networkGuest is one of several machines.
@@ -114,10 +115,37 @@ func TestNetwork(t *testing.T) {
 	assert.Check(t, "the port is back", func(t testing.TB) error { return assert.ErrorOf(a.get(t, "http://b/clock")) })
 }
 
+// TestHaltedBroker checks that a broker that is halted is replaced.
+func TestHaltedBroker(t *testing.T) {
+	tier.Full(t, "a broker that does not answer is found within 20 seconds; TestNetwork replaces one that was killed")
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	_, err := d.Watch(t.Context())
+	assert.NoError(t, err)
+	a, b := e.networkGuest(t, d, "ns", "a"), e.networkGuest(t, d, "ns", "b")
+	for _, g := range []*networkGuest{a, b} {
+		assert.Eventually(t, g.name+" answers", func(t testing.TB) error { return probe(t, d, g.spec, 80) })
+	}
+	reaches := func(t testing.TB) error { return assert.ErrorOf(a.get(t, "http://b/clock")) }
+	assert.Eventually(t, "a reaches b", reaches)
+	withBroker(t, d, func(pid int) { assert.NoError(t, unix.Kill(pid, unix.SIGSTOP)) })
+	if err := reaches(t); err == nil {
+		t.Error("a reaches b by a broker that is halted")
+	}
+	assert.Eventually(t, "a reaches b by another broker", reaches)
+}
+
 // killBroker kills the process that connects the driver's machines.
 func killBroker(t *testing.T, d *Driver) {
 	t.Helper()
-	killed := 0
+	withBroker(t, d, func(pid int) { assert.NoError(t, proc.Kill(t.Context(), pid, func(int) bool { return true })) })
+}
+
+// withBroker calls do with the process that connects the driver's machines.
+func withBroker(t *testing.T, d *Driver, do func(pid int)) {
+	t.Helper()
+	found := 0
 	for _, pid := range proc.IDs() {
 		dir, err := os.Readlink(proc.Path(pid, "cwd"))
 		if err == nil && dir == d.Broker.Path {
@@ -126,12 +154,12 @@ func killBroker(t *testing.T, d *Driver) {
 			if isRoot := user == 0; isRoot || confine.FiltersCalls() && !isFiltered(t, pid) {
 				t.Errorf("the broker is not confined: it has the user %d", user)
 			}
-			assert.NoError(t, proc.Kill(t.Context(), pid, func(int) bool { return true }))
-			killed++
+			do(pid)
+			found++
 		}
 	}
-	if killed != 1 {
-		t.Errorf("%d brokers were killed, want 1", killed)
+	if found != 1 {
+		t.Errorf("%d brokers run, want 1", found)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/confine"
@@ -28,8 +29,12 @@ const (
 	logFile  = "broker.log"
 )
 
-// startWithin is how long the start of a broker may take until it answers.
-const startWithin = 3 * time.Second
+const (
+	// startWithin is how long the start of a broker may take until it answers.
+	startWithin = 3 * time.Second
+	// CheckEvery is how often it is checked that the broker answers.
+	CheckEvery = 10 * time.Second
+)
 
 // Place is the folder of a host's broker. It is the folder's owner alone who may connect.
 type Place struct {
@@ -39,6 +44,8 @@ type Place struct {
 	Program func() (*supervisor.Program, error)
 	// StartAs calls start with the user that the program runs as.
 	StartAs func(start func(*confine.User) error) error
+	// Checks limits how often those who have connected a machine check whether the broker answers.
+	Checks *rate.Sometimes
 }
 
 // Connect lets a machine meet others, as long as its supervisor and the broker run. It starts the broker if there is
@@ -59,13 +66,36 @@ func (p Place) Connect(ctx context.Context, m Machine, join func(ctx context.Con
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	if err := join(ctx, calls, accepts); err != nil {
 		return err
 	}
 	closeFiles(calls, callsThere, accepts, acceptsThere) // so that each end learns of the end of the other
-	_, err = conn.Read(make([]byte, 1))
-	return err
+	return p.wait(ctx, conn)
+}
+
+// wait waits until the broker has ended a connection. One that is halted does not, and is killed.
+func (p Place) wait(ctx context.Context, conn net.Conn) error {
+	ended := make(chan error, 1)
+	go func() {
+		_, err := conn.Read(make([]byte, 1))
+		ended <- err
+	}()
+	check := time.NewTicker(CheckEvery)
+	defer check.Stop()
+	for {
+		var err error
+		select {
+		case err = <-ended:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-check.C:
+			p.Checks.Do(func() { err = p.Remove(ctx, "") }) // no machine, so it is only answered
+		}
+		if err != nil {
+			return err
+		}
+	}
 }
 
 // Remove lets a machine meet others no more. Nothing is to be done where no broker runs, and one that does not answer is

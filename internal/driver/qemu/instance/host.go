@@ -14,6 +14,7 @@ import (
 	"sync"
 
 	"github.com/go-logr/logr"
+	"golang.org/x/time/rate"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/clock"
@@ -105,6 +106,7 @@ func NewHost(c Config, dir *statedir.Dir) *Host {
 	h.Broker = broker.Place{
 		Machine: machine.Machine{Path: dir.Path(BrokerDir), UUID: BrokerDir, Staging: dir},
 		Program: h.FindSupervisor, StartAs: c.Users.StartAs,
+		Checks: &rate.Sometimes{Interval: broker.CheckEvery},
 	}
 	return h
 }
