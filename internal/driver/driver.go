@@ -213,6 +213,37 @@ type Interface struct {
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 }
 
+// NetworkReporter reports what passes the networks of servers. It is optional.
+type NetworkReporter interface {
+	// NetworkStatistics returns the figures of a server's network since an instant of the
+	// engine's own choice, at the latest the start of the run.
+	//
+	// Errors: ErrNotFound, and ErrRetry for a server that does not run.
+	NetworkStatistics(ctx context.Context, uid types.UID) (NetworkStatistics, error)
+}
+
+// NetworkStatistics are the figures of a server's network. What comes to the server is in.
+type NetworkStatistics struct {
+	PacketsIn, BytesIn, PacketsOut, BytesOut int64
+	// Dropped are packets that were not the server's own, or broken.
+	Dropped int64
+	// Connections and Flows are those of TCP and UDP that are open.
+	Connections, Flows int64
+	// Refused is how often the server asked for something in vain, and LastRefused the last of
+	// it, the latest last.
+	Refused     int64
+	LastRefused []NetworkRefusal
+}
+
+// NetworkRefusal is what a server has asked the network for in vain: a connection to an address
+// with a port, or what a name means.
+type NetworkRefusal struct {
+	// Protocol is a word such as tcp, udp or dns, and Reason a CamelCase word such as Denied.
+	Protocol, Target, Reason string
+	Count                    int64
+	Last                     time.Time
+}
+
 // Object is an object of a cluster that a server consists of. A driver that creates such objects
 // has them recorded in the VirtualMachine's status, where nobody else writes: first the intent to
 // create one, then which one it is.

@@ -302,6 +302,7 @@ type stub struct {
 	dial       func(context.Context, int32) (net.Conn, error)
 	logs       func(context.Context, driver.LogOptions) (io.ReadCloser, error)
 	interfaces func(context.Context) ([]driver.Interface, error)
+	statistics func(context.Context) (driver.NetworkStatistics, error)
 	servers    []driver.Server
 }
 
@@ -327,6 +328,10 @@ func (s *stub) Logs(ctx context.Context, _ types.UID, o driver.LogOptions) (io.R
 
 func (s *stub) Interfaces(ctx context.Context, _ types.UID) ([]driver.Interface, error) {
 	return s.interfaces(ctx)
+}
+
+func (s *stub) NetworkStatistics(ctx context.Context, _ types.UID) (driver.NetworkStatistics, error) {
+	return s.statistics(ctx)
 }
 
 // echoConsole is a console of which every caller reads what one of them writes. The first

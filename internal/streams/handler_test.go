@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -164,6 +165,27 @@ func TestBeforeAndAfter(t *testing.T) {
 	code, header, _ = f.get(t, "alice", streams.Path("demo", "vm", streams.Log))
 	if code != http.StatusServiceUnavailable || header.Get("Retry-After") != "" {
 		t.Errorf("after it has stopped the answer is %d, Retry-After %q", code, header.Get("Retry-After"))
+	}
+}
+
+// TestStatistics checks that the interfaces come with the figures of the network on request, by the same right.
+func TestStatistics(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	f.driver.statistics = func(context.Context) (driver.NetworkStatistics, error) {
+		last := driver.NetworkRefusal{Protocol: "tcp", Target: "10.0.0.5:22", Reason: "Denied", Count: 14, Last: time.Unix(1, 0).UTC()}
+		return driver.NetworkStatistics{PacketsIn: 1, BytesIn: 2, PacketsOut: 3, BytesOut: 4, Dropped: 5, Connections: 6, Flows: 7, Refused: 8, LastRefused: []driver.NetworkRefusal{last}}, nil
+	}
+	response := f.request(t, f.url(streams.Interfaces, "statistics=true"))
+	defer func() { _ = response.Body.Close() }()
+	const want = `{"packetsIn":1,"bytesIn":2,"packetsOut":3,"bytesOut":4,"dropped":5,"connections":6,"flows":7,"refused":8,` +
+		`"lastRefused":[{"protocol":"tcp","target":"10.0.0.5:22","reason":"Denied","count":14,"last":"1970-01-01T00:00:01Z"}]}`
+	if text, err := io.ReadAll(response.Body); string(text) != want {
+		t.Errorf("the figures are %s, %v", text, err)
+	}
+	code, _, text := f.get(t, "alice", streams.Path("demo", "vm", streams.Interfaces)+"?statistics=2")
+	if code != http.StatusBadRequest || !strings.Contains(text.Message, `parameter statistics is "2": it must be true or false`) {
+		t.Errorf("a wrong parameter is answered with %d: %+v", code, text)
 	}
 }
 

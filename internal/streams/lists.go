@@ -101,14 +101,23 @@ func wrongMethod(method string) error {
 	return failure(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, "the method is %.20q: it must be GET", method)
 }
 
-// serveInterfaces responds with the network interfaces that the server sees.
+// serveInterfaces responds with the network interfaces that the server sees, or with the figures
+// of its network.
 func (c *call) serveInterfaces() error {
+	p := parameters{Values: c.r.URL.Query()}
+	statistics := p.flag("statistics")
+	if p.err != nil {
+		return p.err
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, c.times.open)
+	defer cancel()
+	if statistics {
+		return c.serveStatistics(ctx)
+	}
 	lister, err := offered[driver.InterfaceLister](c)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(c.ctx, c.times.open)
-	defer cancel()
 	list, err := lister.Interfaces(ctx, c.vm.UID)
 	if err != nil {
 		return err
@@ -117,6 +126,25 @@ func (c *call) serveInterfaces() error {
 		list = []driver.Interface{}
 	}
 	return c.writeJSON(list)
+}
+
+func (c *call) serveStatistics(ctx context.Context) error {
+	reporter, err := offered[driver.NetworkReporter](c)
+	if err != nil {
+		return err
+	}
+	n, err := reporter.NetworkStatistics(ctx, c.vm.UID)
+	if err != nil {
+		return err
+	}
+	out := streams.NetworkStatistics{
+		PacketsIn: n.PacketsIn, BytesIn: n.BytesIn, PacketsOut: n.PacketsOut, BytesOut: n.BytesOut, Dropped: n.Dropped,
+		Connections: n.Connections, Flows: n.Flows, Refused: n.Refused,
+	}
+	for _, r := range n.LastRefused {
+		out.LastRefused = append(out.LastRefused, streams.NetworkRefusal(r))
+	}
+	return c.writeJSON(out)
 }
 
 // serveDecisions responds with the decisions of this replica about a VirtualMachine that

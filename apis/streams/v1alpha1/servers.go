@@ -53,3 +53,34 @@ type Server struct {
 // removal of orphans: its keys are UIDs, and the values the IDs of their servers. Only who
 // may write in kube-system can approve any.
 const OrphanApprovalsName = "drover-orphan-approvals"
+
+// NetworkStatistics are the figures of a machine's network since its supervisor was started.
+// What the machine receives is in.
+type NetworkStatistics struct {
+	PacketsIn  int64 `json:"packetsIn"`
+	BytesIn    int64 `json:"bytesIn"`
+	PacketsOut int64 `json:"packetsOut"`
+	BytesOut   int64 `json:"bytesOut"`
+	// Dropped are packets that were not the machine's own, or broken.
+	Dropped int64 `json:"dropped"`
+	// Connections and Flows are those of TCP and UDP that are open.
+	Connections int64 `json:"connections"`
+	Flows       int64 `json:"flows"`
+	// Refused is how often the machine asked for something in vain, and LastRefused the last of
+	// it, the latest last.
+	Refused     int64            `json:"refused"`
+	LastRefused []NetworkRefusal `json:"lastRefused,omitempty"`
+}
+
+// NetworkRefusal is what a machine has asked the network for in vain.
+type NetworkRefusal struct {
+	// Protocol is tcp, udp or dns, or one of a later version.
+	Protocol string `json:"protocol"`
+	// Target is an address with a port, or a name.
+	Target string `json:"target"`
+	// Reason is Denied, NoEgress, Special, NoRoute, NoMachine, TooMany or NoAnswer, or one of a
+	// later version.
+	Reason string    `json:"reason"`
+	Count  int64     `json:"count"`
+	Last   time.Time `json:"last"`
+}

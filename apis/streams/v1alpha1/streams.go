@@ -34,7 +34,8 @@ const (
 	// Verb get.
 	Log Stream = "log"
 	// Interfaces lists the network interfaces that the server itself sees, as an array of
-	// objects with name, mac and addresses. Verb get.
+	// objects with name, mac and addresses. With the parameter statistics=true it is
+	// NetworkStatistics instead. Verb get.
 	Interfaces Stream = "interfaces"
 	// Decisions lists the last decisions of the controller about the VirtualMachine, which may be
 	// gone: an object with replica, version, leads, since and decisions. Only the replica that

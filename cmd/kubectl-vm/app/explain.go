@@ -40,7 +40,8 @@ func NewExplainCommand(o *Options) *cobra.Command {
 		GroupID: groupObserve,
 		Short:   "Say why a VM is not ready, and what to do",
 		Long: "Say in sentences why a VM is not ready: what Drover is doing, how often that failed, when it is\n" +
-			"tried again, whether the engine answers, what happened last, and what to do.\n\n" +
+			"tried again, whether the engine answers, what happened last, and what to do. For a machine also\n" +
+			"what its network has carried and refused, to who may get virtualmachines/interfaces.\n\n" +
 			"--history shows what the controller has decided about the VM lately: when, what it saw, what\n" +
 			"it decided and what came of that. It needs the right to get virtualmachines/decisions.\n" +
 			"--replay derives the decisions of a file again, by the rules of this program, and shows those\n" +
@@ -124,6 +125,7 @@ func (e *explainOptions) run(ctx context.Context, arg string) error {
 func (o *Options) explain(ctx context.Context, vm *api.VirtualMachine) (verdict, error) {
 	v := o.viewOf(vm)
 	v.table = nil
+	v.network = o.networkOf(ctx, vm)
 	v.events, v.eventsErr = o.eventsOf(ctx, vm)
 	return v.verdict, o.printView(v)
 }

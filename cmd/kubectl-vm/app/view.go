@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
@@ -21,6 +22,7 @@ type view struct {
 	diagnosis
 	// table says what the VM is.
 	table     []row
+	network   *streamsapi.NetworkStatistics
 	events    []corev1.Event
 	eventsErr error
 }
@@ -51,6 +53,7 @@ func (o *Options) printView(v view) error {
 		writeIndented(&b, s, "", fact)
 	}
 	writeSteps(&b, s, v.steps)
+	o.writeNetwork(&b, s, v.network)
 	o.writeEvents(&b, s, v.events, v.eventsErr)
 	_, err := fmt.Fprint(o.Out, b.String())
 	return err

@@ -216,3 +216,23 @@ func (g Guests) Interfaces(ctx context.Context, uid types.UID) ([]driver.Interfa
 	}
 	return found, nil
 }
+
+// NetworkStatistics implements driver.NetworkReporter, by the machine's supervisor.
+func (g Guests) NetworkStatistics(ctx context.Context, uid types.UID) (driver.NetworkStatistics, error) {
+	c, err := g.Reach(ctx, uid)
+	if err != nil {
+		return driver.NetworkStatistics{}, err
+	}
+	n, err := c.NetworkStatistics(ctx)
+	if err != nil {
+		return driver.NetworkStatistics{}, g.classify(err)
+	}
+	out := driver.NetworkStatistics{
+		PacketsIn: n.PacketsIn, BytesIn: n.BytesIn, PacketsOut: n.PacketsOut, BytesOut: n.BytesOut, Dropped: n.Dropped,
+		Connections: n.Connections, Flows: n.Flows, Refused: n.Refused,
+	}
+	for _, r := range n.LastRefused {
+		out.LastRefused = append(out.LastRefused, driver.NetworkRefusal(r))
+	}
+	return out, nil
+}

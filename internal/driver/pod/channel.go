@@ -146,6 +146,7 @@ var (
 	_ driver.Executor        = streaming{}
 	_ driver.Dialer          = streaming{}
 	_ driver.InterfaceLister = streaming{}
+	_ driver.NetworkReporter = streaming{}
 )
 
 // explainGuest returns what an error of a guest means in a cluster, nil for an error that means the same

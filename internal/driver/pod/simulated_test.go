@@ -151,6 +151,11 @@ func (*simulatedGuest) Interfaces(context.Context) ([]control.Interface, error) 
 	return []control.Interface{{Name: "eth0", MAC: "52:54:00:12:34:56", Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.2.15/24")}}}, nil
 }
 
+// NetworkStatistics implements control.Guest.
+func (*simulatedGuest) NetworkStatistics(context.Context) (control.NetworkStatistics, error) {
+	return control.NetworkStatistics{PacketsIn: 7}, nil
+}
+
 // listenEcho repeats what connections to echoPort of an address send, until ctx ends.
 func listenEcho(ctx context.Context, address string) error {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(address, strconv.Itoa(echoPort)))

@@ -19,6 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/internal/machine/proc"
+	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
@@ -101,6 +102,14 @@ func TestNetwork(t *testing.T) {
 		if text, err := a.get(t, "http://"+target+"/clock"); err == nil {
 			t.Errorf("a gets %q from %s", text, target)
 		}
+	}
+	n, err := d.NetworkStatistics(t.Context(), a.spec.UID)
+	assert.NoError(t, err)
+	if n.PacketsIn == 0 || n.BytesIn <= n.PacketsIn || n.PacketsOut == 0 || n.Refused < int64(len(n.LastRefused)) {
+		t.Errorf("the figures of a are %+v", n)
+	}
+	if last := n.LastRefused[len(n.LastRefused)-1]; last.Protocol != "tcp" || last.Target != "169.254.169.254:80" || last.Reason != control.RefusedSpecial || last.Count < 1 {
+		t.Errorf("the last that was refused is %+v", last)
 	}
 
 	spec := a.spec

@@ -179,6 +179,7 @@ var (
 	_ driver.Executor        = (*Driver)(nil)
 	_ driver.Dialer          = (*Driver)(nil)
 	_ driver.InterfaceLister = (*Driver)(nil)
+	_ driver.NetworkReporter = (*Driver)(nil)
 )
 
 // New opens the driver's folder, and creates it if it is missing.

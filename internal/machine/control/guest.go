@@ -31,6 +31,8 @@ type Guest interface {
 	TakesInput() bool
 	// Interfaces returns the guest's own view of its network interfaces, without the loopback one.
 	Interfaces(ctx context.Context) ([]Interface, error)
+	// NetworkStatistics returns the figures of the guest's network. It needs no agent.
+	NetworkStatistics(ctx context.Context) (NetworkStatistics, error)
 }
 
 // Command is a program to run in the guest.

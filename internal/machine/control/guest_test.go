@@ -8,14 +8,17 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -49,6 +52,11 @@ func (g *guestStub) TakesInput() bool { return g.streams }
 
 func (g *guestStub) Interfaces(context.Context) ([]Interface, error) {
 	return []Interface{{"eth0", "52:54:00:12:34:56", []netip.Prefix{netip.MustParsePrefix("10.0.2.15/24")}}}, g.err
+}
+
+func (g *guestStub) NetworkStatistics(context.Context) (NetworkStatistics, error) {
+	last := Refusal{Protocol: TCP, Target: "10.0.0.5:22", Reason: RefusedDenied, Count: 14, Last: time.Unix(1, 0).UTC()}
+	return NetworkStatistics{BytesIn: 3, Refused: 15, LastRefused: []Refusal{last}}, g.err
 }
 
 // Exec prints its input, and its arguments to the standard error. Without input of its own it waits.
@@ -105,6 +113,8 @@ func TestTwoAuthorities(t *testing.T) {
 		"pausing by who may not":     {guest.Pause(t.Context()), ErrProtocol},
 		"interfaces to who may":      {assert.ErrorOf(guest.Interfaces(t.Context())), nil},
 		"interfaces to who controls": {assert.ErrorOf(controls.Interfaces(t.Context())), ErrProtocol},
+		"figures to who may":         {assert.ErrorOf(guest.NetworkStatistics(t.Context())), nil},
+		"figures to who controls":    {assert.ErrorOf(controls.NetworkStatistics(t.Context())), ErrProtocol},
 		"a console for who controls": {assert.ErrorOf(controls.Console(t.Context(), false)), ErrProtocol},
 		"a command of who controls":  {assert.ErrorOf(controls.Exec(t.Context(), Command{Args: []string{"id"}})), ErrProtocol},
 	} {
@@ -313,6 +323,46 @@ func TestStreamsAreBounded(t *testing.T) {
 	assert.NoError(t, assert.ErrorOf(controls.Status(t.Context())))
 	assert.NoError(t, open[0].Close())
 	assert.Eventually(t, "another stream is taken", func(testing.TB) error { return assert.ErrorOf(c.Console(t.Context(), false)) })
+}
+
+// TestNetworkStatistics checks that figures arrive as they are, and that none are taken which no machine has.
+func TestNetworkStatistics(t *testing.T) {
+	t.Parallel()
+	want, err := (&guestStub{}).NetworkStatistics(t.Context())
+	assert.NoError(t, err)
+	for name, change := range map[string]func(*NetworkStatistics){
+		"":                   func(*NetworkStatistics) {},
+		"a later reason":     func(n *NetworkStatistics) { n.LastRefused[0].Reason = "OfALaterVersion" },
+		"a long name":        func(n *NetworkStatistics) { n.LastRefused[0].Target = strings.Repeat("x", MaxTarget) },
+		"less than none":     func(n *NetworkStatistics) { n.Flows = -1 },
+		"too many refusals":  func(n *NetworkStatistics) { n.LastRefused = slices.Repeat(n.LastRefused, MaxRefusals+1) },
+		"an escape":          func(n *NetworkStatistics) { n.LastRefused[0].Target = "\x1b[2J" },
+		"right to left":      func(n *NetworkStatistics) { n.LastRefused[0].Target = "a\u202eb" },
+		"a longer name":      func(n *NetworkStatistics) { n.LastRefused[0].Target = strings.Repeat("x", MaxTarget+1) },
+		"a sentence":         func(n *NetworkStatistics) { n.LastRefused[0].Reason = "call this number" },
+		"no reason":          func(n *NetworkStatistics) { n.LastRefused[0].Reason = "" },
+		"an odd protocol":    func(n *NetworkStatistics) { n.LastRefused[0].Protocol = "tcp\n" },
+		"refused, but never": func(n *NetworkStatistics) { n.LastRefused[0].Count = 0 },
+		"refused at no time": func(n *NetworkStatistics) { n.LastRefused[0].Last = time.Time{} },
+	} {
+		n := want
+		n.LastRefused = slices.Clone(want.LastRefused)
+		change(&n)
+		body, err := json.Marshal(n)
+		assert.NoError(t, err)
+		c := answerRaw(t, func(conn net.Conn) {
+			_, _ = fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+		})
+		got, err := c.NetworkStatistics(t.Context())
+		switch name {
+		case "", "a later reason", "a long name":
+			if err != nil || !reflect.DeepEqual(got, n) {
+				t.Errorf("%q: got %+v, %v, want %+v", name, got, err, n)
+			}
+		default:
+			assert.ErrorIs(t, name, err, ErrProtocol)
+		}
+	}
 }
 
 // TestOddInterfaces checks that no interface is taken which no guest has.

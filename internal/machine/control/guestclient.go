@@ -31,6 +31,17 @@ func (c *Client) Interfaces(ctx context.Context) (all []Interface, err error) {
 	return all, nil
 }
 
+// NetworkStatistics implements Guest.
+func (c *Client) NetworkStatistics(ctx context.Context) (n NetworkStatistics, err error) {
+	if err = c.call(ctx, http.MethodGet, networkPath, nil, &n); err != nil {
+		return NetworkStatistics{}, err
+	}
+	if !n.isValid() {
+		return NetworkStatistics{}, ErrProtocol
+	}
+	return n, nil
+}
+
 // Console implements Guest.
 func (c *Client) Console(ctx context.Context, types bool) (io.ReadWriteCloser, error) {
 	path := consolePath

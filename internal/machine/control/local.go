@@ -54,7 +54,7 @@ const (
 func NewLocalServer(ctx context.Context, token string, m Local) *Server {
 	guest := newGuestHandler(m, inputWithin)
 	mux := newHandler(m)
-	for _, path := range []string{consolePath, execPath, interfacesPath} {
+	for _, path := range []string{consolePath, execPath, interfacesPath, networkPath} {
 		mux.Handle(path, guest)
 	}
 	handleCall(mux, "POST "+startPath, func(r *http.Request) (any, error) { return nil, m.Start(r.Context()) })

@@ -77,6 +77,7 @@ func TestLocalCalls(t *testing.T) {
 		"a stop":       func() error { return stranger.Stop(t.Context(), "1", 0) },
 		"a console":    func() error { return assert.ErrorOf(stranger.Console(t.Context(), false)) },
 		"interfaces":   func() error { return assert.ErrorOf(stranger.Interfaces(t.Context())) },
+		"figures":      func() error { return assert.ErrorOf(stranger.NetworkStatistics(t.Context())) },
 		"a watch":      func() error { return stranger.Watch(t.Context(), func() {}) },
 		"an empty one": func() error { return NewLocalClient("", dial).Start(t.Context()) },
 	} {

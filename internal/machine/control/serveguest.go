@@ -14,11 +14,12 @@ import (
 	"github.com/gorilla/websocket"
 )
 
-// Paths of the streams, which are WebSockets, and of a call.
+// Paths of the streams, which are WebSockets, and of calls.
 const (
 	consolePath    = "/v1/console"
 	execPath       = "/v1/exec"
 	interfacesPath = "/v1/interfaces"
+	networkPath    = "/v1/network"
 )
 
 // maxStreams limits the streams of a machine.
@@ -38,6 +39,7 @@ func newGuestHandler(g Guest, inputWithin time.Duration) http.Handler {
 	h := &guestHandler{g, inputWithin, make(chan struct{}, maxStreams)}
 	mux := http.NewServeMux()
 	handleCall(mux, "GET "+interfacesPath, func(r *http.Request) (any, error) { return g.Interfaces(r.Context()) })
+	handleCall(mux, "GET "+networkPath, func(r *http.Request) (any, error) { return g.NetworkStatistics(r.Context()) })
 	mux.HandleFunc("GET "+consolePath, h.limitStreams(h.serveConsole))
 	mux.HandleFunc("GET "+execPath, h.limitStreams(h.serveExec))
 	return mux

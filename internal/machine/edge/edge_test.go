@@ -228,7 +228,7 @@ func TestPolicy(t *testing.T) {
 	_, err := w.dial(t, netip.AddrPortFrom(netip.MustParseAddr(local), 22))
 	assert.ErrorSays(t, "a connection to the host", err, "refused")
 	last := w.Statistics().LastRefused
-	if len(last) != 1 || last[0].Target != local+":22" || last[0].Protocol != control.TCP {
+	if len(last) != 1 || last[0].Target != local+":22" || last[0].Protocol != control.TCP || last[0].Reason != control.RefusedNoRoute || last[0].Count != 1 {
 		t.Errorf("what was refused is %+v", last)
 	}
 	w.Policy.DenyEgress = true

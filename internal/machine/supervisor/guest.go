@@ -170,6 +170,14 @@ func (s *Supervisor) Interfaces(ctx context.Context) ([]control.Interface, error
 	return all, guestFailure(err)
 }
 
+// NetworkStatistics implements control.Guest.
+func (s *Supervisor) NetworkStatistics(context.Context) (control.NetworkStatistics, error) {
+	if err := s.checkRunning(); err != nil {
+		return control.NetworkStatistics{}, err
+	}
+	return s.Network.Statistics(), nil
+}
+
 // checkGuest fails unless the guest runs and is not paused.
 func (s *Supervisor) checkGuest(ctx context.Context) error {
 	if err := s.checkRunning(); err != nil {

@@ -75,6 +75,8 @@ type Network interface {
 	Serve(ctx context.Context, link net.Conn) error
 	// Accept takes a connection of another machine: see control.Peer.
 	Accept(ctx context.Context, c control.PeerConn, socket *os.File) error
+	// Statistics returns its figures.
+	Statistics() control.NetworkStatistics
 }
 
 // Config is what a supervisor is given.

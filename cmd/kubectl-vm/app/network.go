@@ -1,0 +1,103 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
+	"cloudnative.tw/drover/cmd/kubectl-vm/servers"
+	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
+)
+
+const (
+	// networkWithin is how long the figures of a network may take. The rest of what explain prints does not need them.
+	networkWithin = 2 * time.Second
+	// maxStatistics limits the answer, in bytes.
+	maxStatistics = 64 << 10
+)
+
+// networkOf returns what passes a VM's network; nil if its driver does not know, if nobody answers in time, or if the
+// user may not read it.
+func (o *Options) networkOf(ctx context.Context, vm *api.VirtualMachine) *streamsapi.NetworkStatistics {
+	if driver := driverOf(vm); vm.Status.Server == nil || driver != driverQEMU && driver != driverPod {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, networkWithin)
+	defer cancel()
+	config, err := o.RESTConfig()
+	if err != nil {
+		return nil
+	}
+	client, err := streams.Discover(ctx, config)
+	if err != nil || !client.Serves(driverOf(vm)) {
+		return nil
+	}
+	defer client.Close()
+	body, err := client.Get(ctx, vm.Namespace, vm.Name, streamsapi.Interfaces, url.Values{"statistics": {"true"}})
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = body.Close() }()
+	var n streamsapi.NetworkStatistics
+	if json.NewDecoder(io.LimitReader(body, maxStatistics)).Decode(&n) != nil {
+		return nil // a server of an earlier version answers with interfaces
+	}
+	return &n
+}
+
+// refusalTexts say why a network has refused something.
+var refusalTexts = map[string]string{
+	"Denied":    "the operator allows no connections there (--qemu-egress-denied)",
+	"NoEgress":  "the operator allows connections to other machines alone (--qemu-egress)",
+	"Special":   "it is an address for special use, which no machine reaches",
+	"NoRoute":   "the host has no route to another host there; the host itself is closed to machines",
+	"NoMachine": "there is no other machine of this namespace there",
+	"TooMany":   "the machine has too many connections",
+	"NoAnswer":  "nobody there has taken the connection",
+}
+
+// networkTexts returns what passes a network, and then what was refused, the latest first.
+func (o *Options) networkTexts(n *streamsapi.NetworkStatistics) []string {
+	size := func(bytes int64) string {
+		return bytesText(float64(bytes), resource.Quantity{Format: resource.BinarySI}) + "B"
+	}
+	texts := []string{fmt.Sprintf("It received %s (%s) and sent %s (%s); open: %s, %s of UDP.",
+		size(n.BytesIn), servers.Count(int(n.PacketsIn), "packet"), size(n.BytesOut), servers.Count(int(n.PacketsOut), "packet"),
+		servers.Count(int(n.Connections), "connection"), servers.Count(int(n.Flows), "flow"))}
+	if n.Dropped > 0 {
+		texts = append(texts, fmt.Sprintf("Dropped: %s, broken or with addresses that are not its own.", servers.Count(int(n.Dropped), "packet")))
+	}
+	for _, r := range slices.Backward(n.LastRefused) {
+		times := "once"
+		if r.Count > 1 {
+			times = fmt.Sprintf("%d times", r.Count)
+		}
+		texts = append(texts, printable.Line(fmt.Sprintf("%s %s refused %s, last %s ago: %s", r.Protocol, r.Target, times, o.ageOf(r.Last),
+			cmp.Or(refusalTexts[r.Reason], r.Reason))))
+	}
+	return texts
+}
+
+func (o *Options) writeNetwork(b *strings.Builder, s screen, n *streamsapi.NetworkStatistics) {
+	if n == nil {
+		return
+	}
+	fmt.Fprintf(b, "\n%s\n", s.paint("Network:", bold))
+	for _, text := range o.networkTexts(n) {
+		writeIndented(b, s, "  ", text)
+	}
+}
