@@ -526,8 +526,8 @@ type Server struct {
 	// Confinement says how a server that runs is confined; nil where the driver leaves that
 	// to its engine.
 	Confinement *Confinement
-	// Addresses at which the server answers: its own, or those of the host if it is
-	// reachable only through Ports.
+	// Addresses at which the server answers: its own first, where it has one that others
+	// reach, then those of the host if Ports lead to it.
 	Addresses []string
 	// Ports of the host that lead to the server now. HostPort is always set.
 	// Name is never set, because only the spec has it.

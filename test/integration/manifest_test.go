@@ -129,13 +129,13 @@ func checkColumns(t *testing.T, vm *api.VirtualMachine) {
 		columns = append(columns, fmt.Sprintf("%s %d", strings.ToUpper(c.Name), c.Priority))
 		cells[c.Name] = table.Rows[0].Cells[n]
 	}
-	want := []string{"NAME 0", "STATUS 0", "CPU 0", "MEMORY 0", "AGE 0", "READY 1", "DRIVER 1", "IP 1", "ID 1", "REASON 1"}
+	want := []string{"NAME 0", "STATUS 0", "CPU 0", "MEMORY 0", "AGE 0", "READY 1", "DRIVER 1", "ADDRESS 1", "ID 1", "REASON 1"}
 	if !slices.Equal(columns, want) {
 		t.Errorf("columns are %v, want %v", columns, want)
 	}
 	for column, want := range map[string]any{
 		"Name": "test-vm", "Status": "Active", "Ready": "True", "Driver": "docker",
-		"IP": vm.Status.Addresses[0], "ID": vm.Status.Server.ID, "Reason": "Running",
+		"Address": vm.Status.Addresses[0], "ID": vm.Status.Server.ID, "Reason": "Running",
 	} {
 		if cells[column] != want {
 			t.Errorf("column %s has %v, want %v", column, cells[column], want)

@@ -42,20 +42,20 @@ func TestList(t *testing.T) {
 	u.create("bad", "--image=guest")
 	u.must("stop", "bad", "--wait")
 	rows := fields(u.must("list"))
-	if got := strings.Join(rows["NAME"], " "); got != "NAME STATE READY REASON CPU MEMORY PORTS AGE" {
+	if got := strings.Join(rows["NAME"], " "); got != "NAME STATE READY REASON CPU MEMORY ADDRESS PORTS AGE" {
 		t.Errorf("the header is %s", got)
 	}
-	if got := strings.Join(rows["web"][:7], " "); got != "web Active True Running 1 1G 18090:80" {
+	if got := strings.Join(rows["web"][:8], " "); got != "web Active True Running 1 1G "+u.get("web").Status.Addresses[0]+" 18090:80" {
 		t.Errorf("web is %s", got)
 	}
-	if got := strings.Join(rows["bad"][:7], " "); got != "bad Stopped True StoppedAsAsked 1 1G -" {
+	if got := strings.Join(rows["bad"][:8], " "); got != "bad Stopped True StoppedAsAsked 1 1G - -" {
 		t.Errorf("bad is %s", got)
 	}
 	if rows := fields(u.must("ls", "-l", "app=web", "--no-headers")); len(rows) != 1 || rows["web"] == nil {
 		t.Errorf("with labels and without a header the list is %v", rows)
 	}
 	wide := fields(u.must("list", "-o", "wide"))
-	if wide["bad"][8] != "fake" || !strings.Contains(strings.Join(wide["bad"], " "), " guest ") {
+	if wide["bad"][9] != "fake" || !strings.Contains(strings.Join(wide["bad"], " "), " guest ") {
 		t.Errorf("wide, bad is %v", wide["bad"])
 	}
 	everywhere := fields(u.must("list", "-A"))

@@ -28,7 +28,7 @@ import (
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:printcolumn:name="Ready",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Driver",type=string,priority=1,JSONPath=`.status.driver`
-// +kubebuilder:printcolumn:name="IP",type=string,priority=1,JSONPath=`.status.addresses[0]`
+// +kubebuilder:printcolumn:name="Address",type=string,priority=1,JSONPath=`.status.addresses[0]`
 // +kubebuilder:printcolumn:name="ID",type=string,priority=1,JSONPath=`.status.server.id`
 // +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.status.reason`
 type VirtualMachine struct {
@@ -697,8 +697,9 @@ type VirtualMachineStatus struct {
 	// +listType=atomic
 	// +optional
 	Objects []ServerObject `json:"objects,omitempty"`
-	// addresses are those at which the server can be reached: its own, or the
-	// host's if only ports lead to it.
+	// addresses are those at which the server can be reached while it runs: its
+	// own first, then, for a machine of driver qemu, those of the host whose ports
+	// lead to it.
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=253
 	// +listType=atomic

@@ -285,12 +285,13 @@ func TestListOfOneVM(t *testing.T) {
 	l := &listOptions{Options: o}
 	vm := vmWith(api.PhaseActive, api.ReasonRunning, "True").Resource(api.ResourceCPU, "1000").Status(func(s *api.VirtualMachineStatus) {
 		for _, port := range []int32{80, 81, 82, 83, 84} {
+			s.Addresses = []string{"10.213.0.7", "192.0.2.2"}
 			s.Ports = append(s.Ports, api.PortStatus{Port: port, HostPort: 8000 + port, Protocol: api.ProtocolTCP})
 		}
 	}).Obj()
 	assert.NoError(t, l.print("default", []api.VirtualMachine{*vm}))
-	want := "NAME   STATE    READY   REASON     CPU   MEMORY   PORTS                        AGE\n" +
-		"web    Active   True    Running   1000       4G   8080:80,8081:81,8082:82,+2   60m\n"
+	want := "NAME   STATE    READY   REASON     CPU   MEMORY   ADDRESS      PORTS                        AGE\n" +
+		"web    Active   True    Running   1000       4G   10.213.0.7   8080:80,8081:81,8082:82,+2   60m\n"
 	if out.String() != want {
 		t.Errorf("got\n%swant\n%s", out, want)
 	}

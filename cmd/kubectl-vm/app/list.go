@@ -34,11 +34,11 @@ func NewListCommand(o *Options) *cobra.Command {
 		Use:     "list",
 		Aliases: []string{"ls"},
 		GroupID: groupObserve,
-		Short:   "List VMs with their state, size and ports",
-		Long: "List VMs with their state, size and ports.\n\n" +
+		Short:   "List VMs with their state, size, address and ports",
+		Long: "List VMs with their state, size, address and ports.\n\n" +
 			"STATE is the state of the server, READY whether it is as the spec says, and REASON why.\n" +
-			"PORTS are the host's ports that lead to it now, as HOST:VM. Those of a VM that is a pod are its\n" +
-			"own, at its ADDRESS (-o wide).",
+			"ADDRESS is its own, or the host's if only ports lead to it. PORTS are the host's ports that lead to\n" +
+			"it now, as HOST:VM. Those of a VM that is a pod are its own, at its ADDRESS.",
 		Example: o.examples("list", "list -A -o wide", "list -l app=web -o name"),
 		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return l.run(cmd.Context()) },
@@ -120,16 +120,17 @@ func (l *listOptions) columns() []column {
 		{name: "STATE"},
 		{name: "READY", expendable: 3},
 		{name: "REASON", expendable: 1},
-		{name: "CPU", right: true, expendable: 4},
-		{name: "MEMORY", right: true, expendable: 5},
+		{name: "CPU", right: true, expendable: 5},
+		{name: "MEMORY", right: true, expendable: 6},
+		{name: "ADDRESS", expendable: 4},
 		{name: "PORTS", expendable: 2},
-		{name: "AGE", expendable: 6},
+		{name: "AGE", expendable: 7},
 	}
 	if l.allNamespaces {
 		columns = append([]column{{name: "NAMESPACE"}}, columns...)
 	}
 	if l.output.format == formatWide {
-		columns = append(columns, column{name: "DRIVER"}, column{name: "ADDRESS"}, column{name: "RESTARTS", right: true},
+		columns = append(columns, column{name: "DRIVER"}, column{name: "RESTARTS", right: true},
 			column{name: "CPU%", right: true}, column{name: "MEM%", right: true}, column{name: "IMAGE"}, column{name: "ENGINE"}, column{name: "ID"})
 	}
 	return columns
@@ -151,6 +152,7 @@ func (l *listOptions) row(vm *api.VirtualMachine) []cell {
 		{text: cmp.Or(vm.Status.Reason, none)},
 		{text: sizeText(vm, api.ResourceCPU)},
 		{text: sizeText(vm, api.ResourceMemory)},
+		{text: firstOf(vm.Status.Addresses)},
 		{text: joinSome(ports, most)},
 		{text: l.ageOf(vm.CreationTimestamp.Time)},
 	}
@@ -161,6 +163,14 @@ func (l *listOptions) row(vm *api.VirtualMachine) []cell {
 		row = append(row, l.wideCells(vm)...)
 	}
 	return row
+}
+
+// firstOf returns the first of some addresses, which is the VM's own if it has one.
+func firstOf(addresses []string) string {
+	if len(addresses) == 0 {
+		return none
+	}
+	return addresses[0]
 }
 
 func (l *listOptions) wideCells(vm *api.VirtualMachine) []cell {
@@ -176,7 +186,6 @@ func (l *listOptions) wideCells(vm *api.VirtualMachine) []cell {
 	}
 	return []cell{
 		{text: cmp.Or(driverOf(vm), none)},
-		{text: joinSome(vm.Status.Addresses, 1)},
 		{text: strconv.FormatInt(vm.Status.RestartCount, 10)},
 		{text: cpu},
 		{text: memory},

@@ -98,7 +98,7 @@ func TestGuestDoesNotListen(t *testing.T) {
 // succeeds, and stay the same for the next controller.
 func (g *linuxGuest) checkReach(t *testing.T) {
 	s := reach(t, g.d, g.spec, driver.StateRunning)
-	if len(s.Addresses) != 2 || len(s.Ports) != 5 || s.Ports[0].Port != 80 || s.Ports[0].Protocol != "TCP" || s.Ports[0].Name != "" {
+	if len(s.Addresses) != 3 || s.Addresses[0] != g.address(t).Addr().String() || len(s.Ports) != 5 || s.Ports[0].Port != 80 || s.Ports[0].Protocol != "TCP" || s.Ports[0].Name != "" {
 		t.Fatalf("it is reached by %v and %+v", s.Addresses, s.Ports)
 	}
 	for _, port := range []int32{80, 7} { // on all addresses and on one
@@ -190,9 +190,11 @@ func TestHostIP(t *testing.T) {
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80, HostIP: "127.0.0.2"}}
 	s := reach(t, d, spec, driver.StateRunning)
-	port := s.Ports[0].HostPort
+	record, err := d.InstanceOf(spec.UID).Load()
+	assert.NoError(t, err)
+	port, own := s.Ports[0].HostPort, record.Address.Addr().String()
 	want := []driver.Port{{Protocol: "TCP", Port: 80, HostPort: port, HostIP: "127.0.0.2"}}
-	if !slices.Equal(s.Ports, want) || !slices.Equal(s.Addresses, []string{"127.0.0.2"}) || len(s.Pending) != 0 {
+	if !slices.Equal(s.Ports, want) || !slices.Equal(s.Addresses, []string{own, "127.0.0.2"}) || len(s.Pending) != 0 {
 		t.Errorf("it is reached at %v by %+v, pending %v", s.Addresses, s.Ports, s.Pending)
 	}
 	for ip, isOpen := range map[string]bool{"127.0.0.2": true, "127.0.0.1": false} {
@@ -220,7 +222,7 @@ func TestHostIP(t *testing.T) {
 	moved := spec
 	moved.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80, HostPort: port, HostIP: "127.0.0.4"}}
 	next := reach(t, d, moved, driver.StateRunning)
-	if len(next.Pending) != 0 || next.Run != s.Run || !slices.Equal(next.Addresses, []string{"127.0.0.4"}) {
+	if len(next.Pending) != 0 || next.Run != s.Run || !slices.Equal(next.Addresses, []string{own, "127.0.0.4"}) {
 		t.Errorf("with another address it is %+v", next)
 	}
 	for ip, want := range map[string]error{"127.0.0.4": nil, "127.0.0.2": unix.ECONNREFUSED} {

@@ -57,8 +57,9 @@ type VirtualMachineStatusApplyConfiguration struct {
 	// objects are the objects of the cluster that the server consists of, or is about
 	// to. Other objects of these names are not the server's.
 	Objects []ServerObjectApplyConfiguration `json:"objects,omitempty"`
-	// addresses are those at which the server can be reached: its own, or the
-	// host's if only ports lead to it.
+	// addresses are those at which the server can be reached while it runs: its
+	// own first, then, for a machine of driver qemu, those of the host whose ports
+	// lead to it.
 	Addresses []string `json:"addresses,omitempty"`
 	// ports are the ports of the engine's host that lead to the server while it
 	// runs.

@@ -160,7 +160,8 @@ func (inst *Instance) Report() driver.Server {
 }
 
 // describeRun adds what only a server that is on has: CPUs and memory, since the next start takes
-// what the spec says then, and addresses. A machine's own address means nothing outside its QEMU.
+// what the spec says then, and addresses. The first is the machine's own, where other machines reach it; those of the
+// host lead to its ports.
 func (inst *Instance) describeRun(out *driver.Server) {
 	out.Applied.CPUMilli, out.Applied.MemoryBytes = inst.Settings.CPUMilli, inst.Settings.MemoryBytes
 	out.Note, out.Accelerator = inst.CPUNote, inst.Accelerator
@@ -176,6 +177,9 @@ func (inst *Instance) describeRun(out *driver.Server) {
 		out.Err = inst.fault
 	case out.State == driver.StateStopping:
 		out.Progress = "waiting for the guest to power off"
+	}
+	if inst.Address.IsValid() { // one of a version without networks has none
+		out.Addresses = append(out.Addresses, inst.Address.Addr().String())
 	}
 	for _, f := range inst.Forwards {
 		out.Ports = append(out.Ports, driver.Port{Protocol: strings.ToUpper(f.Protocol), Port: f.Port, HostPort: f.HostPort, HostIP: f.HostIP})
