@@ -18,8 +18,8 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine/confine"
-	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
