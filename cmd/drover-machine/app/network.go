@@ -43,7 +43,8 @@ func (r *run) openNetwork(ctx context.Context) (supervisor.Network, error) {
 		return nil, err
 	}
 	return openNetwork(ctx, control.NetworkConfig{
-		MAC: launch.MACAddress(r.UUID), Address: guestAddress, Hostname: r.Name, MTU: control.GuestMTU, Resolvers: resolvers,
+		MAC: launch.MACAddress(r.UUID), Address: guestAddress, Hostname: r.Name, MTU: control.GuestMTU,
+		Egress: control.Egress{Resolvers: resolvers},
 	}, nil)
 }
 

@@ -37,6 +37,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Network, "qemu-network", o.Network, "qemu: private IPv4 range of the machines' own addresses, which this host has no address in")
 	fs.StringVar(&o.Egress, "qemu-egress", o.Egress, "qemu: allow or deny: whether guests may connect to other hosts and look up their names")
 	fs.StringSliceVar(&o.EgressDenied, "qemu-egress-denied", o.EgressDenied, "qemu: IPv4 ranges that guests never connect to, such as those of a cluster's Services and of containers on this host")
+	fs.StringSliceVar(&o.Resolvers, "qemu-resolvers", o.Resolvers, "qemu: up to three IP addresses of name servers, with or without a port, that are asked for names of the outside; none means those of this host's /etc/resolv.conf")
 	fs.StringVar(&o.ReserveMemory, "qemu-reserve-memory", o.ReserveMemory, "qemu: memory of the host that no machine is given, such as 2Gi; empty means the larger of 5 % and 512Mi")
 	fs.StringVar(&o.Binary, "qemu-binary", o.Binary, "qemu: program that runs a machine; every user must be able to execute it if Drover is root")
 	fs.StringVar(&o.GuestKernel, "qemu-kernel", o.GuestKernel, "qemu: folder of the kernel that boots container images, with vmlinux, initramfs, kernel.json and image.tar; empty means the folder guest beside this program")

@@ -20,6 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
+	"cloudnative.tw/drover/internal/machine/supervisor"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -63,7 +64,7 @@ func (e *engine) removeServers(t *testing.T) {
 	}
 }
 
-// endMachines ends the machines that a failed test has left running below a folder.
+// endMachines ends the machines that a failed test has left running below a folder. A broker ends by itself.
 func endMachines(t *testing.T, dir string) {
 	t.Helper()
 	below := func(pid int) bool {
@@ -71,7 +72,16 @@ func endMachines(t *testing.T, dir string) {
 		return err == nil && strings.HasPrefix(cwd, dir+"/") && !isEnding(pid)
 	}
 	for _, pid := range proc.IDs() {
-		if below(pid) && pid != os.Getpid() {
+		switch {
+		case !below(pid) || pid == os.Getpid():
+		case proc.HasOption(pid, supervisor.MachineOption, instance.BrokerDir):
+			assert.Eventually(t, "the broker ends", func(t testing.TB) error {
+				if below(pid) {
+					t.Errorf("process %d runs", pid)
+				}
+				return nil
+			})
+		default:
 			t.Errorf("a machine was left running: process %d", pid)
 			assert.NoError(t, proc.Kill(context.Background(), pid, below))
 		}

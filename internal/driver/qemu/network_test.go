@@ -11,9 +11,11 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
+	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -73,23 +75,11 @@ func TestNetwork(t *testing.T) {
 			return err
 		})
 	}
-	const kept = "/get?keep=1&url=http://b/clock"
-	_, err = a.tryAsk(t, kept)
-	assert.NoError(t, err)
-	leave()
-	for range events { // until nobody follows the machines any more
-	}
-	_, err = a.get(t, "http://b/clock")
-	assert.NoError(t, err)
-	killBroker(t, d)
-	if text, err := a.get(t, "http://b/clock"); err == nil {
-		t.Errorf("a gets %q from b without a broker", text)
-	}
-	_, err = a.tryAsk(t, kept)
-	assert.NoError(t, err)
-	_, err = d.Watch(t.Context())
-	assert.NoError(t, err)
-	assert.Eventually(t, "a reaches b by another broker", func(t testing.TB) error { return assert.ErrorOf(a.get(t, "http://b/clock")) })
+	checkBroker(t, d, a, func() {
+		leave()
+		for range events { // until nobody follows the machines any more
+		}
+	})
 	host := serveHost(t)
 	gateway := a.address(t).Masked().Addr().Next().String()
 	for _, target := range []string{
@@ -122,6 +112,99 @@ func TestNetwork(t *testing.T) {
 	a.server = reach(t, d, a.spec, driver.StateRunning)
 	a.port = a.server.Ports[0].HostPort
 	assert.Check(t, "the port is back", func(t testing.TB) error { return assert.ErrorOf(a.get(t, "http://b/clock")) })
+}
+
+// checkBroker checks that a, which knows b, goes on to connect to it once leave has ended all that Drover does, that
+// their connections survive the broker, and that the next Drover replaces that.
+func checkBroker(t *testing.T, d *Driver, a *networkGuest, leave func()) {
+	t.Helper()
+	const kept = "/get?keep=1&url=http://b/clock"
+	_, err := a.tryAsk(t, kept)
+	assert.NoError(t, err)
+	leave()
+	_, err = a.get(t, "http://b/clock")
+	assert.NoError(t, err)
+	killBroker(t, d)
+	if text, err := a.get(t, "http://b/clock"); err == nil {
+		t.Errorf("a gets %q from b without a broker", text)
+	}
+	_, err = a.tryAsk(t, kept)
+	assert.NoError(t, err)
+	_, err = d.Watch(t.Context())
+	assert.NoError(t, err)
+	assert.Eventually(t, "a reaches b by another broker", func(t testing.TB) error { return assert.ErrorOf(a.get(t, "http://b/clock")) })
+}
+
+// TestEgressFlags checks that guests ask the resolvers that the operator names, and that a machine which runs learns of
+// other flags once another Drover follows it.
+func TestEgressFlags(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	o := e.options()
+	var asked <-chan string
+	o.Resolvers, asked = resolver(t)
+	d := openWith(t, o)
+	watching, leave := context.WithCancel(t.Context())
+	events, err := d.Watch(watching)
+	assert.NoError(t, err)
+	a := e.networkGuest(t, d, "ns", "a")
+	assert.Eventually(t, "a answers", func(t testing.TB) error { return probe(t, d, a.spec, 80) })
+	if text, err := a.get(t, "http://www.example.test/"); err == nil {
+		t.Errorf("a gets %q from the host", text)
+	}
+	if name := <-asked; name != "www.example.test." {
+		t.Errorf("the resolver was asked for %s", name)
+	}
+	leave()
+	for range events { // until nobody follows the machine any more
+	}
+
+	o.Egress = EgressDeny
+	d = openWith(t, o)
+	_, err = d.Watch(t.Context())
+	assert.NoError(t, err)
+	assert.Eventually(t, "no name of the outside is resolved", func(t testing.TB) error {
+		_, _ = a.get(t, "http://www.example.test/")
+		n, err := d.NetworkStatistics(t.Context(), a.spec.UID)
+		if err == nil && !slices.ContainsFunc(n.LastRefused, func(r driver.NetworkRefusal) bool { return r.Reason == control.RefusedNoEgress }) {
+			t.Errorf("refused were %+v", n.LastRefused)
+		}
+		return err
+	})
+}
+
+// resolver answers that every name has a link-local address, and sends the names that it was asked for.
+func resolver(t *testing.T) (addresses []string, asked <-chan string) {
+	t.Helper()
+	conn, err := (&net.ListenConfig{}).ListenPacket(t.Context(), "udp4", "127.0.0.1:0")
+	assert.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	names := make(chan string, 100)
+	go func() {
+		for packet := make([]byte, 1<<10); ; {
+			n, from, err := conn.ReadFrom(packet)
+			if err != nil {
+				return
+			}
+			var m dnsmessage.Message
+			if m.Unpack(packet[:n]) != nil || len(m.Questions) != 1 {
+				continue
+			}
+			q := m.Questions[0]
+			names <- q.Name.String()
+			m.Response, m.Additionals = true, nil
+			if q.Type == dnsmessage.TypeA {
+				m.Answers = []dnsmessage.Resource{{
+					Header: dnsmessage.ResourceHeader{Name: q.Name, Type: q.Type, Class: q.Class, TTL: 1},
+					Body:   &dnsmessage.AResource{A: [4]byte{169, 254, 9, 9}},
+				}}
+			}
+			if answer, err := m.Pack(); err == nil {
+				_, _ = conn.WriteTo(answer, from)
+			}
+		}
+	}()
+	return []string{conn.LocalAddr().String()}, names
 }
 
 // TestHaltedBroker checks that a broker that is halted is replaced.

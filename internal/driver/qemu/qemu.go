@@ -57,7 +57,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 
@@ -79,7 +78,6 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/converter"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/supervisor"
@@ -146,6 +144,8 @@ type Options struct {
 	// Egress is EgressAllow, which "" means too, or EgressDeny. EgressDenied are ranges that guests never reach.
 	Egress       string
 	EgressDenied []string
+	// Resolvers are the addresses of name servers, with or without a port; none means those of this host.
+	Resolvers []string
 	// ReserveMemory is the part of the host's memory that guests do not get, a quantity;
 	// empty means the larger of 5 % and 512 MiB.
 	ReserveMemory string
@@ -295,32 +295,6 @@ func (o Options) withDefaults() Options {
 	o.GuestKernel = guestKernelDir(o.GuestKernel)
 	o.Fetch.BuiltIn = filepath.Join(o.GuestKernel, builtInFile)
 	return o
-}
-
-// DefaultNetwork is the range of addresses that machines have.
-const DefaultNetwork = "10.213.0.0/16"
-
-// Values of Options.Egress.
-const (
-	EgressAllow = "allow"
-	EgressDeny  = "deny"
-)
-
-// parseEgress returns where guests may connect to.
-func (o Options) parseEgress() (p control.EgressPolicy, err error) {
-	if o.Egress != "" && o.Egress != EgressAllow && o.Egress != EgressDeny {
-		err = fmt.Errorf("--qemu-egress is %q: it must be %s or %s", o.Egress, EgressAllow, EgressDeny)
-	}
-	p.DenyEgress = o.Egress == EgressDeny
-	for _, text := range o.EgressDenied {
-		prefix, bad := netip.ParsePrefix(text)
-		if bad != nil || !prefix.Addr().Is4() {
-			err = errors.Join(err, fmt.Errorf("--qemu-egress-denied has %q: each must be an IPv4 range such as 10.96.0.0/12", text))
-			continue
-		}
-		p.Denied = append(p.Denied, prefix.Masked())
-	}
-	return p, err
 }
 
 // maxSocketPath is the longest path that fits into a Unix socket's address.

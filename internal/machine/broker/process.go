@@ -31,7 +31,7 @@ const (
 	// noHandle is no descriptor: the program signals no process.
 	noHandle = -1
 	// unusedWithin is how long a broker waits for its first machine.
-	unusedWithin = 10 * time.Second
+	unusedWithin = 3 * time.Second
 )
 
 // Main is the program. It connects machines until it knows none and nobody tells it of one, and returns its exit code.

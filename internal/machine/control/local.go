@@ -67,6 +67,13 @@ func NewLocalServer(ctx context.Context, token string, m Local) *Server {
 		}
 		return nil, m.Stop(r.Context(), id, time.Duration(milliseconds)*time.Millisecond)
 	})
+	handleCall(mux, "POST "+egressPath, func(r *http.Request) (any, error) {
+		var to Egress
+		if err := readRequest(r, &to); err != nil {
+			return nil, err
+		}
+		return nil, m.SetEgress(r.Context(), to)
+	})
 	mux.HandleFunc("GET "+dialPath, func(w http.ResponseWriter, r *http.Request) { serveDial(w, r, m) })
 	mux.HandleFunc("POST "+portsPath, func(w http.ResponseWriter, r *http.Request) { servePorts(r.Context(), w, m) })
 	mux.HandleFunc("POST "+joinPath, func(w http.ResponseWriter, _ *http.Request) { serveJoin(ctx, w, m) })

@@ -57,6 +57,8 @@ type Network interface {
 	// are the ports that it has no socket for. A call with a lower generation than an earlier one changes nothing, and
 	// fails with ErrStale.
 	SetPorts(ctx context.Context, generation uint64, ports []Port, sockets map[Port]*os.File) (missing []Port, err error)
+	// SetEgress changes where the guest may connect to. Connections to where it may not any more are reset.
+	SetEgress(ctx context.Context, to Egress) error
 }
 
 var _ Network = (*Client)(nil)
@@ -66,6 +68,9 @@ const (
 	dialPath  = "/v1/dial"
 	portsPath = "/v1/ports"
 )
+
+// egressPath is the path of the call SetEgress, which is one of HTTP.
+const egressPath = "/v1/egress"
 
 // takenHead is the header of an answer after which the connection is no HTTP any more.
 const takenHead = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
@@ -228,6 +233,11 @@ func (c *Client) SetPorts(ctx context.Context, generation uint64, ports []Port, 
 		return nil, err
 	}
 	return answer.Missing, failureOf(answer.Failure)
+}
+
+// SetEgress implements Network.
+func (c *Client) SetEgress(ctx context.Context, to Egress) error {
+	return c.call(ctx, http.MethodPost, egressPath, to, nil)
 }
 
 // takeOver makes a request and returns its connection once it is no HTTP any more.

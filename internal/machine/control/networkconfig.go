@@ -26,20 +26,21 @@ type NetworkConfig struct {
 	Domain   string `json:"domain,omitempty"`
 	// MTU is the MTU of the guest's interface, in bytes.
 	MTU int `json:"mtu"`
-	// Resolvers answer for names of the outside.
-	Resolvers []netip.AddrPort `json:"resolvers,omitempty"`
-	Policy    EgressPolicy     `json:"policy"`
+	// Egress is what the edge begins with.
+	Egress Egress `json:"egress"`
 }
 
 // Gateway returns the address of the edge.
 func (c NetworkConfig) Gateway() netip.Addr { return c.Address.Masked().Addr().Next() }
 
-// EgressPolicy is where a guest may connect to, beside other machines.
-type EgressPolicy struct {
-	// DenyEgress closes everything but other machines.
-	DenyEgress bool `json:"denyEgress,omitempty"`
+// Egress is where a guest may connect to, beside other machines, and how it learns of names there.
+type Egress struct {
+	// Deny closes everything but other machines.
+	Deny bool `json:"deny,omitempty"`
 	// Denied are ranges that are closed always, such as those of a cluster's Services.
 	Denied []netip.Prefix `json:"denied,omitempty"`
+	// Resolvers answer for names of the outside.
+	Resolvers []netip.AddrPort `json:"resolvers,omitempty"`
 }
 
 // Names of the network.
@@ -113,8 +114,12 @@ const (
 	RefusedNoAnswer  = "NoAnswer"  // nobody there has taken the connection
 )
 
-// MaxRefusals is how many refusals are remembered, and MaxTarget how long the target of one is, in bytes.
-const MaxRefusals, MaxTarget = 8, 255
+const (
+	// MaxRefusals is how many refusals are remembered.
+	MaxRefusals = 8
+	// MaxTarget is how long the target of one is, in bytes.
+	MaxTarget = 255
+)
 
 // IsOfTarget reports whether the target of a refusal may have a character.
 func IsOfTarget(r rune) bool {

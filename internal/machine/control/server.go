@@ -137,10 +137,8 @@ func newHandler(m Machine) *http.ServeMux {
 	handleProbe(mux, m)
 	handleCall(mux, "POST "+growPath, func(r *http.Request) (any, error) {
 		var sizes Sizes
-		decoder := json.NewDecoder(r.Body)
-		decoder.DisallowUnknownFields()
-		if decoder.Decode(&sizes) != nil {
-			return nil, errRequest
+		if err := readRequest(r, &sizes); err != nil {
+			return nil, err
 		}
 		return m.Grow(r.Context(), sizes)
 	})
@@ -174,6 +172,16 @@ func handleCall(mux *http.ServeMux, pattern string, call func(*http.Request) (an
 		answer, err := call(r)
 		respond(w, answer, err)
 	})
+}
+
+// readRequest reads the body of a request.
+func readRequest(r *http.Request, to any) error {
+	decoder := json.NewDecoder(r.Body)
+	decoder.DisallowUnknownFields()
+	if decoder.Decode(to) != nil {
+		return errRequest
+	}
+	return nil
 }
 
 // errRequest : the request of a client is invalid.

@@ -93,7 +93,7 @@ func (e *Edge) resolve(query []byte, protocol string) []byte {
 			return answer
 		}
 	}
-	if e.Policy.DenyEgress {
+	if e.getEgress().Deny {
 		e.noteRefusal("dns", name, ErrNoEgress)
 		return answerOf(h, &question, dnsmessage.RCodeRefused)
 	}
@@ -154,7 +154,7 @@ func answerOf(h dnsmessage.Header, q *dnsmessage.Question, code dnsmessage.RCode
 // askOutside asks the operator's resolvers, one after another, with a question of its own: nothing else of what the
 // guest sent leaves the host.
 func (e *Edge) askOutside(h dnsmessage.Header, q dnsmessage.Question, protocol string) []byte {
-	for _, resolver := range e.Resolvers {
+	for _, resolver := range e.getEgress().Resolvers {
 		answer, err := e.exchange(q, protocol, resolver)
 		if err != nil {
 			continue

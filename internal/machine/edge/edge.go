@@ -61,6 +61,9 @@ type Edge struct {
 	mu         sync.Mutex
 	generation uint64 // of the ports
 	ports      map[control.Port]io.Closer
+	egress     control.Egress
+	// outside are the connections through the host, by the address that they lead to.
+	outside map[net.Conn]netip.Addr
 
 	// context ends with the edge.
 	context context.Context //nolint:containedctx // the stack's callbacks have none
@@ -79,7 +82,7 @@ type Options struct {
 
 // New returns an edge, which does nothing until it serves a link, and ends with ctx.
 func New(ctx context.Context, c control.NetworkConfig, o Options) (*Edge, error) {
-	e := &Edge{NetworkConfig: c, Options: o, ports: map[control.Port]io.Closer{}, budget: newBudget()}
+	e := &Edge{NetworkConfig: c, Options: o, ports: map[control.Port]io.Closer{}, egress: c.Egress, outside: map[net.Conn]netip.Addr{}, budget: newBudget()}
 	e.context, e.stop = context.WithCancel(ctx)
 	e.stack = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},

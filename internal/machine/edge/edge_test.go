@@ -45,7 +45,7 @@ func newWorld(t *testing.T, change func(*control.NetworkConfig, *Options)) *worl
 	w := &world{servers: map[string]string{}}
 	c := control.NetworkConfig{
 		MAC: net.HardwareAddr{0x52, 0x54, 0, 0, 0, 9}, Address: netip.MustParsePrefix("10.213.0.9/16"), MTU: 1500,
-		Hostname: "a", Domain: "ns." + control.InternalDomain, Resolvers: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53")},
+		Hostname: "a", Domain: "ns." + control.InternalDomain, Egress: control.Egress{Resolvers: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53")}},
 	}
 	o := Options{Routes: allRoutes{}, Clock: clock.RealClock{}, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
 		to, ok := w.servers[network[:3]+" "+address]
@@ -211,7 +211,7 @@ func TestPolicy(t *testing.T) {
 	t.Parallel()
 	const local = "203.0.113.1"
 	change := func(c *control.NetworkConfig, o *Options) {
-		c.Policy.Denied = []netip.Prefix{netip.MustParsePrefix("172.30.0.0/16")}
+		c.Egress.Denied = []netip.Prefix{netip.MustParsePrefix("172.30.0.0/16")}
 		o.Routes = allRoutes{netip.MustParseAddr(local): errors.New("it is the host's own")}
 	}
 	w := newWorld(t, change)
@@ -231,8 +231,47 @@ func TestPolicy(t *testing.T) {
 	if len(last) != 1 || last[0].Target != local+":22" || last[0].Protocol != control.TCP || last[0].Reason != control.RefusedNoRoute || last[0].Count != 1 {
 		t.Errorf("what was refused is %+v", last)
 	}
-	w.Policy.DenyEgress = true
+	assert.NoError(t, w.SetEgress(t.Context(), control.Egress{Deny: true}))
 	assert.ErrorIs(t, "without egress", w.checkOutside(outsider), ErrNoEgress)
+}
+
+// TestSetEgress checks that a range which is denied now is closed, for connections that are open and for flows too, and
+// that connections to others stay.
+func TestSetEgress(t *testing.T) {
+	t.Parallel()
+	other := netip.MustParseAddr("203.0.113.80")
+	w := newWorld(t, nil)
+	var open []net.Conn
+	for _, to := range []netip.Addr{outsider, other} {
+		w.serve(t, to.String()+":80", echo)
+		conn, err := w.dial(t, netip.AddrPortFrom(to, 80))
+		assert.NoError(t, err)
+		open = append(open, conn)
+	}
+	answers := func(conn net.Conn) error {
+		_, err := io.WriteString(conn, "hello")
+		if err == nil {
+			_, err = io.ReadFull(conn, make([]byte, 5))
+		}
+		return err
+	}
+	assert.NoError(t, errors.Join(answers(open[0]), answers(open[1])))
+	denied := control.Egress{Denied: []netip.Prefix{netip.PrefixFrom(outsider, 24).Masked()}}
+	assert.NoError(t, w.SetEgress(t.Context(), denied))
+	if err := answers(open[0]); err == nil {
+		t.Error("a connection to the range is still open")
+	}
+	assert.NoError(t, answers(open[1]))
+	assert.ErrorSays(t, "a new connection", assert.ErrorOf(w.dial(t, netip.AddrPortFrom(outsider, 80))), "refused")
+	assert.NoError(t, open[1].Close())
+	assert.Eventually(t, "no connection is remembered that has ended", func(t testing.TB) error {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if n := len(w.outside); n > 0 {
+			t.Errorf("there are %d", n)
+		}
+		return nil
+	})
 }
 
 // TestLease checks the lease that a guest gets by DHCP.
@@ -264,7 +303,7 @@ func TestNames(t *testing.T) {
 			t.Errorf("%s is %s, want %s", name, got, want)
 		}
 	}
-	w.Policy.DenyEgress = true
+	assert.NoError(t, w.SetEgress(t.Context(), control.Egress{Deny: true}))
 	if got := w.guest.resolve(t, "www.example.test."); got != "RCodeRefused" {
 		t.Errorf("without egress, a name of the outside is %s", got)
 	}

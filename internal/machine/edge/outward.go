@@ -27,6 +27,7 @@ func (e *Edge) forwardTCP(r *tcp.ForwarderRequest) {
 	share := e.budget.takeShare()
 	defer func() { e.budget.giveBack(share) }()
 	outside, err := e.dial(control.TCP, id.RemotePort, to)
+	defer e.forgetOutside(outside)
 	if err == nil && share == 0 {
 		err = errors.Join(errNoMemory, outside.Close())
 	}
@@ -58,12 +59,19 @@ func (e *Edge) dial(protocol string, from uint16, to netip.AddrPort) (net.Conn, 
 	if err := e.checkOutside(to.Addr()); err != nil {
 		return nil, err
 	}
+	return e.dialOutside(ctx, protocol, to)
+}
+
+// dialOutside connects the guest to an address through the host.
+func (e *Edge) dialOutside(ctx context.Context, protocol string, to netip.AddrPort) (net.Conn, error) {
 	conn, err := e.Dial(ctx, protocol+"4", to.String())
 	if err != nil {
 		return nil, err
 	}
-	// Routes may have changed meanwhile.
+	e.noteOutside(conn, to.Addr())
+	// Routes may have changed meanwhile, and what is allowed.
 	if err := e.checkOutside(to.Addr()); err != nil {
+		e.forgetOutside(conn)
 		return nil, errors.Join(err, conn.Close())
 	}
 	return conn, nil
@@ -136,6 +144,7 @@ func (e *Edge) forwardUDP(r *udp.ForwarderRequest) {
 	go func() {
 		defer e.budget.giveBack(flowShare)
 		outside, err := e.dial(control.UDP, id.RemotePort, to)
+		defer e.forgetOutside(outside)
 		if err != nil {
 			e.noteRefusal(control.UDP, to.String(), err)
 			e.sendUnreachable(addrPortOf(id.RemoteAddress, id.RemotePort), to)

@@ -4,8 +4,11 @@
 package edge
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -40,6 +43,7 @@ var special = []netip.Prefix{
 // checkOutside returns nil if the guest may connect to an address through the host. The address is the one that is
 // dialled, not a name for it.
 func (e *Edge) checkOutside(to netip.Addr) error {
+	egress := e.getEgress()
 	isIn := func(p netip.Prefix) bool { return p.Contains(to) }
 	switch {
 	case !to.Is4(): // in any form, mapped ones too
@@ -48,13 +52,48 @@ func (e *Edge) checkOutside(to netip.Addr) error {
 		return control.ErrNoMachine
 	case slices.ContainsFunc(special, isIn):
 		return ErrSpecial
-	case e.Policy.DenyEgress:
+	case egress.Deny:
 		return ErrNoEgress
-	case slices.ContainsFunc(e.Policy.Denied, isIn):
+	case slices.ContainsFunc(egress.Denied, isIn):
 		return ErrDenied
 	}
 	if err := e.Routes.CheckUnicast(to); err != nil {
 		return fmt.Errorf("%w: %w", ErrNoUnicast, err)
 	}
 	return nil
+}
+
+// getEgress returns where the guest may connect to now.
+func (e *Edge) getEgress() control.Egress {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.egress
+}
+
+// SetEgress implements control.Network.
+func (e *Edge) SetEgress(_ context.Context, to control.Egress) error {
+	e.mu.Lock()
+	e.egress = to
+	open := maps.Clone(e.outside)
+	e.mu.Unlock()
+	for conn, address := range open {
+		if err := e.checkOutside(address); err != nil {
+			control.Reset(conn)
+		}
+	}
+	return nil
+}
+
+// noteOutside remembers a connection through the host, until it is forgotten.
+func (e *Edge) noteOutside(conn net.Conn, to netip.Addr) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.outside[conn] = to
+}
+
+// forgetOutside forgets a connection, which may be another or none.
+func (e *Edge) forgetOutside(conn net.Conn) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.outside, conn)
 }

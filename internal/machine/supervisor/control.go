@@ -126,6 +126,11 @@ func (s *Supervisor) SetPorts(ctx context.Context, generation uint64, ports []co
 	return missing, err
 }
 
+// SetEgress implements control.Network.
+func (s *Supervisor) SetEgress(ctx context.Context, to control.Egress) error {
+	return s.Network.SetEgress(ctx, to)
+}
+
 // Grow implements control.Machine.
 func (s *Supervisor) Grow(ctx context.Context, sizes control.Sizes) (grown control.Sizes, err error) {
 	if s.Progress != nil && !s.isAttached() || s.IsStopping() {

@@ -75,8 +75,8 @@ type Host struct {
 	OpenPort    hostports.Opener
 	// Addresses gives machines their own, in the range of the network.
 	Addresses *addresses.Pool
-	// EgressPolicy is where guests may connect to, for supervisors that are started from now on.
-	EgressPolicy control.EgressPolicy
+	// EgressPolicy is where guests may connect to. Without resolvers those of this host are asked.
+	EgressPolicy control.Egress
 	// Broker connects machines to each other.
 	Broker broker.Place
 	// InstallSupervisor installs the program that follows each QEMU; nil for a host on which none is started.

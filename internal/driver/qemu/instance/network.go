@@ -5,7 +5,6 @@ package instance
 
 import (
 	"context"
-	"net/netip"
 	"slices"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -15,21 +14,25 @@ import (
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
-// networkConfig returns the configuration of the machine's edge, without the resolvers.
+// networkConfig returns the configuration of the machine's edge, but for its egress.
 func (inst *Instance) networkConfig() control.NetworkConfig {
 	return control.NetworkConfig{
 		MAC: launch.MACAddress(inst.UUID), Address: inst.Address, MTU: control.GuestMTU,
-		Hostname: inst.Name, Domain: inst.Namespace + "." + control.InternalDomain, Policy: inst.Host.EgressPolicy,
+		Hostname: inst.Name, Domain: inst.Namespace + "." + control.InternalDomain,
 	}
 }
 
-// findResolvers returns the host's resolvers.
-func (inst *Instance) findResolvers() []netip.AddrPort {
-	resolvers, err := control.ReadResolvers()
-	if err != nil {
-		inst.Host.Log.Info("Guest has no names of the outside", "uid", inst.UID, "cause", err.Error())
+// findEgress returns where guests may connect to. Unless the operator names resolvers, they are the host's of now.
+func (h *Host) findEgress() control.Egress {
+	e := h.EgressPolicy
+	if len(e.Resolvers) > 0 {
+		return e
 	}
-	return resolvers
+	var err error
+	if e.Resolvers, err = control.ReadResolvers(); err != nil {
+		h.Log.Info("Guests have no names of the outside", "cause", err.Error())
+	}
+	return e
 }
 
 // servePorts makes the supervisor serve the host ports of the record. Ports that it does not serve yet and that have no

@@ -38,7 +38,7 @@ func (inst *Instance) Supervisor() supervisor.Place {
 		Reload: func() (supervisor.Place, error) {
 			now, err := inst.Load()
 			place := now.Supervisor()
-			place.Config.Network.Resolvers = now.findResolvers()
+			place.Config.Network.Egress = inst.Host.findEgress()
 			return place, err
 		},
 		OnStart: inst.restorePorts,
@@ -142,9 +142,19 @@ func (f *follower) followOnce(ctx context.Context) (followed bool) {
 		log.Info("Supervisor of an earlier version is replaced", "uid", s.UID)
 		return place.Replace(ctx, c.Token()) == nil
 	}
+	if err := c.SetEgress(ctx, f.inst.Host.findEgress()); err != nil { // it may have been started by a Drover with other flags
+		log.Info("Machine does not learn where it may connect to", "uid", s.UID, "cause", err.Error())
+	}
 	watching, stop := context.WithCancel(ctx)
-	defer stop()
-	go f.connectPeers(watching, c)
+	connecting := make(chan struct{})
+	go func() {
+		defer close(connecting)
+		f.connectPeers(watching, c)
+	}()
+	defer func() {
+		stop()
+		<-connecting
+	}()
 	err = c.Watch(ctx, func() {
 		followed = true
 		f.reportChange(ctx)
