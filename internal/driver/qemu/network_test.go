@@ -93,14 +93,7 @@ func TestNetwork(t *testing.T) {
 			t.Errorf("a gets %q from %s", text, target)
 		}
 	}
-	n, err := d.NetworkStatistics(t.Context(), a.spec.UID)
-	assert.NoError(t, err)
-	if n.PacketsIn == 0 || n.BytesIn <= n.PacketsIn || n.PacketsOut == 0 || n.Refused < int64(len(n.LastRefused)) {
-		t.Errorf("the figures of a are %+v", n)
-	}
-	if last := n.LastRefused[len(n.LastRefused)-1]; last.Protocol != "tcp" || last.Target != "169.254.169.254:80" || last.Reason != control.RefusedSpecial || last.Count < 1 {
-		t.Errorf("the last that was refused is %+v", last)
-	}
+	checkStatistics(t, d, a)
 
 	spec := a.spec
 	spec.Ports = nil
@@ -112,6 +105,19 @@ func TestNetwork(t *testing.T) {
 	a.server = reach(t, d, a.spec, driver.StateRunning)
 	a.port = a.server.Ports[0].HostPort
 	assert.Check(t, "the port is back", func(t testing.TB) error { return assert.ErrorOf(a.get(t, "http://b/clock")) })
+}
+
+// checkStatistics checks the figures of a, which has tried to reach a cloud's service last.
+func checkStatistics(t *testing.T, d *Driver, a *networkGuest) {
+	t.Helper()
+	n, err := d.NetworkStatistics(t.Context(), a.spec.UID)
+	assert.NoError(t, err)
+	if n.PacketsIn == 0 || n.BytesIn <= n.PacketsIn || n.PacketsOut == 0 || n.Refused < int64(len(n.LastRefused)) {
+		t.Errorf("the figures of a are %+v", n)
+	}
+	if last := n.LastRefused[len(n.LastRefused)-1]; last.Protocol != "tcp" || last.Target != "169.254.169.254:80" || last.Reason != control.RefusedSpecial || last.Count < 1 {
+		t.Errorf("the last that was refused is %+v", last)
+	}
 }
 
 // checkBroker checks that a, which knows b, goes on to connect to it once leave has ended all that Drover does, that
