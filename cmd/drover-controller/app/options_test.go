@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -23,6 +24,8 @@ func TestValidate(t *testing.T) {
 		"no threads":        {func(o *Options) { o.Threads = 0 }, "--threads is 0: it must be at least 1"},
 		"an unknown driver": {func(o *Options) { o.VMDriver = "xen" }, `"xen" is not a driver; known are docker, qemu, fake`},
 		"a long path":       {setQEMUDir("/" + strings.Repeat("d", 80)), "its path has 81 bytes and may have 54, since sockets below it are limited to 107: name a shorter one by --qemu-dir"},
+		"a public network":  {setQEMU(func(o *qemu.Options) { o.Network = "8.8.0.0/16" }), `--qemu-network is "8.8.0.0/16": it must be a private IPv4 range of /8 to /29`},
+		"an unknown egress": {setQEMU(func(o *qemu.Options) { o.Egress = "some" }), `--qemu-egress is "some": it must be allow or deny`},
 		"an unknown policy": {func(o *Options) { o.OrphanPolicy = "keep" }, `--orphan-policy is "keep": it must be one of delete, report`},
 		"a negative number": {func(o *Options) { o.OrphanMax = -1 }, "--orphan-max is -1"},
 		"no grace":          {func(o *Options) { o.OrphanGrace = 0 }, "--orphan-grace is 0s: it must be at least 1s"},
@@ -77,6 +80,13 @@ func setPodStreams(address string) func(*Options) {
 
 func setQEMUDir(dir string) func(*Options) {
 	return func(o *Options) { o.VMDriver, *o.Drivers["qemu"].DataDir() = "qemu", dir }
+}
+
+func setQEMU(change func(*qemu.Options)) func(*Options) {
+	return func(o *Options) {
+		o.VMDriver = qemu.Name
+		change(o.Drivers[qemu.Name].(*qemu.Options))
+	}
 }
 
 func setElectionTimes(lease, renew, retry time.Duration) func(*Options) {

@@ -105,13 +105,13 @@ func (s Settings) AddFlags(fs *pflag.FlagSet) {
 	}
 }
 
-// Check refuses a wrong list of drivers, folders that its drivers cannot use, and options for streams where
-// the program opens no address for them, before anything is started.
+// Check refuses a wrong list of drivers, folders and networks that its drivers cannot use, and options for streams
+// where the program opens no address for them, before anything is started.
 func (s Settings) Check(list string, hasStreamsAddress bool) error {
 	names, err := Parse(list)
 	for _, name := range names {
-		if o, ok := s[name].(interface{ CheckDir() error }); ok {
-			err = errors.Join(err, o.CheckDir())
+		if o, ok := s[name].(interface{ CheckEarly() error }); ok {
+			err = errors.Join(err, o.CheckEarly())
 		}
 		if o, ok := s[name].(interface{ CheckWithoutStreams() error }); ok && !hasStreamsAddress {
 			err = errors.Join(err, o.CheckWithoutStreams())

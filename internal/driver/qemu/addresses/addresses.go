@@ -31,21 +31,30 @@ const (
 	longest  = 29
 )
 
-// ParseRange reads the range of the flag --qemu-network, and refuses one that the host itself has addresses in.
+// ParseRange reads the range of the flag --qemu-network, and refuses one that the host itself uses.
 func ParseRange(text string) (netip.Prefix, error) {
-	const must = "it must be a private IPv4 range that this host has no address in, such as 10.213.0.0/16"
 	p, err := netip.ParsePrefix(text)
 	if err != nil || !p.Addr().Is4() || p != p.Masked() || p.Bits() < shortest || p.Bits() > longest || !p.Addr().IsPrivate() {
-		return p, fmt.Errorf("--qemu-network is %q: %s", text, must)
+		return p, fmt.Errorf("--qemu-network is %q: it must be a private IPv4 range of /%d to /%d, such as 10.213.0.0/16", text, shortest, longest)
 	}
 	own, err := net.InterfaceAddrs()
 	if err != nil {
 		return p, fmt.Errorf("finding this host's addresses: %w", err)
 	}
+	const choose = "choose a private IPv4 range by --qemu-network that it has no address in and no route to, but for a default route (ip route show table all)"
 	for _, a := range own {
 		other, err := netip.ParsePrefix(a.String())
 		if err == nil && p.Overlaps(other.Masked()) {
-			return p, fmt.Errorf("--qemu-network is %s, and this host has the address %s: %s", text, other, must)
+			return p, fmt.Errorf("--qemu-network is %s, and this host has the address %s: %s", text, other, choose)
+		}
+	}
+	routes, err := listRoutes()
+	if err != nil {
+		return p, err
+	}
+	for _, r := range routes {
+		if p.Overlaps(r.to) {
+			return p, fmt.Errorf("--qemu-network is %s, and this host has a route to %s%s: %s", text, r.to, r.by(), choose)
 		}
 	}
 	return p, nil

@@ -6,12 +6,17 @@ package addresses
 import (
 	"fmt"
 	"net/netip"
+	"os/exec"
+	"runtime"
+	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestPool checks that machines get addresses of their own, the same again, and those of machines that are gone.
@@ -61,4 +66,55 @@ func TestParseRange(t *testing.T) {
 	for _, text := range []string{"", "x", "10.213.0.0", "10.213.0.1/16", "10.0.0.0/4", "10.0.0.0/30", "8.8.0.0/16", "fd00::/64", "127.0.0.0/8"} {
 		assert.ErrorSays(t, text, assert.ErrorOf(ParseRange(text)), fmt.Sprintf("--qemu-network is %q", text))
 	}
+}
+
+// TestRoutes lists which routes of the host refuse a range.
+func TestRoutes(t *testing.T) {
+	t.Parallel()
+	framework.RequireRoot(t, "make a network namespace")
+	for route, says := range map[string]string{
+		"":                                  "",
+		"default dev lo":                    "",
+		"0.0.0.0/1 dev lo":                  "", // of a VPN, in place of a default route
+		"10.214.0.0/16 dev lo":              "",
+		"10.212.0.0/16 dev lo":              "",
+		"blackhole 10.0.0.0/8":              "",
+		"10.213.5.0/24 dev lo":              "this host has a route to 10.213.5.0/24 by lo: choose",
+		"10.213.7.7 dev lo":                 "a route to 10.213.7.7/32 by lo",
+		"10.0.0.0/8 dev lo":                 "a route to 10.0.0.0/8 by lo",
+		"10.213.0.0/16 dev lo table 77":     "a route to 10.213.0.0/16 by lo",
+		"local 10.213.9.0/24 dev lo":        "a route to 10.213.9.0/24 by lo",
+		"10.208.0.0/12 dev lo metric 50000": "--qemu-network is 10.213.0.0/16, and this host has a route to 10.208.0.0/12",
+	} {
+		err := inNewNetwork(t, route, func() error { return assert.ErrorOf(ParseRange("10.213.0.0/16")) })
+		if says == "" {
+			assert.ErrorIs(t, route, err, nil)
+		} else {
+			assert.ErrorSays(t, route, err, says)
+		}
+	}
+}
+
+// inNewNetwork makes a call in a network namespace of its own, which has a route.
+func inNewNetwork(t *testing.T, route string, call func() error) error {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // for ever: the thread ends with the goroutine
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		commands := []string{"link set lo up"}
+		if route != "" {
+			commands = append(commands, "route add "+route)
+		}
+		for _, command := range commands {
+			if out, runErr := exec.CommandContext(t.Context(), "ip", strings.Fields(command)...).CombinedOutput(); err == nil && runErr != nil {
+				err = fmt.Errorf("ip %s: %w: %s", command, runErr, out)
+			}
+		}
+		if err == nil {
+			err = call()
+		}
+		done <- err
+	}()
+	return <-done
 }

@@ -1,0 +1,71 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package addresses
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+)
+
+// route is a route of the host to other hosts.
+type route struct {
+	to netip.Prefix
+	// device is the index of its interface, 0 for a route with several.
+	device int
+}
+
+// by names the interface of a route, for people.
+func (r route) by() string {
+	device, err := net.InterfaceByIndex(r.device)
+	if err != nil {
+		return ""
+	}
+	return " by " + device.Name
+}
+
+// halfDefault is the prefix length of the two routes that VPNs make in place of a default route.
+const halfDefault = 1
+
+// listRoutes lists the routes of this host for IPv4, of all tables, but for default routes. Those that lead nowhere,
+// such as blackholes, hide nothing from guests and are left out too.
+func listRoutes() ([]route, error) {
+	answer, err := syscall.NetlinkRIB(syscall.RTM_GETROUTE, syscall.AF_INET)
+	if err != nil {
+		return nil, fmt.Errorf("finding this host's routes: %w", err)
+	}
+	messages, err := syscall.ParseNetlinkMessage(answer)
+	if err != nil {
+		return nil, fmt.Errorf("finding this host's routes: %w", err)
+	}
+	var routes []route
+	for _, m := range messages {
+		if m.Header.Type != syscall.RTM_NEWROUTE || len(m.Data) < syscall.SizeofRtMsg {
+			continue
+		}
+		bits, kind := m.Data[1], m.Data[7] // rtm_dst_len and rtm_type
+		if bits <= halfDefault || kind != syscall.RTN_UNICAST && kind != syscall.RTN_LOCAL {
+			continue
+		}
+		attributes, err := syscall.ParseNetlinkRouteAttr(&m)
+		if err != nil {
+			return nil, fmt.Errorf("finding this host's routes: %w", err)
+		}
+		r := route{}
+		for _, a := range attributes {
+			switch address, isIP := netip.AddrFromSlice(a.Value); {
+			case a.Attr.Type == syscall.RTA_DST && isIP:
+				r.to = netip.PrefixFrom(address, int(bits))
+			case a.Attr.Type == syscall.RTA_OIF && len(a.Value) == 4:
+				r.device = int(binary.NativeEndian.Uint32(a.Value))
+			}
+		}
+		if r.to.IsValid() {
+			routes = append(routes, r)
+		}
+	}
+	return routes, nil
+}
