@@ -57,10 +57,13 @@ func BuildController(binary string, flags ...string) error {
 	return build(filepath.Join(filepath.Dir(binary), "drover-machine"), ".", "cloudnative.tw/drover/cmd/drover-machine", []string{"CGO_ENABLED=0"}, flags...)
 }
 
-// BuildMachine builds drover-machine, a static program as make build makes it.
-func BuildMachine(binary string) error {
-	return build(binary, ".", "cloudnative.tw/drover/cmd/drover-machine", []string{"CGO_ENABLED=0"})
+// BuildStatic is BuildProgram for one that needs no libraries, such as a guest's.
+func BuildStatic(binary, pkg string) error {
+	return build(binary, ".", "cloudnative.tw/drover/"+pkg, []string{"CGO_ENABLED=0"})
 }
+
+// BuildMachine builds drover-machine, a static program as make build makes it.
+func BuildMachine(binary string) error { return BuildStatic(binary, "cmd/drover-machine") }
 
 // build builds a program of a module, in a folder of the checkout, with variables on top of the
 // environment. It is linked into the folder that hack/cache.sh prints, where go links it again only

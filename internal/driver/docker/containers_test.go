@@ -18,18 +18,21 @@ import (
 func TestContainers(t *testing.T) {
 	t.Parallel()
 	containers.Run(t, containers.Harness{
-		Open: func(t *testing.T, registry string) driver.Driver {
-			t.Helper()
-			c := guestImages(t).client
-			t.Cleanup(func() {
-				ctx := context.WithoutCancel(t.Context())
-				images, err := c.ImageList(ctx, client.ImageListOptions{Filters: client.Filters{}.Add("reference", registry+"/*")})
-				assert.NoError(t, err)
-				for _, image := range images.Items {
-					assert.NoError(t, assert.ErrorOf(c.ImageRemove(ctx, image.ID, client.ImageRemoveOptions{Force: true})))
-				}
-			})
-			return newDriver(t, Options{})
-		},
+		Open: func(t *testing.T, registry string) driver.Driver { t.Helper(); return newDriverForImages(t, registry) },
 	})
+}
+
+// newDriverForImages returns a driver, and removes at the end of the test what the engine has of a registry.
+func newDriverForImages(t *testing.T, registry string) *Driver {
+	t.Helper()
+	c := guestImages(t).client
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		images, err := c.ImageList(ctx, client.ImageListOptions{Filters: client.Filters{}.Add("reference", registry+"/*")})
+		assert.NoError(t, err)
+		for _, image := range images.Items {
+			assert.NoError(t, assert.ErrorOf(c.ImageRemove(ctx, image.ID, client.ImageRemoveOptions{Force: true})))
+		}
+	})
+	return newDriver(t, Options{})
 }

@@ -15,7 +15,10 @@ import (
 	"net/http"
 	"os"
 	"strconv"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Port is a port of the host that leads to one of the guest.
@@ -33,6 +36,7 @@ func Listen(ctx context.Context, p Port) (socket *os.File, port uint16, err erro
 	var config net.ListenConfig
 	address := net.JoinHostPort(p.HostIP, strconv.Itoa(int(p.HostPort)))
 	if p.Protocol == UDP {
+		config.Control = askPacketInfo
 		conn, err := config.ListenPacket(ctx, "udp", address)
 		if err != nil {
 			return nil, 0, err
@@ -46,6 +50,33 @@ func Listen(ctx context.Context, p Port) (socket *os.File, port uint16, err erro
 	}
 	socket, err = listener.(*net.TCPListener).File()
 	return socket, uint16(listener.Addr().(*net.TCPAddr).Port), errors.Join(err, listener.Close()) //nolint:gosec // a port
+}
+
+// askPacketInfo has the kernel say to which address of this host each packet was sent (ip(7), ipv6(7)), so that the answer
+// comes from it. An answer from another one is not taken.
+func askPacketInfo(network, _ string, socket syscall.RawConn) (err error) {
+	level, option := unix.IPPROTO_IP, unix.IP_PKTINFO
+	if network == "udp6" {
+		level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO
+	}
+	return errors.Join(socket.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) }), err)
+}
+
+// AnswerInfo returns what to send with an answer to a packet that came with info by a socket of Listen, so that it leaves
+// from the address that the packet was sent to. By which interface is left to the routes.
+func AnswerInfo(info []byte) []byte {
+	header, data, _, err := unix.ParseOneSocketControlMessage(info)
+	switch {
+	case err != nil:
+		return nil
+	case header.Level == unix.IPPROTO_IP && len(data) == unix.SizeofInet4Pktinfo:
+		clear(data[:4]) // ipi_ifindex
+	case header.Level == unix.IPPROTO_IPV6 && len(data) == unix.SizeofInet6Pktinfo:
+		clear(data[16:]) // ipi6_ifindex
+	default:
+		return nil
+	}
+	return info
 }
 
 // Network is the network of a machine on this host.

@@ -176,10 +176,10 @@ func connect(ctx context.Context, queue *waiter.Queue, endpoint tcpip.Endpoint, 
 
 // servePackets carries packets of UDP to a port of the guest, and the answers back. Each client has a flow of its own.
 func (e *Edge) servePackets(conn *net.UDPConn, port uint16) {
-	flows := &inwardFlows{edge: e, conn: conn, port: port, byClient: map[netip.AddrPort]net.Conn{}}
-	packet := make([]byte, maxPacket)
+	flows := &inwardFlows{edge: e, conn: conn, port: port, byClient: map[inwardClient]net.Conn{}}
+	packet, info := make([]byte, maxPacket), make([]byte, maxPacketInfo)
 	for {
-		n, client, err := conn.ReadFromUDPAddrPort(packet)
+		n, infoBytes, _, from, err := conn.ReadMsgUDPAddrPort(packet, info)
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
@@ -187,11 +187,20 @@ func (e *Edge) servePackets(conn *net.UDPConn, port uint16) {
 			<-e.Clock.After(acceptPause)
 			continue
 		}
-		if guest := flows.of(client); guest != nil {
+		if guest := flows.of(inwardClient{from, string(control.AnswerInfo(info[:infoBytes]))}); guest != nil {
 			_ = guest.SetReadDeadline(e.Clock.Now().Add(flowTimeout))
 			_, _ = guest.Write(packet[:n])
 		}
 	}
+}
+
+// maxPacketInfo is more than the kernel says of a packet.
+const maxPacketInfo = 128
+
+// inwardClient is a client, and the address of this host that it has sent to, as the kernel takes it with an answer.
+type inwardClient struct {
+	address netip.AddrPort
+	info    string
 }
 
 // inwardFlows are the flows of a port.
@@ -201,11 +210,11 @@ type inwardFlows struct {
 	port uint16
 
 	mu       sync.Mutex
-	byClient map[netip.AddrPort]net.Conn
+	byClient map[inwardClient]net.Conn
 }
 
 // of returns the flow of a client, nil if there are too many.
-func (f *inwardFlows) of(client netip.AddrPort) net.Conn {
+func (f *inwardFlows) of(client inwardClient) net.Conn {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if guest := f.byClient[client]; guest != nil {
@@ -225,7 +234,7 @@ func (f *inwardFlows) of(client netip.AddrPort) net.Conn {
 }
 
 // answer carries the guest's packets to a client, until none has come for a while.
-func (f *inwardFlows) answer(client netip.AddrPort, guest net.Conn) {
+func (f *inwardFlows) answer(client inwardClient, guest net.Conn) {
 	f.edge.counts.flows.Add(1)
 	defer func() {
 		f.mu.Lock()
@@ -242,7 +251,7 @@ func (f *inwardFlows) answer(client netip.AddrPort, guest net.Conn) {
 			return
 		}
 		_ = guest.SetReadDeadline(f.edge.Clock.Now().Add(flowTimeout))
-		if _, err := f.conn.WriteToUDPAddrPort(packet[:n], client); errors.Is(err, net.ErrClosed) {
+		if _, _, err := f.conn.WriteMsgUDPAddrPort(packet[:n], []byte(client.info), client.address); errors.Is(err, net.ErrClosed) {
 			return
 		}
 	}

@@ -1,0 +1,212 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command prober runs in guests, and tries from there which addresses answer. Tests of networks start it.
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Target is what is tried.
+type Target struct {
+	// Protocol is tcp, udp, ping, or name for a question to the guest's resolver.
+	Protocol string
+	Address  string
+	// MaySilent is set if no answer of any kind is expected, for which a try does not wait long.
+	MaySilent bool
+}
+
+const (
+	// answerWithin is more than any answer takes, refusals among them, and silenceAfter is how long one is waited for that
+	// is not expected.
+	answerWithin = time.Minute
+	silenceAfter = 2 * time.Second
+)
+
+func main() {
+	var err error
+	switch {
+	case len(os.Args) == 3 && os.Args[1] == "serve":
+		err = serve(os.Args[2])
+	case len(os.Args) == 2 && os.Args[1] == "try":
+		err = tryAll()
+	case len(os.Args) == 2 && os.Args[1] == "addresses":
+		err = printAddresses()
+	default:
+		err = errors.New("usage: prober serve NAME | try | addresses")
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "prober:", err)
+		os.Exit(1)
+	}
+}
+
+// serve answers with a name on port 80.
+func serve(name string) error {
+	packets, err := net.ListenPacket("udp", ":80")
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", ":80")
+	if err != nil {
+		return err
+	}
+	go func() {
+		packet := make([]byte, 1500)
+		for {
+			if _, from, err := packets.ReadFrom(packet); err == nil {
+				_, _ = packets.WriteTo([]byte(name), from)
+			}
+		}
+	}()
+	fmt.Println(name, "serves")
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			return err
+		}
+		go func() {
+			defer func() { _ = conn.Close() }()
+			if _, err := conn.Read(make([]byte, 1)); err == nil {
+				_, _ = conn.Write([]byte(name))
+			}
+		}()
+	}
+}
+
+// tryAll tries all targets of the standard input at a time, and prints what came of each.
+func tryAll() error {
+	var targets []Target
+	if err := json.NewDecoder(os.Stdin).Decode(&targets); err != nil {
+		return err
+	}
+	results := make([]string, len(targets))
+	var all sync.WaitGroup
+	for n, target := range targets {
+		all.Go(func() {
+			var err error
+			if results[n], err = target.try(); err != nil {
+				results[n] = classify(err)
+			}
+		})
+	}
+	all.Wait()
+	return json.NewEncoder(os.Stdout).Encode(results)
+}
+
+// classify returns a word for an error, which tests compare.
+func classify(err error) string {
+	isAnyOf := func(all ...error) bool {
+		return slices.ContainsFunc(all, func(one error) bool { return errors.Is(err, one) })
+	}
+	var unknown *net.DNSError
+	switch {
+	case errors.As(err, &unknown) && unknown.IsNotFound:
+		return "no such name"
+	case errors.As(err, &unknown):
+		return "no answer for the name"
+	case isAnyOf(syscall.ECONNREFUSED):
+		return "refused"
+	case isAnyOf(syscall.EHOSTUNREACH, syscall.ENETUNREACH):
+		return "unreachable"
+	case isAnyOf(syscall.ECONNRESET):
+		return "reset"
+	case os.IsTimeout(err):
+		return "silent"
+	}
+	return err.Error()
+}
+
+func (t Target) try() (string, error) {
+	within := answerWithin
+	if t.MaySilent {
+		within = silenceAfter
+	}
+	switch t.Protocol {
+	case "name":
+		addresses, err := net.LookupHost(t.Address)
+		return strings.Join(addresses, " "), err
+	case "ping":
+		return ping(t.Address, within)
+	}
+	conn, err := net.DialTimeout(t.Protocol, t.Address, within)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = conn.Close() }()
+	_ = conn.SetDeadline(time.Now().Add(within))
+	if _, err := conn.Write([]byte("?")); err != nil {
+		return "", err
+	}
+	answer := make([]byte, 1500)
+	n, err := conn.Read(answer)
+	return string(answer[:n]), err
+}
+
+// ping sends an echo request (RFC 792), and returns who answers.
+func ping(address string, within time.Duration) (string, error) {
+	to, err := net.ResolveIPAddr("ip4", address)
+	if err != nil {
+		return "", err
+	}
+	conn, err := net.ListenPacket("ip4:icmp", "0.0.0.0")
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = conn.Close() }()
+	const echo, checksumOfEcho = 8, 0xf7ff // of a message that has nothing else
+	request := binary.BigEndian.AppendUint16([]byte{echo, 0}, checksumOfEcho)
+	request = append(request, 0, 0, 0, 0)
+	if _, err := conn.WriteTo(request, to); err != nil {
+		return "", err
+	}
+	_ = conn.SetDeadline(time.Now().Add(within))
+	for answer := make([]byte, 1500); ; {
+		n, from, err := conn.ReadFrom(answer)
+		if err != nil {
+			return "", err
+		}
+		if from.String() == to.String() && n > 0 && answer[0] == 0 {
+			return "echo", nil
+		}
+	}
+}
+
+// printAddresses prints the guest's address and that of its gateway.
+func printAddresses() error {
+	eth0, err := net.InterfaceByName("eth0")
+	if err != nil {
+		return err
+	}
+	own, err := eth0.Addrs()
+	if err != nil {
+		return err
+	}
+	routes, err := os.ReadFile("/proc/net/route")
+	if err != nil {
+		return err
+	}
+	for line := range bytes.Lines(routes) {
+		if words := strings.Fields(string(line)); len(own) > 0 && len(words) > 2 && words[1] == "00000000" {
+			var a [4]byte // in the order of the CPU's bytes
+			if _, err := fmt.Sscanf(words[2], "%02X%02X%02X%02X", &a[3], &a[2], &a[1], &a[0]); err != nil {
+				return err
+			}
+			fmt.Println(own[0].(*net.IPNet).IP, net.IP(a[:]))
+			return nil
+		}
+	}
+	return errors.New("there is no default route, or no address")
+}
