@@ -203,6 +203,12 @@ bench-qemu: bench-build ## print how long QEMU machines take, of disks and conta
 	@hack/qemu.sh
 	bin/bench/bench qemu qemu-memory qemu-image $(ARGS)
 
+.PHONY: bench-network
+bench-network: bench-build ## print what the edge of a machine's network carries and costs, beside QEMU's user network and passt; root; 5 minutes; ARGS
+	@hack/qemu.sh
+	@bash -c 'source hack/install-lib.sh; command -v passt >/dev/null || apt_install passt'
+	bin/bench/bench network $(ARGS)
+
 .PHONY: bench-cli
 bench-cli: bench-build ## print how long kubectl-vm takes to start and to list 1,000 VMs, beside kubectl; ARGS
 	bin/bench/bench cli $(ARGS)

@@ -84,6 +84,13 @@ func (r *Row) RatioAtMost(limit float64) {
 	}
 }
 
+// RatioAtLeast is an aim for the median of the ratio.
+func (r *Row) RatioAtLeast(limit float64) {
+	if ratios := r.ratios(); len(ratios) > 0 {
+		r.Aim, r.Met = fmt.Sprintf("at least %.3g x", limit), Median(ratios) >= limit
+	}
+}
+
 // AtMost is an aim for the median.
 func (r *Row) AtMost(limit float64) {
 	r.Aim, r.Met = fmt.Sprintf("at most %g", limit), Median(r.Ours) <= limit

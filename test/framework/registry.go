@@ -67,10 +67,16 @@ func writeImage(reference string, image v1.Image) error {
 // TarOf returns an archive of one file.
 func TarOf(t testing.TB, path string, content []byte) []byte {
 	t.Helper()
+	archive, err := MakeTar(path, content)
+	assert.NoError(t, err)
+	return archive
+}
+
+// MakeTar makes the archive of TarOf.
+func MakeTar(path string, content []byte) ([]byte, error) {
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
 	err := w.WriteHeader(&tar.Header{Name: path, Mode: 0o555, Size: int64(len(content))})
 	_, writeErr := w.Write(content)
-	assert.NoError(t, errors.Join(err, writeErr, w.Close()))
-	return archive.Bytes()
+	return archive.Bytes(), errors.Join(err, writeErr, w.Close())
 }

@@ -18,9 +18,15 @@ var (
 var shards = []shard{
 	{
 		name:  "qemu",
-		steps: []step{{of: "internal/driver/qemu", skip: "TestDebian|TestSystemd|TestContainerTree"}},
+		steps: []step{{of: "internal/driver/qemu", skip: "TestDebian|TestSystemd|TestContainerTree|TestDestinations"}},
 		short: step{of: "internal/driver/qemu", pattern: "TestLinuxPanics|TestControllerKilled$"},
 		paths: slices.Concat(contract, machine),
+	},
+	{
+		name:  "network",
+		steps: []step{{of: "internal/driver/qemu", pattern: "TestDestinations"}, {of: "internal/driver/docker", pattern: "TestDestinations"}, {of: "internal/machine/edge", isRaced: true}},
+		short: step{of: "internal/machine/edge", isRaced: true},
+		paths: slices.Concat(contract, machine, []string{"internal/driver/docker", "test/prober"}),
 	},
 	{
 		name:  "guest",
@@ -30,7 +36,7 @@ var shards = []shard{
 	},
 	{
 		name:  "docker",
-		steps: []step{{of: "internal/driver/docker"}, {of: "test/streams", isRaced: true}},
+		steps: []step{{of: "internal/driver/docker", skip: "TestDestinations"}, {of: "test/streams", isRaced: true}},
 		short: step{of: "internal/driver/docker", pattern: "TestEngineRestart|TestOutOfMemory"},
 		paths: slices.Concat(contract, []string{"internal/driver/docker", "internal/driver/registry", "internal/streams", "test/streams"}),
 	},

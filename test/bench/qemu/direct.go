@@ -95,8 +95,8 @@ func (b *benchmark) qemuOf(vm *api.VirtualMachine) (procfs.Proc, error) {
 var (
 	// named finds the descriptors that a command line names, socket the sockets among them, and inSet
 	// those that QEMU puts into sets.
-	named  = regexp.MustCompile(`(?:\bfd=|/proc/self/fd/)(\d+)`)
-	socket = regexp.MustCompile(`\bsocket,id=(\w+),fd=(\d+)`)
+	named  = regexp.MustCompile(`(?:\bfd=|\baddr\.str=|/proc/self/fd/)(\d+)`)
+	socket = regexp.MustCompile(`\b(?:socket|stream),id=(\w+),(?:server=on,addr\.type=fd,addr\.str|fd)=(\d+)`)
 	inSet  = regexp.MustCompile(`\bfd=(\d+),set=`)
 )
 

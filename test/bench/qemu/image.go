@@ -56,8 +56,26 @@ type imageBench struct {
 	sent *atomic.Int64
 }
 
-// measureImage runs drover up with everything in it, as people do who have one host.
+// measureImage measures an image that prints a line and waits.
 func measureImage(ctx context.Context, r *bench.Report) error {
+	made, err := busyBoxImage(ctx, v1.Config{Entrypoint: []string{"sh", "-c", "echo started; exec sleep 1000000"}})
+	if err != nil {
+		return err
+	}
+	return inDroverUp(ctx, r, made, (*imageBench).measure)
+}
+
+// busyBoxImage returns an image of BusyBox and further layers.
+func busyBoxImage(ctx context.Context, config v1.Config, layers ...[]byte) (v1.Image, error) {
+	layer, err := framework.BusyBoxLayer(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return framework.LayersImage(config, append([][]byte{layer}, layers...)...)
+}
+
+// inDroverUp runs drover up with everything in it, as people do who have one host, for machines of an image.
+func inDroverUp(ctx context.Context, r *bench.Report, made v1.Image, measure func(*imageBench, context.Context) error) error {
 	guest, err := framework.BuildImageGuest()
 	if err != nil {
 		return err
@@ -68,8 +86,12 @@ func measureImage(ctx context.Context, r *bench.Report) error {
 	})
 	defer server.Close()
 	host := server.Listener.Addr().String()
-	image := host + "/busybox:1"
-	if err := pushBusyBox(ctx, image); err != nil {
+	image := host + "/image:1"
+	reference, err := name.ParseReference(image)
+	if err != nil {
+		return err
+	}
+	if err := remote.Write(reference, made, remote.WithContext(ctx)); err != nil {
 		return err
 	}
 	options := framework.ClusterOptions{WithController: true, Args: []string{
@@ -85,25 +107,8 @@ func measureImage(ctx context.Context, r *bench.Report) error {
 		if b.log, err = bench.StartLog[*api.VirtualMachine](ctx, bench.WatchVMs(b.VMs)); err != nil {
 			return err
 		}
-		return b.measure(ctx)
+		return measure(b, ctx)
 	})(ctx, r)
-}
-
-// pushBusyBox pushes an image that prints a line and waits.
-func pushBusyBox(ctx context.Context, image string) error {
-	layer, err := framework.BusyBoxLayer(ctx)
-	if err != nil {
-		return err
-	}
-	made, err := framework.LayersImage(v1.Config{Entrypoint: []string{"sh", "-c", "echo started; exec sleep 1000000"}}, layer)
-	if err != nil {
-		return err
-	}
-	reference, err := name.ParseReference(image)
-	if err != nil {
-		return err
-	}
-	return remote.Write(reference, made, remote.WithContext(ctx))
 }
 
 // countLayers adds up the bytes of an answer that has a layer.

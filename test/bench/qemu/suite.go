@@ -7,7 +7,7 @@
 //
 // Start with Suites in suite.go, which measures Drover. direct.go measures QEMU alone, and memory.go
 // the controller's memory. The guest is one boot sector, which prints as soon as the BIOS is done;
-// image.go has that of a container image, with the commands that it runs.
+// image.go has that of a container image, with the commands that it runs, and network.go what its network carries.
 package qemu
 
 import (
@@ -37,11 +37,12 @@ const (
 	pollPeriod = time.Millisecond
 )
 
-// Suites are that of machines by turns, and that of several at rest.
+// Suites are that of machines by turns, that of several at rest, and those of container images.
 var Suites = []bench.Suite{
 	{Name: "qemu", Turns: 20, Measure: bench.In(framework.ClusterOptions{}, withGuest((*benchmark).compareStarts))},
 	{Name: "qemu-memory", Turns: 5, VMs: []int{20}, Measure: bench.In(framework.ClusterOptions{}, withGuest((*benchmark).measureMemory))},
 	{Name: "qemu-image", Turns: 10, Measure: measureImage},
+	{Name: "network", Turns: 3, Measure: measureNetwork},
 }
 
 // benchmark is one run.

@@ -68,7 +68,7 @@ var outward = []struct {
 	{protocol: "udp", to: "b", qemu: "b", docker: "b", hasPeers: true},
 	{protocol: "ping", to: "b host", qemu: "silent", docker: "echo", hasPeers: true},
 	{protocol: "tcp", to: "b's closed port", qemu: "refused", docker: "refused", hasPeers: true},
-	{protocol: "udp", to: "b's closed port", qemu: "refused", docker: "refused", hasPeers: true},
+	{protocol: "udp", to: "b's closed port", qemu: "silent", docker: "refused", hasPeers: true},
 	{protocol: "tcp", to: "c", qemu: "refused", docker: "c", hasPeers: true},
 	{protocol: "udp", to: "c", qemu: "unreachable", docker: "c", hasPeers: true},
 	// Names.
