@@ -14,11 +14,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/sys/unix"
+	testingclock "k8s.io/utils/clock/testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -38,7 +41,7 @@ func (e *engine) networkGuest(t *testing.T, d *Driver, namespace, name string) *
 	t.Helper()
 	g := &networkGuest{&linuxGuest{e: e, d: d, spec: e.linuxSpec(t)}, name}
 	g.spec.Namespace, g.spec.Name, g.spec.MemoryBytes = namespace, name, 128<<20
-	g.spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}}
+	g.spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}, {Name: "echo", Protocol: "TCP", Port: 7}}
 	g.server = reach(t, d, g.spec, driver.StateRunning)
 	g.port = g.server.Ports[0].HostPort
 	return g
@@ -52,11 +55,13 @@ func (g *networkGuest) get(t testing.TB, from string) (string, error) {
 
 // TestNetwork tries the ways from a guest to others: machines of its namespace answer by name, and neither machines of
 // another namespace nor anything of the host do. Machines connect while no Drover runs. A broker that was killed
-// is replaced, and connections stay. A port comes and goes while the guest runs.
+// is replaced, and connections stay. A port comes and goes while the guest runs, and so does its supervisor.
 func TestNetwork(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	d := e.open(t)
+	o, now := e.options(), framework.NewFakeClock(time.Now())
+	o.Clock = now
+	d := openWith(t, o)
 	watching, leave := context.WithCancel(t.Context())
 	events, err := d.Watch(watching)
 	assert.NoError(t, err)
@@ -105,6 +110,60 @@ func TestNetwork(t *testing.T) {
 	a.server = reach(t, d, a.spec, driver.StateRunning)
 	a.port = a.server.Ports[0].HostPort
 	assert.Check(t, "the port is back", func(t testing.TB) error { return assert.ErrorOf(a.get(t, "http://b/clock")) })
+	checkReplacement(t, now, a, b)
+}
+
+// checkReplacement checks that connections break when a machine's supervisor is killed, that the guest runs on, and
+// that new connections work in every direction once there is another supervisor.
+func checkReplacement(t *testing.T, now *testingclock.FakeClock, a, b *networkGuest) {
+	t.Helper()
+	broken := b.download(t)
+	before := supervisorOf(t, b.d.InstanceOf(b.spec.UID)).PID
+	signalSupervisor(t, b.d.InstanceOf(b.spec.UID), unix.SIGKILL)
+	<-broken
+	began := now.Now()
+	for what, try := range map[string]func(t testing.TB) (string, error){
+		"b is reached by its port": func(t testing.TB) (string, error) { return b.tryAsk(t, "/") },
+		"b reaches a":              func(t testing.TB) (string, error) { return b.get(t, "http://a/clock") },
+		"a reaches b":              func(t testing.TB) (string, error) { return a.get(t, "http://b/clock") },
+	} {
+		assert.Eventually(t, what, func(t testing.TB) error {
+			now.Step(instance.SuperviseEvery / 50)
+			return assert.ErrorOf(try(t))
+		})
+	}
+	if took := now.Since(began); took >= instance.SuperviseEvery {
+		t.Errorf("b has its network after %s", took)
+	}
+	if after := supervisorOf(t, b.d.InstanceOf(b.spec.UID)).PID; after == before {
+		t.Errorf("the supervisor is still process %d", after)
+	}
+	if s := reach(t, b.d, b.spec, driver.StateRunning); s.Run != b.server.Run {
+		t.Errorf("b is %+v, and was in run %s", s, b.server.Run)
+	}
+}
+
+// download begins a download by the guest's port that has no end. The channel is closed when its connection breaks.
+func (g *networkGuest) download(t *testing.T) (broken <-chan struct{}) {
+	t.Helper()
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", g.server.Ports[1].HostPort))
+	assert.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	go func() { // the guest sends back what it gets
+		for {
+			if _, err := conn.Write(make([]byte, 4<<10)); err != nil {
+				return
+			}
+		}
+	}()
+	_, err = io.CopyN(io.Discard, conn, 256<<10)
+	assert.NoError(t, err)
+	result := make(chan struct{})
+	go func() {
+		defer close(result)
+		_, _ = io.Copy(io.Discard, conn)
+	}()
+	return result
 }
 
 // checkStatistics checks the figures of a, which has tried to reach a cloud's service last.

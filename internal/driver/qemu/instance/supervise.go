@@ -19,8 +19,12 @@ import (
 	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
-// SuperviseEvery is the interval between two tries to reach a machine's supervisor.
-const SuperviseEvery = 5 * time.Second
+// SuperviseEvery is the longest interval between two tries to reach a machine's supervisor. The first is superviseAgain,
+// since one that was killed may be about to end when the next is looked for.
+const (
+	SuperviseEvery = 5 * time.Second
+	superviseAgain = 100 * time.Millisecond
+)
 
 // changesAtOnce and changeEvery bound how often a supervisor can have its machine looked at.
 const changesAtOnce, changeEvery = 20, time.Second
@@ -101,20 +105,22 @@ type follower struct {
 func Supervise(ctx context.Context, inst *Instance, onChange func()) {
 	f := &follower{inst, onChange, rate.NewLimiter(rate.Every(changeEvery), changesAtOnce)}
 	recorded, _ := inst.Load()
-	wasOn := false
+	wasOn, wait := false, superviseAgain
 	for last := ""; ctx.Err() == nil && !inst.IsGone(); wasOn = true {
 		if on, err := inst.IsRunning(); err == nil && !on {
 			break
 		}
 		began := inst.Host.Clock.Now()
 		if f.followOnce(ctx) && inst.Host.Clock.Since(began) >= SuperviseEvery {
+			wait = superviseAgain
 			continue
 		}
 		if now, err := f.fingerprintState(ctx); err == nil && now != last {
 			last = now
 			onChange()
 		}
-		f.pause(ctx, SuperviseEvery)
+		f.pause(ctx, wait)
+		wait = min(2*wait, SuperviseEvery)
 	}
 	if ctx.Err() != nil || !wasOn {
 		return
