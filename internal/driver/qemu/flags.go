@@ -4,7 +4,6 @@
 package qemu
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -16,6 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/internal/driver/qemu/addresses"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
@@ -23,7 +23,7 @@ import (
 // DefaultOptions returns the options that flags can change.
 func DefaultOptions() *Options {
 	return &Options{
-		Image: image.BuiltIn, Accel: AccelAuto, Binary: DefaultBinary, Network: DefaultNetwork, Egress: EgressAllow, User: launch.DefaultUser, UserIDs: launch.DefaultUserIDs,
+		Image: image.BuiltIn, Accel: AccelAuto, Binary: DefaultBinary, Egress: EgressAllow, User: launch.DefaultUser, UserIDs: launch.DefaultUserIDs,
 		Fetch: image.Policy{MaxSize: image.DefaultMaxSize},
 	}
 }
@@ -36,7 +36,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.UncheckedImages, "qemu-unchecked-images", o.UncheckedImages, "qemu: take images from web servers without image.checksum too: whoever can change what a server sends, chooses what is booted")
 	fs.StringVar(&o.Accel, "qemu-accel", o.Accel, "qemu: kvm, tcg (emulation), or auto for kvm where a test guest runs under it within 3 s")
 	fs.StringVar(&o.HostPorts, "qemu-host-ports", o.HostPorts, "qemu: ports of the host that VirtualMachines may have, asked for or chosen, as in 80,30000-32767; empty means all")
-	fs.StringVar(&o.Network, "qemu-network", o.Network, "qemu: private IPv4 range of the machines' own addresses, which this host has no address in and no route to")
+	fs.StringVar(&o.Network, "qemu-network", o.Network, "qemu: private IPv4 range of the machines' own addresses, which this host has no address in and no route to; empty means 10.213.0.0/16, or another where this host uses that")
 	fs.StringVar(&o.Egress, "qemu-egress", o.Egress, "qemu: allow or deny: whether guests may connect to other hosts and look up their names")
 	fs.StringSliceVar(&o.EgressDenied, "qemu-egress-denied", o.EgressDenied, "qemu: IPv4 ranges that guests never connect to, such as those of a cluster's Services and of containers on this host")
 	fs.StringSliceVar(&o.Resolvers, "qemu-resolvers", o.Resolvers, "qemu: up to three IP addresses of name servers, with or without a port, that are asked for names of the outside; none means those of this host's /etc/resolv.conf")
@@ -76,7 +76,7 @@ func (o *Options) DataDir() *string { return &o.Dir }
 // CheckEarly refuses a folder whose path is too long for sockets, and networks that no machine can have, before the
 // driver is opened.
 func (o *Options) CheckEarly() error {
-	_, badNetwork := addresses.ParseRange(cmp.Or(o.Network, DefaultNetwork))
+	_, badNetwork := addresses.ParseRange(o.Network, filepath.Join(o.Dir, instance.AddressesDir))
 	_, badEgress := o.parseEgress()
 	err := errors.Join(badNetwork, badEgress)
 	if o.Dir == "" {

@@ -11,9 +11,6 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// DefaultNetwork is the range of addresses that machines have.
-const DefaultNetwork = "10.213.0.0/16"
-
 // Values of Options.Egress.
 const (
 	EgressAllow = "allow"

@@ -139,7 +139,7 @@ type Options struct {
 	// HostPorts are the host ports that machines may use, as in "80,30000-32767"; empty
 	// means all.
 	HostPorts string
-	// Network is the range of the machines' own addresses; empty means DefaultNetwork.
+	// Network is the range of the machines' own addresses; empty means one that this host does not use.
 	Network string
 	// Egress is EgressAllow, which "" means too, or EgressDeny. EgressDenied are ranges that guests never reach.
 	Egress       string
@@ -207,7 +207,7 @@ func New(o Options) (*Driver, error) {
 	if badUsers != nil {
 		badUsers = fmt.Errorf("--qemu-uid-range: %w", badUsers)
 	}
-	network, badNetwork := addresses.ParseRange(o.Network)
+	network, badNetwork := addresses.ParseRange(o.Network, dir.Path(instance.AddressesDir))
 	egress, badEgress := o.parseEgress()
 	if err := errors.Join(badNetwork, badEgress, badPorts, badReserve, badSources, badUsers); err != nil {
 		return nil, err
@@ -285,9 +285,6 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Binary == "" {
 		o.Binary = DefaultBinary
-	}
-	if o.Network == "" {
-		o.Network = DefaultNetwork
 	}
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}

@@ -8,6 +8,7 @@
 package addresses
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -17,6 +18,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -31,8 +34,42 @@ const (
 	longest  = 29
 )
 
-// ParseRange reads the range of the flag --qemu-network, and refuses one that the host itself uses.
-func ParseRange(text string) (netip.Prefix, error) {
+// ranges are those that are tried for a flag that is empty. A guest of Drover's that runs Drover itself has an address
+// in the first one.
+var ranges = []string{"10.213.0.0/16", "10.214.0.0/16", "10.215.0.0/16", "172.29.0.0/16", "172.30.0.0/16", "192.168.208.0/20"}
+
+// ParseRange reads the range of the flag --qemu-network, and refuses one that the host itself uses. For an empty flag it
+// returns the first of some that the host does not use, one that machines have addresses in before others. The links of
+// those addresses are in dir, which may be missing.
+func ParseRange(text, dir string) (netip.Prefix, error) {
+	if text != "" {
+		return parseRange(text)
+	}
+	candidates := slices.Clone(ranges)
+	slices.SortStableFunc(candidates, func(a, b string) int { return cmp.Compare(countIn(b, dir), countIn(a, dir)) })
+	var last error
+	for _, candidate := range candidates {
+		var p netip.Prefix
+		if p, last = parseRange(candidate); last == nil {
+			return p, nil
+		}
+	}
+	return netip.Prefix{}, fmt.Errorf("none of %s can be the machines' network: %w", strings.Join(candidates, ", "), last)
+}
+
+// countIn returns how many machines have an address of a range.
+func countIn(text, dir string) (n int) {
+	p := netip.MustParsePrefix(text)
+	links, _ := os.ReadDir(dir)
+	for _, link := range links {
+		if a, err := netip.ParseAddr(link.Name()); err == nil && p.Contains(a) {
+			n++
+		}
+	}
+	return n
+}
+
+func parseRange(text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(text)
 	if err != nil || !p.Addr().Is4() || p != p.Masked() || p.Bits() < shortest || p.Bits() > longest || !p.Addr().IsPrivate() {
 		return p, fmt.Errorf("--qemu-network is %q: it must be a private IPv4 range of /%d to /%d, such as 10.213.0.0/16", text, shortest, longest)

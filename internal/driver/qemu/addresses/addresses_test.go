@@ -6,7 +6,9 @@ package addresses
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -62,9 +64,9 @@ func TestPool(t *testing.T) {
 // TestParseRange lists which ranges are refused.
 func TestParseRange(t *testing.T) {
 	t.Parallel()
-	assert.NoError(t, assert.ErrorOf(ParseRange("10.213.0.0/16")))
+	assert.NoError(t, assert.ErrorOf(parseRange("10.213.0.0/16")))
 	for _, text := range []string{"", "x", "10.213.0.0", "10.213.0.1/16", "10.0.0.0/4", "10.0.0.0/30", "8.8.0.0/16", "fd00::/64", "127.0.0.0/8"} {
-		assert.ErrorSays(t, text, assert.ErrorOf(ParseRange(text)), fmt.Sprintf("--qemu-network is %q", text))
+		assert.ErrorSays(t, text, assert.ErrorOf(parseRange(text)), fmt.Sprintf("--qemu-network is %q", text))
 	}
 }
 
@@ -86,11 +88,38 @@ func TestRoutes(t *testing.T) {
 		"local 10.213.9.0/24 dev lo":        "a route to 10.213.9.0/24 by lo",
 		"10.208.0.0/12 dev lo metric 50000": "--qemu-network is 10.213.0.0/16, and this host has a route to 10.208.0.0/12",
 	} {
-		err := inNewNetwork(t, route, func() error { return assert.ErrorOf(ParseRange("10.213.0.0/16")) })
+		err := inNewNetwork(t, route, func() error { return assert.ErrorOf(parseRange("10.213.0.0/16")) })
 		if says == "" {
 			assert.ErrorIs(t, route, err, nil)
 		} else {
 			assert.ErrorSays(t, route, err, says)
+		}
+	}
+}
+
+// TestChooseRange checks which range an empty flag means: one that the host does not use, and that machines have already.
+func TestChooseRange(t *testing.T) {
+	t.Parallel()
+	framework.RequireRoot(t, "make a network namespace")
+	taken := t.TempDir()
+	for _, address := range []string{"10.214.0.7", "172.29.0.7", "172.29.0.8"} {
+		assert.NoError(t, os.Symlink("some UID", filepath.Join(taken, address)))
+	}
+	for name, c := range map[string]struct{ route, dir, want string }{
+		"nothing is used":           {"", "missing", "10.213.0.0/16"},
+		"the first is used":         {"10.213.0.0/16 dev lo", "missing", "10.214.0.0/16"},
+		"all of 10.0.0.0/8 is used": {"10.0.0.0/8 dev lo", "missing", "172.29.0.0/16"},
+		"only one is left":          {"0.0.0.0/2 dev lo", "missing", "172.29.0.0/16"},
+		"most machines are there":   {"", taken, "172.29.0.0/16"},
+		"the host came to use it":   {"172.16.0.0/12 dev lo", taken, "10.214.0.0/16"},
+			} {
+		var got netip.Prefix
+		err := inNewNetwork(t, c.route, func() (err error) {
+			got, err = ParseRange("", c.dir)
+			return err
+		})
+		if err != nil || got.String() != c.want {
+			t.Errorf("%s: it is %s, %v, want %s", name, got, err, c.want)
 		}
 	}
 }

@@ -25,6 +25,7 @@ func (inst *Instance) networkConfig() control.NetworkConfig {
 // findEgress returns where guests may connect to. Unless the operator names resolvers, they are the host's of now.
 func (h *Host) findEgress() control.Egress {
 	e := h.EgressPolicy
+	e.Denied = append(slices.Clone(e.Denied), h.Addresses.Range) // for machines that have an address of an earlier range
 	if len(e.Resolvers) > 0 {
 		return e
 	}
