@@ -342,8 +342,10 @@ func (b *networkBench) measurePeers(ctx context.Context, edge *contender) error 
 		return err
 	}
 	for _, l := range []load{
-		{"a machine sends to another", "MB/s", false, "down", loaded}, {"a machine receives from another", "MB/s", false, "up", loaded},
-		{"a request to another machine", "ms", false, "ask", asked}, {"a connection and a request to another machine", "ms", false, "connect", asked},
+		{"a machine sends to another", "MB/s", false, "down", loaded},
+		{"a machine receives from another", "MB/s", false, "up", loaded},
+		{"a request to another machine", "ms", false, "ask", asked},
+		{"a connection and a request to another machine", "ms", false, "connect", asked},
 	} {
 		b.outside = "peer:80"
 		before, err := cpuTimes(slices.Concat(edge.pids, other.pids))

@@ -112,7 +112,7 @@ func TestChooseRange(t *testing.T) {
 		"only one is left":          {"0.0.0.0/2 dev lo", "missing", "172.29.0.0/16"},
 		"most machines are there":   {"", taken, "172.29.0.0/16"},
 		"the host came to use it":   {"172.16.0.0/12 dev lo", taken, "10.214.0.0/16"},
-			} {
+	} {
 		var got netip.Prefix
 		err := inNewNetwork(t, c.route, func() (err error) {
 			got, err = ParseRange("", c.dir)

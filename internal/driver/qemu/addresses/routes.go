@@ -43,29 +43,38 @@ func listRoutes() ([]route, error) {
 	}
 	var routes []route
 	for _, m := range messages {
-		if m.Header.Type != syscall.RTM_NEWROUTE || len(m.Data) < syscall.SizeofRtMsg {
-			continue
-		}
-		bits, kind := m.Data[1], m.Data[7] // rtm_dst_len and rtm_type
-		if bits <= halfDefault || kind != syscall.RTN_UNICAST && kind != syscall.RTN_LOCAL {
+		if !leadsSomewhere(m) {
 			continue
 		}
 		attributes, err := syscall.ParseNetlinkRouteAttr(&m)
 		if err != nil {
 			return nil, fmt.Errorf("finding this host's routes: %w", err)
 		}
-		r := route{}
-		for _, a := range attributes {
-			switch address, isIP := netip.AddrFromSlice(a.Value); {
-			case a.Attr.Type == syscall.RTA_DST && isIP:
-				r.to = netip.PrefixFrom(address, int(bits))
-			case a.Attr.Type == syscall.RTA_OIF && len(a.Value) == 4:
-				r.device = int(binary.NativeEndian.Uint32(a.Value))
-			}
-		}
-		if r.to.IsValid() {
+		if r := routeOf(int(m.Data[1]), attributes); r.to.IsValid() {
 			routes = append(routes, r)
 		}
 	}
 	return routes, nil
+}
+
+// leadsSomewhere reports whether a message has a route that counts.
+func leadsSomewhere(m syscall.NetlinkMessage) bool {
+	if m.Header.Type != syscall.RTM_NEWROUTE || len(m.Data) < syscall.SizeofRtMsg {
+		return false
+	}
+	bits, kind := m.Data[1], m.Data[7] // rtm_dst_len and rtm_type
+	return bits > halfDefault && (kind == syscall.RTN_UNICAST || kind == syscall.RTN_LOCAL)
+}
+
+// routeOf returns the route of a prefix length, whose address is among its attributes.
+func routeOf(bits int, attributes []syscall.NetlinkRouteAttr) (r route) {
+	for _, a := range attributes {
+		switch address, isIP := netip.AddrFromSlice(a.Value); {
+		case a.Attr.Type == syscall.RTA_DST && isIP:
+			r.to = netip.PrefixFrom(address, bits)
+		case a.Attr.Type == syscall.RTA_OIF && len(a.Value) == 4:
+			r.device = int(binary.NativeEndian.Uint32(a.Value))
+		}
+	}
+	return r
 }
