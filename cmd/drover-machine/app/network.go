@@ -33,7 +33,7 @@ func openNetwork(ctx context.Context, c control.NetworkConfig, peers control.Swi
 	if err != nil {
 		return nil, err
 	}
-	return edge.New(ctx, c, edge.Options{Routes: routes, Peers: peers, Clock: clock.RealClock{}, Dial: (&net.Dialer{}).DialContext})
+	return edge.New(ctx, c, edge.Options{Routes: routes, Peers: peers, Clock: clock.RealClock{}, Dial: edge.DialHost})
 }
 
 // openNetwork opens the edge of the guest's network, which has no other machines in it.

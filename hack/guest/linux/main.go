@@ -12,6 +12,7 @@
 //	/        a report, as JSON: see report
 //	/get?url=U  what the guest gets from another server; with keep=1 over the connection
 //	            that the last one left, if there is one
+//	/ping?to=H  pings a host
 //	/burn    uses all CPU from now on
 //	/eat?mib=N  allocates exactly that much memory
 //	/panic   panics
@@ -311,6 +312,33 @@ func fetch(w http.ResponseWriter, url string, by *http.Transport) {
 	_, _ = io.Copy(w, answer.Body)
 }
 
+// ping returns nil once a host has answered a ping.
+func ping(to string) error {
+	address, err := net.ResolveIPAddr("ip4", to)
+	if err != nil {
+		return err
+	}
+	conn, err := net.DialIP("ip4:icmp", nil, address)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	request := []byte{8, 0, 0xe5, 0xca, 0x12, 0x34, 0, 1} // with the checksum of the rest
+	if _, err := conn.Write(request); err != nil {
+		return err
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(fetchWithin)) //nolint:forbidigo // the guest's clock is meant
+	for message := make([]byte, 1500); ; {
+		n, _, err := conn.ReadFromIP(message)
+		if err != nil {
+			return err
+		}
+		if n == len(request) && message[0] == 0 && string(message[4:n]) == string(request[4:]) {
+			return nil
+		}
+	}
+}
+
 func serveHTTP(r report) error {
 	go func() { logLine("echo", serveEcho()) }()
 	http.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(r) })
@@ -320,6 +348,11 @@ func serveHTTP(r report) error {
 			by = keptConnections
 		}
 		fetch(w, q.FormValue("url"), by)
+	})
+	http.HandleFunc("/ping", func(w http.ResponseWriter, q *http.Request) {
+		if err := ping(q.FormValue("to")); err != nil {
+			http.Error(w, err.Error(), http.StatusBadGateway)
+		}
 	})
 	http.HandleFunc("/burn", func(http.ResponseWriter, *http.Request) {
 		go func() {

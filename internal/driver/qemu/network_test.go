@@ -80,12 +80,18 @@ func TestNetwork(t *testing.T) {
 			return err
 		})
 	}
+	assert.Check(t, "a pings b", func(t testing.TB) error { return assert.ErrorOf(a.tryAsk(t, "/ping?to=b")) })
 	checkBroker(t, d, a, func() {
 		leave()
 		for range events { // until nobody follows the machines any more
 		}
 	})
 	host := serveHost(t)
+	for _, target := range []string{addressOf(c), hostAddress(t)} {
+		if _, err := a.tryAsk(t, "/ping?to="+target); err == nil {
+			t.Errorf("a pings %s", target)
+		}
+	}
 	gateway := a.address(t).Masked().Addr().Next().String()
 	for _, target := range []string{
 		"c", "c.other", addressOf(c), // of another namespace

@@ -209,7 +209,7 @@ func (m *member) Lookup(_ context.Context, name string) (netip.Addr, error) {
 
 // Dial implements control.Switchboard.
 func (m *member) Dial(ctx context.Context, protocol string, from uint16, to netip.AddrPort) (*os.File, error) {
-	if protocol != control.TCP && protocol != control.UDP {
+	if !slices.Contains([]string{control.TCP, control.UDP, control.ICMP}, protocol) {
 		return nil, control.ErrUnknown
 	}
 	other, err := m.broker.find(func(other *member) bool {

@@ -47,6 +47,8 @@ type Egress struct {
 const (
 	TCP = "tcp"
 	UDP = "udp"
+	// ICMP is for pings alone.
+	ICMP = "icmp"
 	// GuestMTU is the MTU of guests' interfaces, in bytes: that of Ethernet.
 	GuestMTU = 1500
 	// DNSPort is the port of resolvers.

@@ -38,16 +38,17 @@ type Peer interface {
 
 // PeerConn is a connection of one machine to another.
 type PeerConn struct {
-	Protocol string `json:"protocol"` // tcp or udp
-	// From is the address and port of the machine that connects, and To those of the other's guest.
+	Protocol string `json:"protocol"` // tcp, udp or icmp
+	// From is the address and port of the machine that connects, and To those of the other's guest. Pings have an
+	// identifier in place of the former port.
 	From netip.AddrPort `json:"from"`
 	To   netip.AddrPort `json:"to"`
 }
 
-// ConnectPeers returns two connected sockets, an end for each of two machines: a stream for TCP, and packets for UDP.
+// ConnectPeers returns two connected sockets, an end for each of two machines: a stream for TCP, and packets for others.
 func ConnectPeers(protocol string) (here, there *os.File, err error) {
 	kind := unix.SOCK_STREAM
-	if protocol == UDP {
+	if protocol != TCP {
 		kind = unix.SOCK_SEQPACKET
 	}
 	return SocketPair(kind)

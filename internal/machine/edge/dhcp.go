@@ -33,11 +33,7 @@ func (e *Edge) answerDHCP(request []byte) {
 	if reply == nil {
 		return
 	}
-	datagram := make([]byte, header.UDPMinimumSize, header.UDPMinimumSize+len(reply))
-	header.UDP(datagram).Encode(&header.UDPFields{
-		SrcPort: dhcpServerPort, DstPort: dhcpClientPort, Length: uint16(header.UDPMinimumSize + len(reply)), //nolint:gosec // one frame
-	}) // whose checksum may be left out
-	e.sendIPv4(header.UDPProtocolNumber, e.Gateway(), allHosts, append(datagram, reply...))
+	e.sendUDP(netip.AddrPortFrom(e.Gateway(), dhcpServerPort), netip.AddrPortFrom(allHosts, dhcpClientPort), reply)
 }
 
 // allHosts is the address of all hosts of a network.

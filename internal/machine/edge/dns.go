@@ -4,6 +4,7 @@
 package edge
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
 
 	"cloudnative.tw/drover/internal/machine/control"
 )
@@ -29,23 +31,63 @@ const (
 	maxAnswer = 1232
 )
 
+// isDNS reports whether a packet is a query to the gateway by UDP.
+func (e *Edge) isDNS(ip header.IPv4) bool {
+	udp := header.UDP(ip.Payload())
+	return ip.TransportProtocol() == header.UDPProtocolNumber && !ip.More() && ip.FragmentOffset() == 0 && ip.DestinationAddress() == addressOf(e.Gateway()) &&
+		len(udp) >= header.UDPMinimumSize && udp.DestinationPort() == control.DNSPort
+}
+
+// answerDNS answers a query by UDP. It is no flow that would last: a guest asks from another port each time.
+func (e *Edge) answerDNS(udp header.UDP) {
+	if !e.budget.takeFlow() {
+		e.noteRefusal("dns", e.Gateway().String(), errNoMemory)
+		return
+	}
+	port, query := udp.SourcePort(), bytes.Clone(udp.Payload())
+	go func() {
+		defer e.budget.giveBack(flowShare)
+		answer := e.resolve(query, control.UDP)
+		if len(answer) > e.MTU-header.IPv4MinimumSize-header.UDPMinimumSize {
+			answer = truncateAnswer(answer)
+		}
+		if answer != nil {
+			e.sendUDP(netip.AddrPortFrom(e.Gateway(), control.DNSPort), netip.AddrPortFrom(e.Address.Addr(), port), answer)
+		}
+	}()
+}
+
+// truncateAnswer returns an answer that makes the guest ask by TCP, nil if it is broken.
+func truncateAnswer(answer []byte) []byte {
+	var p dnsmessage.Parser
+	h, err := p.Start(answer)
+	if err != nil {
+		return nil
+	}
+	question, err := p.Question()
+	if err != nil {
+		return nil
+	}
+	h.Truncated = true
+	truncated, _ := (&dnsmessage.Message{Header: h, Questions: []dnsmessage.Question{question}}).Pack()
+	return truncated
+}
+
 // serveDNS returns a connection on whose other end names are resolved.
-func (e *Edge) serveDNS(protocol string) net.Conn {
+func (e *Edge) serveDNS() net.Conn {
 	guest, here := net.Pipe()
 	go func() {
 		defer func() { _ = here.Close() }()
 		for {
-			query, err := readQuery(here, protocol)
+			query, err := readQuery(here, control.TCP)
 			if err != nil {
 				return
 			}
-			answer := e.resolve(query, protocol)
+			answer := e.resolve(query, control.TCP)
 			if answer == nil {
 				continue
 			}
-			if protocol == control.TCP {
-				answer = append(binary.BigEndian.AppendUint16(nil, uint16(len(answer))), answer...) //nolint:gosec // bounded
-			}
+			answer = append(binary.BigEndian.AppendUint16(nil, uint16(len(answer))), answer...) //nolint:gosec // bounded
 			if _, err := here.Write(answer); err != nil {
 				return
 			}

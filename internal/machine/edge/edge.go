@@ -1,6 +1,12 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package edge is a machine's end of the network. QEMU hands it each Ethernet frame of the guest, and it ends what they
+// carry: it leases the guest its address (dhcp.go), answers for names (dns.go), and carries on TCP, UDP and pings by
+// sockets of its own (outward.go, inward.go, ping.go), as far as a policy allows (policy.go). So no frame of a guest ever
+// reaches the host's network, and one guest cannot stall or reach another but through both their edges.
+//
+// Start with Edge. link.go has what is done with frames before gVisor's network stack gets them.
 package edge
 
 import (
@@ -56,6 +62,7 @@ type Edge struct {
 	stack  *stack.Stack
 	link   *channel.Endpoint
 	budget budget
+	pings  pings
 	counts counts
 
 	mu         sync.Mutex
@@ -76,13 +83,13 @@ type Options struct {
 	// Peers leads to other machines; nil where there are none.
 	Peers control.Switchboard
 	Clock clock.WithTicker
-	// Dial connects to the outside, to an address that was checked.
+	// Dial connects to the outside, to an address that was checked. DialHost does it in this host's network.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // New returns an edge, which does nothing until it serves a link, and ends with ctx.
 func New(ctx context.Context, c control.NetworkConfig, o Options) (*Edge, error) {
-	e := &Edge{NetworkConfig: c, Options: o, ports: map[control.Port]io.Closer{}, egress: c.Egress, outside: map[net.Conn]netip.Addr{}, budget: newBudget()}
+	e := &Edge{NetworkConfig: c, Options: o, ports: map[control.Port]io.Closer{}, egress: c.Egress, outside: map[net.Conn]netip.Addr{}, budget: newBudget(), pings: newPings()}
 	e.context, e.stop = context.WithCancel(ctx)
 	e.stack = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},

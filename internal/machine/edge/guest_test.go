@@ -35,11 +35,12 @@ type guest struct {
 	config control.NetworkConfig
 	stack  *stack.Stack
 	leases chan []byte
+	icmp   chan header.IPv4 // answers to pings, and errors, if there is room
 }
 
 func newGuest(t *testing.T, conn net.Conn, c control.NetworkConfig) *guest {
 	t.Helper()
-	g := &guest{conn: conn, config: c, leases: make(chan []byte, 8)}
+	g := &guest{conn: conn, config: c, leases: make(chan []byte, 8), icmp: make(chan header.IPv4, 64)}
 	g.stack = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, arp.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol},
@@ -78,6 +79,12 @@ func (g *guest) receive(link *channel.Endpoint) {
 			if u := header.UDP(ip.Payload()); ip.TransportProtocol() == header.UDPProtocolNumber && u.SourcePort() == dhcpServerPort {
 				g.leases <- u.Payload()
 				continue
+			}
+			if ip.TransportProtocol() == header.ICMPv4ProtocolNumber && header.ICMPv4(ip.Payload()).Type() != header.ICMPv4Echo {
+				select {
+				case g.icmp <- ip:
+				default:
+				}
 			}
 		}
 		p := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(frame)})

@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/buffer"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/checksum"
@@ -55,8 +56,10 @@ func (e *Edge) receiveFrames(conn net.Conn) error {
 }
 
 func ignoreEnd(err error) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) {
-		return nil
+	for _, end := range []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, unix.ECONNRESET, unix.EPIPE} {
+		if errors.Is(err, end) {
+			return nil
+		}
 	}
 	return err
 }
@@ -124,11 +127,14 @@ func (e *Edge) receiveIPv4(packet []byte) {
 		e.counts.dropped.Add(1)
 		return
 	}
-	if ip.TransportProtocol() == header.ICMPv4ProtocolNumber {
-		e.answerPing(ip)
-		return
+	switch {
+	case ip.TransportProtocol() == header.ICMPv4ProtocolNumber:
+		e.receivePing(ip)
+	case e.isDNS(ip):
+		e.answerDNS(ip.Payload())
+	default:
+		e.inject(packet)
 	}
-	e.inject(packet)
 }
 
 // inject gives a packet to the stack.
@@ -136,20 +142,6 @@ func (e *Edge) inject(packet []byte) {
 	p := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(packet)})
 	defer p.DecRef()
 	e.link.InjectInbound(ipv4.ProtocolNumber, p)
-}
-
-// answerPing answers a ping of the gateway. The stack would answer for every address.
-func (e *Edge) answerPing(ip header.IPv4) {
-	ping := header.ICMPv4(ip.Payload())
-	if ip.DestinationAddress() != addressOf(e.Gateway()) || ip.More() || ip.FragmentOffset() != 0 ||
-		len(ping) < header.ICMPv4MinimumSize || ping.Type() != header.ICMPv4Echo {
-		return
-	}
-	reply := bytes.Clone(ping)
-	header.ICMPv4(reply).SetType(header.ICMPv4EchoReply)
-	header.ICMPv4(reply).SetChecksum(0)
-	header.ICMPv4(reply).SetChecksum(^checksum.Checksum(reply, 0))
-	e.sendIPv4(header.ICMPv4ProtocolNumber, e.Gateway(), e.Address.Addr(), reply)
 }
 
 // sendIPv4 sends a packet to the guest past the stack.
@@ -164,6 +156,13 @@ func (e *Edge) sendIPv4(protocol tcpip.TransportProtocolNumber, from, to netip.A
 	e.send(header.IPv4ProtocolNumber, append(packet, payload...))
 }
 
+// sendUDP sends a datagram to the guest past the stack, without a checksum.
+func (e *Edge) sendUDP(from, to netip.AddrPort, payload []byte) {
+	datagram := make(header.UDP, header.UDPMinimumSize, header.UDPMinimumSize+len(payload))
+	datagram.Encode(&header.UDPFields{SrcPort: from.Port(), DstPort: to.Port(), Length: uint16(header.UDPMinimumSize + len(payload))}) //nolint:gosec // one frame
+	e.sendIPv4(header.UDPProtocolNumber, from.Addr(), to.Addr(), append(datagram, payload...))
+}
+
 // send puts a packet into the queue to the guest, or drops it if that is full.
 func (e *Edge) send(protocol tcpip.NetworkProtocolNumber, packet []byte) {
 	p := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(packet)})
@@ -174,16 +173,17 @@ func (e *Edge) send(protocol tcpip.NetworkProtocolNumber, packet []byte) {
 	_, _ = e.link.WritePackets(list) // which makes references of its own
 }
 
-// sendUnreachable tells the guest that a packet of UDP came to nothing (RFC 792): that is prohibited by administration.
-func (e *Edge) sendUnreachable(from, to netip.AddrPort) {
-	const originalBytes = header.IPv4MinimumSize + header.UDPMinimumSize
-	message := make([]byte, header.ICMPv4MinimumSize+originalBytes)
+// sendUnreachable tells the guest that a packet came to nothing (RFC 792): that is prohibited by administration. Of the
+// packet's payload it is the first 8 bytes that count.
+func (e *Edge) sendUnreachable(protocol tcpip.TransportProtocolNumber, to netip.Addr, payload []byte) {
+	const payloadBytes = 8
+	message := make([]byte, header.ICMPv4MinimumSize+header.IPv4MinimumSize+payloadBytes)
 	original := header.IPv4(message[header.ICMPv4MinimumSize:])
 	original.Encode(&header.IPv4Fields{
-		TotalLength: originalBytes, TTL: 64, Protocol: uint8(header.UDPProtocolNumber), SrcAddr: addressOf(from.Addr()), DstAddr: addressOf(to.Addr()),
+		TotalLength: header.IPv4MinimumSize + payloadBytes, TTL: 64, Protocol: uint8(protocol), SrcAddr: addressOf(e.Address.Addr()), DstAddr: addressOf(to), //nolint:gosec // 8 bits
 	})
 	original.SetChecksum(^original.CalculateChecksum())
-	header.UDP(original.Payload()).Encode(&header.UDPFields{SrcPort: from.Port(), DstPort: to.Port(), Length: header.UDPMinimumSize})
+	copy(original.Payload(), payload)
 	icmp := header.ICMPv4(message)
 	icmp.SetType(header.ICMPv4DstUnreachable)
 	icmp.SetCode(header.ICMPv4AdminProhibited)

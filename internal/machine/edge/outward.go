@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 
+	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 	"gvisor.dev/gvisor/pkg/waiter"
@@ -51,8 +52,8 @@ func (e *Edge) dial(protocol string, from uint16, to netip.AddrPort) (net.Conn, 
 	ctx, cancel := context.WithTimeout(e.context, dialWithin)
 	defer cancel()
 	switch {
-	case to.Addr() == e.Gateway() && to.Port() == control.DNSPort:
-		return e.serveDNS(protocol), nil
+	case to.Addr() == e.Gateway() && to.Port() == control.DNSPort && protocol == control.TCP:
+		return e.serveDNS(), nil
 	case e.Address.Masked().Contains(to.Addr()) && e.Peers != nil && to.Addr() != e.Gateway():
 		return e.dialPeer(ctx, protocol, from, to)
 	}
@@ -77,6 +78,18 @@ func (e *Edge) dialOutside(ctx context.Context, protocol string, to netip.AddrPo
 	return conn, nil
 }
 
+// DialHost connects by a socket of this host: by ping sockets for icmp4, and as net.Dialer does for other networks.
+func DialHost(ctx context.Context, network, address string) (net.Conn, error) {
+	if network != control.ICMP+"4" {
+		return (&net.Dialer{}).DialContext(ctx, network, address)
+	}
+	to, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return nil, err
+	}
+	return dialPing(to.Addr())
+}
+
 // dialPeer connects the guest to another machine.
 func (e *Edge) dialPeer(ctx context.Context, protocol string, from uint16, to netip.AddrPort) (net.Conn, error) {
 	socket, err := e.Peers.Dial(ctx, protocol, from, to)
@@ -96,8 +109,14 @@ func (e *Edge) Accept(ctx context.Context, c control.PeerConn, socket *os.File) 
 	if err != nil {
 		return err
 	}
-	if c.Protocol == control.UDP {
+	switch c.Protocol {
+	case control.TCP:
+	case control.UDP:
 		return e.acceptFlow(c, conn)
+	case control.ICMP:
+		return e.acceptPings(c, conn)
+	default:
+		return errors.Join(control.ErrProtocol, conn.Close())
 	}
 	guest, share, err := e.dialGuest(ctx, c.From, c.To.Port())
 	if err != nil {
@@ -147,7 +166,9 @@ func (e *Edge) forwardUDP(r *udp.ForwarderRequest) {
 		defer e.forgetOutside(outside)
 		if err != nil {
 			e.noteRefusal(control.UDP, to.String(), err)
-			e.sendUnreachable(addrPortOf(id.RemoteAddress, id.RemotePort), to)
+			ports := make(header.UDP, header.UDPMinimumSize)
+			ports.Encode(&header.UDPFields{SrcPort: id.RemotePort, DstPort: to.Port(), Length: header.UDPMinimumSize})
+			e.sendUnreachable(header.UDPProtocolNumber, to.Addr(), ports)
 			_ = guest.Close()
 			return
 		}
