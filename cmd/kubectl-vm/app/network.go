@@ -33,7 +33,8 @@ const (
 // networkOf returns what passes a VM's network; nil if its driver does not know, if nobody answers in time, or if the
 // user may not read it.
 func (o *Options) networkOf(ctx context.Context, vm *api.VirtualMachine) *streamsapi.NetworkStatistics {
-	if driver := driverOf(vm); vm.Status.Server == nil || driver != driverQEMU && driver != driverPod {
+	driver := driverOf(vm)
+	if vm.Status.Server == nil || driver != driverQEMU && driver != driverPod {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, networkWithin)
@@ -43,7 +44,7 @@ func (o *Options) networkOf(ctx context.Context, vm *api.VirtualMachine) *stream
 		return nil
 	}
 	client, err := streams.Discover(ctx, config)
-	if err != nil || !client.Serves(driverOf(vm)) {
+	if err != nil || driver == driverPod && !client.Serves(driver) {
 		return nil
 	}
 	defer client.Close()

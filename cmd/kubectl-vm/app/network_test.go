@@ -55,7 +55,7 @@ func TestNetworkOfExplain(t *testing.T) {
 				case r.URL.Path == streamsapi.Path("default", "web", streamsapi.Interfaces) && r.URL.RawQuery == "statistics=true":
 					tc.answer(w, r)
 				case strings.Contains(r.URL.Path, "/configmaps/"):
-					_ = json.NewEncoder(w).Encode(corev1.ConfigMap{Data: map[string]string{streamsapi.DriversKey: "docker,qemu"}})
+					_ = json.NewEncoder(w).Encode(corev1.ConfigMap{Data: map[string]string{streamsapi.AddressKey: ""}})
 				default:
 					_ = json.NewEncoder(w).Encode(corev1.EventList{})
 				}
