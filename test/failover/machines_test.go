@@ -70,13 +70,13 @@ func (w *machineEnvironment) makeEngine(t testing.TB, asPlainUser bool) {
 	if asPlainUser {
 		w.user = framework.PlainUser(t)
 	}
-	var err error
-	w.log, err = processlog.NewLog(t.Context())
-	assert.NoError(t, err)
-	t.Cleanup(func() { reportError(t, w.log.Close()) })
 	w.engine = filepath.Join(framework.ShortTempDir(t), "engine")
 	w.copyProgram(t, builtProgram(t, processRecorder), filepath.Base(w.recorder()))
 	assert.NoError(t, errors.Join(os.Chmod(w.beside(""), 0o711), os.Mkdir(w.engine, 0o700), os.Mkdir(w.images(), 0o700)))
+	var err error
+	w.log, err = processlog.NewLog(w.recorder())
+	assert.NoError(t, err)
+	t.Cleanup(func() { reportError(t, w.log.Close()) })
 }
 
 // copyProgram copies a program to where every user may execute it.
@@ -109,10 +109,8 @@ func (w *machineEnvironment) beside(name string) string {
 	return filepath.Join(filepath.Dir(w.engine), name)
 }
 
-func (w *machineEnvironment) images() string { return w.beside("images") }
-func (w *machineEnvironment) recorder() string {
-	return w.beside(fmt.Sprintf("qemu-%d", w.log.Port()))
-}
+func (w *machineEnvironment) images() string   { return w.beside("images") }
+func (w *machineEnvironment) recorder() string { return w.beside("qemu") }
 
 // endMachines ends the machines that a failed test has left running.
 func (w *machineEnvironment) endMachines(t testing.TB) {
@@ -168,7 +166,7 @@ func (w *machineEnvironment) listLeftovers(t testing.TB) []string {
 	}))
 	err := filepath.WalkDir(w.engine, func(path string, _ os.DirEntry, err error) error {
 		name, _ := filepath.Rel(w.engine, path)
-		if err == nil && strings.ContainsRune(name, '/') && !strings.HasPrefix(name, "epochs/") && name != "cache/lock" {
+		if err == nil && strings.ContainsRune(name, '/') && !strings.HasPrefix(name, "epochs/") && !strings.HasPrefix(name, "broker/") && !strings.HasPrefix(name, "programs/") && name != "cache/lock" {
 			all = append(all, name)
 		}
 		return err

@@ -2,18 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package processlog records which QEMUs are started. The recorder, beside this folder,
-// reports each start to a Log, which looks at the process from outside: QEMU's user may read
-// nothing.
+// reports each start to a Log by a pipe, since QEMU may have no sockets, and halts itself. The
+// log looks at the process from outside, as QEMU's user may read nothing, and lets it go on.
 package processlog
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,43 +19,46 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// answerWithin bounds a report and its answer.
-const answerWithin = time.Minute
+// haltWithin bounds how long a process takes to halt once it has reported.
+const haltWithin = time.Minute
 
 // Log takes the reports of recorders.
 type Log struct {
-	listener net.Listener
+	pipe *os.File
 
 	mu     sync.Mutex
 	starts []rules.Start
 	err    error
 }
 
-// NewLog returns a log that takes reports until it is closed.
-func NewLog(ctx context.Context) (*Log, error) {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp4", "127.0.0.1:0")
+// pipeOf returns the path of the pipe that a recorder at a path reports to.
+func pipeOf(recorder string) string { return recorder + ".reports" }
+
+// NewLog returns a log that takes reports of the recorder at a path, by whichever user, until it is closed. Nobody else may
+// change the recorder's folder.
+func NewLog(recorder string) (*Log, error) {
+	path := pipeOf(recorder)
+	const forAll = 0o622
+	if err := errors.Join(unix.Mkfifo(path, forAll), os.Chmod(path, forAll)); err != nil {
+		return nil, err
+	}
+	pipe, err := os.OpenFile(path, os.O_RDWR, 0) // so that it has an end that writes as long as it is open
 	if err != nil {
 		return nil, err
 	}
-	l := &Log{listener: listener}
+	l := &Log{pipe: pipe}
 	go l.serve()
 	return l, nil
 }
 
-// Port returns the TCP port to which recorders report.
-func (l *Log) Port() int {
-	_, port, _ := net.SplitHostPort(l.listener.Addr().String())
-	number, _ := strconv.Atoi(port)
-	return number
-}
-
 // Close ends the log. Recorders that report later fail, and start no QEMU.
-func (l *Log) Close() error { return l.listener.Close() }
+func (l *Log) Close() error { return l.pipe.Close() }
 
 // Starts returns all starts so far, and an error if any could not be recorded.
 func (l *Log) Starts() ([]rules.Start, error) {
@@ -67,70 +68,78 @@ func (l *Log) Starts() ([]rules.Start, error) {
 }
 
 func (l *Log) serve() {
-	for {
-		conn, err := l.listener.Accept()
-		if err != nil {
+	for reports := json.NewDecoder(l.pipe); ; {
+		var start rules.Start
+		if reports.Decode(&start) != nil {
 			return
 		}
 		go func() {
-			defer func() { _ = conn.Close() }()
-			start, err := receive(conn)
+			err := l.record(start)
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			if err != nil {
-				l.err = errors.Join(l.err, err)
-				return
-			}
-			l.starts = append(l.starts, start)
-			_, err = conn.Write([]byte(answer))
 			l.err = errors.Join(l.err, err)
 		}()
 	}
 }
 
-const answer = "recorded"
-
-// receive takes a report. It looks for other processes before the reporting one becomes
-// QEMU. Of two that start at the same time, at least one is seen beside the other.
-func receive(conn net.Conn) (rules.Start, error) {
-	if err := conn.SetDeadline(time.Now().Add(answerWithin)); err != nil {
-		return rules.Start{}, err
-	}
-	var start rules.Start
-	if err := json.NewDecoder(conn).Decode(&start); err != nil {
-		return rules.Start{}, fmt.Errorf("reading a report: %w", err)
+// record records a start, and then lets the process become QEMU. It looks for other processes before. Of two that start
+// at the same time, at least one is seen beside the other.
+func (l *Log) record(start rules.Start) error {
+	if err := waitHalted(start.PID); err != nil {
+		return err
 	}
 	var server struct{ Run string }
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/cwd/server.json", start.PID))
-	if err != nil {
-		return rules.Start{}, err
+	if errors.Is(err, fs.ErrNotExist) { // it was killed while it was halted
+		return nil
 	}
-	if err := json.Unmarshal(content, &server); err != nil {
-		return rules.Start{}, err
+	if err == nil {
+		err = json.Unmarshal(content, &server)
 	}
-	all, err := Processes(start.UID)
+	all, listErr := Processes(start.UID)
+	if err := errors.Join(err, listErr); err != nil {
+		return errors.Join(err, unix.Kill(start.PID, unix.SIGKILL))
+	}
 	start.Run, start.Others = server.Run, slices.DeleteFunc(all, func(pid int) bool { return pid == start.PID })
-	return start, err
+	l.mu.Lock()
+	l.starts = append(l.starts, start)
+	l.mu.Unlock()
+	if err := unix.Kill(start.PID, unix.SIGCONT); !errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	return nil
 }
 
-// Report reports that this process is about to become the QEMU of a server, and returns once
+// waitHalted waits until a process is halted, or gone.
+func waitHalted(pid int) error {
+	const halted = 'T'
+	for begin := time.Now(); time.Since(begin) < haltWithin; time.Sleep(time.Millisecond) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if _, state, ok := bytes.Cut(stat, []byte(") ")); ok && state[0] == halted {
+			return nil
+		}
+	}
+	return fmt.Errorf("process %d has reported its start, and does not halt", pid)
+}
+
+// Report reports that this process, the recorder at a path, is about to become the QEMU of a server, and returns once
 // that is recorded.
-func Report(ctx context.Context, port string, uid types.UID) error {
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
-	defer cancel()
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp4", net.JoinHostPort("127.0.0.1", port))
+func Report(recorder string, uid types.UID) error {
+	pipe, err := os.OpenFile(pipeOf(recorder), os.O_WRONLY|unix.O_NONBLOCK, 0) //nolint:gosec // the test's
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.Close() }()
-	if err := json.NewEncoder(conn).Encode(rules.Start{At: time.Now().UTC(), PID: os.Getpid(), UID: uid}); err != nil {
+	err = json.NewEncoder(pipe).Encode(rules.Start{At: time.Now().UTC(), PID: os.Getpid(), UID: uid}) // one write
+	if err := errors.Join(err, pipe.Close()); err != nil {
 		return err
 	}
-	got, err := io.ReadAll(io.LimitReader(conn, int64(len(answer))))
-	if err == nil && string(got) != answer {
-		err = fmt.Errorf("the start was not recorded: %q", got)
-	}
-	return err
+	return unix.Kill(os.Getpid(), unix.SIGSTOP)
 }
 
 // Processes returns the QEMUs that run for a server.

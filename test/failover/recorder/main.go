@@ -2,20 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Program recorder takes the place of QEMU where Drover looks for it. It reports that it
-// was started, and for which server, to a log of package processlog. Then it becomes QEMU:
-// the process stays the same.
-//
-// The path by which it was started ends with a dash and the port of that log. So a separate
-// environment needs only a copy of its own.
+// was started, and for which server, to the log of package processlog for its own path. Then
+// it becomes QEMU: the process stays the same. So a separate environment needs only a copy of
+// its own.
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"slices"
-	"strings"
 	"syscall"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -31,8 +27,7 @@ func main() {
 // runQEMU does not return unless it fails.
 func runQEMU() error {
 	if n := slices.Index(os.Args, "-uuid"); n >= 0 && n+1 < len(os.Args) {
-		port := os.Args[0][strings.LastIndexByte(os.Args[0], '-')+1:]
-		if err := processlog.Report(context.Background(), port, types.UID(os.Args[n+1])); err != nil {
+		if err := processlog.Report(os.Args[0], types.UID(os.Args[n+1])); err != nil {
 			return err
 		}
 	}

@@ -83,12 +83,15 @@ func (e QEMU) Prepare(ctx context.Context, w *World) error {
 
 // make builds the recorder and the guest.
 func (t *qemuTools) make(ctx context.Context, dir string) (err error) {
-	if t.log, err = processlog.NewLog(ctx); err != nil {
+	if dir, err = os.MkdirTemp(dir, "qemu-*"); err != nil {
 		return err
 	}
-	t.recorder = filepath.Join(dir, fmt.Sprintf("qemu-%d", t.log.Port()))
-	t.guest = filepath.Join(dir, fmt.Sprintf("images-%d", t.log.Port()), "boot.img")
-	if err := os.Mkdir(filepath.Dir(t.guest), 0o700); err != nil {
+	t.recorder, t.guest = filepath.Join(dir, "qemu"), filepath.Join(dir, "images", "boot.img")
+	const searchable = 0o711                                                                               // for the user of machines
+	if err := errors.Join(os.Chmod(dir, searchable), os.Mkdir(filepath.Dir(t.guest), 0o700)); err != nil { //nolint:gosec // on purpose
+		return err
+	}
+	if t.log, err = processlog.NewLog(t.recorder); err != nil {
 		return err
 	}
 	if err := framework.BuildProgram(t.recorder, "test/failover/recorder"); err != nil {
