@@ -54,6 +54,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/driver/pod/tags"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/machine/control"
 )
 
 // Name is the driver's name in the API.
@@ -116,7 +117,7 @@ var (
 func DefaultOptions() *Options {
 	return &Options{
 		CallTimeout: kit.DefaultCallTimeout, KVM: string(kvm.Auto), KVMResource: kvm.DefaultResource, Fetch: &image.Policy{},
-		Objects: objects.Template{MachineImage: "drover-machine", AccessMode: string(corev1.ReadWriteOncePod), MemoryOverheadBytes: 192 << 20},
+		Objects: objects.Template{MachineImage: "drover-machine", AccessMode: string(corev1.ReadWriteOncePod), MemoryOverheadBytes: 192<<20 + control.EdgeMemoryBytes},
 	}
 }
 

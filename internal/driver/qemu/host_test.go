@@ -21,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/internal/machine/memory"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -58,6 +59,9 @@ func TestPromised(t *testing.T) {
 	assert.NoError(t, err)
 	if n := have.Promised[s.ID]; len(have.Promised) != 1 || n <= 0 || n >= spec.MemoryBytes+memory.OverheadTCG || have.Available <= 0 {
 		t.Errorf("there is %+v", have)
+	}
+	if used := d.InstanceOf(spec.UID).Supervisor().MemoryBytes(); used < 1<<20 || used > control.EdgeMemoryBytes {
+		t.Errorf("an idle supervisor has %d bytes", used)
 	}
 	// Nothing is set aside for it any more, beside what it was promised.
 	err = d.Memory.Check(memory.Demand{Guest: 1 << 62}, d.FindRoom)
@@ -108,7 +112,7 @@ func TestParseReserve(t *testing.T) {
 }
 
 // TestReserveIsKept checks that a machine is not started if it fits only without the
-// reserve or without QEMU's own memory.
+// reserve or without its overhead.
 func TestReserveIsKept(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -118,7 +122,7 @@ func TestReserveIsKept(t *testing.T) {
 	o.ReserveMemory = fmt.Sprint(figures["MemTotal"])
 	d := openWith(t, o)
 	spec := e.spec()
-	refuses(t, d, spec, driver.ErrExhausted, "spec.resource.memory: needed", kit.FormatBytes(memory.OverheadTCG)+" for QEMU itself", "on the host (besides "+kit.FormatMegabytes(figures["MemTotal"])+" that --qemu-reserve-memory keeps)")
+	refuses(t, d, spec, driver.ErrExhausted, "spec.resource.memory: needed", kit.FormatBytes(memory.OverheadTCG)+" for QEMU and its supervisor", "on the host (besides "+kit.FormatMegabytes(figures["MemTotal"])+" that --qemu-reserve-memory keeps)")
 
 	d.ReservedOf = func(int64) int64 { return 0 }
 	d.FindGroupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG - 1, nil }

@@ -43,6 +43,9 @@ type Egress struct {
 	Resolvers []netip.AddrPort `json:"resolvers,omitempty"`
 }
 
+// EdgeMemoryBytes is the most that the connections of one edge use, whatever the guest and those who connect to it do.
+const EdgeMemoryBytes = 32 << 20
+
 // Names of the network.
 const (
 	TCP = "tcp"

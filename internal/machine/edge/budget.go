@@ -3,10 +3,14 @@
 
 package edge
 
-import "sync"
+import (
+	"sync"
 
-// MemoryBytes is the most that the connections of one edge use, whatever the guest and those who connect to it do.
-const MemoryBytes = 32 << 20
+	"cloudnative.tw/drover/internal/machine/control"
+)
+
+// MemoryBytes is the memory of all connections.
+const MemoryBytes = control.EdgeMemoryBytes
 
 // Shares of the budget, in bytes. The largest is enough for the delay of a local link; with the smallest data still
 // moves. A fixed part of each is for what a connection has beside its buffers: its endpoint and two goroutines.

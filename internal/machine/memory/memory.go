@@ -13,13 +13,16 @@ import (
 	"sync"
 
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// What QEMU takes beside its guest's memory, somewhat more than was measured (see
-// docs/performance.md). For an emulated guest it also holds the translated code, which package launch bounds.
+// What a machine takes beside its guest's memory: QEMU, somewhat more than was measured (see docs/performance.md), and
+// its supervisor. For an emulated guest QEMU also holds the translated code, which package launch bounds.
 const (
-	OverheadKVM = 64 << 20
-	OverheadTCG = 160 << 20
+	OverheadKVM = 64<<20 + supervisor
+	OverheadTCG = 160<<20 + supervisor
+	// supervisor is what a supervisor has of its own, and what all connections of its edge may use.
+	supervisor = 4<<20 + control.EdgeMemoryBytes
 )
 
 // OverheadOf returns the overhead of an accelerator. An unknown one gets the larger
@@ -55,7 +58,7 @@ type ShortageError struct {
 }
 
 func (e *ShortageError) Error() string {
-	return fmt.Sprintf("needed %d bytes and %d for QEMU itself, available %d %s, of which %d are promised to other machines",
+	return fmt.Sprintf("needed %d bytes and %d for QEMU and its supervisor, available %d %s, of which %d are promised to other machines",
 		e.Guest, e.Overhead, e.Available, e.Where, e.Promised)
 }
 
@@ -66,9 +69,9 @@ type Reservations struct {
 	starting map[string]int64
 }
 
-// Demand is what a machine needs: its guest's memory and QEMU's own. Freed is what the
+// Demand is what a machine needs: its guest's memory and its overhead. Freed is what the
 // machine frees first. RanBefore is set for a machine that has run with as much. It is
-// admitted to the reserve, and without QEMU's own memory, so that a host which restarts
+// admitted to the reserve, and without its overhead, so that a host which restarts
 // runs what it ran, including machines of versions that knew neither.
 type Demand struct {
 	Guest, Overhead, Freed int64

@@ -95,6 +95,20 @@ type Place struct {
 	OnStart func(context.Context, *control.Client)
 }
 
+// MemoryBytes returns the memory that the supervisor has of its own, without the program, which all share; 0 if that is
+// not known.
+func (p Place) MemoryBytes() int64 {
+	s, err := p.readState()
+	if err != nil || !s.isAlive() {
+		return 0
+	}
+	figures, err := proc.ReadFigures(proc.Path(s.PID, "status"))
+	if err != nil {
+		return 0
+	}
+	return figures["RssAnon"]
+}
+
 // Reach returns a client of the supervisor of a QEMU that runs. It starts the supervisor if there is none, and waits
 // for one that another caller is starting. One whose start was interrupted is replaced.
 func (p Place) Reach(ctx context.Context) (*control.Client, error) {

@@ -280,7 +280,7 @@ func (h *Host) PromisedMemory() (map[string]int64, error) {
 			continue
 		}
 		used, _ := proc.ReadUsage(inst.PID()) // nothing where it fails
-		promised[r.ID] = max(0, r.Settings.MemoryBytes+memory.OverheadOf(r.Accelerator)-used.MemoryBytes)
+		promised[r.ID] = max(0, r.Settings.MemoryBytes+memory.OverheadOf(r.Accelerator)-used.MemoryBytes-inst.Supervisor().MemoryBytes())
 	}
 	return promised, err
 }
