@@ -18,6 +18,7 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"os/signal"
 	"syscall"
@@ -33,12 +34,14 @@ import (
 // Version is the version of this program.
 var Version = "dev"
 
-// options are the flags.
+// options are the flags, and what the environment says.
 type options struct {
 	description string
 	runFolder   string
 	termination string
 	version     bool
+	// nodeAddresses are those of the pod's node.
+	nodeAddresses []netip.Prefix
 }
 
 func parseOptions(arguments []string) (options, error) {
@@ -53,7 +56,9 @@ func parseOptions(arguments []string) (options, error) {
 	if flags.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q: only flags are taken", flags.Arg(0))
 	}
-	return o, nil
+	var err error
+	o.nodeAddresses, err = parseNodeAddresses(os.Getenv(description.NodeAddresses))
+	return o, err
 }
 
 // addPlaces adds the flags that name where the machine is.

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 
 	"k8s.io/utils/clock"
 
@@ -44,8 +45,24 @@ func (r *run) openNetwork(ctx context.Context) (supervisor.Network, error) {
 	}
 	return openNetwork(ctx, control.NetworkConfig{
 		MAC: launch.MACAddress(r.UUID), Address: guestAddress, Hostname: r.Name, MTU: control.GuestMTU,
-		Egress: control.Egress{Resolvers: resolvers},
+		Egress: control.Egress{Denied: r.options.nodeAddresses, Resolvers: resolvers},
 	}, nil)
+}
+
+// parseNodeAddresses parses the value of the environment variable description.NodeAddresses. Without a node it is empty.
+func parseNodeAddresses(text string) (all []netip.Prefix, err error) {
+	if text == "" {
+		return nil, nil
+	}
+	for one := range strings.SplitSeq(text, ",") {
+		address, err := netip.ParseAddr(one)
+		if err != nil || address.Zone() != "" {
+			return nil, fmt.Errorf("%s is %.200q: it must be IP addresses with commas between them", description.NodeAddresses, text)
+		}
+		address = address.Unmap()
+		all = append(all, netip.PrefixFrom(address, address.BitLen()))
+	}
+	return all, nil
 }
 
 // openPorts opens the container's ports that lead to the guest.

@@ -9,14 +9,18 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr"
+
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/machine/description"
+	"cloudnative.tw/drover/internal/machine/edge"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -35,6 +39,26 @@ func TestSeed(t *testing.T) {
 	}
 	assert.NoError(t, os.WriteFile(filepath.Join(folder, "network-data"), make([]byte, description.MaxFile+1), 0o600))
 	assert.ErrorSays(t, "a large file", assert.ErrorOf(r.readSeed()), "network-data has more than")
+}
+
+// TestNodeAddresses checks that a guest may not connect to its node, and that the program refuses what it cannot parse.
+func TestNodeAddresses(t *testing.T) {
+	for text, want := range map[string]string{
+		"": "[]", "192.0.2.1": "[192.0.2.1/32]", "192.0.2.1,2001:db8::1,::ffff:192.0.2.2": "[192.0.2.1/32 2001:db8::1/128 192.0.2.2/32]",
+	} {
+		t.Setenv(description.NodeAddresses, text)
+		o, err := parseOptions(nil)
+		assert.NoError(t, err)
+		network, err := newRun(description.Machine{UUID: "9a4d9b1c-0c3f-4b8e-8f5c-0b8f6f0a5f11"}, o, logr.Discard()).openNetwork(t.Context())
+		assert.NoError(t, err)
+		if got := fmt.Sprint(network.(*edge.Edge).Policy.Denied); got != want {
+			t.Errorf("of %q %s are denied, want %s", text, got, want)
+		}
+	}
+	for _, text := range []string{"node", "192.0.2.1,", "192.0.2.1, 192.0.2.2", "192.0.2.0/24", "fe80::1%eth0", ","} {
+		t.Setenv(description.NodeAddresses, text)
+		assert.ErrorSays(t, text, assert.ErrorOf(parseOptions(nil)), "DROVER_NODE_ADDRESSES is")
+	}
 }
 
 // TestCopySparse checks that zeros take no room, and that a copy can be interrupted.

@@ -23,6 +23,10 @@ import (
 // Version is the version of the descriptions that this package knows.
 const Version = 1
 
+// NodeAddresses is the environment variable with the IP addresses of the node that a pod runs on, with commas between
+// them. The guest never connects to them. They are in no description, since that is written before the pod has a node.
+const NodeAddresses = "DROVER_NODE_ADDRESSES"
+
 // MaxFile bounds what is read of a description, and of a file for cloud-init: as much as a
 // Secret holds.
 const MaxFile = 1 << 20

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/description"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -41,6 +42,17 @@ func TestContainersOfOthers(t *testing.T) {
 	}
 	if !LeadsToGuest(p, 80) || LeadsToGuest(p, 81) || LeadsToGuest(p, firstControlPort) {
 		t.Error("of the ports 80, 81 and the control port others lead to the guest than 80 alone")
+	}
+}
+
+// TestNodeAddresses checks that a machine is told the addresses of its node.
+func TestNodeAddresses(t *testing.T) {
+	t.Parallel()
+	p, err := (&Template{}).NewPod(driver.ServerSpec{}, Run{Nonce: "nonce"})
+	assert.NoError(t, err)
+	env := MachineContainer(p).Env
+	if len(env) != 1 || env[0].Name != description.NodeAddresses || env[0].ValueFrom.FieldRef.FieldPath != "status.hostIPs" {
+		t.Errorf("its environment is %+v", env)
 	}
 }
 

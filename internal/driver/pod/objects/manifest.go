@@ -184,6 +184,7 @@ func (t *Template) container(spec driver.ServerSpec, run Run) corev1.Container {
 	}
 	c := corev1.Container{
 		Name: ContainerName, Image: t.MachineImage, Args: []string{"--run-folder", runFolder}, Stdin: true,
+		Env:            []corev1.EnvVar{{Name: description.NodeAddresses, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.hostIPs"}}}},
 		ReadinessProbe: readinessProbe(spec.ReadinessProbe),
 		SecurityContext: &corev1.SecurityContext{
 			AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true),
