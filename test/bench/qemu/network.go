@@ -30,6 +30,8 @@ const (
 	// loaded is how much goes in or out at a time, and asked how many requests are.
 	loaded = 48 << 20
 	asked  = 200
+	// answerTimeout is how long a guest may take to answer.
+	answerTimeout = 30 * time.Second
 	// userRatio is the least that the edge carries beside QEMU's user network.
 	userRatio = 0.9
 	// restFor is how long a machine at rest is watched, and restPercent how much of a CPU its supervisor may use then.
@@ -152,8 +154,11 @@ func (b *networkBench) startEdge(ctx context.Context, name string) (*contender, 
 		return nil, nil, fmt.Errorf("VM %s has no port: %+v", vm.Name, vm.Status)
 	}
 	run, err := b.runByAPI(ctx, vm)
+	if err != nil {
+		return nil, nil, err
+	}
 	port := fmt.Sprintf("127.0.0.1:%d", vm.Status.Ports[0].HostPort)
-	return &contender{name: "edge", run: run, port: port, pids: []int{qemu.PID, follows.PID}}, vm, err
+	return &contender{name: "edge", run: run, port: port, pids: []int{qemu.PID, follows.PID}}, vm, nil
 }
 
 // startUser starts the model with QEMU's user network.
@@ -166,7 +171,7 @@ func (b *networkBench) startUser(ctx context.Context, m model) (*contender, func
 }
 
 // startPasst starts the model with passt, which gives it an address of its own.
-func (b *networkBench) startPasst(ctx context.Context, m model) (c *contender, end func() error, err error) {
+func (b *networkBench) startPasst(ctx context.Context, m model) (*contender, func() error, error) {
 	port, err := freePort(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -189,15 +194,15 @@ func (b *networkBench) startPasst(ctx context.Context, m model) (c *contender, e
 		_ = passt.Wait() // it was killed
 		return os.RemoveAll(dir)
 	}
-	_, err = bench.Poll(operationTimeout, func() error { _, err := os.Stat(socket); return err })
-	if err == nil {
-		c, end, err = b.startBeside(ctx, m, 1, "passt", port, "stream,id=net,server=off,addr.type=unix,addr.path="+socket)
+	if _, err := bench.Poll(operationTimeout, func() error { _, err := os.Stat(socket); return err }); err != nil {
+		return nil, nil, errors.Join(err, endPasst())
 	}
+	c, endQEMU, err := b.startBeside(ctx, m, 1, "passt", port, "stream,id=net,server=off,addr.type=unix,addr.path="+socket)
 	if err != nil {
 		return nil, nil, errors.Join(err, endPasst())
 	}
 	c.pids = append(c.pids, passt.Process.Pid)
-	return c, func() error { return errors.Join(end(), endPasst()) }, nil
+	return c, func() error { return errors.Join(endQEMU(), endPasst()) }, nil
 }
 
 // freePort returns an address with a free port.
@@ -221,7 +226,26 @@ func (b *networkBench) startBeside(ctx context.Context, m model, n int, name, po
 	if err != nil {
 		return nil, nil, errors.Join(err, d.end())
 	}
-	return &contender{name: name, run: run, port: port, pids: []int{d.cmd.Process.Pid}}, func() error { stop(); return d.end() }, nil
+	c := &contender{name: name, run: run, port: port, pids: []int{d.cmd.Process.Pid}}
+	end := func() error { stop(); return d.end() }
+	if err := b.awaitGuest(ctx, c); err != nil {
+		return nil, nil, errors.Join(err, end())
+	}
+	return c, end, nil
+}
+
+// configure gives a guest the address of the user network, unless it has it: that of passt may have got no lease.
+const configure = `case $(ip addr show eth0) in *10.0.2.15*) ;; *) ip link set eth0 up; ip addr add 10.0.2.15/24 dev eth0; ip route add default via 10.0.2.2;; esac`
+
+// awaitGuest waits until the guest answers at its port.
+func (b *networkBench) awaitGuest(ctx context.Context, c *contender) error {
+	_, err := bench.Poll(answerTimeout, func() error {
+		return errors.Join(c.run(ctx, nil, io.Discard, "sh", "-c", configure), b.runHere(ctx, nil, io.Discard, "netload", "ask", c.port, "1"))
+	})
+	if err != nil {
+		err = fmt.Errorf("the guest of %s does not answer: %w", c.name, err)
+	}
+	return err
 }
 
 // load is one measurement.
