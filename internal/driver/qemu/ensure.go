@@ -330,7 +330,7 @@ func nextStep(s *instance.Instance, spec driver.ServerSpec) step {
 		return stepFinish
 	case mustGrow:
 		return stepGrow
-	case !spec.PowerOnly && !instance.HasPortsOf(s.Record, spec):
+	case !spec.PowerOnly && !instance.HasPortsOf(s.Record, spec), s.LacksPorts():
 		return stepPorts
 	case spec.Power == driver.PowerPaused && !s.IsPaused():
 		return stepPause

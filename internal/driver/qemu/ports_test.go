@@ -182,6 +182,36 @@ func TestPortsAfterLostCall(t *testing.T) {
 	assert.NoError(t, conn.Close())
 }
 
+// TestPortLost checks that a port which another program takes while a supervisor is replaced is neither reported nor
+// forgotten, and that it keeps no other port from being served.
+func TestPortLost(t *testing.T) {
+	t.Parallel()
+	e, d := newDriver(t)
+	spec := e.spec()
+	spec.Ports = []driver.Port{{Name: "a", Protocol: "TCP", Port: 80}, {Name: "b", Protocol: "TCP", Port: 81}, {Name: "c", Protocol: "UDP", Port: 53}}
+	first := reach(t, d, spec, driver.StateRunning)
+	signalSupervisor(t, d.InstanceOf(spec.UID), syscall.SIGKILL)
+	var thief net.Listener
+	assert.Eventually(t, "the supervisor gives its ports up", func(testing.TB) (err error) {
+		thief, err = (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf(":%d", first.Ports[0].HostPort))
+		return err
+	})
+	t.Cleanup(func() { _ = thief.Close() })
+	for range 2 { // a try changes nothing
+		if s := listAnswering(t, d, spec.UID)[0]; s.Run != first.Run || !slices.Equal(s.Ports, first.Ports[1:]) || !s.NeedsEnsure {
+			t.Fatalf("without the port it is %+v", s)
+		}
+		refuses(t, d, spec, driver.ErrRetry, fmt.Sprintf("host port %d/tcp is not available any more", first.Ports[0].HostPort), driver.ReasonPortConflict)
+	}
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", first.Ports[1].HostPort))
+	assert.NoError(t, err)
+	assert.NoError(t, conn.Close())
+	assert.NoError(t, thief.Close())
+	if s := reach(t, d, spec, driver.StateRunning); s.Run != first.Run || !slices.Equal(s.Ports, first.Ports) || s.NeedsEnsure {
+		t.Errorf("with the port again it is %+v, want %+v", s, first)
+	}
+}
+
 // TestHostIP checks that a port is open on the requested address only, and that this
 // address is reported. A port of it that another machine or program has is a conflict.
 func TestHostIP(t *testing.T) {

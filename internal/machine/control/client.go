@@ -157,7 +157,8 @@ func (s *Status) isValid() bool {
 	return slices.Contains([]State{StateStarting, StateRunning, StatePaused, StateStopping}, s.State) &&
 		slices.Contains([]Wait{WaitNone, WaitRoom, WaitDisk}, s.Waits) &&
 		readableText.MatchString(s.RunState) && readableText.MatchString(s.Fault.Node) && readableText.MatchString(s.Fault.Operation) && readableText.MatchString(s.Fault.Reason) &&
-		slices.Contains([]string{"", "kvm", "tcg"}, s.Accelerator) && slices.Min(figures) >= 0
+		slices.Contains([]string{"", "kvm", "tcg"}, s.Accelerator) && slices.Min(figures) >= 0 &&
+		len(s.LackingPorts) <= maxPortSockets && !slices.ContainsFunc(s.LackingPorts, func(p Port) bool { return !p.isValid() })
 }
 
 // readableText matches the texts of a status that people may read.

@@ -80,6 +80,8 @@ type Status struct {
 	MemoryBytes    int64 `json:"memoryBytes,omitempty"`
 	// GuestMemoryBytes is the memory in use as the guest reports it, 0 if it does not.
 	GuestMemoryBytes int64 `json:"guestMemoryBytes,omitempty"`
+	// LackingPorts are ports of the host that the machine was to serve, and could not be given: see Network.
+	LackingPorts []Port `json:"lackingPorts,omitempty"`
 	// Copied is the progress of the disk that is being made, nil if none is.
 	Copied *Copied `json:"copied,omitempty"`
 }

@@ -13,6 +13,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"strconv"
 	"syscall"
@@ -28,6 +29,12 @@ type Port struct {
 	HostIP   string `json:"hostIP,omitempty"`
 	HostPort uint16 `json:"hostPort"`
 	Port     uint16 `json:"port"`
+}
+
+// isValid reports whether a port can have these values.
+func (p Port) isValid() bool {
+	_, err := netip.ParseAddr(p.HostIP)
+	return (p.Protocol == TCP || p.Protocol == UDP) && (p.HostIP == "" || err == nil)
 }
 
 // Listen opens a port of the host for SetPorts, any free one where its number is 0, and returns the number. Without an
@@ -85,8 +92,9 @@ type Network interface {
 	DialGuest(ctx context.Context, port uint16) (net.Conn, error)
 	// SetPorts makes the machine serve these ports of the host, and no others. The machine cannot open ports: sockets
 	// has a listening socket for each port that it does not serve yet, which the caller closes afterwards, and missing
-	// are the ports that it has no socket for. A call with a lower generation than an earlier one changes nothing, and
-	// fails with ErrStale.
+	// are the ports that it has no socket for. With nil sockets the call asks which they are, and otherwise the machine
+	// lacks them from then on: see Status. A call with a lower generation than an earlier one changes nothing, and fails
+	// with ErrStale.
 	SetPorts(ctx context.Context, generation uint64, ports []Port, sockets map[Port]*os.File) (missing []Port, err error)
 	// SetEgress changes where the guest may connect to. Connections to where it may not any more are reset.
 	SetEgress(ctx context.Context, to Egress) error
@@ -113,8 +121,9 @@ const maxPortSockets = 64
 type portsMessage struct {
 	Generation uint64 `json:"generation"`
 	Ports      []Port `json:"ports"`
-	// Sockets are the indexes in Ports of those that have a socket.
+	// Sockets are the indexes in Ports of those that have a socket. Asks is set if the client would have sent none.
 	Sockets []int `json:"sockets,omitempty"`
+	Asks    bool  `json:"asks,omitempty"`
 }
 
 // portsAnswer is the answer.
@@ -216,6 +225,9 @@ func servePorts(ctx context.Context, w http.ResponseWriter, n Network) {
 	var answer portsAnswer
 	if err == nil {
 		sockets := map[Port]*os.File{}
+		if message.Asks {
+			sockets = nil
+		}
 		for i, at := range message.Sockets {
 			sockets[message.Ports[at]] = files[i]
 		}
@@ -234,7 +246,7 @@ func closeFiles(files []*os.File) {
 // receivePorts receives a message and its sockets, which the caller closes, also after an error.
 func receivePorts(conn *net.UnixConn) (m portsMessage, files []*os.File, err error) {
 	files, err = ReceiveMessage(conn, &m, maxPortSockets)
-	if err == nil && (len(m.Sockets) != len(files)) {
+	if err == nil && (len(m.Sockets) != len(files) || m.Asks && len(files) > 0) {
 		err = errRequest
 	}
 	for _, at := range m.Sockets {
@@ -252,7 +264,7 @@ func (c *Client) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
 
 // SetPorts implements Network.
 func (c *Client) SetPorts(ctx context.Context, generation uint64, ports []Port, sockets map[Port]*os.File) (missing []Port, err error) {
-	m := portsMessage{Generation: generation, Ports: ports}
+	m := portsMessage{Generation: generation, Ports: ports, Asks: sockets == nil}
 	var files []*os.File
 	for i, p := range ports {
 		if f := sockets[p]; f != nil {

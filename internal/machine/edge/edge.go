@@ -68,6 +68,7 @@ type Edge struct {
 	mu         sync.Mutex
 	generation uint64 // of the ports
 	ports      map[control.Port]io.Closer
+	lacking    []control.Port
 	egress     control.Egress
 	// outside are the connections through the host, by the address that they lead to.
 	outside map[net.Conn]netip.Addr

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -192,13 +193,18 @@ func (w *world) openPorts(t *testing.T, keys ...control.Port) (addresses []strin
 	}
 	missing, err := w.SetPorts(t.Context(), 1, keys, nil)
 	assert.NoError(t, err)
-	if got := len(missing); got != len(keys) {
-		t.Errorf("ports without sockets: %v", got)
+	if got := len(missing); got != len(keys) || len(w.LackingPorts()) != 0 {
+		t.Errorf("ports without sockets: %v, lacking before they could be given: %v", got, w.LackingPorts())
+	}
+	missing, err = w.SetPorts(t.Context(), 1, keys, map[control.Port]*os.File{})
+	assert.NoError(t, err)
+	if !slices.Equal(w.LackingPorts(), missing) || len(missing) != len(keys) {
+		t.Errorf("lacking are %v, and missing %v", w.LackingPorts(), missing)
 	}
 	missing, err = w.SetPorts(t.Context(), 1, keys, sockets)
 	assert.NoError(t, err)
-	if got := len(missing); got != 0 {
-		t.Errorf("ports without sockets: %v", got)
+	if got := len(missing); got != 0 || len(w.LackingPorts()) != 0 {
+		t.Errorf("ports without sockets: %v, lacking: %v", got, w.LackingPorts())
 	}
 	for _, s := range sockets {
 		_ = s.Close()

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -32,7 +33,17 @@ func (e *Edge) SetPorts(_ context.Context, generation uint64, keys []control.Por
 		return nil, control.ErrStale
 	}
 	e.generation = generation
-	return e.setPorts(keys, sockets)
+	if missing, err = e.setPorts(keys, sockets); sockets != nil || len(missing) == 0 {
+		e.lacking = missing
+	}
+	return missing, err
+}
+
+// LackingPorts returns the ports that were asked for and that it has no socket of.
+func (e *Edge) LackingPorts() []control.Port {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.lacking)
 }
 
 // setPorts is SetPorts for a caller who has the lock.

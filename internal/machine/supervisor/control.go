@@ -34,6 +34,7 @@ func (s *Supervisor) Status(ctx context.Context) (control.Status, error) {
 		return s.progress.status(), err
 	}
 	out := s.progress.status()
+	out.LackingPorts = s.Network.LackingPorts()
 	used, err := s.process.Usage()
 	if err != nil {
 		return out, control.ErrFailed

@@ -46,21 +46,33 @@ func (inst *Instance) servePorts(ctx context.Context, c *control.Client, sockets
 	}
 	given, opened := hostports.Sockets{}, hostports.Sockets{}
 	defer opened.Close()
+	var taken error
 	for _, key := range missing {
-		if given[key] = sockets[key]; given[key] != nil {
+		if sockets[key] != nil {
+			given[key] = sockets[key]
 			continue
 		}
 		socket, _, err := control.Listen(ctx, key)
-		if err != nil {
-			return driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry, "host port %d/%s is not available any more: %w", key.HostPort, key.Protocol, err))
+		if err != nil { // the others are served all the same
+			taken = driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry, "host port %d/%s is not available any more: %w", key.HostPort, key.Protocol, err))
+			continue
 		}
 		opened[key], given[key] = socket, socket
 	}
-	_, err = c.SetPorts(ctx, inst.PortsGeneration, keys, given)
-	return err
+	if _, err = c.SetPorts(ctx, inst.PortsGeneration, keys, given); err != nil {
+		return err
+	}
+	return taken
 }
 
-// restorePorts has a supervisor that takes the place of another serve the host ports.
+// lacks reports whether the supervisor could not be given a host port, because another program has taken it.
+func (inst *Instance) lacks(f hostports.Forward) bool { return slices.Contains(inst.lacking, f.Key()) }
+
+// LacksPorts reports whether host ports of the record are not served.
+func (inst *Instance) LacksPorts() bool { return slices.ContainsFunc(inst.Forwards, inst.lacks) }
+
+// restorePorts has a supervisor that takes the place of another serve the host ports. Those that cannot be had are
+// tried again by whoever sees that it lacks them.
 func (inst *Instance) restorePorts(ctx context.Context, c *control.Client) {
 	now, err := inst.Load()
 	if err == nil && now.Phase == record.PhaseOn { // else the start of the run is to serve them
@@ -71,8 +83,12 @@ func (inst *Instance) restorePorts(ctx context.Context, c *control.Client) {
 	}
 }
 
-// ChangePorts makes the host ports of a machine that runs those of its spec. Ports that stay keep their connections.
+// ChangePorts makes the host ports of a machine that runs those of its spec. Ports that stay keep their connections. If
+// its record has them already, only those are opened that its supervisor lacks.
 func (inst *Instance) ChangePorts(ctx context.Context, spec driver.ServerSpec) error {
+	if spec.PowerOnly || HasPortsOf(inst.Record, spec) {
+		return inst.call(ctx, "ports", func(ctx context.Context, c *control.Client) error { return inst.servePorts(ctx, c, nil) })
+	}
 	forwards, sockets, err := hostports.OpenForwards(ctx, spec.Ports, inst.Forwards, true, inst.Host.OpenPort)
 	if err != nil {
 		return err

@@ -81,7 +81,7 @@ func (inst *Instance) queryStatus(ctx context.Context, within time.Duration) (er
 	defer cancel()
 	var status control.Status
 	status, inst.QueryErr = queryMachine(bounded, inst.Supervisor())
-	inst.RunState, inst.GuestMemoryBytes = status.RunState, status.GuestMemoryBytes
+	inst.RunState, inst.GuestMemoryBytes, inst.lacking = status.RunState, status.GuestMemoryBytes, status.LackingPorts
 	if inst.RunState == machine.StatusIOError {
 		inst.fault = ContractError(machine.DiskFault{Node: status.Fault.Node, Operation: status.Fault.Operation, Reason: status.Fault.Reason}.Explain())
 	}
