@@ -140,7 +140,7 @@ func (e *Edge) Serve(ctx context.Context, conn net.Conn) error {
 		defer cancel()
 		sent <- e.sendFrames(ctx, conn)
 	}()
-	err := e.receiveFrames(conn)
+	err := e.receiveFrames(conn) //nolint:contextcheck // what a frame begins lasts as long as the edge
 	cancel()
 	err = errors.Join(err, <-sent)
 	e.stop()

@@ -95,8 +95,8 @@ func TestFloods(t *testing.T) {
 		frame func(e *Edge, i int) []byte
 		most  int // connections to the outside
 	}{
-		"half-open connections": {func(e *Edge, i int) []byte { return e.synFrame(uint16(1024+i), netip.AddrPortFrom(outsider, 80)) }, maxDials},
-		"packets to many":       {func(e *Edge, i int) []byte { return e.udpFrame(1024, netip.AddrPortFrom(outsider, uint16(1+i)), nil) }, MemoryBytes/2/flowShare + 1},
+		"half-open connections": {func(e *Edge, i int) []byte { return e.synFrame(uint16(1024+i), netip.AddrPortFrom(outsider, 80)) }, maxDials},                        //nolint:gosec // any port
+		"packets to many":       {func(e *Edge, i int) []byte { return e.udpFrame(1024, netip.AddrPortFrom(outsider, uint16(1+i)), nil) }, MemoryBytes/2/flowShare + 1}, //nolint:gosec // any port
 	} {
 		t.Run(name, func(t *testing.T) {
 			e, s := newIdleEdge(t), &sinks{}
@@ -134,7 +134,10 @@ func TestManyConnections(t *testing.T) {
 	const many = 10000
 	w, block := newWorld(t, nil), make([]byte, 16<<10)
 	w.serve(t, outsider.String()+":80", func(conn net.Conn) { // which sends without end
-		for _, err := conn.Write(block); err == nil; _, err = conn.Write(block) {
+		for {
+			if _, err := conn.Write(block); err != nil {
+				return
+			}
 		}
 	})
 	w.serve(t, outsider.String()+":7", echo)
