@@ -85,12 +85,9 @@ func (l *Log) serve() {
 // record records a start, and then lets the process become QEMU. It looks for other processes before. Of two that start
 // at the same time, at least one is seen beside the other.
 func (l *Log) record(start rules.Start) error {
-	if err := waitHalted(start.PID); err != nil {
-		return err
-	}
 	var server struct{ Run string }
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/cwd/server.json", start.PID))
-	if errors.Is(err, fs.ErrNotExist) { // it was killed while it was halted
+	if errors.Is(err, fs.ErrNotExist) { // it was killed meanwhile
 		return nil
 	}
 	if err == nil {
@@ -104,6 +101,9 @@ func (l *Log) record(start rules.Start) error {
 	l.mu.Lock()
 	l.starts = append(l.starts, start)
 	l.mu.Unlock()
+	if err := waitHalted(start.PID); err != nil {
+		return err
+	}
 	if err := unix.Kill(start.PID, unix.SIGCONT); !errors.Is(err, unix.ESRCH) {
 		return err
 	}
