@@ -151,6 +151,7 @@ var packages = []testPackage{
 	{"internal/machine/confine", process, 4},
 	{"internal/machine/edge", process, 8},
 	{"internal/machine/control", process, 8},
+	{"internal/machine/broker", process, 8},
 	{"internal/machine/supervisor", process, 8},
 	{"internal/machine/launch", process, 8},
 	{"internal/machine/proc", process, 4},
