@@ -4,13 +4,16 @@
 package integration
 
 import (
+	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -136,6 +139,37 @@ func (m *machineEnvironment) checkNothingLeft(t *testing.T, vm *api.VirtualMachi
 		}
 		return nil
 	})
+}
+
+// TestPortLost checks that the status of a VM does not have a port which another program took while its machine had no
+// supervisor, that it says why, and that the port comes back.
+func TestPortLost(t *testing.T) {
+	t.Parallel()
+	m := newMachineEnvironment(t)
+	vm := m.CreateActiveVM(t, framework.NewVM("machine").Driver("qemu").Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "32Mi").
+		Image(framework.BuildBootGuest(t, m.images, "A", false)).Spec(func(s *api.VirtualMachineSpec) {
+		s.Ports = []api.Port{{Name: "web", Port: 80, Protocol: api.ProtocolTCP}}
+	}))
+	m.controller.MustStop(t)
+	var supervisor struct{ PID int }
+	assert.NoError(t, json.Unmarshal([]byte(framework.ReadFile(t, filepath.Join(m.dir, "vms", string(vm.UID), "supervisor.json"))), &supervisor))
+	assert.NoError(t, syscall.Kill(supervisor.PID, syscall.SIGKILL))
+	var thief net.Listener
+	assert.Eventually(t, "the supervisor gives its port up", func(testing.TB) (err error) {
+		thief, err = (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf(":%d", vm.Status.Ports[0].HostPort))
+		return err
+	})
+	t.Cleanup(func() { _ = thief.Close() })
+	m.startController(t)
+	lost := m.WaitForVM(t, vm, framework.HasPhase(api.PhaseActive, api.ReasonPortConflict), framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
+	if len(lost.Status.Ports) != 0 || lost.Status.RestartCount != 0 {
+		t.Errorf("without the port it is %s", framework.FormatStatus(lost))
+	}
+	assert.NoError(t, thief.Close())
+	if next := m.WaitForVM(t, vm, framework.IsActive); !slices.Equal(next.Status.Ports, vm.Status.Ports) {
+		t.Errorf("the status was %s and is %s", framework.FormatStatus(vm), framework.FormatStatus(next))
+	}
+	m.checkNothingLeft(t, vm)
 }
 
 // TestQEMUStopEndsDownloads checks that a stopping controller ends its downloads and
