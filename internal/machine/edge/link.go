@@ -55,6 +55,7 @@ func (e *Edge) receiveFrames(conn net.Conn) error {
 	}
 }
 
+// ignoreEnd returns nil for the end of a connection, with frames on their way too.
 func ignoreEnd(err error) error {
 	for _, end := range []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, unix.ECONNRESET, unix.EPIPE} {
 		if errors.Is(err, end) {

@@ -158,7 +158,8 @@ func (b *networkBench) startEdge(ctx context.Context, name string) (*contender, 
 		return nil, nil, err
 	}
 	port := fmt.Sprintf("127.0.0.1:%d", vm.Status.Ports[0].HostPort)
-	return &contender{name: "edge", run: run, port: port, pids: []int{qemu.PID, follows.PID}}, vm, nil
+	c := &contender{name: "edge", run: run, port: port, pids: []int{qemu.PID, follows.PID}}
+	return c, vm, b.awaitGuest(ctx, c)
 }
 
 // startUser starts the model with QEMU's user network.
@@ -228,7 +229,11 @@ func (b *networkBench) startBeside(ctx context.Context, m model, n int, name, po
 	}
 	c := &contender{name: name, run: run, port: port, pids: []int{d.cmd.Process.Pid}}
 	end := func() error { stop(); return d.end() }
-	if err := b.awaitGuest(ctx, c); err != nil {
+	err = run(ctx, nil, io.Discard, "sh", "-c", configure)
+	if err == nil {
+		err = b.awaitGuest(ctx, c)
+	}
+	if err != nil {
 		return nil, nil, errors.Join(err, end())
 	}
 	return c, end, nil
@@ -239,9 +244,7 @@ const configure = `case $(ip addr show eth0) in *10.0.2.15*) ;; *) ip link set e
 
 // awaitGuest waits until the guest answers at its port.
 func (b *networkBench) awaitGuest(ctx context.Context, c *contender) error {
-	_, err := bench.Poll(answerTimeout, func() error {
-		return errors.Join(c.run(ctx, nil, io.Discard, "sh", "-c", configure), b.runHere(ctx, nil, io.Discard, "netload", "ask", c.port, "1"))
-	})
+	_, err := bench.Poll(answerTimeout, func() error { return b.runHere(ctx, nil, io.Discard, "netload", "ask", c.port, "1") })
 	if err != nil {
 		err = fmt.Errorf("the guest of %s does not answer: %w", c.name, err)
 	}
@@ -276,7 +279,7 @@ func (b *networkBench) compare(ctx context.Context, contenders []*contender) err
 			turns = append(turns, func(int) error { return b.measureLoad(ctx, c, l) })
 		}
 		if err := bench.TakeTurns(b.Turns, turns...); err != nil {
-			return fmt.Errorf("%s: %w", l.what, err)
+			return err
 		}
 		edge := contenders[0]
 		for _, c := range contenders[1:] {
@@ -312,7 +315,7 @@ func (b *networkBench) measureLoad(ctx context.Context, c *contender, l load) er
 	}
 	var out bytes.Buffer
 	if err := run(ctx, nil, &out, "netload", l.command, to, strconv.Itoa(l.amount)); err != nil {
-		return fmt.Errorf("%s: %w", c.name, errors.Join(err, context.Cause(ctx)))
+		return fmt.Errorf("%s by %s: %w", l.what, c.name, errors.Join(err, context.Cause(ctx)))
 	}
 	figure, err := strconv.ParseFloat(strings.TrimSpace(out.String()), 64)
 	if err != nil {
