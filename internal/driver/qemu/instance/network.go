@@ -23,7 +23,11 @@ func (inst *Instance) networkConfig() control.NetworkConfig {
 }
 
 // findEgress returns where guests may connect to. Unless the operator names resolvers, they are the host's of now.
+// Whoever only shuts machines down does not know what is allowed.
 func (h *Host) findEgress() control.Egress {
+	if h.Addresses == nil {
+		return control.Egress{Deny: true}
+	}
 	e := h.EgressPolicy
 	e.Denied = append(slices.Clone(e.Denied), h.Addresses.Range) // for machines that have an address of an earlier range
 	if len(e.Resolvers) > 0 {
