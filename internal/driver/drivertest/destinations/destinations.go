@@ -98,7 +98,7 @@ func newWorld(t *testing.T, h Harness) *world {
 // serveOutside answers on the other host.
 func (w *world) serveOutside(t *testing.T) {
 	t.Helper()
-	server := exec.CommandContext(context.WithoutCancel(t.Context()), "ip", "netns", "exec", w.network, w.prober, "serve", "outside")
+	server := exec.CommandContext(context.WithoutCancel(t.Context()), "ip", "netns", "exec", w.network, w.prober, "serve", "outside") //nolint:gosec // its own program
 	assert.NoError(t, server.Start())
 	t.Cleanup(func() {
 		_ = server.Process.Kill()
@@ -209,7 +209,7 @@ func tryFrom(t testing.TB, prober []string, targets ...target) (results []string
 	t.Helper()
 	input, err := json.Marshal(targets)
 	assert.NoError(t, err)
-	cmd := exec.CommandContext(t.Context(), prober[0], append(prober[1:], "try")...)
+	cmd := exec.CommandContext(t.Context(), prober[0], append(prober[1:], "try")...) //nolint:gosec // its own program
 	cmd.Stdin = bytes.NewReader(input)
 	out, err := cmd.Output()
 	assert.NoError(t, errors.Join(err, json.Unmarshal(out, &results)))

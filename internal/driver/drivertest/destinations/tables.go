@@ -86,18 +86,30 @@ var inward = []struct {
 	protocol, host, port string
 	want                 string
 }{
-	{"tcp", "127.0.0.1", "http", "a"}, {"tcp", "::1", "http", "a"}, {"tcp", "own", "http", "a"}, {"tcp", "link", "http", "a"},
-	{"udp", "127.0.0.1", "packets", "a"}, {"udp", "::1", "packets", "a"}, {"udp", "own", "packets", "a"}, {"udp", "link", "packets", "a"},
-	{"tcp", "127.0.0.1", "low", "a"}, {"tcp", "127.0.0.1", "closed", "reset"},
-	{"tcp", "127.0.0.2", "local", "a"}, {"tcp", "127.0.0.1", "local", "refused"}, {"tcp", "link", "local", "refused"},
+	{"tcp", "127.0.0.1", "http", "a"},
+	{"tcp", "::1", "http", "a"},
+	{"tcp", "own", "http", "a"},
+	{"tcp", "link", "http", "a"},
+	{"udp", "127.0.0.1", "packets", "a"},
+	{"udp", "::1", "packets", "a"},
+	{"udp", "own", "packets", "a"},
+	{"udp", "link", "packets", "a"},
+	{"tcp", "127.0.0.1", "low", "a"},
+	{"tcp", "127.0.0.1", "closed", "reset"},
+	{"tcp", "127.0.0.2", "local", "a"},
+	{"tcp", "127.0.0.1", "local", "refused"},
+	{"tcp", "link", "local", "refused"},
 }
 
 // ports are those of a guest.
 func (w *world) ports(t *testing.T) []driver.Port {
 	t.Helper()
 	return []driver.Port{
-		{Name: "http", Protocol: "TCP", Port: 80}, {Name: "packets", Protocol: "UDP", Port: 80}, {Name: "closed", Protocol: "TCP", Port: 81},
-		{Name: "local", Protocol: "TCP", Port: 80, HostIP: "127.0.0.2"}, {Name: "low", Protocol: "TCP", Port: 80, HostPort: freeLowPort(t), HostIP: "127.0.0.1"},
+		{Name: "http", Protocol: "TCP", Port: 80},
+		{Name: "packets", Protocol: "UDP", Port: 80},
+		{Name: "closed", Protocol: "TCP", Port: 81},
+		{Name: "local", Protocol: "TCP", Port: 80, HostIP: "127.0.0.2"},
+		{Name: "low", Protocol: "TCP", Port: 80, HostPort: freeLowPort(t), HostIP: "127.0.0.1"},
 	}
 }
 
