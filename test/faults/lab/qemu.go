@@ -87,7 +87,7 @@ func (t *qemuTools) make(ctx context.Context, dir string) (err error) {
 		return err
 	}
 	t.recorder, t.guest = filepath.Join(dir, "qemu"), filepath.Join(dir, "images", "boot.img")
-	const searchable = 0o711                                                                               // for the user of machines
+	const searchable = 0o711 // for the user of machines
 	if err := errors.Join(os.Chmod(dir, searchable), os.Mkdir(filepath.Dir(t.guest), 0o700)); err != nil {
 		return err
 	}
