@@ -4,14 +4,20 @@
 package guestwrites
 
 import (
+	"bufio"
 	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
+	"os"
 	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/machine"
 )
 
 // Numbers of the NBD protocol, https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md.
@@ -72,53 +78,72 @@ type device interface {
 	Flush(written int) error
 }
 
-// nbdServer serves disks by the NBD protocol on a TCP port of this host: a confined QEMU may not
-// use Unix sockets.
+// nbdServer serves disks by the NBD protocol, over connections that it makes to programs which ask for some: a confined
+// QEMU can connect to nothing.
 type nbdServer struct {
-	listener net.Listener
-	open     func(export string) (device, error)
-	ended    sync.WaitGroup
+	reports *os.File
+	open    func(export string) (device, error)
+	ended   sync.WaitGroup
 
 	mu    sync.Mutex
 	conns map[net.Conn]bool
 	errs  []error
 }
 
-func startNBDServer(ctx context.Context, open func(export string) (device, error)) (*nbdServer, error) {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp4", "127.0.0.1:0")
+// startNBDServer starts a server for program attach at a path.
+func startNBDServer(program string, open func(export string) (device, error)) (*nbdServer, error) {
+	path := program + ".reports"
+	const forAll = 0o622
+	if err := errors.Join(unix.Mkfifo(path, forAll), os.Chmod(path, forAll)); err != nil {
+		return nil, err
+	}
+	reports, err := os.OpenFile(path, os.O_RDWR, 0) // so that it has an end that writes as long as it is open
 	if err != nil {
 		return nil, err
 	}
-	s := &nbdServer{listener: listener, open: open, conns: map[net.Conn]bool{}}
-	s.ended.Go(s.accept)
+	s := &nbdServer{reports: reports, open: open, conns: map[net.Conn]bool{}}
+	s.ended.Go(s.readReports)
 	return s, nil
 }
 
-// port returns the TCP port.
-func (s *nbdServer) port() string {
-	_, port, _ := net.SplitHostPort(s.listener.Addr().String())
-	return port
+// readReports connects to the programs that ask for it.
+func (s *nbdServer) readReports() {
+	for lines := bufio.NewScanner(s.reports); lines.Scan(); {
+		var pid, connections int
+		_, err := fmt.Sscanf(lines.Text(), "%d %d", &pid, &connections)
+		for range connections {
+			var conn net.Conn
+			if conn, err = net.Dial("unix", fmt.Sprintf("/proc/%d/cwd/%s", pid, machine.NetworkSocket)); err != nil { //nolint:noctx // at once
+				break
+			}
+			s.add(conn)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // else it was killed
+			s.note(err)
+		}
+	}
 }
 
-func (s *nbdServer) accept() {
-	for {
-		conn, err := s.listener.Accept()
-		if err != nil {
-			return
-		}
+// add serves a connection.
+func (s *nbdServer) add(conn net.Conn) {
+	s.mu.Lock()
+	s.conns[conn] = true
+	s.mu.Unlock()
+	s.ended.Go(func() {
+		err := s.serve(conn)
 		s.mu.Lock()
-		s.conns[conn] = true
+		delete(s.conns, conn)
 		s.mu.Unlock()
-		s.ended.Go(func() {
-			err := s.serve(conn)
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			delete(s.conns, conn)
-			if err = errors.Join(err, conn.Close()); err != nil && !isDisconnect(err) {
-				s.errs = append(s.errs, err)
-			}
-		})
-	}
+		if err = errors.Join(err, conn.Close()); err != nil && !isDisconnect(err) {
+			s.note(err)
+		}
+	})
+}
+
+func (s *nbdServer) note(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.errs = append(s.errs, err)
 }
 
 // isDisconnect reports whether an error is that of a QEMU that was killed.
@@ -128,7 +153,7 @@ func isDisconnect(err error) bool {
 
 // close ends all connections, and returns what went wrong.
 func (s *nbdServer) close() error {
-	err := s.listener.Close()
+	err := s.reports.Close()
 	s.mu.Lock()
 	for conn := range s.conns {
 		_ = conn.Close()

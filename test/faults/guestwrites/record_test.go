@@ -15,6 +15,7 @@ import (
 
 	"cloudnative.tw/drover/hack/guest/blocks"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // newTestRecord returns a record of two empty files.
@@ -33,12 +34,18 @@ func newTestRecord(t *testing.T) *record {
 func TestServer(t *testing.T) {
 	t.Parallel()
 	r := newTestRecord(t)
-	server, err := startNBDServer(t.Context(), func(string) (device, error) { return r.open(0, false) })
+	server, err := startNBDServer(filepath.Join(t.TempDir(), "qemu"), func(string) (device, error) { return r.open(0, false) })
 	assert.NoError(t, err)
+	listener := framework.Listen(t, "tcp4", "127.0.0.1:0")
+	go func() {
+		for conn, err := listener.Accept(); err == nil; conn, err = listener.Accept() {
+			server.add(conn)
+		}
+	}()
 	out, err := exec.CommandContext(t.Context(), "qemu-io", "-f", "raw", "-t", "writeback",
 		"-c", "write -P 1 0 64k", "-c", "flush", "-c", "write -P 2 4k 512", "-c", "write -f -P 3 8k 512", "-c", "discard 12k 4k", "-c", "write -z 16k 4k",
 		"-c", "read -P 1 0 4k", "-c", "read -P 2 4k 512", "-c", "read -P 3 8k 512", "-c", "read -P 0 12k 8k", "-c", "read -P 0 1G 4k",
-		"nbd://127.0.0.1:"+server.port()+"/root").CombinedOutput()
+		"nbd://"+listener.Addr().String()+"/root").CombinedOutput()
 	if err != nil || strings.Contains(string(out), "failed") {
 		t.Fatalf("qemu-io: %v\n%s", err, out)
 	}

@@ -97,7 +97,8 @@ func startRun(ctx context.Context, l *lab.Lab, qemu lab.QEMU, random *rand.Rand,
 	if r.world, err = l.NewWorld(ctx); err != nil {
 		return nil, err
 	}
-	if r.server, err = startNBDServer(ctx, r.open); err != nil {
+	r.engine.qemu = filepath.Join(r.world.Dir, fmt.Sprintf("qemu-%d", os.Getpid()))
+	if r.server, err = startNBDServer(r.engine.qemu, r.open); err != nil {
 		return nil, errors.Join(err, r.world.Close())
 	}
 	if err := r.start(ctx); err != nil {
@@ -107,7 +108,6 @@ func startRun(ctx context.Context, l *lab.Lab, qemu lab.QEMU, random *rand.Rand,
 }
 
 func (r *run) start(ctx context.Context) (err error) {
-	r.engine.qemu = filepath.Join(r.world.Dir, "qemu-"+r.server.port())
 	if err := framework.BuildProgram(r.engine.qemu, "test/faults/guestwrites/attach"); err != nil {
 		return err
 	}

@@ -35,8 +35,9 @@ type op struct {
 	offset  int64 // or size, or mode
 	data    []byte
 	entries []entry
-	// isMkdir says that the entry is of a new folder.
+	// isMkdir says that the entry is of a new folder, and target that it is of a new symbolic link.
 	isMkdir bool
+	target  string
 	// text describes it for people, or is the name of a mark.
 	text string
 }
@@ -74,7 +75,7 @@ type disk struct {
 type fileContent struct {
 	data []byte
 	size int64
-	mode os.FileMode // 0 for that of most files
+	mode os.FileMode // 0 for that of most files; ModeSymlink for a link, whose target is the data
 }
 
 // bytes returns all that the file has.
@@ -100,6 +101,9 @@ func (d *disk) apply(o op) {
 	case opEntries:
 		for _, e := range o.entries {
 			d.setEntry(e)
+			if o.target != "" {
+				d.files[e.file] = fileContent{[]byte(o.target), int64(len(o.target)), os.ModeSymlink}
+			}
 		}
 	case opSync, opMark:
 	}

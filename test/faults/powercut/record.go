@@ -60,10 +60,12 @@ func (r *recorder) record(c call) error {
 	switch c.name {
 	case "openat":
 		return r.open(c)
-	case "read", "write", "pwrite64", "lseek", "ftruncate", "fchmod", "fsync", "fdatasync":
+	case "read", "write", "pwrite64", "lseek", "ftruncate", "fallocate", "fchmod", "fsync", "fdatasync":
 		return r.recordDescriptor(c)
 	case "renameat", "renameat2", "linkat":
 		return r.recordNames(c)
+	case "symlinkat":
+		return r.recordLink(c)
 	case "mkdirat", "unlinkat":
 		return r.recordName(c)
 	case "mmap":
@@ -164,6 +166,8 @@ func (r *recorder) recordDescriptor(c call) error {
 			return err
 		}
 		r.add(op{kind: opTruncate, file: file, offset: size, text: fmt.Sprintf("the size %d of %s", size, short)})
+	case "fallocate":
+		return r.recordRoom(c, file, short)
 	case "fchmod":
 		mode, err := c.number(1)
 		if err != nil {
@@ -174,6 +178,24 @@ func (r *recorder) recordDescriptor(c call) error {
 		r.add(op{kind: opSync, file: file, text: "sync of " + short})
 	}
 	return nil
+}
+
+// recordRoom records that a file gets or loses room for data. Its size stays, which is what these programs ask for.
+func (r *recorder) recordRoom(c call, file fileID, short string) error {
+	offset, err := c.number(2)
+	length, err2 := c.number(3)
+	if err := errors.Join(err, err2); err != nil {
+		return err
+	}
+	switch c.args[1] {
+	case "FALLOC_FL_KEEP_SIZE":
+		return nil
+	case "FALLOC_FL_KEEP_SIZE|FALLOC_FL_PUNCH_HOLE":
+		hole := make([]byte, min(length, r.disk.files[file].size-offset))
+		r.add(op{kind: opWrite, file: file, offset: offset, data: hole, text: fmt.Sprintf("a hole of %d bytes in %s at %d", length, short, offset)})
+		return nil
+	}
+	return errUnknown
 }
 
 // recordNames records a call with two paths.
@@ -206,6 +228,14 @@ func (r *recorder) recordName(c call) error {
 		return nil
 	}
 	r.add(op{kind: opEntries, entries: []entry{{folder, name, 0}}, text: "removal of " + name})
+	return nil
+}
+
+// recordLink records a symbolic link, whose target is on its disk once its name is.
+func (r *recorder) recordLink(c call) error {
+	if folder, name, ok := r.resolve(c, 1); ok {
+		r.add(op{kind: opEntries, target: c.text(0), entries: []entry{{folder, name, r.newFile()}}, text: "creation of link " + name})
+	}
 	return nil
 }
 

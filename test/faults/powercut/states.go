@@ -42,6 +42,9 @@ func (s State) Write(folder string) error {
 	for _, path := range slices.Sorted(maps.Keys(tree)) {
 		create := func(at string) error {
 			file := tree[path]
+			if file.mode == os.ModeSymlink {
+				return os.Symlink(string(file.data), at)
+			}
 			return errors.Join(os.WriteFile(at, file.data, 0o600), os.Truncate(at, file.size), os.Chmod(at, cmp.Or(file.mode, 0o600)))
 		}
 		if strings.HasSuffix(path, "/") {

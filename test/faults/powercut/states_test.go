@@ -32,10 +32,13 @@ var writers = map[string]func(dir string) error{
 	"renamed":            func(dir string) error { return replace(dir, false, false) },
 	"synced and renamed": func(dir string) error { return replace(dir, true, false) },
 	"all synced":         func(dir string) error { return replace(dir, true, true) },
-	"by a link":          func(dir string) error { return os.Symlink("elsewhere", filepath.Join(dir, "file")) },
-	"statedir replaces":  inStateDir(func(d *statedir.Dir) error { return d.Replace(d.Path("file"), content) }),
-	"statedir creates":   inStateDir(func(d *statedir.Dir) error { return d.Create(d.Path("file"), content) }),
-	"statedir installs":  inStateDir(install),
+	"by its path": func(dir string) error {
+		path := filepath.Join(dir, "file")
+		return errors.Join(os.WriteFile(path, content, 0o600), os.Truncate(path, 1))
+	},
+	"statedir replaces": inStateDir(func(d *statedir.Dir) error { return d.Replace(d.Path("file"), content) }),
+	"statedir creates":  inStateDir(func(d *statedir.Dir) error { return d.Create(d.Path("file"), content) }),
+	"statedir installs": inStateDir(install),
 }
 
 func inStateDir(do func(*statedir.Dir) error) func(dir string) error {
@@ -133,7 +136,7 @@ func TestStates(t *testing.T) {
 // TestUnknownCall checks that a change which the model does not have is not passed over.
 func TestUnknownCall(t *testing.T) {
 	t.Parallel()
-	if _, err := recordWriter(t, "by a link"); !errors.Is(err, errUnknown) {
+	if _, err := recordWriter(t, "by its path"); !errors.Is(err, errUnknown) {
 		t.Errorf("got error %v", err)
 	}
 }

@@ -5,18 +5,25 @@
 // of writable disks are replaced on its command line by exports of an NBD server, which
 // records what QEMU writes. All else stays as Drover has it, cache modes included.
 //
-// The path by which it was started ends with a dash and the TCP port of the server. The name of
-// an export is that of the block node. QEMU sends flushes to an NBD server even if a cache mode
-// says that it flushes no file. The name of such an export ends with noFlush.
+// QEMU may have no sockets but those it inherits. So the program reports to the server by a pipe
+// beside itself how many connections it needs, and takes them at the socket of the guest's
+// network. The path by which it was started ends with a dash and the server's process: others may
+// connect there too. The name of an export is that of the block node. QEMU sends flushes to an NBD
+// server even if a cache mode says that it flushes no file. The name of such an export ends with
+// noFlush.
 package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // noFlush is known to package guestwrites too.
@@ -29,36 +36,88 @@ func main() {
 
 // runQEMU does not return unless it fails.
 func runQEMU() error {
-	port := os.Args[0][strings.LastIndexByte(os.Args[0], '-')+1:]
 	qemu, err := exec.LookPath("qemu-system-x86_64")
 	if err != nil {
 		return err
 	}
 	args := append([]string{qemu}, os.Args[1:]...)
+	listener, exports := -1, []int{}
 	for n := 1; n < len(args); n++ {
-		if args[n-1] != "-blockdev" {
-			continue
+		switch args[n-1] {
+		case "-netdev":
+			if _, err = fmt.Sscanf(args[n][strings.LastIndexByte(args[n], '=')+1:], "%d", &listener); err != nil {
+				return fmt.Errorf("%s has no descriptor: %w", args[n], err)
+			}
+		case "-blockdev":
+			var isExport bool
+			if args[n], isExport, err = attach(args[n]); err != nil {
+				return err
+			}
+			if isExport {
+				exports = append(exports, n)
+			}
 		}
-		if args[n], err = attach(args[n], port); err != nil {
+	}
+	if err := report(len(exports)); err != nil {
+		return err
+	}
+	for _, n := range exports {
+		fd, err := accept(listener)
+		if err != nil {
 			return err
 		}
+		args[n] = strings.Replace(args[n], placeholder, strconv.Itoa(fd), 1)
 	}
 	return syscall.Exec(qemu, args, os.Environ())
 }
 
+// placeholder stands for the descriptor of a connection.
+const placeholder = "DESCRIPTOR"
+
+// report asks the server for connections.
+func report(connections int) error {
+	if connections == 0 { // QEMU is asked for its version, for example
+		return nil
+	}
+	pipe, err := os.OpenFile(os.Args[0]+".reports", os.O_WRONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(pipe, "%d %d\n", os.Getpid(), connections) // one write
+	return errors.Join(err, pipe.Close())
+}
+
+// accept takes a connection of the server. Those of others are closed: they try again.
+func accept(listener int) (fd int, err error) {
+	server := os.Args[0][strings.LastIndexByte(os.Args[0], '-')+1:]
+	for {
+		if fd, _, err = unix.Accept(listener); err != nil {
+			return 0, fmt.Errorf("waiting for the server: %w", err)
+		}
+		peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err != nil {
+			return 0, err
+		}
+		if strconv.Itoa(int(peer.Pid)) == server {
+			return fd, nil
+		}
+		_ = unix.Close(fd)
+	}
+}
+
 // attach returns the block node of a disk, with an export in place of its file if it is
 // writable.
-func attach(text, port string) (string, error) {
+func attach(text string) (attached string, isExport bool, err error) {
 	var node map[string]any
 	if err := json.Unmarshal([]byte(text), &node); err != nil {
-		return "", err
+		return "", false, err
 	}
 	file, ok := node["file"].(map[string]any)
 	if !ok || file["driver"] != "file" {
-		return "", fmt.Errorf("the block node %s has no file", text)
+		return "", false, fmt.Errorf("the block node %s has no file", text)
 	}
 	if node["read-only"] == true {
-		return text, nil
+		return text, false, nil
 	}
 	delete(file, "filename")
 	export, _ := node["node-name"].(string)
@@ -66,9 +125,9 @@ func attach(text, port string) (string, error) {
 		export += noFlush
 	}
 	file["driver"], file["export"] = "nbd", export
-	file["server"] = map[string]string{"type": "inet", "host": "127.0.0.1", "port": port}
+	file["server"] = map[string]string{"type": "fd", "str": placeholder}
 	out, err := json.Marshal(node)
-	return string(out), err
+	return string(out), true, err
 }
 
 // ignoresFlushes reports whether the cache mode of a block node is that.
