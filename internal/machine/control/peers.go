@@ -91,7 +91,8 @@ type peerAnswer struct {
 	Failure string     `json:"failure,omitempty"`
 }
 
-// SendMessage sends a value with its length before it, and sockets as SCM_RIGHTS with its first byte.
+// SendMessage sends a value with its length before it, and sockets as SCM_RIGHTS with its first byte. It sends all at
+// once, since each packet takes a place in the queue of the socket, however small it is.
 func SendMessage(conn *net.UnixConn, value any, sockets ...*os.File) error {
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -105,9 +106,10 @@ func SendMessage(conn *net.UnixConn, value any, sockets ...*os.File) error {
 		}
 		rights = unix.UnixRights(fds...)
 	}
-	length := binary.BigEndian.AppendUint32(nil, uint32(len(text))) //nolint:gosec // the receiver allows far less
-	if _, _, err = conn.WriteMsgUnix(length, rights, nil); err == nil {
-		_, err = conn.Write(text)
+	message := append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...) //nolint:gosec // the receiver allows far less
+	n, _, err := conn.WriteMsgUnix(message, rights, nil)
+	if err == nil && n < len(message) {
+		_, err = conn.Write(message[n:])
 	}
 	return err
 }
@@ -128,6 +130,9 @@ func ReceiveMessage(conn *net.UnixConn, to any, mostSockets int) (sockets []*os.
 			unix.CloseOnExec(fd)
 			sockets = append(sockets, os.NewFile(uintptr(fd), "socket"))
 		}
+	}
+	if err == nil && len(sockets) > mostSockets { // the kernel rounds the room for them up
+		err = errRequest
 	}
 	if err == nil {
 		_, err = io.ReadFull(conn, length[n:])
@@ -206,16 +211,23 @@ func (l *PeerLink) Follow() {
 		if len(sockets) > 0 {
 			answer.socket = sockets[0]
 		}
-		l.mu.Lock()
-		to := l.waiting[answer.ID]
-		delete(l.waiting, answer.ID)
-		l.mu.Unlock()
-		if to == nil { // the caller has given up
+		if !l.deliver(answer) { // the caller has given up
 			closeFiles(sockets)
-			continue
 		}
-		to <- answer
 	}
+}
+
+// deliver gives an answer to its caller, and reports whether there is one.
+func (l *PeerLink) deliver(answer linkAnswer) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	to := l.waiting[answer.ID]
+	if to == nil {
+		return false
+	}
+	delete(l.waiting, answer.ID)
+	to <- answer // which has room for it
+	return true
 }
 
 // Close ends the link.

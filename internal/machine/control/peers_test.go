@@ -129,6 +129,32 @@ func TestPeers(t *testing.T) {
 	})
 }
 
+// TestUnreadCalls checks that as many calls as may wait for an answer have room in the queue to one who reads none, so
+// that nobody waits to send.
+func TestUnreadCalls(t *testing.T) {
+	t.Parallel()
+	socket, conn := pairOf(t)
+	defer func() { _ = socket.Close() }()
+	at := netip.MustParseAddrPort("255.255.255.255:65535")
+	assert.NoError(t, conn.SetWriteDeadline(deadlineAfter(CallWithin)))
+	for i := range maxWaitingCalls {
+		assert.NoError(t, SendMessage(conn, peerCall{ID: 1<<32 + uint64(i), Conn: &PeerConn{TCP, at, at}}, socket))
+	}
+}
+
+// TestMoreSockets checks that a message with more sockets than are allowed is refused, and that all are the caller's to
+// close.
+func TestMoreSockets(t *testing.T) {
+	t.Parallel()
+	here, there := pairOf(t)
+	from, err := unixConn(here)
+	assert.NoError(t, err)
+	assert.NoError(t, SendMessage(there, struct{}{}, here, here))
+	sockets, err := ReceiveMessage(from, &struct{}{}, 1)
+	assert.ErrorIs(t, "two sockets in place of one", err, errRequest)
+	closeFiles(append(sockets, here))
+}
+
 // TestNetworkCalls checks that sockets of ports arrive, and that a connection to the guest carries data.
 func TestNetworkCalls(t *testing.T) {
 	t.Parallel()
