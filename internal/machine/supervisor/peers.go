@@ -7,39 +7,45 @@ import (
 	"context"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// Links are a machine's links to its switchboard. The last one is used: the switchboard of the others was replaced.
+// Links are a machine's links to its switchboard. The last one that has not ended is used. Several processes may give it
+// one at the same time, and the switchboard keeps one of them, which may be any.
 type Links struct {
-	mu   sync.Mutex
-	last *control.PeerLink
+	mu  sync.Mutex
+	all []*control.PeerLink
 }
 
 var _ control.Switchboard = (*Links)(nil)
 
-// use makes calls go over a link.
-func (l *Links) use(link *control.PeerLink) {
+// follow makes calls go over a link until it ends.
+func (l *Links) follow(link *control.PeerLink) {
+	l.mu.Lock()
+	l.all = append(l.all, link)
+	l.mu.Unlock()
+	link.Follow()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.last = link
+	l.all = slices.DeleteFunc(l.all, func(other *control.PeerLink) bool { return other == link })
 }
 
-// get returns the last link.
-func (l *Links) get() (*control.PeerLink, error) {
+// last returns the last link.
+func (l *Links) last() (*control.PeerLink, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.last == nil {
+	if len(l.all) == 0 {
 		return nil, control.ErrUnreachable
 	}
-	return l.last, nil
+	return l.all[len(l.all)-1], nil
 }
 
 // Lookup implements control.Switchboard.
 func (l *Links) Lookup(ctx context.Context, name string) (netip.Addr, error) {
-	link, err := l.get()
+	link, err := l.last()
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -48,7 +54,7 @@ func (l *Links) Lookup(ctx context.Context, name string) (netip.Addr, error) {
 
 // Dial implements control.Switchboard.
 func (l *Links) Dial(ctx context.Context, protocol string, from uint16, to netip.AddrPort) (*os.File, error) {
-	link, err := l.get()
+	link, err := l.last()
 	if err != nil {
 		return nil, err
 	}
@@ -56,10 +62,7 @@ func (l *Links) Dial(ctx context.Context, protocol string, from uint16, to netip
 }
 
 // Join implements control.Peer.
-func (s *Supervisor) Join(link *control.PeerLink) {
-	s.Links.use(link)
-	link.Follow()
-}
+func (s *Supervisor) Join(link *control.PeerLink) { s.Links.follow(link) }
 
 // Accept implements control.Peer.
 func (s *Supervisor) Accept(ctx context.Context, c control.PeerConn, socket *os.File) error {

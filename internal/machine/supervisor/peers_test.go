@@ -1,0 +1,74 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/test/assert"
+)
+
+// switchboard knows one machine by every name.
+type switchboard struct{ address netip.Addr }
+
+func (s switchboard) Lookup(context.Context, string) (netip.Addr, error) { return s.address, nil }
+
+func (switchboard) Dial(context.Context, string, uint16, netip.AddrPort) (*os.File, error) {
+	return nil, control.ErrRefused
+}
+
+// newLink returns a link, and the other end of it.
+func newLink(t *testing.T) (*control.PeerLink, *net.UnixConn) {
+	t.Helper()
+	var ends [2]*net.UnixConn
+	here, there, err := control.SocketPair(unix.SOCK_STREAM)
+	assert.NoError(t, err)
+	for i, f := range []*os.File{here, there} {
+		conn, err := net.FileConn(f)
+		assert.NoError(t, errors.Join(err, f.Close()))
+		ends[i] = conn.(*net.UnixConn)
+		t.Cleanup(func() { _ = conn.Close() })
+	}
+	return control.NewPeerLink(ends[0]), ends[1]
+}
+
+// TestLinks checks that the last link is used that has not ended, in whatever order links come and end: two processes
+// may give the machine one at the same time.
+func TestLinks(t *testing.T) {
+	t.Parallel()
+	links := &Links{}
+	assert.ErrorIs(t, "without a link", assert.ErrorOf(links.Lookup(t.Context(), "a")), control.ErrUnreachable)
+	first, last := netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("10.1.0.3")
+	check := func(what string, want netip.Addr) {
+		t.Helper()
+		assert.Eventually(t, what, func(t testing.TB) error {
+			if got, err := links.Lookup(t.Context(), "a"); err != nil || got != want {
+				t.Errorf("the name is %s, %v, want %s", got, err, want)
+			}
+			return nil
+		})
+	}
+	link, there := newLink(t)
+	go links.follow(link)
+	go func() { _ = control.ServeSwitchboard(t.Context(), there, switchboard{first}) }()
+	check("the link is used", first)
+
+	ended, itsEnd := newLink(t)
+	assert.NoError(t, itsEnd.Close())
+	links.follow(ended)
+	check("a link that had ended before it came is left out", first)
+
+	link, there = newLink(t)
+	go links.follow(link)
+	go func() { _ = control.ServeSwitchboard(t.Context(), there, switchboard{last}) }()
+	check("the last link is used", last)
+}
