@@ -111,10 +111,13 @@ func (p Place) Remove(ctx context.Context, uid string) error {
 		defer func() { _ = conn.Close() }()
 		err = exchange(bounded, conn, request{Machine: Machine{UID: uid}, Leaves: true}, nil)
 	}
-	if err != nil {
-		return p.killAll(ctx)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil: // which says nothing of the broker
+		return ctx.Err()
 	}
-	return nil
+	return p.killAll(ctx)
 }
 
 // tell sends a request to the broker, and returns the connection once it has answered. A broker that does not answer is
@@ -141,7 +144,7 @@ func (p Place) tell(ctx context.Context, r request, sockets ...*os.File) (net.Co
 		switch {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
-		case bounded.Err() != nil:
+		case bounded.Err() != nil, errors.Is(err, os.ErrDeadlineExceeded): // the latter may be noticed before
 			return nil, errors.Join(fmt.Errorf("the broker does not answer, and is ended: %w", err), p.killAll(ctx))
 		}
 		_ = proc.Pause(bounded, proc.PollEvery) // it is ending, as one of an earlier version
