@@ -5,6 +5,8 @@ package instance
 
 import (
 	"context"
+	"errors"
+	"os"
 	"time"
 
 	"cloudnative.tw/drover/internal/machine/broker"
@@ -21,12 +23,24 @@ func (f *follower) connectPeers(ctx context.Context, c *control.Client) {
 		if err != nil || now.Retained || !now.Address.IsValid() {
 			return
 		}
-		err = f.inst.Host.Broker.Connect(ctx, now.peer(), c.Join)
+		err = f.inst.Host.Broker.Connect(ctx, now.peer(), func(ctx context.Context, calls, accepts *os.File) error { return f.join(ctx, c, calls, accepts) })
 		if err != nil && ctx.Err() == nil && err.Error() != last {
 			last = err.Error()
 			f.inst.Host.Log.V(1).Info("Machine does not meet others", "uid", f.inst.UID, "cause", last)
 		}
 	}
+}
+
+// errReleased : the machine is no server any more.
+var errReleased = errors.New("the machine was released")
+
+// join gives the supervisor a link to the broker, which has the machine as a member by now. Who releases the machine
+// later ends the link, but who did so since connectPeers has looked may have found no member.
+func (f *follower) join(ctx context.Context, c *control.Client, calls, accepts *os.File) error {
+	if now, err := f.inst.Load(); err != nil || now.Retained {
+		return errors.Join(errReleased, err)
+	}
+	return c.Join(ctx, calls, accepts)
 }
 
 // peer returns what others may know of the machine.

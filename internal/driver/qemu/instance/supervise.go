@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -148,18 +149,13 @@ func (f *follower) followOnce(ctx context.Context) (followed bool) {
 		log.Info("Supervisor of an earlier version is replaced", "uid", s.UID)
 		return place.Replace(ctx, c.Token()) == nil
 	}
-	if err := c.SetEgress(ctx, f.inst.Host.findEgress()); err != nil { // it may have been started by a Drover with other flags
-		log.Info("Machine does not learn where it may connect to", "uid", s.UID, "cause", err.Error())
-	}
 	watching, stop := context.WithCancel(ctx)
-	connecting := make(chan struct{})
-	go func() {
-		defer close(connecting)
-		f.connectPeers(watching, c)
-	}()
+	var telling sync.WaitGroup
+	telling.Go(func() { f.setEgress(watching, c) })
+	telling.Go(func() { f.connectPeers(watching, c) })
 	defer func() {
 		stop()
-		<-connecting
+		telling.Wait()
 	}()
 	err = c.Watch(ctx, func() {
 		followed = true
@@ -175,6 +171,21 @@ func (f *follower) followOnce(ctx context.Context) (followed bool) {
 		}
 	}
 	return true
+}
+
+// setEgress tells the supervisor where its guest may connect to, until it has taken that: it may have been started by a
+// Drover with other flags.
+func (f *follower) setEgress(ctx context.Context, c *control.Client) {
+	for last := ""; ctx.Err() == nil; f.pause(ctx, SuperviseEvery) {
+		err := c.SetEgress(ctx, f.inst.Host.findEgress())
+		if err == nil {
+			return
+		}
+		if ctx.Err() == nil && err.Error() != last {
+			last = err.Error()
+			f.inst.Host.Log.Info("Machine does not learn where it may connect to", "uid", f.inst.UID, "cause", last)
+		}
+	}
 }
 
 // reportChange reports a change, and waits where a supervisor reports too many.

@@ -1,0 +1,86 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package instance
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	testingclock "k8s.io/utils/clock/testing"
+
+	"cloudnative.tw/drover/internal/driver/qemu/record"
+	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// newFollower returns the follower of a server that has a record alone, and its clock.
+func newFollower(t *testing.T) (*follower, *testingclock.FakeClock) {
+	t.Helper()
+	dir, err := statedir.Open("the folder", t.TempDir(), VMsDir)
+	assert.NoError(t, err)
+	now := framework.NewFakeClock(time.Unix(0, 0))
+	inst := NewHost(Config{Users: &launch.Users{}, Clock: now, Log: logr.Discard()}, dir).InstanceOf(uuid.NewUUID())
+	inst.Record = record.Record{Format: record.Format, ClusterID: "cluster-1", UID: inst.UID, ID: NewID(), Namespace: "ns", Name: "a"}
+	assert.NoError(t, errors.Join(os.Mkdir(inst.Path, 0o700), inst.Save()))
+	return &follower{inst: inst}, now
+}
+
+// TestReleasedBeforeItJoins checks that a machine that is released while it is being connected does not meet others.
+func TestReleasedBeforeItJoins(t *testing.T) {
+	t.Parallel()
+	f, _ := newFollower(t)
+	errAsked := errors.New("asked")
+	c := control.NewLocalClient("token", func(context.Context) (net.Conn, error) { return nil, errAsked })
+	if err := f.join(t.Context(), c, nil, nil); err == nil || errors.Is(err, errReleased) {
+		t.Errorf("a server that is not released: %v, want that its supervisor is asked", err)
+	}
+	f.inst.Retained = true
+	assert.NoError(t, f.inst.Save())
+	assert.ErrorIs(t, "a released server", f.join(t.Context(), c, nil, nil), errReleased)
+}
+
+// TestSetEgressAgain checks that a supervisor which does not take what is allowed is told again, until it does.
+func TestSetEgressAgain(t *testing.T) {
+	t.Parallel()
+	f, now := newFollower(t)
+	var calls atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if calls.Add(1) < 3 {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	}))
+	t.Cleanup(server.Close)
+	c := control.NewLocalClient("token", func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
+	})
+	taken := make(chan struct{})
+	go func() {
+		defer close(taken)
+		f.setEgress(t.Context(), c)
+	}()
+	assert.Eventually(t, "the supervisor has taken it", func(t testing.TB) error {
+		now.Step(SuperviseEvery)
+		select {
+		case <-taken:
+			return nil
+		default:
+			return errors.New("it is told still")
+		}
+	})
+	if n := calls.Load(); n != 3 {
+		t.Errorf("it was told %d times, want 3", n)
+	}
+}
