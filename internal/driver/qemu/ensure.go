@@ -330,12 +330,14 @@ func nextStep(s *instance.Instance, spec driver.ServerSpec) step {
 		return stepFinish
 	case mustGrow:
 		return stepGrow
-	case !spec.PowerOnly && !instance.HasPortsOf(s.Record, spec), s.LacksPorts():
+	case !spec.PowerOnly && !instance.HasPortsOf(s.Record, spec):
 		return stepPorts
 	case spec.Power == driver.PowerPaused && !s.IsPaused():
 		return stepPause
 	case spec.Power == driver.PowerOn && s.IsPaused():
 		return stepResume
+	case s.LacksPorts(): // last, since it may fail for as long as another program has one
+		return stepPorts
 	}
 	return stepNone
 }

@@ -183,7 +183,7 @@ func TestPortsAfterLostCall(t *testing.T) {
 }
 
 // TestPortLost checks that a port which another program takes while a supervisor is replaced is neither reported nor
-// forgotten, and that it keeps no other port from being served.
+// forgotten, and that neither the other ports nor a pause of the machine wait for it.
 func TestPortLost(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
@@ -202,6 +202,16 @@ func TestPortLost(t *testing.T) {
 			t.Fatalf("without the port it is %+v", s)
 		}
 		refuses(t, d, spec, driver.ErrRetry, fmt.Sprintf("host port %d/tcp is not available any more", first.Ports[0].HostPort), driver.ReasonPortConflict)
+	}
+	for _, c := range []struct {
+		power driver.Power
+		state driver.State
+	}{{driver.PowerPaused, driver.StatePaused}, {driver.PowerOn, driver.StateRunning}} {
+		spec.Power = c.power
+		refuses(t, d, spec, driver.ErrRetry, "is not available any more", driver.ReasonPortConflict)
+		if s := listAnswering(t, d, spec.UID)[0]; s.State != c.state {
+			t.Errorf("it is %s, want %s", s.State, c.state)
+		}
 	}
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", first.Ports[1].HostPort))
 	assert.NoError(t, err)
