@@ -261,13 +261,29 @@ func TestSetEgress(t *testing.T) {
 		}
 		return err
 	}
-	assert.NoError(t, errors.Join(answers(open[0]), answers(open[1])))
+	server, err := (&net.ListenConfig{}).ListenPacket(t.Context(), "udp4", "127.0.0.1:0")
+	assert.NoError(t, err)
+	t.Cleanup(func() { _ = server.Close() })
+	w.servers["udp "+outsider.String()+":53"] = server.LocalAddr().String()
+	target := fullAddress(netip.AddrPortFrom(outsider, 53))
+	flow, err := gonet.DialUDP(w.guest.stack, nil, &target, ipv4.ProtocolNumber)
+	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(io.WriteString(flow, "hello")))
+	_, _, err = server.ReadFrom(make([]byte, 5))
+	assert.NoError(t, errors.Join(err, answers(open[0]), answers(open[1])))
 	denied := control.Egress{Denied: []netip.Prefix{netip.PrefixFrom(outsider, 24).Masked()}}
 	assert.NoError(t, w.SetEgress(t.Context(), denied))
 	if err := answers(open[0]); err == nil {
 		t.Error("a connection to the range is still open")
 	}
 	assert.NoError(t, answers(open[1]))
+	assert.Eventually(t, "packets of a flow that was open are refused", func(t testing.TB) error {
+		_, _ = io.WriteString(flow, "hello")
+		if last := w.Statistics().LastRefused; !slices.ContainsFunc(last, func(r control.Refusal) bool { return r.Protocol == control.UDP && r.Reason == control.RefusedDenied }) {
+			t.Errorf("refused were %+v", last)
+		}
+		return nil
+	})
 	assert.ErrorSays(t, "a new connection", assert.ErrorOf(w.dial(t, netip.AddrPortFrom(outsider, 80))), "refused")
 	assert.NoError(t, open[1].Close())
 	assert.Eventually(t, "no connection is remembered that has ended", func(t testing.TB) error {
