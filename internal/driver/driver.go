@@ -222,7 +222,7 @@ type NetworkReporter interface {
 	NetworkStatistics(ctx context.Context, uid types.UID) (NetworkStatistics, error)
 }
 
-// NetworkStatistics are the figures of a server's network. What comes to the server is in.
+// NetworkStatistics are the figures of a server's network. In is what the server receives.
 type NetworkStatistics struct {
 	PacketsIn, BytesIn, PacketsOut, BytesOut int64
 	// Dropped are packets that were not the server's own, or broken.

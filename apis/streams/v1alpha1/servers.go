@@ -55,7 +55,7 @@ type Server struct {
 const OrphanApprovalsName = "drover-orphan-approvals"
 
 // NetworkStatistics are the figures of a machine's network since its supervisor was started.
-// What the machine receives is in.
+// In is what the machine receives.
 type NetworkStatistics struct {
 	PacketsIn  int64 `json:"packetsIn"`
 	BytesIn    int64 `json:"bytesIn"`

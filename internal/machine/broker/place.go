@@ -36,7 +36,7 @@ const (
 	CheckEvery = 10 * time.Second
 )
 
-// Place is the folder of a host's broker. It is the folder's owner alone who may connect.
+// Place is the folder of a host's broker. Only the owner of the folder may connect.
 type Place struct {
 	// Machine is the folder, and its UUID is what processes are found by.
 	machine.Machine
@@ -98,8 +98,7 @@ func (p Place) wait(ctx context.Context, conn net.Conn) error {
 	}
 }
 
-// Remove lets a machine meet others no more. Nothing is to be done where no broker runs, and one that does not answer is
-// killed.
+// Remove keeps a machine from meeting others. It does nothing if no broker runs, and kills one that does not answer.
 func (p Place) Remove(ctx context.Context, uid string) error {
 	if runs, err := p.IsLocked(lockFile); err != nil || !runs {
 		return err

@@ -175,15 +175,15 @@ const fioSetOwn = 0x8901
 
 // DenyStarts takes from this program, for good, what only a program needs that starts others: it makes no
 // process, executes no program, opens no file, listens at no port, has no Unix socket but those it was given, and signals no process but the one
-// of a handle. It cannot be read by its user's other processes either. It may go on to make the system calls of but.
-func DenyStarts(handle int, but ...uintptr) error {
+// of a handle. It cannot be read by its user's other processes either. The system calls of except stay allowed.
+func DenyStarts(handle int, except ...uintptr) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("becoming unreadable: %w", err)
 	}
-	return installFilter(makeStartFilter(handle, but), unix.SECCOMP_FILTER_FLAG_TSYNC)
+	return installFilter(makeStartFilter(handle, except), unix.SECCOMP_FILTER_FLAG_TSYNC)
 }
 
-func makeStartFilter(handle int, but []uintptr) []bpf.Instruction {
+func makeStartFilter(handle int, except []uintptr) []bpf.Instruction {
 	program := slices.Clone(filterArchitecture)
 	for _, rule := range startRules(handle) {
 		program = append(program,
@@ -194,7 +194,7 @@ func makeStartFilter(handle int, but []uintptr) []bpf.Instruction {
 			bpf.LoadAbsolute{Off: callNumber, Size: 4})
 	}
 	for _, call := range startedCalls {
-		if slices.Contains(but, call) {
+		if slices.Contains(except, call) {
 			continue
 		}
 		denied := failCall(unix.EPERM)

@@ -174,8 +174,8 @@ func (e *Edge) send(protocol tcpip.NetworkProtocolNumber, packet []byte) {
 	_, _ = e.link.WritePackets(list) // which makes references of its own
 }
 
-// sendUnreachable tells the guest that a packet came to nothing (RFC 792): that is prohibited by administration. Of the
-// packet's payload it is the first 8 bytes that count.
+// sendUnreachable tells the guest that a packet came to nothing (RFC 792): that is prohibited by administration. The
+// answer has the first 8 bytes of the packet's payload.
 func (e *Edge) sendUnreachable(protocol tcpip.TransportProtocolNumber, to netip.Addr, payload []byte) {
 	const payloadBytes = 8
 	message := make([]byte, header.ICMPv4MinimumSize+header.IPv4MinimumSize+payloadBytes)

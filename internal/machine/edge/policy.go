@@ -91,7 +91,7 @@ func (e *Edge) noteOutside(conn net.Conn, to netip.Addr) {
 	e.outside[conn] = to
 }
 
-// forgetOutside forgets a connection, which may be another or none.
+// forgetOutside forgets a connection. It does nothing for nil, and for a connection that does not lead through the host.
 func (e *Edge) forgetOutside(conn net.Conn) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -108,7 +108,8 @@ type Pool struct {
 	mu sync.Mutex // of changes by this process; no other leads
 }
 
-// Take returns the address of a machine, with the length of the range's prefix. It returns the one that the machine has, or had last, if that is still its own.
+// Take returns the address of a machine, with the length of the range's prefix: the one that the machine has, or had
+// last, if that is still its own.
 func (p *Pool) Take(uid types.UID, had netip.Prefix) (netip.Prefix, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
