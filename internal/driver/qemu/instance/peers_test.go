@@ -71,7 +71,7 @@ func TestSetEgressAgain(t *testing.T) {
 		defer close(taken)
 		f.setEgress(t.Context(), c)
 	}()
-	assert.Eventually(t, "the supervisor has taken it", func(t testing.TB) error {
+	assert.Eventually(t, "the supervisor has taken it", func(testing.TB) error {
 		now.Step(SuperviseEvery)
 		select {
 		case <-taken:
