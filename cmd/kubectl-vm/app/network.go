@@ -62,7 +62,7 @@ func (o *Options) networkOf(ctx context.Context, vm *api.VirtualMachine) *stream
 
 // refusalTexts say why a network has refused something.
 var refusalTexts = map[string]string{
-	"Denied":    "the operator allows no connections there (--qemu-egress-denied)",
+	"Denied":    "no connections are allowed there (--qemu-egress-denied, or the node of a pod)",
 	"NoEgress":  "the operator allows connections to other machines alone (--qemu-egress)",
 	"Special":   "it is an address for special use, which no machine reaches",
 	"NoRoute":   "the host has no route to another host there; the host itself is closed to machines",

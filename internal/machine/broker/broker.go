@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"cloudnative.tw/drover/internal/machine/control"
 )
@@ -175,10 +176,10 @@ func (m *member) end() {
 // follow serves a member until its link ends.
 func (m *member) follow(ctx context.Context) {
 	go func() {
-		m.link.Follow()
-		_ = m.calls.Close()
+		defer m.link.Close()
+		_ = control.ServeSwitchboard(ctx, m.calls, m)
 	}()
-	_ = control.ServeSwitchboard(ctx, m.calls, m)
+	m.link.Follow()
 	m.broker.removeWhere(func(other *member) bool { return other == m })
 }
 
@@ -207,6 +208,9 @@ func (m *member) Lookup(_ context.Context, name string) (netip.Addr, error) {
 	return other.Address, nil
 }
 
+// acceptWithin is how long a machine may take to accept a connection. The other's edge gives up then, too.
+const acceptWithin = 10 * time.Second
+
 // Dial implements control.Switchboard.
 func (m *member) Dial(ctx context.Context, protocol string, from uint16, to netip.AddrPort) (*os.File, error) {
 	if !slices.Contains([]string{control.TCP, control.UDP, control.ICMP}, protocol) {
@@ -224,6 +228,8 @@ func (m *member) Dial(ctx context.Context, protocol string, from uint16, to neti
 	}
 	defer func() { _ = there.Close() }()
 	c := control.PeerConn{Protocol: protocol, From: netip.AddrPortFrom(m.Address, from), To: to}
+	ctx, cancel := context.WithTimeout(ctx, acceptWithin)
+	defer cancel()
 	if err := other.link.Accept(ctx, c, there); err != nil {
 		_ = here.Close()
 		return nil, err

@@ -31,8 +31,15 @@ type guest struct {
 	accepted chan control.PeerConn
 }
 
+// hangingPort is a port that a guest does not answer at.
+const hangingPort = 82
+
 // Accept implements control.Peer: the guest greets who connects to port 80, and refuses others.
-func (g *guest) Accept(_ context.Context, c control.PeerConn, socket *os.File) error {
+func (g *guest) Accept(ctx context.Context, c control.PeerConn, socket *os.File) error {
+	if c.To.Port() == hangingPort {
+		<-ctx.Done()
+		return ctx.Err()
+	}
 	g.accepted <- c
 	if c.To.Port() != 80 {
 		return control.ErrRefused
@@ -181,6 +188,8 @@ func TestMembers(t *testing.T) {
 		t.Errorf("at the address is %q, %v", greeting, err)
 	}
 
+	socket, hangs := make(chan error, 1), netip.MustParseAddrPort("10.1.0.3:82")
+	go func() { socket <- assert.ErrorOf(again.calls.Dial(t.Context(), control.TCP, 4000, hangs)) }()
 	again.calls.Close()
 	for what, conn := range map[string]*net.UnixConn{"first": before.follower, "last": again.follower} {
 		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {

@@ -32,6 +32,8 @@ const (
 	noHandle = -1
 	// unusedWithin is how long a broker waits for its first machine.
 	unusedWithin = 3 * time.Second
+	// acceptAgain is when drivers are accepted again after there were too many open files.
+	acceptAgain = 100 * time.Millisecond
 )
 
 // Main is the program. It connects machines until it knows none and nobody tells it of one, and returns its exit code.
@@ -78,6 +80,10 @@ func (b *Broker) listen(ctx context.Context, listener net.Listener) error {
 		conn, err := listener.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return nil
+		}
+		if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+			time.Sleep(acceptAgain)
+			continue
 		}
 		if err != nil {
 			return err

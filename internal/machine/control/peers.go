@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
@@ -70,11 +71,11 @@ const joinPath = "/v1/join"
 const (
 	// maxMessage limits a message, in bytes. That of 32 ports, which a machine has at most, is the longest.
 	maxMessage = 4 << 10
-	// maxPeerCalls is how many calls over a link are answered at a time, and peerCallsASecond how many of a machine in
-	// the long run.
-	maxPeerCalls, peerCallsASecond = 64, 200
-	// maxWaitingCalls is how many calls wait for an answer. The queue of a socket has room for all of them.
-	maxWaitingCalls = 256
+	// maxPeerCalls is how many calls over a link wait for an answer, and are answered at a time. The queue of a socket has
+	// room for all of them. peerCallsASecond is how many a machine may make in the long run.
+	maxPeerCalls, peerCallsASecond = 256, 200
+	// callSendWithin is how long a call or an answer may take to be sent: only an end that does not read takes longer.
+	callSendWithin = time.Second
 )
 
 // peerCall is a call over a link: for an address by a name, or with a connection.
@@ -246,14 +247,14 @@ func (l *PeerLink) Close() {
 func (l *PeerLink) call(ctx context.Context, c peerCall, sockets ...*os.File) (linkAnswer, error) {
 	answered := make(chan linkAnswer, 1)
 	l.mu.Lock()
-	if l.isOver || len(l.waiting) == maxWaitingCalls {
+	if l.isOver || len(l.waiting) == maxPeerCalls {
 		l.mu.Unlock()
 		return linkAnswer{}, ErrUnreachable
 	}
 	l.last++
 	c.ID = l.last
 	l.waiting[c.ID] = answered
-	_ = l.conn.SetWriteDeadline(deadlineAfter(sendWithin))
+	_ = l.conn.SetWriteDeadline(deadlineAfter(callSendWithin))
 	err := SendMessage(l.conn, c, sockets...)
 	l.mu.Unlock()
 	if err != nil { // a part of it may have been sent
@@ -342,6 +343,14 @@ func serveLink(ctx context.Context, conn *net.UnixConn, callsASecond rate.Limit,
 	defer func() { _ = conn.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	var sending sync.Mutex
+	send := func(id uint64, address netip.Addr, failure error, sockets ...*os.File) {
+		sending.Lock()
+		defer sending.Unlock()
+		_ = conn.SetWriteDeadline(deadlineAfter(callSendWithin))
+		if err := SendMessage(conn, peerAnswer{id, address, failureName(failure)}, sockets...); err != nil {
+			_ = conn.Close()
+		}
+	}
 	var calls sync.WaitGroup
 	defer calls.Wait()
 	places, pace := make(chan struct{}, maxPeerCalls), rate.NewLimiter(callsASecond, maxPeerCalls)
@@ -355,24 +364,25 @@ func serveLink(ctx context.Context, conn *net.UnixConn, callsASecond rate.Limit,
 			closeFiles(given)
 			return explainError(err)
 		}
-		places <- struct{}{}
+		select {
+		case places <- struct{}{}:
+		default: // more than the other end may make
+			closeFiles(given)
+			send(call.ID, netip.Addr{}, ErrFailed)
+			continue
+		}
 		calls.Go(func() {
 			defer func() { <-places }()
 			defer closeFiles(given)
 			ctx, cancel := context.WithTimeout(ctx, CallWithin)
 			defer cancel()
-			var sockets []*os.File
 			address, socket, err := answer(ctx, call, firstOf(given))
-			if socket != nil {
-				sockets = append(sockets, socket)
+			if socket == nil {
+				send(call.ID, address, err)
+				return
 			}
-			defer closeFiles(sockets)
-			sending.Lock()
-			defer sending.Unlock()
-			_ = conn.SetWriteDeadline(deadlineAfter(sendWithin))
-			if err := SendMessage(conn, peerAnswer{call.ID, address, failureName(err)}, sockets...); err != nil {
-				_ = conn.Close()
-			}
+			send(call.ID, address, err, socket)
+			_ = socket.Close()
 		})
 	}
 }

@@ -129,6 +129,45 @@ func TestPeers(t *testing.T) {
 	})
 }
 
+// hanging is a switchboard whose machines never accept a connection.
+type hanging struct{ exchange }
+
+func (hanging) Dial(ctx context.Context, _ string, _ uint16, _ netip.AddrPort) (*os.File, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// TestHangingDials checks that a machine learns of names while its connections wait for another that does not accept
+// them, and that one which makes more calls than it may is told so.
+func TestHangingDials(t *testing.T) {
+	t.Parallel()
+	file, there := pairOf(t)
+	here, err := unixConn(file)
+	assert.NoError(t, errors.Join(err, file.Close()))
+	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan error)
+	go func() { left <- ServeSwitchboard(ctx, there, hanging{}) }()
+	at := netip.MustParseAddrPort("10.0.0.2:80")
+	for i := range maxPeerCalls - 1 {
+		assert.NoError(t, SendMessage(here, peerCall{ID: uint64(i), Conn: &PeerConn{TCP, at, at}}))
+	}
+	var answer peerAnswer
+	assert.NoError(t, SendMessage(here, peerCall{ID: 1000, Name: "b"}))
+	_, err = ReceiveMessage(here, &answer, 0)
+	if assert.NoError(t, err); answer.ID != 1000 || answer.Address != at.Addr() {
+		t.Errorf("the answer is %+v", answer)
+	}
+	for id := range uint64(2) {
+		assert.NoError(t, SendMessage(here, peerCall{ID: 2000 + id, Conn: &PeerConn{TCP, at, at}}))
+	}
+	_, err = ReceiveMessage(here, &answer, 0)
+	if assert.NoError(t, err); answer.ID != 2001 || !errors.Is(failureOf(answer.Failure), ErrFailed) {
+		t.Errorf("the answer to one call too many is %+v", answer)
+	}
+	leave()
+	<-left
+}
+
 // TestUnreadCalls checks that as many calls as may wait for an answer have room in the queue to one who reads none, so
 // that nobody waits to send.
 func TestUnreadCalls(t *testing.T) {
@@ -137,7 +176,7 @@ func TestUnreadCalls(t *testing.T) {
 	defer func() { _ = socket.Close() }()
 	at := netip.MustParseAddrPort("255.255.255.255:65535")
 	assert.NoError(t, conn.SetWriteDeadline(deadlineAfter(CallWithin)))
-	for i := range maxWaitingCalls {
+	for i := range maxPeerCalls {
 		assert.NoError(t, SendMessage(conn, peerCall{ID: 1<<32 + uint64(i), Conn: &PeerConn{TCP, at, at}}, socket))
 	}
 }

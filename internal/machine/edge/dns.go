@@ -197,6 +197,9 @@ func answerOf(h dnsmessage.Header, q *dnsmessage.Question, code dnsmessage.RCode
 // guest sent leaves the host.
 func (e *Edge) askOutside(h dnsmessage.Header, q dnsmessage.Question, protocol string) []byte {
 	for _, resolver := range e.getEgress().Resolvers {
+		if e.getEgress().Deny { // since the one before was asked
+			break
+		}
 		answer, err := e.exchange(q, protocol, resolver)
 		if err != nil {
 			continue

@@ -331,6 +331,26 @@ func TestNames(t *testing.T) {
 	}
 }
 
+// TestDeniedWhileAsking checks that no further resolver is asked once egress is denied.
+func TestDeniedWhileAsking(t *testing.T) {
+	t.Parallel()
+	asked := make(chan string, 2)
+	var w *world
+	w = newWorld(t, func(c *control.NetworkConfig, o *Options) {
+		c.Egress.Resolvers = []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53"), netip.MustParseAddrPort("192.0.2.54:53")}
+		o.Dial = func(ctx context.Context, _, address string) (net.Conn, error) {
+			asked <- address
+			return nil, errors.Join(errors.New("it does not answer"), w.SetEgress(ctx, control.Egress{Deny: true}))
+		}
+	})
+	if got := w.guest.resolve(t, "www.example.test."); got != "RCodeServerFailure" {
+		t.Errorf("the name is %s", got)
+	}
+	if first := <-asked; first != "192.0.2.53:53" || len(asked) > 0 {
+		t.Errorf("%s was asked first, and then %d others", first, len(asked))
+	}
+}
+
 // TestNamesWithoutPeers checks that names of the outside are resolved while nobody tells of machines.
 func TestNamesWithoutPeers(t *testing.T) {
 	t.Parallel()
