@@ -324,7 +324,7 @@ func nextStep(s *instance.Instance, spec driver.ServerSpec) step {
 		return stepNone
 	case !s.IsAlive():
 		return stepStart
-	case s.Stop != nil, spec.Power == driver.PowerOff, spec.RestartRun != "" && s.Run == spec.RestartRun:
+	case mustStop(s, spec):
 		return stepStop
 	case s.Phase == record.PhaseStarting:
 		return stepFinish
@@ -340,6 +340,11 @@ func nextStep(s *instance.Instance, spec driver.ServerSpec) step {
 		return stepPorts
 	}
 	return stepNone
+}
+
+// mustStop reports whether the run of a server has to end.
+func mustStop(s *instance.Instance, spec driver.ServerSpec) bool {
+	return s.Stop != nil || spec.Power == driver.PowerOff || spec.RestartRun != "" && s.Run == spec.RestartRun
 }
 
 // prepareRestart delays a stop before a restart until the next run has what it needs. Else

@@ -82,7 +82,7 @@ func (b *Broker) listen(ctx context.Context, listener net.Listener) error {
 			return nil
 		}
 		if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
-			time.Sleep(acceptAgain)
+			<-time.After(acceptAgain)
 			continue
 		}
 		if err != nil {
