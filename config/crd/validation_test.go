@@ -26,7 +26,7 @@ func TestColumns(t *testing.T) {
 	}
 	want := []string{
 		"Status string 0", "CPU number 0", "Memory number 0", "Age date 0",
-		"Ready string 1", "Driver string 1", "IP string 1", "ID string 1", "Reason string 1",
+		"Ready string 1", "Driver string 1", "Address string 1", "ID string 1", "Reason string 1",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("columns are\n%q, want\n%q", got, want)

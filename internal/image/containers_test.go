@@ -523,7 +523,7 @@ func TestContainerStalls(t *testing.T) {
 			_, _ = w.Write(blob)
 			return
 		}
-		_, _ = w.Write(blob[:600])
+		_, _ = w.Write(blob[:len(blob)/2])
 		w.(http.Flusher).Flush()
 		cancel() // as the caller does where nothing more comes
 		<-r.Context().Done()
