@@ -110,7 +110,7 @@ func TestStore(t *testing.T) {
 func TestKilled(t *testing.T) { //nolint:paralleltest // no other process of the kind may be there
 	size := 8 << 20
 	contents := [][]byte{bytes.Repeat([]byte("first layer "), size/12), bytes.Repeat([]byte("second one "), size/11)}
-	for name, at := range map[string]struct{ layer, sent int }{"before": {0, 0}, "mid-way": {0, size / 2}, "after a layer": {1, 0}, "at the end": {1, size + 1000}} {
+	for name, at := range map[string]struct{ layer, sent int }{"before": {0, 0}, "mid-way": {0, size / 2}, "after a layer": {1, 0}, "at the end": {1, size - 1000}} {
 		t.Run(name, func(t *testing.T) {
 			kills, layers := true, 0
 			registry := framework.NewRegistry(t, func(inner http.Handler) http.Handler {
