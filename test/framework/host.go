@@ -82,15 +82,25 @@ func NewNetwork(t testing.TB, second int) (name, address string) {
 
 // OpenNetwork makes a network that the caller must Close, of which a process can have 63.
 func OpenNetwork(ctx context.Context, second int) (n Network, err error) {
-	networks.Lock()
-	n.index = 1 + slices.Index(networks.used[1:], false)
-	networks.used[n.index] = true
-	networks.Unlock()
-	if n.index == 0 {
-		return n, errors.New("there are too many networks")
+	taken, err := net.InterfaceAddrs()
+	if err != nil {
+		return n, err
 	}
 	pid := os.Getpid()
 	at := func(last int) string { return fmt.Sprintf("198.%d.%d.%d", second, pid%256, 4*n.index+last) }
+	networks.Lock()
+	for n.index = 1; n.index < len(networks.used); n.index++ {
+		// Another process with such a number may have one, or have been killed before it removed it.
+		isTaken := slices.ContainsFunc(taken, func(a net.Addr) bool { return a.String() == at(1)+"/30" })
+		if !networks.used[n.index] && !isTaken {
+			networks.used[n.index] = true
+			break
+		}
+	}
+	networks.Unlock()
+	if n.index == len(networks.used) {
+		return n, errors.New("there are too many networks")
+	}
 	n.Name, n.Address = fmt.Sprintf("d%d-%d-%d", second, pid, n.index), at(2)
 	link := n.Name + "h"
 	for _, command := range []string{
