@@ -9,9 +9,6 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// MemoryBytes is the memory of all connections.
-const MemoryBytes = control.EdgeMemoryBytes
-
 // Shares of the budget, in bytes. The largest is enough for the delay of a local link; with the smallest data still
 // moves. A fixed part of each is for what a connection has beside its buffers: its endpoint and two goroutines.
 const (
@@ -30,13 +27,13 @@ type budget struct {
 	left int
 }
 
-func newBudget() budget { return budget{left: MemoryBytes} }
+func newBudget() budget { return budget{left: control.EdgeMemoryBytes} }
 
 // takeShare takes the share of a connection: the fewer there are, the more. It returns 0 if nothing is left.
 func (b *budget) takeShare() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	share := min(max(b.left/shrinking*b.left/MemoryBytes, smallestShare), largestShare)
+	share := min(max(b.left/shrinking*b.left/control.EdgeMemoryBytes, smallestShare), largestShare)
 	if share > b.left {
 		return 0
 	}
@@ -49,7 +46,7 @@ func (b *budget) takeShare() int {
 func (b *budget) takeFlow() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.left < MemoryBytes/2 {
+	if b.left < control.EdgeMemoryBytes/2 {
 		return false
 	}
 	b.left -= flowShare

@@ -432,7 +432,7 @@ func TestBudget(t *testing.T) {
 	for _, share := range shares {
 		b.giveBack(share)
 	}
-	if got := b.left; got != MemoryBytes {
+	if got := b.left; got != control.EdgeMemoryBytes {
 		t.Errorf("what is left: %v", got)
 	}
 }

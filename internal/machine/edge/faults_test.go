@@ -96,7 +96,7 @@ func TestFloods(t *testing.T) {
 		most  int // connections to the outside
 	}{
 		"half-open connections": {func(e *Edge, i int) []byte { return e.synFrame(uint16(1024+i), netip.AddrPortFrom(outsider, 80)) }, maxDials},                        //nolint:gosec // any port
-		"packets to many":       {func(e *Edge, i int) []byte { return e.udpFrame(1024, netip.AddrPortFrom(outsider, uint16(1+i)), nil) }, MemoryBytes/2/flowShare + 1}, //nolint:gosec // any port
+		"packets to many":       {func(e *Edge, i int) []byte { return e.udpFrame(1024, netip.AddrPortFrom(outsider, uint16(1+i)), nil) }, control.EdgeMemoryBytes/2/flowShare + 1}, //nolint:gosec // any port
 	} {
 		t.Run(name, func(t *testing.T) {
 			e, s := newIdleEdge(t), &sinks{}
@@ -115,7 +115,7 @@ func TestFloods(t *testing.T) {
 			})
 			heapNow, residentNow := usedMemory(t)
 			t.Logf("%d connections use %d KiB of the heap and %d KiB more memory", c.most, (heapNow-heap)>>10, (residentNow-resident)>>10)
-			if heapNow-heap > MemoryBytes {
+			if heapNow-heap > control.EdgeMemoryBytes {
 				t.Errorf("they use %d bytes of the heap", heapNow-heap)
 			}
 			e.link.Drain()
@@ -158,7 +158,7 @@ func TestManyConnections(t *testing.T) {
 	}
 	heapNow, residentNow := usedMemory(t)
 	t.Logf("%d connections of %d use %d MiB of the heap and %d MiB more memory, with the guest's own", len(open), many, (heapNow-heap)>>20, (residentNow-resident)>>20)
-	if heapNow-heap > 2*MemoryBytes { // the guest's own is about a third
+	if heapNow-heap > 2*control.EdgeMemoryBytes { // the guest's own is about a third
 		t.Errorf("they use %d bytes of the heap", heapNow-heap)
 	}
 	if refused == 0 || len(open) < 400 {
@@ -170,7 +170,7 @@ func TestManyConnections(t *testing.T) {
 	assert.Eventually(t, "the budget is given back", func(testing.TB) error {
 		w.budget.mu.Lock()
 		defer w.budget.mu.Unlock()
-		if w.budget.left != MemoryBytes {
+		if w.budget.left != control.EdgeMemoryBytes {
 			return fmt.Errorf("%d bytes are left, %+v", w.budget.left, w.Statistics())
 		}
 		return nil

@@ -213,7 +213,7 @@ func TestPingsEnd(t *testing.T) {
 		defer e.budget.mu.Unlock()
 		return e.budget.left
 	}
-	if got := left(); got != MemoryBytes-flowShare {
+	if got := left(); got != control.EdgeMemoryBytes-flowShare {
 		t.Errorf("a flow leaves %d bytes", got)
 	}
 	go func() {
@@ -221,7 +221,7 @@ func TestPingsEnd(t *testing.T) {
 	}()
 	assert.Eventually(t, "the flow ends", func(testing.TB) error {
 		now.Step(pingTimeout)
-		if left() != MemoryBytes || e.Statistics().Flows != 0 {
+		if left() != control.EdgeMemoryBytes || e.Statistics().Flows != 0 {
 			return errors.New("it goes on")
 		}
 		return nil

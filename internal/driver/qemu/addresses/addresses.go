@@ -162,12 +162,6 @@ func (p *Pool) take(uid types.UID, address netip.Addr) error {
 	return fs.ErrExist
 }
 
-// OwnerOf returns the machine that has an address.
-func (p *Pool) OwnerOf(address netip.Addr) (types.UID, bool) {
-	owner, err := os.Readlink(p.link(address))
-	return types.UID(owner), err == nil && p.Range.Contains(address)
-}
-
 // Release gives the address of a machine back. A link that stays is of a machine that is gone, and means nothing.
 func (p *Pool) Release(uid types.UID, address netip.Addr) {
 	p.mu.Lock()
