@@ -211,14 +211,11 @@ func (p Place) start(ctx context.Context, program *supervisor.Program, lock *os.
 	}
 	defer closeFiles(log)
 	return p.StartAs(func(user *confine.User) error {
-		// The child has the program as programFD when it executes that.
-		cmd := confine.Command(context.WithoutCancel(ctx), fmt.Sprintf("/proc/self/fd/%d", programFD), Command, supervisor.MachineOption, p.UUID, program.Digest())
-		cmd.Args[0] = "drover-machine"
+		cmd, policy := confine.CommandOf(context.WithoutCancel(ctx), program.File(), supervisor.ProgramName, []*os.File{lock, listener},
+			Command, supervisor.MachineOption, p.UUID, program.Digest())
 		cmd.Env = append(cmd.Env, "GOMAXPROCS=1", "GOMEMLIMIT=64MiB")
 		cmd.Stderr = log
-		cmd.ExtraFiles = []*os.File{lock, listener, program.File()}
-		path := fmt.Sprintf("/proc/self/fd/%d", program.File().Fd())
-		policy := confine.Policy{User: user, Dir: p.Path, ABI: confine.ABI(), Execute: []string{path}, Devices: []string{os.DevNull}, MayPair: true}
+		policy.User, policy.Dir, policy.MayPair = user, p.Path, true
 		if err := confine.Start(cmd, policy); err != nil {
 			return err
 		}

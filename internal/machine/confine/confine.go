@@ -23,6 +23,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -87,6 +88,16 @@ func Command(ctx context.Context, program string, arguments ...string) *exec.Cmd
 	cmd.Dir, cmd.WaitDelay = "/", drainWithin
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	return cmd
+}
+
+// CommandOf returns a Command that executes an open program by its descriptor, and the policy that
+// allows it that and os.DevNull. It inherits files, and the program after them.
+func CommandOf(ctx context.Context, program *os.File, name string, files []*os.File, arguments ...string) (*exec.Cmd, Policy) {
+	path := func(fd uintptr) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
+	cmd := Command(ctx, path(uintptr(firstFile+len(files))), arguments...)
+	cmd.Args[0] = name
+	cmd.ExtraFiles = append(slices.Clone(files), program)
+	return cmd, Policy{ABI: ABI(), Execute: []string{path(program.Fd())}, Devices: []string{os.DevNull}}
 }
 
 // Start starts a command, which Command has made, under a policy.

@@ -119,14 +119,12 @@ func (c Converter) start(ctx context.Context, s streams, maxSize int64) (*exec.C
 	}
 	var cmd *exec.Cmd
 	err = startAs(func(user *confine.User) error {
-		// The child has the program as programFD when it executes that.
-		cmd = confine.Command(ctx, fmt.Sprintf("/proc/self/fd/%d", programFD), Command, strconv.FormatInt(maxSize, 10))
-		cmd.Args[0] = "drover-machine"
+		var policy confine.Policy
+		cmd, policy = confine.CommandOf(ctx, program, "drover-machine", []*os.File{s.out}, Command, strconv.FormatInt(maxSize, 10))
+		policy.User = user
 		cmd.Env = append(cmd.Env, "GOMAXPROCS=2", "GOMEMLIMIT="+memoryLimit)
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = s.in, s.result, s.printed
-		cmd.ExtraFiles = []*os.File{s.out, program}
-		path := fmt.Sprintf("/proc/self/fd/%d", program.Fd())
-		return confine.Start(cmd, confine.Policy{User: user, ABI: confine.ABI(), Execute: []string{path}, Devices: []string{os.DevNull}})
+		return confine.Start(cmd, policy)
 	})
 	if err != nil {
 		return nil, &rootfs.ConverterError{Err: fmt.Errorf("starting it: %w", err)}

@@ -95,7 +95,7 @@ func TestFloods(t *testing.T) {
 		frame func(e *Edge, i int) []byte
 		most  int // connections to the outside
 	}{
-		"half-open connections": {func(e *Edge, i int) []byte { return e.synFrame(uint16(1024+i), netip.AddrPortFrom(outsider, 80)) }, maxDials},                        //nolint:gosec // any port
+		"half-open connections": {func(e *Edge, i int) []byte { return e.synFrame(uint16(1024+i), netip.AddrPortFrom(outsider, 80)) }, maxDials},                                    //nolint:gosec // any port
 		"packets to many":       {func(e *Edge, i int) []byte { return e.udpFrame(1024, netip.AddrPortFrom(outsider, uint16(1+i)), nil) }, control.EdgeMemoryBytes/2/flowShare + 1}, //nolint:gosec // any port
 	} {
 		t.Run(name, func(t *testing.T) {

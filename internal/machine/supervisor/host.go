@@ -71,7 +71,7 @@ type HostConfig struct {
 }
 
 // processName is how the program is called by who looks at processes: it is executed by a descriptor.
-var processName = append([]byte("drover-machine"), 0)
+var processName = append([]byte(ProgramName), 0)
 
 // maxOwnLog bounds what the program says of itself.
 const maxOwnLog = 64 << 10

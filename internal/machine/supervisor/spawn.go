@@ -19,6 +19,9 @@ import (
 // FollowCommand is the first argument of the program on a host.
 const FollowCommand = "follow"
 
+// ProgramName is what the program is called in lists of processes.
+const ProgramName = "drover-machine"
+
 // MachineOption is followed by the machine's UUID, for those who look at processes.
 const MachineOption = "-machine"
 
@@ -59,17 +62,14 @@ func Spawn(ctx context.Context, o Order) (*exec.Cmd, error) {
 		return nil, err
 	}
 	defer func() { _ = config.Close() }()
-	// The child has the program as programFD when it executes that.
-	cmd := confine.Command(context.WithoutCancel(ctx), fmt.Sprintf("/proc/self/fd/%d", programFD), FollowCommand, MachineOption, o.UUID)
-	cmd.Args[0] = "drover-machine"
+	files := []*os.File{ // in the order of their descriptors, before programFD
+		config, o.Lock, o.Listener, o.Monitor, o.Serial, o.Agent, o.Process, o.Record,
+		o.SerialLog, o.SerialAside, o.Output, o.OutputAside, o.Result, o.Network,
+	}
+	cmd, policy := confine.CommandOf(context.WithoutCancel(ctx), o.Program, ProgramName, files, FollowCommand, MachineOption, o.UUID)
 	cmd.Env = append(cmd.Env, "GOMAXPROCS=1", "GOMEMLIMIT=64MiB")
 	cmd.Stderr = o.Errors
-	cmd.ExtraFiles = []*os.File{
-		config, o.Lock, o.Listener, o.Monitor, o.Serial, o.Agent, o.Process, o.Record,
-		o.SerialLog, o.SerialAside, o.Output, o.OutputAside, o.Result, o.Network, o.Program,
-	}
-	path := fmt.Sprintf("/proc/self/fd/%d", o.Program.Fd())
-	policy := confine.Policy{User: o.User, Dir: o.Dir, ABI: confine.ABI(), Execute: []string{path}, Devices: []string{os.DevNull}, MaySignal: true, MayConnect: true}
+	policy.User, policy.Dir, policy.MaySignal, policy.MayConnect = o.User, o.Dir, true, true
 	err = confine.Start(cmd, policy)
 	if errors.Is(err, unix.EACCES) {
 		err = fmt.Errorf("%w: every user must be able to execute it, and its file system must not be mounted with noexec", err)
