@@ -224,24 +224,30 @@ type NetworkReporter interface {
 
 // NetworkStatistics are the figures of a server's network. In is what the server receives.
 type NetworkStatistics struct {
-	PacketsIn, BytesIn, PacketsOut, BytesOut int64
+	PacketsIn  int64 `json:"packetsIn"`
+	BytesIn    int64 `json:"bytesIn"`
+	PacketsOut int64 `json:"packetsOut"`
+	BytesOut   int64 `json:"bytesOut"`
 	// Dropped are packets that were not the server's own, or broken.
-	Dropped int64
-	// Connections and Flows are those of TCP and UDP that are open.
-	Connections, Flows int64
+	Dropped int64 `json:"dropped"`
+	// Connections are open connections of TCP, and Flows open flows of UDP and of pings.
+	Connections int64 `json:"connections"`
+	Flows       int64 `json:"flows"`
 	// Refused is how often the server asked for something in vain, and LastRefused the last of
 	// it, the latest last.
-	Refused     int64
-	LastRefused []NetworkRefusal
+	Refused     int64            `json:"refused"`
+	LastRefused []NetworkRefusal `json:"lastRefused,omitempty"`
 }
 
 // NetworkRefusal is what a server has asked the network for in vain: a connection to an address
 // with a port, or what a name means.
 type NetworkRefusal struct {
 	// Protocol is a word such as tcp, udp or dns, and Reason a CamelCase word such as Denied.
-	Protocol, Target, Reason string
-	Count                    int64
-	Last                     time.Time
+	Protocol string    `json:"protocol"`
+	Target   string    `json:"target"`
+	Reason   string    `json:"reason"`
+	Count    int64     `json:"count"`
+	Last     time.Time `json:"last"`
 }
 
 // Object is an object of a cluster that a server consists of. A driver that creates such objects

@@ -137,14 +137,7 @@ func (c *call) serveStatistics(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	out := streams.NetworkStatistics{
-		PacketsIn: n.PacketsIn, BytesIn: n.BytesIn, PacketsOut: n.PacketsOut, BytesOut: n.BytesOut, Dropped: n.Dropped,
-		Connections: n.Connections, Flows: n.Flows, Refused: n.Refused,
-	}
-	for _, r := range n.LastRefused {
-		out.LastRefused = append(out.LastRefused, streams.NetworkRefusal(r))
-	}
-	return c.writeJSON(out)
+	return c.writeJSON(n)
 }
 
 // serveDecisions responds with the decisions of this replica about a VirtualMachine that

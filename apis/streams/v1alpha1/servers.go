@@ -63,7 +63,7 @@ type NetworkStatistics struct {
 	BytesOut   int64 `json:"bytesOut"`
 	// Dropped are packets that were not the machine's own, or broken.
 	Dropped int64 `json:"dropped"`
-	// Connections and Flows are those of TCP and UDP that are open.
+	// Connections are open connections of TCP, and Flows open flows of UDP and of pings.
 	Connections int64 `json:"connections"`
 	Flows       int64 `json:"flows"`
 	// Refused is how often the machine asked for something in vain, and LastRefused the last of
@@ -74,7 +74,7 @@ type NetworkStatistics struct {
 
 // NetworkRefusal is what a machine has asked the network for in vain.
 type NetworkRefusal struct {
-	// Protocol is tcp, udp or dns, or one of a later version.
+	// Protocol is tcp, udp, icmp or dns, or one of a later version.
 	Protocol string `json:"protocol"`
 	// Target is an address with a port, or a name.
 	Target string `json:"target"`

@@ -88,7 +88,7 @@ type NetworkStatistics struct {
 	BytesOut   int64 `json:"bytesOut"`
 	// Dropped are packets that were not the guest's own, or broken.
 	Dropped int64 `json:"dropped"`
-	// Connections and Flows are those of TCP and UDP that are open.
+	// Connections are open connections of TCP, and Flows open flows of UDP and of pings.
 	Connections int64 `json:"connections"`
 	Flows       int64 `json:"flows"`
 	// Refused is how often the guest asked for something in vain, and LastRefused the last of it.
