@@ -16,6 +16,8 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -56,6 +58,30 @@ func Listen(t testing.TB, network, address string) net.Listener {
 
 // PortOf returns the port of a listener.
 func PortOf(l net.Listener) int32 { return int32(l.Addr().(*net.TCPAddr).Port) } //nolint:gosec // 16 bits
+
+// SocketPair returns two connected stream sockets of Unix: one as a file, to be passed on and closed, and one as a
+// connection, which is closed after the test.
+func SocketPair(t testing.TB) (file *os.File, conn *net.UnixConn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	assert.NoError(t, err)
+	return os.NewFile(uintptr(fds[0]), "socket"), connOf(t, os.NewFile(uintptr(fds[1]), "socket"))
+}
+
+// ConnPair returns two connected connections of Unix sockets, which are closed after the test.
+func ConnPair(t testing.TB) (here, there *net.UnixConn) {
+	t.Helper()
+	file, there := SocketPair(t)
+	return connOf(t, file), there
+}
+
+func connOf(t testing.TB, socket *os.File) *net.UnixConn {
+	t.Helper()
+	conn, err := net.FileConn(socket)
+	assert.NoError(t, errors.Join(err, socket.Close()))
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn.(*net.UnixConn)
+}
 
 // Network is a network namespace, as a pod has one, that this host reaches at an address.
 type Network struct {

@@ -12,10 +12,9 @@ import (
 	"os"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // digest is what the broker of a test runs as.
@@ -34,7 +33,7 @@ type guest struct {
 // hangingPort is a port that a guest does not answer at.
 const hangingPort = 82
 
-// Accept implements control.Peer: the guest greets who connects to port 80, and refuses others.
+// Accept is what control.Peer has: the guest greets who connects to port 80, and refuses others.
 func (g *guest) Accept(ctx context.Context, c control.PeerConn, socket *os.File) error {
 	if c.To.Port() == hangingPort {
 		<-ctx.Done()
@@ -47,51 +46,29 @@ func (g *guest) Accept(ctx context.Context, c control.PeerConn, socket *os.File)
 	return assert.ErrorOf(io.WriteString(socket, "I am "+g.Name))
 }
 
-// Join implements control.Peer. Nobody calls it.
-func (*guest) Join(*control.PeerLink) {}
-
-// connPair returns two connected connections.
-func connPair(t *testing.T) (ends [2]*net.UnixConn) {
-	t.Helper()
-	here, there, err := control.SocketPair(unix.SOCK_STREAM)
-	assert.NoError(t, err)
-	for i, f := range []*os.File{here, there} {
-		conn, err := net.FileConn(f)
-		assert.NoError(t, errors.Join(err, f.Close()))
-		ends[i] = conn.(*net.UnixConn)
-		t.Cleanup(func() { _ = conn.Close() })
-	}
-	return ends
-}
-
 // send sends a request to the broker, and returns the driver's end of the connection, what the broker says of going on
 // once the connection has ended, and whether it has answered.
 func send(t *testing.T, b *Broker, r request, sockets ...*os.File) (conn *net.UnixConn, goesOn <-chan bool, err error) {
 	t.Helper()
-	pair := connPair(t)
+	conn, there := framework.ConnPair(t)
 	ended := make(chan bool, 1)
-	go func() { ended <- b.serve(t.Context(), pair[1]) }()
-	assert.NoError(t, control.SendMessage(pair[0], r, sockets...))
-	_, err = control.ReceiveMessage(pair[0], &struct{}{}, 0)
-	return pair[0], ended, err
+	go func() { ended <- b.serve(t.Context(), there) }()
+	assert.NoError(t, control.SendMessage(conn, r, sockets...))
+	_, err = control.ReceiveMessage(conn, &struct{}{}, 0)
+	return conn, ended, err
 }
 
 // join makes a machine a member of the broker.
 func join(t *testing.T, b *Broker, m Machine) *guest {
 	t.Helper()
-	calls, accepts := connPair(t), connPair(t)
-	g := &guest{Machine: m, calls: control.NewPeerLink(calls[0]), accepted: make(chan control.PeerConn, 1)}
+	callsThere, calls := framework.SocketPair(t)
+	acceptsThere, accepts := framework.SocketPair(t)
+	defer control.CloseFiles(callsThere, acceptsThere)
+	g := &guest{Machine: m, calls: control.NewPeerLink(calls), accepted: make(chan control.PeerConn, 1)}
 	go g.calls.Follow()
-	go func() { _ = control.ServePeer(t.Context(), accepts[0], g) }()
-	var theirs [2]*os.File
-	for i, conn := range []*net.UnixConn{calls[1], accepts[1]} {
-		f, err := conn.File()
-		assert.NoError(t, errors.Join(err, conn.Close()))
-		theirs[i] = f
-	}
-	defer closeFiles(theirs[:]...)
+	go func() { _ = control.ServePeer(t.Context(), accepts, g.Accept) }()
 	var err error
-	g.follower, _, err = send(t, b, request{Machine: m, Program: digest}, theirs[:]...)
+	g.follower, _, err = send(t, b, request{Machine: m, Program: digest}, callsThere, acceptsThere)
 	assert.NoError(t, err)
 	return g
 }
@@ -111,7 +88,7 @@ func (g *guest) reach(t testing.TB, address string) (string, error) {
 	return string(greeting), errors.Join(err, socket.Close())
 }
 
-// isRemoved checks that the machine's link and its driver's connection have ended.
+// isRemoved checks that the machine's link has ended.
 func (g *guest) isRemoved(t *testing.T, what string) {
 	t.Helper()
 	assert.Eventually(t, what+" ends its link", func(t testing.TB) error {

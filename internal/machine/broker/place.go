@@ -55,12 +55,12 @@ func (p Place) Connect(ctx context.Context, m Machine, join func(ctx context.Con
 	if err != nil {
 		return err
 	}
-	defer closeFiles(calls, callsThere)
+	defer control.CloseFiles(calls, callsThere)
 	accepts, acceptsThere, err := control.SocketPair(unix.SOCK_STREAM)
 	if err != nil {
 		return err
 	}
-	defer closeFiles(accepts, acceptsThere)
+	defer control.CloseFiles(accepts, acceptsThere)
 	conn, err := p.tell(ctx, request{Machine: m}, callsThere, acceptsThere)
 	if err != nil {
 		return err
@@ -69,7 +69,7 @@ func (p Place) Connect(ctx context.Context, m Machine, join func(ctx context.Con
 	if err := join(ctx, calls, accepts); err != nil {
 		return err
 	}
-	closeFiles(calls, callsThere, accepts, acceptsThere) // so that each end learns of the end of the other
+	control.CloseFiles(calls, callsThere, accepts, acceptsThere) // so that each end learns of the end of the other
 	return p.wait(ctx, conn)
 }
 
@@ -204,12 +204,12 @@ func (p Place) start(ctx context.Context, program *supervisor.Program, lock *os.
 	if err != nil {
 		return err
 	}
-	defer closeFiles(listener)
+	defer control.CloseFiles(listener)
 	log, err := os.OpenFile(p.File(logFile), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}
-	defer closeFiles(log)
+	defer control.CloseFiles(log)
 	return p.StartAs(func(user *confine.User) error {
 		cmd, policy := confine.CommandOf(context.WithoutCancel(ctx), program.File(), supervisor.ProgramName, []*os.File{lock, listener},
 			Command, supervisor.MachineOption, p.UUID, program.Digest())
@@ -227,10 +227,4 @@ func (p Place) start(ctx context.Context, program *supervisor.Program, lock *os.
 // killAll ends the broker, whatever it does.
 func (p Place) killAll(ctx context.Context) error {
 	return supervisor.Place{Machine: p.Machine}.KillAll(ctx)
-}
-
-func closeFiles(files ...*os.File) {
-	for _, f := range files {
-		_ = f.Close()
-	}
 }

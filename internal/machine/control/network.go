@@ -221,7 +221,7 @@ func servePorts(ctx context.Context, w http.ResponseWriter, n Network) {
 	defer func() { _ = conn.Close() }()
 	_ = conn.SetDeadline(deadlineAfter(sendWithin))
 	message, files, err := receivePorts(conn)
-	defer closeFiles(files)
+	defer CloseFiles(files...)
 	var answer portsAnswer
 	if err == nil {
 		sockets := map[Port]*os.File{}
@@ -237,7 +237,8 @@ func servePorts(ctx context.Context, w http.ResponseWriter, n Network) {
 	_ = SendMessage(conn, answer)
 }
 
-func closeFiles(files []*os.File) {
+// CloseFiles closes files that were passed on, or that nobody wants.
+func CloseFiles(files ...*os.File) {
 	for _, f := range files {
 		_ = f.Close()
 	}

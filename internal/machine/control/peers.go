@@ -153,7 +153,7 @@ func ReceiveMessage(conn *net.UnixConn, to any, mostSockets int) (sockets []*os.
 func ReceiveLink(conn *net.UnixConn, message any) (calls, accepts *net.UnixConn, err error) {
 	const ends = 2
 	files, err := ReceiveMessage(conn, message, ends)
-	defer closeFiles(files)
+	defer CloseFiles(files...)
 	if err != nil || len(files) != ends {
 		return nil, nil, cmp.Or(err, errRequest)
 	}
@@ -206,14 +206,14 @@ func (l *PeerLink) Follow() {
 		var answer linkAnswer
 		sockets, err := ReceiveMessage(l.conn, &answer.peerAnswer, 1)
 		if err != nil {
-			closeFiles(sockets)
+			CloseFiles(sockets...)
 			return
 		}
 		if len(sockets) > 0 {
 			answer.socket = sockets[0]
 		}
 		if !l.deliver(answer) { // the caller has given up
-			closeFiles(sockets)
+			CloseFiles(sockets...)
 		}
 	}
 }
@@ -327,13 +327,13 @@ func ServeSwitchboard(ctx context.Context, conn *net.UnixConn, to Switchboard) e
 	})
 }
 
-// ServePeer answers a switchboard's calls until the connection or ctx ends.
-func ServePeer(ctx context.Context, conn *net.UnixConn, to Peer) error {
+// ServePeer answers a switchboard's calls, each by accept, which is Peer.Accept, until the connection or ctx ends.
+func ServePeer(ctx context.Context, conn *net.UnixConn, accept func(context.Context, PeerConn, *os.File) error) error {
 	return serveLink(ctx, conn, rate.Inf, func(ctx context.Context, call peerCall, socket *os.File) (netip.Addr, *os.File, error) {
 		if call.Conn == nil || socket == nil {
 			return netip.Addr{}, nil, errRequest
 		}
-		return netip.Addr{}, nil, to.Accept(ctx, *call.Conn, socket)
+		return netip.Addr{}, nil, accept(ctx, *call.Conn, socket)
 	})
 }
 
@@ -361,19 +361,19 @@ func serveLink(ctx context.Context, conn *net.UnixConn, callsASecond rate.Limit,
 			err = pace.Wait(ctx)
 		}
 		if err != nil {
-			closeFiles(given)
+			CloseFiles(given...)
 			return explainError(err)
 		}
 		select {
 		case places <- struct{}{}:
 		default: // more than the other end may make
-			closeFiles(given)
+			CloseFiles(given...)
 			send(call.ID, netip.Addr{}, ErrFailed)
 			continue
 		}
 		calls.Go(func() {
 			defer func() { <-places }()
-			defer closeFiles(given)
+			defer CloseFiles(given...)
 			ctx, cancel := context.WithTimeout(ctx, CallWithin)
 			defer cancel()
 			address, socket, err := answer(ctx, call, firstOf(given))
@@ -407,7 +407,7 @@ func serveJoin(ctx context.Context, w http.ResponseWriter, p Peer) {
 		link := NewPeerLink(calls)
 		go func() {
 			defer link.Close()
-			_ = ServePeer(ctx, accepts, p)
+			_ = ServePeer(ctx, accepts, p.Accept)
 		}()
 		go func() {
 			defer func() { _ = accepts.Close() }()
@@ -439,7 +439,7 @@ func (c *Client) exchange(ctx context.Context, path string, message, answer any,
 	if err == nil {
 		var none []*os.File
 		none, err = ReceiveMessage(conn, answer, 1)
-		closeFiles(none)
+		CloseFiles(none...)
 	}
 	if err != nil {
 		return explainError(err)

@@ -12,9 +12,8 @@ import (
 	"os"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // joined is a machine that gives its links to a test, and takes connections.
@@ -76,25 +75,15 @@ func (e exchange) Dial(ctx context.Context, protocol string, from uint16, to net
 	return here, e.to.Accept(ctx, PeerConn{protocol, netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), from), to}, there)
 }
 
-// pairOf returns a file for the machine, and the connection at the other end.
-func pairOf(t *testing.T) (*os.File, *net.UnixConn) {
-	t.Helper()
-	here, there, err := SocketPair(unix.SOCK_STREAM)
-	assert.NoError(t, err)
-	conn, err := unixConn(there)
-	assert.NoError(t, errors.Join(err, there.Close()))
-	return here, conn
-}
-
 // TestPeers checks that a machine finds another by its link, gets a socket that leads there, and learns of the link's end.
 func TestPeers(t *testing.T) {
 	t.Parallel()
 	m := &joined{links: make(chan *PeerLink, 1), accepted: make(chan PeerConn, 1)}
 	c := NewLocalClient("token", serveLocal(t, m))
-	calls, answered := pairOf(t)
-	accepts, asked := pairOf(t)
+	calls, answered := framework.SocketPair(t)
+	accepts, asked := framework.SocketPair(t)
 	assert.NoError(t, c.Join(t.Context(), calls, accepts))
-	closeFiles([]*os.File{calls, accepts})
+	CloseFiles(calls, accepts)
 	to := NewPeerLink(asked)
 	go to.Follow()
 	ctx, leave := context.WithCancel(t.Context())
@@ -141,9 +130,7 @@ func (hanging) Dial(ctx context.Context, _ string, _ uint16, _ netip.AddrPort) (
 // them, and that one which makes more calls than it may is told so.
 func TestHangingDials(t *testing.T) {
 	t.Parallel()
-	file, there := pairOf(t)
-	here, err := unixConn(file)
-	assert.NoError(t, errors.Join(err, file.Close()))
+	here, there := framework.ConnPair(t)
 	ctx, leave := context.WithCancel(t.Context())
 	left := make(chan error)
 	go func() { left <- ServeSwitchboard(ctx, there, hanging{}) }()
@@ -153,7 +140,7 @@ func TestHangingDials(t *testing.T) {
 	}
 	var answer peerAnswer
 	assert.NoError(t, SendMessage(here, peerCall{ID: 1000, Name: "b"}))
-	_, err = ReceiveMessage(here, &answer, 0)
+	_, err := ReceiveMessage(here, &answer, 0)
 	if assert.NoError(t, err); answer.ID != 1000 || answer.Address != at.Addr() {
 		t.Errorf("the answer is %+v", answer)
 	}
@@ -174,7 +161,7 @@ func TestHangingDials(t *testing.T) {
 // that nobody waits to send.
 func TestUnreadCalls(t *testing.T) {
 	t.Parallel()
-	socket, conn := pairOf(t)
+	socket, conn := framework.SocketPair(t)
 	defer func() { _ = socket.Close() }()
 	at := netip.MustParseAddrPort("255.255.255.255:65535")
 	assert.NoError(t, conn.SetWriteDeadline(deadlineAfter(CallWithin)))
@@ -187,13 +174,13 @@ func TestUnreadCalls(t *testing.T) {
 // close.
 func TestMoreSockets(t *testing.T) {
 	t.Parallel()
-	here, there := pairOf(t)
+	here, there := framework.SocketPair(t)
 	from, err := unixConn(here)
 	assert.NoError(t, err)
 	assert.NoError(t, SendMessage(there, struct{}{}, here, here))
 	sockets, err := ReceiveMessage(from, &struct{}{}, 1)
 	assert.ErrorIs(t, "two sockets in place of one", err, errRequest)
-	closeFiles(append(sockets, here))
+	CloseFiles(append(sockets, here)...)
 }
 
 // TestNetworkCalls checks that sockets of ports arrive, and that a connection to the guest carries data.

@@ -23,6 +23,7 @@ import (
 
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // outsider is an address of the outside, which tests lead to their own servers.
@@ -61,7 +62,7 @@ func newWorld(t *testing.T, change func(*control.NetworkConfig, *Options)) *worl
 	var err error
 	w.Edge, err = New(context.WithoutCancel(t.Context()), c, o)
 	assert.NoError(t, err)
-	here, there := socketPair(t)
+	here, there := framework.ConnPair(t)
 	ended := make(chan error, 1)
 	go func() { ended <- w.Serve(context.WithoutCancel(t.Context()), here) }()
 	w.guest = newGuest(t, there, c)
@@ -70,20 +71,6 @@ func newWorld(t *testing.T, change func(*control.NetworkConfig, *Options)) *worl
 		assert.NoError(t, <-ended)
 	})
 	return w
-}
-
-func socketPair(t *testing.T) (a, b net.Conn) {
-	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	assert.NoError(t, err)
-	var ends [2]net.Conn
-	for i, fd := range fds {
-		f := os.NewFile(uintptr(fd), "link")
-		ends[i], err = net.FileConn(f)
-		assert.NoError(t, err)
-		assert.NoError(t, f.Close())
-	}
-	return ends[0], ends[1]
 }
 
 // serve answers connections to an address of the outside, each by handle.

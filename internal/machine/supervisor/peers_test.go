@@ -5,16 +5,14 @@ package supervisor
 
 import (
 	"context"
-	"errors"
 	"net"
 	"net/netip"
 	"os"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // switchboard knows one machine by every name.
@@ -29,16 +27,8 @@ func (switchboard) Dial(context.Context, string, uint16, netip.AddrPort) (*os.Fi
 // newLink returns a link, and the other end of it.
 func newLink(t *testing.T) (*control.PeerLink, *net.UnixConn) {
 	t.Helper()
-	var ends [2]*net.UnixConn
-	here, there, err := control.SocketPair(unix.SOCK_STREAM)
-	assert.NoError(t, err)
-	for i, f := range []*os.File{here, there} {
-		conn, err := net.FileConn(f)
-		assert.NoError(t, errors.Join(err, f.Close()))
-		ends[i] = conn.(*net.UnixConn)
-		t.Cleanup(func() { _ = conn.Close() })
-	}
-	return control.NewPeerLink(ends[0]), ends[1]
+	here, there := framework.ConnPair(t)
+	return control.NewPeerLink(here), there
 }
 
 // TestLinks checks that the last link is used that has not ended, in whatever order links come and end: two processes
