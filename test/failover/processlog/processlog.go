@@ -37,18 +37,32 @@ type Log struct {
 	err    error
 }
 
-// pipeOf returns the path of the pipe that a recorder at a path reports to.
-func pipeOf(recorder string) string { return recorder + ".reports" }
+// pipeOf returns the path of the pipe that a program at a path reports to.
+func pipeOf(program string) string { return program + ".reports" }
 
-// NewLog returns a log that takes reports of the recorder at a path, by whichever user, until it is closed. Nobody else may
-// change the recorder's folder.
-func NewLog(recorder string) (*Log, error) {
-	path := pipeOf(recorder)
+// OpenReports makes a pipe for the JSON reports of a program in QEMU's place, whose folder only the caller may change.
+// Every user may write to it. Once it is closed, no report can be sent.
+func OpenReports(program string) (*os.File, error) {
+	path := pipeOf(program)
 	const forAll = 0o622
 	if err := errors.Join(unix.Mkfifo(path, forAll), os.Chmod(path, forAll)); err != nil {
 		return nil, err
 	}
-	pipe, err := os.OpenFile(path, os.O_RDWR, 0) // so that it has an end that writes as long as it is open
+	return os.OpenFile(path, os.O_RDWR, 0) // for writing too, so that it does not end with the first writer
+}
+
+// SendReport sends a report of the program at a path.
+func SendReport(program string, report any) error {
+	pipe, err := os.OpenFile(pipeOf(program), os.O_WRONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(json.NewEncoder(pipe).Encode(report), pipe.Close()) // one write, so reports do not mix
+}
+
+// NewLog returns a log that takes reports of the recorder at a path, until it is closed.
+func NewLog(recorder string) (*Log, error) {
+	pipe, err := OpenReports(recorder)
 	if err != nil {
 		return nil, err
 	}
@@ -131,12 +145,7 @@ func waitHalted(pid int) error {
 // Report reports that this process, the recorder at a path, is about to become the QEMU of a server, and returns once
 // that is recorded.
 func Report(recorder string, uid types.UID) error {
-	pipe, err := os.OpenFile(pipeOf(recorder), os.O_WRONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return err
-	}
-	err = json.NewEncoder(pipe).Encode(rules.Start{At: time.Now().UTC(), PID: os.Getpid(), UID: uid}) // one write
-	if err := errors.Join(err, pipe.Close()); err != nil {
+	if err := SendReport(recorder, rules.Start{At: time.Now().UTC(), PID: os.Getpid(), UID: uid}); err != nil {
 		return err
 	}
 	return unix.Kill(os.Getpid(), unix.SIGSTOP)

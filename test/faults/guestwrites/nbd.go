@@ -4,9 +4,9 @@
 package guestwrites
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,9 +15,8 @@ import (
 	"os"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/test/failover/processlog"
 )
 
 // Numbers of the NBD protocol, https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md.
@@ -92,12 +91,7 @@ type nbdServer struct {
 
 // startNBDServer starts a server for program attach at a path.
 func startNBDServer(program string, open func(export string) (device, error)) (*nbdServer, error) {
-	path := program + ".reports"
-	const forAll = 0o622
-	if err := errors.Join(unix.Mkfifo(path, forAll), os.Chmod(path, forAll)); err != nil {
-		return nil, err
-	}
-	reports, err := os.OpenFile(path, os.O_RDWR, 0) // so that it has an end that writes as long as it is open
+	reports, err := processlog.OpenReports(program)
 	if err != nil {
 		return nil, err
 	}
@@ -106,11 +100,15 @@ func startNBDServer(program string, open func(export string) (device, error)) (*
 	return s, nil
 }
 
-// readReports connects to the programs that ask for it.
+// readReports connects to the programs that ask for it: a report has a process and how many connections it needs.
 func (s *nbdServer) readReports() {
-	for lines := bufio.NewScanner(s.reports); lines.Scan(); {
-		var pid, connections int
-		_, err := fmt.Sscanf(lines.Text(), "%d %d", &pid, &connections)
+	for reports := json.NewDecoder(s.reports); ; {
+		var report [2]int
+		if reports.Decode(&report) != nil {
+			return
+		}
+		pid, connections := report[0], report[1]
+		var err error
 		for range connections {
 			var conn net.Conn
 			if conn, err = net.Dial("unix", fmt.Sprintf("/proc/%d/cwd/%s", pid, machine.NetworkSocket)); err != nil { //nolint:noctx // at once

@@ -15,7 +15,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -24,6 +23,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/test/failover/processlog"
 )
 
 // noFlush is known to package guestwrites too.
@@ -58,8 +59,10 @@ func runQEMU() error {
 			}
 		}
 	}
-	if err := report(len(exports)); err != nil {
-		return err
+	if len(exports) > 0 { // else QEMU is asked for its version, for example
+		if err := processlog.SendReport(os.Args[0], []int{os.Getpid(), len(exports)}); err != nil {
+			return err
+		}
 	}
 	for _, n := range exports {
 		fd, err := accept(listener)
@@ -73,19 +76,6 @@ func runQEMU() error {
 
 // placeholder stands for the descriptor of a connection.
 const placeholder = "DESCRIPTOR"
-
-// report asks the server for connections.
-func report(connections int) error {
-	if connections == 0 { // QEMU is asked for its version, for example
-		return nil
-	}
-	pipe, err := os.OpenFile(os.Args[0]+".reports", os.O_WRONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(pipe, "%d %d\n", os.Getpid(), connections) // one write
-	return errors.Join(err, pipe.Close())
-}
 
 // accept takes a connection of the server. Those of others are closed: they try again.
 func accept(listener int) (fd int, err error) {
