@@ -213,7 +213,7 @@ type Interface struct {
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 }
 
-// NetworkReporter reports what passes the networks of servers. It is optional.
+// NetworkReporter reports the traffic of servers' networks. It is optional.
 type NetworkReporter interface {
 	// NetworkStatistics returns the figures of a server's network since an instant of the
 	// engine's own choice, at the latest the start of the run.
@@ -233,14 +233,14 @@ type NetworkStatistics struct {
 	// Connections are open connections of TCP, and Flows open flows of UDP and of pings.
 	Connections int64 `json:"connections"`
 	Flows       int64 `json:"flows"`
-	// Refused is how often the server asked for something in vain, and LastRefused the last of
-	// it, the latest last.
+	// Refused counts the connections, packets and names that were refused, and LastRefused has the
+	// last of them, the latest last.
 	Refused     int64            `json:"refused"`
 	LastRefused []NetworkRefusal `json:"lastRefused,omitempty"`
 }
 
-// NetworkRefusal is what a server has asked the network for in vain: a connection to an address
-// with a port, or what a name means.
+// NetworkRefusal is a connection, packet or name that was refused to a server. Target is an address
+// with a port, an address alone, or a name.
 type NetworkRefusal struct {
 	// Protocol is a word such as tcp, udp or dns, and Reason a CamelCase word such as Denied.
 	Protocol string    `json:"protocol"`

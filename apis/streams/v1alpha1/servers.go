@@ -66,13 +66,13 @@ type NetworkStatistics struct {
 	// Connections are open connections of TCP, and Flows open flows of UDP and of pings.
 	Connections int64 `json:"connections"`
 	Flows       int64 `json:"flows"`
-	// Refused is how often the machine asked for something in vain, and LastRefused the last of
-	// it, the latest last.
+	// Refused counts the connections, packets and names that were refused, and LastRefused has the
+	// last of them, the latest last.
 	Refused     int64            `json:"refused"`
 	LastRefused []NetworkRefusal `json:"lastRefused,omitempty"`
 }
 
-// NetworkRefusal is what a machine has asked the network for in vain.
+// NetworkRefusal is a connection, packet or name that was refused to a machine.
 type NetworkRefusal struct {
 	// Protocol is tcp, udp, icmp or dns, or one of a later version.
 	Protocol string `json:"protocol"`

@@ -40,7 +40,7 @@ type options struct {
 	runFolder   string
 	termination string
 	version     bool
-	// nodeAddresses are those of the pod's node.
+	// nodeAddresses are the addresses of the pod's node.
 	nodeAddresses []netip.Prefix
 }
 

@@ -30,8 +30,8 @@ const (
 	maxStatistics = 64 << 10
 )
 
-// networkOf returns what passes a VM's network; nil if its driver does not know, if nobody answers in time, or if the
-// user may not read it.
+// networkOf returns the figures of a VM's network. It returns nil if the driver has none, if there is no answer in time,
+// or if the user may not read them.
 func (o *Options) networkOf(ctx context.Context, vm *api.VirtualMachine) *streamsapi.NetworkStatistics {
 	driver := driverOf(vm)
 	if vm.Status.Server == nil || driver != driverQEMU && driver != driverPod {
@@ -68,10 +68,10 @@ var refusalTexts = map[string]string{
 	"NoRoute":   "the host has no route to another host there; the host itself is closed to machines",
 	"NoMachine": "there is no other machine of this namespace there",
 	"TooMany":   "the machine has too many connections",
-	"NoAnswer":  "nobody there has taken the connection",
+	"NoAnswer":  "no answer, or a refusal, came from there",
 }
 
-// networkTexts returns what passes a network, and then what was refused, the latest first.
+// networkTexts describes the traffic of a network, and then what was refused, the latest first.
 func (o *Options) networkTexts(n *streamsapi.NetworkStatistics) []string {
 	size := func(bytes int64) string {
 		return bytesText(float64(bytes), resource.Quantity{Format: resource.BinarySI}) + "B"

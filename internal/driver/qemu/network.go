@@ -18,7 +18,7 @@ const (
 )
 
 const (
-	// maxDenied is how many ranges can be denied: a supervisor is told all of them in one message.
+	// maxDenied is how many ranges can be denied. A supervisor gets all of them in one message.
 	maxDenied = 1000
 	// maxResolvers is how many resolvers a guest's question is sent to, one after another, as in resolv.conf(5).
 	maxResolvers = 3

@@ -37,14 +37,14 @@ func (m Machine) isNeighbor(other Machine) bool {
 	return m.Cluster == other.Cluster && m.Namespace == other.Namespace
 }
 
-// request is what a driver sends over a connection, with the two sockets of the machine's link unless it leaves. The
-// answer is an empty object.
+// request asks the broker to add a machine, or to remove it. The two sockets of the machine's link go with a request to
+// add one. The answer is an empty object.
 type request struct {
 	Machine
 
 	// Program is the digest of the program that the broker should be, empty for any.
 	Program string `json:"program,omitempty"`
-	// Leaves is set for a machine that may not meet others any more.
+	// Leaves is set to remove the machine: it may not meet others any more.
 	Leaves bool `json:"leaves,omitempty"`
 }
 
@@ -57,7 +57,7 @@ type Broker struct {
 	// members are in the order in which they have joined.
 	members     []*member
 	connections int
-	// idle is closed once nobody needs the broker any more.
+	// idle is closed once there are neither members nor connections of drivers.
 	idle chan struct{}
 }
 
@@ -75,17 +75,17 @@ type member struct {
 
 var _ control.Switchboard = (*member)(nil)
 
-// newBroker returns a broker that knows nobody.
+// newBroker returns a broker without members. The digest is of the program that it runs as.
 func newBroker(program string) *Broker { return &Broker{program: program, idle: make(chan struct{})} }
 
-// serve serves a driver's connection, which stays open for as long as the machine that it has told of is a member, and
-// reports whether the broker may go on: a driver may need another program.
+// serve serves a driver's connection, and reports whether the broker may go on: a driver may need another version of the
+// program. The connection stays open for as long as the machine of its request is a member.
 func (b *Broker) serve(ctx context.Context, conn *net.UnixConn) (goesOn bool) {
-	b.connect(1)
-	defer b.connect(-1)
+	b.countConnections(1)
+	defer b.countConnections(-1)
 	defer func() { _ = conn.Close() }()
 	var r request
-	calls, accepts, err := receive(conn, &r)
+	calls, accepts, err := receiveRequest(conn, &r)
 	switch {
 	case r.Program != "" && r.Program != b.program:
 		closeAll(calls, accepts)
@@ -94,27 +94,27 @@ func (b *Broker) serve(ctx context.Context, conn *net.UnixConn) (goesOn bool) {
 		return true
 	case r.Leaves:
 		b.remove(r.UID)
-		_ = answer(conn)
+		_ = sendAnswer(conn)
 		return true
 	}
 	m := &member{Machine: r.Machine, broker: b, link: control.NewPeerLink(accepts), calls: calls}
 	b.join(m, conn)
 	go m.follow(ctx)
-	if answer(conn) == nil {
-		_, _ = conn.Read(make([]byte, 1)) // it sends nothing more, so this returns once it leaves
+	if sendAnswer(conn) == nil {
+		_, _ = conn.Read(make([]byte, 1)) // the driver sends nothing more, so this returns once it disconnects
 	}
 	return true
 }
 
-// connect counts connections of drivers.
-func (b *Broker) connect(change int) {
+// countConnections adds a change to the number of drivers that are connected.
+func (b *Broker) countConnections(change int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.connections += change
 	b.checkIdle()
 }
 
-// checkIdle ends a broker that nobody needs.
+// checkIdle ends a broker that has neither members nor connections of drivers.
 func (b *Broker) checkIdle() {
 	if len(b.members) > 0 || b.connections > 0 {
 		return
@@ -126,8 +126,8 @@ func (b *Broker) checkIdle() {
 	}
 }
 
-// join makes a machine a member. It takes the place of the member of its UID, which several processes may tell of, and
-// of one that had its address before.
+// join makes a machine a member. It replaces the member of its UID, since several drivers may ask for the same machine,
+// and a member that had its address before.
 func (b *Broker) join(m *member, follower net.Conn) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -183,8 +183,8 @@ func (m *member) follow(ctx context.Context) {
 	m.broker.removeWhere(func(other *member) bool { return other == m })
 }
 
-// find returns the last member that has joined, of those that meet a test.
-func (b *Broker) find(isMeant func(*member) bool) (*member, error) {
+// findMember returns the member that joined last among those that meet a test.
+func (b *Broker) findMember(isMeant func(*member) bool) (*member, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, other := range slices.Backward(b.members) {
@@ -201,7 +201,7 @@ func (m *member) Lookup(_ context.Context, name string) (netip.Addr, error) {
 	if isFull && namespace != m.Namespace {
 		return netip.Addr{}, control.ErrNoMachine
 	}
-	other, err := m.broker.find(func(other *member) bool { return other.Name == name && m.isNeighbor(other.Machine) })
+	other, err := m.broker.findMember(func(other *member) bool { return other.Name == name && m.isNeighbor(other.Machine) })
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -216,7 +216,7 @@ func (m *member) Dial(ctx context.Context, protocol string, from uint16, to neti
 	if !slices.Contains([]string{control.TCP, control.UDP, control.ICMP}, protocol) {
 		return nil, control.ErrUnknown
 	}
-	other, err := m.broker.find(func(other *member) bool {
+	other, err := m.broker.findMember(func(other *member) bool {
 		return other.Address == to.Addr() && other.UID != m.UID && m.isNeighbor(other.Machine)
 	})
 	if err != nil {
@@ -237,8 +237,8 @@ func (m *member) Dial(ctx context.Context, protocol string, from uint16, to neti
 	return here, nil
 }
 
-// receive receives a request, and the sockets of one that does not leave.
-func receive(conn *net.UnixConn, r *request) (calls, accepts *net.UnixConn, err error) {
+// receiveRequest receives a request, and the sockets of one that does not leave.
+func receiveRequest(conn *net.UnixConn, r *request) (calls, accepts *net.UnixConn, err error) {
 	if calls, accepts, err = control.ReceiveLink(conn, r); r.Leaves {
 		closeAll(calls, accepts)
 		return nil, nil, nil
@@ -246,7 +246,7 @@ func receive(conn *net.UnixConn, r *request) (calls, accepts *net.UnixConn, err 
 	return calls, accepts, err
 }
 
-func answer(conn *net.UnixConn) error { return control.SendMessage(conn, json.RawMessage("{}")) }
+func sendAnswer(conn *net.UnixConn) error { return control.SendMessage(conn, json.RawMessage("{}")) }
 
 func closeAll(connections ...*net.UnixConn) {
 	for _, c := range connections {

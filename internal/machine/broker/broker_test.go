@@ -175,8 +175,8 @@ func TestMembers(t *testing.T) {
 	}
 }
 
-// TestIdle checks that a broker that nobody needs ends, but not while a machine is a member, and that one of another
-// version than the driver needs ends too, without an answer.
+// TestIdle checks that a broker ends once it has neither members nor connections, and that one of another version than
+// the driver needs ends too, without an answer.
 func TestIdle(t *testing.T) {
 	t.Parallel()
 	b := newBroker(digest)

@@ -61,7 +61,7 @@ func (p Place) Connect(ctx context.Context, m Machine, join func(ctx context.Con
 		return err
 	}
 	defer control.CloseFiles(accepts, acceptsThere)
-	conn, err := p.tell(ctx, request{Machine: m}, callsThere, acceptsThere)
+	conn, err := p.sendRequest(ctx, request{Machine: m}, callsThere, acceptsThere)
 	if err != nil {
 		return err
 	}
@@ -70,11 +70,11 @@ func (p Place) Connect(ctx context.Context, m Machine, join func(ctx context.Con
 		return err
 	}
 	control.CloseFiles(calls, callsThere, accepts, acceptsThere) // so that each end learns of the end of the other
-	return p.wait(ctx, conn)
+	return p.waitForEnd(ctx, conn)
 }
 
-// wait waits until the broker has ended a connection. One that is halted does not, and is killed.
-func (p Place) wait(ctx context.Context, conn net.Conn) error {
+// waitForEnd waits until the broker has ended a connection. One that is halted does not, and is killed.
+func (p Place) waitForEnd(ctx context.Context, conn net.Conn) error {
 	ended := make(chan error, 1)
 	go func() {
 		_, err := conn.Read(make([]byte, 1))
@@ -119,9 +119,9 @@ func (p Place) Remove(ctx context.Context, uid string) error {
 	return p.killAll(ctx)
 }
 
-// tell sends a request to the broker, and returns the connection once it has answered. A broker that does not answer is
-// killed, since nobody can be connected by it.
-func (p Place) tell(ctx context.Context, r request, sockets ...*os.File) (net.Conn, error) {
+// sendRequest sends a request to the broker, which it starts if there is none, and returns the connection once it has
+// the answer. It kills a broker that does not answer, so that the next call starts another.
+func (p Place) sendRequest(ctx context.Context, r request, sockets ...*os.File) (net.Conn, error) {
 	program, err := p.Program()
 	if err != nil {
 		return nil, fmt.Errorf("machines cannot be connected: %w", err)
@@ -132,7 +132,7 @@ func (p Place) tell(ctx context.Context, r request, sockets ...*os.File) (net.Co
 	bounded, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
 	for {
-		conn, err := p.reach(bounded, program)
+		conn, err := p.dialOrStart(bounded, program)
 		if err != nil {
 			return nil, err
 		}
@@ -167,9 +167,9 @@ func exchange(ctx context.Context, conn net.Conn, r request, sockets []*os.File)
 	return conn.SetDeadline(time.Time{})
 }
 
-// reach connects to the broker. It starts one if there is none, and waits for one that another caller is starting, or
+// dialOrStart connects to the broker. It starts one if there is none, and waits for one that another caller is starting, or
 // that is ending.
-func (p Place) reach(ctx context.Context, program *supervisor.Program) (net.Conn, error) {
+func (p Place) dialOrStart(ctx context.Context, program *supervisor.Program) (net.Conn, error) {
 	for late := time.After(startWithin); ; {
 		conn, err := p.DialSocket(ctx, socket)
 		if err == nil {

@@ -36,8 +36,8 @@ const (
 	acceptAgain = 100 * time.Millisecond
 )
 
-// Main is the program. It connects machines until it knows none and nobody tells it of one, and returns its exit code.
-// It may be killed at any time: the driver starts another.
+// Main is the program, and returns its exit code. It ends once it has no machine, and no driver is connected. It may be
+// killed at any time: the driver starts another.
 func Main(ctx context.Context, arguments []string) int {
 	if err := run(ctx, arguments); err != nil {
 		fmt.Fprintln(os.Stderr, "drover-machine:", err)
@@ -60,12 +60,12 @@ func run(ctx context.Context, arguments []string) error {
 		return err
 	}
 	b := newBroker(arguments[len(arguments)-1])
-	unused := time.AfterFunc(unusedWithin, func() { b.connect(0) })
+	unused := time.AfterFunc(unusedWithin, func() { b.countConnections(0) })
 	defer unused.Stop()
 	return b.listen(ctx, listener)
 }
 
-// listen serves drivers until nobody needs the broker any more, or one needs another program.
+// listen serves drivers until there are neither machines nor drivers, or a driver needs another version of the program.
 func (b *Broker) listen(ctx context.Context, listener net.Listener) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

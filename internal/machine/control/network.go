@@ -237,7 +237,7 @@ func servePorts(ctx context.Context, w http.ResponseWriter, n Network) {
 	_ = SendMessage(conn, answer)
 }
 
-// CloseFiles closes files that were passed on, or that nobody wants.
+// CloseFiles closes files, of which other processes may have copies.
 func CloseFiles(files ...*os.File) {
 	for _, f := range files {
 		_ = f.Close()

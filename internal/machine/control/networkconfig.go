@@ -91,12 +91,12 @@ type NetworkStatistics struct {
 	// Connections are open connections of TCP, and Flows open flows of UDP and of pings.
 	Connections int64 `json:"connections"`
 	Flows       int64 `json:"flows"`
-	// Refused is how often the guest asked for something in vain, and LastRefused the last of it.
+	// Refused counts the connections, packets and names that were refused, and LastRefused has the last of them.
 	Refused     int64     `json:"refused"`
 	LastRefused []Refusal `json:"lastRefused,omitempty"`
 }
 
-// Refusal is what the guest asked for in vain.
+// Refusal is a connection, packet or name that was refused to the guest.
 type Refusal struct {
 	// Protocol is a word such as tcp, udp or dns, and Target an address with a port, or a name.
 	Protocol string `json:"protocol"`
@@ -116,7 +116,7 @@ const (
 	RefusedNoRoute   = "NoRoute"   // the host has no route to another host there
 	RefusedNoMachine = "NoMachine" // there is no machine that the guest may know
 	RefusedTooMany   = "TooMany"   // the machine has too many connections
-	RefusedNoAnswer  = "NoAnswer"  // nobody there has taken the connection
+	RefusedNoAnswer  = "NoAnswer"  // there was no answer, or a refusal, from there
 )
 
 const (

@@ -40,8 +40,8 @@ type Peer interface {
 // PeerConn is a connection of one machine to another.
 type PeerConn struct {
 	Protocol string `json:"protocol"` // tcp, udp or icmp
-	// From is the address and port of the machine that connects, and To those of the other's guest. Pings have an
-	// identifier in place of the former port.
+	// From is the address and port of the machine that connects, and To the address and port that it connects to. For
+	// pings the port of From is their identifier.
 	From netip.AddrPort `json:"from"`
 	To   netip.AddrPort `json:"to"`
 }
@@ -337,7 +337,7 @@ func ServePeer(ctx context.Context, conn *net.UnixConn, accept func(context.Cont
 	})
 }
 
-// serveLink answers calls, of which each may have a socket, until the connection or ctx ends. The socket of an answer is
+// serveLink answers calls until the connection or ctx ends. A call and an answer may each have a socket. The answer's is
 // closed once it was sent.
 func serveLink(ctx context.Context, conn *net.UnixConn, callsASecond rate.Limit, answer func(context.Context, peerCall, *os.File) (netip.Addr, *os.File, error)) error {
 	defer func() { _ = conn.Close() }()

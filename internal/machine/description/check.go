@@ -128,7 +128,7 @@ func (d *Disk) checkURL(field string) error {
 	return nil
 }
 
-// protocols are those of forwards.
+// protocols are what a forward may have.
 var protocols = []string{"tcp", "udp"}
 
 func (m *Machine) checkForwards() error {

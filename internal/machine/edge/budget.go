@@ -15,7 +15,7 @@ const (
 	largestShare  = 512 << 10
 	smallestShare = 24 << 10
 	fixedShare    = 12 << 10
-	// flowShare is that of a flow of UDP.
+	// flowShare is the share of a flow of UDP.
 	flowShare = 24 << 10
 	// shrinking is how fast shares shrink as the budget is used up.
 	shrinking = 64

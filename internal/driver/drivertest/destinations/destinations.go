@@ -66,8 +66,8 @@ type world struct {
 	registry, image string
 	// prober is the program, and network the namespace of the other host, at the address outside.
 	prober, network, outside string
-	// hosts are the addresses of this host but those of loopback, and own its listeners, one at each. Another one listens
-	// at port of every address, of which own6 are those of IPv6.
+	// hosts are the addresses of this host without loopback, and own the listeners of the test, one at each of them.
+	// Another listener has the port of every address, and own6 are its addresses of IPv6.
 	hosts, own, own6 []string
 	port             string
 

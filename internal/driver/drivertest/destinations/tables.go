@@ -47,7 +47,7 @@ var outward = []struct {
 	{protocol: "udp", to: "gateway", qemu: "unreachable", docker: theHost},
 	{protocol: "tcp", to: "gateway's other ports", qemu: "refused"},
 	{protocol: "udp", to: "gateway's other ports", qemu: "unreachable"},
-	// Addresses that are nobody's, or not a single host's.
+	// Addresses that no host has, or more than one.
 	{protocol: "tcp", to: "unused", qemu: "refused"},
 	{protocol: "udp", to: "unused", qemu: "unreachable"},
 	{protocol: "ping", to: "unused host", qemu: "silent"},
@@ -101,7 +101,7 @@ var inward = []struct {
 	{"tcp", "link", "local", "refused"},
 }
 
-// ports are those of a guest.
+// ports returns the ports of a guest's spec.
 func (w *world) ports(t *testing.T) []driver.Port {
 	t.Helper()
 	return []driver.Port{
