@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"slices"
@@ -26,6 +27,9 @@ type Target struct {
 	Address  string
 	// MaySilent is set if no answer of any kind is expected, for which a try does not wait long.
 	MaySilent bool
+	// Insists is set to send again where the other end has ended its direction, as Docker's proxy does if it has read all
+	// before it closes a connection. One that is closed is reset by that.
+	Insists bool
 }
 
 const (
@@ -152,6 +156,14 @@ func (t Target) try() (string, error) {
 	}
 	answer := make([]byte, 1500)
 	n, err := conn.Read(answer)
+	if t.Insists && errors.Is(err, io.EOF) {
+		for err = nil; err == nil; {
+			_, err = conn.Write([]byte("?"))
+		}
+		if errors.Is(err, syscall.EPIPE) { // what Linux calls a reset after the end of the other direction
+			err = syscall.ECONNRESET
+		}
+	}
 	return string(answer[:n]), err
 }
 

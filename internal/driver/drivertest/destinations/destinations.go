@@ -202,6 +202,7 @@ func (w *world) note(protocol string, from net.Addr) {
 type target struct {
 	Protocol, Address string
 	MaySilent         bool
+	Insists           bool
 }
 
 // tryFrom returns what comes of targets that a program of this host tries.

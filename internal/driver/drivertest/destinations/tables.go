@@ -195,7 +195,7 @@ func (g *guest) tryOutward(t *testing.T, policy string, peers map[string]*guest)
 			to = []string{row.to}
 		}
 		for _, to := range to {
-			targets, wants = append(targets, target{row.protocol, to, want == "silent"}), append(wants, want)
+			targets, wants = append(targets, target{Protocol: row.protocol, Address: to, MaySilent: want == "silent"}), append(wants, want)
 		}
 	}
 	results := g.try(t, targets...)
@@ -258,7 +258,7 @@ func (g *guest) tryInward(t *testing.T) {
 		}
 		var targets []target
 		for _, host := range hosts {
-			targets = append(targets, target{Protocol: row.protocol, Address: g.hostPort(t, row.port, host)})
+			targets = append(targets, target{Protocol: row.protocol, Address: g.hostPort(t, row.port, host), Insists: row.want == "reset" && !g.IsMachine})
 		}
 		for i, got := range tryFrom(t, from, targets...) {
 			if got != row.want {
