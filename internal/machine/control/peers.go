@@ -72,8 +72,9 @@ const (
 	// maxMessage limits a message, in bytes. That of 32 ports, which a machine has at most, is the longest.
 	maxMessage = 4 << 10
 	// maxPeerCalls is how many calls over a link wait for an answer, and are answered at a time. The queue of a socket has
-	// room for all of them. peerCallsASecond is how many a machine may make in the long run.
-	maxPeerCalls, peerCallsASecond = 256, 200
+	// room for all of them. peerCallsASecond is how many a machine may make in the long run: each takes
+	// some 0.1 ms of the switchboard, which all machines share.
+	maxPeerCalls, peerCallsASecond = 256, 1000
 	// callSendWithin is how long a call or an answer may take to be sent: only an end that does not read takes longer.
 	callSendWithin = time.Second
 )

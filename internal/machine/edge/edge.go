@@ -45,6 +45,11 @@ const (
 	// timeWait is how long a connection that has ended keeps its ports. No packet of one that has comes later: between the
 	// guest and the edge, none overtakes another.
 	timeWait = 100 * time.Millisecond
+	// maxResend is the longest pause before data is sent to the guest again. Nothing is lost between them but while the
+	// guest is paused or its queues are full, so a connection goes on this soon after that. It is given up after
+	// maxResends of them, as late as by Linux (tcp_retries2 of tcp(7)).
+	maxResend  = 2 * time.Second
+	maxResends = 450
 	// flowTimeout is how long a flow of UDP lasts after its last packet.
 	flowTimeout = time.Minute
 	// nic is the only interface of the stack.
@@ -118,11 +123,11 @@ func (e *Edge) configureStack() error {
 	e.stack.SetSpoofing(nic, true)
 	e.stack.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: nic}})
 	sack, wait := tcpip.TCPSACKEnabled(true), tcpip.TCPTimeWaitTimeoutOption(timeWait)
-	if err := e.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &sack); err != nil {
-		return fmt.Errorf("configuring TCP: %s", err)
-	}
-	if err := e.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &wait); err != nil {
-		return fmt.Errorf("configuring TCP: %s", err)
+	resend, resends := tcpip.TCPMaxRTOOption(maxResend), tcpip.TCPMaxRetriesOption(maxResends)
+	for _, option := range []tcpip.SettableTransportProtocolOption{&sack, &wait, &resend, &resends} {
+		if err := e.stack.SetTransportProtocolOption(tcp.ProtocolNumber, option); err != nil {
+			return fmt.Errorf("configuring TCP: %s", err)
+		}
 	}
 	e.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(e.stack, firstWindow, maxDials, e.forwardTCP).HandlePacket)
 	e.stack.SetTransportProtocolHandler(udp.ProtocolNumber, udp.NewForwarder(e.stack, e.forwardUDP).HandlePacket)

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/test/assert"
@@ -281,6 +283,51 @@ func TestSetEgress(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// flippedRoutes lead outside until they are told otherwise.
+type flippedRoutes struct{ areOwn atomic.Bool }
+
+func (r *flippedRoutes) CheckUnicast(netip.Addr) error {
+	if r.areOwn.Load() {
+		return errors.New("it is the host's own")
+	}
+	return nil
+}
+
+// TestAddressOfHost checks that a flow ends once its address has become one of the host's, which the kernel would give
+// its packets to.
+func TestAddressOfHost(t *testing.T) {
+	t.Parallel()
+	routes, now := &flippedRoutes{}, clocktesting.NewFakeClock(time.Now())
+	w := newWorld(t, func(_ *control.NetworkConfig, o *Options) { o.Routes, o.Clock = routes, now })
+	server, err := (&net.ListenConfig{}).ListenPacket(t.Context(), "udp4", "127.0.0.1:0")
+	assert.NoError(t, err)
+	t.Cleanup(func() { _ = server.Close() })
+	w.servers["udp "+outsider.String()+":53"] = server.LocalAddr().String()
+	target := fullAddress(netip.AddrPortFrom(outsider, 53))
+	flow, err := gonet.DialUDP(w.guest.stack, nil, &target, ipv4.ProtocolNumber)
+	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(io.WriteString(flow, "first")))
+	wantNext := func(want string) {
+		packet := make([]byte, 16)
+		n, _, err := server.ReadFrom(packet)
+		if err != nil || string(packet[:n]) != want {
+			t.Errorf("the server got %q, %v, want %q", packet[:n], err, want)
+		}
+	}
+	wantNext("first")
+	routes.areOwn.Store(true)
+	now.Step(flowCheckEvery)
+	assert.Eventually(t, "packets are refused", func(t testing.TB) error {
+		_, _ = io.WriteString(flow, "second")
+		if last := w.Statistics().LastRefused; !slices.ContainsFunc(last, func(r control.Refusal) bool { return r.Reason == control.RefusedNoRoute }) {
+			t.Errorf("refused were %+v", last)
+		}
+		return nil
+	})
+	assert.NoError(t, assert.ErrorOf(server.WriteTo([]byte("own"), server.LocalAddr())))
+	wantNext("own")
 }
 
 // TestLease checks the lease that a guest gets by DHCP.

@@ -123,9 +123,12 @@ func (e *Edge) serveConnections(ctx context.Context, listener net.Listener, port
 	}
 }
 
+// admitWithin is how long a guest that is busy or paused may take to admit a client, whom the host has admitted already.
+const admitWithin = 30 * time.Second
+
 // admit carries on a client's connection to a port of the guest. One that the guest refuses is reset.
 func (e *Edge) admit(ctx context.Context, conn net.Conn, port uint16) {
-	dialling, cancel := context.WithTimeout(ctx, dialWithin)
+	dialling, cancel := context.WithTimeout(ctx, admitWithin)
 	defer cancel()
 	guest, share, err := e.dialGuest(dialling, netip.AddrPortFrom(e.Gateway(), 0), port)
 	if err != nil {

@@ -17,9 +17,11 @@ import (
 )
 
 const (
-	// keepAliveIdle is after how long a connection that is silent is checked, and keepAliveInterval is between checks.
+	// keepAliveIdle is after how long a connection that is silent is checked, and keepAliveInterval is between checks. A
+	// guest that was reset answers the first one; one that is paused has as many as it has of maxResends.
 	keepAliveIdle     = time.Minute
 	keepAliveInterval = 15 * time.Second
+	keepAlives        = int(maxResends * maxResend / keepAliveInterval)
 	// maxPacket is more than a packet of UDP has.
 	maxPacket = 64 << 10
 	// flowPacket is how much of a packet of UDP is carried on.
@@ -40,7 +42,7 @@ func configureEndpoint(endpoint tcpip.Endpoint, share int) {
 	options.SetKeepAlive(true)
 	options.SetDelayOption(false)
 	idle, interval := tcpip.KeepaliveIdleOption(keepAliveIdle), tcpip.KeepaliveIntervalOption(keepAliveInterval)
-	_, _ = endpoint.SetSockOpt(&idle), endpoint.SetSockOpt(&interval)
+	_, _, _ = endpoint.SetSockOpt(&idle), endpoint.SetSockOpt(&interval), endpoint.SetSockOptInt(tcpip.KeepaliveCountOption, keepAlives)
 }
 
 func newGuestFlow(queue *waiter.Queue, endpoint tcpip.Endpoint) *gonet.UDPConn {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"time"
 
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
@@ -69,6 +70,9 @@ func (e *Edge) dialOutside(ctx context.Context, protocol string, to netip.AddrPo
 	if err != nil {
 		return nil, err
 	}
+	if protocol == control.UDP {
+		conn = &outsideFlow{Conn: conn, edge: e, to: to.Addr(), checkedAt: e.Clock.Now()}
+	}
 	e.noteOutside(conn, to.Addr())
 	// Routes may have changed meanwhile, and what is allowed.
 	if err := e.checkOutside(to.Addr()); err != nil {
@@ -76,6 +80,30 @@ func (e *Edge) dialOutside(ctx context.Context, protocol string, to netip.AddrPo
 		return nil, errors.Join(err, conn.Close())
 	}
 	return conn, nil
+}
+
+// flowCheckEvery is how often the route of a flow is checked.
+const flowCheckEvery = time.Second
+
+// outsideFlow is a flow of UDP through the host, which ends once it leads to where the guest may not send. The kernel
+// looks the route of each packet up, and an address can become one of the host's own. A connection of TCP is reset then.
+type outsideFlow struct {
+	net.Conn
+
+	edge      *Edge
+	to        netip.Addr
+	checkedAt time.Time
+}
+
+// Write implements net.Conn. It is called by one goroutine.
+func (f *outsideFlow) Write(packet []byte) (int, error) {
+	if now := f.edge.Clock.Now(); now.Sub(f.checkedAt) >= flowCheckEvery {
+		if err := f.edge.checkOutside(f.to); err != nil {
+			return 0, err
+		}
+		f.checkedAt = now
+	}
+	return f.Conn.Write(packet)
 }
 
 // DialHost connects by a socket of this host: by ping sockets for icmp4, and as net.Dialer does for other networks.
