@@ -22,8 +22,10 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"unsafe"
 
 	"github.com/go-logr/logr"
+	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/machine/broker"
 	"cloudnative.tw/drover/internal/machine/converter"
@@ -67,9 +69,13 @@ func (o *options) addPlaces(flags *flag.FlagSet) {
 	flags.StringVar(&o.runFolder, "run-folder", "/run/drover-machine", "folder for sockets and temporary files, which must be writable")
 }
 
+// processName is what tools such as top call the program, which drivers execute by a descriptor.
+var processName = append([]byte(supervisor.ProgramName), 0)
+
 // Main runs the machine that the flags name, or does another work of the program for one, and
 // returns the exit code of the program.
 func Main(arguments []string) int {
+	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&processName[0])), 0, 0, 0) //nolint:gosec // a system call
 	switch {
 	case len(arguments) > 0 && arguments[0] == probeCommand:
 		return mainProbe(arguments[1:])

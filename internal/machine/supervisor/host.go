@@ -13,7 +13,6 @@ import (
 	"net"
 	"os"
 	"time"
-	"unsafe"
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sys/unix"
@@ -70,9 +69,6 @@ type HostConfig struct {
 	GuestNonce []byte `json:"guestNonce,omitempty"`
 }
 
-// processName is how the program is called by who looks at processes: it is executed by a descriptor.
-var processName = append([]byte(ProgramName), 0)
-
 // maxOwnLog bounds what the program says of itself.
 const maxOwnLog = 64 << 10
 
@@ -93,7 +89,6 @@ func (w *boundedWriter) Write(p []byte) (int, error) {
 // MainOnHost follows a QEMU of this host by the descriptors that it is given, and returns the exit code of the
 // program. It ends with QEMU, or by SIGKILL: nothing is lost by that, and the driver starts another.
 func MainOnHost(ctx context.Context, open NetworkOpener) int {
-	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&processName[0])), 0, 0, 0) //nolint:gosec // a system call
 	log := logr.FromSlogHandler(slog.NewTextHandler(&boundedWriter{os.Stderr, maxOwnLog}, nil))
 	if err := runOnHost(ctx, open, log); err != nil {
 		log.Error(err, "Supervisor has ended")
