@@ -17,6 +17,8 @@ const (
 	fixedShare    = 12 << 10
 	// flowShare is the share of a flow of UDP.
 	flowShare = 24 << 10
+	// unboundShare is the least share with which the kernel's buffers are not bounded: that of the tenth connection.
+	unboundShare = largestShare * 3 / 4
 	// shrinking is how fast shares shrink as the budget is used up.
 	shrinking = 64
 )

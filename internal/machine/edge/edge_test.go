@@ -12,7 +12,9 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -468,5 +470,47 @@ func TestBudget(t *testing.T) {
 	}
 	if got := b.left; got != control.EdgeMemoryBytes {
 		t.Errorf("what is left: %v", got)
+	}
+}
+
+// TestBuffersOfSockets checks that the kernel's buffers of all connections but the first ones are bounded.
+func TestBuffersOfSockets(t *testing.T) {
+	t.Parallel()
+	const many, first = 150, 16
+	var mu sync.Mutex
+	var outside []syscall.Conn
+	w := newWorld(t, func(_ *control.NetworkConfig, o *Options) {
+		dial := o.Dial
+		o.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := dial(ctx, network, address)
+			if err == nil {
+				mu.Lock()
+				defer mu.Unlock()
+				outside = append(outside, conn.(syscall.Conn))
+			}
+			return conn, err
+		}
+	})
+	w.serve(t, outsider.String()+":7", echo)
+	for range many {
+		conn, err := w.dial(t, netip.AddrPortFrom(outsider, 7))
+		assert.NoError(t, err)
+		assert.NoError(t, assert.ErrorOf(io.WriteString(conn, "x")))
+		assert.NoError(t, assert.ErrorOf(io.ReadFull(conn, make([]byte, 1))))
+	}
+	sum := 0
+	for _, conn := range outside[first:] {
+		for _, option := range []int{unix.SO_RCVBUF, unix.SO_SNDBUF} {
+			raw, err := conn.SyscallConn()
+			assert.NoError(t, err)
+			assert.NoError(t, raw.Control(func(fd uintptr) {
+				size, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, option)
+				assert.NoError(t, err)
+				sum += size
+			}))
+		}
+	}
+	if sum > 2*control.EdgeMemoryBytes {
+		t.Errorf("the kernel's buffers of %d connections are %d bytes", many-first, sum)
 	}
 }

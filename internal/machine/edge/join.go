@@ -52,8 +52,22 @@ func newGuestFlow(queue *waiter.Queue, endpoint tcpip.Endpoint) *gonet.UDPConn {
 	return gonet.NewUDPConn(queue, endpoint)
 }
 
+// boundBuffers bounds the kernel's buffers of a socket, which grow to megabytes and which all TCP of the host shares
+// (tcp_mem of tcp(7)). The first few connections keep those: they are what makes distant hosts fast.
+func boundBuffers(conn net.Conn, share int) {
+	socket, ok := conn.(interface {
+		SetReadBuffer(bytes int) error
+		SetWriteBuffer(bytes int) error
+	})
+	if !ok || share > unboundShare {
+		return
+	}
+	_, _ = socket.SetReadBuffer(share/2), socket.SetWriteBuffer(share/2) // the kernel doubles both
+}
+
 // join carries data between the guest and another until both have ended.
 func (e *Edge) join(guest, other net.Conn, share int) {
+	boundBuffers(other, share)
 	e.counts.connections.Add(1)
 	defer e.counts.connections.Add(-1)
 	_, size := buffersOf(share)
