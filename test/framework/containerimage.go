@@ -44,8 +44,8 @@ func MakeBusyBoxImage(ctx context.Context, config v1.Config) (v1.Image, error) {
 	return LayersImage(config, layer)
 }
 
-// BusyBoxLayer returns the only layer of that image.
-func BusyBoxLayer(ctx context.Context) ([]byte, error) {
+// BusyBox returns the program.
+func BusyBox(ctx context.Context) ([]byte, error) {
 	root, err := RepositoryRoot()
 	if err != nil {
 		return nil, err
@@ -54,7 +54,12 @@ func BusyBoxLayer(ctx context.Context) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("fetching BusyBox: %w", err)
 	}
-	program, err := os.ReadFile(strings.TrimSpace(string(path)))
+	return os.ReadFile(strings.TrimSpace(string(path)))
+}
+
+// BusyBoxLayer returns the only layer of that image.
+func BusyBoxLayer(ctx context.Context) ([]byte, error) {
+	program, err := BusyBox(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -23,12 +23,12 @@ const roundEvery = 20 * time.Millisecond
 // writeBlocks writes blocks to the disks that blocks=NAME,NAME on the kernel's command line
 // names, until the guest ends or a disk fails.
 func writeBlocks(cmdline string) error {
-	_, names, ok := strings.Cut(cmdline, "blocks=")
-	if !ok {
+	names := argument(cmdline, "blocks=")
+	if names == "" {
 		return nil
 	}
 	var disks []*blockDisk
-	for n, name := range strings.Split(strings.Fields(names)[0], ",") {
+	for n, name := range strings.Split(names, ",") {
 		d, err := openBlockDisk(uint32(n), filepath.Join("/dev", name))
 		if err != nil {
 			return err

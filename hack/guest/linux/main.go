@@ -6,7 +6,7 @@
 //
 // It counts its boots in the second sector of the first disk, prints "drover linux
 // guest N is up" to the console, powers off at the power button, and serves on port
-// 80. On port 7 it sends a line, and then back what it gets. If the first disk is an ext4 file system, it reports whether that was clean,
+// 80, or has a program do so that serve=PROGRAM,ARGUMENT on the kernel's command line names. On port 7 it sends a line, and then back what it gets. If the first disk is an ext4 file system, it reports whether that was clean,
 // mounts it, and changes it until it powers off. It serves:
 //
 //	/        a report, as JSON: see report
@@ -36,6 +36,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
@@ -374,8 +375,8 @@ func serveHTTP(r report) error {
 		_ = os.WriteFile("/proc/sysrq-trigger", []byte("c"), 0)
 	})
 	agent := &guestAgent{processes: map[int]*process{}}
-	if _, mode, ok := strings.Cut(r.Cmdline, "agent="); ok {
-		logLine("agent", agent.setMode(strings.Fields(mode)[0]))
+	if mode := argument(r.Cmdline, "agent="); mode != "" {
+		logLine("agent", agent.setMode(mode))
 	}
 	http.HandleFunc("/agent", func(w http.ResponseWriter, q *http.Request) {
 		if err := agent.setMode(q.FormValue("mode")); err != nil {
@@ -390,8 +391,19 @@ func serveHTTP(r report) error {
 	})
 	http.HandleFunc("/processes", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, agent.runningProcesses()) })
 	http.HandleFunc("/off", func(http.ResponseWriter, *http.Request) { powerOff() })
+	if command := argument(r.Cmdline, "serve="); command != "" {
+		words := strings.Split(command, ",")
+		return exec.Command(words[0], words[1:]...).Run() //nolint:gosec,noctx // of this guest
+	}
 	server := &http.Server{Addr: ":80", ReadHeaderTimeout: 10 * time.Second}
 	return server.ListenAndServe()
+}
+
+// argument returns what follows a name in the kernel's command line.
+func argument(cmdline, name string) string {
+	_, rest, _ := strings.Cut(cmdline, name)
+	word, _, _ := strings.Cut(rest, " ")
+	return word
 }
 
 var allocated []byte

@@ -141,6 +141,12 @@ func openAs(t *testing.T, config *rest.Config, id string, within time.Duration) 
 	return d
 }
 
+// openWithStreams is openAs with --pod-streams.
+func openWithStreams(t *testing.T, config *rest.Config, id string, within time.Duration) driver.Driver {
+	t.Helper()
+	return openWith(t, config, id, within, true)
+}
+
 // openWith is openAs with a value of --pod-streams.
 func openWith(t *testing.T, config *rest.Config, id string, within time.Duration, withStreams bool) driver.Driver {
 	t.Helper()

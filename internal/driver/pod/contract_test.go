@@ -18,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
@@ -32,11 +31,7 @@ func TestContract(t *testing.T) {
 	e := newContractEngine(t)
 	e.engine = &podtest.Engine{
 		Cluster: shared, Kube: e.kube,
-		Open: func(t *testing.T, config *rest.Config, id string, within time.Duration) driver.Driver {
-			t.Helper()
-			return openWith(t, config, id, within, true)
-		},
-		Kill: e.kill,
+		Open: openWithStreams, Kill: e.kill,
 	}
 	h := e.engine.Harness(driver.ServerSpec{
 		CPUMilli: 1000, MemoryBytes: 32 << 20, RootDiskBytes: 1 << 20, GracePeriod: 30 * time.Second,

@@ -44,6 +44,19 @@ type Harness struct {
 	Open func(t *testing.T, registry string, egress Egress) driver.Driver
 	// IsMachine is set if a server is a machine, which has an edge, and not a container.
 	IsMachine bool
+	// PreparePod is set if a server is a machine in a pod, which boots no container image. It connects the pod's network,
+	// and completes the spec of a guest that has the same programs, and serves by its arguments.
+	PreparePod func(t *testing.T, around Surroundings, spec *driver.ServerSpec)
+}
+
+// Surroundings are what is around a pod.
+type Surroundings struct {
+	// Hosts are the addresses of the node, which is this host.
+	Hosts []string
+	// Network is the namespace of the other host, at the address Outside.
+	Network, Outside string
+	// Prober is the program, which the guest runs as prober, beside sh and ip.
+	Prober string
 }
 
 // Run runs the cases. The gate has one guest, and what it can try alone.
@@ -52,7 +65,7 @@ func Run(t *testing.T, h Harness) {
 	framework.RequireRoot(t, "make a network namespace, which is another host")
 	w := newWorld(t, h)
 	t.Run("allow", func(t *testing.T) { w.tryWith(t, "", Egress{}) })
-	if !h.IsMachine || !tier.IsFull() {
+	if !h.IsMachine || h.PreparePod != nil || !tier.IsFull() {
 		return
 	}
 	t.Run("deny", func(t *testing.T) { w.tryWith(t, "deny", Egress{Deny: true}) })
@@ -235,6 +248,9 @@ func (w *world) newGuest(t *testing.T, d driver.Driver, namespace, name string) 
 		Power: driver.PowerOn, RestartPolicy: driver.RestartNever, CPUMilli: 1000, MemoryBytes: 128 << 20,
 		Ephemeral: w.IsMachine, Image: driver.Image{Source: w.image}, Args: []string{name}, Ports: w.ports(t),
 	}}
+	if w.PreparePod != nil {
+		w.PreparePod(t, Surroundings{w.hosts, w.network, w.outside, w.prober}, &g.spec)
+	}
 	t.Cleanup(func() {
 		assert.Eventually(t, name+" is gone", func(t testing.TB) error {
 			err := d.Delete(context.WithoutCancel(t.Context()), g.spec.Target, false)

@@ -22,8 +22,8 @@ import (
 var outward = []struct {
 	// to is an address, or some of those that places returns.
 	protocol, to string
-	// qemu is what comes of it in a machine, docker in a container.
-	qemu, docker string
+	// qemu is what comes of it in a machine, docker in a container, and pod in the machine of a pod, where that differs.
+	qemu, docker, pod string
 	// byPolicy is for machines with an egress that differs: deny or denied.
 	byPolicy map[string]string
 	// hasPeers is set for rows about other guests, which the gate does not boot.
@@ -41,6 +41,7 @@ var outward = []struct {
 	{protocol: "ping", to: "own host", qemu: "silent", docker: "echo"},
 	{protocol: "tcp", to: "published", qemu: "refused"},
 	{protocol: "udp", to: "published", qemu: "unreachable"},
+	{protocol: "ping", to: "pod host", pod: "silent"},
 	// The gateway, which is the edge of a machine, and the host of a container.
 	{protocol: "ping", to: "gateway host", qemu: "echo", docker: "echo"},
 	{protocol: "tcp", to: "gateway", qemu: "refused", docker: theHost},
@@ -61,7 +62,7 @@ var outward = []struct {
 	{protocol: "tcp", to: "outside", qemu: "outside", docker: "outside", byPolicy: map[string]string{"deny": "refused", "denied": "refused"}},
 	{protocol: "udp", to: "outside", qemu: "outside", docker: "outside", byPolicy: map[string]string{"deny": "unreachable", "denied": "unreachable"}},
 	{protocol: "tcp", to: "outside's closed port", qemu: "refused", docker: "refused"},
-	{protocol: "ping", to: "outside host", docker: "echo"}, // a machine depends on a setting of the host there: package edge
+	{protocol: "ping", to: "outside host", docker: "echo", pod: "echo"}, // a machine depends on a setting of the host there: package edge
 	// Other guests.
 	{protocol: "tcp", to: "a", qemu: "a", docker: "a"},
 	{protocol: "tcp", to: "b", qemu: "b", docker: "b", hasPeers: true},
@@ -78,10 +79,11 @@ var outward = []struct {
 	{protocol: "name", to: "c.other.drover.internal", qemu: "no such name", hasPeers: true},
 	{protocol: "name", to: "nobody", qemu: "no such name"},
 	{protocol: "name", to: "nobody.drover.internal", qemu: "no such name"},
-	{protocol: "name", to: "outside.test", byPolicy: map[string]string{"deny": "no answer for the name"}},
+	{protocol: "name", to: "service.team", pod: "no answer for the name"}, // of the pod's resolvers
+	{protocol: "name", to: "outside.test", pod: "no answer for the name", byPolicy: map[string]string{"deny": "no answer for the name"}},
 }
 
-// inward is who answers at ports of the host.
+// inward is who answers at ports of the host, or of the pod.
 var inward = []struct {
 	protocol, host, port string
 	want                 string
@@ -99,9 +101,14 @@ var inward = []struct {
 	{"tcp", "127.0.0.2", "local", "a"},
 	{"tcp", "127.0.0.1", "local", "refused"},
 	{"tcp", "link", "local", "refused"},
+	{"tcp", "pod", "http", "a"},
+	{"udp", "pod", "packets", "a"},
+	{"tcp", "pod", "closed", "reset"},
+	{"tcp", "pod", "82", "refused"},
+	{"udp", "pod", "82", "refused"},
 }
 
-// ports returns the ports of a guest's spec.
+// ports returns the ports of a guest's spec, those first that pods have too.
 func (w *world) ports(t *testing.T) []driver.Port {
 	t.Helper()
 	return []driver.Port{
@@ -126,11 +133,18 @@ func freeLowPort(t *testing.T) int32 {
 	return 0
 }
 
-// hostPort returns the address of a port of the host by its name, at a host's address. Docker may choose another port for
+// hostPort returns the address of a port of the host by its name, at a host's address, or of one of the pod. Docker may choose another port for
 // all addresses of IPv6 than for those of IPv4.
 func (g *guest) hostPort(t testing.TB, name, host string) string {
 	t.Helper()
-	want := g.spec.Ports[slices.IndexFunc(g.spec.Ports, func(p driver.Port) bool { return p.Name == name })]
+	n := slices.IndexFunc(g.spec.Ports, func(p driver.Port) bool { return p.Name == name })
+	if n < 0 && g.PreparePod != nil {
+		return net.JoinHostPort(g.server.Addresses[0], name)
+	}
+	want := g.spec.Ports[n]
+	if g.PreparePod != nil {
+		return net.JoinHostPort(g.server.Addresses[0], fmt.Sprint(want.Port))
+	}
 	everywhere := "0.0.0.0"
 	if strings.Contains(host, ":") {
 		everywhere = "::"
@@ -152,7 +166,7 @@ func (w *world) tryWith(t *testing.T, policy string, egress Egress) {
 	assert.NoError(t, err)
 	a := w.newGuest(t, d, "ns", "a")
 	peers := map[string]*guest{}
-	if hasPeers := policy == "" && (tier.IsFull() || !w.IsMachine); hasPeers {
+	if hasPeers := policy == "" && w.PreparePod == nil && (tier.IsFull() || !w.IsMachine); hasPeers {
 		peers["b"], peers["c"] = w.newGuest(t, d, "ns", "b"), w.newGuest(t, d, "other", "c")
 	}
 	if w.IsMachine {
@@ -184,8 +198,11 @@ func (g *guest) tryOutward(t *testing.T, policy string, peers map[string]*guest)
 	var wants []string
 	for _, row := range outward {
 		want := cmp.Or(row.byPolicy[policy], row.qemu)
-		if !g.IsMachine {
+		switch {
+		case !g.IsMachine:
 			want = row.docker
+		case g.PreparePod != nil:
+			want = cmp.Or(row.pod, row.qemu)
 		}
 		if want == "" || row.hasPeers && len(peers) == 0 {
 			continue
@@ -221,8 +238,8 @@ func (g *guest) places(t *testing.T, peers map[string]*guest) map[string][]strin
 		}
 		return all
 	}
-	last := netip.MustParsePrefix(g.address + "/16").Masked().Addr().As4()
-	last[2], last[3] = 255, 254
+	last := netip.MustParseAddr(g.gateway).As4()
+	last[3] = 254
 	unused := netip.AddrFrom4(last).String()
 	places := map[string][]string{
 		"loopback": withPort(g.port, "127.0.0.1", "127.0.0.2", "127.255.255.254", "::ffff:127.0.0.1"), "own": g.own, "everywhere": withPort(g.port, g.hosts...), "own6": g.own6, "own host": g.hosts,
@@ -231,6 +248,14 @@ func (g *guest) places(t *testing.T, peers map[string]*guest) map[string][]strin
 		"unused":                append(withPort("80", unused), withPort(g.port, unused)...), "unused host": {unused},
 		"outside": withPort("80", g.outside), "outside host": {g.outside}, "outside's closed port": withPort("81", g.outside),
 		"a": withPort("80", g.address),
+	}
+	if g.PreparePod != nil {
+		pod := g.server.Addresses[0]
+		for _, port := range []string{"80", "81", "82", "7443"} { // the last is the machine's own
+			places["published"] = append(places["published"], net.JoinHostPort(pod, port))
+		}
+		places["pod host"] = []string{pod}
+		return places
 	}
 	published := []*guest{g}
 	for name, peer := range peers {
@@ -255,6 +280,11 @@ func (g *guest) tryInward(t *testing.T) {
 			hosts = g.hosts
 		case "link": // from the other host
 			hosts, from = []string{g.link().String()}, fromOutside
+		case "pod":
+			from = fromOutside
+		}
+		if (row.host == "pod") != (g.PreparePod != nil) {
+			continue
 		}
 		var targets []target
 		for _, host := range hosts {

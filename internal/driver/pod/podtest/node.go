@@ -40,6 +40,8 @@ type Node struct {
 	Program, Image string
 	// Network is the network namespace of pods, with their address.
 	Network, Address string
+	// HostIPs are the addresses of the node, as its kubelet reports them.
+	HostIPs []string
 
 	mu         sync.Mutex
 	containers map[types.UID]*container
@@ -127,13 +129,19 @@ func (n *Node) ignoresStop(p *corev1.Pod) bool {
 func (n *Node) Begin(p *corev1.Pod) (address string, stop func() (int32, string), err error) {
 	c := &container{root: filepath.Join(n.Dir, string(p.UID)), ended: make(chan struct{})}
 	file := filepath.Join(c.root, "machine.json")
-	if err := errors.Join(n.mountSecret(p, filepath.Join(c.root, secretFolder)), n.describe(p, c.root, file)); err != nil {
+	resolvers := filepath.Join(c.root, "resolv.conf") // there is one, which does not answer
+	if err := errors.Join(n.mountSecret(p, filepath.Join(c.root, secretFolder)), n.describe(p, c.root, file), os.WriteFile(resolvers, []byte("nameserver "+n.Address+"\n"), 0o600)); err != nil {
 		return "", nil, err
 	}
-	c.cmd = exec.Command("ip", "netns", "exec", n.Network, "/bin/sh", "-c", `mount -t proc proc /proc && exec "$@"`, "sh", //nolint:noctx,gosec // it is stopped, and its arguments are the test's
+	c.cmd = exec.Command("ip", "netns", "exec", n.Network, "/bin/sh", "-c", `mount -t proc proc /proc && mount --bind "$0" /etc/resolv.conf && exec "$@"`, resolvers, //nolint:noctx,gosec // it is stopped, and its arguments are the test's
 		n.Program, "-description", file, "-run-folder", n.RunFolder(p.UID), "-termination-message", filepath.Join(c.root, "ended"))
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
-	c.cmd.Stdout, c.cmd.Stderr = n, n
+	c.cmd.Stdout, c.cmd.Stderr, c.cmd.Env = n, n, os.Environ()
+	for _, e := range objects.MachineContainer(p).Env {
+		if e.ValueFrom != nil && e.ValueFrom.FieldRef.FieldPath == "status.hostIPs" {
+			c.cmd.Env = append(c.cmd.Env, e.Name+"="+strings.Join(n.HostIPs, ","))
+		}
+	}
 	if err := c.cmd.Start(); err != nil {
 		return "", nil, err
 	}
