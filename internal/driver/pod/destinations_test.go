@@ -44,15 +44,17 @@ func TestDestinations(t *testing.T) {
 	})
 }
 
-// connect has the network of pods lead to the other host by a link of its own, and to all else by the node. Pods may
-// send pings, as container runtimes allow.
+// connect has the network of pods lead to the other host by a link of its own, and to all else by the node. The other
+// host serves metadata too, and pods may send pings, as container runtimes allow.
 func connect(t *testing.T, n *podtest.Node, around destinations.Surroundings) {
 	t.Helper()
+	const metadata = "169.254.169.254"
+	in, out := "-n "+n.Network, "-n "+around.Network
 	for _, command := range []string{
 		"link add other netns " + n.Network + " type veth peer name other netns " + around.Network,
-		"-n " + n.Network + " link set other up", "-n " + around.Network + " link set other up",
-		"-n " + n.Network + " route add " + around.Outside + " dev other", "-n " + around.Network + " route add " + n.Address + " dev other",
-		"-n " + n.Network + " route add default via " + netip.MustParseAddr(n.Address).Prev().String(),
+		in + " link set other up", out + " link set other up", out + " addr add " + metadata + " dev other",
+		in + " route add " + around.Outside + " dev other", in + " route add " + metadata + " dev other",
+		out + " route add " + n.Address + " dev other src " + around.Outside, in + " route add default via " + netip.MustParseAddr(n.Address).Prev().String(),
 		"netns exec " + n.Network + " sysctl -q net.ipv4.ping_group_range=0\t2147483647",
 	} {
 		framework.MustRunCommand(t, framework.CommandTimeout, nil, "ip", strings.Split(command, " ")...)

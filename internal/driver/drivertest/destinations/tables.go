@@ -104,8 +104,8 @@ var inward = []struct {
 	{"tcp", "pod", "http", "a"},
 	{"udp", "pod", "packets", "a"},
 	{"tcp", "pod", "closed", "reset"},
-	{"tcp", "pod", "82", "refused"},
-	{"udp", "pod", "82", "refused"},
+	{"tcp", "pod", "unlisted", "refused"},
+	{"udp", "pod", "unlisted", "refused"},
 }
 
 // ports returns the ports of a guest's spec, those first that pods have too.
@@ -137,14 +137,11 @@ func freeLowPort(t *testing.T) int32 {
 // all addresses of IPv6 than for those of IPv4.
 func (g *guest) hostPort(t testing.TB, name, host string) string {
 	t.Helper()
-	n := slices.IndexFunc(g.spec.Ports, func(p driver.Port) bool { return p.Name == name })
-	if n < 0 && g.PreparePod != nil {
-		return net.JoinHostPort(g.server.Addresses[0], name)
-	}
-	want := g.spec.Ports[n]
 	if g.PreparePod != nil {
-		return net.JoinHostPort(g.server.Addresses[0], fmt.Sprint(want.Port))
+		port := map[string]string{"http": "80", "packets": "80", "closed": "81", "unlisted": "82"}[name]
+		return net.JoinHostPort(g.server.Addresses[0], port)
 	}
+	want := g.spec.Ports[slices.IndexFunc(g.spec.Ports, func(p driver.Port) bool { return p.Name == name })]
 	everywhere := "0.0.0.0"
 	if strings.Contains(host, ":") {
 		everywhere = "::"
@@ -251,10 +248,10 @@ func (g *guest) places(t *testing.T, peers map[string]*guest) map[string][]strin
 	}
 	if g.PreparePod != nil {
 		pod := g.server.Addresses[0]
-		for _, port := range []string{"80", "81", "82", "7443"} { // the last is the machine's own
+		places["pod host"] = []string{pod}
+		for _, port := range []string{"80", "81", "82", "7443"} { // of the guest, of nobody, and of the machine
 			places["published"] = append(places["published"], net.JoinHostPort(pod, port))
 		}
-		places["pod host"] = []string{pod}
 		return places
 	}
 	published := []*guest{g}
@@ -280,7 +277,7 @@ func (g *guest) tryInward(t *testing.T) {
 			hosts = g.hosts
 		case "link": // from the other host
 			hosts, from = []string{g.link().String()}, fromOutside
-		case "pod":
+		case "pod": // from there too
 			from = fromOutside
 		}
 		if (row.host == "pod") != (g.PreparePod != nil) {
