@@ -5,12 +5,14 @@ package app
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"k8s.io/utils/clock"
@@ -43,10 +45,35 @@ func (r *run) openNetwork(ctx context.Context) (supervisor.Network, error) {
 	if err != nil {
 		return nil, err
 	}
+	denied := r.options.nodeAddresses
+	if len(denied) > 0 { // there is a node
+		routes, err := os.ReadFile("/proc/net/route")
+		if err != nil {
+			return nil, fmt.Errorf("finding the pod's gateway: %w", err)
+		}
+		denied = append(denied, gatewaysOf(string(routes))...)
+	}
 	return openNetwork(ctx, control.NetworkConfig{
 		MAC: launch.MACAddress(r.UUID), Address: guestAddress, Hostname: r.Name, MTU: control.GuestMTU,
-		Egress: control.Egress{Denied: r.options.nodeAddresses, Resolvers: resolvers},
+		Egress: control.Egress{Denied: denied, Resolvers: resolvers},
 	}, nil)
+}
+
+// gatewaysOf returns the gateways of the default routes in a table of the kernel's (proc_pid_net(5)). In many clusters they
+// are the node, at an address that it has for its pods alone.
+func gatewaysOf(routes string) (all []netip.Prefix) {
+	for line := range strings.Lines(routes) {
+		words := strings.Fields(line)
+		if len(words) < 3 || words[1] != "00000000" {
+			continue
+		}
+		var address [4]byte
+		if number, err := strconv.ParseUint(words[2], 16, 32); err == nil && number > 0 {
+			binary.NativeEndian.PutUint32(address[:], uint32(number))
+			all = append(all, netip.PrefixFrom(netip.AddrFrom4(address), 32))
+		}
+	}
+	return all
 }
 
 // parseNodeAddresses parses the value of the environment variable description.NodeAddresses. Without a node it is empty.

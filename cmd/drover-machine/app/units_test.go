@@ -51,13 +51,22 @@ func TestNodeAddresses(t *testing.T) {
 		assert.NoError(t, err)
 		network, err := newRun(description.Machine{UUID: "9a4d9b1c-0c3f-4b8e-8f5c-0b8f6f0a5f11"}, o, logr.Discard()).openNetwork(t.Context())
 		assert.NoError(t, err)
-		if got := fmt.Sprint(network.(*edge.Edge).Egress.Denied); got != want {
+		if got := fmt.Sprint(network.(*edge.Edge).Egress.Denied[:len(o.nodeAddresses)]); got != want { // before gateways
 			t.Errorf("of %q %s are denied, want %s", text, got, want)
 		}
 	}
 	for _, text := range []string{"node", "192.0.2.1,", "192.0.2.1, 192.0.2.2", "192.0.2.0/24", "fe80::1%eth0", ","} {
 		t.Setenv(description.NodeAddresses, text)
 		assert.ErrorSays(t, text, assert.ErrorOf(parseOptions(nil)), "DROVER_NODE_ADDRESSES is")
+	}
+}
+
+// TestGatewaysOf checks that routes through a network alone have no gateway.
+func TestGatewaysOf(t *testing.T) {
+	t.Parallel()
+	const routes = "Iface\tDestination\tGateway\tFlags\neth0\t00000000\t0101A8C0\t0003\neth0\t0001A8C0\t0201A8C0\t0003\neth1\t00000000\t00000000\t0001\n"
+	if got := fmt.Sprint(gatewaysOf(routes)); got != "[192.168.1.1/32]" {
+		t.Errorf("got %s", got)
 	}
 }
 
