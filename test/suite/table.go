@@ -24,9 +24,9 @@ var shards = []shard{
 	},
 	{
 		name:  "network",
-		steps: []step{{of: "internal/driver/qemu", pattern: "TestDestinations"}, {of: "internal/driver/docker", pattern: "TestDestinations"}, {of: "internal/machine/edge", isRaced: true}},
+		steps: []step{{of: "internal/driver/qemu", pattern: "TestDestinations"}, {of: "internal/driver/docker", pattern: "TestDestinations"}, {of: "internal/driver/pod", pattern: "TestDestinations"}, {of: "internal/machine/edge", isRaced: true}},
 		short: step{of: "internal/machine/edge", isRaced: true},
-		paths: slices.Concat(contract, machine, []string{"internal/driver/docker", "test/prober"}),
+		paths: slices.Concat(contract, machine, []string{"internal/driver/docker", "internal/driver/pod", "test/prober"}),
 	},
 	{
 		name:  "guest",
@@ -42,7 +42,7 @@ var shards = []shard{
 	},
 	{
 		name:  "pod",
-		steps: []step{{of: "internal/driver/pod", isRaced: true}, {of: "test/manifests"}},
+		steps: []step{{of: "internal/driver/pod", skip: "TestDestinations", isRaced: true}, {of: "test/manifests"}},
 		short: step{of: "test/manifests", pattern: "TestChartValues$|TestAccount"},
 		paths: slices.Concat(contract, []string{"apis", "internal/driver/pod", "cmd/drover-machine", "test/manifests", "charts", "config"}),
 	},

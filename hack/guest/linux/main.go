@@ -6,8 +6,9 @@
 //
 // It counts its boots in the second sector of the first disk, prints "drover linux
 // guest N is up" to the console, powers off at the power button, and serves on port
-// 80, or has a program do so that serve=PROGRAM,ARGUMENT on the kernel's command line names. On port 7 it sends a line, and then back what it gets. If the first disk is an ext4 file system, it reports whether that was clean,
-// mounts it, and changes it until it powers off. It serves:
+// 80. On port 7 it sends a line, and then back what it gets. If the first disk is an ext4 file system, it reports whether that was clean,
+// mounts it, and changes it until it powers off. With serve=PROGRAM,ARGUMENT on the
+// kernel's command line it has that program serve on port 80. Else it serves:
 //
 //	/        a report, as JSON: see report
 //	/get?url=U  what the guest gets from another server; with keep=1 over the connection

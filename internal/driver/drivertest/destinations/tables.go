@@ -62,7 +62,7 @@ var outward = []struct {
 	{protocol: "tcp", to: "outside", qemu: "outside", docker: "outside", byPolicy: map[string]string{"deny": "refused", "denied": "refused"}},
 	{protocol: "udp", to: "outside", qemu: "outside", docker: "outside", byPolicy: map[string]string{"deny": "unreachable", "denied": "unreachable"}},
 	{protocol: "tcp", to: "outside's closed port", qemu: "refused", docker: "refused"},
-	{protocol: "ping", to: "outside host", docker: "echo", pod: "echo"}, // a machine depends on a setting of the host there: package edge
+	{protocol: "ping", to: "outside host", docker: "echo", pod: "echo"}, // a machine of the host depends on a setting: package edge
 	// Other guests.
 	{protocol: "tcp", to: "a", qemu: "a", docker: "a"},
 	{protocol: "tcp", to: "b", qemu: "b", docker: "b", hasPeers: true},
@@ -133,8 +133,8 @@ func freeLowPort(t *testing.T) int32 {
 	return 0
 }
 
-// hostPort returns the address of a port of the host by its name, at a host's address, or of one of the pod. Docker may choose another port for
-// all addresses of IPv6 than for those of IPv4.
+// hostPort returns the address of a port of the host by its name, at a host's address, or that of a port of the pod.
+// Docker may choose another port for all addresses of IPv6 than for those of IPv4.
 func (g *guest) hostPort(t testing.TB, name, host string) string {
 	t.Helper()
 	if g.PreparePod != nil {
@@ -279,7 +279,7 @@ func (g *guest) tryInward(t *testing.T) {
 			hosts = g.hosts
 		case "link": // from the other host
 			hosts, from = []string{g.link().String()}, fromOutside
-		case "pod": // from there too
+		case "pod": // as well
 			from = fromOutside
 		}
 		if (row.host == "pod") != (g.PreparePod != nil) {
