@@ -41,7 +41,7 @@ func openNetwork(ctx context.Context, c control.NetworkConfig, peers control.Swi
 
 // openNetwork opens the edge of the guest's network, which has no other machines in it.
 func (r *run) openNetwork(ctx context.Context) (supervisor.Network, error) {
-	resolvers, err := control.ReadResolvers()
+	resolvers, domain, err := control.ReadResolvers()
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +54,7 @@ func (r *run) openNetwork(ctx context.Context) (supervisor.Network, error) {
 		denied = append(denied, gatewaysOf(string(routes))...)
 	}
 	return openNetwork(ctx, control.NetworkConfig{
-		MAC: launch.MACAddress(r.UUID), Address: guestAddress, Hostname: r.Name, MTU: control.GuestMTU,
+		MAC: launch.MACAddress(r.UUID), Address: guestAddress, Hostname: r.Name, Domain: domain, MTU: control.GuestMTU,
 		Egress: control.Egress{Denied: denied, Resolvers: resolvers},
 	}, nil)
 }

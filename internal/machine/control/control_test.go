@@ -9,6 +9,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -356,4 +357,13 @@ func TestReadCredentials(t *testing.T) {
 	}
 	machine.CA = []byte("none")
 	assert.ErrorSays(t, "without an authority", assert.ErrorOf(NewServer(t.Context(), machine, &stub{}, nil)), "ca.crt has no certificate")
+}
+
+// TestParseResolvers checks what is taken from a resolv.conf of a pod.
+func TestParseResolvers(t *testing.T) {
+	t.Parallel()
+	resolvers, domain := parseResolvers("search team.svc.cluster.local svc.cluster.local\nnameserver 10.96.0.10\n# nameserver 192.0.2.1\nnameserver\nnameserver fd00::a\noptions ndots:5\n")
+	if got := fmt.Sprintln(resolvers, domain); got != "[10.96.0.10:53 [fd00::a]:53] team.svc.cluster.local\n" {
+		t.Errorf("got %s", got)
+	}
 }

@@ -60,23 +60,31 @@ const (
 	InternalDomain = "drover.internal"
 )
 
-// ReadResolvers returns the resolvers of this host or container, which resolv.conf(5) names.
-func ReadResolvers() ([]netip.AddrPort, error) {
+// ReadResolvers returns the resolvers of this host or container, which resolv.conf(5) names, and the first domain in which
+// it looks up short names.
+func ReadResolvers() (resolvers []netip.AddrPort, domain string, err error) {
 	content, err := os.ReadFile("/etc/resolv.conf")
 	if err != nil {
-		return nil, fmt.Errorf("finding the resolvers of names: %w", err)
+		return nil, "", fmt.Errorf("finding the resolvers of names: %w", err)
 	}
-	var all []netip.AddrPort
-	for line := range strings.Lines(string(content)) {
+	resolvers, domain = parseResolvers(string(content))
+	return resolvers, domain, nil
+}
+
+func parseResolvers(text string) (resolvers []netip.AddrPort, domain string) {
+	for line := range strings.Lines(text) {
 		words := strings.Fields(line)
-		if len(words) < 2 || words[0] != "nameserver" {
-			continue
-		}
-		if address, err := netip.ParseAddr(words[1]); err == nil {
-			all = append(all, netip.AddrPortFrom(address, DNSPort))
+		switch {
+		case len(words) < 2:
+		case words[0] == "search":
+			domain = words[1]
+		case words[0] == "nameserver":
+			if address, err := netip.ParseAddr(words[1]); err == nil {
+				resolvers = append(resolvers, netip.AddrPortFrom(address, DNSPort))
+			}
 		}
 	}
-	return all, nil
+	return resolvers, domain
 }
 
 // NetworkStatistics are the figures of a machine's network since its supervisor was started. The guest receives what

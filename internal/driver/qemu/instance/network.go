@@ -34,7 +34,7 @@ func (h *Host) findEgress() control.Egress {
 		return e
 	}
 	var err error
-	if e.Resolvers, err = control.ReadResolvers(); err != nil {
+	if e.Resolvers, _, err = control.ReadResolvers(); err != nil {
 		h.Log.Info("Guests have no names of the outside", "cause", err.Error())
 	}
 	return e
