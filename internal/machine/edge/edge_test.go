@@ -232,6 +232,19 @@ func TestPolicy(t *testing.T) {
 	assert.ErrorIs(t, "without egress", w.checkOutside(outsider), ErrNoEgress)
 }
 
+// openFlow returns a flow of the guest to a server of the outside.
+func (w *world) openFlow(t *testing.T) (flow net.Conn, server net.PacketConn) {
+	t.Helper()
+	server, err := (&net.ListenConfig{}).ListenPacket(t.Context(), "udp4", "127.0.0.1:0")
+	assert.NoError(t, err)
+	t.Cleanup(func() { _ = server.Close() })
+	w.servers["udp "+outsider.String()+":53"] = server.LocalAddr().String()
+	target := fullAddress(netip.AddrPortFrom(outsider, 53))
+	flow, err = gonet.DialUDP(w.guest.stack, nil, &target, ipv4.ProtocolNumber)
+	assert.NoError(t, err)
+	return flow, server
+}
+
 // TestSetEgress checks that a range which is denied now is closed, for connections that are open and for flows too, and
 // that connections to others stay.
 func TestSetEgress(t *testing.T) {
@@ -252,15 +265,9 @@ func TestSetEgress(t *testing.T) {
 		}
 		return err
 	}
-	server, err := (&net.ListenConfig{}).ListenPacket(t.Context(), "udp4", "127.0.0.1:0")
-	assert.NoError(t, err)
-	t.Cleanup(func() { _ = server.Close() })
-	w.servers["udp "+outsider.String()+":53"] = server.LocalAddr().String()
-	target := fullAddress(netip.AddrPortFrom(outsider, 53))
-	flow, err := gonet.DialUDP(w.guest.stack, nil, &target, ipv4.ProtocolNumber)
-	assert.NoError(t, err)
+	flow, server := w.openFlow(t)
 	assert.NoError(t, assert.ErrorOf(io.WriteString(flow, "hello")))
-	_, _, err = server.ReadFrom(make([]byte, 5))
+	_, _, err := server.ReadFrom(make([]byte, 5))
 	assert.NoError(t, errors.Join(err, answers(open[0]), answers(open[1])))
 	denied := control.Egress{Denied: []netip.Prefix{netip.PrefixFrom(outsider, 24).Masked()}}
 	assert.NoError(t, w.SetEgress(t.Context(), denied))
@@ -303,13 +310,7 @@ func TestAddressOfHost(t *testing.T) {
 	t.Parallel()
 	routes, now := &flippedRoutes{}, clocktesting.NewFakeClock(time.Now())
 	w := newWorld(t, func(_ *control.NetworkConfig, o *Options) { o.Routes, o.Clock = routes, now })
-	server, err := (&net.ListenConfig{}).ListenPacket(t.Context(), "udp4", "127.0.0.1:0")
-	assert.NoError(t, err)
-	t.Cleanup(func() { _ = server.Close() })
-	w.servers["udp "+outsider.String()+":53"] = server.LocalAddr().String()
-	target := fullAddress(netip.AddrPortFrom(outsider, 53))
-	flow, err := gonet.DialUDP(w.guest.stack, nil, &target, ipv4.ProtocolNumber)
-	assert.NoError(t, err)
+	flow, server := w.openFlow(t)
 	assert.NoError(t, assert.ErrorOf(io.WriteString(flow, "first")))
 	wantNext := func(want string) {
 		packet := make([]byte, 16)
