@@ -119,7 +119,11 @@ func TestRunsEndedByOthers(t *testing.T) {
 			stopping(in)
 			in.VM.Status.Server = policy.ServerStatus{ID: "id-1", State: policy.StateStopping, Run: "run-6"}
 		}, "ensure On Start => Creating Restarting", 1},
-		"one that Drover stopped before":  {killed, func(in *policy.Input) { in.VM.Status.Server.StoppedRun = "run-6" }, "ensure On Start => Creating Starting", 0},
+		"one that Drover stopped before": {killed, func(in *policy.Input) { in.VM.Status.Server.StoppedRun = "run-6" }, "ensure On Start => Creating Starting", 0},
+		"one that Drover stopped before, and is starting again": {killed, func(in *policy.Input) {
+			policytest.WithOperation(api.OperationStart, time.Second, "")(in)
+			in.VM.Status.Server.StoppedRun = "run-6"
+		}, "ensure On Start => Creating Starting", 0},
 		"one that Drover stopped as well": {policytest.ChangeServer(killed, func(s *policy.Server) { s.Disruption = "" }), stopping, "ensure On Start => Creating Starting", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
