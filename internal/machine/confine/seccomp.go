@@ -152,7 +152,9 @@ type argumentRule struct {
 }
 
 // startRules allow threads but no processes, sockets but none of Unix, and signals to this process and to that of a handle alone: neither
-// by calls that send one, nor by files that have an owner, nor by handles that come from a socket.
+// by calls that send one, nor by files that have an owner, nor by handles that come from a socket. No socket lingers: if
+// it were sent to another program, that would wait in the kernel when it receives it, whatever deadline it has (SO_LINGER
+// of socket(7)).
 func startRules(handle int) []argumentRule {
 	own := uint32(unix.Getpid()) //nolint:gosec // positive
 	return []argumentRule{
@@ -167,6 +169,7 @@ func startRules(handle int) []argumentRule {
 		{unix.SYS_IOCTL, 1, bpf.JumpNotEqual, unix.SIOCSPGRP},
 		{unix.SYS_GETSOCKOPT, 2, bpf.JumpNotEqual, unix.SO_PEERPIDFD},
 		{unix.SYS_SETSOCKOPT, 2, bpf.JumpNotEqual, unix.SO_PASSPIDFD},
+		{unix.SYS_SETSOCKOPT, 2, bpf.JumpNotEqual, unix.SO_LINGER},
 	}
 }
 

@@ -99,7 +99,7 @@ func countThreads(n int) int {
 }
 
 func deniedTries(other, program int) map[string]func() unix.Errno {
-	path, empty := []byte("/bin/true\x00"), []byte{0}
+	path, empty, linger := []byte("/bin/true\x00"), []byte{0}, make([]byte, unix.SizeofLinger)
 	at := func(b []byte) uintptr { return uintptr(unsafe.Pointer(&b[0])) } //nolint:gosec // a system call
 	call := func(number uintptr, arguments ...uintptr) func() unix.Errno {
 		var a [6]uintptr
@@ -108,6 +108,7 @@ func deniedTries(other, program int) map[string]func() unix.Errno {
 			result, _, errno := unix.RawSyscall6(number, a[0], a[1], a[2], a[3], a[4], a[5])
 			runtime.KeepAlive(path)
 			runtime.KeepAlive(empty)
+			runtime.KeepAlive(linger)
 			if isProcess := number == unix.SYS_CLONE || number == unix.SYS_CLONE3; isProcess && errno == 0 && result == 0 {
 				unix.Exit(1) // the child
 			}
@@ -128,6 +129,7 @@ func deniedTries(other, program int) map[string]func() unix.Errno {
 		"signal a thread of it": call(unix.SYS_TGKILL, id, id, 0), "queue a signal": call(unix.SYS_RT_SIGQUEUEINFO, id, 0, at(empty)),
 		"signal by a handle": call(unix.SYS_PIDFD_SEND_SIGNAL, deniedOther, 0), "a handle": call(unix.SYS_PIDFD_OPEN, id),
 		"own a file": call(unix.SYS_FCNTL, deniedSocket, unix.F_SETOWN, id), "own a socket": call(unix.SYS_IOCTL, deniedSocket, unix.SIOCSPGRP, at(empty)),
+		"linger":                   call(unix.SYS_SETSOCKOPT, deniedSocket, unix.SOL_SOCKET, unix.SO_LINGER, at(linger), uintptr(len(linger))),
 		"a handle on who connects": call(unix.SYS_GETSOCKOPT, deniedSocket, unix.SOL_SOCKET, unix.SO_PEERPIDFD),
 		"signal itself":            call(unix.SYS_KILL, own, 0), "signal its target": call(unix.SYS_PIDFD_SEND_SIGNAL, deniedHandle, 0),
 	}

@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -183,18 +184,23 @@ func serveDial(w http.ResponseWriter, r *http.Request, n Network) {
 // Join carries data both ways, with buffers of a size in bytes, until both connections have ended. An end of one
 // direction leaves the other open, and an error resets both.
 func Join(a, b net.Conn, size int) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		carry(a, b, size)
-	}()
-	carry(b, a, size)
-	<-done
+	Carry(a, b, size)
 	_, _ = a.Close(), b.Close()
 }
 
-// carry copies what comes from one connection to another.
-func carry(to, from net.Conn, size int) {
+// Carry is Join for a caller who closes the connections.
+func Carry(a, b net.Conn, size int) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		copyTo(a, b, size)
+	}()
+	copyTo(b, a, size)
+	<-done
+}
+
+// copyTo copies what comes from one connection to another.
+func copyTo(to, from net.Conn, size int) {
 	_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, make([]byte, size))
 	if half, ok := to.(interface{ CloseWrite() error }); ok && err == nil {
 		_ = half.CloseWrite()
@@ -206,10 +212,25 @@ func carry(to, from net.Conn, size int) {
 
 // Reset ends a connection so that the other end learns that it was cut off.
 func Reset(conn net.Conn) {
-	if c, ok := conn.(interface{ SetLinger(sec int) error }); ok {
-		_ = c.SetLinger(0)
+	switch c := conn.(type) {
+	case *net.TCPConn:
+		disconnect(c)
+	case interface{ Reset() }:
+		c.Reset()
 	}
 	_ = conn.Close()
+}
+
+// disconnect resets a connection (connect(2) with AF_UNSPEC). SO_LINGER could do it too, but confine.DenyStarts denies it.
+func disconnect(conn *net.TCPConn) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) {
+		to := unix.RawSockaddr{Family: unix.AF_UNSPEC}
+		_, _, _ = unix.Syscall(unix.SYS_CONNECT, fd, uintptr(unsafe.Pointer(&to)), unsafe.Sizeof(to)) //nolint:gosec // a system call
+	})
 }
 
 // servePorts sets the ports.
