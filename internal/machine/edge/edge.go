@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
-	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/link/channel"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
@@ -69,6 +68,8 @@ type Edge struct {
 	budget budget
 	pings  pings
 	counts counts
+	// flows are those of UDP, by their keys.
+	flows sync.Map
 
 	mu         sync.Mutex
 	generation uint64 // of the ports
@@ -160,19 +161,26 @@ func (e *Edge) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &countedConn{TCPConn: conn, giveBack: sync.OnceFunc(func() { e.budget.giveBack(share) })}, nil
+	return &countedConn{guestConn: conn, giveBack: sync.OnceFunc(func() {
+		go func() {
+			if !e.waitUntil(conn.isSent, sentWithin) {
+				conn.Reset()
+			}
+			e.budget.giveBack(share)
+		}()
+	})}, nil
 }
 
-// countedConn gives its share of the budget back when it is closed.
+// countedConn gives its share of the budget back when it is closed and the guest has all that was sent.
 type countedConn struct {
-	*gonet.TCPConn
+	*guestConn
 	giveBack func()
 }
 
 // Close implements net.Conn.
 func (c *countedConn) Close() error {
 	defer c.giveBack()
-	return c.TCPConn.Close()
+	return c.guestConn.Close()
 }
 
 func addressOf(a netip.Addr) tcpip.Address { return tcpip.AddrFrom4(a.As4()) }

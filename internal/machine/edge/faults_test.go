@@ -26,6 +26,7 @@ import (
 
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
 )
 
@@ -350,5 +351,184 @@ func TestHaltedPeer(t *testing.T) {
 	assert.NoError(t, conn.SetReadDeadline(time.Now().Add(time.Minute)))
 	if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a connection to a machine that is gone: %v", err)
+	}
+}
+
+// useSmallWindow has a guest take no more than some kilobytes of a connection that it does not read.
+func (g *guest) useSmallWindow(t *testing.T) {
+	t.Helper()
+	small := tcpip.TCPReceiveBufferSizeRangeOption{Min: 4 << 10, Default: 4 << 10, Max: 4 << 10}
+	if err := g.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &small); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// setBudget sets what is left of the budget.
+func (w *world) setBudget(left int) {
+	w.budget.mu.Lock()
+	defer w.budget.mu.Unlock()
+	w.budget.left = left
+}
+
+// TestUnreadEnds checks that connections which have ended in both directions count until the guest has taken what is on
+// its way, so that it cannot fill the memory with them.
+func TestUnreadEnds(t *testing.T) {
+	t.Parallel()
+	const most, size = 20, 4 << 10 // more than the guest takes unread, and less than waits for it beside
+	w := newWorld(t, nil)
+	w.guest.useSmallWindow(t)
+	w.serve(t, outsider.String()+":80", func(conn net.Conn) { _, _ = conn.Write(make([]byte, size)) })
+	w.setBudget(most * smallestShare)
+	var open []net.Conn
+	for range 5 * most {
+		conn, err := w.dial(t, netip.AddrPortFrom(outsider, 80))
+		if err == nil {
+			assert.NoError(t, conn.(*gonet.TCPConn).CloseWrite())
+			open = append(open, conn)
+		}
+	}
+	if len(open) != most {
+		t.Errorf("the guest has made %d connections, want %d", len(open), most)
+	}
+	for _, conn := range open {
+		if n, err := io.Copy(io.Discard, conn); n != size || err != nil {
+			t.Errorf("the guest gets %d bytes, %v", n, err)
+		}
+	}
+	assert.Eventually(t, "the budget is given back", func(testing.TB) error {
+		w.budget.mu.Lock()
+		defer w.budget.mu.Unlock()
+		if w.budget.left != most*smallestShare {
+			return fmt.Errorf("%d bytes are left", w.budget.left)
+		}
+		return nil
+	})
+}
+
+// TestUnsentEnds checks that it is seen whether the other end of a connection that has ended has taken all, also of one
+// with several paths, as clients may have.
+func TestUnsentEnds(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	for name, isMultipath := range map[string]bool{"one path": false, "several paths": true} {
+		listener := framework.Listen(t, "tcp4", "127.0.0.1:0")
+		var dialer net.Dialer
+		dialer.SetMultipathTCP(isMultipath)
+		there, err := dialer.DialContext(t.Context(), "tcp4", listener.Addr().String())
+		assert.NoError(t, err)
+		here, err := listener.Accept()
+		assert.NoError(t, err)
+		t.Cleanup(func() { _, _ = here.Close(), there.Close() })
+		assert.NoError(t, here.SetWriteDeadline(time.Now().Add(100*time.Millisecond)))
+		sent, err := io.Copy(here, zeros{}) // more than the other end takes unread
+		assert.ErrorIs(t, "a full connection", err, os.ErrDeadlineExceeded)
+		assert.NoError(t, errors.Join(here.(*net.TCPConn).CloseWrite(), there.(*net.TCPConn).CloseWrite()))
+		assert.NoError(t, assert.ErrorOf(io.Copy(io.Discard, here)))
+		if isSent(here) {
+			t.Errorf("%s: all is sent, though the other end has not read it", name)
+		}
+		if n, err := io.Copy(io.Discard, there); n < sent || err != nil {
+			t.Errorf("%s: the other end gets %d bytes of %d, %v", name, n, sent, err)
+		}
+		if !w.waitUntil(func() bool { return isSent(here) }, time.Minute) {
+			t.Errorf("%s: it is not sent, though the other end has read it", name)
+		}
+	}
+}
+
+// TestShortSegments checks that a guest which does not read what comes byte by byte makes its edge keep few segments, and
+// gets all later.
+func TestShortSegments(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	w.guest.useSmallWindow(t)
+	listener, err := gonet.ListenTCP(w.guest.stack, fullAddress(netip.AddrPortFrom(w.Address.Addr(), 80)), ipv4.ProtocolNumber)
+	assert.NoError(t, err)
+	conn, share, err := w.dialGuest(t.Context(), netip.AddrPortFrom(w.Gateway(), 0), 80)
+	assert.NoError(t, err)
+	guest, err := listener.Accept()
+	assert.NoError(t, err)
+	here, there := net.Pipe()
+	go w.join(conn, here, share)
+	sent := 0
+	for err == nil {
+		assert.NoError(t, there.SetWriteDeadline(time.Now().Add(100*time.Millisecond)))
+		if _, err = there.Write([]byte{byte(sent % 256)}); err == nil {
+			sent++
+		}
+	}
+	if most := 2*conn.buffer/segmentBytes + 4<<10; sent > most {
+		t.Errorf("%d segments are kept, want at most %d", sent, most)
+	}
+	go func() {
+		_, _ = io.CopyN(there, zeros{}, 1<<20)
+		_ = there.Close()
+	}()
+	got, err := io.ReadAll(guest)
+	assert.NoError(t, err)
+	if len(got) < sent || int(got[sent-1]) != (sent-1)%256 {
+		t.Errorf("the guest gets %d bytes of %d", len(got), sent)
+	}
+}
+
+// TestCutOff checks that a guest learns that a connection was cut off, which is no end of what it reads.
+func TestCutOff(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	w.serve(t, outsider.String()+":80", func(conn net.Conn) {
+		_, _ = io.ReadFull(conn, make([]byte, 1))
+		control.Reset(conn)
+	})
+	conn, err := w.dial(t, netip.AddrPortFrom(outsider, 80))
+	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(conn.Write([]byte{0})))
+	_, err = conn.Read(make([]byte, 1))
+	assert.ErrorSays(t, "a read", err, "reset")
+}
+
+// meter says how long each packet is that it takes.
+type meter struct {
+	net.Conn
+
+	lengths chan<- int
+}
+
+func (m meter) Write(p []byte) (int, error) {
+	m.lengths <- len(p)
+	return len(p), nil
+}
+
+// TestEmptyPackets checks that packets without data, which the stack does not count, do not gather while a flow is being
+// made, and that it carries on others after that.
+func TestEmptyPackets(t *testing.T) {
+	t.Parallel()
+	const many = 10000
+	e, at, lengths, mayDial := newIdleEdge(t), netip.AddrPortFrom(outsider, 99), make(chan int, 2*many), make(chan struct{})
+	e.Dial = func(context.Context, string, string) (net.Conn, error) {
+		<-mayDial
+		here, _ := net.Pipe()
+		return meter{here, lengths}, nil
+	}
+	for range many {
+		e.receive(e.udpFrame(1024, at, nil))
+	}
+	close(mayDial)
+	empty := 0
+	assert.Eventually(t, "a packet with data arrives", func(testing.TB) error {
+		e.receive(e.udpFrame(1024, at, []byte("x")))
+		for {
+			select {
+			case n := <-lengths:
+				if n > 0 {
+					return nil
+				}
+				empty++
+			default:
+				return errors.New("none has arrived")
+			}
+		}
+	})
+	if empty > maxWaiting+1 {
+		t.Errorf("%d packets have waited", empty)
 	}
 }

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
-	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
@@ -140,7 +139,7 @@ func (e *Edge) admit(ctx context.Context, conn net.Conn, port uint16) {
 }
 
 // dialGuest connects to a port of the guest. The caller gives the share of the budget back.
-func (e *Edge) dialGuest(ctx context.Context, from netip.AddrPort, port uint16) (conn *gonet.TCPConn, share int, err error) {
+func (e *Edge) dialGuest(ctx context.Context, from netip.AddrPort, port uint16) (conn *guestConn, share int, err error) {
 	if share = e.budget.takeShare(); share == 0 {
 		return nil, 0, errNoMemory
 	}
@@ -154,12 +153,12 @@ func (e *Edge) dialGuest(ctx context.Context, from netip.AddrPort, port uint16) 
 	if problem != nil {
 		return nil, share, errors.New(problem.String())
 	}
-	configureEndpoint(endpoint, share)
+	conn = e.newGuestConn(&queue, endpoint, share)
 	if err := connect(ctx, &queue, endpoint, fullAddress(from), fullAddress(netip.AddrPortFrom(e.Address.Addr(), port))); err != nil {
 		endpoint.Close()
 		return nil, share, fmt.Errorf("port %d of the guest: %w", port, err)
 	}
-	return gonet.NewTCPConn(&queue, endpoint), share, nil
+	return conn, share, nil
 }
 
 // connect connects an endpoint.
@@ -284,7 +283,10 @@ func (e *Edge) dialGuestUDP(from netip.AddrPort, port uint16) (net.Conn, error) 
 	if problem != nil {
 		return nil, errors.New(problem.String())
 	}
-	guest := newGuestFlow(&queue, endpoint)
+	if local, problem := endpoint.GetLocalAddress(); problem == nil { // with the port that the stack has chosen
+		from = netip.AddrPortFrom(from.Addr(), local.Port)
+	}
+	guest := e.newGuestFlow(flowKey{port, from}, &queue, endpoint)
 	_ = guest.SetReadDeadline(e.Clock.Now().Add(flowTimeout))
 	return guest, nil
 }

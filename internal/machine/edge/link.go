@@ -134,6 +134,8 @@ func (e *Edge) receiveIPv4(packet []byte) {
 		e.receivePing(ip)
 	case e.isDNS(ip):
 		e.answerDNS(ip.Payload())
+	case !e.mayWait(ip):
+		e.counts.dropped.Add(1)
 	default:
 		e.inject(packet)
 	}

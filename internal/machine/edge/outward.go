@@ -45,7 +45,7 @@ func (e *Edge) forwardTCP(r *tcp.ForwarderRequest) {
 		_ = outside.Close()
 		return
 	}
-	e.join(newGuestConn(&queue, endpoint, share), outside, share)
+	e.join(e.newGuestConn(&queue, endpoint, share), outside, share)
 }
 
 // dial connects the guest to an address, through another edge or by a socket of the host.
@@ -187,7 +187,7 @@ func (e *Edge) forwardUDP(r *udp.ForwarderRequest) {
 		e.budget.giveBack(flowShare)
 		return
 	}
-	guest := newGuestFlow(&queue, endpoint)
+	guest := e.newGuestFlow(flowKey{id.RemotePort, to}, &queue, endpoint)
 	go func() {
 		defer e.budget.giveBack(flowShare)
 		outside, err := e.dial(control.UDP, id.RemotePort, to)
