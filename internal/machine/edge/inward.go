@@ -154,6 +154,7 @@ func (e *Edge) dialGuest(ctx context.Context, from netip.AddrPort, port uint16) 
 		return nil, share, errors.New(problem.String())
 	}
 	conn = e.newGuestConn(&queue, endpoint, share)
+	endpoint.SocketOptions().SetReuseAddress(from.Port() != 0) // another machine connects to several ports from one of its own
 	if err := connect(ctx, &queue, endpoint, fullAddress(from), fullAddress(netip.AddrPortFrom(e.Address.Addr(), port))); err != nil {
 		endpoint.Close()
 		return nil, share, fmt.Errorf("port %d of the guest: %w", port, err)
@@ -275,6 +276,7 @@ func (e *Edge) dialGuestUDP(from netip.AddrPort, port uint16) (net.Conn, error) 
 	var queue waiter.Queue
 	endpoint, problem := e.stack.NewEndpoint(udp.ProtocolNumber, ipv4.ProtocolNumber, &queue)
 	if problem == nil {
+		endpoint.SocketOptions().SetReusePort(from.Port() != 0) // as dialGuest does
 		problem = endpoint.Bind(fullAddress(from))
 	}
 	if problem == nil {

@@ -5,6 +5,8 @@ package edge
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -101,4 +103,51 @@ func TestPeers(t *testing.T) {
 		}
 	}
 	assert.NoError(t, flow.Close())
+}
+
+// TestPeersPorts checks that a machine reaches several ports of another from one port of its own, by TCP and by UDP.
+func TestPeersPorts(t *testing.T) {
+	t.Parallel()
+	w, from := newWorld(t, nil), netip.MustParseAddrPort("10.213.0.10:40000")
+	for _, port := range []uint16{80, 81} {
+		at := netip.AddrPortFrom(w.Address.Addr(), port)
+		listener, err := gonet.ListenTCP(w.guest.stack, fullAddress(at), ipv4.ProtocolNumber)
+		assert.NoError(t, err)
+		go serveEach(listener, echo)
+		packets, err := gonet.DialUDP(w.guest.stack, new(fullAddress(at)), nil, ipv4.ProtocolNumber)
+		assert.NoError(t, err)
+		go echoPackets(packets)
+		t.Cleanup(func() { _ = packets.Close() })
+	}
+	for _, protocol := range []string{control.TCP, control.UDP} {
+		conns := map[string]net.Conn{}
+		for _, port := range []uint16{80, 81} {
+			here, there, err := control.ConnectPeers(protocol)
+			assert.NoError(t, err)
+			err = w.Accept(t.Context(), control.PeerConn{Protocol: protocol, From: from, To: netip.AddrPortFrom(w.Address.Addr(), port)}, there)
+			assert.NoError(t, errors.Join(err, there.Close()))
+			conn, err := net.FileConn(here)
+			assert.NoError(t, errors.Join(err, here.Close()))
+			t.Cleanup(func() { _ = conn.Close() })
+			conns[fmt.Sprint(protocol, port)] = conn
+		}
+		for text, conn := range conns {
+			assert.NoError(t, assert.ErrorOf(io.WriteString(conn, text)))
+			answer := make([]byte, 5)
+			if _, err := io.ReadFull(conn, answer); err != nil || string(answer) != text {
+				t.Errorf("%s answers %q, %v", text, answer, err)
+			}
+		}
+	}
+}
+
+func echoPackets(conn *gonet.UDPConn) {
+	packet := make([]byte, 1500)
+	for {
+		n, from, err := conn.ReadFrom(packet)
+		if err != nil {
+			return
+		}
+		_, _ = conn.WriteTo(packet[:n], from)
+	}
 }
