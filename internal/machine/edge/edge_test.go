@@ -215,6 +215,7 @@ func TestPolicy(t *testing.T) {
 	for address, want := range map[string]error{
 		outsider.String(): nil,
 		"0.0.0.0":         ErrSpecial, "127.0.0.1": ErrSpecial, "127.9.9.9": ErrSpecial, "169.254.169.254": ErrSpecial,
+		"168.63.129.16": ErrSpecial, "168.63.129.15": nil, "100.100.100.200": ErrSpecial, "100.100.100.100": nil,
 		"224.0.0.1": ErrSpecial, "255.255.255.255": ErrSpecial, "::1": ErrSpecial, "::ffff:198.51.100.7": ErrSpecial, "64:ff9b::1": ErrSpecial,
 		"172.30.0.1": ErrDenied, local: ErrNoUnicast, "10.213.0.1": control.ErrNoMachine, "10.213.77.7": control.ErrNoMachine,
 	} {

@@ -29,12 +29,14 @@ var (
 	ErrNoUnicast = errors.New("the host has no route to another host there")
 )
 
-// special are the ranges of IPv4 that no guest reaches through its host (RFC 6890): the host itself, links, and what
-// names no single host.
+// special are the ranges of IPv4 that no guest reaches through its host (RFC 6890): the host itself, links, what names no
+// single host, and where clouds tell a host its secrets.
 var special = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"),
 	netip.MustParsePrefix("127.0.0.0/8"),
 	netip.MustParsePrefix("169.254.0.0/16"),
+	netip.MustParsePrefix("168.63.129.16/32"),   // metadata of Azure
+	netip.MustParsePrefix("100.100.100.200/32"), // metadata of Alibaba Cloud
 	netip.MustParsePrefix("192.0.0.0/24"),
 	netip.MustParsePrefix("192.88.99.0/24"),
 	netip.MustParsePrefix("224.0.0.0/3"),
