@@ -23,36 +23,60 @@ const (
 	shrinking = 64
 )
 
-// budget is the memory that is left for connections.
+// Each use of the budget leaves this much to those that are listed after it, the last one of which is Drover's own
+// connections: neither clients nor the guest's connections keep it from looking up names, or Drover from probing it.
+const (
+	keptByConnections = 1 << 20
+	keptByFlows       = 512 << 10
+	keptByNames       = 256 << 10
+	// maxFlows is the most that flows use together. Names that are looked up may use keptByFlows beside.
+	maxFlows = control.EdgeMemoryBytes / 2
+)
+
+// budget is the memory that is left, and what flows use of it.
 type budget struct {
-	mu   sync.Mutex
-	left int
+	mu          sync.Mutex
+	left, flows int
 }
 
 func newBudget() budget { return budget{left: control.EdgeMemoryBytes} }
 
-// takeShare takes the share of a connection: the fewer there are, the more. It returns 0 if nothing is left.
-func (b *budget) takeShare() int {
+// takeShare takes the share of a connection, and keeps some of the budget: the fewer there are, the more. It returns 0 if
+// nothing is left.
+func (b *budget) takeShare(kept int) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	share := min(max(b.left/shrinking*b.left/control.EdgeMemoryBytes, smallestShare), largestShare)
-	if share > b.left {
+	if share > b.left-kept {
 		return 0
 	}
 	b.left -= share
 	return share
 }
 
-// takeFlow takes what a flow of UDP needs, and reports whether there was as much. Flows leave half of the budget to
-// connections.
-func (b *budget) takeFlow() bool {
+// takeFlow takes what a flow of UDP needs, and reports whether there was as much.
+func (b *budget) takeFlow() bool { return b.takeFlowOf(maxFlows, keptByFlows) }
+
+// takeName takes what it needs to look up a name, and reports whether there was as much.
+func (b *budget) takeName() bool { return b.takeFlowOf(maxFlows+keptByFlows, keptByNames) }
+
+func (b *budget) takeFlowOf(most, kept int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.left < control.EdgeMemoryBytes/2 {
+	if b.flows+flowShare > most || flowShare > b.left-kept {
 		return false
 	}
 	b.left -= flowShare
+	b.flows += flowShare
 	return true
+}
+
+// giveBackFlow gives back what takeFlow or takeName has taken.
+func (b *budget) giveBackFlow() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.left += flowShare
+	b.flows -= flowShare
 }
 
 func (b *budget) giveBack(share int) {

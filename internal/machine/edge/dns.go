@@ -40,13 +40,13 @@ func (e *Edge) isDNS(ip header.IPv4) bool {
 
 // answerDNS answers a query by UDP. It is no flow that would last: a guest asks from another port each time.
 func (e *Edge) answerDNS(udp header.UDP) {
-	if !e.budget.takeFlow() {
+	if !e.budget.takeName() {
 		e.noteRefusal("dns", e.Gateway().String(), errNoMemory)
 		return
 	}
 	port, query := udp.SourcePort(), bytes.Clone(udp.Payload())
 	go func() {
-		defer e.budget.giveBack(flowShare)
+		defer e.budget.giveBackFlow()
 		answer := e.resolve(query, control.UDP)
 		if len(answer) > e.MTU-header.IPv4MinimumSize-header.UDPMinimumSize {
 			answer = truncateAnswer(answer)

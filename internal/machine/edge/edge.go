@@ -157,7 +157,7 @@ func (e *Edge) Serve(ctx context.Context, conn net.Conn) error {
 
 // DialGuest implements control.Network. The guest sees the gateway as the other end.
 func (e *Edge) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
-	conn, share, err := e.dialGuest(ctx, netip.AddrPortFrom(e.Gateway(), 0), port)
+	conn, share, err := e.dialGuest(ctx, netip.AddrPortFrom(e.Gateway(), 0), port, 0)
 	if err != nil {
 		return nil, err
 	}

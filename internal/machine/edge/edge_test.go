@@ -458,7 +458,7 @@ func TestBudget(t *testing.T) {
 	t.Parallel()
 	b := newBudget()
 	var shares []int
-	for share := b.takeShare(); share > 0; share = b.takeShare() {
+	for share := b.takeShare(keptByConnections); share > 0; share = b.takeShare(keptByConnections) {
 		if buffer, copying := buffersOf(share); 2*buffer+2*copying+fixedShare > share || buffer < 2<<10 || copying < 1<<10 {
 			t.Fatalf("a share of %d is divided into buffers of %d and %d", share, buffer, copying)
 		}
@@ -472,6 +472,33 @@ func TestBudget(t *testing.T) {
 	}
 	if got := b.left; got != control.EdgeMemoryBytes {
 		t.Errorf("what is left: %v", got)
+	}
+}
+
+// TestBudgetOfOthers checks that whoever has much of the budget leaves something to others: many connections to flows,
+// connections and flows that have all they can to names, and all of them to Drover.
+func TestBudgetOfOthers(t *testing.T) {
+	t.Parallel()
+	for name, connections := range map[string]int{"no connections": 0, "many connections": 200, "all connections": 1000} {
+		b, flows, names := newBudget(), 0, 0
+		for range connections {
+			b.takeShare(keptByConnections)
+		}
+		for b.takeFlow() {
+			flows++
+		}
+		for b.takeName() {
+			names++
+		}
+		if own := b.takeShare(0); flows < 20 || names < 10 || own == 0 || flows*flowShare > maxFlows {
+			t.Errorf("%s: there are %d flows, %d names, and %d bytes for Drover", name, flows, names, own)
+		}
+		for range flows + names {
+			b.giveBackFlow()
+		}
+		if b.flows != 0 {
+			t.Errorf("%s: flows use %d bytes", name, b.flows)
+		}
 	}
 }
 

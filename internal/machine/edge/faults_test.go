@@ -96,8 +96,8 @@ func TestFloods(t *testing.T) {
 		frame func(e *Edge, i int) []byte
 		most  int // connections to the outside
 	}{
-		"half-open connections": {func(e *Edge, i int) []byte { return e.synFrame(uint16(1024+i), netip.AddrPortFrom(outsider, 80)) }, maxDials},                                    //nolint:gosec // any port
-		"packets to many":       {func(e *Edge, i int) []byte { return e.udpFrame(1024, netip.AddrPortFrom(outsider, uint16(1+i)), nil) }, control.EdgeMemoryBytes/2/flowShare + 1}, //nolint:gosec // any port
+		"half-open connections": {func(e *Edge, i int) []byte { return e.synFrame(uint16(1024+i), netip.AddrPortFrom(outsider, 80)) }, maxDials},                 //nolint:gosec // any port
+		"packets to many":       {func(e *Edge, i int) []byte { return e.udpFrame(1024, netip.AddrPortFrom(outsider, uint16(1+i)), nil) }, maxFlows / flowShare}, //nolint:gosec // any port
 	} {
 		t.Run(name, func(t *testing.T) {
 			e, s := newIdleEdge(t), &sinks{}
@@ -378,7 +378,7 @@ func TestUnreadEnds(t *testing.T) {
 	w := newWorld(t, nil)
 	w.guest.useSmallWindow(t)
 	w.serve(t, outsider.String()+":80", func(conn net.Conn) { _, _ = conn.Write(make([]byte, size)) })
-	w.setBudget(most * smallestShare)
+	w.setBudget(keptByConnections + most*smallestShare)
 	var open []net.Conn
 	for range 5 * most {
 		conn, err := w.dial(t, netip.AddrPortFrom(outsider, 80))
@@ -398,7 +398,7 @@ func TestUnreadEnds(t *testing.T) {
 	assert.Eventually(t, "the budget is given back", func(testing.TB) error {
 		w.budget.mu.Lock()
 		defer w.budget.mu.Unlock()
-		if w.budget.left != most*smallestShare {
+		if w.budget.left != keptByConnections+most*smallestShare {
 			return fmt.Errorf("%d bytes are left", w.budget.left)
 		}
 		return nil
@@ -444,7 +444,7 @@ func TestShortSegments(t *testing.T) {
 	w.guest.useSmallWindow(t)
 	listener, err := gonet.ListenTCP(w.guest.stack, fullAddress(netip.AddrPortFrom(w.Address.Addr(), 80)), ipv4.ProtocolNumber)
 	assert.NoError(t, err)
-	conn, share, err := w.dialGuest(t.Context(), netip.AddrPortFrom(w.Gateway(), 0), 80)
+	conn, share, err := w.dialGuest(t.Context(), netip.AddrPortFrom(w.Gateway(), 0), 80, 0)
 	assert.NoError(t, err)
 	guest, err := listener.Accept()
 	assert.NoError(t, err)

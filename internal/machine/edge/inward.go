@@ -129,7 +129,7 @@ const admitWithin = 30 * time.Second
 func (e *Edge) admit(ctx context.Context, conn net.Conn, port uint16) {
 	dialling, cancel := context.WithTimeout(ctx, admitWithin)
 	defer cancel()
-	guest, share, err := e.dialGuest(dialling, netip.AddrPortFrom(e.Gateway(), 0), port)
+	guest, share, err := e.dialGuest(dialling, netip.AddrPortFrom(e.Gateway(), 0), port, keptByConnections)
 	if err != nil {
 		control.Reset(conn)
 		return
@@ -138,9 +138,9 @@ func (e *Edge) admit(ctx context.Context, conn net.Conn, port uint16) {
 	e.join(guest, conn, share)
 }
 
-// dialGuest connects to a port of the guest. The caller gives the share of the budget back.
-func (e *Edge) dialGuest(ctx context.Context, from netip.AddrPort, port uint16) (conn *guestConn, share int, err error) {
-	if share = e.budget.takeShare(); share == 0 {
+// dialGuest connects to a port of the guest, and keeps some of the budget. The caller gives the share of it back.
+func (e *Edge) dialGuest(ctx context.Context, from netip.AddrPort, port uint16, kept int) (conn *guestConn, share int, err error) {
+	if share = e.budget.takeShare(kept); share == 0 {
 		return nil, 0, errNoMemory
 	}
 	defer func() {
@@ -239,7 +239,7 @@ func (f *inwardFlows) of(client inwardClient) net.Conn {
 	}
 	guest, err := f.edge.dialGuestUDP(netip.AddrPortFrom(f.edge.Gateway(), 0), f.port)
 	if err != nil {
-		f.edge.budget.giveBack(flowShare)
+		f.edge.budget.giveBackFlow()
 		return nil
 	}
 	f.byClient[client] = guest
@@ -256,7 +256,7 @@ func (f *inwardFlows) answer(client inwardClient, guest net.Conn) {
 		f.mu.Unlock()
 		_ = guest.Close()
 		f.edge.counts.flows.Add(-1)
-		f.edge.budget.giveBack(flowShare)
+		f.edge.budget.giveBackFlow()
 	}()
 	packet := make([]byte, flowPacket)
 	for {

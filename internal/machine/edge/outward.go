@@ -26,7 +26,7 @@ var errNoMemory = errors.New("the machine has too many connections")
 func (e *Edge) forwardTCP(r *tcp.ForwarderRequest) {
 	id := r.ID()
 	to := addrPortOf(id.LocalAddress, id.LocalPort)
-	share := e.budget.takeShare()
+	share := e.budget.takeShare(keptByConnections)
 	defer func() { e.budget.giveBack(share) }()
 	outside, err := e.dial(control.TCP, id.RemotePort, to)
 	defer e.forgetOutside(outside)
@@ -146,7 +146,7 @@ func (e *Edge) Accept(ctx context.Context, c control.PeerConn, socket *os.File) 
 	default:
 		return errors.Join(control.ErrProtocol, conn.Close())
 	}
-	guest, share, err := e.dialGuest(ctx, c.From, c.To.Port())
+	guest, share, err := e.dialGuest(ctx, c.From, c.To.Port(), keptByConnections)
 	if err != nil {
 		return errors.Join(err, conn.Close())
 	}
@@ -163,11 +163,11 @@ func (e *Edge) acceptFlow(c control.PeerConn, conn net.Conn) error {
 	}
 	guest, err := e.dialGuestUDP(c.From, c.To.Port())
 	if err != nil {
-		e.budget.giveBack(flowShare)
+		e.budget.giveBackFlow()
 		return errors.Join(err, conn.Close())
 	}
 	go func() {
-		defer e.budget.giveBack(flowShare)
+		defer e.budget.giveBackFlow()
 		e.joinFlow(guest, conn)
 	}()
 	return nil
@@ -184,12 +184,12 @@ func (e *Edge) forwardUDP(r *udp.ForwarderRequest) {
 	var queue waiter.Queue
 	endpoint, problem := r.CreateEndpoint(&queue)
 	if problem != nil {
-		e.budget.giveBack(flowShare)
+		e.budget.giveBackFlow()
 		return
 	}
 	guest := e.newGuestFlow(flowKey{id.RemotePort, to}, &queue, endpoint)
 	go func() {
-		defer e.budget.giveBack(flowShare)
+		defer e.budget.giveBackFlow()
 		outside, err := e.dial(control.UDP, id.RemotePort, to)
 		defer e.forgetOutside(outside)
 		if err != nil {

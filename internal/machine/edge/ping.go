@@ -114,7 +114,7 @@ func (e *Edge) beginPings(key pingKey, queue chan header.ICMPv4) {
 	outside, err := e.dial(control.ICMP, key.id, netip.AddrPortFrom(key.other, 0))
 	if err != nil {
 		e.pings.remove(key, queue)
-		e.budget.giveBack(flowShare)
+		e.budget.giveBackFlow()
 		e.noteRefusal(control.ICMP, key.other.String(), err)
 		e.sendUnreachable(header.ICMPv4ProtocolNumber, key.other, <-queue)
 		return
@@ -140,7 +140,7 @@ func (e *Edge) acceptPings(c control.PeerConn, conn net.Conn) error {
 func (e *Edge) carryPings(key pingKey, queue chan header.ICMPv4, conn net.Conn) {
 	e.counts.flows.Add(1)
 	defer e.counts.flows.Add(-1)
-	defer e.budget.giveBack(flowShare)
+	defer e.budget.giveBackFlow()
 	defer e.pings.remove(key, queue)
 	over := make(chan struct{})
 	defer func() { <-over }()
