@@ -23,21 +23,17 @@ func (inst *Instance) networkConfig() control.NetworkConfig {
 }
 
 // findEgress returns where guests may connect to. Unless the operator names resolvers, they are the host's of now.
-// Whoever only shuts machines down does not know what is allowed.
-func (h *Host) findEgress() control.Egress {
+// If there are none, an error comes with what is allowed. Whoever only shuts machines down does not know that.
+func (h *Host) findEgress() (e control.Egress, err error) {
 	if h.Addresses == nil {
-		return control.Egress{Deny: true}
+		return control.Egress{Deny: true}, nil
 	}
-	e := h.EgressPolicy
+	e = h.EgressPolicy
 	e.Denied = append(slices.Clone(e.Denied), h.Addresses.Range) // for machines that have an address of an earlier range
-	if len(e.Resolvers) > 0 {
-		return e
+	if len(e.Resolvers) == 0 {
+		e.Resolvers, _, err = control.ReadResolvers()
 	}
-	var err error
-	if e.Resolvers, _, err = control.ReadResolvers(); err != nil {
-		h.Log.Info("Guests have no names of the outside", "cause", err.Error())
-	}
-	return e
+	return e, err
 }
 
 // servePorts makes the supervisor serve the host ports of the record. Ports that it does not serve yet and that have no

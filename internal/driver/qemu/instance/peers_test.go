@@ -5,6 +5,7 @@ package instance
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net"
 	"net/http"
@@ -52,35 +53,48 @@ func TestReleasedBeforeItJoins(t *testing.T) {
 	assert.ErrorIs(t, "a released server", f.join(t.Context(), c, nil, nil), errReleased)
 }
 
-// TestSetEgressAgain checks that a supervisor which does not take what is allowed is told again, until it does.
+// TestSetEgressAgain checks that a supervisor which does not take what is allowed is told again, until it does, and that
+// it is told once more when that changes.
 func TestSetEgressAgain(t *testing.T) {
 	t.Parallel()
 	f, now := newFollower(t)
-	var calls atomic.Int64
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if calls.Add(1) < 3 {
+	var calls, taken, denies atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var e control.Egress
+		if err := json.NewDecoder(r.Body).Decode(&e); err != nil || calls.Add(1) < 3 {
 			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		taken.Add(1)
+		if e.Deny {
+			denies.Add(1)
 		}
 	}))
 	t.Cleanup(server.Close)
 	c := control.NewLocalClient("token", func(ctx context.Context) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
 	})
-	taken := make(chan struct{})
-	go func() {
-		defer close(taken)
-		f.setEgress(t.Context(), c)
-	}()
-	assert.Eventually(t, "the supervisor has taken it", func(testing.TB) error {
-		now.Step(SuperviseEvery)
-		select {
-		case <-taken:
-			return nil
-		default:
-			return errors.New("it is told still")
-		}
+	var asked atomic.Int64
+	var isDenied atomic.Bool
+	go f.setEgress(t.Context(), c, func() (control.Egress, error) {
+		asked.Add(1)
+		return control.Egress{Deny: isDenied.Load()}, nil
 	})
-	if n := calls.Load(); n != 3 {
-		t.Errorf("it was told %d times, want 3", n)
+	wantTaken := func(count, denied int64) {
+		t.Helper()
+		enough := asked.Load() + 5 // rounds, each of which may tell it
+		assert.Eventually(t, "it is asked what is allowed", func(testing.TB) error {
+			now.Step(egressEvery)
+			if asked.Load() < enough {
+				return errors.New("it is not yet")
+			}
+			return nil
+		})
+		if taken.Load() != count || denies.Load() != denied {
+			t.Errorf("the supervisor has taken %d, %d of them denials, want %d and %d", taken.Load(), denies.Load(), count, denied)
+		}
 	}
+	wantTaken(1, 0)
+	isDenied.Store(true)
+	wantTaken(2, 1)
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -43,7 +44,7 @@ func (inst *Instance) Supervisor() supervisor.Place {
 		Reload: func() (supervisor.Place, error) {
 			now, err := inst.Load()
 			place := now.Supervisor()
-			place.Config.Network.Egress = inst.Host.findEgress()
+			place.Config.Network.Egress, _ = inst.Host.findEgress() // which followers log
 			return place, err
 		},
 		OnStart: inst.restorePorts,
@@ -151,7 +152,7 @@ func (f *follower) followOnce(ctx context.Context) (followed bool) {
 	}
 	watching, stop := context.WithCancel(ctx)
 	var telling sync.WaitGroup
-	telling.Go(func() { f.setEgress(watching, c) })
+	telling.Go(func() { f.setEgress(watching, c, f.inst.Host.findEgress) })
 	telling.Go(func() { f.connectPeers(watching, c) })
 	defer func() {
 		stop()
@@ -173,18 +174,28 @@ func (f *follower) followOnce(ctx context.Context) (followed bool) {
 	return true
 }
 
-// setEgress tells the supervisor where its guest may connect to, until it has taken that: it may have been started by a
-// Drover with other flags.
-func (f *follower) setEgress(ctx context.Context, c *control.Client) {
-	for last := ""; ctx.Err() == nil; f.pause(ctx, SuperviseEvery) {
-		err := c.SetEgress(ctx, f.inst.Host.findEgress())
-		if err == nil {
-			return
+// egressEvery is how often it is checked whether what is allowed has changed, as the host's resolvers do.
+const egressEvery = time.Minute
+
+// setEgress tells the supervisor where its guest may connect to, until it has taken that, and again when that changes:
+// it may have been started by a Drover with other flags.
+func (f *follower) setEgress(ctx context.Context, c *control.Client, find func() (control.Egress, error)) {
+	var told *control.Egress
+	for last := ""; ctx.Err() == nil; {
+		egress, err := find()
+		wait := egressEvery
+		if told == nil || !reflect.DeepEqual(*told, egress) {
+			if setErr := c.SetEgress(ctx, egress); setErr != nil {
+				err, wait = setErr, SuperviseEvery
+			} else {
+				told = &egress
+			}
 		}
-		if ctx.Err() == nil && err.Error() != last {
+		if err != nil && ctx.Err() == nil && err.Error() != last {
 			last = err.Error()
-			f.inst.Host.Log.Info("Machine does not learn where it may connect to", "uid", f.inst.UID, "cause", last)
+			f.inst.Host.Log.Info("Machine does not learn where it may connect to, or of names", "uid", f.inst.UID, "cause", last)
 		}
+		f.pause(ctx, wait)
 	}
 }
 
