@@ -150,6 +150,7 @@ var packages = []testPackage{
 	{"internal/machine/cgroup", process, 4},
 	{"internal/machine/confine", process, 4},
 	{"internal/machine/edge", process, 8},
+	{"internal/machine/edge/routes", process, 1},
 	{"internal/machine/control", process, 8},
 	{"internal/machine/broker", process, 8},
 	{"internal/machine/supervisor", process, 8},

@@ -20,6 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/description"
 	"cloudnative.tw/drover/internal/machine/edge"
+	"cloudnative.tw/drover/internal/machine/edge/routes"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/supervisor"
 )
@@ -32,11 +33,11 @@ const probeSocket = "probe.sock"
 
 // openNetwork opens the edge of a guest's network.
 func openNetwork(ctx context.Context, c control.NetworkConfig, peers control.Switchboard) (supervisor.Network, error) {
-	routes, err := edge.OpenKernelRoutes()
+	kernel, err := routes.Open()
 	if err != nil {
 		return nil, err
 	}
-	return edge.New(ctx, c, edge.Options{Routes: routes, Peers: peers, Clock: clock.RealClock{}, Dial: edge.DialHost})
+	return edge.New(ctx, c, edge.Options{Routes: kernel, Peers: peers, Clock: clock.RealClock{}, Dial: edge.DialHost})
 }
 
 // openNetwork opens the edge of the guest's network, which has no other machines in it.
@@ -47,11 +48,11 @@ func (r *run) openNetwork(ctx context.Context) (supervisor.Network, error) {
 	}
 	denied := r.options.nodeAddresses
 	if len(denied) > 0 { // there is a node
-		routes, err := os.ReadFile("/proc/net/route")
+		table, err := os.ReadFile("/proc/net/route")
 		if err != nil {
 			return nil, fmt.Errorf("finding the pod's gateway: %w", err)
 		}
-		denied = append(denied, gatewaysOf(string(routes))...)
+		denied = append(denied, gatewaysOf(string(table))...)
 	}
 	return openNetwork(ctx, control.NetworkConfig{
 		MAC: launch.MACAddress(r.UUID), Address: guestAddress, Hostname: r.Name, Domain: domain, MTU: control.GuestMTU,
@@ -61,8 +62,8 @@ func (r *run) openNetwork(ctx context.Context) (supervisor.Network, error) {
 
 // gatewaysOf returns the gateways of the default routes in a table of the kernel's (proc_pid_net(5)). In many clusters they
 // are the node, at an address that it has for its pods alone.
-func gatewaysOf(routes string) (all []netip.Prefix) {
-	for line := range strings.Lines(routes) {
+func gatewaysOf(table string) (all []netip.Prefix) {
+	for line := range strings.Lines(table) {
 		words := strings.Fields(line)
 		if len(words) < 3 || words[1] != "00000000" {
 			continue

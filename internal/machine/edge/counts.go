@@ -34,6 +34,7 @@ var refusals = []struct {
 	{ErrNoUnicast, control.RefusedNoRoute},
 	{control.ErrNoMachine, control.RefusedNoMachine},
 	{errNoMemory, control.RefusedTooMany},
+	{errTooFast, control.RefusedTooMany},
 }
 
 // refusalOf returns the name of why a connection was not made.

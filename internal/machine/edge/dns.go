@@ -171,7 +171,11 @@ func (e *Edge) lookup(name string) (netip.Addr, error) {
 	}
 	ctx, cancel := context.WithTimeout(e.context, resolveWithin)
 	defer cancel()
-	return e.Peers.Lookup(ctx, name)
+	address, err := e.Peers.Lookup(ctx, name)
+	if err == nil && !e.Address.Masked().Contains(address) { // of another range, which leads elsewhere from here
+		return netip.Addr{}, control.ErrNoMachine
+	}
+	return address, err
 }
 
 // answerOf returns an answer without or with resources.

@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/link/channel"
@@ -36,6 +37,9 @@ const (
 	queueLength = 512
 	// dialWithin is how long a connection may take to be made, by the guest or to it.
 	dialWithin = 10 * time.Second
+	// dialsASecond is how many connections through the host the guest may begin in the long run, and dialsAtOnce in a short
+	// time. Each occupies one of the host's 28,000 ports to a server for a minute after its end.
+	dialsASecond, dialsAtOnce = 200, 2000
 	// maxDials is how many connections of the guest may be in the making.
 	maxDials = 128
 	// firstWindow is how much the guest may send, in bytes, before its connection has a share of the budget. A window
@@ -68,6 +72,8 @@ type Edge struct {
 	budget budget
 	pings  pings
 	counts counts
+	// pace limits the connections through the host.
+	pace *rate.Limiter
 	// flows are those of UDP, by their keys.
 	flows sync.Map
 
@@ -96,7 +102,7 @@ type Options struct {
 
 // New returns an edge, which does nothing until it serves a link, and ends with ctx.
 func New(ctx context.Context, c control.NetworkConfig, o Options) (*Edge, error) {
-	e := &Edge{NetworkConfig: c, Options: o, ports: map[control.Port]io.Closer{}, egress: c.Egress, outside: map[net.Conn]netip.Addr{}, budget: newBudget(), pings: newPings()}
+	e := &Edge{NetworkConfig: c, Options: o, ports: map[control.Port]io.Closer{}, egress: c.Egress, outside: map[net.Conn]netip.Addr{}, budget: newBudget(), pings: newPings(), pace: rate.NewLimiter(dialsASecond, dialsAtOnce)}
 	e.context, e.stop = context.WithCancel(ctx)
 	e.stack = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 	"k8s.io/utils/clock"
@@ -135,6 +136,24 @@ func TestOutward(t *testing.T) {
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// TestManyDials checks that a guest which begins connections without end begins no more than its pace allows.
+func TestManyDials(t *testing.T) {
+	t.Parallel()
+	const allowed = 5
+	w := newWorld(t, nil)
+	w.serve(t, outsider.String()+":80", echo)
+	w.pace.SetLimit(rate.Every(time.Hour))
+	w.pace.SetBurst(allowed)
+	for range allowed {
+		conn, err := w.dial(t, netip.AddrPortFrom(outsider, 80))
+		assert.NoError(t, errors.Join(err, conn.Close()))
+	}
+	assert.ErrorSays(t, "one more", assert.ErrorOf(w.dial(t, netip.AddrPortFrom(outsider, 80))), "refused")
+	if last := w.Statistics().LastRefused; len(last) != 1 || last[0].Reason != control.RefusedTooMany {
+		t.Errorf("refused were %+v", last)
+	}
+}
 
 // TestInward checks that a port of the host leads to the guest, that a connection is reset if the guest has no server at
 // its port, and that a port is closed when it is taken away.
@@ -334,6 +353,16 @@ func TestAddressOfHost(t *testing.T) {
 	wantNext("own")
 }
 
+// TestLargestFrame checks that the largest frame that QEMU takes of a guest does not end its network.
+func TestLargestFrame(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	w.guest.sendFrame(make([]byte, 69632))
+	if got := w.guest.resolve(t, "a."); got != "10.213.0.9" {
+		t.Errorf("its own name is %s", got)
+	}
+}
+
 // TestLease checks the lease that a guest gets by DHCP.
 func TestLease(t *testing.T) {
 	t.Parallel()
@@ -349,12 +378,12 @@ func TestLease(t *testing.T) {
 // TestNames checks which names are resolved, and by whom.
 func TestNames(t *testing.T) {
 	t.Parallel()
-	peers := machines{"b": netip.MustParseAddr("10.213.0.10"), "c.other": netip.MustParseAddr("10.213.0.11")}
+	peers := machines{"b": netip.MustParseAddr("10.213.0.10"), "c.other": netip.MustParseAddr("10.213.0.11"), "old": netip.MustParseAddr("10.214.0.10")}
 	w := newWorld(t, func(_ *control.NetworkConfig, o *Options) { o.Peers = peers })
 	w.serveNames(t)
 	for name, want := range map[string]string{
 		"b.": "10.213.0.10", "B.": "10.213.0.10", "b.ns.drover.internal.": "", "c.other.": "10.213.0.11", "c.other.drover.internal.": "10.213.0.11",
-		"d.": "RCodeNameError", "www.example.test.": "192.0.2.80", "example.test.": "192.0.2.80", "a.": "10.213.0.9",
+		"d.": "RCodeNameError", "old.": "RCodeNameError", "www.example.test.": "192.0.2.80", "example.test.": "192.0.2.80", "a.": "10.213.0.9",
 	} {
 		if want == "" {
 			want = "RCodeNameError" // this table of machines knows no namespace

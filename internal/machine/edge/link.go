@@ -26,8 +26,8 @@ import (
 const (
 	// lengthBytes is how many bytes QEMU's stream puts before each frame: its length, big-endian (net/stream.c).
 	lengthBytes = 4
-	// maxFrame is more than any frame of a guest has.
-	maxFrame = 1<<16 + header.EthernetMinimumSize
+	// maxFrame is the most that QEMU takes of a guest (NET_BUFSIZE in include/net/net.h).
+	maxFrame = 4<<10 + 64<<10
 	// batchBytes is how much is written to QEMU at a time.
 	batchBytes = 64 << 10
 )

@@ -19,8 +19,11 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// errNoMemory : the budget is used up.
-var errNoMemory = errors.New("the machine has too many connections")
+// Errors of connections that are too many.
+var (
+	errNoMemory = errors.New("the machine has too many connections")
+	errTooFast  = errors.New("the machine begins too many connections a second")
+)
 
 // forwardTCP makes a connection that the guest asks for. The guest gets its answer once the other end has answered.
 func (e *Edge) forwardTCP(r *tcp.ForwarderRequest) {
@@ -66,6 +69,11 @@ func (e *Edge) dial(protocol string, from uint16, to netip.AddrPort) (net.Conn, 
 
 // dialOutside connects the guest to an address through the host.
 func (e *Edge) dialOutside(ctx context.Context, protocol string, to netip.AddrPort) (net.Conn, error) {
+	if protocol == control.TCP {
+		if err := e.pace.Wait(ctx); err != nil {
+			return nil, errors.Join(errTooFast, err)
+		}
+	}
 	conn, err := e.Dial(ctx, protocol+"4", to.String())
 	if err != nil {
 		return nil, err

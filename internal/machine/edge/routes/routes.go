@@ -1,7 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package edge
+// Package routes asks the kernel where it would send packets. Start with Kernel.
+package routes
 
 import (
 	"encoding/binary"
@@ -14,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// KernelRoutes asks the kernel of this host, by a socket of routing messages (rtnetlink(7)).
-type KernelRoutes struct {
+// Kernel asks the kernel of this host, by a socket of routing messages (rtnetlink(7)).
+type Kernel struct {
 	mu sync.Mutex
 	fd int
 	// sequence numbers the questions.
@@ -25,8 +26,8 @@ type KernelRoutes struct {
 // answerWithin is how long the kernel may take.
 const answerWithin = time.Second
 
-// OpenKernelRoutes opens the socket.
-func OpenKernelRoutes() (*KernelRoutes, error) {
+// Open opens the socket.
+func Open() (*Kernel, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("opening the kernel's routes: %w", err)
@@ -35,14 +36,14 @@ func OpenKernelRoutes() (*KernelRoutes, error) {
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &within); err != nil {
 		return nil, errors.Join(err, unix.Close(fd))
 	}
-	return &KernelRoutes{fd: fd}, nil
+	return &Kernel{fd: fd}, nil
 }
 
 // Close closes the socket.
-func (r *KernelRoutes) Close() error { return unix.Close(r.fd) }
+func (r *Kernel) Close() error { return unix.Close(r.fd) }
 
-// CheckUnicast implements RouteTable. A route of any other type leads to the host itself, to many hosts, or nowhere.
-func (r *KernelRoutes) CheckUnicast(to netip.Addr) error {
+// CheckUnicast implements edge.RouteTable. A route of any other type leads to the host itself, to many hosts, or nowhere.
+func (r *Kernel) CheckUnicast(to netip.Addr) error {
 	kind, err := r.typeOf(to)
 	switch {
 	case err != nil:
@@ -54,7 +55,7 @@ func (r *KernelRoutes) CheckUnicast(to netip.Addr) error {
 }
 
 // typeOf returns the type of the route to an IPv4 address.
-func (r *KernelRoutes) typeOf(to netip.Addr) (byte, error) {
+func (r *Kernel) typeOf(to netip.Addr) (byte, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.sequence++
@@ -77,7 +78,7 @@ func (r *KernelRoutes) typeOf(to netip.Addr) (byte, error) {
 }
 
 // readType reads the answer to the last question. Those to questions that were given up are skipped.
-func (r *KernelRoutes) readType() (byte, error) {
+func (r *Kernel) readType() (byte, error) {
 	answer := make([]byte, 4<<10)
 	for {
 		n, _, err := unix.Recvfrom(r.fd, answer, 0)

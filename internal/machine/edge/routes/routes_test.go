@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package edge
+package routes
 
 import (
 	"net"
@@ -16,7 +16,7 @@ import (
 // TestKernelRoutes checks that no address of this host counts as another host.
 func TestKernelRoutes(t *testing.T) {
 	t.Parallel()
-	routes, err := OpenKernelRoutes()
+	routes, err := Open()
 	assert.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, routes.Close()) })
 	own := []string{"127.0.0.1", "127.8.9.10", "255.255.255.255", "224.0.0.1"}
