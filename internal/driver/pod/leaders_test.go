@@ -81,13 +81,17 @@ func (s *server) twoLeaders(t *testing.T) (one, other *convergence) {
 
 // TestNonceIsUsedOnce has one leader remove a pod with its scheduling gate, whose UID is not recorded yet. A
 // leader that still has that record must neither make a second pod with the nonce in it, nor start one that was
-// made late: the VirtualMachine's status may have another nonce by then.
+// made late: the VirtualMachine's status may have another nonce by then. Nor after it has removed the pod with that.
 func TestNonceIsUsedOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for name, late := range map[string]func(*convergence) error{
-		"removed":   func(*convergence) error { return nil },
-		"made late": func(c *convergence) error { return c.createPod(t.Context()) }, // decided before the removal
+	for name, late := range map[string]func(*server, *convergence) error{
+		"removed":   func(*server, *convergence) error { return nil },
+		"made late": func(_ *server, c *convergence) error { return c.createPod(t.Context()) }, // decided before the removal
+		"replaced": func(s *server, _ *convergence) error {
+			s.record(t)
+			return s.converge(t).createPod(t.Context())
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -96,7 +100,7 @@ func TestNonceIsUsedOnce(t *testing.T) {
 			old := s.ServerSpec
 			assert.NoError(t, other.forgetPod(t.Context()))
 			one.Pod = nil
-			assert.NoError(t, late(one))
+			assert.NoError(t, late(s, one))
 			_, err := w.open(t).Ensure(t.Context(), old)
 			if _, ok := errors.AsType[*driver.RecordFirstError](err); !ok {
 				t.Errorf("Ensure with the record of a pod that was removed: %v, want another one recorded", err)

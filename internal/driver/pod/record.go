@@ -6,6 +6,7 @@ package pod
 import (
 	"context"
 	"slices"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
@@ -66,7 +67,7 @@ func (c *claims) checkRecorded(kind string, o metav1.Object) error {
 // isNonceUsed reports whether the pod with a recorded nonce was created and removed. The record is
 // outdated then: another leader may have recorded the next pod since.
 func (c *claims) isNonceUsed(r *driver.Object) bool {
-	return r.Kind == objects.KindPod && c.Claims.Root() != nil && c.Claims.Root().Annotations[objects.AnnotationUsedNonce] == r.Nonce
+	return r.Kind == objects.KindPod && c.Claims.Root() != nil && slices.Contains(strings.Fields(c.Claims.Root().Annotations[objects.AnnotationUsedNonces]), r.Nonce)
 }
 
 // newIntents returns new records, with nonces, of the objects that the next steps create.

@@ -6,6 +6,7 @@ package pod
 import (
 	"context"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -138,6 +139,9 @@ func (w *writer) recordRefusal(ctx context.Context) error {
 	return w.annotatePod(ctx, objects.AnnotationAssertionRefused, map[bool]string{true: "true"}[refuses])
 }
 
+// maxUsedNonces is how many nonces a PVC remembers: more than the records of leaders are behind.
+const maxUsedNonces = 8
+
 // recordEnd records on the PVC how the pod has ended, or that it never ran.
 func (w *writer) recordEnd(ctx context.Context) error {
 	if w.Claims.Root() == nil || w.Claims.HasEnded(w.Pod.UID) {
@@ -153,7 +157,8 @@ func (w *writer) recordEnd(ctx context.Context) error {
 	}
 	return w.updateClaim(ctx, w.Claims.Root(), func(root *corev1.PersistentVolumeClaim) {
 		metav1.SetMetaDataAnnotation(&root.ObjectMeta, key, value)
-		metav1.SetMetaDataAnnotation(&root.ObjectMeta, objects.AnnotationUsedNonce, w.Pod.Annotations[objects.AnnotationNonce])
+		used := append(strings.Fields(root.Annotations[objects.AnnotationUsedNonces]), w.Pod.Annotations[objects.AnnotationNonce])
+		metav1.SetMetaDataAnnotation(&root.ObjectMeta, objects.AnnotationUsedNonces, strings.Join(used[max(len(used)-maxUsedNonces, 0):], " "))
 	})
 }
 

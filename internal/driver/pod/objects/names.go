@@ -50,9 +50,10 @@ const (
 	// AnnotationNeverRan, on that PVC, is the UID of the last pod that was removed before it could run.
 	// Another leader may still record that pod as AnnotationRun.
 	AnnotationNeverRan = "cloudnative.tw/never-ran"
-	// AnnotationUsedNonce, on that PVC, is the nonce of the last pod that was removed. No other pod is
-	// created with it. The VirtualMachine's status may have the next nonce by then.
-	AnnotationUsedNonce = "cloudnative.tw/used-nonce"
+	// AnnotationUsedNonces, on that PVC, has the nonces of the last pods that were removed, with spaces
+	// between them. No other pod is created with one. The VirtualMachine's status may have the next nonce
+	// by then.
+	AnnotationUsedNonces = "cloudnative.tw/used-nonces"
 	// AnnotationClaim, on a PVC, is its own UID. It is set before the first pod that can use the PVC. A
 	// copy of the PVC, such as one that is restored from a backup, has another UID.
 	AnnotationClaim = "cloudnative.tw/claim"
