@@ -258,11 +258,14 @@ func (f *inwardFlows) answer(client inwardClient, guest net.Conn) {
 		f.edge.counts.flows.Add(-1)
 		f.edge.budget.giveBackFlow()
 	}()
-	packet := make([]byte, flowPacket)
+	packet := make([]byte, flowPacket+1)
 	for {
 		n, err := guest.Read(packet)
 		if err != nil {
 			return
+		}
+		if n > flowPacket {
+			continue
 		}
 		_ = guest.SetReadDeadline(f.edge.Clock.Now().Add(flowTimeout))
 		if _, _, err := f.conn.WriteMsgUDPAddrPort(packet[:n], []byte(client.info), client.address); errors.Is(err, net.ErrClosed) {

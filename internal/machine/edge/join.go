@@ -39,7 +39,7 @@ const (
 	maxPacket = 64 << 10
 	// maxWaiting is how many packets of a flow may wait to be carried on.
 	maxWaiting = 16
-	// flowPacket is how much of a packet of UDP is carried on.
+	// flowPacket is the most that a packet of UDP has which is carried on. Longer ones are dropped.
 	flowPacket = 9 << 10
 )
 
@@ -232,11 +232,11 @@ func (e *Edge) joinFlow(guest, other net.Conn) {
 // ECONNREFUSED: a server may start to listen later.
 func (e *Edge) carryPackets(to, from net.Conn) {
 	defer func() { _, _ = to.Close(), from.Close() }()
-	packet := make([]byte, flowPacket)
+	packet := make([]byte, flowPacket+1)
 	for {
 		_ = from.SetReadDeadline(e.Clock.Now().Add(flowTimeout))
 		n, err := from.Read(packet)
-		if err == nil {
+		if err == nil && n <= flowPacket {
 			_ = to.SetReadDeadline(e.Clock.Now().Add(flowTimeout))
 			_, err = to.Write(packet[:n])
 		}
