@@ -124,9 +124,9 @@ func (l *Log) record(start rules.Start) error {
 	return nil
 }
 
-// waitHalted waits until a process is halted, or gone.
+// waitHalted waits until a process is halted, or gone. One that was killed is a zombie for as long as its parent is halted.
 func waitHalted(pid int) error {
-	const halted = 'T'
+	const halted, zombie = 'T', 'Z'
 	for begin := time.Now(); time.Since(begin) < haltWithin; time.Sleep(time.Millisecond) {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
@@ -135,7 +135,7 @@ func waitHalted(pid int) error {
 		if err != nil {
 			return err
 		}
-		if _, state, ok := bytes.Cut(stat, []byte(") ")); ok && state[0] == halted {
+		if _, state, ok := bytes.Cut(stat, []byte(") ")); ok && (state[0] == halted || state[0] == zombie) {
 			return nil
 		}
 	}
