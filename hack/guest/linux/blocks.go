@@ -23,7 +23,7 @@ const roundEvery = 20 * time.Millisecond
 // writeBlocks writes blocks to the disks that blocks=NAME,NAME on the kernel's command line
 // names, until the guest ends or a disk fails.
 func writeBlocks(cmdline string) error {
-	names := argument(cmdline, "blocks=")
+	names := findArgument(cmdline, "blocks=")
 	if names == "" {
 		return nil
 	}

@@ -376,7 +376,7 @@ func serveHTTP(r report) error {
 		_ = os.WriteFile("/proc/sysrq-trigger", []byte("c"), 0)
 	})
 	agent := &guestAgent{processes: map[int]*process{}}
-	if mode := argument(r.Cmdline, "agent="); mode != "" {
+	if mode := findArgument(r.Cmdline, "agent="); mode != "" {
 		logLine("agent", agent.setMode(mode))
 	}
 	http.HandleFunc("/agent", func(w http.ResponseWriter, q *http.Request) {
@@ -392,7 +392,7 @@ func serveHTTP(r report) error {
 	})
 	http.HandleFunc("/processes", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, agent.runningProcesses()) })
 	http.HandleFunc("/off", func(http.ResponseWriter, *http.Request) { powerOff() })
-	if command := argument(r.Cmdline, "serve="); command != "" {
+	if command := findArgument(r.Cmdline, "serve="); command != "" {
 		words := strings.Split(command, ",")
 		return exec.Command(words[0], words[1:]...).Run() //nolint:gosec,noctx // of this guest
 	}
@@ -400,8 +400,8 @@ func serveHTTP(r report) error {
 	return server.ListenAndServe()
 }
 
-// argument returns what follows a name in the kernel's command line.
-func argument(cmdline, name string) string {
+// findArgument returns what follows a name in the kernel's command line.
+func findArgument(cmdline, name string) string {
 	_, rest, _ := strings.Cut(cmdline, name)
 	word, _, _ := strings.Cut(rest, " ")
 	return word

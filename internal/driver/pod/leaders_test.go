@@ -81,7 +81,8 @@ func (s *server) twoLeaders(t *testing.T) (one, other *convergence) {
 
 // TestNonceIsUsedOnce has one leader remove a pod with its scheduling gate, whose UID is not recorded yet. A
 // leader that still has that record must neither make a second pod with the nonce in it, nor start one that was
-// made late: the VirtualMachine's status may have another nonce by then. Nor after it has removed the pod with that.
+// made late: the VirtualMachine's status may have another nonce by then. That holds too if it removes the pod of that
+// other nonce first.
 func TestNonceIsUsedOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

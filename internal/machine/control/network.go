@@ -214,15 +214,15 @@ func copyTo(to, from net.Conn, size int) {
 func Reset(conn net.Conn) {
 	switch c := conn.(type) {
 	case *net.TCPConn:
-		disconnect(c)
+		resetTCP(c)
 	case interface{ Reset() }:
 		c.Reset()
 	}
 	_ = conn.Close()
 }
 
-// disconnect resets a connection (connect(2) with AF_UNSPEC). SO_LINGER could do it too, but confine.DenyStarts denies it.
-func disconnect(conn *net.TCPConn) {
+// resetTCP resets a connection (connect(2) with AF_UNSPEC). SO_LINGER could do it too, but confine.DenyStarts denies it.
+func resetTCP(conn *net.TCPConn) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return
@@ -258,7 +258,7 @@ func servePorts(ctx context.Context, w http.ResponseWriter, n Network) {
 	_ = SendMessage(conn, answer)
 }
 
-// CloseFiles closes files, of which other processes may have copies.
+// CloseFiles closes files whose errors do not matter, such as those that were passed to another process.
 func CloseFiles(files ...*os.File) {
 	for _, f := range files {
 		_ = f.Close()

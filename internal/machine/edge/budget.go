@@ -23,8 +23,8 @@ const (
 	shrinking = 64
 )
 
-// Each use of the budget leaves this much to those that are listed after it, the last one of which is Drover's own
-// connections: neither clients nor the guest's connections keep it from looking up names, or Drover from probing it.
+// Each kind of use leaves some bytes of the budget to the kinds below it, so that many connections do not stop names, and
+// nothing of the guest stops Drover's own connections, which may use all.
 const (
 	keptByConnections = 1 << 20
 	keptByFlows       = 512 << 10

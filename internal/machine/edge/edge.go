@@ -74,7 +74,7 @@ type Edge struct {
 	counts counts
 	// pace limits the connections through the host.
 	pace *rate.Limiter
-	// flows are those of UDP, by their keys.
+	// flows has each *guestFlow by its flowKey.
 	flows sync.Map
 
 	mu         sync.Mutex

@@ -314,7 +314,7 @@ func TestSetEgress(t *testing.T) {
 	})
 }
 
-// flippedRoutes lead outside until they are told otherwise.
+// flippedRoutes lead outside, or all to the host itself if areOwn is set.
 type flippedRoutes struct{ areOwn atomic.Bool }
 
 func (r *flippedRoutes) CheckUnicast(netip.Addr) error {

@@ -138,7 +138,8 @@ func (e *Edge) admit(ctx context.Context, conn net.Conn, port uint16) {
 	e.join(guest, conn, share)
 }
 
-// dialGuest connects to a port of the guest, and keeps some of the budget. The caller gives the share of it back.
+// dialGuest connects to a port of the guest, unless less than kept bytes of the budget would be left. The caller gives
+// the share back.
 func (e *Edge) dialGuest(ctx context.Context, from netip.AddrPort, port uint16, kept int) (conn *guestConn, share int, err error) {
 	if share = e.budget.takeShare(kept); share == 0 {
 		return nil, 0, errNoMemory

@@ -147,7 +147,7 @@ type guestFlow struct {
 	edge     *Edge
 	key      flowKey
 	endpoint tcpip.Endpoint
-	// waiting is how many packets of the guest wait in the stack, or were dropped by it since none waited.
+	// waiting counts the packets of the guest since none waited in the stack, but for those that were read.
 	waiting atomic.Int64
 }
 
@@ -175,8 +175,8 @@ func (f *guestFlow) Close() error {
 	return f.UDPConn.Close()
 }
 
-// mayWait reports whether a packet of the guest may wait in the stack, and counts it. Of UDP the stack counts the data
-// alone, of which a packet may have none.
+// mayWait reports whether a packet of the guest may wait in the stack, and counts it if it is of UDP. The stack itself
+// bounds only the bytes of data that wait, and a packet may have no data.
 func (e *Edge) mayWait(ip header.IPv4) bool {
 	udp := header.UDP(ip.Payload())
 	if ip.TransportProtocol() != header.UDPProtocolNumber || ip.FragmentOffset() != 0 || len(udp) < header.UDPMinimumSize {

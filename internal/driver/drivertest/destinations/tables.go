@@ -251,7 +251,7 @@ func (g *guest) places(t *testing.T, peers map[string]*guest) map[string][]strin
 		places["pod host"] = []string{pod}
 		gateway := netip.MustParseAddr(pod).Prev().String() // the node, in the pod's network
 		places["own host"], places["everywhere"] = append(places["own host"], gateway), append(places["everywhere"], net.JoinHostPort(gateway, g.port))
-		for _, port := range []string{"80", "81", "82", "7443"} { // of the guest, of nobody, and of the machine
+		for _, port := range []string{"80", "81", "82", "7443"} { // served, without a server, not in the spec, and of the control channel
 			places["published"] = append(places["published"], net.JoinHostPort(pod, port))
 		}
 		return places

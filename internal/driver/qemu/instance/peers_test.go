@@ -53,8 +53,7 @@ func TestReleasedBeforeItJoins(t *testing.T) {
 	assert.ErrorIs(t, "a released server", f.join(t.Context(), c, nil, nil), errReleased)
 }
 
-// TestSetEgressAgain checks that a supervisor which does not take what is allowed is told again, until it does, and that
-// it is told once more when that changes.
+// TestSetEgressAgain checks that SetEgress is called until it succeeds, and once more when the egress changes.
 func TestSetEgressAgain(t *testing.T) {
 	t.Parallel()
 	f, now := newFollower(t)
@@ -82,7 +81,7 @@ func TestSetEgressAgain(t *testing.T) {
 	})
 	wantTaken := func(count, denied int64) {
 		t.Helper()
-		enough := asked.Load() + 5 // rounds, each of which may tell it
+		enough := asked.Load() + 5 // in each round SetEgress may be called
 		assert.Eventually(t, "it is asked what is allowed", func(testing.TB) error {
 			now.Step(egressEvery)
 			if asked.Load() < enough {
