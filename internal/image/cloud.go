@@ -74,7 +74,7 @@ func (s *Sources) fetchChecksums(ctx context.Context, url string, onData func())
 	if err != nil {
 		return nil, err
 	}
-	response, err := s.client.Web(onData).RoundTrip(request)
+	response, err := s.client.Web(maxChecksums, onData).RoundTrip(request)
 	if err != nil {
 		return nil, err
 	}
@@ -82,11 +82,7 @@ func (s *Sources) fetchChecksums(ctx context.Context, url string, onData func())
 	if response.StatusCode != http.StatusOK {
 		return nil, egress.StatusError(response.StatusCode)
 	}
-	document, err := io.ReadAll(io.LimitReader(response.Body, maxChecksums+1))
-	if err == nil && len(document) > maxChecksums {
-		return nil, egress.Errorf("the server's answer has more than %d bytes", maxChecksums)
-	}
-	return document, err
+	return io.ReadAll(response.Body)
 }
 
 // receive hashes what is sent. A nil published has nothing to compare.

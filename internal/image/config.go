@@ -44,13 +44,6 @@ const (
 // readConfig returns the configuration of an image. It refuses an image that is not for
 // machines.
 func readConfig(image v1.Image) (Config, error) {
-	manifest, err := image.Manifest()
-	if err != nil {
-		return Config{}, err
-	}
-	if size := manifest.Config.Size; size > maxConfigFile {
-		return Config{}, unusableContent("its configuration has %d bytes: it may have %d", size, maxConfigFile)
-	}
 	text, err := image.RawConfigFile()
 	if err != nil {
 		return Config{}, err

@@ -63,8 +63,7 @@ type container struct {
 
 	digest string
 	layers []v1.Layer
-	sizes  []int64
-	total  int64 // of the layers as they are sent
+	sizes  []int64 // of the layers as they are sent
 	config Config
 }
 
@@ -86,10 +85,14 @@ func (s *Sources) findContainer(ctx context.Context, ref Ref, onData func()) (c 
 	if c.digest, err = checkDigest(digest); err != nil {
 		return nil, err
 	}
+	if c.sizes, err = measureLayers(c.Image, s.maxSize); err != nil {
+		return nil, err
+	}
 	if c.config, err = readConfig(c.Image); err != nil {
 		return nil, err
 	}
-	return c, c.measure(s.maxSize)
+	c.layers, err = c.Layers()
+	return c, err
 }
 
 func (s *Sources) findImage(ctx context.Context, ref Ref, onData func()) (v1.Image, error) {
@@ -120,24 +123,6 @@ func (s *Sources) findManifest(ctx context.Context, ref Ref, onData func()) (*re
 		return remote.Get(parsed, options...) // the checksum may be that of a disk in the image
 	}
 	return found, err
-}
-
-// measure finds the layers and adds up their sizes.
-func (c *container) measure(limit int64) (err error) {
-	if c.layers, err = layersOf(c.Image); err != nil {
-		return err
-	}
-	for _, l := range c.layers {
-		size, err := l.Size()
-		if err != nil {
-			return err
-		}
-		if size < 0 || size > limit-c.total {
-			return tooLargeError("the layers of the image have more than", limit)
-		}
-		c.sizes, c.total = append(c.sizes, size), c.total+size
-	}
-	return nil
 }
 
 // fetchContainer fetches a container image, and returns the name of its file in the store: a
@@ -174,7 +159,7 @@ func (r Ref) checkDigest(digest string) error {
 // convert fetches the layers of an image and writes its root, with the configuration. If the
 // image has nothing but a disk, that is copied to a file of its own, and its name returned.
 func (a *attempt) convert(ctx context.Context, c *container) (disk string, err error) {
-	if err := a.checkContent(c.digest, c.total); err != nil {
+	if err := a.checkContent(c.digest, sum(c.sizes)); err != nil {
 		return "", err
 	}
 	if a.store.Convert == nil {

@@ -28,7 +28,7 @@ type diskCopier struct {
 // copyDisk copies the disk of an image whose layers have at most limit bytes. It reads
 // all of them: whether they match the image's digests shows only at their end.
 func copyDisk(image v1.Image, out io.Writer, limit int64) error {
-	layers, err := layersOf(image)
+	layers, err := image.Layers()
 	if err != nil {
 		return err
 	}
@@ -44,13 +44,41 @@ func copyDisk(image v1.Image, out io.Writer, limit int64) error {
 	return nil
 }
 
-// layersOf returns the layers of an image.
-func layersOf(image v1.Image) ([]v1.Layer, error) {
-	layers, err := image.Layers()
-	if err == nil && len(layers) > layer.MaxCount {
-		err = unusableContent("the image has %d layers: it may have %d", len(layers), layer.MaxCount)
+// measureLayers returns the sizes of the layers of an image, in all limit bytes at most. Before any of its blobs is
+// read, it checks the sizes that the manifest states: the library reads a blob as far as that, or without
+// an end if the size is -1, and takes the first size of a digest that is there twice.
+func measureLayers(image v1.Image, limit int64) (sizes []int64, err error) {
+	manifest, err := image.Manifest()
+	if err != nil {
+		return nil, err
 	}
-	return layers, err
+	if n := len(manifest.Layers); n > layer.MaxCount {
+		return nil, unusableContent("the image has %d layers: it may have %d", n, layer.MaxCount)
+	}
+	if size := manifest.Config.Size; size < 0 || size > maxConfigFile {
+		return nil, unusableContent("its configuration has %d bytes: it may have 0 to %d", size, maxConfigFile)
+	}
+	stated := map[v1.Hash]int64{manifest.Config.Digest: manifest.Config.Size}
+	for _, l := range manifest.Layers {
+		first, isTwice := stated[l.Digest]
+		switch {
+		case l.Size < 0:
+			return nil, unusableContent("a layer of the image has %d bytes: it must have 0 or more", l.Size)
+		case isTwice && l.Size != first:
+			return nil, unusableContent("the image has a blob of both %d and %d bytes: it must have one size", first, l.Size)
+		case l.Size > limit-sum(sizes):
+			return nil, tooLargeError("the layers of the image have more than", limit)
+		}
+		stated[l.Digest], sizes = l.Size, append(sizes, l.Size)
+	}
+	return sizes, nil
+}
+
+func sum(sizes []int64) (total int64) {
+	for _, size := range sizes {
+		total += size
+	}
+	return total
 }
 
 func (c *diskCopier) copyLayer(l v1.Layer) error {

@@ -109,7 +109,7 @@ func (s *Sources) copyHTTP(ctx context.Context, source string, a *attempt) error
 	if err != nil {
 		return invalidContent("it is no valid URL")
 	}
-	response, err := s.client.Web(a.progress.ResetStallTimer).RoundTrip(request)
+	response, err := s.client.Web(s.maxSize, a.progress.ResetStallTimer).RoundTrip(request)
 	if err != nil {
 		return err
 	}
@@ -148,7 +148,7 @@ func (s *Sources) parseReference(ctx context.Context, reference string, onData f
 	}
 	options := []remote.Option{
 		remote.WithContext(ctx), remote.WithPlatform(platform),
-		remote.WithTransport(s.client.Registry(s.isPlainHTTP(ref), onData)),
+		remote.WithTransport(s.client.Registry(s.isPlainHTTP(ref), s.maxSize, onData)),
 	}
 	if s.isPlainHTTP(ref) {
 		// This lets the library fall back to plain HTTP. It has no login to send.
@@ -173,7 +173,11 @@ func (s *Sources) copyOCI(ctx context.Context, reference string, a *attempt) err
 	if err != nil {
 		return err
 	}
-	if err := a.checkContent(digest.String(), 0); err != nil {
+	sizes, err := measureLayers(image, s.maxSize)
+	if err != nil {
+		return err
+	}
+	if err := a.checkContent(digest.String(), sum(sizes)); err != nil {
 		return err
 	}
 	return copyDisk(image, a, s.maxSize)

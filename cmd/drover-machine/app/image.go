@@ -201,7 +201,7 @@ func (r *run) fetchImage(ctx context.Context, d *description.Disk, out *os.File,
 	defer cancel(nil)
 	stall := time.AfterFunc(r.stallWithin, func() { cancel(fmt.Errorf("no data has come for %v", r.stallWithin)) })
 	defer stall.Stop()
-	response, err := requestImage(ctx, d.Image, func() { stall.Reset(r.stallWithin) })
+	response, err := requestImage(ctx, d.Image, r.ImageMaxBytes, func() { stall.Reset(r.stallWithin) })
 	if err != nil {
 		return explainFetch(ctx, err)
 	}
@@ -209,7 +209,7 @@ func (r *run) fetchImage(ctx context.Context, d *description.Disk, out *os.File,
 	if response.ContentLength > r.ImageMaxBytes {
 		return fmt.Errorf("it has %d bytes: imageMaxBytes allows %d", response.ContentLength, r.ImageMaxBytes)
 	}
-	sent := io.TeeReader(io.LimitReader(response.Body, r.ImageMaxBytes+1), hash)
+	sent := io.TeeReader(response.Body, hash)
 	content, err := compression.NewReader(r.progress.begin(readerFunc(func(b []byte) (int, error) {
 		n, err := sent.Read(b)
 		if err != nil && !errors.Is(err, io.EOF) {
@@ -239,8 +239,8 @@ func (r *run) writeFetched(ctx context.Context, out *os.File, content io.Reader)
 	return out.Truncate(length)
 }
 
-// requestImage asks for an image. onData is called whenever data arrives.
-func requestImage(ctx context.Context, url string, onData func()) (*http.Response, error) {
+// requestImage asks for an image of at most maxSize bytes. onData is called whenever data arrives.
+func requestImage(ctx context.Context, url string, maxSize int64, onData func()) (*http.Response, error) {
 	hosts, err := egress.ParseHosts(anyHost)
 	if err != nil {
 		return nil, err
@@ -249,7 +249,7 @@ func requestImage(ctx context.Context, url string, onData func()) (*http.Respons
 	if err != nil {
 		return nil, egress.Errorf("it is no valid URL")
 	}
-	response, err := egress.New(hosts).Web(onData).RoundTrip(request)
+	response, err := egress.New(hosts).Web(maxSize, onData).RoundTrip(request)
 	if err != nil {
 		return nil, err
 	}

@@ -86,35 +86,40 @@ func (c *Client) RoundTrip(request *http.Request) (*http.Response, error) {
 	return c.direct.RoundTrip(request)
 }
 
-// Web returns a transport for web servers, which follows redirects. It calls onData
-// whenever data arrives.
-func (c *Client) Web(onData func()) http.RoundTripper {
-	return c.newRoundTripper(onData, nil, func(*http.Request) bool { return false })
+// Web returns a transport for web servers, which follows redirects. A response may have maxSize
+// bytes. It calls onData whenever data arrives.
+func (c *Client) Web(maxSize int64, onData func()) http.RoundTripper {
+	return c.newRoundTripper(onData, nil, func(*http.Request) int64 { return maxSize })
 }
 
-// Registry returns a transport for registries, which follows redirects as Web does.
-// plainHTTP allows HTTP without TLS.
-func (c *Client) Registry(plainHTTP bool, onData func()) http.RoundTripper {
+// Registry returns a transport for registries, which follows redirects as Web does. A blob may have
+// maxBlob bytes, and every other response maxDocumentSize. plainHTTP allows HTTP without TLS.
+func (c *Client) Registry(plainHTTP bool, maxBlob int64, onData func()) http.RoundTripper {
 	check := func(r *http.Request) error {
 		if r.URL.Scheme != "https" && !plainHTTP {
 			return errPlainHTTP
 		}
 		return nil
 	}
-	return c.newRoundTripper(onData, check, isDocument)
+	return c.newRoundTripper(onData, check, func(r *http.Request) int64 {
+		if isBlob(r) {
+			return maxBlob
+		}
+		return maxDocumentSize
+	})
 }
 
-// isDocument reports whether a request to a registry is for anything but a blob. The name
-// of a repository may contain "blobs" too.
-func isDocument(r *http.Request) bool {
+// isBlob reports whether a request to a registry is for a blob. The name of a repository may contain
+// "blobs" too.
+func isBlob(r *http.Request) bool {
 	path := strings.Split(r.URL.Path, "/")
 	last := len(path) - 1
-	return last < 1 || path[last-1] != "blobs" || !strings.HasPrefix(path[last], "sha256:")
+	return last >= 1 && path[last-1] == "blobs" && strings.HasPrefix(path[last], "sha256:")
 }
 
 var errPlainHTTP = Errorf("the registry does not answer by TLS: plain HTTP is allowed only for registries in --image-plain-http-registries")
 
-func (c *Client) newRoundTripper(onData func(), check func(*http.Request) error, isDocument func(*http.Request) bool) http.RoundTripper {
+func (c *Client) newRoundTripper(onData func(), check func(*http.Request) error, limitOf func(*http.Request) int64) http.RoundTripper {
 	client := http.Client{Transport: c, CheckRedirect: checkRedirect}
 	return roundTripperFunc(func(request *http.Request) (*http.Response, error) {
 		if check != nil {
@@ -130,7 +135,7 @@ func (c *Client) newRoundTripper(onData func(), check func(*http.Request) error,
 			_ = response.Body.Close()
 			return nil, Errorf("the server answered with a Content-Encoding: it must send the file as it is")
 		}
-		response.Body = &responseBody{ReadCloser: response.Body, onData: onData, isDocument: isDocument(request)}
+		response.Body = &responseBody{ReadCloser: response.Body, onData: onData, limit: limitOf(request)}
 		return response, nil
 	})
 }
@@ -189,22 +194,23 @@ func Redact(source string) string {
 	return shown
 }
 
-// responseBody is the body of a response. A document is limited to maxDocumentSize.
+// responseBody is the body of a response, whatever length the server states. It ends with an error
+// after limit bytes and one more, by which readers with a limit of their own see that it is exceeded.
 type responseBody struct {
 	io.ReadCloser
 
-	onData     func()
-	isDocument bool
-	received   int
+	onData          func()
+	limit, received int64
 }
 
 func (b *responseBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
+	if b.received > b.limit {
+		return 0, Errorf("the server's answer has more than %d bytes", b.limit)
+	}
+	n, err := b.ReadCloser.Read(p[:min(int64(len(p)), b.limit+1-b.received)])
 	if n > 0 {
 		b.onData()
 	}
-	if b.received += n; b.isDocument && b.received > maxDocumentSize {
-		return 0, Errorf("the server's answer has more than %d bytes", maxDocumentSize)
-	}
+	b.received += int64(n)
 	return n, err
 }

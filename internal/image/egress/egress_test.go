@@ -190,7 +190,7 @@ func TestDialled(t *testing.T) {
 	_, port := serve(t, func(http.ResponseWriter, *http.Request) { asked++ })
 	c := New(hosts(t))
 	for _, host := range []string{"127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "[::1]", "0.0.0.0", "[::]", "127.1", "2130706433", "0x7f.1"} {
-		for name, rt := range map[string]http.RoundTripper{"web": c.Web(none), "registry": c.Registry(true, none)} {
+		for name, rt := range map[string]http.RoundTripper{"web": c.Web(1<<20, none), "registry": c.Registry(true, 1<<20, none)} {
 			if _, err := get(t, rt, "http://"+host+":"+port); err == nil {
 				t.Errorf("%s of %s was asked", name, host)
 			}
@@ -199,10 +199,10 @@ func TestDialled(t *testing.T) {
 	if asked != 0 {
 		t.Errorf("the server was asked %d times", asked)
 	}
-	if _, err := get(t, New(hosts(t, "127.0.0.0/8")).Web(none), "http://127.0.0.1:"+port); err != nil || asked != 1 {
+	if _, err := get(t, New(hosts(t, "127.0.0.0/8")).Web(1<<20, none), "http://127.0.0.1:"+port); err != nil || asked != 1 {
 		t.Errorf("allowed: got the error %v, and it was asked %d times", err, asked)
 	}
-	if _, err := get(t, New(hosts(t, "localhost")).Web(none), "http://localhost:"+port); err != nil || asked != 2 {
+	if _, err := get(t, New(hosts(t, "localhost")).Web(1<<20, none), "http://localhost:"+port); err != nil || asked != 2 {
 		t.Errorf("allowed by name: got the error %v, and it was asked %d times", err, asked)
 	}
 }
@@ -217,7 +217,7 @@ func TestRedirected(t *testing.T) {
 		}
 		http.Redirect(w, r, "http://127.0.0.2:"+r.URL.Query().Get("port")+"/secret", http.StatusFound) //nolint:gosec // a server that means harm
 	})
-	for name, rt := range map[string]http.RoundTripper{"web": New(hosts(t, "127.0.0.1")).Web(none), "registry": New(hosts(t, "127.0.0.1")).Registry(true, none)} {
+	for name, rt := range map[string]http.RoundTripper{"web": New(hosts(t, "127.0.0.1")).Web(1<<20, none), "registry": New(hosts(t, "127.0.0.1")).Registry(true, 1<<20, none)} {
 		got, err := get(t, rt, url+"/?port="+port)
 		if err == nil || got != "" || !strings.Contains(Explain(err).Error(), "127.0.0.2 leads to a loopback address") {
 			t.Errorf("%s: got %q and the error %v", name, got, err)
@@ -238,7 +238,7 @@ func TestRedirectsCarryNothing(t *testing.T) {
 		}
 		http.Redirect(w, r, r.URL.Query().Get("to"), http.StatusTemporaryRedirect) //nolint:gosec // a server that means harm
 	})
-	rt := New(hosts(t, "127.0.0.1", "localhost")).Registry(true, none)
+	rt := New(hosts(t, "127.0.0.1", "localhost")).Registry(true, 1<<20, none)
 	ask := func(method, to string, body io.Reader) error {
 		request, err := http.NewRequestWithContext(t.Context(), method, url+"/?secret=1&to="+to, body)
 		assert.NoError(t, err)
@@ -275,11 +275,11 @@ func TestProxy(t *testing.T) {
 		}
 		return url.Parse(proxy)
 	}
-	if got, err := get(t, c.Web(none), "http://images.test/x"); err != nil || got != "http://images.test/x" {
+	if got, err := get(t, c.Web(1<<20, none), "http://images.test/x"); err != nil || got != "http://images.test/x" {
 		t.Errorf("got %q and the error %v", got, err)
 	}
 	c.proxy = func(*http.Request) (*url.URL, error) { return nil, errors.New("http://user:password@proxy") }
-	if _, err := get(t, c.Web(none), "http://images.test/x"); err == nil || strings.Contains(err.Error(), "password") {
+	if _, err := get(t, c.Web(1<<20, none), "http://images.test/x"); err == nil || strings.Contains(err.Error(), "password") {
 		t.Errorf("got the error %v", err)
 	}
 }
@@ -291,44 +291,71 @@ func TestPlain(t *testing.T) {
 	asked := 0
 	url, _ := serve(t, func(http.ResponseWriter, *http.Request) { asked++ })
 	c := New(hosts(t, "127.0.0.1"))
-	if _, err := get(t, c.Registry(false, none), url); !errors.Is(err, errPlainHTTP) || asked != 0 {
+	if _, err := get(t, c.Registry(false, 1<<20, none), url); !errors.Is(err, errPlainHTTP) || asked != 0 {
 		t.Errorf("got the error %v, and it was asked %d times", err, asked)
 	}
-	if _, err := get(t, c.Registry(true, none), url); err != nil || asked != 1 {
+	if _, err := get(t, c.Registry(true, 1<<20, none), url); err != nil || asked != 1 {
 		t.Errorf("got the error %v, and it was asked %d times", err, asked)
 	}
 }
 
-// TestAsItIs checks that nothing is decompressed without being counted so, and that
-// documents are limited.
+// TestAsItIs checks that nothing is decompressed without being counted so.
 func TestAsItIs(t *testing.T) {
 	t.Parallel()
 	url, _ := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if accepts := r.Header.Get("Accept-Encoding"); accepts != "" {
 			t.Errorf("it asks for %s", accepts)
 		}
-		if r.URL.Path == "/encoded" {
-			w.Header().Set("Content-Encoding", "gzip")
+		w.Header().Set("Content-Encoding", "gzip")
+	})
+	assert.ErrorSays(t, "encoded", assert.ErrorOf(get(t, New(hosts(t, "127.0.0.1")).Web(1, none), url)), "Content-Encoding")
+}
+
+// TestLimits checks that every response is limited where the server states no length, and that no more is read.
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	const limit = 5 << 20
+	url, _ := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Has("status") {
+			w.WriteHeader(http.StatusTeapot)
 		}
-		_, _ = w.Write(make([]byte, maxDocumentSize+1))
+		if r.URL.Query().Has("whole") {
+			_, _ = w.Write(make([]byte, limit))
+			return
+		}
+		for range 16 { // MiB, without a length
+			_, _ = w.Write(make([]byte, 1<<20))
+		}
 	})
 	c := New(hosts(t, "127.0.0.1"))
+	web, registry := c.Web(limit, none), c.Registry(true, limit, none)
 	for path, c := range map[string]struct {
-		rt   http.RoundTripper
-		says string
+		rt    http.RoundTripper
+		limit int
 	}{
-		"/encoded":                              {c.Web(none), "Content-Encoding"},
-		"/file":                                 {c.Web(none), ""},
-		"/v2/x/manifest/1":                      {c.Registry(true, none), fmt.Sprintf("more than %d bytes", maxDocumentSize)},
-		"/v2/x/blobs/sha256:1":                  {c.Registry(true, none), ""},
-		"/v2/x/blobs/1":                         {c.Registry(true, none), fmt.Sprintf("more than %d bytes", maxDocumentSize)},
-		"/v2/x/blobs/y/manifests/1":             {c.Registry(true, none), fmt.Sprintf("more than %d bytes", maxDocumentSize)},
-		"/v2/x/blobs/manifests/sha256:1":        {c.Registry(true, none), fmt.Sprintf("more than %d bytes", maxDocumentSize)},
-		"/v2/x/blobs/sha256:1/manifests/latest": {c.Registry(true, none), fmt.Sprintf("more than %d bytes", maxDocumentSize)},
+		"/file":                                 {web, limit},
+		"/file?status":                          {web, limit},
+		"/file?whole":                           {web, 0},
+		"/v2/":                                  {registry, maxDocumentSize},
+		"/v2/?status":                           {registry, maxDocumentSize},
+		"/v2/x/manifests/1":                     {registry, maxDocumentSize},
+		"/v2/x/manifests/1?whole":               {registry, maxDocumentSize},
+		"/token":                                {registry, maxDocumentSize},
+		"/v2/x/blobs/sha256:1":                  {registry, limit},
+		"/v2/x/blobs/sha256:1?whole":            {registry, 0},
+		"/v2/x/blobs/1":                         {registry, maxDocumentSize},
+		"/v2/x/blobs/y/manifests/1":             {registry, maxDocumentSize},
+		"/v2/x/blobs/manifests/sha256:1":        {registry, maxDocumentSize},
+		"/v2/x/blobs/sha256:1/manifests/latest": {registry, maxDocumentSize},
 	} {
-		_, err := get(t, c.rt, url+path)
-		if (err == nil) != (c.says == "") || err != nil && !strings.Contains(Explain(err).Error(), c.says) {
-			t.Errorf("%s: got the error %v, want %q", path, err, c.says)
+		got, err := get(t, c.rt, url+path)
+		if c.limit == 0 {
+			assert.NoError(t, err)
+			continue
+		}
+		assert.ErrorSays(t, path, err, fmt.Sprintf("more than %d bytes", c.limit))
+		if len(got) > c.limit+1 {
+			t.Errorf("%s: %d bytes were read where %d are allowed", path, len(got), c.limit)
 		}
 	}
 }
