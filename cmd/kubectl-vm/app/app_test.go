@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -383,5 +384,17 @@ func TestFractionOfACPU(t *testing.T) {
 	text, err := json.Marshal(size)
 	if want := `{"cpu":"1500m","memory":"1500M"}`; err != nil || string(text) != want {
 		t.Errorf("got %s, %v, want %s", text, err, want)
+	}
+}
+
+// TestCopyErrors checks that a guest's words about a copy are text to the terminal.
+func TestCopyErrors(t *testing.T) {
+	t.Parallel()
+	o, _ := newOptions()
+	var errs bytes.Buffer
+	o.ErrOut = &errs
+	_, err := io.WriteString(o.streamsOf(nil, nil).Stderr, "\x1b]0;title\a no such file\n")
+	if got := errs.String(); err != nil || got != "?]0;title? no such file\n" {
+		t.Errorf("it prints %q, %v", got, err)
 	}
 }

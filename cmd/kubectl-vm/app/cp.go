@@ -21,6 +21,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/guest/files"
 )
 
@@ -38,7 +39,8 @@ func NewCopyCommand(o *Options) *cobra.Command {
 		Short: "Copy files to or from a VM",
 		Long: "Copy files to or from a VM. A machine of a container image (driver qemu) needs nothing for it:\n" +
 			"Drover's program in it reads and writes, as root, and what it makes belongs to the image's user.\n" +
-			"It copies folders without -r too. Every other VM, and each as USER@NAME or with a flag for ssh,\n" +
+			"It copies folders without -r too. From a VM, symbolic links that lead out of what is copied are left\n" +
+			"out, and named at the end. Every other VM, and each as USER@NAME or with a flag for ssh,\n" +
 			"is reached by the scp of this computer.",
 		Example: o.examples("cp page.html web:/srv/", "cp -r debian@deb:/var/log ./log"),
 		Args: func(_ *cobra.Command, args []string) error {
@@ -174,12 +176,17 @@ func (c *copyOptions) runInGuest(ctx context.Context, end copyEnd, command strin
 		return err
 	}
 	query := url.Values{"command": {command, end.path}, "stdin": {strconv.FormatBool(in != nil)}, "stdout": {strconv.FormatBool(out != nil)}, "stderr": {"true"}}
-	err = at.client.Connect(ctx, at.client.URL(at.namespace, at.name, streamsapi.Exec, query), remotecommand.StreamOptions{Stdin: in, Stdout: out, Stderr: c.ErrOut})
+	err = at.client.Connect(ctx, at.client.URL(at.namespace, at.name, streamsapi.Exec, query), c.streamsOf(in, out))
 	err = at.describe(ctx, err)
 	if exit := (*ExitError)(nil); err == nil || errors.As(err, &exit) && exit.Err == nil { // it has said why
 		return err
 	}
 	return fmt.Errorf("%w; to copy by ssh: USER@%s:PATH", err, end.name)
+}
+
+// streamsOf returns the streams of a command in the guest. What the guest says goes to a terminal as text alone.
+func (o *Options) streamsOf(in io.Reader, out io.Writer) remotecommand.StreamOptions {
+	return remotecommand.StreamOptions{Stdin: in, Stdout: out, Stderr: printable.NewWriter(o.ErrOut)}
 }
 
 // copyEnd is a path on this computer, or in a VM.

@@ -80,6 +80,7 @@ func (a *Agent) writeFiles(path string, frames *wire.Reader) error {
 		return err
 	}
 	to := files.DestinationOf(a.pathOf(path), "")
+	to.AnyLinks = true // who sends the files may do everything in this guest
 	to.Own = func(root *os.Root, name string, mode fs.FileMode) error {
 		err := root.Lchown(name, int(user.UID), int(user.GID))
 		if err == nil && mode.Type() != fs.ModeSymlink {

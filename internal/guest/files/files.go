@@ -110,6 +110,8 @@ type Destination struct {
 	Name string
 	// Own is called for all that was made, links included; nil leaves owner and mode as the process makes them.
 	Own func(root *os.Root, name string, mode fs.FileMode) error
+	// AnyLinks has symbolic links made wherever they lead. It is for streams of those who may have the place.
+	AnyLinks bool
 }
 
 // DestinationOf returns where something of a name is made that is copied to a place, as cp does: in it if it
@@ -122,8 +124,9 @@ func DestinationOf(place, name string) Destination {
 	return Destination{Folder: filepath.Dir(place), Name: filepath.Base(place)}
 }
 
-// Unpack makes the file or folder of a stream, which may be hostile, in place of what has its name. What is
-// in a folder of the stream cannot be made outside of that folder, whatever links it has.
+// Unpack makes the file or folder of a stream, which may be hostile, in place of what has its name. Nothing is made
+// outside of that folder, and no symbolic link that leads out of it: those are left out, and a LinksError names them
+// once everything else has been made.
 func Unpack(from io.Reader, to Destination) error {
 	folder, err := os.OpenRoot(to.Folder)
 	if err != nil {
@@ -131,35 +134,55 @@ func Unpack(from io.Reader, to Destination) error {
 	}
 	defer func() { _ = folder.Close() }()
 	archive := tar.NewReader(from)
-	header, err := readFirst(archive)
+	first, err := readFirst(archive)
 	if err != nil {
 		return err
 	}
-	first, isFolder := path.Clean(header.Name), header.Typeflag == tar.TypeDir
-	name := cmp.Or(to.Name, first)
-	if err := to.make(folder, name, header, archive); err != nil {
+	top := path.Clean(first.Name)
+	name := cmp.Or(to.Name, top)
+	if err := to.make(folder, name, first, archive); err != nil {
 		return err
 	}
-	if isFolder {
-		if folder, err = folder.OpenRoot(name); err != nil {
+	var tree *os.Root
+	if first.Typeflag == tar.TypeDir {
+		if tree, err = folder.OpenRoot(name); err != nil {
 			return err
 		}
-		defer func() { _ = folder.Close() }()
+		defer func() { _ = tree.Close() }()
 	}
+	err = to.makeRest(tree, top, archive)
+	if left := (*LinksError)(nil); err != nil && !errors.As(err, &left) {
+		return err
+	}
+	_, padding := io.Copy(io.Discard, from) // behind the archive's end
+	return errors.Join(err, padding)
+}
+
+// makeRest makes all that follows the first entry of a stream, whose name is top. The folder is nil if that is a file.
+func (d Destination) makeRest(folder *os.Root, top string, archive *tar.Reader) error {
+	var left LinksError
 	for {
 		header, err := archive.Next()
 		if errors.Is(err, io.EOF) {
-			_, err = io.Copy(io.Discard, from) // the padding behind the archive's end
-			return err
+			return left.err()
 		}
 		if err != nil {
 			return err
 		}
-		name, isIn := nameIn(first, header.Name)
-		if !isFolder || !isIn {
-			return fmt.Errorf("the archive has %.200q, which is not in the folder with which it begins, %.200q", header.Name, first)
+		name, isIn := nameIn(top, header.Name)
+		if folder == nil || !isIn {
+			return fmt.Errorf("the archive has %.200q, which is not in the folder with which it begins, %.200q", header.Name, top)
 		}
-		if err := to.make(folder, name, header, archive); err != nil {
+		if err := checkFolders(folder, name); err != nil {
+			return err
+		}
+		if header.Typeflag == tar.TypeSymlink && !d.AnyLinks {
+			if err := checkLink(folder, name, header.Linkname); err != nil {
+				left.add(header.Name, header.Linkname, err)
+				continue
+			}
+		}
+		if err := d.make(folder, name, header, archive); err != nil {
 			return err
 		}
 	}
@@ -173,6 +196,9 @@ func readFirst(archive *tar.Reader) (*tar.Header, error) {
 	}
 	if err != nil {
 		return nil, err
+	}
+	if header.Typeflag == tar.TypeSymlink {
+		return nil, fmt.Errorf("the archive begins with %.200q, a symbolic link to %.200q, want a file or folder", header.Name, header.Linkname)
 	}
 	if first := path.Clean(header.Name); !filepath.IsLocal(first) || filepath.Base(first) != first || first == "." {
 		return nil, fmt.Errorf("the archive begins with %.200q, want the name of a file or folder", header.Name)
