@@ -81,7 +81,17 @@ func (t Targets) attacks(memory int) map[string]func() error {
 			all[name+" of "+who] = func() error { return try(pid) }
 		}
 	}
+	all["linger"] = func() error {
+		return unix.SetsockoptLinger(t.Record, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 1})
+	}
+	all["listener of a filter"] = func() error {
+		return call(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER)
+	}
 	all["file of QEMU"] = func() error { return call(unix.SYS_PIDFD_GETFD, uintptr(t.Handle), 0) }
+	if t.IsBroken { // before, it can do so, and "own handle" fails
+		all["close its handle"] = func() error { return unix.Close(t.Handle) }
+		all["another in the place of its handle"] = func() error { return unix.Dup3(t.Record, t.Handle, unix.O_CLOEXEC) }
+	}
 	all["own handle"] = func() error { return unix.PidfdSendSignal(t.Handle, 0, nil, 0) }
 	for name, path := range map[string]string{
 		"another disk": t.Disk, "a key": t.Key, "own disk": t.Own, "passwd": "/etc/passwd", "own folder": ".", "the record": fmt.Sprintf("/proc/self/fd/%d", t.Record),

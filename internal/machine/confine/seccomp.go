@@ -34,7 +34,9 @@ var deniedCalls = slices.Concat(legacyCalls, []uintptr{
 	unix.SYS_IO_URING_SETUP, unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_USERFAULTFD,
 	unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_KEYCTL,
 	unix.SYS_FILE_SETATTR, unix.SYS_PROCESS_MADVISE, unix.SYS_MOVE_PAGES, unix.SYS_MIGRATE_PAGES,
-	unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_MOUNT, unix.SYS_FSOPEN, unix.SYS_OPEN_TREE,
+	unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_MOUNT, unix.SYS_FSOPEN, unix.SYS_FSPICK, unix.SYS_FSMOUNT, unix.SYS_OPEN_TREE, unix.SYS_OPEN_TREE_ATTR,
+	unix.SYS_PIDFD_OPEN, unix.SYS_OPEN_BY_HANDLE_AT, unix.SYS_MEMFD_SECRET, unix.SYS_MQ_OPEN, unix.SYS_FANOTIFY_INIT, unix.SYS_INOTIFY_INIT1,
+	unix.SYS_CLONE3, unix.SYS_BIND,
 })
 
 // newNamespaces are the flags of clone that make namespaces.
@@ -48,24 +50,66 @@ func failCall(err unix.Errno) bpf.Instruction {
 
 // makeFilter returns the program that the kernel runs for each system call.
 func makeFilter(p Policy) []bpf.Instruction {
-	program := append(slices.Clone(filterArchitecture), filterProcesses...)
-	denied := append(slices.Clone(deniedCalls), unix.SYS_BIND)
+	denied := slices.Clone(deniedCalls)
 	if !p.MayPair {
 		denied = append(denied, unix.SYS_SOCKETPAIR)
 	}
 	if p.MayConnect {
-		program = append(program, filterSockets...)
 		denied = append(denied, unix.SYS_LISTEN) // a socket without an address gets one by that
-	} else {
-		denied = append(denied, unix.SYS_SOCKET, unix.SYS_CONNECT)
+		return slices.Concat(filterArchitecture, filterSockets, allowBut(baseRules, denied))
+	}
+	denied = append(denied, unix.SYS_SOCKET, unix.SYS_CONNECT)
+	return slices.Concat(filterArchitecture, allowBut(baseRules, denied))
+}
+
+// argumentRule allows a system call if one of its arguments passes a test.
+type argumentRule struct {
+	call     uintptr
+	argument uint32
+	test     bpf.JumpTest
+	value    uint32
+}
+
+// allowBut allows what passes all rules of its call and is not denied.
+func allowBut(rules []argumentRule, denied []uintptr) (program []bpf.Instruction) {
+	for _, rule := range rules {
+		program = append(program,
+			bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(rule.call), SkipTrue: 4}, //nolint:gosec // small
+			bpf.LoadAbsolute{Off: lowerHalf(rule.argument), Size: 4},
+			bpf.JumpIf{Cond: rule.test, Val: rule.value, SkipTrue: 1},
+			failCall(unix.EPERM),
+			bpf.LoadAbsolute{Off: callNumber, Size: 4})
 	}
 	for _, call := range denied {
-		program = append(program,
-			bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(call), SkipTrue: 1}, //nolint:gosec // small
-			failCall(unix.EPERM))
+		err := unix.EPERM
+		if call == unix.SYS_CLONE3 {
+			err = unix.ENOSYS // its flags cannot be seen, and libraries use clone then
+		}
+		program = append(program, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(call), SkipTrue: 1}, failCall(err)) //nolint:gosec // small
 	}
 	return append(program, allowCall)
 }
+
+// baseRules are about namespaces; about limits, which are those of the process itself, since a limit of CPU time ends
+// another; and about descriptors. QEMU and its supervisor can pass descriptors to each other. So no program may have a
+// handle on a process that it has not started, such as who connects to a socket; nor the listener of a filter, which puts
+// descriptors into another process; nor a file with an owner, which signals it. No socket lingers: a program to which it
+// is sent would wait in the kernel when it closes it, whatever deadline it has (SO_LINGER of socket(7)).
+var baseRules = []argumentRule{
+	{unix.SYS_CLONE, 0, bpf.JumpBitsNotSet, newNamespaces},
+	{unix.SYS_PRLIMIT64, 0, bpf.JumpEqual, 0},
+	{unix.SYS_SECCOMP, 1, bpf.JumpBitsNotSet, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER},
+	{unix.SYS_FCNTL, 1, bpf.JumpNotEqual, unix.F_SETOWN},
+	{unix.SYS_FCNTL, 1, bpf.JumpNotEqual, unix.F_SETOWN_EX},
+	{unix.SYS_IOCTL, 1, bpf.JumpNotEqual, fioSetOwn},
+	{unix.SYS_IOCTL, 1, bpf.JumpNotEqual, unix.SIOCSPGRP},
+	{unix.SYS_GETSOCKOPT, 2, bpf.JumpNotEqual, unix.SO_PEERPIDFD},
+	{unix.SYS_SETSOCKOPT, 2, bpf.JumpNotEqual, unix.SO_PASSPIDFD},
+	{unix.SYS_SETSOCKOPT, 2, bpf.JumpNotEqual, unix.SO_LINGER},
+}
+
+// fioSetOwn is FIOSETOWN, which the library lacks.
+const fioSetOwn = 0x8901
 
 // filterArchitecture is the part of a filter that denies the system calls of other architectures, whose numbers
 // mean something else. It leaves the number to what follows.
@@ -76,23 +120,6 @@ var filterArchitecture = []bpf.Instruction{
 	bpf.LoadAbsolute{Off: callNumber, Size: 4},
 	bpf.JumpIf{Cond: bpf.JumpLessThan, Val: firstForeignCall, SkipTrue: 1},
 	failCall(unix.ENOSYS),
-}
-
-// filterProcesses is the part of the filter about namespaces and about limits, which are those
-// of the process itself: a limit of CPU time ends another.
-var filterProcesses = []bpf.Instruction{
-	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_CLONE3, SkipTrue: 1},
-	failCall(unix.ENOSYS), // its flags cannot be seen, and libraries use clone then
-	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_CLONE, SkipTrue: 4},
-	bpf.LoadAbsolute{Off: lowerHalf(0), Size: 4},
-	bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: newNamespaces, SkipFalse: 1},
-	failCall(unix.EPERM),
-	allowCall,
-	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_PRLIMIT64, SkipTrue: 4},
-	bpf.LoadAbsolute{Off: lowerHalf(0), Size: 4},
-	bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 1},
-	failCall(unix.EPERM),
-	allowCall,
 }
 
 // filterSockets is the part of the filter about sockets, for a program that may make some: TCP, UDP and ping sockets of
@@ -136,45 +163,31 @@ func installFilter(instructions []bpf.Instruction, flags uintptr) error {
 	return nil
 }
 
-// startedCalls are the system calls that DenyStarts denies whatever their arguments are.
+// startedCalls are the system calls that DenyStarts denies whatever their arguments are. A later filter could have a
+// listener, and close_range closes the handle of startRules.
 var startedCalls = slices.Concat(legacyStarts, []uintptr{
 	unix.SYS_EXECVE, unix.SYS_EXECVEAT, unix.SYS_CLONE3, unix.SYS_OPENAT, unix.SYS_OPENAT2, unix.SYS_OPEN_BY_HANDLE_AT,
-	unix.SYS_SOCKETPAIR, unix.SYS_BIND, unix.SYS_LISTEN,
+	unix.SYS_SOCKETPAIR, unix.SYS_BIND, unix.SYS_LISTEN, unix.SYS_SECCOMP, unix.SYS_CLOSE_RANGE,
 	unix.SYS_TKILL, unix.SYS_RT_SIGQUEUEINFO, unix.SYS_RT_TGSIGQUEUEINFO, unix.SYS_PIDFD_OPEN,
 })
 
-// argumentRule allows a system call if one of its arguments passes a test.
-type argumentRule struct {
-	call     uintptr
-	argument uint32
-	test     bpf.JumpTest
-	value    uint32
-}
-
-// startRules allow threads but no processes, sockets but none of Unix, and signals to this process and to that of a handle alone: neither
-// by calls that send one, nor by files that have an owner, nor by handles that come from a socket. No socket lingers: if
-// it were sent to another program, that would wait in the kernel when it receives it, whatever deadline it has (SO_LINGER
-// of socket(7)).
+// startRules allow threads but no processes, sockets but none of Unix, and signals to this process and to that of a
+// handle alone. No other file can get the number of the handle, since that is neither closed nor duplicated to.
 func startRules(handle int) []argumentRule {
-	own := uint32(unix.Getpid()) //nolint:gosec // positive
-	return []argumentRule{
-		{unix.SYS_CLONE, 0, bpf.JumpBitsSet, unix.CLONE_THREAD},
-		{unix.SYS_SOCKET, 0, bpf.JumpNotEqual, unix.AF_UNIX},
-		{unix.SYS_KILL, 0, bpf.JumpEqual, own},
-		{unix.SYS_TGKILL, 0, bpf.JumpEqual, own},
-		{unix.SYS_PIDFD_SEND_SIGNAL, 0, bpf.JumpEqual, uint32(handle)}, //nolint:gosec // a descriptor
-		{unix.SYS_FCNTL, 1, bpf.JumpNotEqual, unix.F_SETOWN},
-		{unix.SYS_FCNTL, 1, bpf.JumpNotEqual, unix.F_SETOWN_EX},
-		{unix.SYS_IOCTL, 1, bpf.JumpNotEqual, fioSetOwn},
-		{unix.SYS_IOCTL, 1, bpf.JumpNotEqual, unix.SIOCSPGRP},
-		{unix.SYS_GETSOCKOPT, 2, bpf.JumpNotEqual, unix.SO_PEERPIDFD},
-		{unix.SYS_SETSOCKOPT, 2, bpf.JumpNotEqual, unix.SO_PASSPIDFD},
-		{unix.SYS_SETSOCKOPT, 2, bpf.JumpNotEqual, unix.SO_LINGER},
+	own, number := uint32(unix.Getpid()), uint32(handle) //nolint:gosec // positive, and a descriptor
+	rules := append(slices.Clone(baseRules),
+		argumentRule{unix.SYS_CLONE, 0, bpf.JumpBitsSet, unix.CLONE_THREAD},
+		argumentRule{unix.SYS_CLONE, 0, bpf.JumpBitsNotSet, unix.CLONE_PIDFD},
+		argumentRule{unix.SYS_SOCKET, 0, bpf.JumpNotEqual, unix.AF_UNIX},
+		argumentRule{unix.SYS_KILL, 0, bpf.JumpEqual, own},
+		argumentRule{unix.SYS_TGKILL, 0, bpf.JumpEqual, own},
+		argumentRule{unix.SYS_PIDFD_SEND_SIGNAL, 0, bpf.JumpEqual, number},
+		argumentRule{unix.SYS_CLOSE, 0, bpf.JumpNotEqual, number})
+	for _, call := range duplicatingCalls {
+		rules = append(rules, argumentRule{call, 1, bpf.JumpNotEqual, number})
 	}
+	return rules
 }
-
-// fioSetOwn is FIOSETOWN, which the library lacks.
-const fioSetOwn = 0x8901
 
 // DenyStarts takes from this program, for good, what only a program needs that starts others: it makes no
 // process, executes no program, opens no file, listens at no port, has no Unix socket but those it was given, and signals no process but the one
@@ -187,24 +200,6 @@ func DenyStarts(handle int, except ...uintptr) error {
 }
 
 func makeStartFilter(handle int, except []uintptr) []bpf.Instruction {
-	program := slices.Clone(filterArchitecture)
-	for _, rule := range startRules(handle) {
-		program = append(program,
-			bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(rule.call), SkipTrue: 4}, //nolint:gosec // small
-			bpf.LoadAbsolute{Off: lowerHalf(rule.argument), Size: 4},
-			bpf.JumpIf{Cond: rule.test, Val: rule.value, SkipTrue: 1},
-			failCall(unix.EPERM),
-			bpf.LoadAbsolute{Off: callNumber, Size: 4})
-	}
-	for _, call := range startedCalls {
-		if slices.Contains(except, call) {
-			continue
-		}
-		denied := failCall(unix.EPERM)
-		if call == unix.SYS_CLONE3 {
-			denied = failCall(unix.ENOSYS)
-		}
-		program = append(program, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(call), SkipTrue: 1}, denied) //nolint:gosec // small
-	}
-	return append(program, allowCall)
+	denied := slices.DeleteFunc(slices.Clone(startedCalls), func(call uintptr) bool { return slices.Contains(except, call) })
+	return slices.Concat(filterArchitecture, allowBut(startRules(handle), denied))
 }

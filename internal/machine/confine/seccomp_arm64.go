@@ -20,3 +20,6 @@ var legacyCalls []uintptr
 
 // legacyStarts are the system calls of startedCalls that newer architectures lack.
 var legacyStarts []uintptr
+
+// duplicatingCalls are the system calls that duplicate a descriptor to the number that is their second argument.
+var duplicatingCalls = []uintptr{unix.SYS_DUP3}

@@ -14,3 +14,5 @@ const (
 var legacyCalls []uintptr
 
 var legacyStarts []uintptr
+
+var duplicatingCalls []uintptr

@@ -129,9 +129,14 @@ func deniedTries(other, program int) map[string]func() unix.Errno {
 		"signal a thread of it": call(unix.SYS_TGKILL, id, id, 0), "queue a signal": call(unix.SYS_RT_SIGQUEUEINFO, id, 0, at(empty)),
 		"signal by a handle": call(unix.SYS_PIDFD_SEND_SIGNAL, deniedOther, 0), "a handle": call(unix.SYS_PIDFD_OPEN, id),
 		"own a file": call(unix.SYS_FCNTL, deniedSocket, unix.F_SETOWN, id), "own a socket": call(unix.SYS_IOCTL, deniedSocket, unix.SIOCSPGRP, at(empty)),
-		"linger":                   call(unix.SYS_SETSOCKOPT, deniedSocket, unix.SOL_SOCKET, unix.SO_LINGER, at(linger), uintptr(len(linger))),
-		"a handle on who connects": call(unix.SYS_GETSOCKOPT, deniedSocket, unix.SOL_SOCKET, unix.SO_PEERPIDFD),
-		"signal itself":            call(unix.SYS_KILL, own, 0), "signal its target": call(unix.SYS_PIDFD_SEND_SIGNAL, deniedHandle, 0),
+		"linger":                       call(unix.SYS_SETSOCKOPT, deniedSocket, unix.SOL_SOCKET, unix.SO_LINGER, at(linger), uintptr(len(linger))),
+		"a socket that passes handles": call(unix.SYS_SETSOCKOPT, deniedSocket, unix.SOL_SOCKET, unix.SO_PASSPIDFD, at(linger), 4),
+		"close its handle":             call(unix.SYS_CLOSE, deniedHandle), "close all": call(unix.SYS_CLOSE_RANGE, deniedHandle, deniedHandle),
+		"another handle in its place": call(unix.SYS_DUP3, deniedOther, deniedHandle, unix.O_CLOEXEC),
+		"the listener of a filter":    call(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, at(empty)),
+		"another filter":              call(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, at(empty)),
+		"a handle on who connects":    call(unix.SYS_GETSOCKOPT, deniedSocket, unix.SOL_SOCKET, unix.SO_PEERPIDFD),
+		"signal itself":               call(unix.SYS_KILL, own, 0), "signal its target": call(unix.SYS_PIDFD_SEND_SIGNAL, deniedHandle, 0),
 	}
 	for n, number := range legacyStarts {
 		if n > 1 { // fork and vfork: a child would share this stack

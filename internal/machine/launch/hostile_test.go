@@ -148,6 +148,17 @@ func (t targets) attacks(kernel string) map[string]func() error {
 		"mptcp":              socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP),
 		"netlink":            socket(unix.AF_NETLINK, unix.SOCK_RAW, 0),
 		"io_uring":           func() error { return rawCall(unix.SYS_IO_URING_SETUP, 1, uintptr(unsafe.Pointer(new([128]byte)))) }, //nolint:gosec // a system call
+		"a handle":           func() error { return closeNew(openHandle(unix.PidfdOpen(os.Getpid(), 0))) },
+		"the other end":      func() error { _, err := unix.GetsockoptInt(0, unix.SOL_SOCKET, unix.SO_PEERPIDFD); return err },
+		"senders":            func() error { return unix.SetsockoptInt(0, unix.SOL_SOCKET, unix.SO_PASSPIDFD, 1) },
+		"linger": func() error {
+			return unix.SetsockoptLinger(0, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 1})
+		},
+		"listener": func() error {
+			return rawCall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER)
+		},
+		"owner":              func() error { _, err := unix.FcntlInt(0, unix.F_SETOWN, os.Getpid()); return err },
+		"watch":              func() error { return closeNew(openHandle(unix.InotifyInit1(0))) },
 		"namespace":          func() error { return rawCall(unix.SYS_UNSHARE, unix.CLONE_NEWUSER, 0) },
 		"limits of Drover":   limits(t.Parent),
 		"limits of machines": limits(t.Other),
@@ -182,6 +193,8 @@ func rawCall(number, a, b uintptr) error {
 	return nil
 }
 
+func openHandle(fd int, err error) (*os.File, error) { return os.NewFile(uintptr(fd), "handle"), err } //nolint:gosec // a descriptor
+
 func closeNew[C interface{ Close() error }](c C, err error) error {
 	if err != nil {
 		return err
@@ -200,6 +213,7 @@ var deniedSince = map[string]struct{ sameUser, ownUser int }{
 	"write a disk": {1, 0}, "truncate a disk": {3, 0}, "remove a disk": {1, 0}, "link a disk": {1, 0},
 	"new file": {1, 0}, "new file outside": {1, 0}, "new file in tmp": {1, 1}, "shell": {1, 1}, "become root": {never, 0},
 	"unix socket": {0, 0}, "abstract socket": {0, 0}, "mptcp": {0, 0}, "netlink": {0, 0}, "io_uring": {0, 0}, "namespace": {0, 0},
+	"a handle": {0, 0}, "the other end": {0, 0}, "senders": {0, 0}, "linger": {0, 0}, "listener": {0, 0}, "owner": {0, 0}, "watch": {0, 0},
 	"signal Drover": {6, 0}, "signal a machine": {6, 0}, "trace Drover": {0, 0}, "trace a machine": {0, 0},
 	"memory of Drover": {1, 0}, "memory of machines": {1, 0},
 	"other port": {0, 0}, "read own kernel": {never, never}, "listen anywhere": {0, 0}, "limits of Drover": {0, 0}, "limits of machines": {0, 0}, "connect": {0, 0}, "udp": {0, 0},

@@ -1,0 +1,196 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package confine
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+)
+
+// systemCall is a system call with the arguments that filters look at.
+type systemCall struct {
+	number    uintptr
+	arguments [3]uint32
+}
+
+// handle is the number of the supervisor's handle in these tests.
+const handle = 7
+
+// descriptorCalls are the system calls that yield a descriptor, or mark one so that whoever gets it is affected. Every
+// program on the host can pass descriptors to one that is less confined in this respect: QEMU to its supervisor, and both
+// to the broker and to Drover, which read what comes. So QEMU may make none, or the row says why it may.
+var descriptorCalls = map[string]struct {
+	call systemCall
+	why  string
+}{
+	"a handle on any process":              {systemCall{number: unix.SYS_PIDFD_OPEN}, ""},
+	"a file of another process":            {systemCall{number: unix.SYS_PIDFD_GETFD}, ""},
+	"a handle on a child, by clone3":       {systemCall{number: unix.SYS_CLONE3}, ""},
+	"a handle on who connects":             {systemCall{unix.SYS_GETSOCKOPT, [3]uint32{3, unix.SOL_SOCKET, unix.SO_PEERPIDFD}}, ""},
+	"a handle on who sends":                {systemCall{unix.SYS_SETSOCKOPT, [3]uint32{3, unix.SOL_SOCKET, unix.SO_PASSPIDFD}}, ""},
+	"the listener of a filter":             {systemCall{unix.SYS_SECCOMP, [3]uint32{unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER}}, ""},
+	"a file by its handle":                 {systemCall{number: unix.SYS_OPEN_BY_HANDLE_AT}, ""},
+	"a mount":                              {systemCall{number: unix.SYS_OPEN_TREE}, ""},
+	"a mount with attributes":              {systemCall{number: unix.SYS_OPEN_TREE_ATTR}, ""},
+	"a file system":                        {systemCall{number: unix.SYS_FSOPEN}, ""},
+	"a file system to change":              {systemCall{number: unix.SYS_FSPICK}, ""},
+	"a mount of a file system":             {systemCall{number: unix.SYS_FSMOUNT}, ""},
+	"faults of memory":                     {systemCall{number: unix.SYS_USERFAULTFD}, ""},
+	"calls that are not filtered":          {systemCall{number: unix.SYS_IO_URING_SETUP}, ""},
+	"counters of the processor":            {systemCall{number: unix.SYS_PERF_EVENT_OPEN}, ""},
+	"programs of the kernel":               {systemCall{number: unix.SYS_BPF}, ""},
+	"events of file systems":               {systemCall{number: unix.SYS_FANOTIFY_INIT}, ""},
+	"events of files":                      {systemCall{number: unix.SYS_INOTIFY_INIT1}, ""},
+	"a queue of messages":                  {systemCall{number: unix.SYS_MQ_OPEN}, ""},
+	"memory that the kernel does not read": {systemCall{number: unix.SYS_MEMFD_SECRET}, ""},
+	"a socket":                             {systemCall{unix.SYS_SOCKET, [3]uint32{unix.AF_INET, unix.SOCK_STREAM}}, ""},
+	"a unix socket":                        {systemCall{unix.SYS_SOCKET, [3]uint32{unix.AF_UNIX, unix.SOCK_STREAM}}, ""},
+	"a routing socket":                     {systemCall{unix.SYS_SOCKET, [3]uint32{unix.AF_NETLINK, unix.SOCK_RAW}}, ""},
+	"a socket to machines":                 {systemCall{unix.SYS_SOCKET, [3]uint32{unix.AF_VSOCK, unix.SOCK_STREAM}}, ""},
+	"a pair of sockets":                    {systemCall{number: unix.SYS_SOCKETPAIR}, ""},
+	"a socket that lingers":                {systemCall{unix.SYS_SETSOCKOPT, [3]uint32{3, unix.SOL_SOCKET, unix.SO_LINGER}}, ""},
+	"a file that signals":                  {systemCall{unix.SYS_FCNTL, [3]uint32{3, unix.F_SETOWN}}, ""},
+	"a file that signals a thread":         {systemCall{unix.SYS_FCNTL, [3]uint32{3, unix.F_SETOWN_EX}}, ""},
+	"a file that signals, by ioctl":        {systemCall{unix.SYS_IOCTL, [3]uint32{3, fioSetOwn}}, ""},
+	"a socket that signals, by ioctl":      {systemCall{unix.SYS_IOCTL, [3]uint32{3, unix.SIOCSPGRP}}, ""},
+
+	"a handle on a child": {systemCall{unix.SYS_CLONE, [3]uint32{unix.CLONE_PIDFD}},
+		"Drover starts QEMU so, under its filter; a child is as confined, and nobody but the child is signalled by it"},
+	"a handle on a thread": {systemCall{unix.SYS_CLONE, [3]uint32{unix.CLONE_PIDFD | unix.CLONE_THREAD}}, "the same"},
+	"a file":               {systemCall{number: unix.SYS_OPENAT}, "Landlock has the files, and so has the machine's user"},
+	"a file by openat2":    {systemCall{number: unix.SYS_OPENAT2}, "Landlock has the files, and so has the machine's user"},
+	"a connection":         {systemCall{number: unix.SYS_ACCEPT4}, "QEMU's control sockets, which Drover has made, accept its supervisor alone"},
+	"a pipe":               {systemCall{number: unix.SYS_PIPE2}, "it has nothing but what its ends write; receivers take sockets alone"},
+	"memory":               {systemCall{number: unix.SYS_MEMFD_CREATE}, "it counts as the maker's, and no receiver maps or executes a file"},
+	"a counter":            {systemCall{number: unix.SYS_EVENTFD2}, "QEMU's threads wake each other by it; it has a number alone"},
+	"a timer":              {systemCall{number: unix.SYS_TIMERFD_CREATE}, "it has a number alone"},
+	"signals of itself":    {systemCall{number: unix.SYS_SIGNALFD4}, "QEMU's main loop; whoever reads it gets its own signals"},
+	"events":               {systemCall{number: unix.SYS_EPOLL_CREATE1}, "QEMU's main loop; it tells of the maker's files alone"},
+	"rules of Landlock":    {systemCall{number: unix.SYS_LANDLOCK_CREATE_RULESET}, "they restrict nobody but who applies them to itself"},
+	"a file that does not wait": {systemCall{unix.SYS_FCNTL, [3]uint32{3, unix.F_SETFL, unix.O_NONBLOCK}},
+		"QEMU's sockets need it; receivers set it again, and have deadlines of their own"},
+}
+
+// TestDescriptors checks that QEMU may make none of the descriptors that others of its machine may not have, and that
+// the programs which follow it may not make the dangerous ones either.
+func TestDescriptors(t *testing.T) {
+	t.Parallel()
+	qemu := runFilters(t, makeFilter(Policy{}))
+	others := map[string]func(systemCall) bool{
+		"supervisor": runFilters(t, makeFilter(Policy{MayConnect: true, MaySignal: true}), makeStartFilter(handle, nil)),
+		"broker":     runFilters(t, makeFilter(Policy{MayPair: true}), makeStartFilter(-1, []uintptr{unix.SYS_SOCKETPAIR})),
+		"converter":  runFilters(t, makeFilter(Policy{}), makeStartFilter(-1, nil)),
+	}
+	mayMake := map[string][]string{"supervisor": {"a socket", "a routing socket"}, "broker": {"a pair of sockets"}}
+	for name, row := range descriptorCalls {
+		if isAllowed := qemu(row.call); isAllowed != (row.why != "") {
+			t.Errorf("%s: QEMU may make it: %v, and the reason is %q", name, isAllowed, row.why)
+		}
+		for who, isAllowed := range others {
+			if row.why == "" && isAllowed(row.call) != slices.Contains(mayMake[who], name) {
+				t.Errorf("%s: a %s may make it: %v", name, who, isAllowed(row.call))
+			}
+		}
+	}
+}
+
+// qemuMay are the calls that the supervisor's own filter denies and QEMU's allows, with the reasons: none of them yields
+// what could be passed to the supervisor.
+var qemuMay = map[uintptr]string{
+	unix.SYS_OPENAT: "a row of descriptorCalls", unix.SYS_OPENAT2: "a row of descriptorCalls",
+	unix.SYS_EXECVE: "Landlock has the programs: QEMU's own", unix.SYS_EXECVEAT: "the same",
+	unix.SYS_CLONE: "rows of descriptorCalls", unix.SYS_LISTEN: "at sockets that have an address, which Drover has made",
+	unix.SYS_KILL: "Landlock has the signals, and so has the machine's user", unix.SYS_TGKILL: "the same", unix.SYS_TKILL: "the same",
+	unix.SYS_RT_SIGQUEUEINFO: "the same", unix.SYS_RT_TGSIGQUEUEINFO: "the same", unix.SYS_PIDFD_SEND_SIGNAL: "it has no handle, and gets none",
+	unix.SYS_SECCOMP: "QEMU's own sandbox; a listener is a row of descriptorCalls",
+	unix.SYS_CLOSE:   "the supervisor's own handle", unix.SYS_CLOSE_RANGE: "the same", unix.SYS_DUP3: "the same",
+}
+
+// TestNoWayRound checks that QEMU may do nothing that its supervisor's own filter denies, but for what is named here:
+// who has taken both would have QEMU do it, and pass the result on.
+func TestNoWayRound(t *testing.T) {
+	t.Parallel()
+	qemu, supervisor := runFilters(t, makeFilter(Policy{})), runFilters(t, makeStartFilter(handle, nil))
+	may := maps.Clone(qemuMay)
+	for _, call := range slices.Concat(legacyStarts, duplicatingCalls) {
+		may[call] = "an older form of one that is named"
+	}
+	for _, call := range append(rulesBroken(startRules(handle)), callsOf(startedCalls)...) {
+		if supervisor(call) {
+			t.Errorf("a supervisor may call %s", call)
+		}
+		if qemu(call) && may[call.number] == "" {
+			t.Errorf("QEMU may call %s, and no reason is given", call)
+		}
+	}
+}
+
+// TestHandleStays checks that a supervisor cannot put another file at the number of its handle, and can do the same with
+// other numbers.
+func TestHandleStays(t *testing.T) {
+	t.Parallel()
+	supervisor := runFilters(t, makeStartFilter(handle, nil))
+	calls := map[string]systemCall{"close": {unix.SYS_CLOSE, [3]uint32{handle}}, "close_range": {number: unix.SYS_CLOSE_RANGE}}
+	for _, call := range duplicatingCalls {
+		calls[fmt.Sprint("duplicate by ", call)] = systemCall{call, [3]uint32{9, handle}}
+		if !supervisor(systemCall{call, [3]uint32{handle, 9}}) {
+			t.Errorf("call %d may not duplicate to another number", call)
+		}
+	}
+	for name, call := range calls {
+		if supervisor(call) {
+			t.Errorf("%s: a supervisor may put another file in the place of its handle", name)
+		}
+	}
+	if !supervisor(systemCall{unix.SYS_CLOSE, [3]uint32{handle + 1}}) || !supervisor(systemCall{unix.SYS_PIDFD_SEND_SIGNAL, [3]uint32{handle, 9}}) {
+		t.Error("a supervisor may not close another file, or not signal by its handle")
+	}
+}
+
+// String implements fmt.Stringer.
+func (c systemCall) String() string { return fmt.Sprintf("%d%v", c.number, c.arguments) }
+
+func callsOf(numbers []uintptr) (calls []systemCall) {
+	for _, number := range numbers {
+		calls = append(calls, systemCall{number: number})
+	}
+	return calls
+}
+
+// rulesBroken returns a call for each rule that does not pass its test.
+func rulesBroken(rules []argumentRule) (calls []systemCall) {
+	for _, rule := range rules {
+		value := rule.value
+		switch rule.test {
+		case bpf.JumpEqual:
+			value++
+		case bpf.JumpBitsSet:
+			value = 0
+		default:
+		}
+		call := systemCall{number: rule.call}
+		call.arguments[rule.argument] = value
+		calls = append(calls, call)
+	}
+	return calls
+}
+
+// runFilters returns what reports whether all filters allow a call.
+func runFilters(t *testing.T, programs ...[]bpf.Instruction) func(systemCall) bool {
+	t.Helper()
+	var filters []func(arch, number uint32, arguments ...uint32) int
+	for _, program := range programs {
+		filters = append(filters, newFilter(t, program))
+	}
+	return func(c systemCall) bool {
+		return !slices.ContainsFunc(filters, func(answer func(arch, number uint32, arguments ...uint32) int) bool {
+			return answer(auditArch, uint32(c.number), c.arguments[:]...) != unix.SECCOMP_RET_ALLOW //nolint:gosec // small
+		})
+	}
+}
