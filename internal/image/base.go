@@ -4,12 +4,14 @@
 package image
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"cloudnative.tw/drover/internal/image/diskimage"
 )
@@ -54,6 +56,59 @@ func (b Base) HasContentOf(other Base) bool {
 	return b == other
 }
 
+// Keep gives the folder of a disk's machine what the disk stands on, by a hard link to the file in the store. It gives
+// the file back to a store that was emptied: the source may have other content by then, or none. The folder has to be
+// on the disk of the store.
+func (s *Store) Keep(folder string, b Base) error {
+	kept, stored := filepath.Join(folder, b.Path), s.filePath(b.Path)
+	isKept := b.isIn(kept)
+	_, err := os.Lstat(stored)
+	isStored := err == nil
+	switch {
+	case isKept == isStored:
+		return nil
+	case isKept:
+		return s.giveBack(kept, b.Path)
+	}
+	if err := os.Remove(kept); err != nil && !errors.Is(err, fs.ErrNotExist) { // it is damaged
+		return err
+	}
+	return os.Link(stored, kept)
+}
+
+// giveBack adds a file that a machine has kept to a store whose folder may be missing too.
+func (s *Store) giveBack(kept, name string) error {
+	_, remove, err := s.Stage()
+	if err != nil {
+		return err
+	}
+	remove()
+	return s.AddFile(kept, name)
+}
+
+// IsStored reports whether a file of that name is one of a store, which a machine may keep.
+func IsStored(name string) bool {
+	return strings.HasPrefix(name, imagePrefix) || IsRootName(name) || strings.HasPrefix(name, TemplatePrefix)
+}
+
+// isIn reports whether a file has the content, as far as a disk that stands on it is checked for that.
+func (b Base) isIn(path string) bool {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0) //nolint:gosec // in a machine's folder
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }()
+	if b.Format == FormatRoot {
+		return (&Root{File: f}).read() == nil
+	}
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return false
+	}
+	probed, err := diskimage.Probe(f, info.Size())
+	return err == nil && Base{Format: probed.Format, Size: probed.Size, Stamp: sizeStamp(info)}.HasContentOf(b)
+}
+
 // FilePath returns the path of a source that is a file of the host.
 func FilePath(source string) string { return strings.TrimPrefix(source, "file://") }
 
@@ -62,7 +117,9 @@ func FilePath(source string) string { return strings.TrimPrefix(source, "file://
 // content and may have been fetched again, so only truncation shows in its stamp.
 func fileStamp(info fs.FileInfo, source string) string {
 	if IsFetched(source) {
-		return strconv.FormatInt(info.Size(), 10)
+		return sizeStamp(info)
 	}
 	return fmt.Sprintf("%d-%d", info.Size(), info.ModTime().UnixNano())
 }
+
+func sizeStamp(info fs.FileInfo) string { return strconv.FormatInt(info.Size(), 10) }

@@ -19,6 +19,10 @@ import (
 	"cloudnative.tw/drover/internal/atomicfile"
 )
 
+// TemplatePrefix begins the names of files in the store that are neither images nor sources: what the disks of
+// container images stand on.
+const TemplatePrefix = "data-"
+
 // Names in the store: a disk by its digest, a root by that of its image's manifest, and a source
 // by its own hash. The file of a source names the image that the source stood for when it was
 // last fetched.

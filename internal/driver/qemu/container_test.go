@@ -22,6 +22,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/guest/files"
+	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
@@ -146,7 +147,7 @@ func TestContainers(t *testing.T) {
 }
 
 // TestContainer boots a container image: commands run beside the image's own with terminals and exit codes, a new
-// supervisor reaches them too, and the disk is kept though the store of images was emptied.
+// supervisor reaches them too. An older version's machine boots after the store was emptied, without fetching anything.
 func TestContainer(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, v1.Config{Entrypoint: []string{"/bin/sh", "-c"}, User: "ann", WorkingDir: "/home/ann"})
@@ -166,13 +167,25 @@ func TestContainer(t *testing.T) {
 	c.spec.Power = driver.PowerOff
 	c.wantExit(t, 7, "Error")
 
-	assert.NoError(t, os.RemoveAll(c.d.StateDir.Path(cacheDir))) // which is filled again
+	c.outdateTemplate(t)
+	assert.NoError(t, os.RemoveAll(c.d.StateDir.Path(cacheDir)))
+	c.spec.Image.PullPolicy = driver.PullNever
 	c.spec.Power, c.spec.RestartRun = driver.PowerOn, first.Run
 	c.spec.Args = []string{"exit $(wc -c <boots)"}
 	reach(t, c.d, c.spec, driver.StateRunning)
 	c.spec.RestartRun = ""
 	c.wantExit(t, 2, "Error")
 	gone(t, c.d, c.spec)
+}
+
+// outdateTemplate makes the machine one of another version of Drover, whose disks stand on another template.
+func (c *container) outdateTemplate(t *testing.T) {
+	t.Helper()
+	inst, err := c.d.InstanceOf(c.spec.UID).Load()
+	assert.NoError(t, err)
+	kept := inst.File(inst.Root.Template)
+	inst.Root.Template = image.TemplatePrefix + "of-another-version"
+	assert.NoError(t, errors.Join(os.Rename(kept, inst.File(inst.Root.Template)), inst.Save()))
 }
 
 // TestContainerIsEphemeral checks that an ephemeral machine begins each run with its image, and takes another one then.
@@ -197,6 +210,9 @@ func TestContainerIsEphemeral(t *testing.T) {
 	}
 	c.spec.RestartRun = ""
 	c.wantExit(t, 127, "Error")
+	if kept := c.d.keptBy(t, c.spec); len(kept) != 2 { // the template, and one root
+		t.Errorf("it keeps %q", kept)
+	}
 	gone(t, c.d, c.spec)
 }
 

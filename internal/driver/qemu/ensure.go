@@ -160,6 +160,9 @@ func (c *convergence) createServer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := d.Disks.Keep(inst.Path, root); err != nil {
+		return err
+	}
 	machineType, err := d.Program.MachineType(ctx, "")
 	if err != nil {
 		return instance.ContractError(err)

@@ -16,8 +16,13 @@ import (
 
 // fetchImages reports whether a server has to wait for an image that a disk is to be made
 // of. The server retains its claim on what was fetched until the caller releases it:
-// else an image that is always to be fetched would be fetched twice.
+// else an image that is always to be fetched would be fetched twice. What the server has kept is not fetched.
 func (c *convergence) fetchImages(ctx context.Context) (waits bool, err error) {
+	if c.inst.ID != "" {
+		if err := c.driver.Disks.KeepOnly(c.inst.Path, c.inst.Disks()...); err != nil {
+			return false, c.driver.StateDir.Explain(err)
+		}
+	}
 	var refs []image.Ref
 	for _, i := range c.requiredImages() {
 		refs = append(refs, i.Ref)

@@ -147,8 +147,8 @@ func TestImageRestored(t *testing.T) {
 	boots(t, d, spec, "drover guest 2 A")
 }
 
-// TestCacheRemoved checks that a removed image of a disk is fetched again, but nothing
-// else in its place.
+// TestCacheRemoved checks that a machine boots after the store was emptied, whatever its image's source has by then. An
+// image that the machine has not kept is fetched again, but nothing else in its place.
 func TestCacheRemoved(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -163,22 +163,40 @@ func TestCacheRemoved(t *testing.T) {
 	assert.NoError(t, os.Link(e.other, e.plain))
 	// A web server distinguishes files of the same size by their time only.
 	assert.NoError(t, os.Chtimes(e.other, time.Unix(1, 0), time.Unix(1, 0)))
-	wantError(t, d.waitFor(t, spec), driver.ErrRetry, "its checksum is "+checksumOf(t, e.other), driver.ReasonImageUnavailable)
 	never := spec
 	never.Image.PullPolicy = driver.PullNever
+	boots(t, d, never, "drover guest 2 A")
+	off(t, d, spec)
+
+	forget := func() {
+		for _, kept := range d.keptBy(t, spec) {
+			assert.NoError(t, os.Remove(kept))
+		}
+		assert.NoError(t, os.RemoveAll(d.StateDir.Path(cacheDir)))
+	}
+	forget()
+	wantError(t, d.waitFor(t, spec), driver.ErrRetry, "its checksum is "+checksumOf(t, e.other), driver.ReasonImageUnavailable)
 	wantError(t, d.waitFor(t, never), driver.ErrRetry, "not among those that were fetched", driver.ReasonImageUnavailable)
 
 	assert.NoError(t, os.Rename(e.plain+".old", e.plain))
-	boots(t, d, spec, "drover guest 2 A")
+	boots(t, d, spec, "drover guest 3 A")
 	off(t, d, spec)
 	path, exists := d.Images.Path(disks.RefOf(spec.Image))
-	if !exists {
-		t.Fatal("the image is not in the store")
+	if !exists || len(d.keptBy(t, spec)) != 2 {
+		t.Fatalf("the image is in the store: %v; and the machine has %q", exists, d.keptBy(t, spec))
 	}
-	assert.NoError(t, errors.Join(os.Chmod(path, 0o600), os.Truncate(path, 512)))
+	assert.NoError(t, errors.Join(os.Chmod(path, 0o600), os.Truncate(path, 512))) // of the machine's, too
 	refuses(t, d, spec, driver.ErrRetry, "cut off or changed in "+path, driver.ReasonImageUnavailable)
 	assert.NoError(t, os.Remove(path))
-	boots(t, d, spec, "drover guest 3 A")
+	boots(t, d, spec, "drover guest 4 A")
+}
+
+// keptBy returns what a machine has of the store.
+func (d *Driver) keptBy(t *testing.T, spec driver.ServerSpec) []string {
+	t.Helper()
+	all, err := filepath.Glob(d.InstanceOf(spec.UID).File("*"))
+	assert.NoError(t, err)
+	return slices.DeleteFunc(all, func(path string) bool { return !image.IsStored(filepath.Base(path)) })
 }
 
 // TestFolderMoved checks that machines are unchanged in a folder that was moved with the

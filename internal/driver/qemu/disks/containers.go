@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/kit"
@@ -60,7 +61,12 @@ func (d *Store) makeForContainer(path string, o Order, root BaseImage) (Disk, er
 const formatRaw = "raw"
 
 // templateName returns the name of the file that new disks of container images stand on.
-func templateName() string { return "data-" + datadisk.Name() }
+func templateName() string { return image.TemplatePrefix + datadisk.Name() }
+
+// templateBase describes a file that disks of container images stand on.
+func templateBase(name string) image.Base {
+	return image.Base{Path: name, Format: formatRaw, Size: datadisk.MinBytes, Stamp: strconv.Itoa(datadisk.MinBytes)}
+}
 
 // makeTemplate makes that file if it is missing. It is never changed.
 func (d *Store) makeTemplate() (path string, err error) {
@@ -84,13 +90,8 @@ func (d *Store) makeTemplate() (path string, err error) {
 	return path, d.images.AddFile(f.Name(), name)
 }
 
-// openTemplate opens the file that a disk stands on, and makes it again where a person has emptied the store.
+// openTemplate opens the file that a disk stands on.
 func (d *Store) openTemplate(name string) (*os.File, error) {
-	if name == templateName() {
-		if _, err := d.makeTemplate(); err != nil {
-			return nil, err
-		}
-	}
 	f, err := diskimage.OpenRegular(d.images.File(filepath.Base(name)), true)
 	if err != nil {
 		return nil, unavailableError("the file system that disks of container images begin with: %w", err)

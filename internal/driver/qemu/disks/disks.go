@@ -10,7 +10,9 @@ package disks
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
 	"syscall"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -79,6 +81,59 @@ func (d *Store) FindImage(o Order) (BaseImage, error) {
 		err = driver.Errorf(driver.ErrInvalid, "spec.%s is %s: the image %s needs %s", o.SizeField, kit.FormatBytes(o.Size), image.Redact(i.Source), kit.FormatBytes(i.Size))
 	}
 	return i, err
+}
+
+// Keep gives a machine's folder what a disk stands on, and gives that back to a store that was emptied: what is in the
+// store now, or can be fetched or made now, may be of a later version.
+func (d *Store) Keep(folder string, have Disk) error {
+	if have.Template == templateName() {
+		if _, err := d.makeTemplate(); err != nil {
+			return err
+		}
+	}
+	for _, b := range have.bases() {
+		if err := d.images.Keep(folder, b); err != nil {
+			return fmt.Errorf("keeping %s, which a disk stands on: %w", b.Path, err)
+		}
+	}
+	return nil
+}
+
+// KeepOnly keeps what the disks of a machine stand on, and removes from its folder what they stood on before.
+func (d *Store) KeepOnly(folder string, have ...Disk) error {
+	needed := map[string]bool{}
+	for _, disk := range have {
+		if err := d.Keep(folder, disk); err != nil {
+			return err
+		}
+		for _, b := range disk.bases() {
+			needed[b.Path] = true
+		}
+	}
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if image.IsStored(entry.Name()) && !needed[entry.Name()] {
+			if err := os.Remove(filepath.Join(folder, entry.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// bases returns the files of the store that a disk stands on.
+func (d Disk) bases() []image.Base {
+	var all []image.Base
+	if d.Template != "" {
+		all = append(all, templateBase(filepath.Base(d.Template)))
+	}
+	if d.Image.Path != "" && image.IsFetched(d.Image.Source) {
+		all = append(all, d.Image.Base)
+	}
+	return all
 }
 
 // Open opens a disk, and the image below it that the field names, and checks them

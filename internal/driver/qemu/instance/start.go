@@ -157,6 +157,9 @@ func (s *start) makeDisk(file string, makeAt func(path string) (disks.Disk, erro
 	defer remove()
 	path := filepath.Join(tmp, file)
 	made, err := makeAt(path)
+	if err == nil {
+		err = s.host.Disks.Keep(s.inst.Path, made)
+	}
 	if err != nil {
 		return err
 	}
@@ -167,7 +170,10 @@ func (s *start) makeDisk(file string, makeAt func(path string) (disks.Disk, erro
 	if err := s.inst.Save(); err != nil {
 		return err
 	}
-	return s.host.StateDir.Sync(s.inst.Path)
+	if err := s.host.StateDir.Sync(s.inst.Path); err != nil {
+		return err
+	}
+	return s.host.Disks.KeepOnly(s.inst.Path, s.inst.Disks()...)
 }
 
 // placeDisk moves a new disk to where the record will name it. A disk that is there

@@ -11,6 +11,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -210,12 +211,17 @@ func (r Record) DiskSizes() map[string]int64 {
 	return sizes
 }
 
+// Disks returns the root disk and the volumes that were made.
+func (r Record) Disks() []disks.Disk {
+	return append(slices.Collect(maps.Values(r.Volumes)), r.Root)
+}
+
 // BaseImageNames returns the names of the images that a server's disks stand on, each
 // once.
 func (r Record) BaseImageNames() []string {
-	names := []string{filepath.Base(r.Root.Image.Path)}
-	for _, v := range r.Volumes {
-		names = append(names, filepath.Base(v.Image.Path))
+	var names []string
+	for _, disk := range r.Disks() {
+		names = append(names, filepath.Base(disk.Image.Path))
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
