@@ -103,7 +103,7 @@ func (o *Options) addElectionFlags(fs *pflag.FlagSet) {
 
 // AddControllerFlags adds the flags that drover up has too.
 func (o *Options) AddControllerFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.VMDriver, "vm-driver", o.VMDriver, "drivers to run, a comma-separated list whose first is the default, or auto for every driver whose engine answers; known are "+strings.Join(registry.Names(), ", "))
+	fs.StringVar(&o.VMDriver, "vm-driver", o.VMDriver, "drivers to run, a comma-separated list whose first is the default, or auto for docker and qemu as far as their engines answer; known are "+strings.Join(registry.Names(), ", "))
 	fs.IntVar(&o.Threads, "threads", o.Threads, "number of workers per driver, of which one namespace has at most three quarters")
 	fs.Var(address{&o.MetricsAddress, &o.explicit.metrics}, "metrics-bind-address", "address of the metrics endpoint; 0 turns it off, and a default address that is in use is skipped")
 	fs.BoolVar(&o.MetricsSecure, "metrics-secure", o.MetricsSecure, "serve metrics by HTTPS, and only to users that the API server allows to get /metrics")

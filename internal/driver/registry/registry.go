@@ -30,7 +30,8 @@ import (
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
-// Auto selects, in place of names, every driver whose engine answers.
+// Auto selects, in place of names, every driver whose engine is one that can be installed and answers. Drivers without
+// one run only where they are named: an engine of theirs always answers, and nobody has asked for its servers.
 const Auto = "auto"
 
 // identifyTimeout is how long an engine may take to report its id.
@@ -53,11 +54,13 @@ var rows = []struct {
 	defaults func() DriverOptions
 	// admin opens an engine for command line tools. dir is its folder, if it is one.
 	admin func(dir string, env driver.Environment) (driver.Admin, error)
+	// packages are Debian's packages of the engine, empty for a driver that auto leaves out.
+	packages string
 }{
-	{docker.Name, func() DriverOptions { return docker.DefaultOptions() }, docker.OpenAdmin},
-	{qemu.Name, func() DriverOptions { return qemu.DefaultOptions() }, openQEMUAdmin},
-	{fake.Name, func() DriverOptions { return fake.DefaultOptions() }, fake.OpenAdmin},
-	{pod.Name, func() DriverOptions { return pod.DefaultOptions() }, openPodAdmin},
+	{docker.Name, func() DriverOptions { return docker.DefaultOptions() }, docker.OpenAdmin, "docker.io"},
+	{qemu.Name, func() DriverOptions { return qemu.DefaultOptions() }, openQEMUAdmin, "qemu-system-x86 qemu-utils"},
+	{fake.Name, func() DriverOptions { return fake.DefaultOptions() }, fake.OpenAdmin, ""},
+	{pod.Name, func() DriverOptions { return pod.DefaultOptions() }, openPodAdmin, ""},
 }
 
 func openPodAdmin(string, driver.Environment) (driver.Admin, error) {
@@ -165,32 +168,44 @@ func Parse(list string) ([]string, error) {
 
 // Open opens the drivers of a list; the first is the default one. A driver that
 // was named is opened even if its engine does not answer.
-func Open(ctx context.Context, list string, o Options) ([]Opened, error) {
+func Open(ctx context.Context, list string, o Options) (opened []Opened, err error) {
 	names, err := Parse(list)
 	if err != nil {
 		return nil, err
 	}
-	auto := names == nil
-	if auto {
-		names = slices.DeleteFunc(Names(), func(name string) bool { return name == pod.Name }) // its engine always answers
+	if names == nil {
+		return openAnswering(ctx, o)
 	}
-	var opened []Opened
 	for _, name := range names {
 		d, err := openDriver(name, o)
-		if err == nil && auto {
-			err = checkEngineAnswers(ctx, name, d, o.Log)
-		}
-		switch {
-		case err == nil:
-			opened = append(opened, Opened{name, d})
-		case !auto:
+		if err != nil {
 			return nil, fmt.Errorf("driver %s: %w", name, err)
-		default:
-			o.Log.Info("Driver left out", "driver", name, "cause", err.Error())
 		}
+		opened = append(opened, Opened{name, d})
+	}
+	return opened, nil
+}
+
+// openAnswering opens the drivers of Auto.
+func openAnswering(ctx context.Context, o Options) (opened []Opened, err error) {
+	var tried []error
+	for _, row := range rows {
+		if row.packages == "" {
+			continue
+		}
+		d, err := openDriver(row.name, o)
+		if err == nil {
+			err = checkEngineAnswers(ctx, row.name, d, o.Log)
+		}
+		if err != nil {
+			o.Log.Info("Driver left out", "driver", row.name, "cause", err.Error())
+			tried = append(tried, fmt.Errorf("driver %s: %w (sudo apt-get install %s)", row.name, err, row.packages))
+			continue
+		}
+		opened = append(opened, Opened{row.name, d})
 	}
 	if len(opened) == 0 {
-		return nil, errors.New("no engine answers: name a driver with --vm-driver to wait for its engine")
+		return nil, fmt.Errorf("no engine answers: install or start one of these, or name a driver with --vm-driver to wait for its engine:\n%w", errors.Join(tried...))
 	}
 	return opened, nil
 }

@@ -27,21 +27,39 @@ import (
 	"cloudnative.tw/drover/standalone/internal/engines"
 )
 
-// isWanted reports whether a driver was requested, or has run here.
-func (h *Host) isWanted(name string) bool {
+// need says what Drover needs an engine for.
+type need int
+
+const (
+	unneeded need = iota
+	needed        // a driver was requested, or has run here
+	lastHope      // --vm-driver is auto, and no other engine answers
+)
+
+// needOf returns the need of a driver's engine, which does not answer.
+func (h *Host) needOf(name string, otherAnswers func() bool) need {
 	named, err := registry.Parse(h.VMDriver)
-	if err == nil && slices.Contains(named, name) {
-		return true
+	switch {
+	case err == nil && slices.Contains(named, name):
+		return needed
+	case slices.ContainsFunc(h.Known, func(e engines.Engine) bool { return e.Driver == name }):
+		return needed
+	case h.VMDriver == registry.Auto && !otherAnswers():
+		return lastHope
 	}
-	return slices.ContainsFunc(h.Known, func(e engines.Engine) bool { return e.Driver == name })
+	return unneeded
 }
 
 // absent returns a finding about an engine that is missing: a note if nothing here needs it.
-func absent(wanted bool, text, driverName string) findings.Finding {
-	if wanted {
+func absent(n need, text, driverName string) findings.Finding {
+	switch n {
+	case needed:
 		return findings.Error("%s", text).Means("The %s driver cannot run servers. Those that it has are unknown until then, and go on running.", driverName)
+	case lastHope:
+		return findings.Error("%s", text).Means("Neither Docker nor QEMU answers, and drover up does not start without one, unless --vm-driver names a driver.")
+	default:
+		return findings.Note("%s", text).Means("Nothing here needs it, unless you want to run VMs with driver %s.", driverName)
 	}
-	return findings.Note("%s", text).Means("Nothing here needs it, unless you want to run VMs with driver %s.", driverName)
 }
 
 // installCommand returns the command that installs packages on this distribution, "" for an
@@ -70,7 +88,7 @@ func installCommand(debian, fedora string) string {
 
 // qemuFacts are about the QEMU that machines run on.
 type qemuFacts struct {
-	wanted       bool
+	need         need
 	name         string
 	version      string
 	missing, err error
@@ -81,7 +99,7 @@ type qemuFacts struct {
 }
 
 func gatherQEMU(ctx context.Context, h *Host) qemuFacts {
-	f := qemuFacts{wanted: h.isWanted(qemu.Name), name: h.QEMU.Binary, install: installCommand("qemu-system-x86", "qemu-system-x86")}
+	f := qemuFacts{name: h.QEMU.Binary, install: installCommand("qemu-system-x86", "qemu-system-x86")}
 	program, err := h.program(&launch.Users{})
 	if err != nil {
 		f.refused, f.user, f.asUser = err, h.User, fmt.Sprintf("sudo --user %s drover doctor --data-dir %s", datadir.SudoUser(h.User.ID), printable.ShellWord(string(h.Layout)))
@@ -89,6 +107,9 @@ func gatherQEMU(ctx context.Context, h *Host) qemuFacts {
 	}
 	if f.version, f.missing = program.Version(ctx); f.missing == nil {
 		f.err = program.Check(ctx)
+	}
+	if f.missing != nil || f.err != nil {
+		f.need = h.needOf(qemu.Name, func() bool { return gatherDockerEngine(ctx, h).isUsable() })
 	}
 	return f
 }
@@ -102,16 +123,16 @@ func judgeQEMU(f qemuFacts) []findings.Finding {
 		return one(findings.Note("%v", f.refused).Means("Whether machines run on it, and how they are confined, could not be checked.").
 			FixedBy("run the checks as user %s", f.user.Name).FixedByCommand("%s", f.asUser))
 	case f.missing != nil:
-		return one(absent(f.wanted, f.missing.Error(), qemu.Name).FixedBy("install QEMU %s or newer", machine.MinVersion).FixedByCommand("%s", f.install))
+		return one(absent(f.need, f.missing.Error(), qemu.Name).FixedBy("install QEMU %s or newer", machine.MinVersion).FixedByCommand("%s", f.install))
 	case f.err != nil:
-		return one(absent(f.wanted, f.err.Error(), qemu.Name).FixedBy("install a newer QEMU, and name it by --qemu-binary"))
+		return one(absent(f.need, f.err.Error(), qemu.Name).FixedBy("install a newer QEMU, and name it by --qemu-binary"))
 	}
 	return one(findings.OK("%s %s (%s or newer is needed)", filepath.Base(f.name), f.version, machine.MinVersion))
 }
 
 // dockerFacts are about the Docker engine.
 type dockerFacts struct {
-	wanted   bool
+	need     need
 	user     User
 	address  string
 	versions engine.Versions
@@ -122,7 +143,24 @@ type dockerFacts struct {
 }
 
 func gatherDocker(ctx context.Context, h *Host) dockerFacts {
-	f := dockerFacts{wanted: h.isWanted(docker.Name), user: h.User, install: installCommand("docker.io", "moby-engine")}
+	f := gatherDockerEngine(ctx, h)
+	if !f.isUsable() {
+		f.need = h.needOf(docker.Name, func() bool { return hasQEMU(ctx, h) })
+	}
+	return f
+}
+
+// isUsable reports whether Drover can use the engine.
+func (f dockerFacts) isUsable() bool { return f.err == nil && !errors.Is(f.access, unix.EACCES) }
+
+// hasQEMU reports whether Drover can run QEMU. One that only its user may run counts.
+func hasQEMU(ctx context.Context, h *Host) bool {
+	program, err := h.program(&launch.Users{})
+	return err != nil || program.Check(ctx) == nil
+}
+
+func gatherDockerEngine(ctx context.Context, h *Host) dockerFacts {
+	f := dockerFacts{user: h.User, install: installCommand("docker.io", "moby-engine")}
 	e, err := engine.New("", h.Clock)
 	if err != nil {
 		f.err = err
@@ -152,13 +190,13 @@ func judgeDocker(f dockerFacts) []findings.Finding {
 	case f.isDenied && errors.Is(f.access, errOtherUser):
 		return one(findings.Note("you may not use the engine at %s", f.address).Means("Whether user %s may is unknown.", f.user.Name))
 	case f.err != nil && errors.Is(f.access, unix.EACCES):
-		return one(absent(f.wanted, fmt.Sprintf("the engine at %s may not be used by user %s", f.address, f.user.Name), docker.Name).
+		return one(absent(f.need, fmt.Sprintf("the engine at %s may not be used by user %s", f.address, f.user.Name), docker.Name).
 			FixedBy("add the user to group docker, which gives it all rights on this host, and start Drover again").
 			FixedByCommand("sudo usermod --append --groups docker %s", printable.ShellWord(f.user.Name)))
 	case f.err != nil:
-		return one(absent(f.wanted, f.err.Error(), docker.Name).FixedBy("install Docker or start it, or set DOCKER_HOST").FixedByCommand("%s", f.install))
+		return one(absent(f.need, f.err.Error(), docker.Name).FixedBy("install Docker or start it, or set DOCKER_HOST").FixedByCommand("%s", f.install))
 	case errors.Is(f.access, unix.EACCES):
-		return one(absent(f.wanted, fmt.Sprintf("Docker Engine %s answers, and user %s may not use it", f.versions.Engine, f.user.Name), docker.Name).
+		return one(absent(f.need, fmt.Sprintf("Docker Engine %s answers, and user %s may not use it", f.versions.Engine, f.user.Name), docker.Name).
 			FixedBy("add the user to group docker, which gives it all rights on this host, and start Drover again").
 			FixedByCommand("sudo usermod --append --groups docker %s", printable.ShellWord(f.user.Name)))
 	}

@@ -14,6 +14,7 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
+	"cloudnative.tw/drover/standalone/internal/engines"
 )
 
 // judged is what a check finds from some facts, and what it has to say.
@@ -101,16 +102,41 @@ func TestJudgeEngines(t *testing.T) {
 	wantJudged(t, map[string]judged{
 		"qemu: there":               {judgeQEMU(qemuFacts{name: "/usr/bin/qemu-system-x86_64", version: "8.2.2"}), ok, []string{"8.2.2", "6.2"}},
 		"qemu: missing":             {judgeQEMU(qemuFacts{missing: errors.New("it is not installed"), install: "sudo apt-get install qemu-system-x86"}), note, []string{"apt-get"}},
-		"qemu: missing and wanted":  {judgeQEMU(qemuFacts{wanted: true, missing: errors.New("it is not installed")}), mistaken, []string{"cannot run servers"}},
+		"qemu: missing and wanted":  {judgeQEMU(qemuFacts{need: needed, missing: errors.New("it is not installed")}), mistaken, []string{"cannot run servers"}},
 		"qemu: old":                 {judgeQEMU(qemuFacts{version: "5.2", err: old}), note, []string{"6.2 or newer"}},
-		"qemu: old and wanted":      {judgeQEMU(qemuFacts{wanted: true, version: "5.2", err: old}), mistaken, []string{"--qemu-binary"}},
+		"qemu: old and wanted":      {judgeQEMU(qemuFacts{need: needed, version: "5.2", err: old}), mistaken, []string{"--qemu-binary"}},
+		"qemu: no engine at all":    {judgeQEMU(qemuFacts{need: lastHope, missing: errors.New("it is not installed")}), mistaken, []string{"drover up does not start", "--vm-driver"}},
+		"docker: no engine at all":  {judgeDocker(dockerFacts{need: lastHope, err: errors.New("out of reach"), install: "sudo apt-get install docker.io"}), mistaken, []string{"drover up does not start", "apt-get"}},
 		"docker: there":             {judgeDocker(dockerFacts{address: "unix:///s", versions: engine.Versions{Engine: "28.2.2", API: "1.50"}}), ok, []string{"28.2.2", "1.50", "at /s"}},
 		"docker: not the caller's":  {judgeDocker(dockerFacts{user: plain, isDenied: true, access: errOtherUser, err: errors.New("denied")}), note, []string{"you may not", "drover"}},
 		"docker: away":              {judgeDocker(dockerFacts{err: errors.New("out of reach")}), note, []string{"DOCKER_HOST"}},
-		"docker: away and wanted":   {judgeDocker(dockerFacts{wanted: true, err: errors.New("out of reach")}), mistaken, []string{"go on running"}},
+		"docker: away and wanted":   {judgeDocker(dockerFacts{need: needed, err: errors.New("out of reach")}), mistaken, []string{"go on running"}},
 		"docker: not Drover's":      {judgeDocker(dockerFacts{user: plain, access: syscall.EACCES}), note, []string{"drover may not use it", "--groups docker drover"}},
-		"docker: denied and wanted": {judgeDocker(dockerFacts{wanted: true, user: plain, access: syscall.EACCES, err: errors.New("denied")}), mistaken, []string{"--groups docker drover"}},
+		"docker: denied and wanted": {judgeDocker(dockerFacts{need: needed, user: plain, access: syscall.EACCES, err: errors.New("denied")}), mistaken, []string{"--groups docker drover"}},
 	})
+}
+
+// TestNeeds checks for which engines that do not answer Drover cannot start, or not run its VMs.
+func TestNeeds(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		list         string
+		known        []engines.Engine
+		otherAnswers bool
+		want         need
+	}{
+		"named":                  {list: "qemu,docker", want: needed},
+		"another is named":       {list: "fake", want: unneeded},
+		"has run here":           {list: "auto", known: []engines.Engine{{Driver: "docker"}}, want: needed},
+		"any, and there is none": {list: "auto", want: lastHope},
+		"any, and another runs":  {list: "auto", otherAnswers: true, want: unneeded},
+	} {
+		h := &Host{Known: c.known}
+		h.VMDriver = c.list
+		if got := h.needOf("docker", func() bool { return c.otherAnswers }); got != c.want {
+			t.Errorf("%s: got %d, want %d", name, got, c.want)
+		}
+	}
 }
 
 func TestJudgeInstallation(t *testing.T) {
