@@ -169,7 +169,7 @@ func goTest(ctx context.Context, module string, isRaced bool, patterns []string)
 	}
 	if err != nil {
 		fmt.Printf("%s\nFAIL %s: %v\n", out, name, err)
-		keepFailure(out)
+		keepFailure("", out)
 		return p
 	}
 	ran := slices.DeleteFunc(strings.Split(strings.TrimSpace(string(out)), "\n"), func(line string) bool { return strings.Contains(line, "(cached)") })

@@ -14,7 +14,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -89,7 +88,7 @@ func (m *mark) run(ctx context.Context, r testRun) part {
 	p := part{name: r.of.path, cost: c, failed: err != nil}
 	if err != nil {
 		fmt.Printf("%s\nFAIL %s: %v\n", out, r.of, err)
-		keepFailure(out)
+		keepFailure(r.of.path, out)
 		return p
 	}
 	if r.isFull {
@@ -104,34 +103,6 @@ func printSummary(w io.Writer, output []byte) {
 	for line := range strings.Lines(string(output)) {
 		if !strings.HasPrefix(line, " ") && !strings.HasPrefix(line, "=== ") && line != "PASS\n" {
 			_, _ = io.WriteString(w, line)
-		}
-	}
-}
-
-// failures are the first lines of each failed test, printed once more at the end: the logs of
-// controllers may have pushed them out of sight.
-var failures struct {
-	sync.Mutex
-	lines []string
-}
-
-const (
-	maxFailureLines = 8
-	maxLineLength   = 600
-)
-
-func keepFailure(output []byte) {
-	failures.Lock()
-	defer failures.Unlock()
-	left := 0
-	for line := range strings.Lines(string(output)) {
-		text := strings.TrimSpace(line)
-		if strings.HasPrefix(text, "--- FAIL: ") || strings.HasPrefix(text, "panic: ") || strings.Contains(text, "WARNING: DATA RACE") {
-			left = maxFailureLines
-		}
-		if left > 0 {
-			failures.lines = append(failures.lines, fmt.Sprintf("%.*s", maxLineLength, strings.TrimRight(line, "\n")))
-			left--
 		}
 	}
 }

@@ -41,6 +41,26 @@ func TestArgumentsAreNamed(t *testing.T) {
 	}
 }
 
+// TestFailuresNameTheirPackage checks what is kept of failed tests, of one package and of several.
+func TestFailuresNameTheirPackage(t *testing.T) {
+	t.Parallel()
+	long := "--- FAIL: TestContract (9.1s)\n    --- FAIL: TestContract/StopForced (3.0s)\n" + strings.Repeat("        ensure.go:1: a log\n", 50) + "        power.go:45: the cause\n"
+	kept := "--- FAIL: TestContract (9.1s)|    --- FAIL: TestContract/StopForced (3.0s)|" + strings.Repeat("        ensure.go:1: a log|", 3) + "    (42 lines)|" +
+		strings.Repeat("        ensure.go:1: a log|", 5) + "        power.go:45: the cause"
+	const race = "==================\nWARNING: DATA RACE\nRead at 0x1\n"
+	for name, c := range map[string]struct{ pkg, output, want string }{
+		"one package": {"internal/driver/qemu", "a log of a test that passed\n" + long + "FAIL\n", "in internal/driver/qemu:|" + kept},
+		"several packages": {"", "ok  \tcloudnative.tw/drover/internal/a\t0.1s\n" + long + "FAIL\nFAIL\tcloudnative.tw/drover/internal/driver/fake\t9.2s\n" +
+			race + "FAIL\tcloudnative.tw/drover/internal/leader\t1.1s\nFAIL\n", "in internal/driver/fake:|" + kept + "|in internal/leader:|WARNING: DATA RACE|Read at 0x1"},
+		"a package that cannot be built": {"", "# cloudnative.tw/drover/internal/a\na.go:1: undefined: b\nFAIL\tcloudnative.tw/drover/internal/a [build failed]\n", ""},
+		"a crash":                        {"internal/leader", "panic: nil\n\ngoroutine 1:\n", "in internal/leader:|panic: nil||goroutine 1:"},
+	} {
+		if got := strings.Join(findFailures(c.pkg, c.output), "|"); got != c.want {
+			t.Errorf("%s: kept is\n%s, want\n%s", name, got, c.want)
+		}
+	}
+}
+
 // TestSweepFindsItsOwn checks that a run finds and ends what it has left, and nothing else.
 func TestSweepFindsItsOwn(t *testing.T) {
 	m := makeMark(t)
