@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -67,17 +68,20 @@ func replaceByLiar(t *testing.T, h *instance.Instance, hasLock bool) *liar {
 		lock, err = h.TryLock(supervisorLock)
 		return err
 	})
-	l := &liar{process: exec.CommandContext(context.WithoutCancel(t.Context()), "/bin/sleep", "600")}
-	if hasLock {
-		l.process.ExtraFiles = []*os.File{lock}
-	}
-	assert.NoError(t, errors.Join(l.process.Start(), lock.Close(), os.Remove(h.File("supervisor.sock"))))
+	l := &liar{process: exec.CommandContext(context.WithoutCancel(t.Context()), "/bin/sh", "-c", "read line", "-machine", string(h.UID))}
+	l.process.Dir, l.process.ExtraFiles = h.Path, []*os.File{lock}
+	input, err := l.process.StdinPipe() // it ends with its input
+	assert.NoError(t, errors.Join(err, l.process.Start(), os.Remove(h.File("supervisor.sock"))))
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = l.process.Wait() }()
-	t.Cleanup(func() { _ = l.process.Process.Kill(); <-ended })
+	t.Cleanup(func() { _, _ = input.Close(), l.process.Process.Kill(); <-ended })
 	ticks, err := proc.StartTicks(l.process.Process.Pid)
 	assert.NoError(t, err)
 	framework.EditJSON(t, h.File(stateFile), func(s *startedSupervisor) { s.PID, s.StartTicks = l.process.Process.Pid, ticks })
+	if !hasLock { // of which a process that another test forks may have a copy until its exec
+		assert.NoError(t, unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK}))
+	}
+	assert.NoError(t, lock.Close())
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*l.answer.Load())(w, r) })} //nolint:gosec // a test's
 	listener := framework.Listen(t, "unix", h.File("supervisor.sock"))
 	go func() { _ = server.Serve(listener) }()
@@ -240,32 +244,66 @@ func TestLyingRecord(t *testing.T) {
 }
 
 // TestLiarsAreEnded checks that a supervisor which does not answer is gone with its machine, and that one which lets
-// go of its lock is gone before another is started.
+// go of its lock is gone before another is started, also where it was not written down which process it is.
 func TestLiarsAreEnded(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
-	for name, hasLock := range map[string]bool{"with its lock": true, "without it": false} {
-		deleted, reached := e.spec(), e.spec()
-		reach(t, d, deleted, driver.StateRunning)
-		reach(t, d, reached, driver.StateRunning)
-		l := replaceByLiar(t, d.InstanceOf(deleted.UID), hasLock)
-		l.says(never)
-		gone(t, d, deleted)
-		if !l.hasEnded() {
-			t.Errorf("%s: it outlives its machine", name)
-		}
-		if hasLock {
-			continue
-		}
-		l = replaceByLiar(t, d.InstanceOf(reached.UID), false)
-		l.says(never)
-		c, err := d.InstanceOf(reached.UID).Supervisor().Reach(t.Context())
-		assert.NoError(t, err)
-		if !l.hasEnded() {
-			t.Errorf("%s: there are two supervisors", name)
-		}
-		assert.NoError(t, assert.ErrorOf(c.Status(t.Context())))
+	for name, c := range map[string]struct{ hasLock, isUnknown bool }{
+		"with its lock": {true, false}, "without it": {false, false}, "unknown, without it": {false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			deleted, reached := e.spec(), e.spec()
+			l := letLie(t, d, deleted, c.hasLock, c.isUnknown)
+			gone(t, d, deleted)
+			if !l.hasEnded() {
+				t.Error("it outlives its machine")
+			}
+			if c.hasLock {
+				return
+			}
+			l = letLie(t, d, reached, c.hasLock, c.isUnknown)
+			next, err := d.InstanceOf(reached.UID).Supervisor().Reach(t.Context())
+			assert.NoError(t, err)
+			if !l.hasEnded() {
+				t.Error("there are two supervisors")
+			}
+			assert.NoError(t, assert.ErrorOf(next.Status(t.Context())))
+		})
 	}
+}
+
+// letLie runs a machine whose supervisor is a liar that does not answer. It may be unknown which process that is.
+func letLie(t *testing.T, d *Driver, spec driver.ServerSpec, hasLock, isUnknown bool) *liar {
+	t.Helper()
+	reach(t, d, spec, driver.StateRunning)
+	h := d.InstanceOf(spec.UID)
+	l := replaceByLiar(t, h, hasLock)
+	l.says(never)
+	if isUnknown {
+		framework.EditJSON(t, h.File(stateFile), func(s *startedSupervisor) { s.PID, s.StartTicks = 0, 0 })
+	}
+	return l
+}
+
+// TestHeldLock checks that no second supervisor is started while anything holds the lock of the first, as a process
+// that is being forked does until its exec. The first is reached meanwhile.
+func TestHeldLock(t *testing.T) {
+	t.Parallel()
+	e, d := newDriver(t)
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	h := d.InstanceOf(spec.UID)
+	l := replaceByLiar(t, h, false)
+	l.says(text(`{"state":"running"}`))
+	held, err := h.TryLock(supervisorLock)
+	assert.NoError(t, err)
+	first := supervisorOf(t, h)
+	c, err := h.Supervisor().Reach(t.Context())
+	assert.NoError(t, errors.Join(err, assert.ErrorOf(c.Status(t.Context()))))
+	if now := supervisorOf(t, h); now != first || l.hasEnded() {
+		t.Errorf("the supervisor is %+v, and was %+v, which has ended: %t", now, first, l.hasEnded())
+	}
+	assert.NoError(t, held.Close())
 }
 
 // TestInterruptedSpawn checks that a supervisor is replaced, and is gone with its machine, if whoever started it ended

@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -138,7 +139,7 @@ func (p Place) Reach(ctx context.Context) (*control.Client, error) {
 		}
 		select {
 		case <-late:
-			if err := p.killUnknown(ctx); err != nil {
+			if err := p.KillAll(ctx); err != nil {
 				return nil, err
 			}
 			late = time.After(startWithin)
@@ -350,7 +351,7 @@ func (p Place) waitEnded(ctx context.Context) (ended bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		if s, err := p.readState(); !follows && (err != nil || !s.isAlive()) {
+		if !follows && !p.isLastAlive() {
 			return true, nil
 		}
 		if !proc.Pause(ctx, proc.PollEvery) {
@@ -367,15 +368,7 @@ func (p Place) Replace(ctx context.Context, token string) error {
 	case err == nil && s.Token != token: // another has taken its place
 		return nil
 	case err == nil && s.isAlive():
-		return p.killLast(ctx)
-	}
-	return p.killUnknown(ctx)
-}
-
-// killUnknown ends a supervisor whose start was interrupted before it was written down which process it is.
-func (p Place) killUnknown(ctx context.Context) error {
-	if follows, err := p.IsSupervised(); err != nil || !follows {
-		return err
+		return p.kill(ctx, s)
 	}
 	return p.KillAll(ctx)
 }
@@ -392,12 +385,33 @@ func (p Place) KillAll(ctx context.Context) error {
 	return nil
 }
 
-// killLast ends the supervisor that was started last, if that is known.
+// killLast ends the supervisor that was started last. It searches all processes for one whose start was interrupted before
+// it was written down which process it is: nothing else finds that one once it has let go of its lock.
 func (p Place) killLast(ctx context.Context) error {
 	s, err := p.readState()
-	if err != nil {
-		return nil //nolint:nilerr // There is none, or a power cut has ended it.
+	if isUnknown(s, err) {
+		return p.KillAll(ctx)
 	}
+	return p.kill(ctx, s)
+}
+
+// isLastAlive reports whether the supervisor runs that killLast ends.
+func (p Place) isLastAlive() bool {
+	s, err := p.readState()
+	if isUnknown(s, err) {
+		return slices.ContainsFunc(proc.IDs(), p.isSupervisor)
+	}
+	return s.isAlive()
+}
+
+// isUnknown reports whether a supervisor may have been started of which it is not known which process it is. A power cut
+// can damage its state.
+func isUnknown(s state, err error) bool {
+	return err == nil && s.PID == 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
+}
+
+// kill ends a supervisor, if it runs.
+func (p Place) kill(ctx context.Context, s state) error {
 	if err := proc.Kill(ctx, s.PID, func(int) bool { return s.isAlive() }); err != nil {
 		return fmt.Errorf("killing the supervisor %d of %s: %w", s.PID, p.UUID, err)
 	}

@@ -466,6 +466,9 @@ func (d *Dir) removeIfEmpty() ([]string, error) {
 // Close releases the data dir.
 func (d *Dir) Close() error {
 	var errs []error
+	if d.lock != nil {
+		unlock(d.lock)
+	}
 	for _, f := range []*os.File{d.run, d.lock} {
 		if f != nil {
 			errs = append(errs, f.Close())

@@ -34,5 +34,8 @@ func lock(path string, how int) (unlock func(), err error) {
 	if err := syscall.Flock(int(f.Fd()), how); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return func() { _ = f.Close() }, nil
+	return func() {
+		_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN) // of which a process that is being forked has a copy
+		_ = f.Close()
+	}, nil
 }
