@@ -21,11 +21,10 @@ import (
 	"github.com/go-logr/logr"
 )
 
-// systemFiles are what every QEMU may read: libraries, and what they read. QEMU's
-// network takes the name server from resolv.conf.
+// systemFiles are what every QEMU may read: libraries, and what they read.
 var systemFiles = []string{
 	"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/lib64", "/etc/ld.so.cache",
-	"/etc/localtime", "/etc/resolv.conf", "/run/systemd/resolve", "/sys/devices/system", "/dev/urandom",
+	"/etc/localtime", "/sys/devices/system", "/dev/urandom",
 }
 
 // firmwareDirs are where packages put QEMU's firmware, to which links in its own folders
