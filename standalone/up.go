@@ -76,12 +76,11 @@ func (o *upRun) prepareControlPlane(ctx context.Context, dir *datadir.Dir, log *
 	if err != nil {
 		return nil, err
 	}
-	hostname, _ := os.Hostname()
 	plane := &controlplane.Config{
 		Dir: dir, Listener: listener,
 		Keys: &pki.Store{
 			Dir: dir.PKI(), Clock: clock.RealClock{},
-			Hosts: pki.Hosts(net.ParseIP(o.BindAddress), controlplane.ServiceIP, hostname, port.LocalIPs()),
+			Hosts: o.servingHosts,
 		},
 		Log: log.writer, Fatal: log.fatal,
 		UnsafeNoFsync: o.UnsafeNoFsync, AllAPIs: o.AllAPIs,
@@ -90,6 +89,12 @@ func (o *upRun) prepareControlPlane(ctx context.Context, dir *datadir.Dir, log *
 		return nil, err
 	}
 	return plane, plane.WriteKubeconfig()
+}
+
+// servingHosts returns the names and addresses of the API by what this host has now.
+func (o *upRun) servingHosts() []string {
+	hostname, _ := os.Hostname()
+	return pki.Hosts(net.ParseIP(o.BindAddress), controlplane.ServiceIP, hostname, port.LocalIPs())
 }
 
 func (o *upRun) components(plane *controlplane.Config, console *progress) ([]supervisor.Component, error) {

@@ -331,7 +331,7 @@ func renewCertificates(t *testing.T, c *framework.Cluster, served *x509.Certific
 		for _, ip := range served.IPAddresses {
 			hosts = append(hosts, ip.String())
 		}
-		_, err := (&pki.Store{Dir: filepath.Join(c.DataDir, "pki"), Clock: clock.RealClock{}, Hosts: hosts}).Ensure()
+		_, err := (&pki.Store{Dir: filepath.Join(c.DataDir, "pki"), Clock: clock.RealClock{}, Hosts: func() []string { return hosts }}).Ensure()
 		assert.NoError(t, err)
 		return
 	}

@@ -43,7 +43,7 @@ func makeDataDir(t *testing.T) datadir.Layout {
 	dir, err := datadir.Open(filepath.Join(t.TempDir(), "d"))
 	assert.NoError(t, err)
 	assert.NoError(t, errors.Join(dir.SetPort(freePort(t)), dir.SetClusterID("cluster-1"), os.WriteFile(dir.Engines(), []byte(`[{"driver": "fake", "dir": "/nowhere"}]`), 0o600)))
-	_, err = (&pki.Store{Dir: dir.PKI(), Clock: clock.RealClock{}, Hosts: []string{"localhost"}}).Ensure()
+	_, err = (&pki.Store{Dir: dir.PKI(), Clock: clock.RealClock{}, Hosts: func() []string { return []string{"localhost"} }}).Ensure()
 	assert.NoError(t, err)
 	assert.NoError(t, dir.Close())
 	return dir.Layout

@@ -47,13 +47,14 @@ func (l *leaf) extKeyUsage() x509.ExtKeyUsage {
 	return x509.ExtKeyUsageClientAuth
 }
 
-// isSatisfiedBy reports whether have can continue to serve as the required leaf.
-func (l *leaf) isSatisfiedBy(have, ca *pair, now time.Time) bool {
+// isIssuedAs reports whether have can continue to serve as the required leaf for the hosts that it
+// has.
+func (l *leaf) isIssuedAs(have, ca *pair, now time.Time) bool {
 	c := have.cert
 	return c.CheckSignatureFrom(ca.cert) == nil &&
 		!now.Before(c.NotBefore) && c.NotAfter.Sub(now) >= leafRenew &&
 		c.Subject.CommonName == l.name && slices.Equal(c.Subject.Organization, l.groups) &&
-		slices.Contains(c.ExtKeyUsage, l.extKeyUsage()) && l.coversHosts(c)
+		slices.Contains(c.ExtKeyUsage, l.extKeyUsage())
 }
 
 // coversHosts reports whether the certificate is valid for every required host.
@@ -61,6 +62,41 @@ func (l *leaf) coversHosts(c *x509.Certificate) bool {
 	return !slices.ContainsFunc(l.hosts, func(host string) bool {
 		return c.VerifyHostname(host) != nil
 	})
+}
+
+// hostsOf returns the names and addresses that a certificate is valid for.
+func hostsOf(c *x509.Certificate) []string {
+	hosts := slices.Clone(c.DNSNames)
+	for _, ip := range c.IPAddresses {
+		hosts = append(hosts, ip.String())
+	}
+	return hosts
+}
+
+// maxHosts bounds the hosts of a certificate, since a host may get new addresses without end. The
+// certificate stays small enough for the handshake of every client.
+const maxHosts = 100
+
+// mergeHosts returns the hosts of a certificate that replaces one before its end: the required
+// ones, and those that the old one has, since an address that went may come back. If they are too
+// many, required ones that the old one has come first, so that the choice is the same the next
+// time, and then new ones.
+func mergeHosts(required, old []string) []string {
+	var kept, added, gone []string
+	for _, host := range required {
+		if slices.Contains(old, host) {
+			kept = append(kept, host)
+		} else {
+			added = append(added, host)
+		}
+	}
+	for _, host := range old {
+		if !slices.Contains(required, host) {
+			gone = append(gone, host)
+		}
+	}
+	merged := slices.Concat(kept, added, gone)
+	return merged[:min(len(merged), maxHosts)]
 }
 
 func (l *leaf) issueCertificate(ca *pair, now time.Time) (*pair, error) {
@@ -71,7 +107,7 @@ func (l *leaf) issueCertificate(ca *pair, now time.Time) (*pair, error) {
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{l.extKeyUsage()},
 	}
-	for _, host := range l.hosts {
+	for _, host := range l.hosts[:min(len(l.hosts), maxHosts)] {
 		if ip := net.ParseIP(host); ip != nil {
 			template.IPAddresses = append(template.IPAddresses, ip)
 		} else {

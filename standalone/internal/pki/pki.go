@@ -17,8 +17,10 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/atomicfile"
@@ -52,8 +54,9 @@ const (
 type Store struct {
 	// Dir is created if it is missing.
 	Dir string
-	// Hosts are the names and IP addresses that clients may call the server by.
-	Hosts []string
+	// Hosts returns the names and IP addresses that clients may call the server by now, the
+	// most important first.
+	Hosts func() []string
 	Clock clock.WithTicker
 }
 
@@ -134,7 +137,7 @@ func (s *Store) ensureCA() (*pair, []string, error) {
 
 func (s *Store) requiredLeaves() []leaf {
 	return []leaf{
-		{file: servingFile, name: "kube-apiserver", hosts: s.Hosts},
+		{file: servingFile, name: "kube-apiserver", hosts: s.Hosts()},
 		{file: adminFile, name: "drover-admin", groups: []string{"system:masters"}},
 		{file: controllerManagerFile, name: "system:kube-controller-manager"},
 		{file: controllerFile, name: "drover-controller", groups: []string{"system:masters"}},
@@ -147,8 +150,10 @@ func (s *Store) ensureLeaf(ca *pair, want leaf) (bool, error) {
 	if err != nil && !isRepairable(err) {
 		return false, err
 	}
-	if err == nil && want.isSatisfiedBy(have, ca, s.Clock.Now()) {
-		return false, nil
+	if err == nil && want.isIssuedAs(have, ca, s.Clock.Now()) {
+		if want.hosts = mergeHosts(want.hosts, hostsOf(have.cert)); want.coversHosts(have.cert) {
+			return false, nil
+		}
 	}
 	made, err := want.issueCertificate(ca, s.Clock.Now())
 	if err != nil {
@@ -199,8 +204,16 @@ func Hosts(bind net.IP, service net.IP, hostname string, local []net.IP) []strin
 	if !bind.IsUnspecified() {
 		return append(hosts, bind.String())
 	}
+	if isHostname(hostname) {
+		hosts = append(hosts, hostname)
+	}
 	for _, ip := range local {
 		hosts = append(hosts, ip.String())
 	}
-	return append(hosts, hostname)
+	return hosts
+}
+
+// isHostname reports whether a certificate can have a host's name.
+func isHostname(name string) bool {
+	return len(validation.IsDNS1123Subdomain(strings.ReplaceAll(strings.ToLower(name), "_", "-"))) == 0
 }

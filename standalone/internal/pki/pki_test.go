@@ -33,8 +33,15 @@ func newStore(t *testing.T) (*Store, *clocktesting.FakeClock) {
 	clock := clocktesting.NewFakeClock(start)
 	return &Store{
 		Dir: filepath.Join(t.TempDir(), "pki"), Clock: clock,
-		Hosts: Hosts(net.IPv4(127, 0, 0, 1), net.IPv4(10, 0, 0, 1), "host", nil),
+		Hosts: hostsWith(),
 	}, clock
+}
+
+// hostsWith returns a host's names and addresses, with further ones.
+func hostsWith(others ...string) func() []string {
+	return func() []string {
+		return append(Hosts(net.IPv4(127, 0, 0, 1), net.IPv4(10, 0, 0, 1), "host", nil), others...)
+	}
 }
 
 func ensure(t *testing.T, s *Store) []string {
@@ -64,7 +71,7 @@ func assertServes(t *testing.T, s *Store) {
 			t.Errorf("%s calls: %v", filepath.Base(user), err)
 		}
 	}
-	for _, host := range s.Hosts {
+	for _, host := range s.Hosts() {
 		if err := keyPair(t, s.Serving()).Leaf.VerifyHostname(host); err != nil {
 			t.Error(err)
 		}
@@ -195,7 +202,7 @@ func TestEnsureRepairs(t *testing.T) {
 		"another bundle":                     {foreign(caBundleFile), nil},
 		"half a service-account key":         {cut(serviceAccountFile), []string{serviceAccountFile}},
 		"no service-account key":             {remove(serviceAccountFile), []string{serviceAccountFile}},
-		"new hosts":                          {func(_ *testing.T, s *Store) { s.Hosts = append(s.Hosts, "192.0.2.7", "drover.example") }, []string{servingFile}},
+		"new hosts":                          {func(_ *testing.T, s *Store) { s.Hosts = hostsWith("192.0.2.7", "drover.example") }, []string{servingFile}},
 		"nothing":                            {func(*testing.T, *Store) {}, nil},
 		"a file a crash left":                {write(".tmp-ca.pem-1", empty), nil},
 	} {
@@ -255,6 +262,87 @@ func TestHosts(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestAddressesComeAndGo checks that an address which the host gets while Drover runs is added to the
+// certificate, and that one which goes stays in it until the renewal.
+func TestAddressesComeAndGo(t *testing.T) {
+	s, clock := newStore(t)
+	ensure(t, s)
+	for _, c := range []struct {
+		name       string
+		now        []string
+		wants, not []string
+		renewed    []string
+		after      time.Duration
+	}{
+		{"it got one", []string{"192.0.2.7"}, []string{"192.0.2.7"}, nil, []string{servingFile}, 0},
+		{"it got another one", []string{"192.0.2.7", "2001:db8::1"}, []string{"192.0.2.7", "2001:db8::1"}, nil, []string{servingFile}, 0},
+		{"it lost one", []string{"2001:db8::1"}, []string{"192.0.2.7", "2001:db8::1"}, nil, nil, 0},
+		{"it got the lost one back", []string{"192.0.2.7", "2001:db8::1"}, nil, nil, nil, 0},
+		{"it lost one, and others are new", []string{"192.0.2.7", "192.0.2.8"}, []string{"2001:db8::1", "192.0.2.8"}, nil, []string{servingFile}, 0},
+		{"the renewal", []string{"192.0.2.8"}, []string{"192.0.2.8"}, []string{"192.0.2.7", "2001:db8::1"}, leavesOnly, leafLife},
+	} {
+		s.Hosts = hostsWith(c.now...)
+		clock.Step(c.after)
+		if renewed := ensure(t, s); !slices.Equal(renewed, c.renewed) {
+			t.Errorf("%s: renewed %v, want %v", c.name, renewed, c.renewed)
+		}
+		have := hostsOf(keyPair(t, s.Serving()).Leaf)
+		for _, host := range c.wants {
+			if !slices.Contains(have, host) {
+				t.Errorf("%s: %s is missing in %v", c.name, host, have)
+			}
+		}
+		for _, host := range c.not {
+			if slices.Contains(have, host) {
+				t.Errorf("%s: %s is in %v", c.name, host, have)
+			}
+		}
+	}
+}
+
+// TestFlappingAddresses checks that a certificate has a bound, whatever addresses a host gets, and
+// covers those of now as far as they are fewer.
+func TestFlappingAddresses(t *testing.T) {
+	s, _ := newStore(t)
+	address := func(n int) string { return net.IPv4(198, 18, byte(n>>8), byte(n)).String() }
+	for n := range maxHosts {
+		s.Hosts = hostsWith(address(2*n), address(2*n+1))
+		_, err := s.Ensure()
+		assert.NoError(t, err)
+		have := hostsOf(keyPair(t, s.Serving()).Leaf)
+		if len(have) > maxHosts || !slices.Contains(have, address(2*n)) || !slices.Contains(have, address(2*n+1)) {
+			t.Fatalf("after %d changes the certificate has %d hosts, want at most %d and those of now: %v", n, len(have), maxHosts, have)
+		}
+	}
+	var many []string
+	for n := range 2 * maxHosts {
+		many = append(many, address(n))
+	}
+	s.Hosts = hostsWith(many...)
+	_, err := s.Ensure()
+	assert.NoError(t, err)
+	slices.Reverse(many)
+	s.Hosts = hostsWith(many...)
+	if renewed, err := s.Ensure(); err != nil || len(renewed) > 0 {
+		t.Errorf("of a host with more addresses than fit, renewed %v, %v once more", renewed, err)
+	}
+	have := hostsOf(keyPair(t, s.Serving()).Leaf)
+	if len(have) > maxHosts || !slices.Contains(have, "localhost") {
+		t.Errorf("of a host with more addresses than fit, the certificate has %d: %v", len(have), have)
+	}
+}
+
+// TestHostnames checks that a name which no certificate can have keeps none from being issued.
+func TestHostnames(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]bool{"host": true, "Big_Host.example": true, "": false, "ho st": false, "höst": false, "a..b": false, "(none)": false} {
+		hosts := Hosts(net.IPv4zero, net.IPv4(10, 0, 0, 1), name, nil)
+		if got := slices.Contains(hosts, name); got != want {
+			t.Errorf("%q in %q: %v, want %v", name, hosts, got, want)
+		}
 	}
 }
 
