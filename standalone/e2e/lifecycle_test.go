@@ -45,8 +45,10 @@ func TestLife(t *testing.T) {
 	checkUserRoles(t, c)
 
 	damageUserRoles(t, c)
+	unenforced := makeUnenforced(t, c)
 	checkNothingAcknowledgedIsLost(t, c)
 	checkUserRoles(t, c)
+	checkUnenforced(t, c, unenforced)
 
 	checkStopWithWatchesOpen(t, c)
 	checkStoredPortInUse(t, c)

@@ -48,6 +48,8 @@ func (c *Config) apiServerArgs(etcd string) []string {
 		return args
 	}
 	return append(args,
+		// Else the quota controller asks for DeviceClasses and ResourceClaims, which are not served.
+		"--feature-gates=DRAExtendedResource=false",
 		"--runtime-config="+strings.Join(unservedGroups(), ","),
 		"--disable-admission-plugins="+strings.Join(unusedAdmission(), ","))
 }

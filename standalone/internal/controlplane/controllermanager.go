@@ -16,8 +16,8 @@ import (
 
 // controllerNames returns the controllers that Drover's users rely on: deletion of a
 // namespace deletes all in it, deletion of an owner deletes its dependents, service
-// accounts have tokens, and the roles admin, edit and view aggregate the rules that
-// others add to them.
+// accounts have tokens, the roles admin, edit and view aggregate the rules that others add
+// to them, and quotas hold.
 func controllerNames() []string {
 	return []string{
 		names.NamespaceController,
@@ -25,6 +25,7 @@ func controllerNames() []string {
 		names.ServiceAccountController,
 		names.ServiceAccountTokenController,
 		names.ClusterRoleAggregationController,
+		names.ResourceQuotaController,
 	}
 }
 

@@ -54,6 +54,7 @@ const (
 	startTimeout                 = 10 * time.Minute
 	etcdStopTimeout              = 9500 * time.Millisecond
 	apiServerStopTimeout         = 8 * time.Second
+	presetStopTimeout            = 7 * time.Second
 	controllerManagerStopTimeout = 6500 * time.Millisecond
 )
 
@@ -66,7 +67,7 @@ func (c *Config) Components() ([]supervisor.Component, error) {
 	parts := []supervisor.Component{
 		{Name: "etcd", Run: etcd.run, Ready: c.waitForEtcd(etcd), Within: startTimeout, StopBy: etcdStopTimeout},
 		{Name: "kube-apiserver", Run: c.runAPIServer(etcd.clientURL()), Ready: c.waitForAPI, Within: startTimeout, StopBy: apiServerStopTimeout},
-		{Name: "VirtualMachine API", Ready: c.installAPI, Within: startTimeout},
+		{Name: "VirtualMachine API", Run: c.keepPresets, Ready: c.installAPI, Within: startTimeout, StopBy: presetStopTimeout},
 		{Name: "kube-controller-manager", Run: c.runControllerManager, StopBy: controllerManagerStopTimeout},
 	}
 	if c.Streams != nil {

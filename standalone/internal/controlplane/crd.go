@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/config/crd"
 )
 
-// installAPI brings the API and its roles to this program's version before any part
+// installAPI brings the API, its roles and policies to this program's version before any part
 // starts that lists the existing kinds, such as the garbage collector.
 func (c *Config) installAPI(ctx context.Context) error {
 	client, err := apiextensions.NewForConfig(c.ClientConfig(c.Keys.Admin()))
@@ -34,7 +34,7 @@ func (c *Config) installAPI(ctx context.Context) error {
 		return err
 	}
 	// Meanwhile kube-apiserver prepares the kind, which takes it longer.
-	if err := c.installUserRoles(ctx); err != nil {
+	if err := c.installPresets(ctx); err != nil {
 		return err
 	}
 	return waitFor(ctx, func(ctx context.Context) error {
