@@ -13,8 +13,10 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/cmd/signals"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
 	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/kubeconfig"
 	"cloudnative.tw/drover/standalone/internal/pki"
 	"cloudnative.tw/drover/standalone/internal/port"
 	"cloudnative.tw/drover/standalone/internal/program"
@@ -31,6 +33,7 @@ type upRun struct {
 
 // runUp starts all parts and stops them when ctx ends.
 func runUp(ctx context.Context, o *program.UpOptions, flags *pflag.FlagSet) error {
+	signals.OutliveReaders() // a user who pipes the progress to head has etcd closed in order
 	return (&upRun{UpOptions: o}).run(stopContext(ctx), flags)
 }
 
@@ -84,6 +87,9 @@ func (o *upRun) prepareControlPlane(ctx context.Context, dir *datadir.Dir, log *
 		},
 		Log: log.writer, Fatal: log.fatal,
 		UnsafeNoFsync: o.UnsafeNoFsync, AllAPIs: o.AllAPIs,
+	}
+	if err := kubeconfig.BypassProxy(plane.URL()); err != nil {
+		return nil, err
 	}
 	if _, err := plane.Keys.Ensure(); err != nil {
 		return nil, err

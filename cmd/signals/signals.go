@@ -1,7 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package signals ends the programs in order. Start with StopContext.
+// Package signals ends the programs in order, and not because nobody reads what they print. Start
+// with StopContext.
 package signals
 
 import (
@@ -32,3 +33,8 @@ func stopAndWait(got <-chan os.Signal, stop func()) {
 	for <-got != os.Interrupt { //nolint:revive // only waits
 	}
 }
+
+// OutliveReaders keeps a program running after the reader of its standard output or error has closed
+// the pipe: a write fails then, where SIGPIPE would end the process in the middle of its work. To
+// ignore the signal instead would have the programs that it starts ignore it, too.
+func OutliveReaders() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }

@@ -5,6 +5,7 @@ package signals
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -24,6 +25,7 @@ func TestSignalled(t *testing.T) {
 		t.Skip("TestStopContext runs it")
 	}
 	ctx := StopContext(t.Context())
+	OutliveReaders()
 	fmt.Println("ready")
 	<-ctx.Done()
 	fmt.Println("stopping")
@@ -77,6 +79,25 @@ func TestStopContext(t *testing.T) {
 	if got := cmd.ProcessState.ExitCode(); got != 130 {
 		t.Errorf("the process ended with %s, want code 130", cmd.ProcessState)
 	}
+}
+
+// TestOutliveReaders checks that a process runs on whose output nobody reads any more, until it has done what it
+// does at its end.
+func TestOutliveReaders(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestSignalled$")
+	cmd.Env = append(os.Environ(), signalsEnv+"=1")
+	in, err := cmd.StdinPipe()
+	assert.NoError(t, err)
+	out, written, err := os.Pipe()
+	assert.NoError(t, err)
+	cmd.Stdout = written
+	assert.NoError(t, cmd.Start())
+	waitForLine(t, bufio.NewScanner(out), "ready")
+	assert.NoError(t, errors.Join(out.Close(), written.Close()))
+	assert.NoError(t, cmd.Process.Signal(syscall.SIGTERM)) // at which it prints a line
+	assert.NoError(t, in.Close())
+	assert.NoError(t, cmd.Wait()) // it exits with 0
 }
 
 func waitForLine(t *testing.T, lines *bufio.Scanner, want string) {

@@ -27,6 +27,7 @@ import (
 	"github.com/go-logr/logr"
 	"golang.org/x/sys/unix"
 
+	"cloudnative.tw/drover/cmd/signals"
 	"cloudnative.tw/drover/internal/machine/broker"
 	"cloudnative.tw/drover/internal/machine/converter"
 	"cloudnative.tw/drover/internal/machine/description"
@@ -94,16 +95,16 @@ func Main(arguments []string) int {
 		fmt.Println("drover-machine", Version)
 		return 0
 	}
-	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
-	// Readers of the console and of the log may go: a write to them fails then, and the guest
-	// runs on. To ignore these signals instead would make QEMU ignore them.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE, syscall.SIGHUP)
+	stops := make(chan os.Signal, 2)
+	signal.Notify(stops, syscall.SIGTERM, os.Interrupt)
+	// Readers of the console and of the log may go, and the guest runs on.
+	signals.OutliveReaders()
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) // to ignore it would make QEMU ignore it
 	lines := newOutput(os.Stderr)
 	log := logr.FromSlogHandler(slog.NewTextHandler(lines, nil))
 	finished, unread := end{Reason: endInvalid, Message: fmt.Sprint(err)}, []<-chan struct{}(nil)
 	if err == nil {
-		finished, unread = runDescribed(context.Background(), o, signals, log)
+		finished, unread = runDescribed(context.Background(), o, stops, log)
 	}
 	// First of all: who reads the streams may be slow, and SIGKILL may be near.
 	err = finished.writeMessage(o.termination)
@@ -118,7 +119,7 @@ func Main(arguments []string) int {
 
 // runDescribed runs the machine of the description until it has ended. It also returns what is closed
 // once all was read that the guest has printed.
-func runDescribed(ctx context.Context, o options, signals <-chan os.Signal, log logr.Logger) (finished end, unread []<-chan struct{}) {
+func runDescribed(ctx context.Context, o options, stops <-chan os.Signal, log logr.Logger) (finished end, unread []<-chan struct{}) {
 	d, err := description.Read(o.description)
 	if err != nil {
 		return end{Reason: endInvalid, Message: err.Error()}, nil
@@ -127,7 +128,7 @@ func runDescribed(ctx context.Context, o options, signals <-chan os.Signal, log 
 	if err := r.newSupervisor(ctx); err != nil {
 		return end{Reason: endNotStarted, Message: err.Error()}, nil
 	}
-	finished, err = r.runMachine(ctx, signals)
+	finished, err = r.runMachine(ctx, stops)
 	if err != nil {
 		finished = end{Reason: endNotStarted, Message: err.Error()}
 		finished.TooLarge, _ = errors.AsType[*imageSizeError](err)

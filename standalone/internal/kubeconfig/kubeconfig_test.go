@@ -23,7 +23,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-const url = "https://127.0.0.1:6443"
+const server = "https://127.0.0.1:6443"
 
 func newStore(t *testing.T) *pki.Store {
 	t.Helper()
@@ -44,7 +44,7 @@ func loadConfig(t *testing.T, path string) *rest.Config {
 	if _, err := rest.TransportFor(config); err != nil {
 		t.Error(err)
 	}
-	if config.Host != url {
+	if config.Host != server {
 		t.Errorf("server is %s", config.Host)
 	}
 	info, err := os.Stat(path)
@@ -57,7 +57,7 @@ func loadConfig(t *testing.T, path string) *rest.Config {
 
 func TestWriteForPeopleCanBeCopied(t *testing.T) {
 	store, path := newStore(t), filepath.Join(t.TempDir(), "kubeconfig")
-	assert.NoError(t, WriteForPeople(path, url, store.CABundle(), store.Admin()))
+	assert.NoError(t, WriteForPeople(path, server, store.CABundle(), store.Admin()))
 	assert.NoError(t, os.RemoveAll(store.Dir))
 	if config := loadConfig(t, path); len(config.CertData) == 0 || len(config.CAData) == 0 {
 		t.Error("certificates are not inside")
@@ -66,7 +66,7 @@ func TestWriteForPeopleCanBeCopied(t *testing.T) {
 
 func TestWriteForProgramsNamesFiles(t *testing.T) {
 	store, path := newStore(t), filepath.Join(t.TempDir(), "kubeconfig")
-	assert.NoError(t, WriteForPrograms(path, url, store.CABundle(), store.ControllerManager()))
+	assert.NoError(t, WriteForPrograms(path, server, store.CABundle(), store.ControllerManager()))
 	config := loadConfig(t, path)
 	if config.CertFile != store.ControllerManager() || config.CAFile != store.CABundle() {
 		t.Errorf("names %s and %s", config.CertFile, config.CAFile)
@@ -77,8 +77,8 @@ func TestWriteForProgramsNamesFiles(t *testing.T) {
 func TestRead(t *testing.T) {
 	store, path := newStore(t), filepath.Join(t.TempDir(), "kubeconfig")
 	assert.ErrorIs(t, "of no file", assert.ErrorOf(Read(path)), fs.ErrNotExist)
-	assert.NoError(t, WriteForPeople(path, url, store.CABundle(), store.Admin()))
-	if config, err := Read(path); err != nil || config.Host != url || len(config.CertData) == 0 || len(config.CAData) == 0 {
+	assert.NoError(t, WriteForPeople(path, server, store.CABundle(), store.Admin()))
+	if config, err := Read(path); err != nil || config.Host != server || len(config.CertData) == 0 || len(config.CAData) == 0 {
 		t.Errorf("got %+v, %v", config, err)
 	}
 	for name, user := range map[string]*clientcmdapi.AuthInfo{
@@ -86,7 +86,7 @@ func TestRead(t *testing.T) {
 		"auth-provider": {AuthProvider: &clientcmdapi.AuthProviderConfig{Name: "oidc"}},
 		"a file":        {TokenFile: "/dev/zero"}, //nolint:gosec // no secret
 	} {
-		assert.NoError(t, writeConfig(path, &clientcmdapi.Cluster{Server: url}, user))
+		assert.NoError(t, writeConfig(path, &clientcmdapi.Cluster{Server: server}, user))
 		assert.ErrorSays(t, name, assert.ErrorOf(Read(path)), path+`: its user "drover" names a program`)
 	}
 	assert.NoError(t, os.WriteFile(path, nil, 0o600))
@@ -160,4 +160,26 @@ func TestForRootRefusesLinks(t *testing.T) {
 			t.Errorf("%s: got %q", path, got)
 		}
 	}
+}
+
+// TestBypassProxy checks that the API server is added to what the user connects to directly, once.
+func TestBypassProxy(t *testing.T) {
+	for name, c := range map[string]struct{ upper, lower, address, want string }{
+		"nothing yet":        {"", "", "https://192.0.2.1:6443", "192.0.2.1:6443"},
+		"others":             {"a.example,10.0.0.0/8", "", "https://192.0.2.1:6443", "a.example,10.0.0.0/8,192.0.2.1:6443"},
+		"others, lower case": {"", "a.example", "https://192.0.2.1:6443", "a.example,192.0.2.1:6443"},
+		"upper case counts":  {"a.example", "b.example", "https://192.0.2.1:6443", "a.example,192.0.2.1:6443"},
+		"it is there":        {"192.0.2.1:6443,a.example", "", "https://192.0.2.1:6443", "192.0.2.1:6443,a.example"},
+		"IPv6":               {"", "", "https://[2001:db8::1]:6443", "[2001:db8::1]:6443"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("NO_PROXY", c.upper)
+			t.Setenv("no_proxy", c.lower)
+			assert.NoError(t, BypassProxy(c.address))
+			if got := os.Getenv("NO_PROXY"); got != c.want {
+				t.Errorf("NO_PROXY is %q, want %q", got, c.want)
+			}
+		})
+	}
+	assert.ErrorSays(t, "of no address", BypassProxy("here"), `"here" of the API server has no host`)
 }

@@ -78,10 +78,12 @@ func useDataDirKubeconfig(args []string) {
 // names another one. It never falls back to ~/.kube/config: a command meant for a Drover
 // that does not run must not reach some other cluster.
 func defaultKubeconfig() string {
+	dir := datadir.Layout(datadir.Default(os.Getenv, os.Getuid()))
+	bypassProxy(dir) // also if KUBECONFIG names the file of this Drover, as drover up advises
 	if os.Getenv("KUBECONFIG") != "" {
 		return ""
 	}
-	path := datadir.Layout(datadir.Default(os.Getenv, os.Getuid())).Kubeconfig()
+	path := dir.Kubeconfig()
 	_, err := os.Stat(path)
 	if err == nil && os.Geteuid() == 0 {
 		// Root stays root, to read the files that the command line names.

@@ -21,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/doctor"
+	"cloudnative.tw/drover/standalone/internal/kubeconfig"
 	"cloudnative.tw/drover/standalone/internal/runstate"
 )
 
@@ -123,8 +124,9 @@ func (o *UpOptions) UseDataDir(dir datadir.Layout) {
 }
 
 // settingsOf returns the flags of the last `drover up` on a host, and those of the
-// environment. It takes over which engine that one used.
+// environment. It takes over which engine that one used, and has the checks ask its API directly.
 func settingsOf(h *doctor.Host) (doctor.Settings, error) {
+	bypassProxy(h.Layout)
 	up, f := newUpOptions(), pflag.NewFlagSet("up", pflag.ContinueOnError)
 	f.ParseErrorsAllowlist.UnknownFlags = true // the program may have been replaced since
 	up.addFlags(f)
@@ -142,6 +144,13 @@ func settingsOf(h *doctor.Host) (doctor.Settings, error) {
 		}
 	}
 	return up.settings(h.Layout)
+}
+
+// bypassProxy has requests to the API of a data dir use no proxy, if there is an API yet.
+func bypassProxy(dir datadir.Layout) {
+	if config, err := kubeconfig.Read(dir.Kubeconfig()); err == nil {
+		_ = kubeconfig.BypassProxy(config.Host) // else a request says what is wrong with it
+	}
 }
 
 func (o *UpOptions) settings(dir datadir.Layout) (s doctor.Settings, err error) {
