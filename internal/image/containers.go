@@ -54,8 +54,8 @@ func (r Ref) isPinned() bool {
 // Converter converts the layers of a container image to a file system. The layers come from
 // strangers: the parts that read them should be able to do nothing else. See
 // rootfs.ConvertHere, which is for tests, and package converter of machines. The error is that
-// of a layer that could not be read, or a rootfs.ConverterError.
-type Converter func(ctx context.Context, order rootfs.Order, open rootfs.Open, out *os.File) (rootfs.Result, error)
+// of a layer that could not be read, a rootfs.WriteError, or a rootfs.ConverterError.
+type Converter func(ctx context.Context, order rootfs.Order, open rootfs.Open, out erofs.File) (rootfs.Result, error)
 
 // container is a container image in a registry.
 type container struct {
@@ -165,24 +165,24 @@ func (a *attempt) convert(ctx context.Context, c *container) (disk string, err e
 	if a.store.Convert == nil {
 		return "", newError(ErrUnsupported, "container images are not taken here")
 	}
-	maxSize, isRoom, err := a.findLimit()
-	if err != nil {
-		return "", err
-	}
-	order := rootfs.Order{Seed: c.digest, Layers: c.sizes, MaxContent: a.store.Sources.maxSize, MaxSize: maxSize}
+	limit := a.store.Sources.maxSize
+	order := rootfs.Order{Seed: c.digest, Layers: c.sizes, MaxContent: limit, MaxSize: limit}
 	point := crashpoint.Begin("convert image", c.digest)
 	result, err := a.store.Convert(ctx, order, func(number int) (io.ReadCloser, error) {
 		blob, err := c.layers[number].Compressed()
 		return &countedBlob{blob, a}, err
-	}, a.file)
+	}, a.out)
 	point.End()
 	if failed, is := errors.AsType[*rootfs.ConverterError](err); is {
 		return "", failed
 	}
+	if failed, is := errors.AsType[*rootfs.WriteError](err); is {
+		return "", a.explainWrite("its root", failed.Err)
+	}
 	if err != nil {
 		return "", explainError(err)
 	}
-	if err := a.explainResult(result, maxSize, isRoom); err != nil {
+	if err := a.explainResult(result); err != nil {
 		return "", err
 	}
 	if result.Disk != nil {
@@ -194,21 +194,14 @@ func (a *attempt) convert(ctx context.Context, c *container) (disk string, err e
 	if err := erofs.Check(a.file, result.Size); err != nil {
 		return "", fmt.Errorf("the root that was made of it: %w", err)
 	}
-	return "", writeTrailing(a.file, result.Size, c.config)
-}
-
-// findLimit returns how many bytes the root may have, and whether that is all that there is room for.
-func (a *attempt) findLimit() (limit int64, isRoom bool, err error) {
-	free, reserved, err := a.findRoom()
-	limit = a.store.Sources.maxSize
-	if room := free - reserved; room < limit {
-		return max(room, 0), true, err
+	if err := writeTrailing(a.out, result.Size, c.config); err != nil {
+		return "", a.explainWrite("its root", err)
 	}
-	return limit, false, err
+	return "", nil
 }
 
 // explainResult returns why nothing was made of an image.
-func (a *attempt) explainResult(r rootfs.Result, limit int64, isRoom bool) error {
+func (a *attempt) explainResult(r rootfs.Result) error {
 	message := printable(r.Message)
 	switch r.Reason {
 	case "":
@@ -219,29 +212,12 @@ func (a *attempt) explainResult(r rootfs.Result, limit int64, isRoom bool) error
 		return tooLargeError("the layers of the image have more than", a.store.Sources.maxSize)
 	case rootfs.ReasonMemory:
 		return errTooMuchMemory()
-	case rootfs.ReasonOutput, rootfs.ReasonNoRoom:
-		if !isRoom && r.Reason == rootfs.ReasonOutput {
-			return tooLargeError("its root has more than", limit)
-		}
-		size := limit
-		if info, err := a.file.Stat(); err == nil && r.Reason == rootfs.ReasonNoRoom { // others have filled the disk meanwhile
-			size = min(info.Size(), limit)
-		}
-		a.needs = a.neededFor(size)
-		return fmt.Errorf("there is no room for its root, which has more than %d bytes, on the disk of %s", size, a.store.Dir)
+	case rootfs.ReasonOutput:
+		return tooLargeError("its root has more than", a.store.Sources.maxSize)
 	case rootfs.ReasonFailed:
 		return fmt.Errorf("converting it failed: %s", message)
 	}
 	return fmt.Errorf("converting it failed for an unknown reason, %.40q", string(r.Reason))
-}
-
-// neededFor returns how many bytes have to be free for a root of more than so many bytes.
-func (a *attempt) neededFor(size int64) int64 {
-	_, reserved, err := a.findRoom()
-	if err != nil {
-		return size
-	}
-	return size + reserved + erofs.BlockSize
 }
 
 // maxMessage is how many bytes of a converter's message are passed on.

@@ -32,6 +32,8 @@ import (
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/erofs"
+	"cloudnative.tw/drover/internal/image/room"
 	"cloudnative.tw/drover/internal/image/rootfs"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -483,10 +485,10 @@ func TestContainerNoRoom(t *testing.T) {
 	content := bytes.Repeat([]byte("not zeros "), 400_000)
 	framework.PushImage(t, registry+"/app:1", containerImage(t, "amd64", containerConfig, zipped(t, framework.TarOf(t, "app", content))))
 	s := containerStore(t, registry)
-	s.Dir, s.Stage = dir, atomicfile.Folder{Path: dir}.MakeFolder
+	s.Dir, s.Stage, s.Room = dir, atomicfile.Folder{Path: dir}.MakeFolder, &room.Disk{Dir: dir}
 	assert.NoError(t, os.Mkdir(filepath.Join(dir, "cache"), 0o700))
 	ref := image.Ref{Source: registry + "/app:1"}
-	wantRetry(t, fetch(t, s, ref), "there is no room for its root")
+	wantRetry(t, fetch(t, s, ref), "its root has at least")
 	before := asked.Load()
 	wantRetry(t, fetch(t, s, ref), "it needs at least")
 	left, err := os.ReadDir(dir)
@@ -612,7 +614,9 @@ func TestConverterClaims(t *testing.T) {
 		"another reason":    {rootfs.Result{Reason: "\x1bnews", Message: "x"}, `unknown reason, "\x1bnews"`},
 	} {
 		s := containerStore(t, registry)
-		s.Convert = func(context.Context, rootfs.Order, rootfs.Open, *os.File) (rootfs.Result, error) { return c.claim, nil }
+		s.Convert = func(context.Context, rootfs.Order, rootfs.Open, erofs.File) (rootfs.Result, error) {
+			return c.claim, nil
+		}
 		err := fetch(t, s, image.Ref{Source: registry + "/app:1"})
 		wantRetry(t, err, c.says)
 		if err != nil && (len(err.Error()) > 1500 || strings.ContainsAny(err.Error(), "\x1b\n")) {
@@ -630,7 +634,7 @@ func TestConverterFails(t *testing.T) {
 	framework.PushImage(t, ref.Source, containerImage(t, "amd64", containerConfig, appLayers(t, "program")...))
 	s := containerStore(t, registry)
 	killed := errors.New("signal: killed")
-	s.Convert = func(ctx context.Context, order rootfs.Order, open rootfs.Open, out *os.File) (rootfs.Result, error) {
+	s.Convert = func(ctx context.Context, order rootfs.Order, open rootfs.Open, out erofs.File) (rootfs.Result, error) {
 		_, err := rootfs.ConvertHere(ctx, order, open, out)
 		assert.NoError(t, err)
 		return rootfs.Result{}, &rootfs.ConverterError{Err: killed}

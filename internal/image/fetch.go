@@ -14,24 +14,16 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/image/diskimage"
+	"cloudnative.tw/drover/internal/image/room"
 )
 
 // DefaultStall is how long a fetch may go without any progress.
 const DefaultStall = time.Minute
-
-// What an image has to leave free on its disk, for machines' disks that grow and for
-// everything else that writes there: a twentieth of the disk, but no more than
-// maxReserved bytes.
-const (
-	reservedShare = 20
-	maxReserved   = 1 << 30
-)
 
 // Progress is notified of the progress of a fetch.
 type Progress interface {
@@ -116,7 +108,7 @@ func (s *Store) writeFile(path string, ref Ref, progress Progress, fill func(*at
 		return "", err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	a := &attempt{store: s, ref: ref, progress: progress, file: file, hash: sha256.New()}
+	a := &attempt{store: s, ref: ref, progress: progress, file: file, out: &room.File{File: file, Disk: s.Room}, hash: sha256.New()}
 	a.sparse.To = a
 	result, err = fill(a)
 	rejected := rejection{version: a.version, at: s.Clock.Now(), err: a.err, needs: a.needs}
@@ -143,13 +135,13 @@ type attempt struct {
 	ref      Ref
 	progress Progress
 	file     *os.File
+	out      *room.File             // the file as it is written
 	sparse   diskimage.SparseWriter // to the attempt itself, by WriteAt
 	hash     hash.Hash
 
 	published       *published // nil unless the source is a name of the catalogue
 	version         string     // the server's version of its content, or nothing
 	received, total int64      // total is 0 where it is not known
-	written         int64      // bytes received that are no holes
 	needs           int64      // free bytes that it needs at least; 0 unless there was no room
 	err             error      // local error, returned unchanged
 }
@@ -197,7 +189,7 @@ func probeFile(f *os.File) error {
 // too large for the whole disk. Whether there is room shows as it is written, since zeroes need none.
 func (a *attempt) checkContent(version string, total int64) error {
 	a.version, a.total = version, total
-	free, _, err := a.findRoom()
+	free, err := a.store.Room.Free()
 	if err != nil {
 		a.err = err
 		return err
@@ -222,12 +214,19 @@ func (a *attempt) Write(p []byte) (int, error) {
 
 // WriteAt writes a part of the content that is no hole, if there is room for it.
 func (a *attempt) WriteAt(p []byte, at int64) (int, error) {
-	if err := a.checkRoom(int64(len(p))); err != nil {
-		return 0, err
+	n, err := a.out.WriteAt(p, at)
+	if err != nil {
+		err = a.explainWrite("it", err)
 	}
-	n, err := a.file.WriteAt(p, at)
-	a.written += int64(n)
 	return n, err
+}
+
+// explainWrite says what could not be written, and remembers how much room it needs.
+func (a *attempt) explainWrite(what string, err error) error {
+	if lacks, is := errors.AsType[*room.LackError](err); is {
+		a.needs = lacks.Needed
+	}
+	return fmt.Errorf("%s has at least %d bytes: %w", what, max(a.sparse.Length, a.out.Written()), err)
 }
 
 func (a *attempt) reportProgress() {
@@ -241,30 +240,9 @@ func (a *attempt) reportProgress() {
 
 // checkTotal refuses an image that is larger than the whole disk.
 func (a *attempt) checkTotal() error {
-	disk, err := a.statDisk()
-	if size := int64(disk.Blocks) * disk.Bsize; err == nil && a.total > size { //nolint:gosec // a disk has less than 8 EiB
+	size, err := a.store.Room.Size()
+	if err == nil && a.total > size {
 		err = fmt.Errorf("it has %d bytes, and there is no room for it: the disk of %s has %d bytes", a.total, a.store.Dir, size)
 	}
 	return err
-}
-
-// checkRoom refuses more bytes than there is room for.
-func (a *attempt) checkRoom(more int64) error {
-	free, reserved, err := a.findRoom()
-	if err != nil || more+reserved <= free {
-		return err
-	}
-	a.needs = a.written + more + reserved
-	return fmt.Errorf("it has at least %d bytes, and there is no room for it: %d bytes are free on the disk of %s, of which %d bytes must stay free", max(a.received, a.sparse.Length), free, a.store.Dir, reserved)
-}
-
-// findRoom returns how many bytes are free, and how many of them must stay so.
-func (a *attempt) findRoom() (free, reserved int64, err error) {
-	disk, err := a.statDisk()
-	return int64(disk.Bavail) * disk.Bsize, min(int64(disk.Blocks)*disk.Bsize/reservedShare, maxReserved), err //nolint:gosec // see above
-}
-
-func (a *attempt) statDisk() (disk syscall.Statfs_t, err error) {
-	err = os.NewSyscallError("statfs", syscall.Statfs(a.store.Dir, &disk))
-	return disk, err
 }

@@ -27,6 +27,7 @@ import (
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/room"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -312,7 +313,7 @@ func TestNoRoomFound(t *testing.T) {
 	}
 	assert.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, unix.Unmount(stagingDir(s.Dir), unix.MNT_DETACH)) })
-	small := &image.Store{Dir: stagingDir(s.Dir), Sub: "cache", Clock: s.Clock, Sources: s.Sources}
+	small := &image.Store{Dir: stagingDir(s.Dir), Sub: "cache", Clock: s.Clock, Sources: s.Sources, Room: &room.Disk{Dir: stagingDir(s.Dir)}}
 	small.Stage = atomicfile.Folder{Path: small.Dir}.MakeFolder
 	assert.NoError(t, os.Mkdir(filepath.Join(small.Dir, "cache"), 0o700))
 	content := bytes.Repeat(disk(), 2)

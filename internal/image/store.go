@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/atomicfile"
+	"cloudnative.tw/drover/internal/image/room"
 )
 
 // TemplatePrefix begins the names of files in the store that are neither images nor sources: what the disks of
@@ -47,6 +48,9 @@ type Store struct {
 	// neither.
 	Stage   func() (path string, remove func(), err error)
 	Sources *Sources
+	// Room is the account of the disk of Dir. All who write there share it. A Store that fetches
+	// nothing needs none.
+	Room *room.Disk
 	// Convert converts container images. A Store without it refuses them.
 	Convert Converter
 

@@ -36,6 +36,7 @@ import (
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/room"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -55,7 +56,7 @@ func newStore(t *testing.T, plain ...string) *image.Store {
 	t.Helper()
 	dir := t.TempDir()
 	assert.NoError(t, errors.Join(os.Mkdir(filepath.Join(dir, "cache"), 0o700), os.Mkdir(stagingDir(dir), 0o700)))
-	s := &image.Store{Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Stage: atomicfile.Folder{Path: stagingDir(dir)}.MakeFolder}
+	s := &image.Store{Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Stage: atomicfile.Folder{Path: stagingDir(dir)}.MakeFolder, Room: &room.Disk{Dir: dir}}
 	allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: plain})
 	return s
 }

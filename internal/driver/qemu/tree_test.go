@@ -20,6 +20,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/room"
 	"cloudnative.tw/drover/internal/image/rootfs"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -116,7 +117,8 @@ func checkConvertedAgain(t *testing.T, c *container, made v1.Image) {
 	out, err := os.Create(filepath.Join(t.TempDir(), "root"))
 	assert.NoError(t, err)
 	defer func() { _ = out.Close() }()
-	result, err := rootfs.ConvertHere(t.Context(), order, func(n int) (io.ReadCloser, error) { return layers[n].Compressed() }, out)
+	result, err := rootfs.ConvertHere(t.Context(), order, func(n int) (io.ReadCloser, error) { return layers[n].Compressed() },
+		&room.File{File: out, Disk: &room.Disk{Dir: t.TempDir()}})
 	assert.NoError(t, err)
 	stored, err := filepath.Glob(c.d.StateDir.Path(cacheDir, "*"))
 	assert.NoError(t, err)

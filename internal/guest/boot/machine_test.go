@@ -24,6 +24,7 @@ import (
 	"cloudnative.tw/drover/internal/guest/datadisk"
 	"cloudnative.tw/drover/internal/guest/wire"
 	"cloudnative.tw/drover/internal/image/erofs"
+	"cloudnative.tw/drover/internal/image/room"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -54,7 +55,7 @@ func writeImage(t *testing.T, path string) {
 	f, err := os.Create(path)
 	assert.NoError(t, err)
 	defer func() { _ = f.Close() }()
-	w := erofs.New(f, 1<<30)
+	w := erofs.New(&room.File{File: f, Disk: &room.Disk{Dir: filepath.Dir(path)}}, 1<<30)
 	file := func(mode uint32, content []byte) *erofs.Inode {
 		data, err := w.Append(bytes.NewReader(content))
 		assert.NoError(t, err)

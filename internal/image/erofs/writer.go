@@ -16,9 +16,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
-
-	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/image/diskimage"
 )
@@ -35,9 +32,18 @@ const maxSize = (math.MaxUint32 - 1) * BlockSize
 // ErrTooLarge means that the file system would have more bytes than its limit.
 var ErrTooLarge = errors.New("too large")
 
+// File is the file that a file system is written to. It is empty at first.
+type File interface {
+	io.WriterAt
+	// Truncate gives it its size.
+	Truncate(size int64) error
+	// Clear makes a part of it zeros, which take no room if that is possible.
+	Clear(at, size int64) error
+}
+
 // Writer writes one file system to a file.
 type Writer struct {
-	file   *os.File
+	file   File
 	sparse diskimage.SparseWriter
 	buffer *bufio.Writer // to sparse
 	length int64         // of what was written, the buffer included
@@ -46,7 +52,7 @@ type Writer struct {
 
 // New returns a writer of a file system to an empty file, which gets at most limit bytes.
 // Blocks of zeros are holes in it.
-func New(file *os.File, limit int64) *Writer {
+func New(file File, limit int64) *Writer {
 	w := &Writer{file: file, sparse: diskimage.SparseWriter{To: file}, limit: min(limit, maxSize)}
 	w.buffer = bufio.NewWriterSize(&w.sparse, bufferSize)
 	return w
@@ -169,28 +175,11 @@ func (w *Writer) removeDead(p *plan, dataEnd int64) error {
 	at := int64(BlockSize)
 	for _, live := range append(p.liveData(), Data{block: uint32(dataEnd / BlockSize)}) { //nolint:gosec // as maxSize says
 		if live.Offset() > at {
-			if err := w.clear(at, live.Offset()-at); err != nil {
+			if err := w.file.Clear(at, live.Offset()-at); err != nil {
 				return err
 			}
 		}
 		at = max(at, live.end())
-	}
-	return nil
-}
-
-// clear makes a part of the file a hole, or writes zeros where there are no holes.
-func (w *Writer) clear(at, size int64) error {
-	err := unix.Fallocate(int(w.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, size)
-	if err == nil || !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOSYS) {
-		return os.NewSyscallError("fallocate", err)
-	}
-	zeros := make([]byte, min(size, bufferSize))
-	for size > 0 {
-		n, err := w.file.WriteAt(zeros[:min(size, bufferSize)], at)
-		if err != nil {
-			return err
-		}
-		at, size = at+int64(n), size-int64(n)
 	}
 	return nil
 }

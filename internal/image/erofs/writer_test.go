@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/image/erofs"
+	"cloudnative.tw/drover/internal/image/room"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework/filetree"
 )
@@ -44,6 +45,12 @@ func newFile(t testing.TB) *os.File {
 	return f
 }
 
+// open returns a file as a file system is written to it.
+func open(t testing.TB, f *os.File) erofs.File {
+	t.Helper()
+	return &room.File{File: f, Disk: &room.Disk{Dir: t.TempDir()}}
+}
+
 func folder() *erofs.Inode {
 	return &erofs.Inode{Mode: unix.S_IFDIR | 0o755, Children: map[string]*erofs.Inode{}}
 }
@@ -51,7 +58,7 @@ func folder() *erofs.Inode {
 func begin(t *testing.T) *written {
 	t.Helper()
 	f := newFile(t)
-	w := &written{t: t, w: erofs.New(f, noLimit), file: f, root: folder(), want: filetree.Tree{}, same: map[string]int64{}, next: map[*erofs.Inode]int64{}}
+	w := &written{t: t, w: erofs.New(open(t, f), noLimit), file: f, root: folder(), want: filetree.Tree{}, same: map[string]int64{}, next: map[*erofs.Inode]int64{}}
 	w.expect(".", w.root, nil)
 	return w
 }
@@ -169,7 +176,7 @@ func TestBytesInNames(t *testing.T) {
 	t.Parallel()
 	f, root := newFile(t), folder()
 	root.Children["\xff\xfe"], root.Children["\x01\n"] = &erofs.Inode{Mode: unix.S_IFREG}, &erofs.Inode{Mode: unix.S_IFREG}
-	_, err := erofs.New(f, noLimit).Finish(root, "")
+	_, err := erofs.New(open(t, f), noLimit).Finish(root, "")
 	assert.NoError(t, err)
 	mounted, is := filetree.ReadMounted(t, f.Name())
 	if !is {
@@ -208,7 +215,7 @@ func TestLargeFolder(t *testing.T) {
 	for k := range files {
 		root.Children[name(k)] = &erofs.Inode{Mode: unix.S_IFREG | 0o644, UID: uint32(k)}
 	}
-	_, err := erofs.New(f, noLimit).Finish(root, "")
+	_, err := erofs.New(open(t, f), noLimit).Finish(root, "")
 	assert.NoError(t, err)
 	other, err := reader.Open(f)
 	assert.NoError(t, err)
@@ -257,7 +264,7 @@ func TestHugeFile(t *testing.T) {
 	t.Parallel()
 	const size = 4<<30 + 5
 	f := newFile(t)
-	w, root := erofs.New(f, noLimit), folder()
+	w, root := erofs.New(open(t, f), noLimit), folder()
 	data, err := w.Append(io.MultiReader(io.LimitReader(zeros{}, size-5), strings.NewReader("12345")))
 	assert.NoError(t, err)
 	root.Children["huge"] = &erofs.Inode{Mode: unix.S_IFREG, Data: data}
@@ -287,7 +294,7 @@ func TestHugeFile(t *testing.T) {
 func makeWithDead(t *testing.T) *os.File {
 	t.Helper()
 	f := newFile(t)
-	w, root := erofs.New(f, noLimit), folder()
+	w, root := erofs.New(open(t, f), noLimit), folder()
 	for k, name := range []string{"a", "b", "c", "d"} {
 		data, err := w.Append(strings.NewReader(strings.Repeat(fmt.Sprint("secret", k), 3000)))
 		assert.NoError(t, err)
@@ -327,7 +334,7 @@ func TestDeadData(t *testing.T) {
 func TestLimit(t *testing.T) {
 	t.Parallel()
 	f := newFile(t)
-	w := erofs.New(f, 1<<20)
+	w := erofs.New(open(t, f), 1<<20)
 	assert.ErrorIs(t, "Append", assert.ErrorOf(w.Append(zeros{})), erofs.ErrTooLarge)
 	info, err := f.Stat()
 	assert.NoError(t, err)
@@ -338,7 +345,7 @@ func TestLimit(t *testing.T) {
 	for k := range 20_000 {
 		root.Children[fmt.Sprint(k)] = &erofs.Inode{Mode: unix.S_IFREG}
 	}
-	assert.ErrorIs(t, "Finish", assert.ErrorOf(erofs.New(newFile(t), 1<<20).Finish(root, "")), erofs.ErrTooLarge)
+	assert.ErrorIs(t, "Finish", assert.ErrorOf(erofs.New(open(t, newFile(t)), 1<<20).Finish(root, "")), erofs.ErrTooLarge)
 }
 
 // TestRefused checks that what cannot be encoded is refused.
@@ -370,7 +377,7 @@ func TestRefused(t *testing.T) {
 		"large attribute":   {in("a", &erofs.Inode{Mode: unix.S_IFREG, Xattrs: map[string]string{"user.x": strings.Repeat("v", 65536)}}), "user.x"},
 		"many attributes":   {in("a", &erofs.Inode{Mode: unix.S_IFREG, Xattrs: map[string]string{"user.x": strings.Repeat("v", 40000), "user.y": strings.Repeat("v", 40000)}}), "at most"},
 	} {
-		_, err := erofs.New(newFile(t), noLimit).Finish(c.root, "")
+		_, err := erofs.New(open(t, newFile(t)), noLimit).Finish(c.root, "")
 		if c.says == "" {
 			continue // a map has no such children
 		}
@@ -382,7 +389,7 @@ func TestRefused(t *testing.T) {
 func TestWriteFails(t *testing.T) {
 	t.Parallel()
 	f := newFile(t)
-	w := erofs.New(f, noLimit)
+	w := erofs.New(open(t, f), noLimit)
 	assert.NoError(t, f.Close())
 	_, err := w.Append(bytes.NewReader(bytes.Repeat([]byte("x"), 2<<20)))
 	if !errors.Is(err, os.ErrClosed) {

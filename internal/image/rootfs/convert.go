@@ -23,8 +23,6 @@ import (
 	"io"
 	"os"
 
-	"golang.org/x/sys/unix"
-
 	"cloudnative.tw/drover/internal/image/compression"
 	"cloudnative.tw/drover/internal/image/erofs"
 	"cloudnative.tw/drover/internal/image/layer"
@@ -75,8 +73,6 @@ const (
 	ReasonOutput Reason = "Output"
 	// ReasonMemory : decompressing a layer takes too much memory.
 	ReasonMemory Reason = "Memory"
-	// ReasonNoRoom : the disk is full.
-	ReasonNoRoom Reason = "NoRoom"
 	// ReasonFailed : something failed here, such as a write.
 	ReasonFailed Reason = "Failed"
 )
@@ -97,7 +93,7 @@ func (e *outputError) Unwrap() error { return e.error }
 const maxMessage = 1000
 
 // Convert reads an order and its layers, and writes the file system to an empty file.
-func Convert(in io.Reader, out *os.File) Result {
+func Convert(in io.Reader, out erofs.File) Result {
 	result, err := convert(in, out)
 	if err == nil {
 		return result
@@ -114,19 +110,17 @@ func reasonOf(err error) Reason {
 	switch {
 	case isTooLarge:
 		return ReasonTooLarge
-	case errors.Is(err, erofs.ErrTooLarge), errors.Is(err, unix.EFBIG):
+	case errors.Is(err, erofs.ErrTooLarge):
 		return ReasonOutput
 	case compression.IsTooMuchMemory(err):
 		return ReasonMemory
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return ReasonNoRoom
 	case isOutput, isPath, isCall:
 		return ReasonFailed
 	}
 	return ReasonContent
 }
 
-func convert(in io.Reader, out *os.File) (Result, error) {
+func convert(in io.Reader, out erofs.File) (Result, error) {
 	order, err := readOrder(in)
 	if err != nil {
 		return Result{}, &outputError{err}

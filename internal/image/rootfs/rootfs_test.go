@@ -6,6 +6,8 @@ package rootfs_test
 import (
 	"archive/tar"
 	"bytes"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -18,6 +20,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cloudnative.tw/drover/internal/image/erofs"
+	"cloudnative.tw/drover/internal/image/room"
 	"cloudnative.tw/drover/internal/image/rootfs"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework/filetree"
@@ -408,13 +412,48 @@ func TestFullDisk(t *testing.T) {
 	assert.NoError(t, err)
 	defer func() { _ = out.Close() }()
 	layer := newArchive(t).file("a", string(randomBytes(4<<20))).bytes()
-	var stream bytes.Buffer
-	assert.NoError(t, rootfs.Send(&stream, orderOf([][]byte{layer}), func(int) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer)), nil }))
-	if result := rootfs.Convert(&stream, out); result.Reason != rootfs.ReasonNoRoom {
+	_, err = rootfs.ConvertHere(t.Context(), orderOf([][]byte{layer}), func(int) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer)), nil }, output(t, out))
+	if _, ok := errors.AsType[*rootfs.WriteError](err); !ok {
+		t.Errorf("got %v", err)
+	}
+	assert.ErrorSays(t, "ConvertHere", err, "must stay free")
+	if result := rootfs.Convert(strings.NewReader("\x00\x00"), output(t, out)); result.Reason != rootfs.ReasonFailed {
 		t.Errorf("got %+v", result)
 	}
-	assert.NoError(t, out.Truncate(0))
-	if result := rootfs.Convert(strings.NewReader("\x00\x00"), out); result.Reason != rootfs.ReasonFailed {
-		t.Errorf("got %+v", result)
+}
+
+// output returns a file as a conversion writes to it.
+func output(t testing.TB, f *os.File) erofs.File {
+	t.Helper()
+	return &room.File{File: f, Disk: &room.Disk{Dir: filepath.Dir(f.Name())}}
+}
+
+// TestReceive checks which changes of its output a conversion cannot have made.
+func TestReceive(t *testing.T) {
+	t.Parallel()
+	const most = 1 << 20
+	head := func(kind byte, at, size uint64) string {
+		return string(binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64([]byte{kind}, at), size))
+	}
+	for name, c := range map[string]struct{ sent, says string }{
+		"nothing":           {"", ""},
+		"all of it":         {head('t', 0, most) + head('w', most-1, 1) + "x" + head('c', 0, most), ""},
+		"more":              {head('w', most, 1) + "x", "changes 1 bytes at 1048576 of its output, which may have 1048576"},
+		"a negative offset": {head('w', 1<<63, 1) + "x", "changes 1 bytes"},
+		"a negative size":   {head('c', 0, 1<<63), "of its output"},
+		"a sum too large":   {head('c', most, 1<<62), "of its output"},
+		"a large file":      {head('t', 0, most+1), "changes 1048577 bytes"},
+		"another change":    {head('x', 0, 0), "unknown change of its output, 'x'"},
+		"half a head":       {head('w', 0, 1)[:5], "unexpected EOF"},
+		"half a write":      {head('w', 0, 10) + "x", "unexpected EOF"},
+	} {
+		f, err := os.Create(filepath.Join(t.TempDir(), "root"))
+		assert.NoError(t, err)
+		err = rootfs.Receive(strings.NewReader(c.sent), output(t, f), most)
+		assert.ErrorSays(t, name, err, c.says)
+		if info, err := f.Stat(); err != nil || info.Size() > most {
+			t.Errorf("%s: the file has %+v, %v", name, info, err)
+		}
+		assert.NoError(t, f.Close())
 	}
 }

@@ -10,7 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
+
+	"cloudnative.tw/drover/internal/image/erofs"
 )
 
 // Open opens a layer by its place in the order. Reading it fails at its end, if it has not
@@ -30,21 +31,31 @@ func (e *ConverterError) Error() string { return "the conversion has failed: " +
 func (e *ConverterError) Unwrap() error { return e.Err }
 
 // ConvertHere converts an image in this process, for tests: see package converter. It fails if
-// a layer cannot be read.
-func ConvertHere(_ context.Context, order Order, open Open, out *os.File) (Result, error) {
+// a layer cannot be read, or the output cannot be written.
+func ConvertHere(_ context.Context, order Order, open Open, out erofs.File) (Result, error) {
 	from, to := io.Pipe()
-	sent := make(chan error, 1)
+	written, writing := io.Pipe()
+	sent, received := make(chan error, 1), make(chan error, 1)
 	go func() {
 		err := Send(to, order, open)
 		_ = to.CloseWithError(err)
 		sent <- err
 	}()
-	result := Convert(from, out)
-	_ = from.Close()
-	if err := <-sent; err != nil && !errors.Is(err, ErrStopped) {
-		return Result{}, err
+	go func() {
+		err := Receive(written, out, order.MaxSize)
+		_ = written.CloseWithError(err)
+		received <- err
+	}()
+	result := Convert(from, SentOutput{writing})
+	_, _ = from.Close(), writing.Close()
+	err := <-sent
+	if errors.Is(err, ErrStopped) {
+		err = nil
 	}
-	return result, nil
+	if failed := <-received; failed != nil {
+		return Result{}, failed
+	}
+	return result, err
 }
 
 // Send writes an order and its layers as Convert reads them. A layer that has another size

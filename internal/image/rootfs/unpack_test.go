@@ -287,7 +287,7 @@ func convertOrder(t testing.TB, order rootfs.Order, layers [][]byte) (*os.File, 
 	t.Cleanup(func() { _ = out.Close() })
 	result, err := rootfs.ConvertHere(t.Context(), order, func(number int) (io.ReadCloser, error) {
 		return io.NopCloser(bytes.NewReader(layers[number])), nil
-	}, out)
+	}, output(t, out))
 	assert.NoError(t, err)
 	return out, result
 }

@@ -3,8 +3,8 @@
 
 // Package converter converts container images to the roots of machines in a process that can do
 // nothing else, since all that it reads comes from strangers. The process is drover-machine, which
-// is started confined, as a user of its own if Drover is root. It gets the layers by a pipe and the
-// file that it writes as a descriptor, and can open, connect, start and signal nothing.
+// is started confined, as a user of its own if Drover is root. It gets the layers by a pipe, sends what it writes by
+// another one, and can open, connect, start and signal nothing.
 //
 // Start with Converter.Convert. Main (main.go) is the process. What is converted and how is in
 // package rootfs.
@@ -19,20 +19,20 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"cloudnative.tw/drover/internal/image/erofs"
 	"cloudnative.tw/drover/internal/image/rootfs"
 	"cloudnative.tw/drover/internal/machine/confine"
 )
 
-// Command is the first argument of the program. The second is how many bytes its output may have.
+// Command is the argument of the program.
 const Command = "convert-image"
 
 // Descriptors of the program, beside the standard streams: the layers come by its standard input,
-// and the result goes to its standard output.
+// and the result goes to its standard output. What it writes to the root goes to outputFD.
 const (
 	outputFD = iota + 3
 	programFD
@@ -55,41 +55,113 @@ type Converter struct {
 }
 
 // Convert is an image.Converter. What it returns is a claim of the program, which an image may have
-// taken over. The program ends with ctx.
-func (c Converter) Convert(ctx context.Context, order rootfs.Order, open rootfs.Open, out *os.File) (rootfs.Result, error) {
+// taken over. The program ends with ctx, and with the first failure of its input or output.
+func (c Converter) Convert(ctx context.Context, order rootfs.Order, open rootfs.Open, out erofs.File) (rootfs.Result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	from, to, err := os.Pipe()
-	if err != nil {
+	var p pipes
+	defer p.close()
+	if err := p.open(); err != nil {
 		return rootfs.Result{}, &rootfs.ConverterError{Err: err}
 	}
-	defer func() { _ = to.Close() }()
-	_, _ = unix.FcntlInt(to.Fd(), unix.F_SETPIPE_SZ, pipeSize) // which is faster, and may be denied
 	result, printed := &boundedBuffer{limit: maxResult}, &boundedBuffer{limit: maxErrors}
-	cmd, err := c.start(ctx, streams{from, result, printed, out}, order.MaxSize)
-	_ = from.Close()
+	cmd, err := c.start(ctx, streams{p.layers, result, printed, p.changes})
+	p.closeTheirs()
 	if err != nil {
 		return rootfs.Result{}, err
 	}
-	sent := rootfs.Send(to, order, open)
+	received := make(chan error, 1)
+	go func() {
+		err := rootfs.Receive(p.changed, out, order.MaxSize)
+		if err != nil {
+			cancel()
+		}
+		received <- err
+	}()
+	sent := rootfs.Send(p.sent, order, func(number int) (io.ReadCloser, error) { return openWithin(ctx, open, number) })
 	if sent != nil && !errors.Is(sent, rootfs.ErrStopped) {
 		cancel()
 	}
-	_ = to.Close()
-	err = cmd.Wait()
-	switch {
-	case ctx.Err() != nil && (sent == nil || errors.Is(sent, rootfs.ErrStopped)):
-		return rootfs.Result{}, ctx.Err()
-	case sent != nil && !errors.Is(sent, rootfs.ErrStopped):
-		return rootfs.Result{}, sent
-	case err != nil:
-		return rootfs.Result{}, &rootfs.ConverterError{Err: fmt.Errorf("%w: %s", err, printed.firstLine())}
+	_ = p.sent.Close()
+	ended := outcome{sent: sent, exit: cmd.Wait(), received: <-received, cancelled: ctx.Err(), printed: printed}
+	if err := ended.failure(); err != nil {
+		return rootfs.Result{}, err
 	}
 	made, err := parseResult(result.Bytes())
 	if err == nil && sent != nil && made.Reason == "" {
 		err = &rootfs.ConverterError{Err: errors.New("it has not read all layers")}
 	}
 	return made, err
+}
+
+// outcome is what has come of a program.
+type outcome struct {
+	sent, exit, received, cancelled error
+	printed                         *boundedBuffer
+}
+
+// failure returns why the program's result does not count, nil if it does.
+func (o outcome) failure() error {
+	if failed, ok := errors.AsType[*rootfs.WriteError](o.received); ok {
+		return failed
+	}
+	stopped := o.sent == nil || errors.Is(o.sent, rootfs.ErrStopped)
+	switch {
+	case o.received != nil && !errors.Is(o.received, io.ErrUnexpectedEOF):
+		return &rootfs.ConverterError{Err: o.received}
+	case o.cancelled != nil && stopped:
+		return o.cancelled
+	case !stopped:
+		return o.sent
+	case o.exit != nil:
+		return &rootfs.ConverterError{Err: fmt.Errorf("%w: %s", o.exit, o.printed.firstLine())}
+	case o.received != nil:
+		return &rootfs.ConverterError{Err: o.received}
+	}
+	return nil
+}
+
+// openWithin opens a layer that cannot be read any more once ctx has ended.
+func openWithin(ctx context.Context, open rootfs.Open, number int) (io.ReadCloser, error) {
+	blob, err := open(number)
+	return within{ctx, blob}, err
+}
+
+type within struct {
+	ctx context.Context
+	io.ReadCloser
+}
+
+// Read implements io.Reader.
+func (w within) Read(p []byte) (int, error) {
+	if w.ctx.Err() != nil {
+		return 0, context.Cause(w.ctx)
+	}
+	return w.ReadCloser.Read(p)
+}
+
+// pipes lead to the program and back: layers that were sent, and changes of the output.
+type pipes struct{ layers, sent, changed, changes *os.File }
+
+func (p *pipes) open() (err error) {
+	if p.layers, p.sent, err = os.Pipe(); err != nil {
+		return err
+	}
+	if p.changed, p.changes, err = os.Pipe(); err != nil {
+		return err
+	}
+	for _, pipe := range []*os.File{p.sent, p.changes} {
+		_, _ = unix.FcntlInt(pipe.Fd(), unix.F_SETPIPE_SZ, pipeSize) // which is faster, and may be denied
+	}
+	return nil
+}
+
+// closeTheirs closes the ends that the program has.
+func (p *pipes) closeTheirs() { _, _ = p.layers.Close(), p.changes.Close() }
+
+func (p *pipes) close() {
+	p.closeTheirs()
+	_, _ = p.sent.Close(), p.changed.Close()
 }
 
 func parseResult(text []byte) (rootfs.Result, error) {
@@ -108,7 +180,7 @@ type streams struct {
 }
 
 // start starts the program, confined.
-func (c Converter) start(ctx context.Context, s streams, maxSize int64) (*exec.Cmd, error) {
+func (c Converter) start(ctx context.Context, s streams) (*exec.Cmd, error) {
 	program, err := c.Program()
 	if err != nil {
 		return nil, &rootfs.ConverterError{Err: err}
@@ -120,7 +192,7 @@ func (c Converter) start(ctx context.Context, s streams, maxSize int64) (*exec.C
 	var cmd *exec.Cmd
 	err = startAs(func(user *confine.User) error {
 		var policy confine.Policy
-		cmd, policy = confine.CommandOf(ctx, program, "drover-machine", []*os.File{s.out}, Command, strconv.FormatInt(maxSize, 10))
+		cmd, policy = confine.CommandOf(ctx, program, "drover-machine", []*os.File{s.out}, Command)
 		policy.User = user
 		cmd.Env = append(cmd.Env, "GOMAXPROCS=2", "GOMEMLIMIT="+memoryLimit)
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = s.in, s.result, s.printed

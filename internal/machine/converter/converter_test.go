@@ -16,6 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cloudnative.tw/drover/internal/image/erofs"
+	"cloudnative.tw/drover/internal/image/room"
 	"cloudnative.tw/drover/internal/image/rootfs"
 	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/test/assert"
@@ -68,6 +70,11 @@ func newOutput(t *testing.T) *os.File {
 	return f
 }
 
+// output returns a file as a conversion writes to it.
+func output(f *os.File) erofs.File {
+	return &room.File{File: f, Disk: &room.Disk{Dir: filepath.Dir(f.Name())}}
+}
+
 const maxSize = 64 << 20
 
 func orderOf(layers ...[]byte) (rootfs.Order, rootfs.Open) {
@@ -87,9 +94,9 @@ func TestConvert(t *testing.T) {
 	}
 	order, open := orderOf(layers...)
 	here, there := newOutput(t), newOutput(t)
-	want, err := rootfs.ConvertHere(t.Context(), order, open, here)
+	want, err := rootfs.ConvertHere(t.Context(), order, open, output(here))
 	assert.NoError(t, err)
-	got, err := newConverter(t, machineProgram, ownUser()).Convert(t.Context(), order, open, there)
+	got, err := newConverter(t, machineProgram, ownUser()).Convert(t.Context(), order, open, output(there))
 	assert.NoError(t, err)
 	if got != want || want.Reason != "" {
 		t.Errorf("got %+v, want %+v", got, want)
@@ -118,7 +125,7 @@ func TestRefused(t *testing.T) {
 		order, open := orderOf(c.layer)
 		order.MaxSize = c.maxSize
 		out := newOutput(t)
-		got, err := newConverter(t, machineProgram, ownUser()).Convert(t.Context(), order, open, out)
+		got, err := newConverter(t, machineProgram, ownUser()).Convert(t.Context(), order, open, output(out))
 		assert.NoError(t, err)
 		if got.Reason != c.want || got.Message == "" {
 			t.Errorf("%s: got %+v", name, got)
@@ -146,13 +153,13 @@ func TestEnds(t *testing.T) {
 	c := newConverter(t, machineProgram, ownUser())
 	order := rootfs.Order{Layers: []int64{100, 100}, MaxContent: maxSize, MaxSize: maxSize}
 	ctx, cancel := context.WithCancel(t.Context())
-	_, err := c.Convert(ctx, order, func(int) (io.ReadCloser, error) { cancel(); return blocked{ctx}, nil }, newOutput(t))
+	_, err := c.Convert(ctx, order, func(int) (io.ReadCloser, error) { cancel(); return blocked{ctx}, nil }, output(newOutput(t)))
 	assert.ErrorIs(t, "Convert", err, context.Canceled)
-	_, err = c.Convert(t.Context(), order, func(int) (io.ReadCloser, error) { return nil, io.ErrNoProgress }, newOutput(t))
+	_, err = c.Convert(t.Context(), order, func(int) (io.ReadCloser, error) { return nil, io.ErrNoProgress }, output(newOutput(t)))
 	assert.ErrorIs(t, "Convert", err, io.ErrNoProgress)
 	ended, cancelled := context.WithCancel(t.Context())
 	cancelled()
-	_, err = c.Convert(ended, order, func(int) (io.ReadCloser, error) { return nil, ended.Err() }, newOutput(t))
+	_, err = c.Convert(ended, order, func(int) (io.ReadCloser, error) { return nil, ended.Err() }, output(newOutput(t)))
 	assert.ErrorIs(t, "Convert", err, context.Canceled)
 }
 
@@ -162,9 +169,9 @@ func TestNoProgram(t *testing.T) {
 	script := filepath.Join(framework.PublicDir(t), "script")
 	assert.NoError(t, os.WriteFile(script, []byte("no program"), 0o755))
 	order, open := orderOf(framework.TarOf(t, "a", make([]byte, 1<<20)))
-	_, err := newConverter(t, script, nil).Convert(t.Context(), order, open, newOutput(t))
+	_, err := newConverter(t, script, nil).Convert(t.Context(), order, open, output(newOutput(t)))
 	assert.ErrorSays(t, "a text", err, "the conversion has failed: starting it")
-	_, err = Converter{Program: func() (*os.File, error) { return nil, io.ErrClosedPipe }}.Convert(t.Context(), order, open, newOutput(t))
+	_, err = Converter{Program: func() (*os.File, error) { return nil, io.ErrClosedPipe }}.Convert(t.Context(), order, open, output(newOutput(t)))
 	assert.ErrorIs(t, "no program", err, io.ErrClosedPipe)
 	for _, text := range []string{"", "{", "[]", `{"size": "x"}`} {
 		assert.ErrorSays(t, text, assert.ErrorOf(parseResult([]byte(text))), "cannot be read")
@@ -200,7 +207,7 @@ func attack(t *testing.T, user *confine.User, isBroken bool) map[string]string {
 	_, err = out.Seek(0, io.SeekStart)
 	assert.NoError(t, err)
 	var printed bytes.Buffer
-	cmd, err := newConverter(t, program, user).start(t.Context(), streams{nil, io.Discard, &printed, out}, maxSize)
+	cmd, err := newConverter(t, program, user).start(t.Context(), streams{nil, io.Discard, &printed, out})
 	assert.NoError(t, err)
 	err = cmd.Wait()
 	var results map[string]string

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -38,27 +37,23 @@ func Main(arguments []string) int {
 }
 
 func runMain(arguments []string) error {
-	if len(arguments) != 1 {
-		return fmt.Errorf("%s takes one argument, the size of the output", Command)
+	if len(arguments) != 0 {
+		return fmt.Errorf("%s takes no arguments", Command)
 	}
-	maxSize, err := strconv.ParseInt(arguments[0], 10, 64)
-	if err != nil || maxSize < 0 {
-		return fmt.Errorf("the size of the output is %.40q", arguments[0])
-	}
-	if err := confineSelf(uint64(maxSize)); err != nil {
+	if err := confineSelf(); err != nil {
 		return err
 	}
-	result := rootfs.Convert(os.Stdin, os.NewFile(outputFD, "the root"))
+	result := rootfs.Convert(os.Stdin, rootfs.SentOutput{To: os.NewFile(outputFD, "the root")})
 	return json.NewEncoder(os.Stdout).Encode(result)
 }
 
 // confineSelf takes from this process all that it does not need, before it reads anything.
-func confineSelf(maxSize uint64) error {
+func confineSelf() error {
 	debug.SetGCPercent(gcPercent)
 	unix.CloseOnExec(outputFD)
 	_ = unix.Close(programFD)
 	signal.Ignore(unix.SIGXFSZ, unix.SIGPIPE) // the calls fail instead
-	for resource, limit := range map[int]uint64{unix.RLIMIT_FSIZE: maxSize, unix.RLIMIT_DATA: maxMemory, unix.RLIMIT_CORE: 0} {
+	for resource, limit := range map[int]uint64{unix.RLIMIT_FSIZE: 0, unix.RLIMIT_DATA: maxMemory, unix.RLIMIT_CORE: 0} {
 		if err := unix.Setrlimit(resource, &unix.Rlimit{Cur: limit, Max: limit}); err != nil {
 			return fmt.Errorf("limiting resource %d: %w", resource, err)
 		}

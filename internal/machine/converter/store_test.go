@@ -5,6 +5,7 @@ package converter
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -13,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -26,6 +28,8 @@ import (
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/erofs"
+	"cloudnative.tw/drover/internal/image/room"
 	"cloudnative.tw/drover/internal/image/rootfs"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
@@ -54,7 +58,7 @@ func newStoreIn(t *testing.T, dir, registry string) (s *image.Store, staging str
 	assert.NoError(t, err)
 	return &image.Store{
 		Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Stage: atomicfile.Folder{Path: staging}.MakeFolder,
-		Sources: sources, Convert: newConverter(t, machineProgram, ownUser()).Convert,
+		Sources: sources, Room: &room.Disk{Dir: dir}, Convert: newConverter(t, machineProgram, ownUser()).Convert,
 	}, staging
 }
 
@@ -185,13 +189,71 @@ func TestDiskFills(t *testing.T) {
 	ref := image.Ref{Source: registry + "/app:1"}
 	framework.PushImage(t, ref.Source, imageOf(t, "app", bytes.Repeat([]byte("not zeros "), size/10)))
 	s, staging := newStoreIn(t, dir, registry)
-	assert.ErrorSays(t, "Fetch", s.Fetch(t.Context(), ref, progress{}), "there is no room for its root, which has more than")
+	assert.ErrorSays(t, "Fetch", s.Fetch(t.Context(), ref, progress{}), "there is no room for it")
 	checkLeft(t, s, staging, 0)
 	assert.ErrorSays(t, "Fetch again", s.Fetch(t.Context(), ref, progress{}), "it needs at least")
 	fills.Store(false)
 	assert.NoError(t, os.Remove(filler))
 	assert.NoError(t, s.Fetch(t.Context(), ref, progress{}))
 	checkLeft(t, s, staging, 1)
+}
+
+// lowest is a file whose writer notes how little room the disk had left at any time.
+type lowest struct {
+	erofs.File
+
+	disk *room.Disk
+	free *atomic.Int64
+}
+
+// WriteAt implements io.WriterAt.
+func (l lowest) WriteAt(p []byte, at int64) (int, error) {
+	n, err := l.File.WriteAt(p, at)
+	free, failed := l.disk.Free()
+	for old := l.free.Load(); failed == nil && free < old && !l.free.CompareAndSwap(old, free); old = l.free.Load() {
+	}
+	return n, errors.Join(err, failed)
+}
+
+// TestConversionsTogether checks that conversions which begin at the same time, and each of which the disk has room
+// for, leave together what must stay free.
+func TestConversionsTogether(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := unix.Mount("drover-test", dir, "tmpfs", 0, "size=40M"); err != nil {
+		t.Skip("a small disk has to be mounted: run the tests as root")
+	}
+	t.Cleanup(func() { assert.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	const reserve, size, count = 2 << 20, 24 << 20, 2
+	var begun sync.WaitGroup
+	begun.Add(count)
+	registry := framework.NewRegistry(t, nil)
+	s, staging := newStoreIn(t, dir, registry)
+	var free atomic.Int64
+	free.Store(size * count)
+	convert := s.Convert
+	s.Convert = func(ctx context.Context, order rootfs.Order, open rootfs.Open, out erofs.File) (rootfs.Result, error) {
+		begun.Done()
+		begun.Wait()
+		return convert(ctx, order, open, lowest{out, s.Room, &free})
+	}
+	errs := make([]error, count)
+	var all sync.WaitGroup
+	for n := range count {
+		ref := image.Ref{Source: fmt.Sprintf("%s/app:%d", registry, n)}
+		framework.PushImage(t, ref.Source, imageOf(t, "app", bytes.Repeat(fmt.Appendf(nil, "%09d ", n), size/10)))
+		all.Go(func() { errs[n] = s.Fetch(t.Context(), ref, progress{}) })
+	}
+	all.Wait()
+	failed := errors.Join(errs...)
+	assert.ErrorSays(t, "Fetch", failed, "there is no room for it")
+	if free.Load() < reserve {
+		t.Errorf("%d bytes were free at the least, and %d must stay free", free.Load(), reserve)
+	}
+	t.Logf("%d bytes were free at the least: %v", free.Load(), failed)
+	if errs[0] == nil || errs[1] == nil {
+		checkLeft(t, s, staging, 1)
+	}
 }
 
 // killConverter kills the process once it is there.

@@ -13,6 +13,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/download"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/room"
 )
 
 // ImageStore fetches images in the background, each once for all servers that wait for
@@ -35,7 +36,7 @@ func NewImageStore(dir *statedir.Dir, sub string, c clock.Clock, fetches *downlo
 		}
 		return dir.Temp()
 	}
-	return &ImageStore{&image.Store{Dir: dir.Path(), Sub: sub, Clock: c, Stage: stage, Sources: sources}, dir, fetches}
+	return &ImageStore{&image.Store{Dir: dir.Path(), Sub: sub, Clock: c, Stage: stage, Sources: sources, Room: &room.Disk{Dir: dir.Path()}}, dir, fetches}
 }
 
 // Hold prevents images from being pruned while a disk is made of one.

@@ -1,0 +1,87 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package room_test
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/image/room"
+	"cloudnative.tw/drover/test/assert"
+)
+
+const mebibyte = 1 << 20
+
+// newDisk mounts a disk of 20 MiB, of which 1 MiB is reserved.
+func newDisk(t *testing.T) *room.Disk {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mount("drover-test", dir, "tmpfs", 0, "size=20M"); err != nil {
+		t.Skip("a small disk has to be mounted: run the tests as root")
+	}
+	t.Cleanup(func() { assert.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	return &room.Disk{Dir: dir}
+}
+
+func newFile(t *testing.T, d *room.Disk, name string) *room.File {
+	t.Helper()
+	f, err := os.Create(filepath.Join(d.Dir, name))
+	assert.NoError(t, err)
+	t.Cleanup(func() { _ = f.Close() })
+	return &room.File{File: f, Disk: d}
+}
+
+// TestTake checks that what one has taken is not there for another, until it is given back, and that nobody gets the
+// reserve.
+func TestTake(t *testing.T) {
+	t.Parallel()
+	d := newDisk(t)
+	release, err := d.Take(12 * mebibyte)
+	assert.NoError(t, err)
+	_, err = d.Take(8 * mebibyte)
+	lacks, ok := errors.AsType[*room.LackError](err)
+	if !ok || lacks.Needed != 9*mebibyte {
+		t.Errorf("another gets 8 MiB: %v", err)
+	}
+	assert.ErrorSays(t, "Take", err, "8388608 bytes are free on the disk of "+d.Dir+", of which 1048576 bytes must stay free")
+	other, err := d.Take(7 * mebibyte)
+	assert.NoError(t, err)
+	other()
+	release()
+	release, err = d.Take(19 * mebibyte)
+	assert.NoError(t, err)
+	release()
+	assert.ErrorSays(t, "Take", assert.ErrorOf(d.Take(19*mebibyte+1)), "20971520 bytes are free")
+}
+
+// TestFiles checks that files which are written at the same time leave the reserve, and that a hole gives room back.
+func TestFiles(t *testing.T) {
+	t.Parallel()
+	d := newDisk(t)
+	noise := bytes.Repeat([]byte("noise"), 8*mebibyte/5)
+	var all sync.WaitGroup
+	files := []*room.File{newFile(t, d, "a"), newFile(t, d, "b"), newFile(t, d, "c")}
+	errs := make([]error, len(files))
+	for n, f := range files {
+		all.Go(func() { _, errs[n] = f.WriteAt(noise, 0) })
+	}
+	all.Wait()
+	free, err := d.Free()
+	assert.NoError(t, err)
+	if free < mebibyte || errors.Join(errs...) == nil {
+		t.Errorf("%d bytes are free, and the errors are %v", free, errs)
+	}
+	assert.NoError(t, files[0].Clear(0, 8*mebibyte))
+	assert.NoError(t, assert.ErrorOf(files[1].WriteAt(noise[:mebibyte], 8*mebibyte)))
+	assert.NoError(t, files[1].Truncate(4*mebibyte))
+	if info, err := files[1].File.Stat(); err != nil || info.Size() != 4*mebibyte || files[1].Written() < 1*mebibyte {
+		t.Errorf("it has %+v, %v", info, err)
+	}
+}

@@ -1,0 +1,108 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rootfs
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"cloudnative.tw/drover/internal/image/erofs"
+)
+
+// A conversion in another process sends what it writes, so that whoever owns the file checks each write, and takes
+// the room for it. A message is its kind, an offset and a size, and for write so many bytes.
+const (
+	kindWrite    = 'w'
+	kindTruncate = 't'
+	kindClear    = 'c'
+
+	headSize = 1 + 8 + 8
+	// maxChunk is how many bytes a write may have.
+	maxChunk = 1 << 20
+)
+
+// SentOutput is a file whose changes are sent.
+type SentOutput struct{ To io.Writer }
+
+var _ erofs.File = SentOutput{}
+
+// WriteAt implements io.WriterAt.
+func (o SentOutput) WriteAt(p []byte, at int64) (written int, err error) {
+	for written < len(p) {
+		part := p[written:min(len(p), written+maxChunk)]
+		if err := o.send(kindWrite, at+int64(written), int64(len(part))); err != nil {
+			return written, err
+		}
+		n, err := o.To.Write(part)
+		if written += n; err != nil {
+			return written, err
+		}
+	}
+	return written, nil
+}
+
+// Truncate implements erofs.File.
+func (o SentOutput) Truncate(size int64) error { return o.send(kindTruncate, 0, size) }
+
+// Clear implements erofs.File.
+func (o SentOutput) Clear(at, size int64) error { return o.send(kindClear, at, size) }
+
+func (o SentOutput) send(kind byte, at, size int64) error {
+	head := binary.BigEndian.AppendUint64([]byte{kind}, uint64(at))         //nolint:gosec // offsets are not negative
+	_, err := o.To.Write(binary.BigEndian.AppendUint64(head, uint64(size))) //nolint:gosec // neither are sizes
+	return err
+}
+
+// WriteError means that a change of the output failed.
+type WriteError struct{ Err error }
+
+// Error implements error.
+func (e *WriteError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *WriteError) Unwrap() error { return e.Err }
+
+// Receive makes the changes that a SentOutput sends, until their end. It refuses changes behind maxSize. The error is a
+// WriteError if a change failed, and else says that what was sent makes no sense.
+func Receive(from io.Reader, to erofs.File, maxSize int64) error {
+	head, chunk := make([]byte, headSize), make([]byte, maxChunk)
+	for {
+		if _, err := io.ReadFull(from, head); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		at, size := int64(binary.BigEndian.Uint64(head[1:])), int64(binary.BigEndian.Uint64(head[9:])) //nolint:gosec // checked below
+		if at < 0 || at > maxSize || size < 0 || size > maxSize-at || head[0] == kindWrite && size > maxChunk {
+			return fmt.Errorf("it changes %d bytes at %d of its output, which may have %d", size, at, maxSize)
+		}
+		if head[0] == kindWrite {
+			if _, err := io.ReadFull(from, chunk[:size]); err != nil {
+				return err
+			}
+		}
+		if err := change(to, head[0], at, size, chunk); err != nil {
+			return err
+		}
+	}
+}
+
+func change(to erofs.File, kind byte, at, size int64, chunk []byte) (err error) {
+	switch kind {
+	case kindWrite:
+		_, err = to.WriteAt(chunk[:size], at)
+	case kindTruncate:
+		err = to.Truncate(size)
+	case kindClear:
+		err = to.Clear(at, size)
+	default:
+		return fmt.Errorf("it asks for an unknown change of its output, %q", kind)
+	}
+	if err != nil {
+		return &WriteError{err}
+	}
+	return nil
+}
