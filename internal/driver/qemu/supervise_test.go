@@ -25,6 +25,7 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/supervisor"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -395,6 +396,35 @@ func TestKilledAfterResume(t *testing.T) {
 	assert.NoError(t, s.StartRun(t.Context(), spec)) // and no step after that
 	e.sendText(t, driver.Server{UID: spec.UID}, "x")
 	waitStopped(t, h)
+}
+
+// TestSupervisorThatEnds checks that a supervisor which ends again and again is restarted at once the first time, and
+// then after a wait, whoever asks for it.
+func TestSupervisorThatEnds(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	o, now := e.options(), framework.NewFakeClock(time.Now())
+	o.Clock = now
+	d := openWith(t, o)
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	h := d.InstanceOf(spec.UID)
+	end := func() {
+		assert.NoError(t, proc.Kill(t.Context(), supervisorOf(t, h).PID, func(int) bool { return true }))
+	}
+	isFollowed := func(t testing.TB) error { return listOf(t, d)[spec.UID].Err }
+	end()
+	assert.Eventually(t, "it is restarted at once", isFollowed)
+	second := supervisorOf(t, h)
+	end()
+	for range 3 {
+		assert.ErrorIs(t, "a call before the wait is over", listOf(t, d)[spec.UID].Err, proc.ErrEndsSoon, "is started again in 100ms")
+	}
+	if last := supervisorOf(t, h); last != second {
+		t.Errorf("started was %+v after %+v", last, second)
+	}
+	now.Step(100 * time.Millisecond)
+	assert.Eventually(t, "it is restarted after the wait", isFollowed)
 }
 
 // TestNotifiesOnce checks that a machine which cannot be listened to is reported when that

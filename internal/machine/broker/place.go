@@ -44,6 +44,8 @@ type Place struct {
 	Program func() (*supervisor.Program, error)
 	// StartAs calls start with the user that the program runs as.
 	StartAs func(start func(*confine.User) error) error
+	// Starts bounds how often the broker is started.
+	Starts *proc.Starts
 	// Checks limits how often those who have connected a machine check whether the broker answers.
 	Checks *rate.Sometimes
 }
@@ -200,6 +202,9 @@ func (p Place) dialOrStart(ctx context.Context, program *supervisor.Program) (ne
 
 // start starts the broker, confined. The caller has its lock, which it inherits.
 func (p Place) start(ctx context.Context, program *supervisor.Program, lock *os.File) error {
+	if err := p.Starts.Take(p.UUID); err != nil {
+		return fmt.Errorf("%w: see %s", err, p.File(logFile))
+	}
 	listener, err := p.Listen(socket)
 	if err != nil {
 		return err

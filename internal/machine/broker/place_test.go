@@ -5,11 +5,57 @@ package broker
 
 import (
 	"context"
+	"errors"
+	"os"
+	"path/filepath"
 	"testing"
+	"time"
+
+	testingclock "k8s.io/utils/clock/testing"
 
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/confine"
+	"cloudnative.tw/drover/internal/machine/proc"
+	"cloudnative.tw/drover/internal/machine/supervisor"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
+
+// TestBrokerThatEnds checks that a broker that ends at once is restarted once at once, and then after growing waits,
+// however often it is asked for, and that the error says when and where the reason is.
+func TestBrokerThatEnds(t *testing.T) {
+	t.Parallel()
+	dir := framework.ShortTempDir(t)
+	assert.NoError(t, errors.Join(os.Chmod(dir, 0o755), os.Mkdir(filepath.Join(dir, "broker"), 0o700))) //nolint:gosec // for the broker's user
+	program := filepath.Join(dir, "program")
+	assert.NoError(t, framework.BuildStatic(program, "hack/guest/pack")) // which ends at once
+	installed, err := supervisor.InstallProgram(filepath.Join(dir, "programs"), program)
+	assert.NoError(t, err)
+	starts, clock := 0, testingclock.NewFakePassiveClock(time.Unix(0, 0))
+	p := Place{
+		Machine: machine.Machine{Path: filepath.Join(dir, "broker"), UUID: "broker"},
+		Program: func() (*supervisor.Program, error) { return installed, nil },
+		StartAs: func(start func(*confine.User) error) error {
+			if starts++; starts > 10 {
+				return errors.New("it is started without end")
+			}
+			return start(nil)
+		},
+		Starts: proc.NewStarts(clock),
+	}
+	for _, step := range []struct {
+		wait time.Duration
+		want int
+	}{{0, 2}, {99 * time.Millisecond, 2}, {time.Millisecond, 3}, {100 * time.Millisecond, 3}, {100 * time.Millisecond, 4}} {
+		clock.SetTime(clock.Now().Add(step.wait))
+		for range 3 {
+			assert.ErrorIs(t, "connecting", p.Connect(t.Context(), machineOf("1", "ns", "a", "10.1.0.2"), nil), proc.ErrEndsSoon, logFile)
+		}
+		if starts != step.want {
+			t.Errorf("after %s more it was started %d times, want %d", step.wait, starts, step.want)
+		}
+	}
+}
 
 // TestRemoveWithoutTime checks that a broker is not taken for one that does not answer by a caller who has ended before
 // it asked.

@@ -92,6 +92,8 @@ type Place struct {
 	Config HostConfig
 	// Reload returns the place as it is now: another run may have begun since.
 	Reload func() (Place, error)
+	// Starts bounds how often a supervisor is started.
+	Starts *proc.Starts
 	// OnStart gives a supervisor that was started what it cannot be given at its start.
 	OnStart func(context.Context, *control.Client)
 }
@@ -201,6 +203,12 @@ func (p Place) start(ctx context.Context, lock *os.File) error {
 	}
 	o := Order{Program: program.file, UUID: p.UUID, Dir: p.Path, Config: p.Config, Lock: lock}
 	o.Config.Token = rand.Text()
+	if err := p.openProcess(&o, &files); err != nil {
+		return err
+	}
+	if err := p.Starts.Take(p.UUID); err != nil {
+		return fmt.Errorf("the supervisor is not started: %w: see %s", err, p.File(logFile))
+	}
 	if err := p.open(ctx, &o, &files); err != nil {
 		return err
 	}
@@ -220,11 +228,8 @@ func (p Place) start(ctx context.Context, lock *os.File) error {
 	return p.writeState(s)
 }
 
-// open opens what a supervisor is given.
+// open opens what a supervisor is given beside the handle on QEMU's process.
 func (p Place) open(ctx context.Context, o *Order, files *opened) (err error) {
-	if err := p.openProcess(o, files); err != nil {
-		return err
-	}
 	if o.Listener, err = files.add(p.Listen(socket)); err != nil {
 		return err
 	}

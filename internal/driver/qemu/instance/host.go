@@ -77,6 +77,8 @@ type Host struct {
 	Addresses *addresses.Pool
 	// EgressPolicy is where guests may connect to. Without resolvers those of this host are asked.
 	EgressPolicy control.Egress
+	// starts bounds how often supervisors and the broker are started.
+	starts *proc.Starts
 	// Broker connects machines to each other.
 	Broker broker.Place
 	// InstallSupervisor installs the program that follows each QEMU; nil for a host on which none is started.
@@ -102,10 +104,11 @@ func NewHost(c Config, dir *statedir.Dir) *Host {
 		Config: c, StateDir: dir, Program: program,
 		Accelerator: machine.NewAccelerator(c.Accelerator, program, c.Clock, c.Log),
 		LogBound:    defaultLogBound, FindGroups: cgroup.Find, FindGroupMemory: cgroup.MemoryLeft,
+		starts: proc.NewStarts(c.Clock),
 	}
 	h.Broker = broker.Place{
 		Machine: machine.Machine{Path: dir.Path(BrokerDir), UUID: BrokerDir, Staging: dir},
-		Program: h.FindSupervisor, StartAs: c.Users.StartAs,
+		Program: h.FindSupervisor, StartAs: c.Users.StartAs, Starts: h.starts,
 		Checks: &rate.Sometimes{Interval: broker.CheckEvery},
 	}
 	return h

@@ -38,7 +38,7 @@ const defaultLogBound = 1 << 20
 // a run takes precedence over the supervisor's record.
 func (inst *Instance) Supervisor() supervisor.Place {
 	p := supervisor.Place{
-		Machine: inst.Machine, Program: inst.Host.FindSupervisor, AreSeparate: inst.Host.Users.AreSeparate(),
+		Machine: inst.Machine, Program: inst.Host.FindSupervisor, AreSeparate: inst.Host.Users.AreSeparate(), Starts: inst.Host.starts,
 		Record: strings.TrimSuffix(inst.ExitFile(), ".json") + ".end",
 		Config: supervisor.HostConfig{Accelerator: inst.Accelerator, Disks: inst.DiskSizes(), LogBytes: inst.Host.LogBound, Network: inst.networkConfig()},
 		Reload: func() (supervisor.Place, error) {
