@@ -111,9 +111,7 @@ func testAdoptAfterCrash(t *testing.T, e *env) {
 	before := e.ensureState(t, spec, driver.StateRunning)
 	next := e.openDriver(t, e.cluster)
 	wantSameRun(t, listOne(t, next, spec.UID), before)
-	after, err := next.Ensure(t.Context(), spec)
-	assert.NoError(t, err)
-	wantSameRun(t, after, before)
+	wantSameRun(t, ensureOnce(t, next, spec), before)
 	if n := len(listServers(t, next)); n != 1 {
 		t.Errorf("there are %d servers after the adoption, want 1", n)
 	}
@@ -126,23 +124,21 @@ func testWrongID(t *testing.T, e *env) {
 	wrong := driver.Target{UID: spec.UID, ID: s.ID + "0"}
 	stop := e.stopSpec(spec)
 	stop.Target = wrong
-	assert.ErrorIs(t, "Ensure with another server's ID", assert.ErrorOf(e.driver.Ensure(t.Context(), stop)), driver.ErrNotFound)
+	wantKind(t, "Ensure with another server's ID", driver.ErrNotFound, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), stop)) })
 	for _, retain := range []bool{false, true} {
-		assert.ErrorIs(t, "Delete with another server's ID", e.driver.Delete(t.Context(), wrong, retain), driver.ErrNotFound)
+		wantKind(t, "Delete with another server's ID", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), wrong, retain) })
 	}
 	wantSameRun(t, listOne(t, e.driver, spec.UID), s)
 	spec.ID = s.ID
-	right, err := e.driver.Ensure(t.Context(), spec)
-	assert.NoError(t, err)
-	wantSameRun(t, right, s)
+	wantSameRun(t, ensureOnce(t, e.driver, spec), s)
 }
 
 func testBadUID(t *testing.T, e *env) {
 	for _, uid := range []types.UID{"", ".", "..", "../x", "/etc/x", "a/b", "a b", "a\nb", "a\x00b", "-rf", types.UID(strings.Repeat("a", 300))} {
 		spec := e.newSpec(t, "bad-uid")
 		spec.UID = uid
-		assert.ErrorIs(t, "Ensure of the UID "+string(uid), assert.ErrorOf(e.driver.Ensure(t.Context(), spec)), driver.ErrInvalid)
-		err := e.driver.Delete(t.Context(), spec.Target, false)
+		wantKind(t, "Ensure of the UID "+string(uid), driver.ErrInvalid, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), spec)) })
+		err := errorOf(t, "Delete", driver.ErrInvalid, func() error { return e.driver.Delete(t.Context(), spec.Target, false) })
 		if !errors.Is(err, driver.ErrInvalid) && !errors.Is(err, driver.ErrNotFound) {
 			t.Errorf("Delete of the UID %q: got %v, want invalid or not found", uid, err)
 		}
@@ -164,8 +160,8 @@ func testOtherCluster(t *testing.T, e *env) {
 		t.Errorf("List by UID shows another cluster's %s", describeServers(named...))
 	}
 	for _, target := range []driver.Target{{UID: spec.UID}, {UID: spec.UID, ID: theirs.ID}} {
-		assert.ErrorIs(t, "Delete of another cluster's server", d.Delete(t.Context(), target, false), driver.ErrNotFound)
-		assert.ErrorIs(t, "Release of another cluster's server", d.Delete(t.Context(), target, true), driver.ErrNotFound)
+		wantKind(t, "Delete of another cluster's server", driver.ErrNotFound, func() error { return d.Delete(t.Context(), target, false) })
+		wantKind(t, "Release of another cluster's server", driver.ErrNotFound, func() error { return d.Delete(t.Context(), target, true) })
 		touch := e.stopSpec(spec)
 		touch.Target = target
 		// Whether a second server of that UID is possible is up to the
@@ -174,9 +170,7 @@ func testOtherCluster(t *testing.T, e *env) {
 			t.Errorf("Ensure took another cluster's %s", describeServers(s))
 		}
 	}
-	samples, err := d.Usage(t.Context(), spec.UID)
-	assert.NoError(t, err)
-	for _, u := range samples {
+	for _, u := range usageOf(t, d, spec.UID) {
 		t.Errorf("Usage reports another cluster's server: %+v", u)
 	}
 	wantSameRun(t, listOne(t, e.driver, spec.UID), theirs)

@@ -70,7 +70,7 @@ func testSecrets(t *testing.T, e *env) {
 // support.
 func (e *env) ensureSupported(t *testing.T, spec driver.ServerSpec, mark string) driver.Server {
 	t.Helper()
-	_, err := e.driver.Ensure(t.Context(), spec)
+	err := errorOf(t, "Ensure", driver.ErrUnsupported, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), spec)) })
 	if errors.Is(err, driver.ErrUnsupported) {
 		wantConcealed(t, "the refusal", err, mark)
 		spec.UserData, spec.NetworkData, spec.SSHKeys = driver.Secret{}, driver.Secret{}, nil
@@ -84,7 +84,7 @@ func (e *env) ensureInvalid(t *testing.T, spec driver.ServerSpec) error {
 	spec.Target = driver.Target{UID: newUID()}
 	spec.Image.Source = "::: no such form of image :::"
 	spec.Power = "Sideways"
-	_, err := e.driver.Ensure(t.Context(), spec)
+	err := errorOf(t, "Ensure", driver.ErrUnsupported, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), spec)) })
 	if !isFinal(err) {
 		t.Errorf("Ensure with power %q and image %q: got error %v, want the kind invalid or unsupported", spec.Power, spec.Image.Source, err)
 	}

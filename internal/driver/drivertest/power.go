@@ -12,7 +12,6 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest/streams"
-	"cloudnative.tw/drover/test/assert"
 )
 
 func testStopAndStart(t *testing.T, e *env) {
@@ -78,9 +77,7 @@ func testRestartOnce(t *testing.T, e *env) {
 	restart := e.restartSpec(spec, first.Run, e.fromNow(time.Hour))
 	second := e.ensureNewRun(t, restart, first.Run)
 	for range 3 {
-		s, err := e.driver.Ensure(t.Context(), restart)
-		assert.NoError(t, err)
-		wantSameRun(t, s, second)
+		wantSameRun(t, ensureOnce(t, e.driver, restart), second)
 	}
 	// A run that is over stays over, whatever else happens.
 	e.ensureState(t, e.stopSpec(restart), driver.StateStopped)

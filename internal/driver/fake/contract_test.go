@@ -4,8 +4,10 @@
 package fake_test
 
 import (
+	"context"
 	"errors"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"testing"
@@ -19,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/users"
 )
 
 // withDelays makes every state that takes time last long enough to be seen.
@@ -65,6 +68,57 @@ func TestContractInDir(t *testing.T) {
 			drivertest.Run(t, h)
 		})
 	}
+}
+
+// lateDriver fails a third of all calls, as the engine of a busy host does that answers too late.
+type lateDriver struct {
+	driver.Driver
+	random *rand.Rand
+}
+
+func (d *lateDriver) Unwrap() driver.Driver { return d.Driver }
+
+func (d *lateDriver) fail() error {
+	if d.random.IntN(3) == 0 {
+		return driver.Errorf(driver.ErrUnavailable, "the engine is late")
+	}
+	return nil
+}
+
+func (d *lateDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+	if err := d.fail(); err != nil {
+		return driver.Server{}, err
+	}
+	return d.Driver.Ensure(ctx, spec)
+}
+
+func (d *lateDriver) Delete(ctx context.Context, target driver.Target, retain bool) error {
+	if err := d.fail(); err != nil {
+		return err
+	}
+	return d.Driver.Delete(ctx, target, retain)
+}
+
+func (d *lateDriver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
+	if err := d.fail(); err != nil {
+		return nil, err
+	}
+	return d.Driver.List(ctx, uids...)
+}
+
+func (d *lateDriver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
+	if err := d.fail(); err != nil {
+		return nil, err
+	}
+	return d.Driver.Usage(ctx, uids...)
+}
+
+// TestContractOfALateEngine checks that no case of the contract fails on a host that is so busy that calls have to be
+// repeated.
+func TestContractOfALateEngine(t *testing.T) {
+	t.Parallel()
+	h := faketest.InMemory(func(o fake.Options) fake.Options { return o })
+	drivertest.Run(t, h.Decorated(func(d driver.Driver) driver.Driver { return &lateDriver{d, users.NewRandom(1, 0)} }))
 }
 
 func renameFile(t *testing.T, from, to string) {

@@ -107,7 +107,9 @@ func (e *engine) engineActions() drivertest.OutOfBand {
 		},
 		Pause: func(t *testing.T, s driver.Server) {
 			t.Helper()
-			assert.NoError(t, e.instanceFor(t, s).Execute(t.Context(), "stop", nil, nil))
+			assert.Eventually(t, "QEMU to stop the guest", func(testing.TB) error {
+				return e.instanceFor(t, s).Execute(t.Context(), "stop", nil, nil)
+			})
 		},
 		Remove: func(t *testing.T, s driver.Server) {
 			t.Helper()
@@ -144,10 +146,14 @@ func typeText(t *testing.T, h *instance.Instance, text string) (stop func()) {
 	t.Helper()
 	s, err := h.Load()
 	assert.NoError(t, err)
-	c, err := s.Supervisor().Reach(t.Context())
-	assert.NoError(t, err)
-	console, err := c.Console(t.Context(), true)
-	assert.NoError(t, err)
+	var console io.ReadWriteCloser
+	assert.Eventually(t, "a console", func(testing.TB) error { // its supervisor may be about to be replaced
+		c, err := s.Supervisor().Reach(t.Context())
+		if err == nil {
+			console, err = c.Console(t.Context(), true)
+		}
+		return err
+	})
 	left := make(chan struct{})
 	go func() {
 		defer close(left)

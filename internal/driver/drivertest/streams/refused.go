@@ -47,7 +47,9 @@ func (e *Env) streamCalls(d driver.Driver) map[string]func(ctx context.Context, 
 func testStreamsRefused(t *testing.T, e *Env) {
 	running, _ := e.Start(t, "theirs")
 	released, s := e.Start(t, "released")
-	assert.NoError(t, e.Driver.Delete(t.Context(), driver.Target{UID: released.UID, ID: s.ID}, true))
+	assert.Eventually(t, "a release", func(testing.TB) error {
+		return e.Driver.Delete(t.Context(), driver.Target{UID: released.UID, ID: s.ID}, true)
+	})
 	stopped, _ := e.Start(t, "stopped")
 	e.Stop(t, stopped)
 	never := e.Create(t, "never")
