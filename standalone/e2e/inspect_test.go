@@ -439,3 +439,39 @@ func TestInspectingAsPlainUser(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// checkDoctorOfAPI checks that drover doctor finds a webhook that does not answer, and a deleted definition of
+// VirtualMachines, which the next start installs.
+func checkDoctorOfAPI(t *testing.T, cluster *framework.Cluster) {
+	t.Helper()
+	c := objectsFor(t, cluster.Config)
+	requireServed := func(level, says string) {
+		t.Helper()
+		got := runDrover(t, "", nil, "doctor", "--data-dir", cluster.DataDir, "--output", "json")
+		var report doctorReport
+		assert.NoError(t, json.Unmarshal([]byte(got.out), &report))
+		for _, f := range report.Findings {
+			if f.Name == "served" && f.Level == level && strings.Contains(f.Observed, says) {
+				return
+			}
+		}
+		t.Errorf("drover doctor does not say %q: %s %s", says, got.out, got.errOut)
+	}
+	requireServed("ok", "the API serves VirtualMachines")
+	closed := framework.Listen(t, "tcp", "127.0.0.1:0")
+	assert.NoError(t, closed.Close())
+	webhook := newObject("admissionregistration.k8s.io/v1", "ValidatingWebhookConfiguration", "dead", nil)
+	webhook.Object["webhooks"] = []any{map[string]any{
+		"name": "dead.example.com", "sideEffects": "None", "admissionReviewVersions": []any{"v1"},
+		"clientConfig": map[string]any{"url": "https://" + closed.Addr().String()},
+		"rules":        []any{map[string]any{"apiGroups": []any{"cloudnative.tw"}, "apiVersions": []any{"*"}, "operations": []any{"*"}, "resources": []any{"*"}}},
+	}}
+	create(t, c, webhook)
+	requireServed("error", "webhook dead.example.com of ValidatingWebhookConfiguration dead does not answer")
+	assert.NoError(t, c.Delete(t.Context(), webhook))
+
+	crd := newObject("apiextensions.k8s.io/v1", "CustomResourceDefinition", "virtualmachines.cloudnative.tw", nil)
+	assert.NoError(t, c.Delete(t.Context(), crd))
+	waitForDeletion(t, c, crd)
+	requireServed("error", "the API has no CustomResourceDefinition virtualmachines.cloudnative.tw")
+}

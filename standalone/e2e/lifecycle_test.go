@@ -49,6 +49,7 @@ func TestLife(t *testing.T) {
 	checkNothingAcknowledgedIsLost(t, c)
 	checkUserRoles(t, c)
 	checkUnenforced(t, c, unenforced)
+	checkDoctorOfAPI(t, c)
 
 	checkStopWithWatchesOpen(t, c)
 	checkStoredPortInUse(t, c)

@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"cloudnative.tw/drover/test/assert"
@@ -159,33 +160,48 @@ func TestOutputWithoutReader(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(framework.ShortTempDir(t), "data")
 	up := startUnread(t, "drover", "up", "--data-dir", dir, "--port", "0", "--without-controller", "--unsafe-no-fsync")
-	assert.Eventually(t, "drover up is ready", func(testing.TB) error { _, err := os.Stat(filepath.Join(dir, "run", "ready")); return err })
+	assert.Eventually(t, "drover up is ready", func(t testing.TB) error {
+		if err := up.Process.Signal(syscall.Signal(0)); err != nil {
+			t.Fatalf("it has ended: %s", <-up.ended)
+		}
+		_, err := os.Stat(filepath.Join(dir, "run", "ready"))
+		return err
+	})
 	assert.NoError(t, up.Process.Signal(os.Interrupt))
-	requireExit(t, up)
+	up.requireExit(t)
 	state, err := os.ReadFile(filepath.Join(dir, "run", "state.json"))
 	if err != nil || !bytes.Contains(state, []byte(`"endedAt"`)) {
 		t.Errorf("drover up did not end in order: %s, %v", state, err)
 	}
-	controller := startUnread(t, "drover-controller", "--kubeconfig", filepath.Join(t.TempDir(), "missing"))
-	requireExit(t, controller)
+	startUnread(t, "drover-controller", "--kubeconfig", filepath.Join(t.TempDir(), "missing")).requireExit(t)
 }
 
-// startUnread starts a program whose output is a pipe without a reader.
-func startUnread(t *testing.T, program string, args ...string) *exec.Cmd {
+// unread is a program whose output is a pipe without a reader.
+type unread struct {
+	*exec.Cmd
+
+	ended chan *os.ProcessState
+}
+
+func startUnread(t *testing.T, program string, args ...string) unread {
 	t.Helper()
 	out, in, err := os.Pipe()
 	assert.NoError(t, err)
 	cmd := exec.CommandContext(t.Context(), filepath.Join(filepath.Dir(droverBinary(t)), program), args...)
 	cmd.Stdout, cmd.Stderr = in, in
 	assert.NoError(t, errors.Join(out.Close(), cmd.Start(), in.Close()))
-	return cmd
+	u := unread{cmd, make(chan *os.ProcessState, 1)}
+	go func() {
+		_ = cmd.Wait()
+		u.ended <- cmd.ProcessState
+	}()
+	return u
 }
 
-// requireExit waits until a program has ended by itself, and not by a signal.
-func requireExit(t *testing.T, cmd *exec.Cmd) {
+// requireExit waits until the program has ended by itself, and not by a signal.
+func (u unread) requireExit(t *testing.T) {
 	t.Helper()
-	_ = cmd.Wait()
-	if !cmd.ProcessState.Exited() {
-		t.Errorf("%s: %s", filepath.Base(cmd.Path), cmd.ProcessState)
+	if state := <-u.ended; !state.Exited() {
+		t.Errorf("%s: %s", filepath.Base(u.Path), state)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inotify"
 )
 
 // Notify watches the folder and some of its sub-folders. It pins the engine that is
@@ -18,12 +19,12 @@ func (d *Dir) Notify(subs ...string) (*fsnotify.Watcher, error) {
 	_ = d.MakeFolders()
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
-		return nil, driver.Errorf(driver.ErrUnavailable, "watching %s: %w", d.name, err)
+		return nil, driver.Errorf(driver.ErrUnavailable, "watching %s: %w", d.name, inotify.Explain(err))
 	}
 	for _, sub := range append(subs, "") {
 		if err := w.Add(d.Path(sub)); err != nil {
 			_ = w.Close()
-			return nil, driver.Errorf(driver.ErrUnavailable, "watching %s: %w", d.name, err)
+			return nil, driver.Errorf(driver.ErrUnavailable, "watching %s: %w", d.name, inotify.Explain(err))
 		}
 	}
 	// Only now: a folder that is removed from here on is reported.

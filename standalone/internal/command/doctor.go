@@ -31,8 +31,9 @@ func (p Program) newDoctorCommand() *cobra.Command {
 		Use:   "doctor",
 		Short: "Check this host and the installation on it, and say what to fix",
 		Long: `Check this host and the installation of Drover on it: KVM, control groups,
-confinement, the user of machines, QEMU, Docker, the data dir and its files,
-disk room and ports. drover status shows what runs.
+confinement, limits of watches, the user of machines, QEMU, Docker, the data
+dir and its files, disk room and ports, and what the API serves and waits for.
+drover status shows what runs.
 
 It changes nothing, and works with or without root, and whether Drover runs or
 not. As root it acts as the user who owns the data dir. It takes the settings of

@@ -120,6 +120,7 @@ var table = []check{
 	{group: groupHost, name: "kvm", within: slow, run: both(gatherKVM, judgeKVM)},
 	{group: groupHost, name: "cgroup", run: both(gatherCgroup, judgeCgroup)},
 	{group: groupHost, name: "confinement", within: slow, run: both(gatherConfinement, judgeConfinement)},
+	{group: groupHost, name: "inotify", cheap: true, run: both(gatherInotify, judgeInotify)},
 	{group: groupHost, name: "machine-user", cheap: true, run: both(gatherMachineUser, judgeMachineUser)},
 	{group: groupEngines, name: "qemu", within: slow, run: both(gatherQEMU, judgeQEMU)},
 	{group: groupEngines, name: "docker", within: 2 * findings.DefaultWithin, run: both(gatherDocker, judgeDocker)},
@@ -127,6 +128,7 @@ var table = []check{
 	{group: groupInstallation, name: "files", within: 2 * findings.DefaultWithin, run: both(gatherFiles, judgeFiles)},
 	{group: groupInstallation, name: "disk", cheap: true, run: both(gatherDisks, judgeDisks)},
 	{group: groupInstallation, name: "ports", run: both(gatherPorts, judgePorts)},
+	{group: groupInstallation, name: "served", within: 2 * findings.DefaultWithin, run: both(gatherServed, judgeServed)},
 }
 
 // both returns a check of facts that are gathered and then judged.

@@ -11,8 +11,13 @@ import (
 	"syscall"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/internal/inotify"
 	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/standalone/internal/engines"
 )
@@ -63,36 +68,87 @@ const (
 	mistaken = findings.LevelError
 )
 
+func TestJudgeServed(t *testing.T) {
+	t.Parallel()
+	served := &apiextensionsv1.CustomResourceDefinition{}
+	going, refused := served.DeepCopy(), served.DeepCopy()
+	going.DeletionTimestamp = &metav1.Time{}
+	refused.Status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.Established, Status: apiextensionsv1.ConditionFalse, Message: "names conflict"}}
+	dead := deadWebhook{webhook{
+		kind: "ValidatingWebhookConfiguration", configuration: "policies", name: "check.example.com",
+		rules: []admissionv1.RuleWithOperations{{Rule: admissionv1.Rule{APIGroups: []string{"*"}, Resources: []string{"*"}}}},
+	}, syscall.ECONNREFUSED}
+	lenient := dead
+	lenient.policy = new(admissionv1.Ignore)
+	wantJudged(t, map[string]judged{
+		"stopped":            {judgeServed(servedFacts{stopped: true}), "", nil},
+		"served":             {judgeServed(servedFacts{crd: served, asked: 2}), ok, []string{"webhooks that are asked about them: 2"}},
+		"no answer":          {judgeServed(servedFacts{err: syscall.ECONNREFUSED}), warning, []string{"connection refused"}},
+		"deleted":            {judgeServed(servedFacts{}), mistaken, []string{crdName, "start drover up again"}},
+		"being deleted":      {judgeServed(servedFacts{crd: going}), mistaken, []string{"is being deleted", "start drover up again"}},
+		"not established":    {judgeServed(servedFacts{crd: refused}), mistaken, []string{"names conflict"}},
+		"dead webhook":       {judgeServed(servedFacts{crd: served, dead: []deadWebhook{dead}}), mistaken, []string{"check.example.com", "virtualmachines.cloudnative.tw, leases.coordination.k8s.io", "drover kubectl delete validatingwebhookconfiguration policies"}},
+		"dead, and ignored":  {judgeServed(servedFacts{crd: served, dead: []deadWebhook{lenient}}), warning, []string{"timeoutSeconds"}},
+		"both, one ignored ": {judgeServed(servedFacts{dead: []deadWebhook{lenient}}), mistaken, []string{crdName, "check.example.com"}},
+	})
+}
+
+// TestConcernedResources checks which webhooks Drover depends on.
+func TestConcernedResources(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		groups, resources []string
+		want              string
+	}{
+		"all":                 {[]string{"*"}, []string{"*/*"}, "virtualmachines.cloudnative.tw virtualmachines/status.cloudnative.tw leases.coordination.k8s.io events.events.k8s.io events"},
+		"no subresources":     {[]string{"*"}, []string{"*"}, "virtualmachines.cloudnative.tw leases.coordination.k8s.io events.events.k8s.io events"},
+		"a subresource":       {[]string{"cloudnative.tw"}, []string{"*/status"}, "virtualmachines/status.cloudnative.tw"},
+		"with subresources":   {[]string{"cloudnative.tw"}, []string{"virtualmachines/*"}, "virtualmachines.cloudnative.tw virtualmachines/status.cloudnative.tw"},
+		"others":              {[]string{"", "apps"}, []string{"pods", "configmaps", "secrets/status"}, ""},
+		"the core group":      {[]string{""}, []string{"events", "pods"}, "events"},
+		"the name in another": {[]string{"example.com"}, []string{"virtualmachines"}, ""},
+	} {
+		w := webhook{rules: []admissionv1.RuleWithOperations{{Rule: admissionv1.Rule{APIGroups: c.groups, Resources: c.resources}}}}
+		if got := strings.Join(w.concernedResources(), " "); got != c.want {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+	}
+}
+
 func TestJudgeHost(t *testing.T) {
 	t.Parallel()
 	denied := &fs.PathError{Op: "open", Path: "/dev/kvm", Err: syscall.EACCES}
 	missing := &fs.PathError{Op: "open", Path: "/dev/kvm", Err: syscall.ENOENT}
 	wantJudged(t, map[string]judged{
-		"kvm: a guest ran":                 {judgeKVM(kvmFacts{requested: "auto", user: root, probed: true}), ok, []string{"a guest ran"}},
-		"kvm: opens":                       {judgeKVM(kvmFacts{requested: "auto", user: plain}), ok, []string{"as user drover"}},
-		"kvm: no guest runs":               {judgeKVM(kvmFacts{requested: "auto", probed: true, probe: errors.New("a guest did not run within 3s")}), warning, []string{"within 3s", "nested"}},
-		"kvm: module":                      {judgeKVM(kvmFacts{requested: "auto", device: missing, processor: "kvm_amd"}), warning, []string{"modprobe kvm_amd"}},
-		"kvm: no virtualisation":           {judgeKVM(kvmFacts{requested: "auto", device: missing}), warning, []string{"VT-x", "nested"}},
-		"kvm: required":                    {judgeKVM(kvmFacts{requested: "kvm", device: missing, processor: "kvm_intel"}), mistaken, []string{"do not start"}},
-		"kvm: group":                       {judgeKVM(kvmFacts{requested: "auto", user: plain, device: denied, group: "kvm"}), warning, []string{"usermod --append --groups kvm drover"}},
-		"kvm: group, a user of a domain":   {judgeKVM(kvmFacts{requested: "auto", user: ofDomain, device: denied, group: "kvm"}), warning, []string{`usermod --append --groups kvm 'CORP\a b'`}},
-		"kvm: no group":                    {judgeKVM(kvmFacts{requested: "auto", user: root, device: denied}), warning, []string{"chgrp kvm /dev/kvm && sudo chmod 660 /dev/kvm"}},
-		"kvm: a group that may not":        {judgeKVM(kvmFacts{requested: "auto", user: root, device: denied, group: "kvm"}), warning, []string{"sudo chmod 660 /dev/kvm"}},
-		"kvm: another user's, as asked":    {judgeKVM(kvmFacts{requested: "auto", user: plain, device: errOtherUser}), note, nil},
-		"kvm: tcg as asked":                {judgeKVM(kvmFacts{requested: "tcg", device: missing}), note, []string{"--qemu-accel=tcg"}},
-		"cgroup: divided":                  {judgeCgroup(cgroupFacts{folder: cgroup.Folder{Path: "/sys/fs/cgroup/x", Unified: true}, runs: true}), ok, []string{"version 2", "of Drover", "/sys/fs/cgroup/x"}},
-		"cgroup: not writable":             {judgeCgroup(cgroupFacts{err: denied}), note, []string{"version 1", "of this shell", "Delegate=cpu"}},
-		"cgroup: another user's, as asked": {judgeCgroup(cgroupFacts{err: errOtherUser}), note, nil},
-		"confinement: whole":               {judgeConfinement(confinementFacts{abi: 9, filters: true}), ok, []string{"Landlock version 9"}},
-		"confinement: in part":             {judgeConfinement(confinementFacts{abi: 1, filters: true}), note, []string{"truncating files", "signals to other processes"}},
-		"confinement: none":                {judgeConfinement(confinementFacts{filters: true, noQEMU: true}), warning, []string{"5.13"}},
-		"confinement: does not run":        {judgeConfinement(confinementFacts{filters: true, landlock: errors.New("it is no ELF program")}), warning, []string{"no ELF program"}},
-		"confinement: no filter":           {judgeConfinement(confinementFacts{abi: 9}), warning, []string{"not filtered"}},
-		"confinement: exposed":             {judgeConfinement(confinementFacts{abi: 9, filters: true, exposures: []string{"other users can look into /m: mode 0700 keeps them out"}}), warning, []string{"mode 0700"}},
-		"machine-user: there":              {judgeMachineUser(machineUserFacts{user: root, name: "drover-qemu", ids: "1-9"}), ok, []string{"drover-qemu", "of its own"}},
-		"machine-user: one for all":        {judgeMachineUser(machineUserFacts{user: root, name: "drover-qemu"}), ok, []string{"all machines"}},
-		"machine-user: missing":            {judgeMachineUser(machineUserFacts{user: root, name: "drover-qemu", err: errors.New("no user")}), warning, []string{"useradd", " drover-qemu"}},
-		"machine-user: Drover's":           {judgeMachineUser(machineUserFacts{user: plain}), note, []string{"drover"}},
+		"kvm: a guest ran":                  {judgeKVM(kvmFacts{requested: "auto", user: root, probed: true}), ok, []string{"a guest ran"}},
+		"kvm: opens":                        {judgeKVM(kvmFacts{requested: "auto", user: plain}), ok, []string{"as user drover"}},
+		"kvm: no guest runs":                {judgeKVM(kvmFacts{requested: "auto", probed: true, probe: errors.New("a guest did not run within 3s")}), warning, []string{"within 3s", "nested"}},
+		"kvm: module":                       {judgeKVM(kvmFacts{requested: "auto", device: missing, processor: "kvm_amd"}), warning, []string{"modprobe kvm_amd"}},
+		"kvm: no virtualisation":            {judgeKVM(kvmFacts{requested: "auto", device: missing}), warning, []string{"VT-x", "nested"}},
+		"kvm: required":                     {judgeKVM(kvmFacts{requested: "kvm", device: missing, processor: "kvm_intel"}), mistaken, []string{"do not start"}},
+		"kvm: group":                        {judgeKVM(kvmFacts{requested: "auto", user: plain, device: denied, group: "kvm"}), warning, []string{"usermod --append --groups kvm drover"}},
+		"kvm: group, a user of a domain":    {judgeKVM(kvmFacts{requested: "auto", user: ofDomain, device: denied, group: "kvm"}), warning, []string{`usermod --append --groups kvm 'CORP\a b'`}},
+		"kvm: no group":                     {judgeKVM(kvmFacts{requested: "auto", user: root, device: denied}), warning, []string{"chgrp kvm /dev/kvm && sudo chmod 660 /dev/kvm"}},
+		"kvm: a group that may not":         {judgeKVM(kvmFacts{requested: "auto", user: root, device: denied, group: "kvm"}), warning, []string{"sudo chmod 660 /dev/kvm"}},
+		"kvm: another user's, as asked":     {judgeKVM(kvmFacts{requested: "auto", user: plain, device: errOtherUser}), note, nil},
+		"kvm: tcg as asked":                 {judgeKVM(kvmFacts{requested: "tcg", device: missing}), note, []string{"--qemu-accel=tcg"}},
+		"cgroup: divided":                   {judgeCgroup(cgroupFacts{folder: cgroup.Folder{Path: "/sys/fs/cgroup/x", Unified: true}, runs: true}), ok, []string{"version 2", "of Drover", "/sys/fs/cgroup/x"}},
+		"cgroup: not writable":              {judgeCgroup(cgroupFacts{err: denied}), note, []string{"version 1", "of this shell", "Delegate=cpu"}},
+		"cgroup: another user's, as asked":  {judgeCgroup(cgroupFacts{err: errOtherUser}), note, nil},
+		"inotify: enough":                   {judgeInotify(inotifyFacts{user: plain}), ok, []string{"user drover"}},
+		"inotify: the user's limit":         {judgeInotify(inotifyFacts{user: plain, count: 2, err: &inotify.LimitError{Command: "sudo sysctl a=2", Line: "a=2"}}), mistaken, []string{"sudo sysctl a=2", "/etc/sysctl.d"}},
+		"inotify: the process's limit":      {judgeInotify(inotifyFacts{user: plain, err: syscall.EMFILE}), mistaken, []string{"too many open files"}},
+		"inotify: another user's, as asked": {judgeInotify(inotifyFacts{err: errOtherUser}), note, nil},
+		"confinement: whole":                {judgeConfinement(confinementFacts{abi: 9, filters: true}), ok, []string{"Landlock version 9"}},
+		"confinement: in part":              {judgeConfinement(confinementFacts{abi: 1, filters: true}), note, []string{"truncating files", "signals to other processes"}},
+		"confinement: none":                 {judgeConfinement(confinementFacts{filters: true, noQEMU: true}), warning, []string{"5.13"}},
+		"confinement: does not run":         {judgeConfinement(confinementFacts{filters: true, landlock: errors.New("it is no ELF program")}), warning, []string{"no ELF program"}},
+		"confinement: no filter":            {judgeConfinement(confinementFacts{abi: 9}), warning, []string{"not filtered"}},
+		"confinement: exposed":              {judgeConfinement(confinementFacts{abi: 9, filters: true, exposures: []string{"other users can look into /m: mode 0700 keeps them out"}}), warning, []string{"mode 0700"}},
+		"machine-user: there":               {judgeMachineUser(machineUserFacts{user: root, name: "drover-qemu", ids: "1-9"}), ok, []string{"drover-qemu", "of its own"}},
+		"machine-user: one for all":         {judgeMachineUser(machineUserFacts{user: root, name: "drover-qemu"}), ok, []string{"all machines"}},
+		"machine-user: missing":             {judgeMachineUser(machineUserFacts{user: root, name: "drover-qemu", err: errors.New("no user")}), warning, []string{"useradd", " drover-qemu"}},
+		"machine-user: Drover's":            {judgeMachineUser(machineUserFacts{user: plain}), note, []string{"drover"}},
 	})
 }
 

@@ -1,0 +1,50 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"errors"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
+	"cloudnative.tw/drover/internal/inotify"
+)
+
+// How many inotify instances a start of Drover takes, for its drivers and for the files of
+// certificates, and how many more a driver needs that watches its folder again.
+const (
+	instancesOfStart = 12
+	instancesOfRun   = 2
+)
+
+// inotifyFacts are about the watches of files.
+type inotifyFacts struct {
+	user  User
+	count int
+	err   error // why so many more cannot be had
+}
+
+func gatherInotify(_ context.Context, h *Host) inotifyFacts {
+	f := inotifyFacts{user: h.User, count: instancesOfStart}
+	if h.runs() {
+		f.count = instancesOfRun
+	}
+	f.err = h.User.try(func() error { return inotify.Check(f.count, "/") })
+	return f
+}
+
+func judgeInotify(f inotifyFacts) []findings.Finding {
+	if errors.Is(f.err, errOtherUser) {
+		return one(findings.Note("whether files can be watched: %v", f.err))
+	}
+	if f.err == nil {
+		return one(findings.OK("user %s can watch files", f.user.Name))
+	}
+	found := findings.Error("user %s cannot watch %d folders more: %v", f.user.Name, f.count, f.err).
+		Means("Drivers qemu and fake are unavailable, and renewed certificates are read late. Other programs of the user take what the host allows.")
+	if limit, ok := errors.AsType[*inotify.LimitError](f.err); ok {
+		return one(found.FixedBy("raise the limit, also for the next boot: write %q into /etc/sysctl.d/60-drover.conf", limit.Line).FixedByCommand("%s", limit.Command))
+	}
+	return one(found.FixedBy("let the user have more open files"))
+}
