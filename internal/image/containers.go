@@ -170,7 +170,7 @@ func (a *attempt) convert(ctx context.Context, c *container) (disk string, err e
 	point := crashpoint.Begin("convert image", c.digest)
 	result, err := a.store.Convert(ctx, order, func(number int) (io.ReadCloser, error) {
 		blob, err := c.layers[number].Compressed()
-		return &countedBlob{blob, a}, err
+		return &countedBlob{blob, a.count}, err
 	}, a.out)
 	point.End()
 	if failed, is := errors.AsType[*rootfs.ConverterError](err); is {
@@ -234,18 +234,17 @@ func printable(message string) string {
 	}, strings.ToValidUTF8(message[:min(len(message), maxMessage)], "?"))
 }
 
-// countedBlob is the content of a layer, which counts as progress.
+// countedBlob is the content of a layer, whose bytes are counted as they are read.
 type countedBlob struct {
 	io.ReadCloser
 
-	attempt *attempt
+	count func(bytes int)
 }
 
 // Read implements io.Reader.
 func (b *countedBlob) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	b.attempt.received += int64(n)
-	b.attempt.reportProgress()
+	b.count(n)
 	return n, err
 }
 

@@ -72,12 +72,11 @@ func (w contentWriter) Write(p []byte) (int, error) {
 
 // receive counts and hashes bytes that were sent.
 func (a *attempt) receive(p []byte) error {
-	if a.received += int64(len(p)); a.received > a.store.Sources.maxSize {
+	if a.count(len(p)); a.received > a.store.Sources.maxSize {
 		return tooLargeError("it has more than", a.store.Sources.maxSize)
 	}
 	_, _ = a.hash.Write(p) // never fails
 	a.published.receive(p)
-	a.reportProgress()
 	return nil
 }
 

@@ -31,6 +31,11 @@ type Progress interface {
 	ResetStallTimer()
 	// Report is called with the status of the fetch, for people. It implies ResetStallTimer.
 	Report(status string)
+	// Expect is called before content is sent, with the bytes that it has according to its server;
+	// 0 means that this is not known. A fetch for which it fails ends with that error.
+	Expect(total int64) error
+	// Received is called with the number of bytes of the content that have come.
+	Received(bytes int64)
 }
 
 // NeedsFetch reports whether an image has to be fetched before it can be used. It fails
@@ -201,15 +206,24 @@ func (a *attempt) checkContent(version string, total int64) error {
 	if limit := a.store.Sources.maxSize; total > limit {
 		return invalidContent("it has %d bytes: --image-max-size allows %d", total, limit)
 	}
-	a.err = a.checkTotal()
+	if a.err = a.checkTotal(); a.err == nil {
+		a.err = a.progress.Expect(total)
+	}
 	return a.err
 }
 
+// Write writes and hashes bytes of a disk, which are a part of what was sent.
 func (a *attempt) Write(p []byte) (int, error) {
-	if err := a.receive(p); err != nil {
-		return 0, err
-	}
+	_, _ = a.hash.Write(p) // never fails
+	a.progress.ResetStallTimer()
 	return a.writeContent(p)
+}
+
+// count counts bytes that were sent.
+func (a *attempt) count(bytes int) {
+	a.received += int64(bytes)
+	a.progress.Received(int64(bytes))
+	a.reportProgress()
 }
 
 // WriteAt writes a part of the content that is no hole, if there is room for it.

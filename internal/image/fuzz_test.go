@@ -131,7 +131,7 @@ func FuzzLayers(f *testing.F) {
 			t.Skip(err)
 		}
 		var out bytes.Buffer
-		err = copyDisk(image, &out, layerLimit)
+		err = copyDisk(image, &out, layerLimit, func(int) {})
 		if out.Len() > layerLimit {
 			t.Errorf("a disk of %d bytes came of layers of %d and %d bytes", out.Len(), len(lower), len(upper))
 		}

@@ -23,16 +23,18 @@ type diskCopier struct {
 	out    io.Writer
 	found  bool
 	limits *layer.Limits
+	count  func(bytes int)
 }
 
 // copyDisk copies the disk of an image whose layers have at most limit bytes. It reads
-// all of them: whether they match the image's digests shows only at their end.
-func copyDisk(image v1.Image, out io.Writer, limit int64) error {
+// all of them: whether they match the image's digests shows only at their end. count is called
+// with how much was read.
+func copyDisk(image v1.Image, out io.Writer, limit int64, count func(bytes int)) error {
 	layers, err := image.Layers()
 	if err != nil {
 		return err
 	}
-	c := &diskCopier{out: out, limits: layer.NewLimits(limit)}
+	c := &diskCopier{out: out, limits: layer.NewLimits(limit), count: count}
 	for _, l := range layers {
 		if err := c.copyLayer(l); err != nil {
 			return err
@@ -87,7 +89,7 @@ func (c *diskCopier) copyLayer(l v1.Layer) error {
 		return err
 	}
 	defer func() { _ = body.Close() }()
-	return c.limits.ReadEntries(body, func(entry *tar.Header, content io.Reader) error {
+	return c.limits.ReadEntries(&countedBlob{body, c.count}, func(entry *tar.Header, content io.Reader) error {
 		isDisk, err := c.checkEntry(entry)
 		if err == nil && isDisk {
 			_, err = io.Copy(c.out, content)

@@ -180,7 +180,7 @@ func (s *Sources) copyOCI(ctx context.Context, reference string, a *attempt) err
 	if err := a.checkContent(digest.String(), sum(sizes)); err != nil {
 		return err
 	}
-	return copyDisk(image, a, s.maxSize)
+	return copyDisk(image, a, s.maxSize, a.count)
 }
 
 // Resolve returns the digest of an image in a registry, oci://..., as the registry has it now. It is

@@ -165,6 +165,10 @@ type watchdog struct {
 	report func(status string)
 }
 
+func (*watchdog) Expect(int64) error { return nil }
+
+func (*watchdog) Received(int64) {}
+
 func (w *watchdog) ResetStallTimer() { w.timer.Reset(w.stall) }
 
 func (w *watchdog) Report(status string) {
@@ -461,6 +465,64 @@ func (s progressSignal) ResetStallTimer() {
 }
 
 func (s progressSignal) Report(string) {}
+
+func (s progressSignal) Expect(int64) error { return nil }
+
+func (s progressSignal) Received(int64) {}
+
+// expectation is what a fetch expects and has received.
+type expectation struct {
+	total, received atomic.Int64
+	refuse          error
+}
+
+func (*expectation) ResetStallTimer()       {}
+func (*expectation) Report(string)          {}
+func (e *expectation) Received(bytes int64) { e.received.Add(bytes) }
+func (e *expectation) Expect(total int64) error {
+	e.total.Store(total)
+	return e.refuse
+}
+
+// TestExpectedSize checks that a fetch states the size of its content before any of that is sent, ends if it has to, and
+// counts what is sent of the content, and nothing else.
+func TestExpectedSize(t *testing.T) {
+	t.Parallel()
+	zipped := zip(t, disk())
+	layers := []v1.Layer{plain(framework.TarOf(t, "below", make([]byte, 1<<20))), plain(framework.TarOf(t, "disk/debian.img", disk()))}
+	size := int64(0)
+	for _, l := range layers {
+		n, err := l.Size()
+		assert.NoError(t, err)
+		size += n
+	}
+	var expected *expectation
+	registry := framework.NewRegistry(t, blobs(func(w http.ResponseWriter, _ *http.Request, blob []byte) {
+		if isLayer := !bytes.HasPrefix(blob, []byte("{")); isLayer && (expected.total.Load() != size || expected.refuse != nil) {
+			t.Errorf("it has stated %d bytes, and asks for a layer", expected.total.Load())
+		}
+		_, _ = w.Write(blob)
+	}))
+	framework.PushImage(t, registry+"/app:1", containerImage(t, "amd64", containerConfig, layers...))
+	for source, size := range map[string]int64{
+		serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(zipped) }): int64(len(zipped)),
+		serve(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.(http.Flusher).Flush() // so that it has no length
+			_, _ = w.Write(zipped)
+		}): 0,
+		"oci://" + registry + "/app:1": size,
+		registry + "/app:1":            size,
+	} {
+		s := containerStore(t, registry)
+		expected = &expectation{refuse: errors.New("not now")}
+		assert.ErrorIs(t, source, s.Fetch(t.Context(), image.Ref{Source: source}, expected), expected.refuse, "not now")
+		expected = &expectation{}
+		assert.NoError(t, s.Fetch(t.Context(), image.Ref{Source: source}, expected))
+		if total, received := expected.total.Load(), expected.received.Load(); total != size || received != max(size, int64(len(zipped))) {
+			t.Errorf("%s: it has received %d of %d bytes, want %d", source, received, total, size)
+		}
+	}
+}
 
 // TestSlowLayer checks that each piece of a layer is progress, even if nothing of the layer is
 // used: the server sends the next one only then.

@@ -47,7 +47,7 @@ func (d *Driver) ensureImage(ctx context.Context, spec driver.ServerSpec) (waits
 	}
 	d.fetches.StartFetch(ctx, spec, key, "pulling "+image, func(ctx context.Context, f *download.Fetch) error {
 		err := d.engine.Change(ctx, "pull image "+image, func(ctx context.Context, c *client.Client) error {
-			return pull.Image(ctx, c, image, f.Report)
+			return pull.Image(ctx, c, image, f)
 		})
 		d.Log.V(1).Info("Pull ended", "image", image, "err", err)
 		return err

@@ -5,6 +5,9 @@
 // fetched once for all servers that wait for it. A fetch only fetches: the next call
 // for a waiting server does the rest.
 //
+// Fetches of all namespaces share a few places, of which each namespace has its share, and
+// large or slow ones have places apart (lanes.go).
+//
 // Start with Tracker.Outcome and Tracker.StartFetch.
 package download
 
@@ -12,7 +15,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -24,12 +26,6 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// DefaultConcurrency is how many fetches of a driver may run at a time.
-const DefaultConcurrency = 4
-
-// progressInterval is the least time between two notifications of a fetch's progress.
-const progressInterval = 2 * time.Second
-
 // Tracker records the fetches under way and the servers that wait for them. It is
 // safe for concurrent use.
 type Tracker struct {
@@ -38,15 +34,17 @@ type Tracker struct {
 	Stall time.Duration
 	// Notify is called with the UIDs of servers whose state may have changed.
 	Notify func(...types.UID)
-	// Concurrency is how many fetches run at a time; one namespace may have one fewer. Zero
-	// means any number. The others wait for their turn.
+	// Concurrency is how many places each lane has; one namespace may have one fewer. Zero
+	// means any number. The other fetches wait for their turn.
 	Concurrency int
 
-	mu      sync.Mutex
-	running map[string]*Fetch // by key, including those that wait for their turn
-	queue   []*Fetch          // those that wait for their turn
-	active  map[string]int    // by namespace, how many have begun
-	servers map[types.UID]*server
+	mu        sync.Mutex
+	running   map[string]*Fetch // by key, including those that wait for a place
+	placed    []*Fetch          // those that have a place
+	served    map[string]uint64 // by namespace, when a fetch of it began
+	counter   uint64            // of arrivals and begins
+	rotatedAt time.Time         // when a slow fetch last lost its place since its turn was over
+	servers   map[types.UID]*server
 }
 
 // server is a server that waits, or whose result was not reported to it yet.
@@ -61,20 +59,6 @@ type claim struct {
 	fetch    *Fetch // nil when it is over
 	err      error
 	reported bool
-}
-
-// Fetch is a fetch that is under way.
-type Fetch struct {
-	tracker     *Tracker
-	key         string
-	namespace   string // of the server that it was begun for
-	description string // what it does, for people
-	status      string // the same with its progress; guarded by Tracker.mu
-	notifiedAt  time.Time
-	cancel      context.CancelCauseFunc
-	turn        chan struct{} // closed when it may begin
-	done        chan struct{}
-	alive       chan struct{} // has a value after progress
 }
 
 // Outcome is the state of a fetch that a server waits for.
@@ -117,25 +101,19 @@ func (t *Tracker) findClaim(uid types.UID, key string) *claim {
 
 // StartFetch registers a server as waiting for the fetch of key, and starts that with get
 // if there is none. The fetch outlives the call that began it; it runs until it ends,
-// stalls or no server waits for it. The description is for
-// people, such as "pulling nginx".
+// stalls or no server waits for it. A get that ends without its place is called again later.
+// The description is for people, such as "pulling nginx".
 func (t *Tracker) StartFetch(ctx context.Context, spec driver.ServerSpec, key, description string, get func(context.Context, *Fetch) error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.running == nil {
-		t.running, t.servers, t.active = map[string]*Fetch{}, map[types.UID]*server{}, map[string]int{}
+		t.running, t.servers, t.served = map[string]*Fetch{}, map[types.UID]*server{}, map[string]uint64{}
 	}
 	f := t.running[key]
 	if f == nil {
-		f = &Fetch{
-			tracker: t, key: key, namespace: spec.Namespace, description: description, status: description + ": it waits for other fetches to end",
-			turn: make(chan struct{}), done: make(chan struct{}), alive: make(chan struct{}, 1),
-		}
-		ctx, f.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+		f = t.newFetch(context.WithoutCancel(ctx), key, description, get)
 		t.running[key] = f
-		t.queue = append(t.queue, f)
-		t.admitWaiting()
-		go f.run(ctx, get)
+		t.enqueue(f)
 	}
 	s := t.servers[spec.UID]
 	if s == nil {
@@ -143,91 +121,16 @@ func (t *Tracker) StartFetch(ctx context.Context, spec driver.ServerSpec, key, d
 		t.servers[spec.UID] = s
 	}
 	s.claims[key] = &claim{fetch: f}
-}
-
-var (
-	errAbandoned = errors.New("no server waits for it any more")
-	errStalled   = errors.New("it stalled")
-)
-
-func (f *Fetch) run(ctx context.Context, get func(context.Context, *Fetch) error) {
-	defer close(f.done)
-	defer f.cancel(nil)
-	err := f.runInTurn(ctx, get)
-	f.tracker.Notify(f.tracker.recordResult(f, err)...)
-}
-
-func (f *Fetch) runInTurn(ctx context.Context, get func(context.Context, *Fetch) error) error {
-	defer f.tracker.freePlace(f)
-	select {
-	case <-f.turn:
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	if f.waits && t.canHavePlace(f.lane, spec.Namespace) {
+		t.admitWaiting()
 	}
-	go f.cancelStalled(ctx)
-	err := get(ctx, f)
-	if err != nil && errors.Is(context.Cause(ctx), errStalled) {
-		err = fmt.Errorf("%s: no progress for %v", f.currentStatus(), f.tracker.Stall)
-	}
-	return err
-}
-
-// cancelStalled cancels a fetch that made no progress for too long.
-func (f *Fetch) cancelStalled(ctx context.Context) {
-	timer := f.tracker.Clock.NewTimer(f.tracker.Stall)
-	defer timer.Stop()
-	for {
-		select {
-		case <-f.alive:
-			timer.Reset(f.tracker.Stall)
-		case <-timer.C():
-			f.cancel(errStalled)
-			return
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-func (f *Fetch) currentStatus() string {
-	f.tracker.mu.Lock()
-	defer f.tracker.mu.Unlock()
-	return f.status
-}
-
-// ResetStallTimer restarts the time after which a fetch without progress is ended.
-func (f *Fetch) ResetStallTimer() {
-	select {
-	case f.alive <- struct{}{}:
-	default:
-	}
-}
-
-// Report records that the fetch makes progress, and its status, which is for people.
-// The waiting servers are notified of changes from time to time.
-func (f *Fetch) Report(status string) {
-	f.ResetStallTimer()
-	f.tracker.Notify(f.tracker.recordProgress(f, status)...)
-}
-
-func (t *Tracker) recordProgress(f *Fetch, status string) []types.UID {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	now := t.Clock.Now()
-	if f.status == status || now.Sub(f.notifiedAt) < progressInterval {
-		f.status = status
-		return nil
-	}
-	f.status, f.notifiedAt = status, now
-	return t.waitingServers(f)
 }
 
 // recordResult records the result of a fetch for all servers that waited, and returns
 // them. An error becomes ErrRetry, even if the engine was lost meanwhile, except that
-// ErrInvalid is preserved: only another spec helps there.
+// ErrInvalid is preserved: only another spec helps there. It requires the lock to be held,
+// as do the following methods up to releaseClaims.
 func (t *Tracker) recordResult(f *Fetch, err error) []types.UID {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	switch {
 	case err == nil:
 	case errors.Is(err, driver.ErrInvalid):
@@ -243,8 +146,6 @@ func (t *Tracker) recordResult(f *Fetch, err error) []types.UID {
 	}
 	return waiting
 }
-
-// The methods from here to releaseClaims require the lock to be held.
 
 func (t *Tracker) waitingServers(f *Fetch) []types.UID {
 	var all []types.UID
@@ -264,6 +165,15 @@ func (t *Tracker) removeFetch(f *Fetch) {
 	}
 }
 
+// abandon ends a fetch: at once if it waits for a place, or else once its run has ended.
+func (t *Tracker) abandon(f *Fetch) {
+	if f.waits {
+		close(f.done)
+		return
+	}
+	f.cancel(errAbandoned)
+}
+
 // releaseClaims ends a server's claims, except those on the given keys. It cancels, and
 // returns, the fetches that no other server waits for.
 func (t *Tracker) releaseClaims(uid types.UID, except []string) []*Fetch {
@@ -279,7 +189,7 @@ func (t *Tracker) releaseClaims(uid types.UID, except []string) []*Fetch {
 		delete(s.claims, key)
 		if c.fetch != nil && len(t.waitingServers(c.fetch)) == 0 {
 			t.removeFetch(c.fetch)
-			c.fetch.cancel(errAbandoned)
+			t.abandon(c.fetch)
 			cancelled = append(cancelled, c.fetch)
 		}
 	}
@@ -320,13 +230,20 @@ func waitForEnd(ctx context.Context, cancelled []*Fetch) error {
 // Close cancels all fetches and waits for their end. It returns ErrRetry if ctx ends
 // first.
 func (t *Tracker) Close(ctx context.Context) error {
+	return waitForEnd(ctx, t.abandonAll())
+}
+
+func (t *Tracker) abandonAll() []*Fetch {
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	all := slices.Collect(maps.Values(t.running))
-	t.mu.Unlock()
 	for _, f := range all {
-		f.cancel(errAbandoned)
+		t.removeFetch(f)
+		if t.abandon(f); f.waits {
+			t.recordResult(f, errAbandoned)
+		}
 	}
-	return waitForEnd(ctx, all)
+	return all
 }
 
 // AddTo adds, to the servers that list finds, what they wait for, and the servers that have

@@ -40,8 +40,10 @@ import (
 // progress ignores how far a fetch is.
 type progress struct{}
 
-func (progress) ResetStallTimer() {}
-func (progress) Report(string)    {}
+func (progress) ResetStallTimer()   {}
+func (progress) Report(string)      {}
+func (progress) Expect(int64) error { return nil }
+func (progress) Received(int64)     {}
 
 // newStore returns a store of images that a registry gives out and the process converts, and its staging folder.
 func newStore(t *testing.T, registry string) (s *image.Store, staging string) {

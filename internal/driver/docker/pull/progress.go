@@ -13,24 +13,45 @@ import (
 type progress map[string]layerProgress
 
 type layerProgress struct {
-	current, total int64
+	current, total int64 // a registry need not state the total, which is 0 then
 	complete       bool
 }
 
-func (p progress) addMessage(m jsonstream.Message) {
+// addMessage adds a message of the engine, and passes on what it has received by it.
+func (p progress) addMessage(m jsonstream.Message, f Fetch) error {
 	if m.ID == "" {
-		return
+		return nil
 	}
-	now := p[m.ID]
+	before := p[m.ID]
+	now := before
 	switch m.Status {
 	case "Downloading":
-		if m.Progress != nil && m.Progress.Total > 0 {
-			now.current, now.total = m.Progress.Current, m.Progress.Total
+		if m.Progress != nil {
+			now.current, now.total = max(m.Progress.Current, before.current), max(m.Progress.Total, 0)
 		}
 	case "Download complete", "Extracting", "Pull complete", "Already exists":
+		now.total = max(now.total, now.current)
 		now.current, now.complete = now.total, true
 	}
 	p[m.ID] = now
+	f.Received(max(now.current-before.current, 0))
+	if total := p.expected(); total > 0 {
+		return f.Expect(total)
+	}
+	return nil
+}
+
+// expected returns how many bytes all layers have, as far as that is known. As long as a layer is not complete, it is more
+// than has come.
+func (p progress) expected() (total int64) {
+	for _, l := range p {
+		if l.complete {
+			total += l.total
+		} else {
+			total += max(l.total, l.current+1)
+		}
+	}
+	return total
 }
 
 // describe returns the progress for people, such as "pulling nginx: 34% (12.3/36.1 MB)". The size of a
@@ -39,9 +60,10 @@ func (p progress) describe(image string) string {
 	var current, total int64
 	complete := true
 	for _, l := range p {
-		current += l.current
-		total += l.total
-		complete = complete && l.complete
+		if complete = complete && l.complete; l.total > 0 {
+			current += l.current
+			total += l.total
+		}
 	}
 	switch {
 	case total == 0:

@@ -11,9 +11,19 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// Image pulls an image. It calls report with the progress, such as "pulling nginx: 34%
-// (12.3/36.1 MB)".
-func Image(ctx context.Context, c *client.Client, image string, report func(progress string)) error {
+// Fetch is notified of the progress of a pull.
+type Fetch interface {
+	// Report is called with the status, such as "pulling nginx: 34% (12.3/36.1 MB)".
+	Report(status string)
+	// Expect is called with the bytes that the layers have as far as that is known. A pull for which it fails ends
+	// with that error.
+	Expect(total int64) error
+	// Received is called with the number of bytes that have come.
+	Received(bytes int64)
+}
+
+// Image pulls an image.
+func Image(ctx context.Context, c *client.Client, image string, f Fetch) error {
 	stream, err := c.ImagePull(ctx, image, client.ImagePullOptions{})
 	if err != nil {
 		return explainError(err)
@@ -26,8 +36,10 @@ func Image(ctx context.Context, c *client.Client, image string, report func(prog
 		case m.Error != nil:
 			return explainError(m.Error)
 		}
-		p.addMessage(m)
-		report(p.describe(image))
+		if err := p.addMessage(m, f); err != nil {
+			return err
+		}
+		f.Report(p.describe(image))
 	}
 	return ctx.Err()
 }

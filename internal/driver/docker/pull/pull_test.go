@@ -16,6 +16,7 @@ import (
 	"github.com/moby/moby/api/types/jsonstream"
 
 	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // secret is what a registry answers, and must not be shown.
@@ -64,6 +65,46 @@ func TestExplainError(t *testing.T) {
 	}
 }
 
+// fetched is what a pull has received, and expects.
+type fetched struct{ received, total int64 }
+
+func (f *fetched) Report(string)        {}
+func (f *fetched) Received(bytes int64) { f.received += bytes }
+func (f *fetched) Expect(total int64) error {
+	f.total = total
+	return nil
+}
+
+// TestReceived checks that a pull has received as much as it expects only once every layer is complete, whether its
+// registry states the size or not, also if a layer begins anew.
+func TestReceived(t *testing.T) {
+	t.Parallel()
+	p, f := progress{}, &fetched{}
+	for _, c := range []struct {
+		id, status      string
+		current, total  int64
+		received, wants int64
+	}{
+		{"a", "Pulling fs layer", 0, 0, 0, 1},
+		{"b", "Downloading", 100, 0, 100, 102},
+		{"a", "Downloading", 10, 1000, 110, 1101},
+		{"b", "Download complete", 0, 0, 110, 1100},
+		{"a", "Downloading", 500, 1000, 600, 1100},
+		{"a", "Downloading", 20, 1000, 600, 1100},
+		{"a", "Downloading", 600, 1000, 700, 1100},
+		{"c", "Downloading", 5, -1, 705, 1106},
+		{"a", "Download complete", 0, 0, 1105, 1106},
+		{"c", "Downloading", 9, -1, 1109, 1110},
+		{"c", "Extracting", 0, 0, 1109, 1109},
+	} {
+		m := jsonstream.Message{ID: c.id, Status: c.status, Progress: &jsonstream.Progress{Current: c.current, Total: c.total}}
+		assert.NoError(t, p.addMessage(m, f))
+		if f.received != c.received || f.total != c.wants {
+			t.Errorf("after %q of %q: it has received %d of %d bytes, want %d of %d", c.status, c.id, f.received, f.total, c.received, c.wants)
+		}
+	}
+}
+
 func TestProgress(t *testing.T) {
 	t.Parallel()
 	p := progress{}
@@ -88,7 +129,7 @@ func TestProgress(t *testing.T) {
 		if c.total > 0 {
 			m.Progress = &jsonstream.Progress{Current: c.current, Total: c.total}
 		}
-		p.addMessage(m)
+		assert.NoError(t, p.addMessage(m, &fetched{}))
 		if got := p.describe("nginx"); got != c.want {
 			t.Errorf("after %q of %q: got %q, want %q", c.status, c.id, got, c.want)
 		}

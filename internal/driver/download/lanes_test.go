@@ -1,0 +1,300 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package download_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver/download"
+	"cloudnative.tw/drover/test/assert"
+)
+
+const (
+	review = 10 * time.Second // between two reviews of a place
+	enough = 10 << 20         // bytes that keep a place at a review
+	large  = 64 << 20         // bytes of a large content
+)
+
+// newLanes returns a rig with four places in each lane, whose fetches do not stall.
+func newLanes(t *testing.T) *rig {
+	t.Helper()
+	r := newRig(t)
+	r.Concurrency, r.Stall = download.DefaultConcurrency, 1000*time.Hour
+	r.Notify = func(...types.UID) {}
+	return r
+}
+
+// settle waits until all running fetches watch the clock, and so the last reviews have ended.
+func (r *rig) settle(running int) {
+	r.t.Helper()
+	assert.Eventually(r.t, "the fetches watch the clock", func(testing.TB) error {
+		return unless(r.clock.Waiters() == 2*running)
+	})
+}
+
+// step lets time pass for the running fetches.
+func (r *rig) step(running int, after time.Duration) {
+	r.t.Helper()
+	r.settle(running)
+	r.clock.Step(after)
+}
+
+// run returns the fetch of key, which begins next.
+func (r *rig) run(key string) *run {
+	r.t.Helper()
+	f := r.next()
+	if f.key != key {
+		r.t.Fatalf("%s began, want %s", f.key, key)
+	}
+	return f
+}
+
+// none checks that no other fetch has begun.
+func (r *rig) none() {
+	r.t.Helper()
+	if n := len(r.begun); n != 0 {
+		r.t.Errorf("%d more fetches began", n)
+	}
+}
+
+func wantRunning(t *testing.T, all ...*run) {
+	t.Helper()
+	for _, f := range all {
+		if f.ctx.Err() != nil {
+			t.Errorf("%s has lost what it had received", f.key)
+		}
+	}
+}
+
+func awaitEnd(t *testing.T, f *run) {
+	t.Helper()
+	assert.Eventually(t, f.key+" ends", func(testing.TB) error { return unless(f.ctx.Err() != nil) })
+}
+
+// expect states the size of a fetch's content.
+func expect(t *testing.T, f *run, total int64) {
+	t.Helper()
+	assert.NoError(t, f.Expect(total))
+}
+
+// TestSlowFetchesLeaveTheirPlaces checks that fetches which receive little go on, and that others of every namespace
+// do not wait for them.
+func TestSlowFetchesLeaveTheirPlaces(t *testing.T) {
+	t.Parallel()
+	r := newLanes(t)
+	r.beginIn("one", "a", "b")
+	r.beginIn("two", "c", "d")
+	all := r.began(4)
+	r.beginIn("three", "e")
+	r.waits("e", true)
+	for _, f := range all {
+		f.Received(1)
+		f.Report("fetching " + f.key)
+	}
+	r.step(4, review)
+	e := r.run("e")
+	wantRunning(t, all["a"], all["b"], all["c"], all["d"], e)
+	for _, f := range all {
+		f.end <- nil
+		assert.Eventually(t, f.key+" is fetched", func(testing.TB) error {
+			outcome, err := r.Outcome(types.UID(f.key), f.key)
+			return errors.Join(err, unless(outcome == download.Fetched))
+		})
+	}
+}
+
+// TestFastFetchKeepsItsPlace checks that a fetch keeps its place while it receives enough, for as long as its turn is,
+// and one that has received all, for as long as it takes to use that.
+func TestFastFetchKeepsItsPlace(t *testing.T) {
+	t.Parallel()
+	r := newLanes(t)
+	r.Concurrency = 1
+	r.beginIn("one", "fast")
+	fast := r.run("fast")
+	expect(t, fast, large-1)
+	r.beginIn("two", "next")
+	for range time.Minute/review - 1 {
+		fast.Received(enough)
+		r.step(1, review)
+		r.settle(1)
+		r.waits("next", true)
+	}
+	fast.Received(enough)
+	r.step(1, review) // its turn is over
+	next := r.run("next")
+	expect(t, next, 3)
+	next.Received(3)
+	r.beginIn("three", "last")
+	r.step(2, 10*review)
+	r.settle(2)
+	r.waits("last", true)
+	wantRunning(t, fast, next)
+	next.end <- nil
+	r.run("last")
+}
+
+// TestLargeFetches checks that small contents do not wait for large ones, that a large one which has no place ends, and
+// begins again when there is one, and that a content of unknown size counts as large.
+func TestLargeFetches(t *testing.T) {
+	t.Parallel()
+	r := newLanes(t)
+	r.beginIn("one", "a", "b", "c")
+	all := r.began(3)
+	a := all["a"]
+	expect(t, a, large)
+	expect(t, all["b"], 0)
+	expect(t, all["c"], large+1)
+	r.beginIn("one", "d", "small")
+	more := r.began(2)
+	d, small := more["d"], more["small"]
+	expect(t, small, large-1)
+	if err := d.Expect(large); err == nil { // one has three of the large ones
+		t.Error("a namespace has all places")
+	}
+	awaitEnd(t, d)
+	r.beginIn("two", "e")
+	expect(t, r.run("e"), large)
+	assert.Eventually(t, "d waits", func(testing.TB) error { return unless(strings.Contains(r.Progress("d"), "waits")) })
+	r.none()
+	wantRunning(t, a, all["b"], all["c"], small)
+	a.end <- errors.New("it failed")
+	d = r.run("d")
+	expect(t, d, large)
+	d.end <- nil
+	assert.Eventually(t, "d is fetched", func(testing.TB) error {
+		outcome, err := r.Outcome("d", "d")
+		return errors.Join(err, unless(outcome == download.Fetched))
+	})
+}
+
+// TestManySlowFetchesOfOne checks that a namespace with many slow fetches has only its share of the places in each lane,
+// that its fetches keep what they have received as long as no other namespace needs their places, and
+// that those of others neither wait for them nor lose their places to them.
+func TestManySlowFetchesOfOne(t *testing.T) {
+	t.Parallel()
+	r := newLanes(t)
+	const share = download.DefaultConcurrency - 1
+	for n := range 1000 {
+		r.beginIn("many", types.UID(fmt.Sprint(n)))
+	}
+	inSlow := r.began(share)
+	r.step(share, review)
+	inQuick := r.began(share) // in the places of those that are slow now
+	for range 3 {
+		r.step(2*share, review)
+	}
+	r.settle(2 * share)
+	r.beginIn("other", "x", "y", "z")
+	for _, key := range []string{"x", "y", "z"} {
+		r.run(key).end <- nil
+	}
+	r.none()
+	for _, all := range []map[string]*run{inSlow, inQuick} {
+		for _, f := range all {
+			wantRunning(t, f)
+		}
+	}
+	r.beginIn("other", "slow", "waits")
+	other := r.run("slow")
+	r.step(2*share+1, review)
+	wantRunning(t, other, r.run("waits"))
+}
+
+// TestSlowPlaceIsLostToAnother checks that the slowest fetch of the namespace with the most slow ones loses its place to
+// another namespace that has none, and begins again later, and that those of namespaces with few lose theirs
+// only after a while.
+func TestSlowPlaceIsLostToAnother(t *testing.T) {
+	t.Parallel()
+	r := newLanes(t)
+	r.beginIn("many", "a", "b", "c")
+	r.beginIn("few", "d")
+	all := r.began(4)
+	for n, key := range []string{"b", "a", "c"} {
+		all[key].Received(int64(2 + n))
+	}
+	all["d"].Received(1)
+	r.step(4, review)
+	r.beginIn("other", "e")
+	e := r.run("e")
+	r.step(5, review)
+	awaitEnd(t, all["b"]) // d is slower, of a namespace with one
+	wantRunning(t, all["a"], all["c"], all["d"], e)
+	all["c"].end <- nil
+	b := r.run("b")
+	r.beginIn("third", "f")
+	f := r.run("f")
+	r.step(5, review)
+	awaitEnd(t, b)
+	e.Received(1 << 10)
+	f.Received(1 << 10)
+	r.beginIn("fourth", "g")
+	g := r.run("g")
+	r.step(5, review)
+	r.settle(5)
+	wantRunning(t, all["a"], all["d"], e, f, g)
+	r.step(5, time.Hour)
+	awaitEnd(t, all["d"])
+	r.settle(4)
+	wantRunning(t, all["a"], e, f, g)
+}
+
+// TestNamespacesTakeTurns checks that the next place goes to the namespace that has waited longest, however many
+// fetches others have that came first.
+func TestNamespacesTakeTurns(t *testing.T) {
+	t.Parallel()
+	r := newLanes(t)
+	r.Concurrency = 1
+	r.beginIn("many", "m1", "m2", "m3", "m4")
+	r.beginIn("few", "f1", "f2")
+	r.beginIn("one", "o1")
+	for _, key := range []string{"m1", "f1", "o1", "m2", "f2", "m3", "m4"} {
+		r.run(key).end <- nil
+	}
+}
+
+// TestFetchOfSeveralNamespaces checks that a fetch which several namespaces wait for does not wait for the turn of the one
+// that began it.
+func TestFetchOfSeveralNamespaces(t *testing.T) {
+	t.Parallel()
+	r := newLanes(t)
+	r.beginIn("many", "a", "b", "c", "d", "shared")
+	r.began(3)
+	r.namespace = "other"
+	r.begin("o", "shared")
+	r.run("shared")
+	r.none()
+}
+
+// TestLongestRun checks that a fetch ends after a day, and says so.
+func TestLongestRun(t *testing.T) {
+	t.Parallel()
+	r := newLanes(t)
+	r.beginIn("one", "a")
+	a := r.run("a")
+	r.step(1, 24*time.Hour)
+	awaitEnd(t, a)
+	assert.Eventually(t, "it says why", func(testing.TB) error {
+		_, err := r.Outcome("a", "a")
+		return unless(err != nil && strings.HasSuffix(err.Error(), "it has not ended within 24h0m0s"))
+	})
+}
+
+// TestAbandonWaitingFetch checks that a fetch without a place ends at once, and that its place is not counted.
+func TestAbandonWaitingFetch(t *testing.T) {
+	t.Parallel()
+	r := newLanes(t)
+	r.beginIn("one", "a", "b", "c", "d")
+	all := r.began(3)
+	assert.NoError(t, r.Abandon(t.Context(), "d"))
+	r.beginIn("one", "e")
+	all["a"].end <- nil
+	r.run("e")
+	r.none()
+}
