@@ -15,12 +15,14 @@ import (
 )
 
 // openEndpoints opens what QEMU is reached by and prints to. The caller calls closeAll, also
-// when it fails.
-func (m Machine) openEndpoints(runLock *os.File) (opened launch.Endpoints, closeAll func(), err error) {
+// when it fails, which leaves one file open.
+func (m Machine) openEndpoints(runLock *os.File) (opened launch.Endpoints, closeAll func(but *os.File), err error) {
 	var files []*os.File
-	closeAll = func() {
+	closeAll = func(but *os.File) {
 		for _, file := range files {
-			_ = file.Close()
+			if file != but {
+				_ = file.Close()
+			}
 		}
 	}
 	opened.RunLock = runLock

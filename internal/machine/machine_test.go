@@ -58,7 +58,10 @@ func TestHiddenProcess(t *testing.T) {
 	assert.NoError(t, err)
 	config := launch.Config{UUID: m.UUID, ID: "x", Type: "q35", Accel: AccelTCG, CPUs: 1, MemoryBytes: 16 << 20}
 	program := &Program{Name: hides, Users: users, Log: logr.Discard()}
-	ended, err := m.startProcess(t.Context(), program, config, &launch.Files{}, lock)
+	endpoints, closeAll, err := m.openEndpoints(lock)
+	assert.NoError(t, err)
+	ended, err := m.startProcess(t.Context(), program, config, endpoints, &launch.Files{})
+	closeAll(nil)
 	assert.NoError(t, err)
 	assert.NoError(t, lock.Close())
 	started, err := m.findStarted()

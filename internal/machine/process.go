@@ -36,7 +36,12 @@ const (
 // once the process runs, before it answers, and ended receives how it ended, for a program that
 // stays as long as its QEMU.
 func (m Machine) Start(ctx context.Context, program *Program, c launch.Config, files *launch.Files, runLock *os.File, onStarted func()) (ended <-chan string, err error) {
-	ended, err = m.startProcess(ctx, program, c, files, runLock)
+	endpoints, closeAll, err := m.openEndpoints(runLock)
+	if err == nil {
+		ended, err = m.startProcess(ctx, program, c, endpoints, files)
+	}
+	closeAll(endpoints.Network) // since a connection would outlive a QEMU that ends
+	defer func() { _ = endpoints.Network.Close() }()
 	if err != nil {
 		return nil, errorf(ErrNotStarted, "starting %s: %w", program.Name, err)
 	}
@@ -51,19 +56,19 @@ func (m Machine) Start(ctx context.Context, program *Program, c launch.Config, f
 		default:
 		}
 		if _, err := m.Status(ctx); err == nil || !proc.Pause(ctx, proc.PollEvery) {
+			letWait(endpoints.Network)
 			return ended, nil
 		}
 	}
 }
 
-// startProcess starts QEMU confined; ended receives how that process ended. It closes what it
-// opens for QEMU: else a connection would outlive a QEMU that ends.
-func (m Machine) startProcess(ctx context.Context, program *Program, c launch.Config, files *launch.Files, runLock *os.File) (ended <-chan string, err error) {
-	endpoints, closeAll, err := m.openEndpoints(runLock)
-	defer closeAll()
-	if err != nil {
-		return nil, fmt.Errorf("opening what it needs: %w", err)
-	}
+// letWait lets many supervisors wait at a socket at which QEMU lets one wait (listen(2)). While its guest is paused or has
+// no driver, QEMU does not notice the end of a connection to the network, so that each supervisor that takes the place of
+// another waits there, and a connection of each stays until the guest goes on.
+func letWait(socket *os.File) { _ = unix.Listen(int(socket.Fd()), unix.SOMAXCONN) }
+
+// startProcess starts QEMU confined; ended receives how that process ended.
+func (m Machine) startProcess(ctx context.Context, program *Program, c launch.Config, endpoints launch.Endpoints, files *launch.Files) (ended <-chan string, err error) {
 	policy, err := program.confinement.Find(ctx, program.Log, program.Name)
 	if err != nil {
 		return nil, err

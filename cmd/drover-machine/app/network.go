@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -56,7 +57,7 @@ func (r *run) openNetwork(ctx context.Context) (supervisor.Network, error) {
 	}
 	return openNetwork(ctx, control.NetworkConfig{
 		MAC: launch.MACAddress(r.UUID), Address: guestAddress, Hostname: r.Name, Domain: domain, MTU: control.GuestMTU,
-		Egress: control.Egress{Denied: denied, Resolvers: resolvers},
+		Wanted: control.Wanted{Ports: r.ports(), Egress: control.Egress{Denied: denied, Resolvers: resolvers}},
 	}, nil)
 }
 
@@ -93,25 +94,27 @@ func parseNodeAddresses(text string) (all []netip.Prefix, err error) {
 	return all, nil
 }
 
+// ports returns the container's ports that lead to the guest.
+func (r *run) ports() []control.Port {
+	ports := make([]control.Port, len(r.Forwards))
+	for i, f := range r.Forwards {
+		ports[i] = control.Port{Protocol: f.Protocol, HostPort: uint16(f.HostPort), Port: uint16(f.Port)} //nolint:gosec // ports
+	}
+	return ports
+}
+
 // openPorts opens the container's ports that lead to the guest.
 func (r *run) openPorts(ctx context.Context) error {
-	var ports []control.Port
 	sockets := map[control.Port]*os.File{}
-	defer func() {
-		for _, f := range sockets {
-			_ = f.Close()
-		}
-	}()
-	for i, f := range r.Forwards {
-		port := control.Port{Protocol: f.Protocol, HostPort: uint16(f.HostPort), Port: uint16(f.Port)} //nolint:gosec // ports
+	defer func() { control.CloseFiles(slices.Collect(maps.Values(sockets))...) }()
+	for i, port := range r.ports() {
 		socket, _, err := control.Listen(ctx, port)
 		if err != nil {
 			return fmt.Errorf("forwards[%d]: %w", i, err)
 		}
-		ports, sockets[port] = append(ports, port), socket
+		sockets[port] = socket
 	}
-	_, err := r.supervisor.SetPorts(ctx, 0, ports, sockets)
-	return err
+	return r.supervisor.GiveSockets(ctx, control.Revision{}, sockets)
 }
 
 // serveProbes serves the program that probes the guest.

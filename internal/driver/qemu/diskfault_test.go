@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -265,4 +266,76 @@ func TestDiskFullEnding(t *testing.T) {
 		assert.NoError(t, d.Delete(t.Context(), spec.Target, false))
 	}
 	leavesNothing(t, d)
+}
+
+// TestDiskFullFollowing checks that on a disk on which nothing can be written a machine gets another supervisor in the
+// place of one that was killed, with its ports, and then one of another version of Drover, and that its guest is shut down
+// by that.
+func TestDiskFullFollowing(t *testing.T) {
+	t.Parallel()
+	e, d := newDriverOnSmallDisk(t, 40)
+	spec, answers := withPort(t, e, d)
+	inst := d.InstanceOf(spec.UID)
+	waitPrinted(t, inst, "drover guest 1 A")
+	follows := func() {
+		t.Helper()
+		assert.NoError(t, assert.ErrorOf(inst.Supervisor().Reach(t.Context())))
+		assert.Check(t, "the port answers", answers)
+		if s := listAnswering(t, d, spec.UID)[0]; s.State != driver.StateRunning || s.NeedsEnsure {
+			t.Errorf("it is %+v", s)
+		}
+	}
+	_ = e.fill(t)
+	e.fillInodes(t)
+	endSupervisor(t, inst)
+	follows()
+
+	before := supervisorOf(t, inst)
+	d = openWith(t, e.otherVersion(t))
+	keepWatching(t, d)
+	assert.Eventually(t, "the supervisor is replaced", func(t testing.TB) error {
+		if now := supervisorOf(t, inst); now.PID == before.PID || now.Program == before.Program {
+			return fmt.Errorf("it is %+v, and was %+v", now, before)
+		}
+		return nil
+	})
+	follows()
+	if s := off(t, d, spec); s.Exit == nil || s.Exit.Reason != "Completed" {
+		t.Errorf("it ended with %+v", s.Exit)
+	}
+}
+
+// TestUpgradeOnFullDisk checks that a version of Drover which cannot install its program, since no room was taken for that
+// and the disk is full, leaves supervisors of the version before alone, and replaces them once there is room.
+func TestUpgradeOnFullDisk(t *testing.T) {
+	t.Parallel()
+	e, d := newDriverOnSmallDisk(t, 40)
+	spec, answers := withPort(t, e, d)
+	inst := d.InstanceOf(spec.UID)
+	waitPrinted(t, inst, "drover guest 1 A")
+	before := supervisorOf(t, inst)
+	assert.NoError(t, os.Remove(filepath.Join(e.dir, programsDir, ".room")))
+	filler := e.fill(t)
+	o, now := e.otherVersion(t), framework.NewFakeClock(time.Now())
+	o.Clock = now
+	next := openWith(t, o)
+	keepWatching(t, next)
+	if s := listAnswering(t, next, spec.UID)[0]; s.State != driver.StateRunning || len(s.Ports) != 1 {
+		t.Errorf("it is %+v", s)
+	}
+	assert.ErrorIs(t, "the program", assert.ErrorOf(next.FindSupervisor()), unix.ENOSPC)
+	if supervisorOf(t, inst) != before {
+		t.Error("the supervisor was replaced")
+	}
+	assert.Check(t, "the port answers", answers)
+	assert.NoError(t, os.Remove(filler))
+	assert.Eventually(t, "the supervisor is replaced", func(t testing.TB) error {
+		now.Step(instance.SuperviseEvery)
+		if s := supervisorOf(t, inst); s.PID == before.PID || s.Program == before.Program {
+			return fmt.Errorf("it is %+v, and was %+v", s, before)
+		}
+		return nil
+	})
+	assert.NoError(t, assert.ErrorOf(inst.Supervisor().Reach(t.Context())))
+	assert.Check(t, "the port answers", answers)
 }

@@ -279,7 +279,7 @@ func (c *convergence) applyStep(ctx context.Context, next step) (waits bool, err
 			return waits, err
 		}
 		return c.inst.StopRun(ctx, c.spec)
-	case stepGrow, stepPorts, stepPause, stepResume:
+	case stepGrow, stepNetwork, stepPause, stepResume:
 		return false, c.adjust(ctx, next)
 	case stepNone:
 	}
@@ -291,8 +291,8 @@ func (c *convergence) adjust(ctx context.Context, next step) error {
 	switch next {
 	case stepGrow:
 		return c.inst.GrowDisks(ctx, c.spec)
-	case stepPorts:
-		return c.inst.ChangePorts(ctx, c.spec)
+	case stepNetwork:
+		return c.inst.ConvergeNetwork(ctx, c.spec)
 	case stepPause:
 		return c.inst.Pause(ctx)
 	default:
@@ -304,15 +304,15 @@ func (c *convergence) adjust(ctx context.Context, next step) error {
 type step string
 
 const (
-	stepNone   step = "none"
-	stepReap   step = "reap"   // a QEMU whose guest has ended
-	stepStart  step = "start"  // a new run
-	stepFinish step = "finish" // a start that was interrupted
-	stepStop   step = "stop"
-	stepGrow   step = "growth of the disks"
-	stepPorts  step = "change of the ports"
-	stepPause  step = "pause"
-	stepResume step = "resume"
+	stepNone    step = "none"
+	stepReap    step = "reap"   // a QEMU whose guest has ended
+	stepStart   step = "start"  // a new run
+	stepFinish  step = "finish" // a start that was interrupted
+	stepStop    step = "stop"
+	stepGrow    step = "growth of the disks"
+	stepNetwork step = "change of the network"
+	stepPause   step = "pause"
+	stepResume  step = "resume"
 )
 
 // nextStep returns the step that brings a server closer to its spec. A stop that was
@@ -334,13 +334,13 @@ func nextStep(s *instance.Instance, spec driver.ServerSpec) step {
 	case mustGrow:
 		return stepGrow
 	case !spec.PowerOnly && !instance.HasPortsOf(s.Record, spec):
-		return stepPorts
+		return stepNetwork
 	case spec.Power == driver.PowerPaused && !s.IsPaused():
 		return stepPause
 	case spec.Power == driver.PowerOn && s.IsPaused():
 		return stepResume
-	case s.LacksPorts(): // last, since it may fail for as long as another program has one
-		return stepPorts
+	case s.NeedsNetwork(): // last, since it may fail for as long as another program has one
+		return stepNetwork
 	}
 	return stepNone
 }

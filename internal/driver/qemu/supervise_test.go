@@ -267,6 +267,15 @@ func TestSupervisorsReplaced(t *testing.T) {
 	}
 }
 
+// otherVersion returns the options of a Drover with another drover-machine.
+func (e *engine) otherVersion(t *testing.T) Options {
+	t.Helper()
+	o := e.options()
+	o.MachineProgram = filepath.Join(t.TempDir(), "drover-machine")
+	assert.NoError(t, os.WriteFile(o.MachineProgram, []byte(framework.ReadFile(t, machineProgram)+"another version"), 0o600))
+	return o
+}
+
 // TestNewerSupervisor checks that a driver with another drover-machine replaces the supervisors of the one before, and
 // that the one before does not take them back.
 func TestNewerSupervisor(t *testing.T) {
@@ -276,10 +285,7 @@ func TestNewerSupervisor(t *testing.T) {
 	spec := e.spec()
 	run := boots(t, d, spec, "drover guest 1 A").Run
 	before := supervisorOf(t, d.InstanceOf(spec.UID))
-	o := e.options()
-	o.MachineProgram = filepath.Join(t.TempDir(), "drover-machine")
-	assert.NoError(t, os.WriteFile(o.MachineProgram, []byte(framework.ReadFile(t, machineProgram)+"another version"), 0o600))
-	keepWatching(t, openWith(t, o))
+	keepWatching(t, openWith(t, e.otherVersion(t)))
 	assert.Eventually(t, "the supervisor is replaced", func(t testing.TB) error {
 		if now := supervisorOf(t, d.InstanceOf(spec.UID)); now.PID == before.PID || now.Program == before.Program || now.PID == 0 {
 			return fmt.Errorf("it is %+v, and was %+v", now, before)

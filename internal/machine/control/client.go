@@ -145,6 +145,9 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 	if !s.isValid() {
 		return Status{}, ErrProtocol
 	}
+	if s.IsSilent {
+		return s, ErrFailed
+	}
 	return s, nil
 }
 
@@ -158,7 +161,7 @@ func (s *Status) isValid() bool {
 		slices.Contains([]Wait{WaitNone, WaitRoom, WaitDisk}, s.Waits) &&
 		readableText.MatchString(s.RunState) && readableText.MatchString(s.Fault.Node) && readableText.MatchString(s.Fault.Operation) && readableText.MatchString(s.Fault.Reason) &&
 		slices.Contains([]string{"", "kvm", "tcg"}, s.Accelerator) && slices.Min(figures) >= 0 &&
-		len(s.LackingPorts) <= maxPortSockets && !slices.ContainsFunc(s.LackingPorts, func(p Port) bool { return !p.isValid() })
+		areValid(s.ServedPorts)
 }
 
 // readableText matches the texts of a status that people may read.

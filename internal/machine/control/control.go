@@ -80,8 +80,13 @@ type Status struct {
 	MemoryBytes    int64 `json:"memoryBytes,omitempty"`
 	// GuestMemoryBytes is the memory in use as the guest reports it, 0 if it does not.
 	GuestMemoryBytes int64 `json:"guestMemoryBytes,omitempty"`
-	// LackingPorts are ports of the host that the machine was to serve, and could not be given: see Network.
-	LackingPorts []Port `json:"lackingPorts,omitempty"`
+	// Wanted is the revision of what is wanted of its edge, as far as the machine knows, and ServedPorts are the ports of
+	// the host that it serves: see Network.
+	Wanted      Revision `json:"wanted,omitzero"`
+	ServedPorts []Port   `json:"servedPorts,omitempty"`
+	// IsSilent is set if QEMU does not answer. Client.Status fails with ErrFailed then, and returns what is known without
+	// it.
+	IsSilent bool `json:"isSilent,omitempty"`
 	// Copied is the progress of the disk that is being made, nil if none is.
 	Copied *Copied `json:"copied,omitempty"`
 }

@@ -78,9 +78,9 @@ func TestLies(t *testing.T) {
 		"a long text":       forEver(body(`{"state":"running","runState":"`+strings.Repeat("a", 101)+`"}`), ""),
 		"less than none":    forEver(body(`{"state":"running","guestMemoryBytes":-1}`), ""),
 		"too much":          forEver(body(`{"state":"running","guestMemoryBytes":99999999999999999999}`), ""),
-		"an odd port":       forEver(body(`{"state":"running","lackingPorts":[{"protocol":"tcp","hostIP":"\u001b[2J","hostPort":1,"port":1}]}`), ""),
-		"a port of no kind": forEver(body(`{"state":"running","lackingPorts":[{"protocol":"x","hostPort":1,"port":1}]}`), ""),
-		"many ports":        forEver(body(`{"state":"running","lackingPorts":[`+strings.Repeat(`{"protocol":"tcp"},`, maxPortSockets)+`{"protocol":"tcp"}]}`), ""),
+		"an odd port":       forEver(body(`{"state":"running","servedPorts":[{"protocol":"tcp","hostIP":"\u001b[2J","hostPort":1,"port":1}]}`), ""),
+		"a port of no kind": forEver(body(`{"state":"running","servedPorts":[{"protocol":"x","hostPort":1,"port":1}]}`), ""),
+		"many ports":        forEver(body(`{"state":"running","servedPorts":[`+strings.Repeat(`{"protocol":"tcp"},`, maxPorts)+`{"protocol":"tcp"}]}`), ""),
 		"another CPU":       forEver(body(`{"state":"running","accelerator":"xen"}`), ""),
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -67,15 +67,16 @@ func NewLocalServer(ctx context.Context, token string, m Local) *Server {
 		}
 		return nil, m.Stop(r.Context(), id, time.Duration(milliseconds)*time.Millisecond)
 	})
-	handleCall(mux, "POST "+egressPath, func(r *http.Request) (any, error) {
-		var to Egress
-		if err := readRequest(r, &to); err != nil {
+	handleCall(mux, "POST "+wantedPath, func(r *http.Request) (any, error) {
+		var wanted Wanted
+		if err := readRequest(r, &wanted); err != nil {
 			return nil, err
 		}
-		return nil, m.SetEgress(r.Context(), to)
+		ports, err := m.SetWanted(r.Context(), wanted)
+		return servedPorts{ports}, err
 	})
 	mux.HandleFunc("GET "+dialPath, func(w http.ResponseWriter, r *http.Request) { serveDial(w, r, m) })
-	mux.HandleFunc("POST "+portsPath, func(w http.ResponseWriter, r *http.Request) { servePorts(r.Context(), w, m) })
+	mux.HandleFunc("POST "+socketsPath, func(w http.ResponseWriter, r *http.Request) { serveSockets(r.Context(), w, m) })
 	mux.HandleFunc("POST "+joinPath, func(w http.ResponseWriter, _ *http.Request) { serveJoin(ctx, w, m) })
 	mux.HandleFunc("GET "+changesPath, func(w http.ResponseWriter, r *http.Request) { serveChanges(w, r, m) })
 	return &Server{ctx: ctx, isLocal: true, http: newHTTPServer(ctx, byToken(token, (&fence{}).refuse(mux)))}

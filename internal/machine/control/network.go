@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -38,7 +39,7 @@ func (p Port) isValid() bool {
 	return (p.Protocol == TCP || p.Protocol == UDP) && (p.HostIP == "" || err == nil)
 }
 
-// Listen opens a port of the host for SetPorts, any free one where its number is 0, and returns the number. Without an
+// Listen opens a port of the host for GiveSockets, any free one where its number is 0, and returns the number. Without an
 // address it is open for IPv6 too.
 func Listen(ctx context.Context, p Port) (socket *os.File, port uint16, err error) {
 	var config net.ListenConfig
@@ -87,50 +88,75 @@ func AnswerInfo(info []byte) []byte {
 	return info
 }
 
+// Revision orders what is wanted of a machine's edge. A later leader's comes after all of an earlier one.
+type Revision struct {
+	// Epoch is that of the leader, and Number grows with each change.
+	Epoch  uint64 `json:"epoch"`
+	Number uint64 `json:"number"`
+}
+
+// IsBefore reports whether the revision is older than another.
+func (r Revision) IsBefore(other Revision) bool {
+	return cmp.Or(cmp.Compare(r.Epoch, other.Epoch), cmp.Compare(r.Number, other.Number)) < 0
+}
+
+// Next returns the revision of the next change, by a leader; 0 is for none, who changes it in the last leader's place.
+func (r Revision) Next(leader uint64) Revision {
+	return Revision{Epoch: max(r.Epoch, leader), Number: r.Number + 1}
+}
+
+// Wanted is what is wanted of a machine's edge.
+type Wanted struct {
+	Revision Revision `json:"revision"`
+	// Ports are the ports of the host that it serves.
+	Ports []Port `json:"ports,omitempty"`
+	// Egress is where the guest may connect to.
+	Egress Egress `json:"egress"`
+}
+
 // Network is the network of a machine on this host.
 type Network interface {
 	// DialGuest connects to a TCP port of the guest.
 	DialGuest(ctx context.Context, port uint16) (net.Conn, error)
-	// SetPorts makes the machine serve these ports of the host, and no others. The machine cannot open ports: sockets
-	// has a listening socket for each port that it does not serve yet, which the caller closes afterwards, and missing
-	// are the ports that it has no socket for. With nil sockets the call asks which they are, and otherwise the machine
-	// lacks them from then on: see Status. A call with a lower generation than an earlier one changes nothing, and fails
-	// with ErrStale.
-	SetPorts(ctx context.Context, generation uint64, ports []Port, sockets map[Port]*os.File) (missing []Port, err error)
-	// SetEgress changes where the guest may connect to. Connections to where it may not any more are reset.
-	SetEgress(ctx context.Context, to Egress) error
+	// SetWanted changes what is wanted of the machine's edge, and returns the ports that it serves: of those that were
+	// wanted before, those that still are. Connections to where the guest may not connect any more are reset. What is
+	// older than what the machine knows changes nothing, and fails with ErrStale.
+	SetWanted(ctx context.Context, w Wanted) (served []Port, err error)
+	// GiveSockets gives the machine, which cannot open ports, a listening socket for each of some ports. The caller
+	// closes them afterwards. Those that it serves already are left as they are; it fails with ErrStale, and serves
+	// none of them, if they are not of the revision that it knows.
+	GiveSockets(ctx context.Context, of Revision, sockets map[Port]*os.File) error
 }
 
 var _ Network = (*Client)(nil)
 
-// Paths of the calls of Network. Each takes over its connection.
+// Paths of the calls of Network. SetWanted is one of HTTP, and the others take over their connection.
 const (
-	dialPath  = "/v1/dial"
-	portsPath = "/v1/ports"
+	dialPath    = "/v1/dial"
+	wantedPath  = "/v1/wanted"
+	socketsPath = "/v1/sockets"
 )
-
-// egressPath is the path of the call SetEgress, which is one of HTTP.
-const egressPath = "/v1/egress"
 
 // takenHead is the header of an answer after which the connection is no HTTP any more.
 const takenHead = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 
-// maxPortSockets is how many sockets a call of SetPorts may have. A machine has at most 32 ports.
-const maxPortSockets = 64
+// maxPorts is how many ports a machine has at most.
+const maxPorts = 64
 
-// portsMessage is what a client sends, and sockets with it.
-type portsMessage struct {
-	Generation uint64 `json:"generation"`
-	Ports      []Port `json:"ports"`
-	// Sockets are the indexes in Ports of those that have a socket. Asks is set if the client would have sent none.
-	Sockets []int `json:"sockets,omitempty"`
-	Asks    bool  `json:"asks,omitempty"`
+// socketsMessage is what a client sends, and a socket for each port with it.
+type socketsMessage struct {
+	Revision Revision `json:"revision"`
+	Ports    []Port   `json:"ports"`
 }
 
-// portsAnswer is the answer.
-type portsAnswer struct {
-	Missing []Port `json:"missing,omitempty"`
-	Failure string `json:"failure,omitempty"`
+// servedPorts is the answer to a change of what is wanted.
+type servedPorts struct {
+	Ports []Port `json:"ports,omitempty"`
+}
+
+// areValid reports whether ports can have these values, and are not more than a machine may have.
+func areValid(ports []Port) bool {
+	return len(ports) <= maxPorts && !slices.ContainsFunc(ports, func(p Port) bool { return !p.isValid() })
 }
 
 // takeConnection answers a request, after which the connection is the caller's.
@@ -233,29 +259,28 @@ func resetTCP(conn *net.TCPConn) {
 	})
 }
 
-// servePorts sets the ports.
-func servePorts(ctx context.Context, w http.ResponseWriter, n Network) {
+// serveSockets gives the machine sockets of ports.
+func serveSockets(ctx context.Context, w http.ResponseWriter, n Network) {
 	conn, err := takeConnection(w)
 	if err != nil {
 		return
 	}
 	defer func() { _ = conn.Close() }()
 	_ = conn.SetDeadline(deadlineAfter(sendWithin))
-	message, files, err := receivePorts(conn)
+	var m socketsMessage
+	files, err := ReceiveMessage(conn, &m, maxPorts)
 	defer CloseFiles(files...)
-	var answer portsAnswer
+	if err == nil && len(files) != len(m.Ports) {
+		err = errRequest
+	}
 	if err == nil {
 		sockets := map[Port]*os.File{}
-		if message.Asks {
-			sockets = nil
+		for i, p := range m.Ports {
+			sockets[p] = files[i]
 		}
-		for i, at := range message.Sockets {
-			sockets[message.Ports[at]] = files[i]
-		}
-		answer.Missing, err = n.SetPorts(ctx, message.Generation, message.Ports, sockets)
+		err = n.GiveSockets(ctx, m.Revision, sockets)
 	}
-	answer.Failure = failureName(err)
-	_ = SendMessage(conn, answer)
+	_ = SendMessage(conn, ending{Failure: failureName(err)})
 }
 
 // CloseFiles closes files whose errors do not matter, such as those that were passed to another process.
@@ -265,44 +290,35 @@ func CloseFiles(files ...*os.File) {
 	}
 }
 
-// receivePorts receives a message and its sockets, which the caller closes, also after an error.
-func receivePorts(conn *net.UnixConn) (m portsMessage, files []*os.File, err error) {
-	files, err = ReceiveMessage(conn, &m, maxPortSockets)
-	if err == nil && (len(m.Sockets) != len(files) || m.Asks && len(files) > 0) {
-		err = errRequest
-	}
-	for _, at := range m.Sockets {
-		if at < 0 || at >= len(m.Ports) {
-			err = errRequest
-		}
-	}
-	return m, files, err
-}
-
 // DialGuest implements Network.
 func (c *Client) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
 	return c.takeOver(ctx, http.MethodGet, dialPath+"?port="+strconv.Itoa(int(port)))
 }
 
-// SetPorts implements Network.
-func (c *Client) SetPorts(ctx context.Context, generation uint64, ports []Port, sockets map[Port]*os.File) (missing []Port, err error) {
-	m := portsMessage{Generation: generation, Ports: ports, Asks: sockets == nil}
-	var files []*os.File
-	for i, p := range ports {
-		if f := sockets[p]; f != nil {
-			m.Sockets, files = append(m.Sockets, i), append(files, f)
-		}
-	}
-	var answer portsAnswer
-	if err := c.exchange(ctx, portsPath, m, &answer, files...); err != nil {
+// SetWanted implements Network.
+func (c *Client) SetWanted(ctx context.Context, w Wanted) (served []Port, err error) {
+	var answer servedPorts
+	if err := c.call(ctx, http.MethodPost, wantedPath, w, &answer); err != nil {
 		return nil, err
 	}
-	return answer.Missing, failureOf(answer.Failure)
+	if !areValid(answer.Ports) {
+		return nil, ErrProtocol
+	}
+	return answer.Ports, nil
 }
 
-// SetEgress implements Network.
-func (c *Client) SetEgress(ctx context.Context, to Egress) error {
-	return c.call(ctx, http.MethodPost, egressPath, to, nil)
+// GiveSockets implements Network.
+func (c *Client) GiveSockets(ctx context.Context, of Revision, sockets map[Port]*os.File) error {
+	m := socketsMessage{Revision: of}
+	var files []*os.File
+	for p, f := range sockets {
+		m.Ports, files = append(m.Ports, p), append(files, f)
+	}
+	var answer ending
+	if err := c.exchange(ctx, socketsPath, m, &answer, files...); err != nil {
+		return err
+	}
+	return failureOf(answer.Failure)
 }
 
 // takeOver makes a request and returns its connection once it is no HTTP any more.

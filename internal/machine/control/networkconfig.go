@@ -26,8 +26,8 @@ type NetworkConfig struct {
 	Domain   string `json:"domain,omitempty"`
 	// MTU is the MTU of the guest's interface, in bytes.
 	MTU int `json:"mtu"`
-	// Egress is what the edge begins with.
-	Egress Egress `json:"egress"`
+	// Wanted is what the edge begins with. It has the sockets of no port then.
+	Wanted Wanted `json:"wanted"`
 }
 
 // Gateway returns the address of the edge.
@@ -41,6 +41,11 @@ type Egress struct {
 	Denied []netip.Prefix `json:"denied,omitempty"`
 	// Resolvers answer for names of the outside.
 	Resolvers []netip.AddrPort `json:"resolvers,omitempty"`
+}
+
+// Equal reports whether guests may connect to the same, and learn of names in the same way.
+func (e Egress) Equal(other Egress) bool {
+	return e.Deny == other.Deny && slices.Equal(e.Denied, other.Denied) && slices.Equal(e.Resolvers, other.Resolvers)
 }
 
 // EdgeMemoryBytes is the most that the connections of one edge use, whatever the guest and those who connect to it do.

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"testing"
 
 	"cloudnative.tw/drover/test/assert"
@@ -22,6 +23,7 @@ type joined struct {
 
 	links    chan *PeerLink
 	accepted chan PeerConn
+	given    map[Port]*os.File
 }
 
 func (j *joined) Join(link *PeerLink) {
@@ -35,16 +37,19 @@ func (j *joined) Accept(_ context.Context, c PeerConn, socket *os.File) error {
 	return err
 }
 
-func (j *joined) SetPorts(_ context.Context, generation uint64, ports []Port, sockets map[Port]*os.File) (missing []Port, err error) {
-	for _, p := range ports {
-		if sockets[p] == nil {
-			missing = append(missing, p)
-		}
-	}
-	if generation == 0 {
+func (*joined) SetWanted(_ context.Context, w Wanted) (served []Port, err error) {
+	if w.Revision.IsBefore(Revision{Epoch: 2}) {
 		return nil, ErrStale
 	}
-	return missing, nil
+	return w.Ports[1:], nil
+}
+
+func (j *joined) GiveSockets(_ context.Context, of Revision, sockets map[Port]*os.File) error {
+	if of != (Revision{2, 1}) {
+		return ErrStale
+	}
+	j.given = sockets
+	return nil
 }
 
 func (*joined) DialGuest(_ context.Context, port uint16) (net.Conn, error) {
@@ -186,16 +191,23 @@ func TestMoreSockets(t *testing.T) {
 // TestNetworkCalls checks that sockets of ports arrive, and that a connection to the guest carries data.
 func TestNetworkCalls(t *testing.T) {
 	t.Parallel()
-	c := NewLocalClient("token", serveLocal(t, &joined{}))
+	m := &joined{}
+	c := NewLocalClient("token", serveLocal(t, m))
 	socket, port, err := Listen(t.Context(), Port{Protocol: TCP, HostIP: "127.0.0.1", Port: 80})
 	assert.NoError(t, err)
 	defer func() { _ = socket.Close() }()
 	keys := []Port{{Protocol: TCP, HostIP: "127.0.0.1", HostPort: port, Port: 80}, {Protocol: UDP, HostPort: 1, Port: 53}}
-	missing, err := c.SetPorts(t.Context(), 1, keys, map[Port]*os.File{keys[0]: socket})
-	if err != nil || len(missing) != 1 || missing[0] != keys[1] {
-		t.Errorf("missing are %+v, %v", missing, err)
+	denied := slices.Repeat([]netip.Prefix{netip.MustParsePrefix("255.255.255.255/32")}, 1000)
+	served, err := c.SetWanted(t.Context(), Wanted{Revision{2, 1}, keys, Egress{Denied: denied}})
+	if err != nil || !slices.Equal(served, keys[1:]) {
+		t.Errorf("served are %+v, %v", served, err)
 	}
-	assert.ErrorIs(t, "an earlier generation", assert.ErrorOf(c.SetPorts(t.Context(), 0, keys, nil)), ErrStale)
+	assert.ErrorIs(t, "an earlier revision", assert.ErrorOf(c.SetWanted(t.Context(), Wanted{Revision: Revision{1, 9}})), ErrStale)
+	assert.NoError(t, c.GiveSockets(t.Context(), Revision{2, 1}, map[Port]*os.File{keys[0]: socket}))
+	if len(m.given) != 1 || m.given[keys[0]] == nil {
+		t.Errorf("given are %+v", m.given)
+	}
+	assert.ErrorIs(t, "sockets of another revision", c.GiveSockets(t.Context(), Revision{2, 2}, nil), ErrStale)
 	conn, err := c.DialGuest(t.Context(), 80)
 	assert.NoError(t, err)
 	assert.NoError(t, assert.ErrorOf(io.WriteString(conn, "hello")))

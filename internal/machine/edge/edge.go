@@ -77,11 +77,10 @@ type Edge struct {
 	// flows has each *guestFlow by its flowKey.
 	flows sync.Map
 
-	mu         sync.Mutex
-	generation uint64 // of the ports
-	ports      map[control.Port]io.Closer
-	lacking    []control.Port
-	egress     control.Egress
+	mu sync.Mutex
+	// wanted is what the edge is to be, and ports are those that it serves.
+	wanted control.Wanted
+	ports  map[control.Port]io.Closer
 	// outside are the connections through the host, by the address that they lead to.
 	outside map[net.Conn]netip.Addr
 
@@ -102,7 +101,7 @@ type Options struct {
 
 // New returns an edge, which does nothing until it serves a link, and ends with ctx.
 func New(ctx context.Context, c control.NetworkConfig, o Options) (*Edge, error) {
-	e := &Edge{NetworkConfig: c, Options: o, ports: map[control.Port]io.Closer{}, egress: c.Egress, outside: map[net.Conn]netip.Addr{}, budget: newBudget(), pings: newPings(), pace: rate.NewLimiter(dialsASecond, dialsAtOnce)}
+	e := &Edge{NetworkConfig: c, Options: o, ports: map[control.Port]io.Closer{}, wanted: c.Wanted, outside: map[net.Conn]netip.Addr{}, budget: newBudget(), pings: newPings(), pace: rate.NewLimiter(dialsASecond, dialsAtOnce)}
 	e.context, e.stop = context.WithCancel(ctx)
 	e.stack = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},

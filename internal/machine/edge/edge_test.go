@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -52,7 +53,7 @@ func newWorld(t *testing.T, change func(*control.NetworkConfig, *Options)) *worl
 	w := &world{servers: map[string]string{}}
 	c := control.NetworkConfig{
 		MAC: net.HardwareAddr{0x52, 0x54, 0, 0, 0, 9}, Address: netip.MustParsePrefix("10.213.0.9/16"), MTU: 1500,
-		Hostname: "a", Domain: "ns." + control.InternalDomain, Egress: control.Egress{Resolvers: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53")}},
+		Hostname: "a", Domain: "ns." + control.InternalDomain, Wanted: control.Wanted{Egress: control.Egress{Resolvers: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53")}}},
 	}
 	o := Options{Routes: allRoutes{}, Clock: clock.RealClock{}, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
 		to, ok := w.servers[network[:3]+" "+address]
@@ -177,17 +178,26 @@ func TestInward(t *testing.T) {
 		_, err = io.ReadAll(closed)
 	}
 	assert.ErrorIs(t, "a port that the guest refuses", err, unix.ECONNRESET)
-	missing, err := w.SetPorts(t.Context(), 2, nil, nil)
-	assert.NoError(t, err)
-	if got := len(missing); got != 0 {
-		t.Errorf("missing ports: %v", got)
+	w.want(t, control.Wanted{Revision: control.Revision{Epoch: 1, Number: 2}})
+	for _, earlier := range []control.Revision{{Epoch: 1, Number: 1}, {Number: 3}} {
+		assert.ErrorIs(t, "what an earlier leader wants", assert.ErrorOf(w.SetWanted(t.Context(), control.Wanted{Revision: earlier})), control.ErrStale)
 	}
-	assert.ErrorIs(t, "an earlier generation", assert.ErrorOf(w.SetPorts(t.Context(), 1, nil, nil)), control.ErrStale)
 	_, err = (&net.Dialer{}).DialContext(t.Context(), "tcp4", open[0])
 	assert.ErrorIs(t, "a port that was taken away", err, unix.ECONNREFUSED)
 }
 
-// openPorts opens ports of the host, and returns their addresses.
+// want has the edge become what is wanted, and checks which ports it serves then.
+func (w *world) want(t *testing.T, wanted control.Wanted, serves ...control.Port) {
+	t.Helper()
+	served, err := w.SetWanted(t.Context(), wanted)
+	assert.NoError(t, err)
+	if of, reported := w.Served(); of != wanted.Revision || !slices.Equal(served, serves) || !slices.Equal(reported, serves) {
+		t.Errorf("served are %v, and reported %v of %+v, want %v of %+v", served, reported, of, serves, wanted.Revision)
+	}
+}
+
+// openPorts opens ports of the host, and returns their addresses. A socket of a port that is not wanted, or for another
+// revision, is not used.
 func (w *world) openPorts(t *testing.T, keys ...control.Port) (addresses []string) {
 	t.Helper()
 	sockets := map[control.Port]*os.File{}
@@ -201,24 +211,15 @@ func (w *world) openPorts(t *testing.T, keys ...control.Port) (addresses []strin
 		assert.NoError(t, err)
 		assert.NoError(t, listener.Close())
 	}
-	missing, err := w.SetPorts(t.Context(), 1, keys, nil)
-	assert.NoError(t, err)
-	if got := len(missing); got != len(keys) || len(w.LackingPorts()) != 0 {
-		t.Errorf("ports without sockets: %v, lacking before they could be given: %v", got, w.LackingPorts())
+	wanted := control.Wanted{Revision: control.Revision{Epoch: 1, Number: 1}, Ports: keys}
+	w.want(t, wanted)
+	assert.ErrorIs(t, "sockets of another revision", w.GiveSockets(t.Context(), control.Revision{Epoch: 1}, sockets), control.ErrStale)
+	sockets[control.Port{Protocol: control.TCP, HostPort: 1, Port: 1}] = sockets[keys[0]]
+	for range 2 { // the second time there are all
+		assert.NoError(t, w.GiveSockets(t.Context(), wanted.Revision, sockets))
+		w.want(t, wanted, keys...)
 	}
-	missing, err = w.SetPorts(t.Context(), 1, keys, map[control.Port]*os.File{})
-	assert.NoError(t, err)
-	if !slices.Equal(w.LackingPorts(), missing) || len(missing) != len(keys) {
-		t.Errorf("lacking are %v, and missing %v", w.LackingPorts(), missing)
-	}
-	missing, err = w.SetPorts(t.Context(), 1, keys, sockets)
-	assert.NoError(t, err)
-	if got := len(missing); got != 0 || len(w.LackingPorts()) != 0 {
-		t.Errorf("ports without sockets: %v, lacking: %v", got, w.LackingPorts())
-	}
-	for _, s := range sockets {
-		_ = s.Close()
-	}
+	control.CloseFiles(slices.Collect(maps.Values(sockets))...)
 	return addresses
 }
 
@@ -227,7 +228,7 @@ func TestPolicy(t *testing.T) {
 	t.Parallel()
 	const local = "203.0.113.1"
 	change := func(c *control.NetworkConfig, o *Options) {
-		c.Egress.Denied = []netip.Prefix{netip.MustParsePrefix("172.30.0.0/16")}
+		c.Wanted.Egress.Denied = []netip.Prefix{netip.MustParsePrefix("172.30.0.0/16")}
 		o.Routes = allRoutes{netip.MustParseAddr(local): errors.New("it is the host's own")}
 	}
 	w := newWorld(t, change)
@@ -248,7 +249,7 @@ func TestPolicy(t *testing.T) {
 	if len(last) != 1 || last[0].Target != local+":22" || last[0].Protocol != control.TCP || last[0].Reason != control.RefusedNoRoute || last[0].Count != 1 {
 		t.Errorf("what was refused is %+v", last)
 	}
-	assert.NoError(t, w.SetEgress(t.Context(), control.Egress{Deny: true}))
+	w.want(t, control.Wanted{Egress: control.Egress{Deny: true}})
 	assert.ErrorIs(t, "without egress", w.checkOutside(outsider), ErrNoEgress)
 }
 
@@ -265,9 +266,9 @@ func (w *world) openFlow(t *testing.T) (flow net.Conn, server net.PacketConn) {
 	return flow, server
 }
 
-// TestSetEgress checks that a range which is denied now is closed, for connections that are open and for flows too, and
+// TestSetWanted checks that a range which is denied now is closed, for connections that are open and for flows too, and
 // that connections to others stay.
-func TestSetEgress(t *testing.T) {
+func TestSetWanted(t *testing.T) {
 	t.Parallel()
 	other := netip.MustParseAddr("203.0.113.80")
 	w := newWorld(t, nil)
@@ -290,7 +291,7 @@ func TestSetEgress(t *testing.T) {
 	_, _, err := server.ReadFrom(make([]byte, 5))
 	assert.NoError(t, errors.Join(err, answers(open[0]), answers(open[1])))
 	denied := control.Egress{Denied: []netip.Prefix{netip.PrefixFrom(outsider, 24).Masked()}}
-	assert.NoError(t, w.SetEgress(t.Context(), denied))
+	w.want(t, control.Wanted{Egress: denied})
 	if err := answers(open[0]); err == nil {
 		t.Error("a connection to the range is still open")
 	}
@@ -421,7 +422,7 @@ func TestNames(t *testing.T) {
 			t.Errorf("%s is %s, want %s", name, got, want)
 		}
 	}
-	assert.NoError(t, w.SetEgress(t.Context(), control.Egress{Deny: true}))
+	w.want(t, control.Wanted{Egress: control.Egress{Deny: true}})
 	if got := w.guest.resolve(t, "www.example.test."); got != "RCodeRefused" {
 		t.Errorf("without egress, a name of the outside is %s", got)
 	}
@@ -433,10 +434,10 @@ func TestDeniedWhileAsking(t *testing.T) {
 	asked := make(chan string, 2)
 	var w *world
 	w = newWorld(t, func(c *control.NetworkConfig, o *Options) {
-		c.Egress.Resolvers = []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53"), netip.MustParseAddrPort("192.0.2.54:53")}
+		c.Wanted.Egress.Resolvers = []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53"), netip.MustParseAddrPort("192.0.2.54:53")}
 		o.Dial = func(ctx context.Context, _, address string) (net.Conn, error) {
 			asked <- address
-			return nil, errors.Join(errors.New("it does not answer"), w.SetEgress(ctx, control.Egress{Deny: true}))
+			return nil, errors.Join(errors.New("it does not answer"), assert.ErrorOf(w.SetWanted(ctx, control.Wanted{Egress: control.Egress{Deny: true}})))
 		}
 	})
 	if got := w.guest.resolve(t, "www.example.test."); got != "RCodeServerFailure" {

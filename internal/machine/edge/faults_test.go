@@ -215,7 +215,7 @@ func query(t testing.TB, id uint16, name string) []byte {
 func TestManyQueries(t *testing.T) {
 	t.Parallel()
 	e, s := newIdleEdge(t), &sinks{}
-	e.Dial, e.egress.Resolvers = s.dial, []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53")}
+	e.Dial, e.wanted.Egress.Resolvers = s.dial, []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53")}
 	at := netip.AddrPortFrom(e.Gateway(), control.DNSPort)
 	for i := range 100 {
 		e.receive(e.udpFrame(uint16(1024+i), at, query(t, 1, "slow.example.test.")))
@@ -286,7 +286,7 @@ func TestOddAnswers(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			e := newIdleEdge(t)
-			e.egress.Resolvers = []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53")}
+			e.wanted.Egress.Resolvers = []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53")}
 			e.Dial = func(context.Context, string, string) (net.Conn, error) {
 				here, there := net.Pipe()
 				go func() {

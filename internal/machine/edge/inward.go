@@ -24,63 +24,53 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// SetPorts implements control.Network.
-func (e *Edge) SetPorts(_ context.Context, generation uint64, keys []control.Port, sockets map[control.Port]*os.File) (missing []control.Port, err error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if generation < e.generation {
-		return nil, control.ErrStale
-	}
-	e.generation = generation
-	if missing, err = e.setPorts(keys, sockets); sockets != nil || len(missing) == 0 {
-		e.lacking = missing
-	}
-	return missing, err
-}
-
-// LackingPorts returns the ports that were asked for and that it has no socket of.
-func (e *Edge) LackingPorts() []control.Port {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return slices.Clone(e.lacking)
-}
-
-// setPorts is SetPorts for a caller who has the lock.
-func (e *Edge) setPorts(keys []control.Port, sockets map[control.Port]*os.File) (missing []control.Port, err error) {
-	wanted := map[control.Port]bool{}
-	for _, key := range keys {
-		wanted[key] = true
-	}
+// setPorts stops serving ports that are not wanted. The caller has the lock.
+func (e *Edge) setPorts(wanted []control.Port) {
 	for key, port := range e.ports {
-		if !wanted[key] {
-			err = errors.Join(err, port.Close())
+		if !slices.Contains(wanted, key) {
+			_ = port.Close()
 			delete(e.ports, key)
 		}
 	}
-	for _, key := range keys {
-		if e.ports[key] != nil {
-			continue
-		}
-		socket := sockets[key]
-		if socket == nil {
-			missing = append(missing, key)
+}
+
+// GiveSockets implements control.Network.
+func (e *Edge) GiveSockets(_ context.Context, of control.Revision, sockets map[control.Port]*os.File) (err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if of != e.wanted.Revision {
+		return control.ErrStale
+	}
+	for key, socket := range sockets {
+		if e.ports[key] != nil || !slices.Contains(e.wanted.Ports, key) {
 			continue
 		}
 		port, openErr := e.openPort(key, socket)
 		if openErr != nil {
 			err = errors.Join(err, fmt.Errorf("port %d/%s: %w", key.HostPort, key.Protocol, openErr))
-			missing = append(missing, key)
 			continue
 		}
 		e.ports[key] = port
 	}
-	return missing, err
+	return err
+}
+
+// Served implements supervisor.Network.
+func (e *Edge) Served() (of control.Revision, ports []control.Port) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.wanted.Revision, e.servedPorts()
+}
+
+// servedPorts returns the ports that are served, in their order. The caller has the lock.
+func (e *Edge) servedPorts() []control.Port {
+	return slices.DeleteFunc(slices.Clone(e.wanted.Ports), func(p control.Port) bool { return e.ports[p] == nil })
 }
 
 func (e *Edge) closePorts() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	_, _ = e.setPorts(nil, nil)
+	e.setPorts(nil)
 }
 
 // openPort serves a port by a socket that listens.

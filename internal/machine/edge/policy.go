@@ -69,21 +69,30 @@ func (e *Edge) checkOutside(to netip.Addr) error {
 func (e *Edge) getEgress() control.Egress {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.egress
+	return e.wanted.Egress
 }
 
-// SetEgress implements control.Network.
-func (e *Edge) SetEgress(_ context.Context, to control.Egress) error {
-	e.mu.Lock()
-	e.egress = to
-	open := maps.Clone(e.outside)
-	e.mu.Unlock()
+// SetWanted implements control.Network.
+func (e *Edge) SetWanted(_ context.Context, w control.Wanted) (served []control.Port, err error) {
+	served, open, err := e.replaceWanted(w)
 	for conn, address := range open {
 		if err := e.checkOutside(address); err != nil {
 			control.Reset(conn)
 		}
 	}
-	return nil
+	return served, err
+}
+
+// replaceWanted replaces what is wanted, and returns the ports that are served then and the connections that are open.
+func (e *Edge) replaceWanted(w control.Wanted) (served []control.Port, open map[net.Conn]netip.Addr, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if w.Revision.IsBefore(e.wanted.Revision) {
+		return nil, nil, control.ErrStale
+	}
+	e.wanted = w
+	e.setPorts(w.Ports)
+	return e.servedPorts(), maps.Clone(e.outside), nil
 }
 
 // noteOutside remembers a connection through the host, until it is forgotten.

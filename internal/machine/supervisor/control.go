@@ -30,11 +30,12 @@ func (s *Supervisor) Status(ctx context.Context) (control.Status, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	if err := s.waitAttached(ctx); err != nil {
-		return s.progress.status(), err
-	}
+	isAttached := s.waitAttached(ctx) == nil
 	out := s.progress.status()
-	out.LackingPorts = s.Network.LackingPorts()
+	out.Wanted, out.ServedPorts = s.Network.Served()
+	if out.IsSilent = !isAttached; out.IsSilent {
+		return out, nil
+	}
 	used, err := s.process.Usage()
 	if err != nil {
 		return out, control.ErrFailed
@@ -42,7 +43,8 @@ func (s *Supervisor) Status(ctx context.Context) (control.Status, error) {
 	out.CPUNanoseconds, out.MemoryBytes = used.CPU.Nanoseconds(), used.MemoryBytes
 	if out.RunState, err = s.monitor.Status(ctx); err != nil {
 		s.wake() // to tell those who watch when it answers again
-		return out, control.ErrFailed
+		out.IsSilent = true
+		return out, nil
 	}
 	if out.State != control.StateRunning {
 		return out, nil
@@ -118,18 +120,21 @@ func (s *Supervisor) DialGuest(ctx context.Context, port uint16) (net.Conn, erro
 	return s.Network.DialGuest(ctx, port)
 }
 
-// SetPorts implements control.Network.
-func (s *Supervisor) SetPorts(ctx context.Context, generation uint64, ports []control.Port, sockets map[control.Port]*os.File) ([]control.Port, error) {
-	missing, err := s.Network.SetPorts(ctx, generation, ports, sockets)
+// SetWanted implements control.Network.
+func (s *Supervisor) SetWanted(ctx context.Context, w control.Wanted) (served []control.Port, err error) {
+	served, err = s.Network.SetWanted(ctx, w)
+	s.watches.notify()
+	return served, err
+}
+
+// GiveSockets implements control.Network.
+func (s *Supervisor) GiveSockets(ctx context.Context, of control.Revision, sockets map[control.Port]*os.File) error {
+	err := s.Network.GiveSockets(ctx, of, sockets)
 	if err != nil && !errors.Is(err, control.ErrStale) {
 		s.Log.Error(err, "Ports cannot be served")
 	}
-	return missing, err
-}
-
-// SetEgress implements control.Network.
-func (s *Supervisor) SetEgress(ctx context.Context, to control.Egress) error {
-	return s.Network.SetEgress(ctx, to)
+	s.watches.notify()
+	return err
 }
 
 // Grow implements control.Machine.

@@ -10,8 +10,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -41,12 +43,12 @@ const (
 	outputAsideFD
 	resultFD
 	networkFD
-	programFD
-	lastFD
+	// firstPortFD is that of the first socket of a port. The program's own is after the last.
+	firstPortFD
 )
 
 // Version is that of what the driver and the program on a host say to each other.
-const Version = 4
+const Version = 5
 
 // HostConfig is what the program on a host is told.
 type HostConfig struct {
@@ -63,8 +65,10 @@ type HostConfig struct {
 	// StopID is that of a stop that was begun, empty for none; StopWithin is what is left of its time, 0 for ever.
 	StopID     string        `json:"stopID,omitempty"`
 	StopWithin time.Duration `json:"stopWithin,omitempty"`
-	// Network is what the edge of the machine's network is told.
+	// Network is what the edge of the machine's network is told, and Ports are those of which the program is given a
+	// socket.
 	Network control.NetworkConfig `json:"network"`
+	Ports   []control.Port        `json:"ports,omitempty"`
 	// GuestNonce is Config.GuestNonce, for a run of a container image.
 	GuestNonce []byte `json:"guestNonce,omitempty"`
 }
@@ -101,14 +105,15 @@ func runOnHost(ctx context.Context, open NetworkOpener, log logr.Logger) error {
 	if err := confine.DenyStarts(processFD); err != nil {
 		return err
 	}
-	for fd := configFD; fd < lastFD; fd++ {
-		unix.CloseOnExec(fd)
-	}
-	_ = unix.Close(programFD)
 	config, err := readConfig(os.NewFile(configFD, "config"))
 	if err != nil {
 		return err
 	}
+	programFD := firstPortFD + len(config.Ports)
+	for fd := lockFD; fd < programFD; fd++ {
+		unix.CloseOnExec(fd)
+	}
+	_ = unix.Close(programFD)
 	given, err := openGiven()
 	if err != nil {
 		return err
@@ -118,6 +123,9 @@ func runOnHost(ctx context.Context, open NetworkOpener, log logr.Logger) error {
 	network, err := open(ctx, config.Network, links)
 	if err != nil {
 		return err
+	}
+	if err := servePorts(ctx, network, config); err != nil {
+		log.Error(err, "Ports cannot be served")
 	}
 	s := New(Config{
 		Disks: config.Disks, Clock: clock.RealClock{}, Log: log, LogBytes: config.LogBytes, GuestNonce: config.GuestNonce, Network: network, Links: links,
@@ -146,6 +154,16 @@ func runOnHost(ctx context.Context, open NetworkOpener, log logr.Logger) error {
 	case <-time.After(drainWithin):
 	}
 	return err
+}
+
+// servePorts serves the ports whose sockets the program is given.
+func servePorts(ctx context.Context, n Network, c HostConfig) error {
+	sockets := map[control.Port]*os.File{}
+	for i, p := range c.Ports {
+		sockets[p] = os.NewFile(uintptr(firstPortFD+i), "port")
+	}
+	defer control.CloseFiles(slices.Collect(maps.Values(sockets))...)
+	return n.GiveSockets(ctx, c.Network.Wanted.Revision, sockets)
 }
 
 // NetworkOpener opens the guest's end of the network.

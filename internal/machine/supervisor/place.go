@@ -4,8 +4,10 @@
 package supervisor
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/atomicfile"
+	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/internal/machine/control"
@@ -33,8 +36,9 @@ const (
 	logFile   = "supervisor.log"
 )
 
-// maxState is more than stateFile has.
-const maxState = 64 << 10
+// stateSize is the size of stateFile. Its room on the disk is taken once, and it is written in place: a guest needs its
+// next supervisor on a full disk too.
+const stateSize = 1 << 10
 
 const (
 	// endWithin is how long a supervisor may take to end once its QEMU has, or once it was killed.
@@ -57,6 +61,14 @@ type state struct {
 	StartTicks int64 `json:"startTicks,omitempty"`
 	// Boot is the boot of the host in which that is so: two boots can be alike.
 	Boot string `json:"boot"`
+	// Sum is that of the other fields, by which a reader recognizes a state that is being written. Earlier versions of
+	// Drover, which replaced the whole file, wrote none.
+	Sum string `json:"sum,omitempty"`
+}
+
+// sum returns what Sum is to be.
+func (s state) sum() string {
+	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%s %s %d %d %s", s.Token, s.Program, s.PID, s.StartTicks, s.Boot)))
 }
 
 // isAlive reports whether the process runs, which one that its parent has not waited for does not.
@@ -90,12 +102,12 @@ type Place struct {
 	Result string
 	// Config is what the supervisor is told, but for the token.
 	Config HostConfig
+	// Sockets are those of the ports that the caller has opened already. Whoever starts a supervisor opens the others.
+	Sockets map[control.Port]*os.File
 	// Reload returns the place as it is now: another run may have begun since.
 	Reload func() (Place, error)
 	// Starts bounds how often a supervisor is started.
 	Starts *proc.Starts
-	// OnStart gives a supervisor that was started what it cannot be given at its start.
-	OnStart func(context.Context, *control.Client)
 }
 
 // MemoryBytes returns the memory that the supervisor has of its own, without the program, which all share; 0 if that is
@@ -130,11 +142,7 @@ func (p Place) Reach(ctx context.Context) (*control.Client, error) {
 		}
 		s, err := p.readState()
 		if err == nil && s.isAlive() {
-			c := p.clientOf(s)
-			if hasStarted {
-				p.OnStart(ctx, c)
-			}
-			return c, nil
+			return p.clientOf(s), nil
 		}
 		if !proc.Pause(ctx, proc.PollEvery) {
 			return nil, errors.Join(fmt.Errorf("the supervisor is being started: %w", ctx.Err()), err)
@@ -160,6 +168,7 @@ func (p Place) startNow(ctx context.Context, lock *os.File) error {
 	if err != nil {
 		return err
 	}
+	now.Sockets = p.Sockets
 	return now.start(ctx, lock)
 }
 
@@ -172,9 +181,12 @@ func (p Place) clientOf(s state) *control.Client {
 }
 
 func (p Place) readState() (s state, err error) {
-	content, _, err := atomicfile.Read(p.File(stateFile), maxState)
+	content, _, err := atomicfile.Read(p.File(stateFile), stateSize)
 	if err == nil {
 		err = json.Unmarshal(content, &s)
+	}
+	if err == nil && s.Sum != "" && s.Sum != s.sum() {
+		err = errors.New("it is being written")
 	}
 	if err != nil {
 		return s, fmt.Errorf("%s: %w", p.File(stateFile), err)
@@ -182,12 +194,34 @@ func (p Place) readState() (s state, err error) {
 	return s, nil
 }
 
-func (p Place) writeState(s state) error {
+// openState opens the state, and takes its room on the disk if it has not got that yet.
+func (p Place) openState() (*os.File, error) {
+	f, err := os.OpenFile(p.File(stateFile), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && info.Size() < stateSize {
+		_, err = f.WriteAt(bytes.Repeat([]byte("\n"), int(stateSize-info.Size())), info.Size())
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// writeState writes the state in place, by one write. The caller has the lock of the supervisor.
+func writeState(f *os.File, s state) error {
+	s.Sum = s.sum()
 	content, err := json.Marshal(s)
+	if err == nil && len(content) > stateSize {
+		err = fmt.Errorf("the state of a supervisor has %d bytes, and may have %d", len(content), stateSize)
+	}
 	if err != nil {
 		return err
 	}
-	return p.Staging.ReplaceVolatile(p.File(stateFile), append(content, '\n'))
+	_, err = f.WriteAt(append(content, bytes.Repeat([]byte("\n"), stateSize-len(content))...), 0)
+	return err
 }
 
 // start starts a supervisor. The caller has its lock, which the supervisor inherits.
@@ -213,10 +247,16 @@ func (p Place) start(ctx context.Context, lock *os.File) error {
 		return err
 	}
 	s := state{Token: o.Config.Token, Program: program.digest, Boot: proc.Boot()}
-	if err := p.writeState(s); err != nil {
+	written, err := files.add(p.openState())
+	if err == nil {
+		err = writeState(written, s)
+	}
+	if err != nil {
 		return err
 	}
+	point := crashpoint.Begin("start supervisor", p.UUID)
 	cmd, err := Spawn(ctx, o)
+	point.End()
 	if err != nil {
 		return err
 	}
@@ -225,7 +265,7 @@ func (p Place) start(ctx context.Context, lock *os.File) error {
 		return fmt.Errorf("the supervisor has ended at once: see %s", p.File(logFile))
 	}
 	s.PID = cmd.Process.Pid
-	return p.writeState(s)
+	return writeState(written, s)
 }
 
 // open opens what a supervisor is given beside the handle on QEMU's process.
@@ -241,20 +281,52 @@ func (p Place) open(ctx context.Context, o *Order, files *opened) (err error) {
 	if o.Record, err = files.add(p.openRecord()); err != nil {
 		return err
 	}
+	if o.Result, err = files.add(p.openResult()); err != nil {
+		return err
+	}
+	p.openPorts(ctx, o, files)
+	return p.openLogs(o, files)
+}
+
+// openLogs opens the logs, and puts that of the last supervisor aside: it may say why that has ended. Once there are all
+// of them, the next supervisor needs no file more.
+func (p Place) openLogs(o *Order, files *opened) (err error) {
+	create := func(name string, flag int) (*os.File, error) {
+		return os.OpenFile(p.File(name), os.O_CREATE|unix.O_NOFOLLOW|flag, 0o600)
+	}
 	for name, to := range map[string]**os.File{
 		machine.SerialLogFile: &o.SerialLog, machine.SerialLogFile + machine.OldLog: &o.SerialAside,
 		machine.LogFile: &o.Output, machine.LogFile + machine.OldLog: &o.OutputAside,
 	} {
-		if *to, err = files.add(os.OpenFile(p.File(name), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)); err != nil {
+		if *to, err = files.add(create(name, os.O_RDWR)); err != nil {
 			return err
 		}
 	}
-	if o.Result, err = files.add(p.openResult()); err != nil {
-		return err
+	old, err := create(logFile+machine.OldLog, os.O_WRONLY)
+	if err == nil {
+		err = old.Close()
 	}
-	_ = os.Rename(p.File(logFile), p.File(logFile+machine.OldLog)) // it may say why the last one has ended
-	o.Errors, err = files.add(os.OpenFile(p.File(logFile), os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW, 0o600))
+	if err == nil {
+		_ = os.Rename(p.File(logFile), p.File(logFile+machine.OldLog))
+		o.Errors, err = files.add(create(logFile, os.O_APPEND|os.O_WRONLY))
+	}
 	return err
+}
+
+// openPorts opens the ports that are wanted. Those that cannot be opened keep no supervisor from being started: it says
+// that it does not serve them.
+func (p Place) openPorts(ctx context.Context, o *Order, files *opened) {
+	o.Ports = map[control.Port]*os.File{}
+	for _, port := range p.Config.Network.Wanted.Ports {
+		socket := p.Sockets[port]
+		if socket == nil {
+			opened, _, err := control.Listen(ctx, port)
+			if socket, err = files.add(opened, err); err != nil {
+				continue
+			}
+		}
+		o.Ports[port] = socket
+	}
 }
 
 // openRecord opens the record, and makes it if it is missing.
@@ -315,14 +387,22 @@ func (p Place) dialFile(ctx context.Context, name string) (*os.File, error) {
 	if errors.Is(err, unix.ECONNREFUSED) {
 		return nil, fmt.Errorf("%w: %w", ErrNoQEMU, err)
 	}
-	if errors.Is(err, fs.ErrNotExist) && name == machine.NetworkSocket && p.has(machine.EventsSocket) {
-		return nil, fmt.Errorf("an earlier version of Drover has started QEMU, without a network that a supervisor can serve: end its process %d, and Drover starts it again", p.PID())
+	if tooOld := p.checkQEMU(); errors.Is(err, fs.ErrNotExist) && tooOld != nil {
+		return nil, tooOld
 	}
 	if err != nil {
 		return nil, err
 	}
 	f, err := conn.(*net.UnixConn).File()
 	return f, errors.Join(err, conn.Close())
+}
+
+// checkQEMU refuses a QEMU that no supervisor can serve any more.
+func (p Place) checkQEMU() error {
+	if p.has(machine.NetworkSocket) || !p.has(machine.EventsSocket) {
+		return nil
+	}
+	return fmt.Errorf("an earlier version of Drover has started QEMU, without a network that a supervisor can serve: end its process %d, and Drover starts it again", p.PID())
 }
 
 // has reports whether a file of the machine's directory exists.
@@ -376,6 +456,39 @@ func (p Place) Replace(ctx context.Context, token string) error {
 		return p.kill(ctx, s)
 	}
 	return p.KillAll(ctx)
+}
+
+// ReplaceOutdated is Replace for a supervisor that was started as another version of the program, unless that was
+// installed later than this one. It fails, and the supervisor stays, if no other could be started: for lack of the
+// program, for the QEMU that it follows, or for lack of room on the disk.
+func (p Place) ReplaceOutdated(ctx context.Context, token string) (replaced bool, err error) {
+	s, err := p.readState()
+	if err != nil {
+		return false, nil //nolint:nilerr // There is none, or another one is being started.
+	}
+	program, err := p.Program()
+	switch {
+	case err == nil && (s.Program == program.digest || !program.IsLatest()):
+		return false, nil
+	case err == nil:
+		err = p.checkStart()
+	}
+	if err != nil {
+		return false, fmt.Errorf("the supervisor is not replaced by this version of Drover: %w", err)
+	}
+	return true, p.Replace(ctx, token)
+}
+
+// checkStart checks that a supervisor could be started.
+func (p Place) checkStart() error {
+	if err := p.checkQEMU(); err != nil {
+		return err
+	}
+	f, err := p.openState()
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 // KillAll ends every supervisor of the machine, also those whose machine's directory was removed.
@@ -439,16 +552,6 @@ func (p Place) isSupervisor(pid int) bool {
 		return unix.Kill(pid, 0) == nil // of this program's user
 	}
 	return err == nil && hereErr == nil && os.SameFile(here, there)
-}
-
-// IsOutdated reports whether the supervisor was started as an earlier version of the program than this one.
-func (p Place) IsOutdated() bool {
-	s, err := p.readState()
-	if err != nil {
-		return false
-	}
-	program, err := p.Program()
-	return err == nil && s.Program != program.digest && program.IsLatest()
 }
 
 // opened are files that are closed together.

@@ -5,6 +5,7 @@ package supervisor
 
 import (
 	"bytes"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -13,6 +14,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // Program is the program of supervisors on this host.
@@ -57,8 +60,43 @@ func InstallProgram(folder, from string) (*Program, error) {
 	}
 	if err == nil {
 		removeOthers(folder, path)
+		takeRoom(folder, opened.file)
 	}
 	return opened, err
+}
+
+// roomFile is a file whose room on the disk the next version of the program gets: machines need supervisors that it starts
+// also if the disk is full when Drover is upgraded.
+const roomFile = ".room"
+
+// takeRoom takes the room of the next version of a program, which may be half as large again. Where that is not possible,
+// the next version needs free room.
+func takeRoom(folder string, program *os.File) {
+	info, err := program.Stat()
+	if err != nil {
+		return
+	}
+	path := filepath.Join(folder, roomFile)
+	if have, err := os.Lstat(path); err == nil && have.Size() >= info.Size() {
+		return
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return
+	}
+	err = unix.Fallocate(int(f.Fd()), 0, 0, info.Size()*3/2)
+	if err = errors.Join(err, f.Close()); err != nil {
+		_ = os.Remove(path)
+	}
+}
+
+// makeTemp makes a file for a new version of the program, out of the room that was taken for it if there is some.
+func makeTemp(folder string) (*os.File, error) {
+	path := filepath.Join(folder, ".new-"+rand.Text())
+	if err := os.Rename(filepath.Join(folder, roomFile), path); err != nil {
+		return os.CreateTemp(folder, ".new-*")
+	}
+	return os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
 }
 
 // copyProgram copies the program to a path in a folder, all of it or nothing.
@@ -66,12 +104,16 @@ func copyProgram(source io.ReadSeeker, folder, path string) error {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(folder, ".new-*")
+	tmp, err := makeTemp(folder)
 	if err != nil {
 		return err
 	}
+	var size int64
 	if _, err = source.Seek(0, io.SeekStart); err == nil {
-		_, err = io.Copy(tmp, source)
+		size, err = io.Copy(tmp, source)
+	}
+	if err == nil {
+		err = tmp.Truncate(size)
 	}
 	err = errors.Join(err, tmp.Chmod(0o555), tmp.Sync(), tmp.Close())
 	if err == nil {

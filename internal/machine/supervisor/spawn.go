@@ -8,12 +8,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/machine/confine"
+	"cloudnative.tw/drover/internal/machine/control"
 )
 
 // FollowCommand is the first argument of the program on a host.
@@ -42,6 +45,8 @@ type Order struct {
 	Listener, Monitor, Serial, Agent *os.File
 	// Network is connected to QEMU too, for the frames of the guest.
 	Network *os.File
+	// Ports are sockets of ports of the host.
+	Ports map[control.Port]*os.File
 	// Process is a handle on QEMU's process.
 	Process *os.File
 	// Record gets how the run has ended: see MakeRecord.
@@ -56,15 +61,18 @@ type Order struct {
 
 // Spawn starts the program, confined. The caller closes its files, and waits for the process.
 func Spawn(ctx context.Context, o Order) (*exec.Cmd, error) {
-	o.Config.Version = Version
+	o.Config.Version, o.Config.Ports = Version, slices.Collect(maps.Keys(o.Ports))
 	config, err := configFile(o.Config)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = config.Close() }()
-	files := []*os.File{ // in the order of their descriptors, before programFD
+	files := []*os.File{ // in the order of their descriptors
 		config, o.Lock, o.Listener, o.Monitor, o.Serial, o.Agent, o.Process, o.Record,
 		o.SerialLog, o.SerialAside, o.Output, o.OutputAside, o.Result, o.Network,
+	}
+	for _, p := range o.Config.Ports {
+		files = append(files, o.Ports[p])
 	}
 	cmd, policy := confine.CommandOf(context.WithoutCancel(ctx), o.Program, ProgramName, files, FollowCommand, MachineOption, o.UUID)
 	cmd.Env = append(cmd.Env, "GOMAXPROCS=1", "GOMEMLIMIT=64MiB")

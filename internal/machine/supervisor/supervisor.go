@@ -75,8 +75,8 @@ type Network interface {
 	Serve(ctx context.Context, link net.Conn) error
 	// Accept takes a connection of another machine: see control.Peer.
 	Accept(ctx context.Context, c control.PeerConn, socket *os.File) error
-	// LackingPorts returns the ports that the last call of SetPorts could not give it.
-	LackingPorts() []control.Port
+	// Served returns the ports that it serves, of a revision of what is wanted.
+	Served() (of control.Revision, ports []control.Port)
 	// Statistics returns its figures.
 	Statistics() control.NetworkStatistics
 }

@@ -127,7 +127,7 @@ func (h *Ports) Open(ctx context.Context, f Forward) (*os.File, int32, error) {
 // OpenForwards finds and opens host ports for the ports of a spec. Those that the spec names come first, so that none of
 // them is chosen for another port. If the machine serves the ports of before already, those that match stay as they are.
 func OpenForwards(ctx context.Context, ports []driver.Port, before []Forward, serves bool, open Opener) (forwards []Forward, sockets Sockets, err error) {
-	o := opening{before: before, open: open, sockets: Sockets{}}
+	o := opening{before: before, serves: serves, open: open, sockets: Sockets{}}
 	forwards = make([]Forward, len(ports))
 	for i, p := range ports {
 		if at := slices.IndexFunc(before, func(f Forward) bool { return serves && f.isOf(p) && !slices.ContainsFunc(o.used, f.Overlaps) }); at >= 0 {
@@ -161,6 +161,7 @@ func (f Forward) isOf(p driver.Port) bool {
 // opening opens the ports of one machine.
 type opening struct {
 	before, used []Forward
+	serves       bool // those of before
 	open         Opener
 	sockets      Sockets
 }
@@ -187,7 +188,10 @@ var errUsed = errors.New("the host offers those that other ports of the machine 
 // previous run if that is free.
 func (o *opening) openForward(ctx context.Context, p driver.Port) (f Forward, err error) {
 	f = forwardOf(p)
-	if !f.Chosen {
+	switch {
+	case !f.Chosen && o.serves && slices.ContainsFunc(o.before, f.Overlaps):
+		return f, nil
+	case !f.Chosen:
 		return o.openAt(ctx, f)
 	}
 	for _, old := range o.before {

@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
 	"golang.org/x/time/rate"
@@ -85,6 +86,8 @@ type Host struct {
 	InstallSupervisor func() (*supervisor.Program, error)
 	installing        sync.Mutex
 	installed         *supervisor.Program
+	installFailed     error // until installAgain, when it is tried again
+	installAgain      time.Time
 	LogBound          int64
 	// GuestDir is the folder of the kernel that boots container images.
 	GuestDir string
@@ -211,6 +214,9 @@ func (h *Host) notificationFile(uid types.UID) string {
 // RemoveNotification removes the notification file of a server that is gone.
 func (h *Host) RemoveNotification(uid types.UID) { _ = os.Remove(h.notificationFile(uid)) }
 
+// installEvery is how often it is tried to install a program that could not be.
+const installEvery = 5 * time.Second
+
 // FindSupervisor returns the program that follows each QEMU. It is installed at first.
 func (h *Host) FindSupervisor() (*supervisor.Program, error) {
 	h.installing.Lock()
@@ -218,12 +224,11 @@ func (h *Host) FindSupervisor() (*supervisor.Program, error) {
 	if h.InstallSupervisor == nil {
 		return nil, errors.New("none is started here")
 	}
-	if h.installed != nil {
-		return h.installed, nil
+	if now := h.Clock.Now(); h.installed == nil && !now.Before(h.installAgain) {
+		h.installed, h.installFailed = h.InstallSupervisor()
+		h.installAgain = now.Add(installEvery)
 	}
-	var err error
-	h.installed, err = h.InstallSupervisor()
-	return h.installed, err
+	return h.installed, h.installFailed
 }
 
 // Platform is the part of a machine that no spec names.

@@ -27,7 +27,6 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/internal/machine/control"
 )
 
 // Names in a server's directory, beside those of its machine.
@@ -55,8 +54,8 @@ type Instance struct {
 	QueryErr error
 	// GuestMemoryBytes is what the guest uses by its own account, 0 if it does not report that.
 	GuestMemoryBytes int64
-	// lacking are host ports that its supervisor could not be given.
-	lacking []control.Port
+	// edge is what its supervisor says of its edge, nil if that does not answer.
+	edge *edgeReport
 	// Exit is how the last run ended; nil during a run and before the first.
 	Exit *driver.Exit
 	// fault is the disk error that the guest waits for, if there is one.
@@ -184,9 +183,9 @@ func (inst *Instance) describeRun(out *driver.Server) {
 	if inst.Address.IsValid() { // one of a version without networks has none
 		out.Addresses = append(out.Addresses, inst.Address.Addr().String())
 	}
-	out.NeedsEnsure = inst.LacksPorts()
+	out.NeedsEnsure = inst.Phase == record.PhaseOn && inst.Stop == nil && !inst.Retained && inst.NeedsNetwork()
 	for _, f := range inst.Forwards {
-		if inst.lacks(f) {
+		if !inst.serves(f) {
 			continue
 		}
 		out.Ports = append(out.Ports, driver.Port{Protocol: strings.ToUpper(f.Protocol), Port: f.Port, HostPort: f.HostPort, HostIP: f.HostIP})

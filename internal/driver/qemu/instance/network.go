@@ -4,6 +4,7 @@
 package instance
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -14,12 +15,41 @@ import (
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
-// networkConfig returns the configuration of the machine's edge, but for its egress.
+// networkConfig returns the configuration of the machine's edge.
 func (inst *Instance) networkConfig() control.NetworkConfig {
 	return control.NetworkConfig{
 		MAC: launch.MACAddress(inst.UUID), Address: inst.Address, MTU: control.GuestMTU,
-		Hostname: inst.Name, Domain: inst.Namespace + "." + control.InternalDomain,
+		Hostname: inst.Name, Domain: inst.Namespace + "." + control.InternalDomain, Wanted: inst.wanted(),
 	}
+}
+
+// wanted returns what is wanted of the machine's edge. The record of a version without revisions has no egress, which is
+// then what this process allows, until the leader has recorded that.
+func (inst *Instance) wanted() control.Wanted {
+	w := control.Wanted{Revision: inst.NetworkRevision, Ports: hostports.KeysOf(inst.Forwards), Egress: inst.Egress}
+	if w.Revision == (control.Revision{}) {
+		w.Egress = inst.wantedEgress()
+	}
+	return w
+}
+
+// wantedEgress returns where this process lets the guest connect to. If the host's resolvers cannot be found, those that
+// are recorded stay.
+func (inst *Instance) wantedEgress() control.Egress {
+	e, err := inst.Host.findEgress()
+	if err != nil {
+		e.Resolvers = inst.Egress.Resolvers
+	}
+	return e
+}
+
+// setWanted changes what is wanted of the machine's edge, and reports whether it was something else.
+func (inst *Instance) setWanted(forwards []hostports.Forward, egress control.Egress) (changed bool) {
+	if inst.NetworkRevision != (control.Revision{}) && slices.Equal(inst.Forwards, forwards) && inst.Egress.Equal(egress) {
+		return false
+	}
+	inst.Forwards, inst.Egress, inst.NetworkRevision = forwards, egress, inst.NetworkRevision.Next(inst.Leader)
+	return true
 }
 
 // findEgress returns where guests may connect to. Unless the operator names resolvers, they are the host's of now.
@@ -36,79 +66,84 @@ func (h *Host) findEgress() (e control.Egress, err error) {
 	return e, err
 }
 
-// servePorts makes the supervisor serve the host ports of the record. Ports that it does not serve yet and that have no
-// socket among sockets are opened.
-func (inst *Instance) servePorts(ctx context.Context, c *control.Client, sockets hostports.Sockets) error {
-	keys := hostports.KeysOf(inst.Forwards)
-	missing, err := c.SetPorts(ctx, inst.PortsGeneration, keys, nil)
-	if err != nil || len(missing) == 0 {
-		return err
-	}
-	given, opened := hostports.Sockets{}, hostports.Sockets{}
-	defer opened.Close()
-	var taken error
-	for _, key := range missing {
-		if sockets[key] != nil {
-			given[key] = sockets[key]
-			continue
-		}
-		socket, _, err := control.Listen(ctx, key)
-		if err != nil { // the others are served all the same
-			taken = driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry, "host port %d/%s is not available any more: %w", key.HostPort, key.Protocol, err))
-			continue
-		}
-		opened[key], given[key] = socket, socket
-	}
-	if _, err = c.SetPorts(ctx, inst.PortsGeneration, keys, given); err != nil {
-		return err
-	}
-	return taken
+// edgeReport is what a supervisor says that its edge serves.
+type edgeReport struct {
+	wanted control.Revision
+	ports  []control.Port
 }
 
-// lacks reports whether the supervisor could not be given a host port, because another program has taken it.
-func (inst *Instance) lacks(f hostports.Forward) bool { return slices.Contains(inst.lacking, f.Key()) }
-
-// LacksPorts reports whether host ports of the record are not served.
-func (inst *Instance) LacksPorts() bool { return slices.ContainsFunc(inst.Forwards, inst.lacks) }
-
-// restorePorts has a supervisor that takes the place of another serve the host ports. Those that cannot be had are
-// tried again by whoever sees that it lacks them.
-func (inst *Instance) restorePorts(ctx context.Context, c *control.Client) {
-	now, err := inst.Load()
-	if err == nil && now.Phase == record.PhaseOn { // else the start of the run is to serve them
-		err = now.servePorts(ctx, c, nil)
-	}
-	if err != nil {
-		inst.Host.Log.Info("Machine lacks host ports", "uid", inst.UID, "cause", err.Error())
-	}
+// serves reports whether the supervisor says that it serves a host port.
+func (inst *Instance) serves(f hostports.Forward) bool {
+	return inst.edge != nil && slices.Contains(inst.edge.ports, f.Key())
 }
 
-// ChangePorts makes the host ports of a machine that runs those of its spec. Ports that stay keep their connections. If
-// its record has them already, only those are opened that its supervisor lacks.
-func (inst *Instance) ChangePorts(ctx context.Context, spec driver.ServerSpec) error {
+// NeedsNetwork reports whether the edge of a machine that runs has yet to become what is wanted of it, or this process
+// wants another egress. It does not know that if the supervisor does not answer.
+func (inst *Instance) NeedsNetwork() bool {
+	lacks := func(f hostports.Forward) bool { return !inst.serves(f) }
+	return inst.edge != nil && (inst.NetworkRevision == (control.Revision{}) || inst.edge.wanted != inst.NetworkRevision ||
+		slices.ContainsFunc(inst.Forwards, lacks) || !inst.Egress.Equal(inst.wantedEgress()))
+}
+
+// ConvergeNetwork makes the edge of a machine that runs what the spec and this process want of it. Ports that stay keep
+// their connections. It is recorded first: whoever starts a supervisor begins with it. Ports that cannot be had do not
+// delay the rest.
+func (inst *Instance) ConvergeNetwork(ctx context.Context, spec driver.ServerSpec) error {
+	forwards, sockets, conflict := inst.findForwards(ctx, spec)
+	defer sockets.Close()
+	if inst.setWanted(forwards, inst.wantedEgress()) {
+		if !spec.PowerOnly && conflict == nil {
+			inst.Settings.Ports = spec.Ports
+		}
+		if err := inst.Save(); err != nil {
+			return inst.Host.StateDir.Explain(err)
+		}
+	}
+	return cmp.Or(inst.serveNetwork(ctx, sockets), conflict)
+}
+
+// findForwards returns the host ports of a spec, and the sockets of those that it has opened. If the machine cannot have
+// them, those that it has stay.
+func (inst *Instance) findForwards(ctx context.Context, spec driver.ServerSpec) ([]hostports.Forward, hostports.Sockets, error) {
 	if spec.PowerOnly || HasPortsOf(inst.Record, spec) {
-		return inst.call(ctx, "ports", func(ctx context.Context, c *control.Client) error { return inst.servePorts(ctx, c, nil) })
+		return inst.Forwards, nil, nil
 	}
 	forwards, sockets, err := hostports.OpenForwards(ctx, spec.Ports, inst.Forwards, true, inst.Host.OpenPort)
 	if err != nil {
-		return err
+		return inst.Forwards, nil, err
 	}
-	defer sockets.Close()
-	inst.setForwards(forwards) // so that a call that is interrupted can be repeated: the machine may have some of them
-	if err := inst.Save(); err != nil {
-		return inst.Host.StateDir.Explain(err)
-	}
-	err = inst.call(ctx, "ports", func(ctx context.Context, c *control.Client) error { return inst.servePorts(ctx, c, sockets) })
-	if err != nil {
-		return err
-	}
-	inst.Settings.Ports = spec.Ports
-	return inst.Host.StateDir.Explain(inst.Save())
+	return forwards, sockets, nil
 }
 
-func (inst *Instance) setForwards(forwards []hostports.Forward) {
-	inst.Forwards = forwards
-	inst.PortsGeneration++
+// serveNetwork makes the edge what is recorded. Ports that it does not serve yet and that have no socket among sockets are
+// opened.
+func (inst *Instance) serveNetwork(ctx context.Context, sockets hostports.Sockets) error {
+	return inst.call(ctx, "network", func(ctx context.Context, c *control.Client) error {
+		wanted := inst.wanted()
+		served, err := c.SetWanted(ctx, wanted)
+		if err != nil {
+			return err
+		}
+		given, opened := hostports.Sockets{}, hostports.Sockets{}
+		defer opened.Close()
+		var taken error
+		for _, key := range wanted.Ports {
+			switch socket := sockets[key]; {
+			case slices.Contains(served, key):
+				continue
+			case socket != nil:
+				given[key] = socket
+				continue
+			}
+			socket, _, err := control.Listen(ctx, key)
+			if err != nil { // the others are served all the same
+				taken = driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry, "host port %d/%s is not available any more: %w", key.HostPort, key.Protocol, err))
+				continue
+			}
+			opened[key], given[key] = socket, socket
+		}
+		return cmp.Or(c.GiveSockets(ctx, wanted.Revision, given), taken)
+	})
 }
 
 // HasPortsOf reports whether a server has the host ports of a spec.

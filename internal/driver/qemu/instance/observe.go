@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	// ListQueryWithin bounds the query of one QEMU among many, so that those which do not
-	// answer do not delay the report of the others.
-	ListQueryWithin = time.Second
+	// ListQueryWithin bounds the query of one supervisor among many, so that those which do not
+	// answer do not delay the report of the others. One whose QEMU is silent says so after a second.
+	ListQueryWithin = 3 * time.Second / 2
 	// GoneWithin is how long a QEMU that closed the connection may take to be gone.
 	GoneWithin = 500 * time.Millisecond
 )
@@ -81,7 +81,10 @@ func (inst *Instance) queryStatus(ctx context.Context, within time.Duration) (er
 	defer cancel()
 	var status control.Status
 	status, inst.QueryErr = queryMachine(bounded, inst.Supervisor())
-	inst.RunState, inst.GuestMemoryBytes, inst.lacking = status.RunState, status.GuestMemoryBytes, status.LackingPorts
+	inst.RunState, inst.GuestMemoryBytes = status.RunState, status.GuestMemoryBytes
+	if status.State != "" { // else there is no answer
+		inst.edge = &edgeReport{status.Wanted, status.ServedPorts}
+	}
 	if inst.RunState == machine.StatusIOError {
 		inst.fault = ContractError(machine.DiskFault{Node: status.Fault.Node, Operation: status.Fault.Operation, Reason: status.Fault.Reason}.Explain())
 	}

@@ -5,11 +5,8 @@ package instance
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"sync/atomic"
 	"testing"
@@ -53,47 +50,49 @@ func TestReleasedBeforeItJoins(t *testing.T) {
 	assert.ErrorIs(t, "a released server", f.join(t.Context(), c, nil, nil), errReleased)
 }
 
-// TestSetEgressAgain checks that SetEgress is called until it succeeds, and once more when the egress changes.
-func TestSetEgressAgain(t *testing.T) {
+// TestOtherEgressIsReported checks that a change is reported again and again while what this process allows is not what
+// is recorded, that the record stays as it is, and that nothing is reported of a server that was released.
+func TestOtherEgressIsReported(t *testing.T) {
 	t.Parallel()
 	f, now := newFollower(t)
-	var calls, taken, denies atomic.Int64
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var e control.Egress
-		if err := json.NewDecoder(r.Body).Decode(&e); err != nil || calls.Add(1) < 3 {
-			w.WriteHeader(http.StatusServiceUnavailable)
-			return
-		}
-		taken.Add(1)
-		if e.Deny {
-			denies.Add(1)
-		}
-	}))
-	t.Cleanup(server.Close)
-	c := control.NewLocalClient("token", func(ctx context.Context) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
-	})
-	var asked atomic.Int64
-	var isDenied atomic.Bool
-	go f.setEgress(t.Context(), c, func() (control.Egress, error) {
-		asked.Add(1)
-		return control.Egress{Deny: isDenied.Load()}, nil
-	})
-	wantTaken := func(count, denied int64) {
+	inst := f.inst
+	inst.Egress = control.Egress{Deny: true} // what a process allows that knows no network
+	assert.NoError(t, inst.Save())
+	before := framework.ReadFile(t, inst.File(RecordFile))
+	var changes atomic.Int64
+	f.onChange = func() { changes.Add(1) }
+	go f.watchEgress(t.Context())
+	checks := func(n int) {
 		t.Helper()
-		enough := asked.Load() + 5 // in each round SetEgress may be called
-		assert.Eventually(t, "it is asked what is allowed", func(testing.TB) error {
+		for range n {
+			assert.Eventually(t, "the follower waits", func(testing.TB) error {
+				if !now.HasWaiters() {
+					return errors.New("it does not")
+				}
+				return nil
+			})
 			now.Step(egressEvery)
-			if asked.Load() < enough {
-				return errors.New("it is not yet")
-			}
-			return nil
-		})
-		if taken.Load() != count || denies.Load() != denied {
-			t.Errorf("the supervisor has taken %d, %d of them denials, want %d and %d", taken.Load(), denies.Load(), count, denied)
 		}
 	}
-	wantTaken(1, 0)
-	isDenied.Store(true)
-	wantTaken(2, 1)
+	checks(3)
+	if n := changes.Load(); n != 0 {
+		t.Errorf("%d changes were reported of an egress that is recorded", n)
+	}
+	inst.Egress.Deny = false
+	assert.NoError(t, inst.Save())
+	checks(3)
+	if n := changes.Load(); n < 2 {
+		t.Errorf("%d changes were reported of another egress, want one each time", n)
+	}
+	inst.Egress.Deny = true
+	if assert.NoError(t, inst.Save()); framework.ReadFile(t, inst.File(RecordFile)) != before {
+		t.Error("the record was changed")
+	}
+	inst.Egress.Deny, inst.Retained = false, true
+	assert.NoError(t, inst.Save())
+	checks(1) // of before
+	last := changes.Load()
+	if checks(3); changes.Load() != last {
+		t.Error("changes were reported of a released server")
+	}
 }

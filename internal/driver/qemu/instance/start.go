@@ -254,7 +254,7 @@ func (s *start) recordRun() error {
 	}
 	inst.Phase, inst.Run, inst.StartedAt = record.PhaseStarting, NewID(), s.host.Clock.Now()
 	inst.Stop, inst.Settings = nil, record.SettingsOf(s.spec, inst.Root.Image.ImageSettings)
-	inst.setForwards(s.forwards)
+	inst.setWanted(s.forwards, inst.wantedEgress())
 	inst.MachineType, inst.Accelerator = s.machine.Type, s.machine.Accel
 	if inst.Guest = nil; s.machine.Guest != nil {
 		inst.Guest = &s.guest
@@ -297,7 +297,9 @@ func (s *start) startMachine(ctx context.Context, runLock *os.File) (err error) 
 	_, err = s.inst.Start(ctx, s.host.Program, m, s.files, runLock, func() {
 		// Other processes see to it if this leader stops now.
 		s.host.Notify(s.inst.UID)
-		_, _ = s.inst.Supervisor().Reach(ctx) // both come up at once; who needs it next sees if it failed
+		place := s.inst.Supervisor()
+		place.Sockets = s.sockets
+		_, _ = place.Reach(ctx) // both come up at once; who needs it next sees if it failed
 	})
 	return ContractError(err)
 }
@@ -325,7 +327,7 @@ func (s *start) finish(ctx context.Context) error {
 	if err := inst.GrowDisks(ctx, s.spec); err != nil {
 		return err
 	}
-	if err := inst.call(ctx, "ports", func(ctx context.Context, c *control.Client) error { return inst.servePorts(ctx, c, s.sockets) }); err != nil {
+	if err := inst.serveNetwork(ctx, s.sockets); err != nil {
 		return err
 	}
 	s.limitCPU(ctx)

@@ -4,6 +4,7 @@
 package instance
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 	"time"
@@ -46,13 +47,12 @@ func (inst *Instance) StopRun(ctx context.Context, spec driver.ServerSpec) (wait
 		_, _ = inst.RecordExit(driver.Exit{Code: CodeKilled, Reason: machine.EndForced, At: inst.Host.Clock.Now()})
 		return false, inst.Quit(ctx)
 	}
+	var unrecorded error
 	if inst.Stop == nil || !inst.Stop.By.Equal(now.By) {
 		inst.Stop = &now
-		if err := inst.Save(); err != nil {
-			return true, inst.Host.StateDir.Explain(err)
-		}
+		unrecorded = inst.Host.StateDir.Explain(inst.Save())
 	}
-	return true, inst.Shutdown(ctx, now.By)
+	return true, cmp.Or(inst.Shutdown(ctx, now.By), unrecorded) // a guest can be stopped on a full disk, too
 }
 
 // Shutdown has the supervisor press the power button until the guest has ended, and end the run by force at a

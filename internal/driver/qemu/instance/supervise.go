@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -43,11 +42,8 @@ func (inst *Instance) Supervisor() supervisor.Place {
 		Config: supervisor.HostConfig{Accelerator: inst.Accelerator, Disks: inst.DiskSizes(), LogBytes: inst.Host.LogBound, Network: inst.networkConfig()},
 		Reload: func() (supervisor.Place, error) {
 			now, err := inst.Load()
-			place := now.Supervisor()
-			place.Config.Network.Egress, _ = inst.Host.findEgress() // which followers log
-			return place, err
+			return now.Supervisor(), err
 		},
-		OnStart: inst.restorePorts,
 	}
 	if inst.Retained { // no caller asks for it
 		p.Record = inst.File("end")
@@ -64,8 +60,9 @@ func (inst *Instance) Supervisor() supervisor.Place {
 	return p
 }
 
-// call has the supervisor do something. One that knows a later leader than the driver's folder, as after a restored
-// etcd, is replaced: the folder has admitted this leader, which holds the server's lock.
+// call has the supervisor do something. One that knows a later leader than the driver's folder, or a later revision than
+// the record, as after a restored etcd or folder, is replaced: the folder has admitted this leader, which holds the
+// server's lock.
 func (inst *Instance) call(ctx context.Context, what string, do func(context.Context, *control.Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
@@ -77,8 +74,12 @@ func (inst *Instance) call(ctx context.Context, what string, do func(context.Con
 	point := crashpoint.Begin("machine "+what, inst.UUID)
 	err = point.Inject(func(ctx context.Context) error { return do(ctx, c) })(ctx)
 	point.End()
-	if errors.Is(err, control.ErrFenced) {
-		err = errors.Join(err, inst.Supervisor().Replace(ctx, c.Token()))
+	switch place := inst.Supervisor(); {
+	case errors.Is(err, control.ErrFenced), errors.Is(err, control.ErrStale):
+		err = errors.Join(err, place.Replace(ctx, c.Token()))
+	case errors.Is(err, control.ErrProtocol): // which that of another version may not understand
+		_, stays := place.ReplaceOutdated(ctx, c.Token())
+		err = errors.Join(err, stays)
 	}
 	return ContractError(err)
 }
@@ -100,12 +101,13 @@ type follower struct {
 	inst     *Instance
 	onChange func()
 	pace     *rate.Limiter
+	stays    string // why a supervisor of an earlier version was not replaced, as was logged
 }
 
 // Supervise sees to it that a QEMU has a supervisor which answers, and calls onChange when something about the
 // machine changes, until QEMU is gone.
 func Supervise(ctx context.Context, inst *Instance, onChange func()) {
-	f := &follower{inst, onChange, rate.NewLimiter(rate.Every(changeEvery), changesAtOnce)}
+	f := &follower{inst: inst, onChange: onChange, pace: rate.NewLimiter(rate.Every(changeEvery), changesAtOnce)}
 	recorded, _ := inst.Load()
 	wasOn, wait := false, superviseAgain
 	for last := ""; ctx.Err() == nil && !inst.IsGone(); wasOn = true {
@@ -146,13 +148,24 @@ func (f *follower) followOnce(ctx context.Context) (followed bool) {
 		log.V(1).Info("Machine has no supervisor", "dir", s.Path, "cause", err.Error())
 		return false
 	}
-	if place.IsOutdated() {
+	replaced, err := place.ReplaceOutdated(ctx, c.Token())
+	if replaced {
 		log.Info("Supervisor of an earlier version is replaced", "uid", s.UID)
-		return place.Replace(ctx, c.Token()) == nil
+		return err == nil
+	}
+	if err != nil {
+		f.sayStays(err)
+		again, cancel := context.WithCancel(ctx)
+		defer cancel()
+		go func() {
+			f.pause(again, replaceEvery)
+			cancel()
+		}()
+		ctx = again
 	}
 	watching, stop := context.WithCancel(ctx)
 	var telling sync.WaitGroup
-	telling.Go(func() { f.setEgress(watching, c, f.inst.Host.findEgress) })
+	telling.Go(func() { f.watchEgress(watching) })
 	telling.Go(func() { f.connectPeers(watching, c) })
 	defer func() {
 		stop()
@@ -174,28 +187,33 @@ func (f *follower) followOnce(ctx context.Context) (followed bool) {
 	return true
 }
 
+// replaceEvery is how often it is tried to replace a supervisor of an earlier version.
+const replaceEvery = time.Minute
+
+// sayStays logs why a supervisor of an earlier version is not replaced, once.
+func (f *follower) sayStays(cause error) {
+	if f.stays == cause.Error() {
+		return
+	}
+	f.stays = cause.Error()
+	f.inst.Host.Log.Info("Supervisor of an earlier version cannot be replaced yet", "uid", f.inst.UID, "cause", f.stays)
+}
+
 // egressEvery is how often it is checked whether what is allowed has changed, as the host's resolvers do.
 const egressEvery = time.Minute
 
-// setEgress tells the supervisor where its guest may connect to, until it has taken that, and again when that changes:
-// it may have been started by a Drover with other flags.
-func (f *follower) setEgress(ctx context.Context, c *control.Client, find func() (control.Egress, error)) {
-	var told *control.Egress
-	for last := ""; ctx.Err() == nil; {
-		egress, err := find()
-		wait := egressEvery
-		if told == nil || !reflect.DeepEqual(*told, egress) {
-			if setErr := c.SetEgress(ctx, egress); setErr != nil {
-				err, wait = setErr, SuperviseEvery
-			} else {
-				told = &egress
-			}
+// watchEgress reports a change while this process wants another egress than is recorded. It changes nothing: only the
+// leader, which is asked for the machine then, may.
+func (f *follower) watchEgress(ctx context.Context) {
+	for last := ""; ctx.Err() == nil; f.pause(ctx, egressEvery) {
+		now, err := f.inst.Load()
+		if err == nil && !now.Retained && !now.Egress.Equal(now.wantedEgress()) {
+			f.onChange()
 		}
-		if err != nil && ctx.Err() == nil && err.Error() != last {
+		if _, err := f.inst.Host.findEgress(); err != nil && err.Error() != last {
 			last = err.Error()
-			f.inst.Host.Log.Info("Machine does not learn where it may connect to, or of names", "uid", f.inst.UID, "cause", last)
+			f.inst.Host.Log.Info("Resolvers of the host cannot be found: machines keep those that they have", "cause", last)
 		}
-		f.pause(ctx, wait)
 	}
 }
 

@@ -69,8 +69,10 @@ type Record struct {
 	Accelerator string `json:"accelerator,omitempty"`
 	// Forwards are those of the last run.
 	Forwards []hostports.Forward `json:"forwards,omitempty"`
-	// PortsGeneration grows with each change of Forwards.
-	PortsGeneration uint64 `json:"portsGeneration,omitempty"`
+	// Egress is where the guest may connect to.
+	Egress control.Egress `json:"egress,omitzero"`
+	// NetworkRevision is that of Forwards and Egress, which are what is wanted of the machine's edge.
+	NetworkRevision control.Revision `json:"networkRevision,omitzero"`
 	// Address is the machine's own, with the length of the network's prefix, which it gets before its first run.
 	Address netip.Prefix `json:"address,omitzero"`
 	// Guest is set if the last run was of a container image.
