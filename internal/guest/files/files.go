@@ -110,7 +110,7 @@ type Destination struct {
 	Name string
 	// Own is called for all that was made, links included; nil leaves owner and mode as the process makes them.
 	Own func(root *os.Root, name string, mode fs.FileMode) error
-	// AnyLinks has symbolic links made wherever they lead. It is for streams of those who may have the place.
+	// AnyLinks makes symbolic links wherever they lead. It is for a sender who may write everywhere here anyway.
 	AnyLinks bool
 }
 
@@ -124,9 +124,9 @@ func DestinationOf(place, name string) Destination {
 	return Destination{Folder: filepath.Dir(place), Name: filepath.Base(place)}
 }
 
-// Unpack makes the file or folder of a stream, which may be hostile, in place of what has its name. Nothing is made
-// outside of that folder, and no symbolic link that leads out of it: those are left out, and a LinksError names them
-// once everything else has been made.
+// Unpack makes the file or folder of a stream, which may be hostile, and replaces a file of the same name. Nothing is
+// made outside of that folder. Symbolic links that lead out of it are left out, and a LinksError names them once
+// everything else has been made.
 func Unpack(from io.Reader, to Destination) error {
 	folder, err := os.OpenRoot(to.Folder)
 	if err != nil {

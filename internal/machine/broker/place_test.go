@@ -26,7 +26,7 @@ import (
 func TestBrokerThatEnds(t *testing.T) {
 	t.Parallel()
 	dir := framework.ShortTempDir(t)
-	assert.NoError(t, errors.Join(os.Chmod(dir, 0o755), os.Mkdir(filepath.Join(dir, "broker"), 0o700))) //nolint:gosec // for the broker's user
+	assert.NoError(t, errors.Join(os.Chmod(dir, 0o755), os.Mkdir(filepath.Join(dir, "broker"), 0o700)))
 	program := filepath.Join(dir, "program")
 	assert.NoError(t, framework.BuildStatic(program, "hack/guest/pack")) // which ends at once
 	installed, err := supervisor.InstallProgram(filepath.Join(dir, "programs"), program)

@@ -22,9 +22,9 @@ type systemCall struct {
 // handle is the number of the supervisor's handle in these tests.
 const handle = 7
 
-// descriptorCalls are the system calls that yield a descriptor, or mark one so that whoever gets it is affected. Every
-// program on the host can pass descriptors to one that is less confined in this respect: QEMU to its supervisor, and both
-// to the broker and to Drover, which read what comes. So QEMU may make none, or the row says why it may.
+// descriptorCalls are the system calls that yield a descriptor, or mark one so that its receiver is affected. QEMU can
+// pass descriptors to its supervisor, and the supervisor to the broker. So QEMU may make none of them, or the row gives
+// the reason.
 var descriptorCalls = map[string]struct {
 	call systemCall
 	why  string
@@ -70,11 +70,11 @@ var descriptorCalls = map[string]struct {
 	"memory":               {systemCall{number: unix.SYS_MEMFD_CREATE}, "it counts as the maker's, and no receiver maps or executes a file"},
 	"a counter":            {systemCall{number: unix.SYS_EVENTFD2}, "QEMU's threads wake each other by it; it has a number alone"},
 	"a timer":              {systemCall{number: unix.SYS_TIMERFD_CREATE}, "it has a number alone"},
-	"signals of itself":    {systemCall{number: unix.SYS_SIGNALFD4}, "QEMU's main loop; whoever reads it gets its own signals"},
+	"signals of itself":    {systemCall{number: unix.SYS_SIGNALFD4}, "QEMU's main loop; a reader gets its own signals alone"},
 	"events":               {systemCall{number: unix.SYS_EPOLL_CREATE1}, "QEMU's main loop; it tells of the maker's files alone"},
 	"rules of Landlock":    {systemCall{number: unix.SYS_LANDLOCK_CREATE_RULESET}, "they restrict nobody but who applies them to itself"},
 	"a file that does not wait": {systemCall{unix.SYS_FCNTL, [3]uint32{3, unix.F_SETFL, unix.O_NONBLOCK}},
-		"QEMU's sockets need it; receivers set it again, and have deadlines of their own"},
+		"QEMU's sockets need it; receivers set it again, and have deadlines"},
 }
 
 // TestDescriptors checks that QEMU may make none of the descriptors that others of its machine may not have, and that
@@ -100,20 +100,20 @@ func TestDescriptors(t *testing.T) {
 	}
 }
 
-// qemuMay are the calls that the supervisor's own filter denies and QEMU's allows, with the reasons: none of them yields
-// what could be passed to the supervisor.
+// qemuMay has the calls that DenyStarts denies to a supervisor and that QEMU's filter allows, with the reason for each.
+// None of them yields a descriptor that a supervisor could use.
 var qemuMay = map[uintptr]string{
 	unix.SYS_OPENAT: "a row of descriptorCalls", unix.SYS_OPENAT2: "a row of descriptorCalls",
 	unix.SYS_EXECVE: "Landlock has the programs: QEMU's own", unix.SYS_EXECVEAT: "the same",
 	unix.SYS_CLONE: "rows of descriptorCalls", unix.SYS_LISTEN: "at sockets that have an address, which Drover has made",
 	unix.SYS_KILL: "Landlock has the signals, and so has the machine's user", unix.SYS_TGKILL: "the same", unix.SYS_TKILL: "the same",
-	unix.SYS_RT_SIGQUEUEINFO: "the same", unix.SYS_RT_TGSIGQUEUEINFO: "the same", unix.SYS_PIDFD_SEND_SIGNAL: "it has no handle, and gets none",
-	unix.SYS_SECCOMP: "QEMU's own sandbox; a listener is a row of descriptorCalls",
-	unix.SYS_CLOSE:   "the supervisor's own handle", unix.SYS_CLOSE_RANGE: "the same", unix.SYS_DUP3: "the same",
+	unix.SYS_RT_SIGQUEUEINFO: "the same", unix.SYS_RT_TGSIGQUEUEINFO: "the same", unix.SYS_PIDFD_SEND_SIGNAL: "QEMU can only have handles on its children",
+	unix.SYS_SECCOMP: "QEMU applies its sandbox; a listener is a row of descriptorCalls",
+	unix.SYS_CLOSE:   "that handle is the supervisor's", unix.SYS_CLOSE_RANGE: "the same", unix.SYS_DUP3: "the same",
 }
 
-// TestNoWayRound checks that QEMU may do nothing that its supervisor's own filter denies, but for what is named here:
-// who has taken both would have QEMU do it, and pass the result on.
+// TestNoWayRound checks that QEMU's filter denies everything that DenyStarts denies to a supervisor, except for qemuMay.
+// An attacker who has taken both would have QEMU make it and pass it on.
 func TestNoWayRound(t *testing.T) {
 	t.Parallel()
 	qemu, supervisor := runFilters(t, makeFilter(Policy{})), runFilters(t, makeStartFilter(handle, nil))

@@ -193,7 +193,7 @@ func rawCall(number, a, b uintptr) error {
 	return nil
 }
 
-func openHandle(fd int, err error) (*os.File, error) { return os.NewFile(uintptr(fd), "handle"), err } //nolint:gosec // a descriptor
+func openHandle(fd int, err error) (*os.File, error) { return os.NewFile(uintptr(fd), "handle"), err }
 
 func closeNew[C interface{ Close() error }](c C, err error) error {
 	if err != nil {
