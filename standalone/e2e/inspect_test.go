@@ -385,12 +385,12 @@ func vmOf(t testing.TB, objects client.Client, name string) *api.VirtualMachine 
 // and that root sees that Drover with the rights that it has.
 func TestInspectingAsPlainUser(t *testing.T) {
 	t.Parallel()
-	user := framework.PlainUser(t)
+	user, program := framework.PlainUser(t), framework.PublicProgram(t, droverBinary(t))
 	home := t.TempDir()
 	dir := filepath.Join(home, "data")
 	assert.NoError(t, errors.Join(os.Chmod(home, 0o755), os.Chmod(filepath.Dir(home), 0o755), os.Mkdir(dir, 0o700), framework.ChownAll(dir, user)))
 	command := func(ctx context.Context, args ...string) *exec.Cmd {
-		cmd := exec.CommandContext(ctx, droverBinary(t), append(args, "--data-dir", dir)...)
+		cmd := exec.CommandContext(ctx, program, append(args, "--data-dir", dir)...)
 		cmd.Env, cmd.Dir = []string{"HOME=" + dir, "PATH=" + os.Getenv("PATH")}, "/"
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: user}
 		return cmd

@@ -28,6 +28,19 @@ func PublicDir(t testing.TB) string {
 	return dir
 }
 
+// PublicProgram returns a program in a folder that all users can search: those above a checkout may be
+// closed to others, as root's home is.
+func PublicProgram(t testing.TB, path string) string {
+	t.Helper()
+	public := filepath.Join(PublicDir(t), filepath.Base(path))
+	if os.Link(path, public) == nil {
+		return public
+	}
+	content, err := os.ReadFile(path) // #nosec -- a test's
+	assert.NoError(t, errors.Join(err, WriteProgram(public, content)))
+	return public
+}
+
 // PlainUser returns a user who is not root, for programs that root starts. It skips a test
 // that is not run by root: its user is plain already.
 func PlainUser(t testing.TB) *syscall.Credential {

@@ -6,6 +6,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -29,7 +30,7 @@ func runGate(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if err := checkRoom(ctx); err != nil {
+	if err := checkHost(ctx); err != nil {
 		return err
 	}
 	if os.Geteuid() != 0 {
@@ -179,6 +180,29 @@ func goTest(ctx context.Context, module string, isRaced bool, patterns []string)
 
 // minRoom is what a run needs of the disk at most.
 const minRoom = 8 << 30
+
+// checkPublic fails where other users cannot enter the folder for temporary files: root's tests run programs of theirs in
+// it.
+func checkPublic(temp string) error {
+	for dir := temp; os.Geteuid() == 0; dir = filepath.Dir(dir) {
+		info, err := os.Stat(dir)
+		if err != nil {
+			return err
+		}
+		if info.Mode()&0o001 == 0 {
+			return fmt.Errorf("other users cannot enter %s, which has the mode %v, and tests run programs as other users in %s: set TMPDIR to a folder such as /tmp", dir, info.Mode(), temp)
+		}
+		if dir == filepath.Dir(dir) {
+			break
+		}
+	}
+	return nil
+}
+
+// checkHost fails where tests would fail for the host's sake.
+func checkHost(ctx context.Context) error {
+	return errors.Join(checkRoom(ctx), checkPublic(os.TempDir()))
+}
 
 // checkRoom fails where a disk is so full that tests would fail for that.
 func checkRoom(ctx context.Context) error {

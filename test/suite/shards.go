@@ -100,7 +100,7 @@ func runFull(ctx context.Context, args []string) error {
 	if os.Getuid() != 0 {
 		return errors.New("the full tier needs root, for namespaces, control groups and users of machines: sudo make test-full")
 	}
-	if err := checkRoom(ctx); err != nil {
+	if err := checkHost(ctx); err != nil {
 		return err
 	}
 	failed := false

@@ -61,6 +61,20 @@ func TestFailuresNameTheirPackage(t *testing.T) {
 	}
 }
 
+// TestClosedFolder checks that tests do not begin in a folder that other users cannot enter.
+func TestClosedFolder(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("not root: no test runs a program as another user")
+	}
+	dir := filepath.Join(t.TempDir(), "closed", "temp")
+	assert.NoError(t, os.MkdirAll(dir, 0o700))
+	assert.ErrorSays(t, "a closed folder", checkPublic(dir), "other users cannot enter "+dir)
+	assert.NoError(t, os.Chmod(dir, 0o755)) // #nosec -- it is for others
+	assert.ErrorSays(t, "below a closed folder", checkPublic(dir), "other users cannot enter "+filepath.Dir(dir)+",")
+	assert.ErrorSays(t, "an open folder", checkPublic("/tmp"), "")
+}
+
 // TestSweepFindsItsOwn checks that a run finds and ends what it has left, and nothing else.
 func TestSweepFindsItsOwn(t *testing.T) {
 	m := makeMark(t)

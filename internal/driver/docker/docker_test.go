@@ -5,6 +5,7 @@ package docker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"sync"
@@ -84,9 +85,27 @@ func (s awaitingDriver) Unwrap() driver.Driver { return s.Driver }
 func (s awaitingDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	server, err := s.Driver.Ensure(ctx, spec)
 	if err == nil && server.State == driver.StateRunning {
-		awaitGuest(ctx, server)
+		awaitGuest(ctx, s.Driver, server)
 	}
 	return server, err
+}
+
+// awaitGuest waits until the guest's own HTTP service answers, or its run is over or paused: another caller may stop it.
+func awaitGuest(ctx context.Context, d driver.Driver, server driver.Server) {
+	_ = assert.Poll(ctx, "the guest answers", func() error {
+		if len(server.Addresses) == 0 {
+			return nil
+		}
+		_, err := httpGet(ctx, "http://"+server.Addresses[0]+"/")
+		if err == nil {
+			return nil
+		}
+		now, listErr := d.List(ctx, server.UID)
+		if listErr == nil && (len(now) != 1 || now[0].Run != server.Run || now[0].State != driver.StateRunning) {
+			return nil
+		}
+		return errors.Join(err, listErr)
+	})
 }
 
 func guestSpec(image string) driver.ServerSpec {
@@ -162,23 +181,6 @@ var importGuests = sync.OnceValues(func() (images, error) {
 	}
 	return g, err
 })
-
-// guestStart is how long a guest that no one stops takes to answer at most.
-const guestStart = 3 * time.Second
-
-// awaitGuest waits until the guest's own HTTP service answers, but for a limited time: another
-// caller may be stopping it.
-func awaitGuest(ctx context.Context, s driver.Server) {
-	ctx, cancel := context.WithTimeout(ctx, guestStart)
-	defer cancel()
-	_ = assert.Poll(ctx, "the guest answers", func() error {
-		if len(s.Addresses) == 0 {
-			return nil
-		}
-		_, err := httpGet(ctx, "http://"+s.Addresses[0]+"/")
-		return err
-	})
-}
 
 // callGuest calls the guest's own HTTP service.
 func callGuest(t *testing.T, s driver.Server, path string, args ...any) {

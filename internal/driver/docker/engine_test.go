@@ -344,7 +344,7 @@ func TestCallsPerLife(t *testing.T) {
 	}{
 		{"list before the creation", func() { mustList(t, d, spec.UID) }, []string{"GET /containers/json"}},
 		{"confirmation of the engine", func() { mustEngineID(t, d) }, []string{"GET /networks/none"}},
-		{"creation", func() { awaitGuest(t.Context(), mustEnsure(t, d, spec)) }, []string{
+		{"creation", func() { awaitGuest(t.Context(), d, mustEnsure(t, d, spec)) }, []string{
 			"GET /containers/json", "POST /containers/create", "POST /containers/ID/start", "GET /containers/ID/json",
 		}},
 		{"confirmation of the engine that created", func() { mustEngineID(t, d) }, []string{"GET /networks/none"}},
@@ -459,7 +459,7 @@ func TestSignalCausesNoEvent(t *testing.T) {
 	d := newDriver(t, Options{})
 	stopped, paused := newSpec(t, d, guestImages(t).stubborn), newSpec(t, d, guestImages(t).plain)
 	for _, spec := range []driver.ServerSpec{stopped, paused} {
-		awaitGuest(t.Context(), ensureState(t, d, spec, driver.StateRunning))
+		awaitGuest(t.Context(), d, ensureState(t, d, spec, driver.StateRunning))
 	}
 	events, err := d.Watch(t.Context())
 	assert.NoError(t, err)

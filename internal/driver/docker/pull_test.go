@@ -64,7 +64,7 @@ func ensureState(t *testing.T, d *Driver, spec driver.ServerSpec, want driver.St
 		return err
 	})
 	if want == driver.StateRunning {
-		awaitGuest(t.Context(), s)
+		awaitGuest(t.Context(), d, s)
 	}
 	return s
 }
