@@ -285,6 +285,25 @@ func TestEnds(t *testing.T) {
 	}
 }
 
+// TestFloodedResult checks that a guest which writes to its result without an end fills nothing on its host.
+func TestFloodedResult(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, 0)
+	m.config.Args = []string{"program", "flood"}
+	m.start()
+	if got := m.end(); got.Ended {
+		t.Errorf("the guest claims %+v", got)
+	}
+	if log := m.read("log"); !strings.Contains(log, "wrote ") {
+		t.Errorf("the log is %q", log)
+	}
+	info, err := os.Stat(m.path("result"))
+	assert.NoError(t, err)
+	if info.Size() != config.ResultBytes {
+		t.Errorf("the result has %d bytes: %s", info.Size(), m.read("log"))
+	}
+}
+
 // TestGrace checks that an entrypoint that does not end at the stop signal is killed when its time is
 // over, and that this is reported.
 func TestGrace(t *testing.T) {

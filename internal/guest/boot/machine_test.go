@@ -130,9 +130,8 @@ func (m *machine) start() {
 	text, err := config.Encode(m.config)
 	assert.NoError(m.t, err)
 	assert.NoError(m.t, os.WriteFile(m.path("config"), text, 0o600))
-	for _, port := range []string{"result", "log"} {
-		assert.NoError(m.t, os.WriteFile(m.path(port), nil, 0o600))
-	}
+	assert.NoError(m.t, os.WriteFile(m.path("log"), nil, 0o600))
+	assert.NoError(m.t, os.WriteFile(m.path("result"), make([]byte, config.ResultBytes), 0o600))
 	args := m.arguments(guest)
 	m.console, m.ended = &bytes.Buffer{}, make(chan error, 1)
 	m.process = exec.CommandContext(m.t.Context(), framework.QEMUBinary(m.t), args...)
@@ -165,7 +164,8 @@ func (m *machine) arguments(guest framework.ImageGuest) []string {
 	if m.config.Disks.Data != "" {
 		args = append(args, disk(config.DataSerial, m.path("data"), false)...)
 	}
-	for id, port := range map[string]string{"result": config.ResultPort, "log": config.LogPort, "agent": config.AgentPort} {
+	args = append(args, disk(config.ResultSerial, m.path("result"), false)...)
+	for id, port := range map[string]string{"log": config.LogPort, "agent": config.AgentPort} {
 		backend := "file,id=" + id + ",path=" + m.path(id)
 		if id == "agent" {
 			backend = "socket,id=agent,server=on,wait=off,path=" + m.path("agent")

@@ -19,7 +19,7 @@ import (
 // leaseWithin is how long the entrypoint waits for an address. Then it runs without one.
 const leaseWithin = 15 * time.Second
 
-// setUp does all that comes before the entrypoint. The port for the result is opened first, so that
+// setUp does all that comes before the entrypoint. The disk for the result is opened first, so that
 // the host learns why anything else fails.
 func (m *machine) setUp(ctx context.Context) error {
 	if err := errors.Join(system.MountEarly(), system.LoadModules()); err != nil {
@@ -45,7 +45,7 @@ func (m *machine) setUp(ctx context.Context) error {
 }
 
 func (m *machine) openPorts() (err error) {
-	if m.result, err = system.OpenPort(config.ResultPort); err != nil {
+	if m.result, err = system.OpenResult(config.ResultSerial); err != nil {
 		return err
 	}
 	if m.log, err = system.OpenPort(config.LogPort); err != nil {

@@ -25,11 +25,8 @@ import (
 // File is the name of the fw_cfg file that has the Config as JSON.
 const File = "opt/cloudnative.tw/config"
 
-// Names of the ports on the virtio-serial bus. The host has to back LogPort and ResultPort by files
-// that are open before the guest runs: a port without a reader on the host holds its writer back.
+// Names of the ports on the virtio-serial bus. A port without a reader on the host holds its writer back.
 const (
-	// ResultPort takes a Result in each line.
-	ResultPort = "cloudnative.tw.result"
 	// LogPort takes the output of the entrypoint, both streams in the order in which they were written.
 	LogPort = "cloudnative.tw.log"
 	// AgentPort leads to the agent.
@@ -42,6 +39,9 @@ const (
 	RootSerial = "drover-root"
 	// DataSerial is of the disk that takes what the machine writes, ext4 made by internal/guest/datadisk.
 	DataSerial = "drover-data"
+	// ResultSerial is of the disk that takes a Result in each line, from its beginning on. It has ResultBytes zeros at
+	// first. A disk has one size, whatever a guest writes to it, and keeps it while nobody reads.
+	ResultSerial = "drover-result"
 )
 
 // Version is the version of the format that this package writes and reads.

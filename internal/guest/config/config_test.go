@@ -127,7 +127,7 @@ func TestReadClaim(t *testing.T) {
 		started + `{"kind":"exited","code":15,"signal":15}`:                                        {Started: true},
 		started + "rubbish\x00\xff\n" + `{"kind":"exited","code":7}`:                               {Started: true, Ended: true, Code: 7},
 		started + strings.Repeat("x", maxLine+1) + "\n" + `{"kind":"exited"}`:                      {Started: true},
-		started + strings.Repeat("\n", MaxResults) + `{"kind":"exited"}`:                           {Started: true},
+		started + strings.Repeat("\n", ResultBytes) + `{"kind":"exited"}`:                          {Started: true},
 		started + `{"kind":"exited","code":1,"message":"` + strings.Repeat("ä", MaxMessage) + `"}`: {Started: true, Ended: true, Code: 1, Message: strings.Repeat("ä", MaxMessage/2)},
 	} {
 		got, err := ReadClaim(strings.NewReader(text))

@@ -32,7 +32,7 @@ const (
 	CodeNotFound = 127
 )
 
-// Result is a line that the guest writes to ResultPort.
+// Result is a line that the guest writes to the disk with ResultSerial.
 type Result struct {
 	Kind string `json:"kind"`
 	// Code is how the entrypoint ended, 0 to 255. It is 128 and the number of Signal where a
@@ -62,17 +62,17 @@ type Claim struct {
 const (
 	// MaxMessage is how many bytes of a message are kept.
 	MaxMessage = 1024
-	// MaxResults is how many bytes of the port's file are read, and kept while the guest runs.
-	MaxResults = 64 << 10
-	maxLine    = 8 << 10
-	maxCode    = 255
+	// ResultBytes is the size of the disk.
+	ResultBytes = 64 << 10
+	maxLine     = 8 << 10
+	maxCode     = 255
 )
 
-// ReadClaim reads what came by ResultPort. Lines that are no valid Result count for nothing, and
+// ReadClaim reads the disk of the results. Lines that are no valid Result count for nothing, and
 // the first valid end is the one that counts, whatever follows.
 func ReadClaim(r io.Reader) (Claim, error) {
 	var c Claim
-	lines := bufio.NewScanner(io.LimitReader(r, MaxResults))
+	lines := bufio.NewScanner(io.LimitReader(r, ResultBytes))
 	lines.Buffer(make([]byte, 0, 512), maxLine)
 	for !c.Ended && lines.Scan() {
 		var result Result

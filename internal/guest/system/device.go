@@ -102,6 +102,15 @@ func exists(path string) bool {
 	return err == nil
 }
 
+// OpenResult opens the disk that takes the results. A write returns once the host has it.
+func OpenResult(serial string) (*os.File, error) {
+	path, err := FindDisk(serial)
+	if err != nil {
+		return nil, err
+	}
+	return os.OpenFile(path, os.O_WRONLY|os.O_SYNC, 0) //nolint:gosec // a device
+}
+
 // OpenPort opens a port that is only written to. It is open until the machine ends, so no other
 // program can open it.
 func OpenPort(name string) (*os.File, error) {

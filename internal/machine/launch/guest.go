@@ -17,12 +17,15 @@ type Guest struct {
 	ImageFD int `json:"imageFD"`
 	// ConfigFD is a file with the configuration of the program (guest/config.Config). QEMU reads it once.
 	ConfigFD int `json:"configFD"`
-	// ResultFD gets the results of the run (guest/config.Result). It is open for appending.
+	// ResultFD is a raw disk that gets the results of the run (guest/config.Result).
 	ResultFD int `json:"resultFD"`
 }
 
-// imageNode is the name of the image's disk in QEMU.
-const imageNode = "image"
+// Names of the disks in QEMU: of the image, and of the results.
+const imageNode, resultNode = "image", "result"
+
+// resultFunction is the address of the results' disk: another function of the agent's slot, so that it takes no slot.
+const resultFunction = agentSlot + ".1"
 
 // kernelLogArguments returns the serial port to which the guest's kernel prints.
 func kernelLogArguments() []string {
@@ -36,9 +39,12 @@ func (g Guest) diskArguments() []string {
 		"-fw_cfg", fmt.Sprintf("name=%s,file=%s", guestconfig.File, reopenName(g.ConfigFD)))
 }
 
-// portArguments returns the ports of the result and of the output.
+// portArguments returns what follows the agent's device: the disk of the results, and the port of the output.
 func (g Guest) portArguments() []string {
-	return slices.Concat(
-		[]string{"-chardev", fmt.Sprintf("file,id=result,path=%s,append=on", fdsetName(g.ResultFD))},
-		portArguments("result", guestconfig.ResultPort), portArguments(serialChardev, guestconfig.LogPort))
+	node := Object{
+		"driver": formatRaw, "node-name": resultNode,
+		"file": Object{"driver": "file", "filename": fdsetName(g.ResultFD)}, // its room stays taken: without discard
+	}
+	device := diskDevice(resultNode, Object{"serial": guestconfig.ResultSerial, "bus": "pcie.0", "addr": resultFunction})
+	return slices.Concat([]string{"-blockdev", node.Text(), "-device", device}, portArguments(serialChardev, guestconfig.LogPort))
 }

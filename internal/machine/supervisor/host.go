@@ -14,13 +14,13 @@ import (
 	"net"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
 
-	guestconfig "cloudnative.tw/drover/internal/guest/config"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/internal/machine/control"
@@ -41,14 +41,13 @@ const (
 	serialAsideFD
 	outputFD
 	outputAsideFD
-	resultFD
 	networkFD
 	// firstPortFD is that of the first socket of a port. The program's own is after the last.
 	firstPortFD
 )
 
 // Version is that of what the driver and the program on a host say to each other.
-const Version = 5
+const Version = 6
 
 // HostConfig is what the program on a host is told.
 type HostConfig struct {
@@ -134,7 +133,7 @@ func runOnHost(ctx context.Context, open NetworkOpener, log logr.Logger) error {
 	process := &handle{gone: make(chan string, 1), logs: []keptLog{
 		{os.NewFile(serialLogFD, machine.SerialLogFile), os.NewFile(serialAsideFD, "aside"), config.LogBytes},
 		{os.NewFile(outputFD, machine.LogFile), os.NewFile(outputAsideFD, "aside"), config.LogBytes},
-	}, result: os.NewFile(resultFD, "result")}
+	}}
 	go process.wait()
 	if config.StopID != "" { // its time goes on while QEMU does not answer
 		_ = s.Stop(ctx, config.StopID, config.StopWithin)
@@ -251,10 +250,9 @@ func adopt(ctx context.Context, s *Supervisor, startedAt time.Time) error {
 
 // handle is a QEMU that this program has not started.
 type handle struct {
-	gone chan string
-	logs []keptLog
-	// result is what the guest of a container image has said of its run.
-	result *os.File
+	gone    chan string
+	cutting sync.Mutex
+	logs    []keptLog
 }
 
 var _ Process = (*handle)(nil)
@@ -312,16 +310,9 @@ func (h *handle) LastOutput(most int) string { return machine.LastLine(h.logs[1]
 
 // CutLogs implements Process.
 func (h *handle) CutLogs() error {
-	return errors.Join(h.logs[0].cut(), h.logs[1].cut(), cutResult(h.result))
-}
-
-// cutResult keeps the beginning of a result, which is all that counts: a guest could fill the disk of the host.
-func cutResult(f *os.File) error {
-	info, err := f.Stat()
-	if err != nil || info.Size() <= guestconfig.MaxResults {
-		return err
-	}
-	return f.Truncate(guestconfig.MaxResults)
+	h.cutting.Lock()
+	defer h.cutting.Unlock()
+	return errors.Join(h.logs[0].cut(), h.logs[1].cut())
 }
 
 // keptLog is a log that QEMU appends to, and the file that gets its end when it is cut.

@@ -161,7 +161,7 @@ func orderOf(t *testing.T, place Place, program string, qemu int) Order {
 	o := Order{
 		Program: file(installed.file, nil), UUID: place.UUID, Dir: place.Path, Lock: file(place.TryLock(lockFile)), Process: file(os.NewFile(uintptr(fd), "QEMU"), nil),
 		Listener: made("listener"), Record: file(MakeRecord(filepath.Join(privateDir(t), "end"))),
-		SerialLog: made("serial"), SerialAside: made("serial.1"), Output: made("output"), OutputAside: made("output.1"), Result: made("result"), Errors: made("errors"),
+		SerialLog: made("serial"), SerialAside: made("serial.1"), Output: made("output"), OutputAside: made("output.1"), Errors: made("errors"),
 	}
 	for _, to := range []**os.File{&o.Monitor, &o.Serial, &o.Agent} {
 		ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

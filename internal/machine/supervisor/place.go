@@ -98,8 +98,6 @@ type Place struct {
 	AreSeparate bool
 	// Record is the path of the record of how the run ends.
 	Record string
-	// Result is the path of what the guest of a container image says of its run, empty for other guests.
-	Result string
 	// Config is what the supervisor is told, but for the token.
 	Config HostConfig
 	// Sockets are those of the ports that the caller has opened already. Whoever starts a supervisor opens the others.
@@ -281,9 +279,6 @@ func (p Place) open(ctx context.Context, o *Order, files *opened) (err error) {
 	if o.Record, err = files.add(p.openRecord()); err != nil {
 		return err
 	}
-	if o.Result, err = files.add(p.openResult()); err != nil {
-		return err
-	}
 	p.openPorts(ctx, o, files)
 	return p.openLogs(o, files)
 }
@@ -342,15 +337,6 @@ func (p Place) openRecord() (*os.File, error) {
 		return nil, errors.Join(ErrNoQEMU, f.Close(), os.Remove(p.Record))
 	}
 	return f, nil
-}
-
-// openResult opens the result, or nothing for a guest that has none, or whose result was removed with its records.
-func (p Place) openResult() (*os.File, error) {
-	f, err := os.OpenFile(p.Result, os.O_RDWR|unix.O_NOFOLLOW, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	}
-	return f, err
 }
 
 // openProcess opens a handle on QEMU's process, and finds the user that it runs as.

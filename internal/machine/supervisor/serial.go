@@ -26,9 +26,10 @@ const (
 // type share the one line to the guest.
 type serialConsole struct {
 	line net.Conn
-	// onPrinted is called whenever the guest has printed so many bytes more, unless it is nil.
-	onPrinted func()
-	most      int64
+	// cut cuts the log. It is called whenever the guest has printed so many bytes more, before any more is read: QEMU
+	// logs only what was read. It is nil where there is no log.
+	cut  func()
+	most int64
 
 	mu      sync.Mutex
 	history []byte        // the last output
@@ -54,6 +55,14 @@ func (c *serialConsole) follow(line io.Reader) {
 
 // Write takes what the guest prints. It waits for no reader.
 func (c *serialConsole) Write(p []byte) (int, error) {
+	if c.add(p) && c.cut != nil {
+		c.cut()
+	}
+	return len(p), nil
+}
+
+// add adds output, and reports whether the log has to be cut.
+func (c *serialConsole) add(p []byte) (mustCut bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.history)+len(p) > 2*maxHistory {
@@ -63,10 +72,7 @@ func (c *serialConsole) Write(p []byte) (int, error) {
 	before := c.printed
 	c.printed += int64(len(p))
 	c.notify()
-	if c.onPrinted != nil && before/c.most != c.printed/c.most {
-		c.onPrinted()
-	}
-	return len(p), nil
+	return c.most > 0 && before/c.most != c.printed/c.most
 }
 
 // end marks the end of the guest's output. left is closed once no session is open: sessions

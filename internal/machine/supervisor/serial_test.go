@@ -29,6 +29,31 @@ func attach(t *testing.T, c *serialConsole, types bool) *consoleSession {
 	return s
 }
 
+// TestLogIsCut checks that the log is cut before more of the guest's output is read, however fast the guest prints.
+func TestLogIsCut(t *testing.T) {
+	t.Parallel()
+	const most, chunk, all = 1 << 10, 512, 100 << 10
+	c, _ := newLine()
+	log, printed := 0, 0
+	c.most, c.cut = most, func() { log = 0 }
+	c.follow(readerFunc(func(p []byte) (int, error) {
+		if log > most {
+			t.Errorf("%d bytes are read after a log of %d", chunk, log)
+		}
+		if printed == all {
+			return 0, io.EOF
+		}
+		log, printed = log+chunk, printed+chunk
+		return chunk, nil
+	}))
+}
+
+// readerFunc is a function that reads.
+type readerFunc func([]byte) (int, error)
+
+// Read implements io.Reader.
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
 // TestConsoleReaders checks that every reader gets the last of the earlier output and all later
 // output, that a session that does not read takes no memory and delays no other, and that all see the end.
 func TestConsoleReaders(t *testing.T) {

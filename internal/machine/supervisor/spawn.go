@@ -53,8 +53,6 @@ type Order struct {
 	Record *os.File
 	// SerialLog and Output are logs that QEMU appends to. The files beside them get what is cut off.
 	SerialLog, SerialAside, Output, OutputAside *os.File
-	// Result has what the guest of a container image says of its run.
-	Result *os.File
 	// Errors gets what the program prints.
 	Errors *os.File
 }
@@ -69,7 +67,7 @@ func Spawn(ctx context.Context, o Order) (*exec.Cmd, error) {
 	defer func() { _ = config.Close() }()
 	files := []*os.File{ // in the order of their descriptors
 		config, o.Lock, o.Listener, o.Monitor, o.Serial, o.Agent, o.Process, o.Record,
-		o.SerialLog, o.SerialAside, o.Output, o.OutputAside, o.Result, o.Network,
+		o.SerialLog, o.SerialAside, o.Output, o.OutputAside, o.Network,
 	}
 	for _, p := range o.Config.Ports {
 		files = append(files, o.Ports[p])

@@ -54,7 +54,7 @@ type Process interface {
 	Usage() (proc.Usage, error)
 	// LastOutput returns the end of what it printed, in one line.
 	LastOutput(most int) string
-	// CutLogs keeps its logs short.
+	// CutLogs keeps its logs short. It is called at any time where there is a log of the guest.
 	CutLogs() error
 }
 
@@ -138,7 +138,7 @@ func New(c Config) *Supervisor {
 func (s *Supervisor) Attach(ctx context.Context, within time.Duration, process Process, accelerator string, ends Ends) error {
 	serial := newSerialConsole(ends.Serial)
 	if s.LogBytes > 0 {
-		serial.onPrinted, serial.most = s.wake, s.LogBytes
+		serial.most, serial.cut = s.LogBytes, func() { _ = process.CutLogs() } // Run logs an error
 	}
 	bounded := ctx
 	if within > 0 {

@@ -4,17 +4,13 @@
 package supervisor
 
 import (
-	"bytes"
 	"errors"
-	"os"
-	"path/filepath"
 	"syscall"
 	"testing"
 
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
 
-	guestconfig "cloudnative.tw/drover/internal/guest/config"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/test/assert"
@@ -27,22 +23,6 @@ func TestEndingQEMU(t *testing.T) {
 	listener, err := p.Listen(machine.EventsSocket)
 	assert.NoError(t, errors.Join(err, listener.Close()))
 	assert.ErrorIs(t, "the dial", assert.ErrorOf(p.dialFile(t.Context(), machine.EventsSocket)), ErrNoQEMU)
-}
-
-// TestCutResult checks that a result is bounded while its guest runs, and keeps its beginning.
-func TestCutResult(t *testing.T) {
-	t.Parallel()
-	f, err := os.Create(filepath.Join(t.TempDir(), "result"))
-	assert.NoError(t, err)
-	t.Cleanup(func() { _ = f.Close() })
-	for _, size := range []int{guestconfig.MaxResults, 3 * guestconfig.MaxResults} {
-		written := append([]byte("first"), make([]byte, size-5)...)
-		assert.NoError(t, errors.Join(os.WriteFile(f.Name(), written, 0o600), cutResult(f)))
-		left, err := os.ReadFile(f.Name())
-		if assert.NoError(t, err); !bytes.Equal(left, written[:guestconfig.MaxResults]) {
-			t.Errorf("of %d bytes %d are left", size, len(left))
-		}
-	}
 }
 
 // TestWaits checks that the status says what a guest waits for.

@@ -77,25 +77,21 @@ func (s *start) prepareGuest() (err error) {
 // resultFile returns the path of what the guest says of a run. It goes with the record of the run's end.
 func resultFile(exitFile string) string { return strings.TrimSuffix(exitFile, ".json") + ".result" }
 
-// resultRoom is more than an honest guest says of a run.
-const resultRoom = 8 << 10
-
-// openResult opens the file of the result for QEMU. Its room on the disk is taken beforehand, where the file
-// system can: the exit code must not be lost because the disk is full when the guest ends.
+// openResult opens the file of the result for QEMU, a disk of the guest. Its room on the host is taken beforehand: the
+// exit code must not be lost because the disk is full when the guest ends.
 func (s *start) openResult() error {
 	if s.machine.Guest == nil {
 		return nil
 	}
 	path := resultFile(s.inst.ExitFile())
 	point := crashpoint.Begin("create", path)
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW, 0o600) //nolint:gosec // in the driver's folder
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR|unix.O_NOFOLLOW, 0o600) //nolint:gosec // in the driver's folder
 	point.End()
 	if err != nil {
 		return s.host.StateDir.Explain(err)
 	}
-	err = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, resultRoom)
-	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-		return s.host.StateDir.Explain(errors.Join(os.NewSyscallError("fallocate", err), f.Close()))
+	if _, err := f.Write(make([]byte, config.ResultBytes)); err != nil {
+		return s.host.StateDir.Explain(errors.Join(err, f.Close()))
 	}
 	s.machine.Guest.ResultFD = s.files.Add(f)
 	return nil

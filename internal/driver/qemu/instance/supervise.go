@@ -49,7 +49,7 @@ func (inst *Instance) Supervisor() supervisor.Place {
 		p.Record = inst.File("end")
 	}
 	if inst.Guest != nil {
-		p.Config.GuestNonce, p.Result = inst.Guest.Nonce, resultFile(inst.ExitFile())
+		p.Config.GuestNonce = inst.Guest.Nonce
 	}
 	if inst.Phase == record.PhaseOn {
 		p.Config.StartedAt = inst.StartedAt

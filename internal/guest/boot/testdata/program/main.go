@@ -11,10 +11,13 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // report is what a program sees of its machine.
@@ -79,6 +82,8 @@ func main() {
 		fmt.Println("left orphans")
 	case "orphan":
 		check(exec.Command("/proc/self/exe", "exit", "0").Start())
+	case "flood": // the result, by the descriptor of the first process
+		flood()
 	case "zombies":
 		fmt.Println(zombies())
 	}
@@ -146,4 +151,25 @@ func zombies() (n int) {
 		}
 	}
 	return n
+}
+
+// flood writes as much as it can to the first device that the first process has open.
+func flood() {
+	first, err := unix.PidfdOpen(1, 0)
+	check(err)
+	for n := 3; n < 100; n++ {
+		link, err := os.Readlink(fmt.Sprintf("/proc/1/fd/%d", n))
+		if name := path.Base(link); err != nil || !strings.HasPrefix(name, "vd") && !strings.HasPrefix(name, "vport") {
+			continue
+		}
+		fd, err := unix.PidfdGetfd(first, n, 0)
+		check(err)
+		total := 0
+		for err == nil && total < 64<<20 {
+			n, err = unix.Write(fd, make([]byte, 64<<10))
+			total += max(n, 0)
+		}
+		fmt.Printf("wrote %d bytes to %s\n", total, link)
+		return
+	}
 }
