@@ -79,6 +79,10 @@ func (o *upRun) prepareControlPlane(ctx context.Context, dir *datadir.Dir, log *
 	if err != nil {
 		return nil, err
 	}
+	quota, err := o.StoreQuota()
+	if err != nil {
+		return nil, err
+	}
 	plane := &controlplane.Config{
 		Dir: dir, Listener: listener,
 		Keys: &pki.Store{
@@ -86,7 +90,7 @@ func (o *upRun) prepareControlPlane(ctx context.Context, dir *datadir.Dir, log *
 			Hosts: o.servingHosts,
 		},
 		Log: log.writer, Fatal: log.fatal,
-		UnsafeNoFsync: o.UnsafeNoFsync, AllAPIs: o.AllAPIs,
+		StoreQuota: quota, UnsafeNoFsync: o.UnsafeNoFsync, AllAPIs: o.AllAPIs,
 	}
 	if err := kubeconfig.BypassProxy(plane.URL()); err != nil {
 		return nil, err

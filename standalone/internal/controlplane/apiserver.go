@@ -16,6 +16,9 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+
+	"cloudnative.tw/drover/standalone/internal/pki"
+	"cloudnative.tw/drover/standalone/internal/storequota"
 )
 
 // issuer of the service-account tokens.
@@ -26,6 +29,7 @@ const issuer = "https://kubernetes.default.svc.cluster.local"
 func (c *Config) apiServerArgs(etcd string) []string {
 	args := []string{
 		"--etcd-servers=" + etcd,
+		"--etcd-compaction-interval=0", // the keeper of the store removes history
 		"--advertise-address=127.0.0.1",
 		"--endpoint-reconciler-type=none",
 		"--authorization-mode=RBAC",
@@ -84,6 +88,7 @@ func unusedAdmission() []string {
 func (c *Config) runAPIServer(etcd string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		s := options.NewServerRunOptions()
+		storequota.Register(s.Admission.GenericAdmission, c.accounts, pki.ControllerName, pki.ControllerManagerName)
 		if err := parseFlags("kube-apiserver", s.Flags(), c.apiServerArgs(etcd)); err != nil {
 			return err
 		}
@@ -119,6 +124,7 @@ func (c *Config) serveAPI(ctx context.Context, opts options.CompletedOptions) er
 	if err != nil {
 		return err
 	}
+	c.serveUsage(server)
 	if c.Streams != nil {
 		serveStreams(server, c.Streams)
 	}

@@ -20,6 +20,8 @@ import (
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/kubeconfig"
 	"cloudnative.tw/drover/standalone/internal/pki"
+	"cloudnative.tw/drover/standalone/internal/storekeeper"
+	"cloudnative.tw/drover/standalone/internal/storequota"
 	"cloudnative.tw/drover/standalone/internal/supervisor"
 )
 
@@ -34,6 +36,8 @@ type Config struct {
 	Log io.Writer
 	// Fatal ends the process after the named part has failed for good.
 	Fatal func(name string, err error)
+	// StoreQuota is how many bytes all objects together may have.
+	StoreQuota int64
 	// UnsafeNoFsync makes etcd fast and lose data when the host crashes.
 	UnsafeNoFsync bool
 	// AllAPIs serves what every cluster serves, including the APIs about pods on nodes,
@@ -41,6 +45,9 @@ type Config struct {
 	AllAPIs bool
 	// Streams, if not nil, serves streams to users that kube-apiserver has authenticated.
 	Streams http.Handler
+
+	accounts *storequota.Accounts
+	usage    storekeeper.Latest
 }
 
 // ServiceIP is the first address of kube-apiserver's range of service IPs. No
@@ -60,6 +67,7 @@ const (
 
 // Components returns the components of the control plane in the order in which they start.
 func (c *Config) Components() ([]supervisor.Component, error) {
+	c.accounts = storequota.NewAccounts(c.StoreQuota, c.Keys.Clock)
 	etcd, err := c.newEtcd()
 	if err != nil {
 		return nil, err

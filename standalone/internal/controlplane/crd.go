@@ -19,7 +19,7 @@ import (
 // installAPI brings the API, its roles and policies to this program's version before any part
 // starts that lists the existing kinds, such as the garbage collector.
 func (c *Config) installAPI(ctx context.Context) error {
-	client, err := apiextensions.NewForConfig(c.ClientConfig(c.Keys.Admin()))
+	client, err := apiextensions.NewForConfig(c.ClientConfig(c.Keys.Controller()))
 	if err != nil {
 		return err
 	}

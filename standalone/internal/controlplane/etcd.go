@@ -8,15 +8,25 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
+	"path/filepath"
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"k8s.io/klog/v2"
+
+	"cloudnative.tw/drover/standalone/internal/storekeeper"
 )
 
-// etcdQuota is the largest that etcd's documentation recommends.
-const etcdQuota = 8 << 30
+// Raft entries that etcd keeps in memory, and how many it writes before it removes its
+// log's oldest files. Each may have 1.5 MB, and etcd's defaults of 5,000 and 10,000 are for
+// members that fall behind, of which there are none here.
+const (
+	raftEntries     = 100
+	snapshotEntries = 1000
+)
 
 // slowRequest is the limit above which etcd's own program reports a request as slow;
 // embedded, etcd would report every request.
@@ -30,6 +40,8 @@ type etcd struct {
 	config *embed.Config
 	client string
 	ready  chan struct{}
+	// keeper lacks the server until that runs.
+	keeper storekeeper.Keeper
 }
 
 // newEtcd prepares an etcd of one member that is not reachable from any network: it
@@ -47,13 +59,27 @@ func (c *Config) newEtcd() (*etcd, error) {
 	cfg.Name = "drover"
 	cfg.Dir = c.Dir.Etcd()
 	setEtcdURLs(cfg, client, peer)
-	cfg.QuotaBackendBytes = etcdQuota
+	cfg.QuotaBackendBytes = fileLimit(c.StoreQuota, filepath.Join(cfg.Dir, "member", "snap", "db"))
+	cfg.SnapshotCount, cfg.SnapshotCatchUpEntries = snapshotEntries, raftEntries
 	cfg.UnsafeNoFsync = c.UnsafeNoFsync
 	cfg.EnableGRPCGateway = false
 	cfg.WarningUnaryRequestDuration = slowRequest
 	cfg.LogLevel = zapcore.WarnLevel.String()
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(c.etcdLogger())
-	return &etcd{config: cfg, client: client, ready: make(chan struct{})}, nil
+	return &etcd{config: cfg, client: client, ready: make(chan struct{}), keeper: storekeeper.Keeper{
+		Accounts: c.accounts, FileLimit: cfg.QuotaBackendBytes, Publish: c.usage.Set, Clock: c.Keys.Clock, Log: klog.Background(),
+	}}, nil
+}
+
+// fileLimit returns the size of etcd's file at which etcd refuses all writes. That is the
+// last resort, since it refuses those of Drover too: beside the objects there is room for
+// history and free pages, and beside a file from before for more than it has.
+func fileLimit(quota int64, path string) int64 {
+	limit := 3 * quota
+	if info, err := os.Stat(path); err == nil {
+		limit = max(limit, info.Size()/4*5+quota)
+	}
+	return limit
 }
 
 // setEtcdURLs advertises addresses that are never used, because etcd requires a host
@@ -98,23 +124,41 @@ func (e *etcd) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	defer closeEtcd(server)
 	select {
 	case <-server.Server.ReadyNotify():
-		close(e.ready)
 	case err := <-server.Err():
 		return err
 	case <-server.Server.StopNotify():
 		return errors.New("etcd stopped while it started")
 	case <-ctx.Done():
+		return nil
 	}
+	e.keeper.Server = server.Server
+	e.keeper.Prepare(ctx)
+	close(e.ready)
+	defer e.keep(ctx)()
 	select {
 	case err = <-server.Err():
 	case <-server.Server.StopNotify():
 		err = errors.New("etcd stopped")
 	case <-ctx.Done():
 	}
-	closeEtcd(server)
 	return err
+}
+
+// keep keeps the store in order until the function that it returns is called.
+func (e *etcd) keep(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		e.keeper.Run(ctx)
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
 }
 
 // closeEtcd ends etcd cleanly. A client that keeps its streams open, as a kube-apiserver

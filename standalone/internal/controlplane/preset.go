@@ -12,7 +12,7 @@ import (
 )
 
 func (c *Config) newPresets() (*preset.Set, error) {
-	client, err := dynamic.NewForConfig(c.ClientConfig(c.Keys.Admin()))
+	client, err := dynamic.NewForConfig(c.ClientConfig(c.Keys.Controller()))
 	if err != nil {
 		return nil, err
 	}

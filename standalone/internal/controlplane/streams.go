@@ -44,7 +44,7 @@ func serveStreams(server *aggregator.APIAggregator, handler http.Handler) {
 // installStreams lets every authenticated user find streams and ask for them. Clients find
 // them by a ConfigMap, in a namespace where only Drover writes.
 func (c *Config) installStreams(ctx context.Context) error {
-	client, err := kubernetes.NewForConfig(c.ClientConfig(c.Keys.Admin()))
+	client, err := kubernetes.NewForConfig(c.ClientConfig(c.Keys.Controller()))
 	if err != nil {
 		return err
 	}

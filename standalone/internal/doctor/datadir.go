@@ -15,11 +15,11 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
+	"cloudnative.tw/drover/standalone/internal/bytesize"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
@@ -297,7 +297,7 @@ func judgeDisks(all []diskFacts) []findings.Finding {
 }
 
 func (f diskFacts) judge() findings.Finding {
-	text := fmt.Sprintf("%s free of %s at %s (%s)", FormatBytes(f.free), FormatBytes(f.total), f.path, strings.Join(f.uses, ", "))
+	text := fmt.Sprintf("%s free of %s at %s (%s)", bytesize.Format(f.free), bytesize.Format(f.total), f.path, strings.Join(f.uses, ", "))
 	const full = "A full disk pauses guests, and keeps etcd from storing anything."
 	switch {
 	case f.err != nil:
@@ -306,24 +306,15 @@ func (f diskFacts) judge() findings.Finding {
 		return findings.Error("the file system of %s is read-only", f.path).Means("Nothing can be stored there.").
 			FixedBy("look into the kernel's log, repair the disk, and mount it again").FixedByCommand("sudo dmesg --level err")
 	case f.free < datadir.MinFree:
-		return findings.Error("%s", text).Means("A start needs %s. %s", FormatBytes(datadir.MinFree), full).
+		return findings.Error("%s", text).Means("A start needs %s. %s", bytesize.Format(uint64(datadir.MinFree)), full).
 			FixedBy("free some space, for example remove images that no machine uses").FixedByCommand("%s", f.prune)
 	case f.ofNodes > 0 && f.inodes < f.ofNodes/100:
 		return findings.Warning("%s, and inodes for %d more files", text, f.inodes).Means("New files soon fail as on a full disk.").FixedBy("remove files, or enlarge the file system")
 	case f.free < min(f.total/lowPart, lowBytes):
 		return findings.Warning("%s", text).Means(full).FixedBy("free some space, for example remove images that no machine uses").FixedByCommand("%s", f.prune)
 	case f.promised > 0 && uint64(f.promised) > f.free:
-		return findings.Warning("%s, and the disks of machines may grow by %s", text, FormatBytes(uint64(f.promised))).
+		return findings.Warning("%s, and the disks of machines may grow by %s", text, bytesize.Format(uint64(f.promised))).
 			Means("If guests write to all of their disks, the disk gets full. %s", full).FixedBy("watch it (drover_qemu_disk_available_bytes), or enlarge it")
 	}
 	return findings.OK("%s", text)
-}
-
-// FormatBytes returns a number of bytes for people.
-func FormatBytes(n uint64) string {
-	unit, name := uint64(1<<20), "Mi"
-	if n >= 10<<30 {
-		unit, name = 1<<30, "Gi"
-	}
-	return resource.NewQuantity(int64(n/unit), resource.DecimalExponent).String() + " " + name + "B" //nolint:gosec // small
 }

@@ -127,6 +127,7 @@ var table = []check{
 	{group: groupInstallation, name: "data-dir", cheap: true, run: both(gatherDataDir, judgeDataDir)},
 	{group: groupInstallation, name: "files", within: 2 * findings.DefaultWithin, run: both(gatherFiles, judgeFiles)},
 	{group: groupInstallation, name: "disk", cheap: true, run: both(gatherDisks, judgeDisks)},
+	{group: groupInstallation, name: "store", cheap: true, run: both(gatherStore, judgeStore)},
 	{group: groupInstallation, name: "ports", run: both(gatherPorts, judgePorts)},
 	{group: groupInstallation, name: "served", within: 2 * findings.DefaultWithin, run: both(gatherServed, judgeServed)},
 }

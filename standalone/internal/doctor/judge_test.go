@@ -20,6 +20,8 @@ import (
 	"cloudnative.tw/drover/internal/inotify"
 	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/standalone/internal/engines"
+	"cloudnative.tw/drover/standalone/internal/storekeeper"
+	"cloudnative.tw/drover/standalone/internal/storequota"
 )
 
 // judged is what a check finds from some facts, and what it has to say.
@@ -258,5 +260,22 @@ func TestJudgePorts(t *testing.T) {
 		"none listens":          {judge(portFacts{runs: true, ready: true}), mistaken, []string{"no program listens"}},
 		"not yet, as asked":     {judge(portFacts{runs: true}), note, []string{"yet"}},
 		"cannot be read at all": {judgePorts(portsFacts{err: fs.ErrPermission}), note, nil},
+	})
+}
+
+func TestJudgeStore(t *testing.T) {
+	t.Parallel()
+	usage := func(objects int64, full bool) storeFacts {
+		return storeFacts{kubectl: "drover kubectl", usage: &storekeeper.Usage{
+			Objects: objects << 20, Quota: 100 << 20, File: 120 << 20, InUse: 90 << 20, FileLimit: 300 << 20, IsFull: full,
+			Largest: []storequota.NamespaceUsage{{Name: "", Bytes: 60 << 20}, {Name: "blue", Bytes: 20 << 20}},
+		}}
+	}
+	wantJudged(t, map[string]judged{
+		"store: stopped": {judgeStore(storeFacts{skipped: true}), "", nil},
+		"store: unknown": {judgeStore(storeFacts{err: fs.ErrPermission}), note, []string{"does not say"}},
+		"store: room":    {judgeStore(usage(50, false)), ok, []string{"objects have 50 MiB of 100 MiB", "90 MiB are in use"}},
+		"store: crowded": {judgeStore(usage(75, false)), warning, []string{"blue 20 MiB", "drover kubectl --namespace blue", "--store-quota"}},
+		"store: full":    {judgeStore(usage(90, true)), mistaken, []string{"Deletions work", "--namespace blue"}},
 	})
 }

@@ -50,6 +50,12 @@ const (
 	serviceAccountFile    = "service-account.key"
 )
 
+// Names of the users that are parts of this program.
+const (
+	ControllerName        = "drover-controller"
+	ControllerManagerName = "system:kube-controller-manager"
+)
+
 // Store is a folder of certificates and keys.
 type Store struct {
 	// Dir is created if it is missing.
@@ -139,8 +145,8 @@ func (s *Store) requiredLeaves() []leaf {
 	return []leaf{
 		{file: servingFile, name: "kube-apiserver", hosts: s.Hosts()},
 		{file: adminFile, name: "drover-admin", groups: []string{"system:masters"}},
-		{file: controllerManagerFile, name: "system:kube-controller-manager"},
-		{file: controllerFile, name: "drover-controller", groups: []string{"system:masters"}},
+		{file: controllerManagerFile, name: ControllerManagerName},
+		{file: controllerFile, name: ControllerName, groups: []string{"system:masters"}},
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
+	"cloudnative.tw/drover/standalone/internal/bytesize"
 	"cloudnative.tw/drover/standalone/internal/doctor"
 	"cloudnative.tw/drover/standalone/internal/engines"
 )
@@ -76,7 +77,10 @@ func (s *Status) printBasics(text *bytes.Buffer, now time.Time) {
 	}
 	row("data dir", "%s", s.DataDir)
 	if s.Disk != nil {
-		row("disk", "%s free of %s", doctor.FormatBytes(s.Disk.FreeBytes), doctor.FormatBytes(s.Disk.TotalBytes))
+		row("disk", "%s free of %s", bytesize.Format(s.Disk.FreeBytes), bytesize.Format(s.Disk.TotalBytes))
+	}
+	if u := s.Store; u != nil {
+		row("store", "%s of %s used by objects; etcd's file has %s, %s in use", bytesize.Format(u.Objects), bytesize.Format(u.Quota), bytesize.Format(u.File), bytesize.Format(u.InUse))
 	}
 	if s.API != nil && s.API.Error != "" {
 		row("API", "%s: %s", cmp.Or(s.API.URL, "unknown"), s.API.Error)

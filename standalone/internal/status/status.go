@@ -31,6 +31,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/standalone/internal/doctor"
 	"cloudnative.tw/drover/standalone/internal/engines"
+	"cloudnative.tw/drover/standalone/internal/storekeeper"
 )
 
 // State says whether Drover runs.
@@ -53,14 +54,16 @@ type Status struct {
 	PID       int       `json:"pid,omitempty"`
 	StartedAt time.Time `json:"startedAt,omitzero"`
 	// EndedAt and Failure are of the last run, while none runs.
-	EndedAt  time.Time          `json:"endedAt,omitzero"`
-	Failure  string             `json:"failure,omitempty"`
-	DataDir  string             `json:"dataDir"`
-	API      *API               `json:"api,omitempty"`
-	Leader   *Leader            `json:"leader,omitempty"`
-	Drivers  []Driver           `json:"drivers"`
-	VMs      *VMs               `json:"virtualMachines,omitempty"`
-	Disk     *Disk              `json:"disk,omitempty"`
+	EndedAt time.Time `json:"endedAt,omitzero"`
+	Failure string    `json:"failure,omitempty"`
+	DataDir string    `json:"dataDir"`
+	API     *API      `json:"api,omitempty"`
+	Leader  *Leader   `json:"leader,omitempty"`
+	Drivers []Driver  `json:"drivers"`
+	VMs     *VMs      `json:"virtualMachines,omitempty"`
+	Disk    *Disk     `json:"disk,omitempty"`
+	// Store is what the API stores, while Drover runs.
+	Store    *storekeeper.Usage `json:"store,omitempty"`
 	Warnings []findings.Finding `json:"warnings"`
 }
 
@@ -228,6 +231,9 @@ func (s *Status) askAPI(ctx context.Context, h *doctor.Host, config *rest.Config
 	s.API.Version = version.GitVersion
 	if failed := doctor.FailedChecks(ctx, server.RESTClient()); failed != "" {
 		return nil, fmt.Errorf("not ready: %s", failed)
+	}
+	if s.Store, err = doctor.StoreUsage(ctx, server.RESTClient()); err != nil {
+		return nil, err
 	}
 	if !h.WithoutController {
 		if err := s.readLeader(ctx, config); err != nil {

@@ -1,0 +1,41 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package program
+
+import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"cloudnative.tw/drover/internal/machine/proc"
+)
+
+// Bounds of the store's quota. The smallest has room for what every API stores, and the
+// largest is what etcd can rewrite in a time for which clients wait.
+const (
+	minStoreQuota     = 32 << 20
+	maxStoreQuota     = 8 << 30
+	defaultQuotaFrom  = 128 << 20
+	defaultQuotaTo    = 1 << 30
+	defaultMemoryPart = 16
+)
+
+// StoreQuota returns how many bytes the objects of the API may have.
+func (o *UpOptions) StoreQuota() (int64, error) {
+	if o.storeQuota == "" {
+		host, err := proc.ReadFigures("/proc/meminfo")
+		return defaultStoreQuota(host["MemTotal"]), err
+	}
+	q, err := resource.ParseQuantity(o.storeQuota)
+	if err != nil || q.Value() < minStoreQuota || q.Value() > maxStoreQuota {
+		return 0, fmt.Errorf("--store-quota is %q: it must be a quantity from 32Mi to 8Gi; empty means a sixteenth of the host's memory, from 128Mi to 1Gi", o.storeQuota)
+	}
+	return q.Value(), nil
+}
+
+// defaultStoreQuota returns the quota for a host: kube-apiserver has all objects in memory,
+// and most of the host's memory is for machines.
+func defaultStoreQuota(memory int64) int64 {
+	return min(max(memory/defaultMemoryPart, defaultQuotaFrom), defaultQuotaTo)
+}

@@ -1,0 +1,175 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package storequota divides the space of the API's store among namespaces, so that a user
+// who fills one namespace cannot stop the others.
+//
+// Start with Accounts, which has the bytes of each namespace. limits.go decides what may
+// still be written, and admission.go asks for that decision inside kube-apiserver.
+package storequota
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+// Accounts has the bytes that each namespace stores. Objects outside of namespaces share the
+// account "". A count of the store corrects the accounts; between two counts each admitted
+// write is added, so that a burst cannot pass the limits.
+type Accounts struct {
+	quota   int64
+	clock   clock.PassiveClock
+	pressed chan struct{}
+
+	mu       sync.Mutex
+	accounts map[string]*account
+	sum      account
+	added    int64 // since the last count began
+	turn     time.Time
+	refused  int64
+}
+
+// account has bytes of objects, by what is known of them, and of churn.
+type account struct {
+	stored   int64 // shown by the last count
+	late     int64 // admitted before the last count began, and not shown by it
+	counting int64 // admitted before the running count began
+	fresh    int64 // admitted since
+	// churn is what updates and deletions have replaced, in the current period and the one
+	// before. It stays for a while as history in etcd and in the caches of kube-apiserver.
+	churn [2]int64
+}
+
+func (a *account) bytes() int64      { return a.stored + a.late + a.counting + a.fresh }
+func (a *account) churnBytes() int64 { return a.churn[0] + a.churn[1] }
+
+// churnPeriod is the length of a period: two of them are longer than the 75 s for which
+// kube-apiserver keeps the events of its watches in memory.
+const churnPeriod = 45 * time.Second
+
+// NewAccounts returns accounts that share quota bytes. They are empty until the first count.
+func NewAccounts(quota int64, c clock.PassiveClock) *Accounts {
+	return &Accounts{
+		quota: quota, clock: c, pressed: make(chan struct{}, 1),
+		accounts: map[string]*account{}, turn: c.Now(),
+	}
+}
+
+// Quota returns the bytes that all objects together may have.
+func (a *Accounts) Quota() int64 { return a.quota }
+
+// Pressed signals that much was written since the last count, so that the next one should
+// not wait for its turn.
+func (a *Accounts) Pressed() <-chan struct{} { return a.pressed }
+
+// change applies f to an account and to the sum of all.
+func (a *Accounts) change(namespace string, f func(*account)) {
+	own := a.accounts[namespace]
+	if own == nil {
+		own = &account{}
+		a.accounts[namespace] = own
+	}
+	f(own)
+	f(&a.sum)
+}
+
+// add records bytes of objects and of churn that are about to be written.
+func (a *Accounts) add(namespace string, growth, churn int64) {
+	a.change(namespace, func(x *account) {
+		x.fresh += growth
+		x.churn[0] += churn
+	})
+	const part = 32
+	if a.added += growth + churn; a.added > a.quota/part {
+		select {
+		case a.pressed <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// rotateChurn begins a new period when the current one is over.
+func (a *Accounts) rotateChurn() {
+	passed := a.clock.Since(a.turn)
+	if passed < churnPeriod {
+		return
+	}
+	a.turn = a.clock.Now()
+	rotate := func(x *account) {
+		x.churn = [2]int64{0, x.churn[0]}
+		if passed >= 2*churnPeriod {
+			x.churn = [2]int64{}
+		}
+	}
+	rotate(&a.sum)
+	for _, x := range a.accounts {
+		rotate(x)
+	}
+}
+
+// BeginCount is called before the store is counted.
+func (a *Accounts) BeginCount() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.added = 0
+	begin := func(x *account) { x.counting, x.fresh = x.counting+x.fresh, 0 }
+	begin(&a.sum)
+	for _, x := range a.accounts {
+		begin(x)
+	}
+}
+
+// EndCount replaces what is known of the store. What was admitted before the count and does
+// not show in it may still be on its way, and stays in the account until the next count.
+func (a *Accounts) EndCount(counted map[string]int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.rotateChurn()
+	for namespace := range counted {
+		a.change(namespace, func(*account) {})
+	}
+	a.sum = account{}
+	for namespace, x := range a.accounts {
+		x.late = min(x.counting, max(0, x.stored+x.counting-counted[namespace]))
+		x.stored, x.counting = counted[namespace], 0
+		if *x == (account{}) {
+			delete(a.accounts, namespace)
+		}
+		a.sum.add(x)
+	}
+}
+
+func (a *account) add(x *account) {
+	a.stored += x.stored
+	a.late += x.late
+	a.counting += x.counting
+	a.fresh += x.fresh
+	a.churn[0] += x.churn[0]
+	a.churn[1] += x.churn[1]
+}
+
+// NamespaceUsage has the bytes of the objects of a namespace; the name is empty for objects
+// outside of namespaces.
+type NamespaceUsage struct {
+	Name  string `json:"name"`
+	Bytes int64  `json:"bytes"`
+}
+
+// Largest returns the bytes of all namespaces together and those of the n largest, and how
+// many writes were refused since the start.
+func (a *Accounts) Largest(n int) (total, refused int64, largest []NamespaceUsage) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, name := range slices.SortedFunc(maps.Keys(a.accounts), func(x, y string) int {
+		return int(a.accounts[y].bytes() - a.accounts[x].bytes())
+	}) {
+		if len(largest) < n {
+			largest = append(largest, NamespaceUsage{Name: name, Bytes: a.accounts[name].bytes()})
+		}
+	}
+	return a.sum.bytes(), a.refused, largest
+}

@@ -1,0 +1,165 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package storequota
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	clocktesting "k8s.io/utils/clock/testing"
+)
+
+const (
+	mebibyte = 1 << 20
+	quota    = 100 * mebibyte
+)
+
+func newAccounts() (*Accounts, *clocktesting.FakeClock) {
+	c := clocktesting.NewFakeClock(time.Unix(0, 0))
+	return NewAccounts(quota, c), c
+}
+
+// fill creates objects until that is refused, and returns the bytes that were admitted.
+func fill(a *Accounts, namespace string, size int64) (admitted int64) {
+	for a.Admit(Write{Namespace: namespace, Size: size, Growth: size}) == nil {
+		admitted += size
+	}
+	return admitted
+}
+
+// TestLargestNamespaceStops checks that one namespace gets four fifths of the store, even in a
+// burst between two counts, and that others go on then.
+func TestLargestNamespaceStops(t *testing.T) {
+	t.Parallel()
+	a, _ := newAccounts()
+	if got := fill(a, "large", mebibyte); got != 80*mebibyte {
+		t.Errorf("one namespace got %d bytes", got)
+	}
+	if got := fill(a, "small", 4096); got < mebibyte {
+		t.Errorf("a small namespace got %d bytes beside it", got)
+	}
+	r := a.Admit(Write{Namespace: "large", Size: mebibyte, Growth: mebibyte})
+	for _, want := range []string{"namespace large has 80 MiB", "of the 100 MiB", "delete objects"} {
+		if !strings.Contains(r.Message, want) {
+			t.Errorf("%q is missing in %q", want, r.Message)
+		}
+	}
+}
+
+// TestLaterNamespacesHaveRoom checks that those who come late find room, however many
+// namespaces before them have taken all that they could get.
+func TestLaterNamespacesHaveRoom(t *testing.T) {
+	t.Parallel()
+	a, _ := newAccounts()
+	for i := range 10 {
+		fill(a, fmt.Sprint(i), 4096)
+	}
+	if got := fill(a, "late", 4096); got < mebibyte/4 {
+		t.Errorf("the eleventh namespace got %d bytes", got)
+	}
+}
+
+// TestSmallUpdatesGoOn checks what a namespace that has filled the store can still do.
+func TestSmallUpdatesGoOn(t *testing.T) {
+	t.Parallel()
+	a, _ := newAccounts()
+	fill(a, "large", mebibyte)
+	for name, w := range map[string]Write{
+		"shrinks":      {Size: 10, Growth: -10},
+		"stays":        {Size: mebibyte},
+		"grows a bit":  {Size: 2048, Growth: 200},
+		"renews Lease": {Size: 500, IsVital: true},
+	} {
+		w.Namespace, w.IsUpdate = "large", true
+		if r := a.Admit(w); r != nil {
+			t.Errorf("an update that %s was refused: %s", name, r.Message)
+		}
+	}
+	bits := int64(0)
+	for a.Admit(Write{Namespace: "large", Size: 2048, Growth: little, IsUpdate: true}) == nil {
+		bits += little
+	}
+	if bits > 5*mebibyte {
+		t.Errorf("small updates added %d bytes", bits)
+	}
+	if r := a.Admit(Write{Namespace: "small", Size: 4096, Growth: 4096}); r != nil {
+		t.Errorf("a small namespace was refused after them: %s", r.Message)
+	}
+}
+
+// TestCountCorrects checks that a count replaces what was estimated, without losing writes
+// that were admitted and are not stored yet.
+func TestCountCorrects(t *testing.T) {
+	t.Parallel()
+	a, _ := newAccounts()
+	fill(a, "a", mebibyte)
+	count := func(stored int64) {
+		a.BeginCount()
+		a.EndCount(map[string]int64{"a": stored})
+	}
+	count(50 * mebibyte)
+	if got := a.accounts["a"].bytes(); got != 80*mebibyte {
+		t.Errorf("after a count that does not show all, the account has %d bytes", got)
+	}
+	count(50 * mebibyte)
+	if got := a.accounts["a"].bytes(); got != 50*mebibyte {
+		t.Errorf("after the next count, the account has %d bytes", got)
+	}
+	count(0)
+	if total, _, _ := a.Largest(1); total != 0 || len(a.accounts) != 0 {
+		t.Errorf("after all was deleted, %d bytes and %d accounts are left", total, len(a.accounts))
+	}
+	a.BeginCount()
+	if got := fill(a, "a", mebibyte); got != 80*mebibyte {
+		t.Errorf("during a count, %d bytes were admitted", got)
+	}
+	a.EndCount(nil)
+	if r := a.Admit(Write{Namespace: "a", Size: mebibyte, Growth: mebibyte}); r == nil {
+		t.Error("what was admitted during a count was forgotten")
+	}
+}
+
+// TestChurn checks that updates of one namespace are bounded in time, whatever their growth,
+// and hold up neither others nor Leases, finalizers and deletions.
+func TestChurn(t *testing.T) {
+	t.Parallel()
+	a, clock := newAccounts()
+	update := Write{Namespace: "a", Size: mebibyte, IsUpdate: true}
+	written := int64(0)
+	for a.Admit(update) == nil {
+		written += update.Size
+	}
+	if r := a.Admit(update); written > quota || r == nil || !r.IsPassing {
+		t.Errorf("%d bytes were replaced, then %+v", written, r)
+	}
+	if r := a.Admit(Write{Namespace: "a", Size: mebibyte, Growth: mebibyte}); r == nil {
+		t.Error("new objects are not bounded by what was replaced")
+	}
+	if r := a.Admit(Write{Namespace: "a", Size: mebibyte, IsUpdate: true, IsVital: true}); r != nil {
+		t.Errorf("a finalizer could not be removed: %s", r.Message)
+	}
+	if r := a.Admit(Write{Namespace: "b", Size: mebibyte, IsUpdate: true}); r != nil {
+		t.Errorf("another namespace was refused: %s", r.Message)
+	}
+	clock.Step(2 * churnPeriod)
+	if r := a.Admit(update); r != nil {
+		t.Errorf("after a while: %s", r.Message)
+	}
+}
+
+// TestPressed checks that much writing asks for a count.
+func TestPressed(t *testing.T) {
+	t.Parallel()
+	a, _ := newAccounts()
+	a.Admit(Write{Namespace: "a", Size: 4096, Growth: 4096})
+	if len(a.Pressed()) != 0 {
+		t.Error("a small write asks for a count")
+	}
+	a.RecordDeletion("a", quota/16)
+	if len(a.Pressed()) != 1 {
+		t.Error("a large deletion asks for no count")
+	}
+}

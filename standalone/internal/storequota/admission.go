@@ -1,0 +1,110 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package storequota
+
+import (
+	"context"
+	"errors"
+	"io"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/user"
+	genericoptions "k8s.io/apiserver/pkg/server/options"
+)
+
+// PluginName is the name of the admission plugin.
+const PluginName = "DroverStoreQuota"
+
+// retryAfter is how many seconds a client should wait after a refusal that passes.
+const retryAfter = 10
+
+// Register adds the plugin to those of kube-apiserver, as the last but for two: what others
+// refuse counts for nobody, and ResourceQuota records nothing that this one refuses.
+func Register(o *genericoptions.AdmissionOptions, accounts *Accounts, own ...string) {
+	o.Plugins.Register(PluginName, func(io.Reader) (admission.Interface, error) {
+		return &plugin{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), accounts: accounts, own: own}, nil
+	})
+	at := slices.Index(o.RecommendedPluginOrder, "ResourceQuota")
+	o.RecommendedPluginOrder = slices.Insert(slices.Clone(o.RecommendedPluginOrder), max(0, at), PluginName)
+}
+
+// plugin asks the accounts about each write.
+type plugin struct {
+	*admission.Handler
+
+	accounts *Accounts
+	own      []string // names of Drover's own users
+}
+
+var _ admission.ValidationInterface = &plugin{}
+
+// Validate implements admission.ValidationInterface. It is the last to see an object before
+// it is stored: patches are applied and fields are defaulted.
+func (p *plugin) Validate(_ context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
+	if a.IsDryRun() || !isStored(a) {
+		return nil
+	}
+	sizes := measurer{kind: a.GetKind(), convertor: o.GetObjectConvertor()}
+	if a.GetOperation() == admission.Delete {
+		if old := a.GetOldObject(); old != nil {
+			p.accounts.RecordDeletion(a.GetNamespace(), sizes.sizeOf(old))
+		}
+		return nil
+	}
+	isNew := a.GetOperation() == admission.Create
+	if p.isOwn(a.GetUserInfo()) {
+		return nil
+	}
+	w := Write{Namespace: a.GetNamespace(), Size: sizes.sizeOf(a.GetObject())}
+	if w.Growth = w.Size; !isNew {
+		w.IsUpdate, w.Growth = true, w.Size-sizes.sizeOf(a.GetOldObject())
+		w.IsVital = isLease(a) || removesFinalizer(a.GetOldObject(), a.GetObject())
+	}
+	return refuse(a, p.accounts.Admit(w))
+}
+
+// refuse returns a refusal as an error of the API.
+func refuse(a admission.Attributes, r *Refusal) error {
+	switch {
+	case r == nil:
+		return nil
+	case r.IsPassing:
+		return apierrors.NewTooManyRequests(r.Message, retryAfter)
+	}
+	return admission.NewForbidden(a, errors.New(r.Message))
+}
+
+// isOwn reports whether a user is a part of this process. Their writes follow from objects
+// that were admitted before, and without them nothing would be cleaned up.
+func (p *plugin) isOwn(u user.Info) bool {
+	return u.GetName() == user.APIServerUser || slices.Contains(p.own, u.GetName()) ||
+		slices.Contains(u.GetGroups(), serviceaccount.MakeNamespaceGroupName("kube-system"))
+}
+
+// isStored reports whether a request stores an object. Reviews and tokens are only answered.
+func isStored(a admission.Attributes) bool {
+	group := a.GetResource().Group
+	return group != "authentication.k8s.io" && group != "authorization.k8s.io" &&
+		(a.GetOperation() != admission.Create || a.GetSubresource() == "")
+}
+
+func isLease(a admission.Attributes) bool {
+	r := a.GetResource()
+	return r.Group == "coordination.k8s.io" && r.Resource == "leases"
+}
+
+// removesFinalizer reports whether an update removes a finalizer and adds none.
+func removesFinalizer(before, after runtime.Object) bool {
+	old, err := meta.Accessor(before)
+	if err != nil {
+		return false
+	}
+	updated, err := meta.Accessor(after)
+	return err == nil && len(updated.GetFinalizers()) < len(old.GetFinalizers())
+}
