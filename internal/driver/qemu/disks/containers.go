@@ -68,6 +68,9 @@ func templateBase(name string) image.Base {
 	return image.Base{Path: name, Format: formatRaw, Size: datadisk.MinBytes, Stamp: strconv.Itoa(datadisk.MinBytes)}
 }
 
+// templateRoom is more than the file takes on the host's disk.
+const templateRoom = 1 << 20
+
 // makeTemplate makes that file if it is missing. It is never changed.
 func (d *Store) makeTemplate() (path string, err error) {
 	name := templateName()
@@ -75,6 +78,11 @@ func (d *Store) makeTemplate() (path string, err error) {
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 		return path, err
 	}
+	release, err := d.images.Room.Take(templateRoom)
+	if err != nil {
+		return "", driver.Errorf(driver.ErrExhausted, "making the file system that disks of container images begin with: %w", err)
+	}
+	defer release()
 	staging, remove, err := d.images.Stage()
 	if err != nil {
 		return "", err
