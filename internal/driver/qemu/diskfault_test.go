@@ -285,8 +285,11 @@ func TestDiskFullFollowing(t *testing.T) {
 			t.Errorf("it is %+v", s)
 		}
 	}
-	_ = e.fill(t)
-	e.fillInodes(t)
+	fill := func() {
+		_ = e.fill(t)
+		e.fillInodes(t)
+	}
+	fill()
 	endSupervisor(t, inst)
 	follows()
 
@@ -299,6 +302,7 @@ func TestDiskFullFollowing(t *testing.T) {
 		}
 		return nil
 	})
+	fill() // what the new program has left
 	follows()
 	if s := off(t, d, spec); s.Exit == nil || s.Exit.Reason != "Completed" {
 		t.Errorf("it ended with %+v", s.Exit)

@@ -211,7 +211,7 @@ func checkBroker(t *testing.T, d *Driver, now *testingclock.FakeClock, a *networ
 }
 
 // TestEgressFlags checks that guests ask the resolvers that the operator names, and that a machine which runs learns of
-// other flags once another Drover follows it.
+// other flags once another Drover leads.
 func TestEgressFlags(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -236,8 +236,10 @@ func TestEgressFlags(t *testing.T) {
 
 	o.Egress = EgressDeny
 	d = openWith(t, o)
-	_, err = d.Watch(t.Context())
-	assert.NoError(t, err)
+	if s := listAnswering(t, d, a.spec.UID)[0]; !s.NeedsEnsure {
+		t.Errorf("it is %+v", s)
+	}
+	reach(t, d, a.spec, driver.StateRunning)
 	assert.Eventually(t, "no name of the outside is resolved", func(t testing.TB) error {
 		_, _ = a.get(t, "http://www.example.test/")
 		n, err := d.NetworkStatistics(t.Context(), a.spec.UID)

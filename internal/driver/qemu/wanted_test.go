@@ -34,12 +34,13 @@ func withPort(t *testing.T, e *engine, d *Driver) (spec driver.ServerSpec, answe
 	return spec, answers
 }
 
-// endSupervisor kills the supervisor of a server, and waits until it is gone.
+// endSupervisor kills the supervisor of a server, and waits until it is gone, or another one has taken its place.
 func endSupervisor(t *testing.T, inst *instance.Instance) {
 	t.Helper()
+	before := supervisorOf(t, inst)
 	signalSupervisor(t, inst, syscall.SIGKILL)
-	assert.Eventually(t, "the supervisor is gone", func(testing.TB) error {
-		if follows, err := inst.Supervisor().IsSupervised(); follows || err != nil {
+	assert.Eventually(t, "the supervisor is gone", func(t testing.TB) error {
+		if follows, err := inst.Supervisor().IsSupervised(); err != nil || follows && supervisorOf(t, inst) == before {
 			return errors.Join(errors.New("it is there"), err)
 		}
 		return nil

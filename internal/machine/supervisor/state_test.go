@@ -1,0 +1,85 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/test/assert"
+)
+
+// TestState checks that a state is written in place, in the same room whatever it has, and that one which is being
+// written, of which a reader can see a part, is not taken for a state. That of an earlier version, which has no sum, is
+// read.
+func TestState(t *testing.T) {
+	t.Parallel()
+	p := Place{Machine: machine.Machine{Path: t.TempDir()}}
+	before := []byte(`{"token":"` + strings.Repeat("a", 26) + `","program":"p","pid":1,"startTicks":2,"boot":"b"}` + "\n")
+	assert.NoError(t, os.WriteFile(p.File(stateFile), before, 0o600))
+	if s, err := p.readState(); err != nil || s.PID != 1 || s.StartTicks != 2 {
+		t.Errorf("the state of an earlier version is %+v, %v", s, err)
+	}
+	f, err := p.openState()
+	assert.NoError(t, err)
+	defer func() { _ = f.Close() }()
+	if s, err := p.readState(); err != nil || s.PID != 1 {
+		t.Errorf("once it has its room it is %+v, %v", s, err)
+	}
+	first := state{Token: strings.Repeat("b", 26), Program: strings.Repeat("c", 64), PID: 4000000, StartTicks: 1 << 60, Boot: strings.Repeat("d", 36)}
+	next := state{Token: strings.Repeat("e", 26), Program: strings.Repeat("f", 64), PID: 3999999, StartTicks: 1<<60 + 1, Boot: first.Boot}
+	var contents [][]byte
+	for _, s := range []state{first, next} {
+		assert.NoError(t, writeState(f, s))
+		s.Sum = s.sum()
+		if got, err := p.readState(); err != nil || got != s {
+			t.Errorf("got %+v, %v, want %+v", got, err, s)
+		}
+		contents = append(contents, contentOf(t, f))
+	}
+	for i := range stateSize {
+		assert.NoError(t, os.WriteFile(p.File(stateFile), append(bytes.Clone(contents[1][:i]), contents[0][i:]...), 0o600))
+		if s, err := p.readState(); err == nil && s.Token != first.Token && s.Token != next.Token || err == nil && (s.Token == first.Token) != (s.PID == first.PID) {
+			t.Fatalf("of the first %d bytes of one and the rest of another it has %+v", i, s)
+		}
+	}
+	if info, err := f.Stat(); err != nil || info.Size() != stateSize {
+		t.Errorf("its file is %+v, %v", info, err)
+	}
+	assert.ErrorSays(t, "a long state", writeState(f, state{Token: strings.Repeat("a", stateSize)}), "may have 1024")
+}
+
+// TestRoomOfNextProgram checks that the next version of the program gets the room that was taken for it, that one which
+// has none is installed too, and that nothing else is left.
+func TestRoomOfNextProgram(t *testing.T) {
+	t.Parallel()
+	dir, source := t.TempDir(), t.TempDir()+"/program"
+	install := func(text string) (*Program, os.FileInfo, error) {
+		t.Helper()
+		room, missing := os.Stat(dir + "/" + roomFile)
+		assert.NoError(t, os.WriteFile(source, []byte(text), 0o600))
+		installed, err := InstallProgram(dir, source)
+		assert.NoError(t, err)
+		t.Cleanup(func() { _ = installed.file.Close() })
+		return installed, room, missing
+	}
+	first, _, missing := install("one")
+	assert.ErrorIs(t, "the room before the first", missing, os.ErrNotExist)
+	second, room, err := install(strings.Repeat("two", 3000))
+	assert.NoError(t, err)
+	used, err := second.file.Stat()
+	if assert.NoError(t, err); !os.SameFile(room, used) || used.Size() != 9000 {
+		t.Errorf("the second has not got the room, and has %d bytes", used.Size())
+	}
+	assert.NoError(t, os.Remove(dir+"/"+roomFile))
+	install("three")
+	names, err := os.ReadDir(dir)
+	if assert.NoError(t, errors.Join(err, first.file.Close())); len(names) != 2 {
+		t.Errorf("left are %v", names)
+	}
+}
