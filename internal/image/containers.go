@@ -191,13 +191,25 @@ func (a *attempt) convert(ctx context.Context, c *container) (disk string, err e
 	if err := a.ref.checkDigest(c.digest); err != nil {
 		return "", err
 	}
-	if err := erofs.Check(a.file, result.Size); err != nil {
+	if err := a.checkRoot(result.Size); err != nil {
 		return "", fmt.Errorf("the root that was made of it: %w", err)
 	}
 	if err := writeTrailing(a.out, result.Size, c.config); err != nil {
 		return "", a.explainWrite("its root", err)
 	}
 	return "", nil
+}
+
+// checkRoot checks that a converter has made a root of the size that it states.
+func (a *attempt) checkRoot(size int64) error {
+	info, err := a.file.Stat()
+	if err != nil {
+		return err
+	}
+	if info.Size() != size {
+		return fmt.Errorf("it has %d bytes, and its converter says %d", info.Size(), size)
+	}
+	return erofs.Check(a.file, size)
 }
 
 // explainResult returns why nothing was made of an image.

@@ -6,9 +6,11 @@ package image_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"math"
 	"net/http"
@@ -622,6 +624,26 @@ func TestConverterClaims(t *testing.T) {
 		if err != nil && (len(err.Error()) > 1500 || strings.ContainsAny(err.Error(), "\x1b\n")) {
 			t.Errorf("%s: got %q", name, err)
 		}
+		checkImages(t, s, 0)
+	}
+}
+
+// TestConverterClaimsSize checks that a root has as many bytes as its converter and its superblock say.
+func TestConverterClaimsSize(t *testing.T) {
+	t.Parallel()
+	registry := framework.NewRegistry(t, nil)
+	framework.PushImage(t, registry+"/app:1", containerImage(t, "amd64", containerConfig, appLayers(t, "program")...))
+	for _, blocks := range []uint32{0, 1, 3, math.MaxUint32} {
+		s := containerStore(t, registry)
+		s.Convert = func(_ context.Context, _ rootfs.Order, _ rootfs.Open, out erofs.File) (rootfs.Result, error) {
+			super := make([]byte, erofs.BlockSize-1024) // of a file system of two blocks
+			binary.LittleEndian.PutUint32(super, 0xe0f5e1e2)
+			binary.LittleEndian.PutUint32(super[36:], blocks)
+			binary.LittleEndian.PutUint32(super[4:], ^crc32.Checksum(super, crc32.MakeTable(crc32.Castagnoli)))
+			_, err := out.WriteAt(super, 1024)
+			return rootfs.Result{Size: int64(blocks) * erofs.BlockSize}, errors.Join(err, out.Truncate(2*erofs.BlockSize))
+		}
+		wantRetry(t, fetch(t, s, image.Ref{Source: registry + "/app:1"}), "it has 8192 bytes, and its converter says")
 		checkImages(t, s, 0)
 	}
 }

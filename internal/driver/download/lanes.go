@@ -49,6 +49,9 @@ func (t *Tracker) review(f *Fetch) {
 	defer t.mu.Unlock()
 	defer t.admitWaiting()
 	before, now := f.reviewed, sample{t.Clock.Now(), f.received.Load()}
+	if now.at.Sub(before.at) < reviewInterval { // it has begun again meanwhile
+		return
+	}
 	f.reviewed = now
 	isComplete := f.total > 0 && now.received >= f.total // what is left to do is local
 	isSlow := float64(now.received-before.received) < leastRate*now.at.Sub(before.at).Seconds()
