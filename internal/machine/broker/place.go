@@ -205,6 +205,9 @@ func (p Place) start(ctx context.Context, program *supervisor.Program, lock *os.
 	if err := p.Starts.Take(p.UUID); err != nil {
 		return fmt.Errorf("%w: see %s", err, p.File(logFile))
 	}
+	if err := p.killAll(ctx); err != nil { // one may have let go of its lock, and run
+		return err
+	}
 	listener, err := p.Listen(socket)
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -55,6 +56,30 @@ func TestBrokerThatEnds(t *testing.T) {
 			t.Errorf("after %s more it was started %d times, want %d", step.wait, starts, step.want)
 		}
 	}
+}
+
+// TestBrokerWithoutLock checks that a broker which lets go of its lock is gone before another is started.
+func TestBrokerWithoutLock(t *testing.T) {
+	t.Parallel()
+	installed, err := supervisor.InstallProgram(t.TempDir(), "/bin/true")
+	assert.NoError(t, err)
+	before := exec.CommandContext(t.Context(), "/bin/sh", "-c", "read line", supervisor.MachineOption, "broker")
+	before.Dir = framework.ShortTempDir(t)
+	assert.NoError(t, errors.Join(assert.ErrorOf(before.StdinPipe()), before.Start())) // it ends with its input
+	errStarted := errors.New("another is started")
+	p := Place{
+		Machine: machine.Machine{Path: before.Dir, UUID: "broker"},
+		Program: func() (*supervisor.Program, error) { return installed, nil },
+		StartAs: func(func(*confine.User) error) error {
+			if proc.HasOption(before.Process.Pid, supervisor.MachineOption, "broker") {
+				t.Error("there are two brokers")
+			}
+			return errStarted
+		},
+		Starts: proc.NewStarts(testingclock.NewFakePassiveClock(time.Unix(0, 0))),
+	}
+	assert.ErrorIs(t, "connecting", p.Connect(t.Context(), machineOf("1", "ns", "a", "10.1.0.2"), nil), errStarted)
+	_ = errors.Join(before.Process.Kill(), before.Wait())
 }
 
 // TestRemoveWithoutTime checks that a broker is not taken for one that does not answer by a caller who has ended before
