@@ -84,7 +84,9 @@ var errFetching = errors.New("its image is being fetched")
 func (c *convergence) findOrCreate(ctx context.Context) error {
 	found, err := c.driver.findServer(ctx, c.spec.Target)
 	if err == nil {
-		c.inst = found
+		c.inst, err = c.convergeEgress(ctx, found)
+	}
+	if err == nil {
 		err = c.inst.RenameImage(c.spec)
 	}
 	switch {
@@ -110,6 +112,22 @@ func (c *convergence) findOrCreate(ctx context.Context) error {
 	c.driver.Notify(c.spec.UID)
 	c.inst, err = c.driver.findServer(ctx, c.spec.Target)
 	return err
+}
+
+// convergeEgress has a guest reach what the operator allows, whatever its spec says: one that is refused, or that has steps
+// which fail, must not delay that. It returns the server as it is then.
+func (c *convergence) convergeEgress(ctx context.Context, inst *instance.Instance) (*instance.Instance, error) {
+	if !inst.IsAlive() || inst.Phase != record.PhaseOn || !inst.NeedsRevision() {
+		return inst, nil
+	}
+	if err := inst.ConvergeNetwork(ctx, driver.ServerSpec{PowerOnly: true}); err != nil { // which is repeated as the last step
+		c.driver.Log.Info("Machine does not learn yet where it may connect to", "uid", inst.UID, "cause", err.Error())
+	}
+	inst, err := inst.Observe(ctx)
+	if err != nil {
+		err = instance.ClassifyObserveError(err)
+	}
+	return inst, err
 }
 
 // findServer observes the server of a UID, whose lock the caller holds. It also finishes a

@@ -132,6 +132,27 @@ func TestOnlyTheLeaderWants(t *testing.T) {
 	}
 }
 
+// TestEgressOfRefusedSpec checks that a spec which is refused does not keep a machine from what the next leader allows.
+func TestEgressOfRefusedSpec(t *testing.T) {
+	t.Parallel()
+	e, d := newDriver(t)
+	spec, answers := withPort(t, e, d)
+	o := e.options()
+	o.Egress = EgressDeny
+	d = openWith(t, o)
+	refused := spec
+	refused.Ports = []driver.Port{{Name: "http", Port: 80, HostIP: "::1"}}
+	refuses(t, d, refused, driver.ErrUnsupported, "spec.ports[0].hostIP")
+	inst := d.InstanceOf(spec.UID)
+	egress, recorded := egressOf(t, inst)
+	c, err := inst.Supervisor().Reach(t.Context())
+	assert.NoError(t, err)
+	if s, err := c.Status(t.Context()); err != nil || !egress.Deny || s.Wanted != recorded {
+		t.Errorf("recorded is %+v of %+v, and the supervisor has %+v, %v", egress, recorded, s.Wanted, err)
+	}
+	assert.Check(t, "the port answers", answers)
+}
+
 // TestRestoredRecord checks that a supervisor which knows something later than the record, as after a backup of the folder
 // was restored, is replaced by one that knows the record, and that a record of a version without revisions gets one.
 func TestRestoredRecord(t *testing.T) {

@@ -77,12 +77,18 @@ func (inst *Instance) serves(f hostports.Forward) bool {
 	return inst.edge != nil && slices.Contains(inst.edge.ports, f.Key())
 }
 
-// NeedsNetwork reports whether the edge of a machine that runs has yet to become what is wanted of it, or this process
-// wants another egress. It does not know that if the supervisor does not answer.
+// NeedsNetwork reports whether the edge of a machine that runs has yet to become what is wanted of it. That is not known
+// if the supervisor does not answer.
 func (inst *Instance) NeedsNetwork() bool {
 	lacks := func(f hostports.Forward) bool { return !inst.serves(f) }
+	return inst.NeedsRevision() || inst.edge != nil && slices.ContainsFunc(inst.Forwards, lacks)
+}
+
+// NeedsRevision reports whether the edge of a machine that runs is of another revision than is recorded, or this process
+// wants another egress.
+func (inst *Instance) NeedsRevision() bool {
 	return inst.edge != nil && (inst.NetworkRevision == (control.Revision{}) || inst.edge.wanted != inst.NetworkRevision ||
-		slices.ContainsFunc(inst.Forwards, lacks) || !inst.Egress.Equal(inst.wantedEgress()))
+		!inst.Egress.Equal(inst.wantedEgress()))
 }
 
 // ConvergeNetwork makes the edge of a machine that runs what the spec and this process want of it. Ports that stay keep
