@@ -20,8 +20,7 @@ import (
 // newHome returns a folder with a file beside the one that is copied to, and with links in the latter that lead there.
 func newHome(t testing.TB) string {
 	t.Helper()
-	home, err := os.MkdirTemp(t.TempDir(), "home")
-	assert.NoError(t, err)
+	home := t.TempDir()
 	to := filepath.Join(home, "own")
 	assert.NoError(t, os.Mkdir(to, 0o700))
 	assert.NoError(t, os.WriteFile(filepath.Join(home, "secret"), []byte("secret"), 0o600))

@@ -60,8 +60,10 @@ var descriptorCalls = map[string]struct {
 	"a file that signals, by ioctl":        {systemCall{unix.SYS_IOCTL, [3]uint32{3, fioSetOwn}}, ""},
 	"a socket that signals, by ioctl":      {systemCall{unix.SYS_IOCTL, [3]uint32{3, unix.SIOCSPGRP}}, ""},
 
-	"a handle on a child": {systemCall{unix.SYS_CLONE, [3]uint32{unix.CLONE_PIDFD}},
-		"Drover starts QEMU so, under its filter; a child is as confined, and nobody but the child is signalled by it"},
+	"a handle on a child": {
+		systemCall{unix.SYS_CLONE, [3]uint32{unix.CLONE_PIDFD}},
+		"Drover starts QEMU so, under its filter; a child is as confined, and nobody but the child is signalled by it",
+	},
 	"a handle on a thread": {systemCall{unix.SYS_CLONE, [3]uint32{unix.CLONE_PIDFD | unix.CLONE_THREAD}}, "the same"},
 	"a file":               {systemCall{number: unix.SYS_OPENAT}, "Landlock has the files, and so has the machine's user"},
 	"a file by openat2":    {systemCall{number: unix.SYS_OPENAT2}, "Landlock has the files, and so has the machine's user"},
@@ -73,8 +75,10 @@ var descriptorCalls = map[string]struct {
 	"signals of itself":    {systemCall{number: unix.SYS_SIGNALFD4}, "QEMU's main loop; a reader gets its own signals alone"},
 	"events":               {systemCall{number: unix.SYS_EPOLL_CREATE1}, "QEMU's main loop; it tells of the maker's files alone"},
 	"rules of Landlock":    {systemCall{number: unix.SYS_LANDLOCK_CREATE_RULESET}, "they restrict nobody but who applies them to itself"},
-	"a file that does not wait": {systemCall{unix.SYS_FCNTL, [3]uint32{3, unix.F_SETFL, unix.O_NONBLOCK}},
-		"QEMU's sockets need it; receivers set it again, and have deadlines"},
+	"a file that does not wait": {
+		systemCall{unix.SYS_FCNTL, [3]uint32{3, unix.F_SETFL, unix.O_NONBLOCK}},
+		"QEMU's sockets need it; receivers set it again, and have deadlines",
+	},
 }
 
 // TestDescriptors checks that QEMU may make none of the descriptors that others of its machine may not have, and that
