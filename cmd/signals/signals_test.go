@@ -60,24 +60,39 @@ func TestStopAndWait(t *testing.T) {
 	}
 }
 
+// signalled is a process that runs TestSignalled, and has printed that it is ready.
+type signalled struct {
+	*exec.Cmd
+
+	in  io.Closer
+	out *os.File
+}
+
+func startSignalled(t *testing.T) signalled {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestSignalled$")
+	cmd.Env = append(os.Environ(), signalsEnv+"=1")
+	in, err := cmd.StdinPipe()
+	assert.NoError(t, err)
+	out, written, err := os.Pipe()
+	assert.NoError(t, err)
+	t.Cleanup(func() { _ = out.Close() })
+	cmd.Stdout = written
+	assert.NoError(t, errors.Join(cmd.Start(), written.Close()))
+	waitForLine(t, out, "ready")
+	return signalled{cmd, in, out}
+}
+
 // TestStopContext checks that a process stops at the first signal, and ends at a Ctrl-C after that.
 func TestStopContext(t *testing.T) {
 	t.Parallel()
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestSignalled$")
-	cmd.Env = append(os.Environ(), signalsEnv+"=1")
-	_, err := cmd.StdinPipe()
-	assert.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	assert.NoError(t, err)
-	assert.NoError(t, cmd.Start())
-	lines := bufio.NewScanner(out)
-	waitForLine(t, lines, "ready")
-	assert.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
-	waitForLine(t, lines, "stopping")
-	assert.NoError(t, cmd.Process.Signal(os.Interrupt))
-	_ = cmd.Wait()
-	if got := cmd.ProcessState.ExitCode(); got != 130 {
-		t.Errorf("the process ended with %s, want code 130", cmd.ProcessState)
+	process := startSignalled(t)
+	assert.NoError(t, process.Process.Signal(syscall.SIGTERM))
+	waitForLine(t, process.out, "stopping")
+	assert.NoError(t, process.Process.Signal(os.Interrupt))
+	_ = process.Wait()
+	if got := process.ProcessState.ExitCode(); got != 130 {
+		t.Errorf("the process ended with %s, want code 130", process.ProcessState)
 	}
 }
 
@@ -85,24 +100,16 @@ func TestStopContext(t *testing.T) {
 // does at its end.
 func TestOutliveReaders(t *testing.T) {
 	t.Parallel()
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestSignalled$")
-	cmd.Env = append(os.Environ(), signalsEnv+"=1")
-	in, err := cmd.StdinPipe()
-	assert.NoError(t, err)
-	out, written, err := os.Pipe()
-	assert.NoError(t, err)
-	cmd.Stdout = written
-	assert.NoError(t, cmd.Start())
-	waitForLine(t, bufio.NewScanner(out), "ready")
-	assert.NoError(t, errors.Join(out.Close(), written.Close()))
-	assert.NoError(t, cmd.Process.Signal(syscall.SIGTERM)) // at which it prints a line
-	assert.NoError(t, in.Close())
-	assert.NoError(t, cmd.Wait()) // it exits with 0
+	process := startSignalled(t)
+	assert.NoError(t, process.out.Close())
+	assert.NoError(t, process.Process.Signal(syscall.SIGTERM)) // at which it prints a line
+	assert.NoError(t, process.in.Close())
+	assert.NoError(t, process.Wait()) // it exits with 0
 }
 
-func waitForLine(t *testing.T, lines *bufio.Scanner, want string) {
+func waitForLine(t *testing.T, out io.Reader, want string) {
 	t.Helper()
-	for lines.Scan() {
+	for lines := bufio.NewScanner(out); lines.Scan(); {
 		if lines.Text() == want {
 			return
 		}

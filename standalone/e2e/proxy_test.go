@@ -86,13 +86,7 @@ func TestProxy(t *testing.T) {
 			t.Errorf("%v\n%s", err, up.Output())
 		}
 	})
-	assert.Eventually(t, "drover up is ready", func(t testing.TB) error {
-		if up.HasEnded() {
-			t.Fatalf("it has ended:\n%s", up.Output())
-		}
-		_, err := os.Stat(filepath.Join(dir, "run", "ready"))
-		return err
-	})
+	waitUntilReady(t, dir, up.HasEnded)
 	for _, args := range [][]string{{"kubectl", "get", "namespace", "default"}, {"vm", "list"}, {"status"}, {"doctor"}} {
 		got := runDrover(t, "", env, args...)
 		text := got.out + got.errOut
@@ -108,6 +102,22 @@ func TestProxy(t *testing.T) {
 	assert.NoError(t, err)
 	if server := net.JoinHostPort(address, strings.TrimSpace(string(port))); p.wasAskedFor(server) {
 		t.Errorf("the proxy was asked for %s", server)
+	}
+}
+
+// waitUntilReady waits for a drover up, and not for one that has ended.
+func waitUntilReady(t *testing.T, dir string, hasEnded func() bool) {
+	t.Helper()
+	ended := false
+	assert.Eventually(t, "drover up is ready", func(testing.TB) error {
+		if ended = hasEnded(); ended {
+			return nil
+		}
+		_, err := os.Stat(filepath.Join(dir, "run", "ready"))
+		return err
+	})
+	if ended {
+		t.Fatal("drover up ended before it was ready")
 	}
 }
 
@@ -160,13 +170,7 @@ func TestOutputWithoutReader(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(framework.ShortTempDir(t), "data")
 	up := startUnread(t, "drover", "up", "--data-dir", dir, "--port", "0", "--without-controller", "--unsafe-no-fsync")
-	assert.Eventually(t, "drover up is ready", func(t testing.TB) error {
-		if err := up.Process.Signal(syscall.Signal(0)); err != nil {
-			t.Fatalf("it has ended: %s", <-up.ended)
-		}
-		_, err := os.Stat(filepath.Join(dir, "run", "ready"))
-		return err
-	})
+	waitUntilReady(t, dir, func() bool { return errors.Is(up.Process.Signal(syscall.Signal(0)), os.ErrProcessDone) })
 	assert.NoError(t, up.Process.Signal(os.Interrupt))
 	up.requireExit(t)
 	state, err := os.ReadFile(filepath.Join(dir, "run", "state.json"))
