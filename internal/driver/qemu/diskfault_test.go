@@ -296,12 +296,7 @@ func TestDiskFullFollowing(t *testing.T) {
 	before := supervisorOf(t, inst)
 	d = openWith(t, e.otherVersion(t))
 	keepWatching(t, d)
-	assert.Eventually(t, "the supervisor is replaced", func(t testing.TB) error {
-		if now := supervisorOf(t, inst); now.PID == before.PID || now.Program == before.Program {
-			return fmt.Errorf("it is %+v, and was %+v", now, before)
-		}
-		return nil
-	})
+	waitUpgraded(t, inst, before, func() {})
 	fill() // what the new program has left
 	follows()
 	if s := off(t, d, spec); s.Exit == nil || s.Exit.Reason != "Completed" {
@@ -333,13 +328,7 @@ func TestUpgradeOnFullDisk(t *testing.T) {
 	}
 	assert.Check(t, "the port answers", answers)
 	assert.NoError(t, os.Remove(filler))
-	assert.Eventually(t, "the supervisor is replaced", func(t testing.TB) error {
-		now.Step(instance.SuperviseEvery)
-		if s := supervisorOf(t, inst); s.PID == before.PID || s.Program == before.Program {
-			return fmt.Errorf("it is %+v, and was %+v", s, before)
-		}
-		return nil
-	})
+	waitUpgraded(t, inst, before, func() { now.Step(instance.SuperviseEvery) })
 	assert.NoError(t, assert.ErrorOf(inst.Supervisor().Reach(t.Context())))
 	assert.Check(t, "the port answers", answers)
 }

@@ -276,6 +276,19 @@ func (e *engine) otherVersion(t *testing.T) Options {
 	return o
 }
 
+// waitUpgraded waits until a supervisor of another version has taken the place of one, and calls pass again and again
+// meanwhile.
+func waitUpgraded(t *testing.T, inst *instance.Instance, before supervisorState, pass func()) {
+	t.Helper()
+	assert.Eventually(t, "the supervisor is replaced", func(t testing.TB) error {
+		pass()
+		if now := supervisorOf(t, inst); now.PID == before.PID || now.Program == before.Program || now.PID == 0 {
+			return fmt.Errorf("it is %+v, and was %+v", now, before)
+		}
+		return nil
+	})
+}
+
 // TestNewerSupervisor checks that a driver with another drover-machine replaces the supervisors of the one before, and
 // that the one before does not take them back.
 func TestNewerSupervisor(t *testing.T) {
@@ -286,12 +299,7 @@ func TestNewerSupervisor(t *testing.T) {
 	run := boots(t, d, spec, "drover guest 1 A").Run
 	before := supervisorOf(t, d.InstanceOf(spec.UID))
 	keepWatching(t, openWith(t, e.otherVersion(t)))
-	assert.Eventually(t, "the supervisor is replaced", func(t testing.TB) error {
-		if now := supervisorOf(t, d.InstanceOf(spec.UID)); now.PID == before.PID || now.Program == before.Program || now.PID == 0 {
-			return fmt.Errorf("it is %+v, and was %+v", now, before)
-		}
-		return nil
-	})
+	waitUpgraded(t, d.InstanceOf(spec.UID), before, func() {})
 	after := supervisorOf(t, d.InstanceOf(spec.UID))
 	keepWatching(t, d) // once more, with what is there then
 	if s := listAnswering(t, d, spec.UID)[0]; s.Run != run || s.State != driver.StateRunning {

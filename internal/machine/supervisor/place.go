@@ -244,12 +244,18 @@ func (p Place) start(ctx context.Context, lock *os.File) error {
 	if err := p.open(ctx, &o, &files); err != nil {
 		return err
 	}
-	s := state{Token: o.Config.Token, Program: program.digest, Boot: proc.Boot()}
-	written, err := files.add(p.openState())
-	if err == nil {
-		err = writeState(written, s)
-	}
+	return p.spawn(ctx, o, state{Token: o.Config.Token, Program: program.digest, Boot: proc.Boot()})
+}
+
+// spawn starts the process of a supervisor, and writes down which it is: before, that it is being started, so that one
+// whose start is interrupted is searched for.
+func (p Place) spawn(ctx context.Context, o Order, s state) error {
+	f, err := p.openState()
 	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	if err := writeState(f, s); err != nil {
 		return err
 	}
 	point := crashpoint.Begin("start supervisor", p.UUID)
@@ -263,7 +269,7 @@ func (p Place) start(ctx context.Context, lock *os.File) error {
 		return fmt.Errorf("the supervisor has ended at once: see %s", p.File(logFile))
 	}
 	s.PID = cmd.Process.Pid
-	return writeState(written, s)
+	return writeState(f, s)
 }
 
 // open opens what a supervisor is given beside the handle on QEMU's process.

@@ -154,14 +154,9 @@ func (f *follower) followOnce(ctx context.Context) (followed bool) {
 		return err == nil
 	}
 	if err != nil {
-		f.sayStays(err)
-		again, cancel := context.WithCancel(ctx)
+		var cancel context.CancelFunc
+		ctx, cancel = f.followOutdated(ctx, err)
 		defer cancel()
-		go func() {
-			f.pause(again, replaceEvery)
-			cancel()
-		}()
-		ctx = again
 	}
 	watching, stop := context.WithCancel(ctx)
 	var telling sync.WaitGroup
@@ -190,13 +185,19 @@ func (f *follower) followOnce(ctx context.Context) (followed bool) {
 // replaceEvery is how often it is tried to replace a supervisor of an earlier version.
 const replaceEvery = time.Minute
 
-// sayStays logs why a supervisor of an earlier version is not replaced, once.
-func (f *follower) sayStays(cause error) {
-	if f.stays == cause.Error() {
-		return
+// followOutdated returns a context that ends when it is to be tried again to replace a supervisor of an earlier version,
+// and logs once why that could not be.
+func (f *follower) followOutdated(ctx context.Context, cause error) (context.Context, context.CancelFunc) {
+	if f.stays != cause.Error() {
+		f.stays = cause.Error()
+		f.inst.Host.Log.Info("Supervisor of an earlier version cannot be replaced yet", "uid", f.inst.UID, "cause", f.stays)
 	}
-	f.stays = cause.Error()
-	f.inst.Host.Log.Info("Supervisor of an earlier version cannot be replaced yet", "uid", f.inst.UID, "cause", f.stays)
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		f.pause(ctx, replaceEvery)
+		cancel()
+	}()
+	return ctx, cancel
 }
 
 // egressEvery is how often it is checked whether what is allowed has changed, as the host's resolvers do.
