@@ -90,7 +90,7 @@ func AnswerInfo(info []byte) []byte {
 
 // Revision orders what is wanted of a machine's edge. A later leader's comes after all of an earlier one.
 type Revision struct {
-	// Epoch is that of the leader, and Number grows with each change.
+	// Epoch is the leader's epoch, and Number grows with each change.
 	Epoch  uint64 `json:"epoch"`
 	Number uint64 `json:"number"`
 }
@@ -100,12 +100,13 @@ func (r Revision) IsBefore(other Revision) bool {
 	return cmp.Or(cmp.Compare(r.Epoch, other.Epoch), cmp.Compare(r.Number, other.Number)) < 0
 }
 
-// Next returns the revision of the next change, by a leader; 0 is for none, who changes it in the last leader's place.
+// Next returns the revision of the next change, which a leader of an epoch makes. A change without a leader, whose epoch
+// is 0, keeps the epoch of the last one.
 func (r Revision) Next(leader uint64) Revision {
 	return Revision{Epoch: max(r.Epoch, leader), Number: r.Number + 1}
 }
 
-// Wanted is what is wanted of a machine's edge.
+// Wanted describes the edge that a machine should have.
 type Wanted struct {
 	Revision Revision `json:"revision"`
 	// Ports are the ports of the host that it serves.

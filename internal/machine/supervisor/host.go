@@ -42,7 +42,7 @@ const (
 	outputFD
 	outputAsideFD
 	networkFD
-	// firstPortFD is that of the first socket of a port. The program's own is after the last.
+	// firstPortFD is the descriptor of the first port's socket. The program's own comes after the last of them.
 	firstPortFD
 )
 

@@ -61,13 +61,13 @@ type state struct {
 	StartTicks int64 `json:"startTicks,omitempty"`
 	// Boot is the boot of the host in which that is so: two boots can be alike.
 	Boot string `json:"boot"`
-	// Sum is that of the other fields, by which a reader recognizes a state that is being written. Earlier versions of
-	// Drover, which replaced the whole file, wrote none.
+	// Sum is a checksum of the other fields, by which a reader recognizes a state that is being written. Earlier versions
+	// of Drover, which replaced the whole file, wrote none.
 	Sum string `json:"sum,omitempty"`
 }
 
-// sum returns what Sum is to be.
-func (s state) sum() string {
+// checksum returns the value that Sum should have.
+func (s state) checksum() string {
 	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%s %s %d %d %s", s.Token, s.Program, s.PID, s.StartTicks, s.Boot)))
 }
 
@@ -183,7 +183,7 @@ func (p Place) readState() (s state, err error) {
 	if err == nil {
 		err = json.Unmarshal(content, &s)
 	}
-	if err == nil && s.Sum != "" && s.Sum != s.sum() {
+	if err == nil && s.Sum != "" && s.Sum != s.checksum() {
 		err = errors.New("it is being written")
 	}
 	if err != nil {
@@ -210,7 +210,7 @@ func (p Place) openState() (*os.File, error) {
 
 // writeState writes the state in place, by one write. The caller has the lock of the supervisor.
 func writeState(f *os.File, s state) error {
-	s.Sum = s.sum()
+	s.Sum = s.checksum()
 	content, err := json.Marshal(s)
 	if err == nil && len(content) > stateSize {
 		err = fmt.Errorf("the state of a supervisor has %d bytes, and may have %d", len(content), stateSize)

@@ -36,7 +36,7 @@ func TestState(t *testing.T) {
 	var contents [][]byte
 	for _, s := range []state{first, next} {
 		assert.NoError(t, writeState(f, s))
-		s.Sum = s.sum()
+		s.Sum = s.checksum()
 		if got, err := p.readState(); err != nil || got != s {
 			t.Errorf("got %+v, %v, want %+v", got, err, s)
 		}

@@ -54,7 +54,7 @@ type Instance struct {
 	QueryErr error
 	// GuestMemoryBytes is what the guest uses by its own account, 0 if it does not report that.
 	GuestMemoryBytes int64
-	// edge is what its supervisor says of its edge, nil if that does not answer.
+	// edge is the report of its supervisor, nil if that does not answer.
 	edge *edgeReport
 	// Exit is how the last run ended; nil during a run and before the first.
 	Exit *driver.Exit

@@ -23,8 +23,8 @@ func (inst *Instance) networkConfig() control.NetworkConfig {
 	}
 }
 
-// wanted returns what is wanted of the machine's edge. The record of a version without revisions has no egress, which is
-// then what this process allows, until the leader has recorded that.
+// wanted returns the edge that the machine should have. A record of a version without revisions has no egress: until the
+// leader has recorded one, the egress is the one that this process allows.
 func (inst *Instance) wanted() control.Wanted {
 	w := control.Wanted{Revision: inst.NetworkRevision, Ports: hostports.KeysOf(inst.Forwards), Egress: inst.Egress}
 	if w.Revision == (control.Revision{}) {
@@ -43,7 +43,7 @@ func (inst *Instance) wantedEgress() control.Egress {
 	return e
 }
 
-// setWanted changes what is wanted of the machine's edge, and reports whether it was something else.
+// setWanted changes the edge that the machine should have, and reports whether it was a different one.
 func (inst *Instance) setWanted(forwards []hostports.Forward, egress control.Egress) (changed bool) {
 	if inst.NetworkRevision != (control.Revision{}) && slices.Equal(inst.Forwards, forwards) && inst.Egress.Equal(egress) {
 		return false
@@ -66,7 +66,7 @@ func (h *Host) findEgress() (e control.Egress, err error) {
 	return e, err
 }
 
-// edgeReport is what a supervisor says that its edge serves.
+// edgeReport is a supervisor's report of its edge.
 type edgeReport struct {
 	wanted control.Revision
 	ports  []control.Port

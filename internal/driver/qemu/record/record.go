@@ -71,7 +71,7 @@ type Record struct {
 	Forwards []hostports.Forward `json:"forwards,omitempty"`
 	// Egress is where the guest may connect to.
 	Egress control.Egress `json:"egress,omitzero"`
-	// NetworkRevision is that of Forwards and Egress, which are what is wanted of the machine's edge.
+	// NetworkRevision is the revision of Forwards and Egress, which describe the edge that the machine should have.
 	NetworkRevision control.Revision `json:"networkRevision,omitzero"`
 	// Address is the machine's own, with the length of the network's prefix, which it gets before its first run.
 	Address netip.Prefix `json:"address,omitzero"`
