@@ -141,8 +141,10 @@ func TestProxyOfForeignClusters(t *testing.T) {
 	t.Parallel()
 	bin := filepath.Dir(droverBinary(t))
 	for i, command := range [][]string{
-		{"kubectl-vm", "list"}, {"drover-controller", "--vm-driver=fake", "--fake-dir=" + t.TempDir(), "--metrics-bind-address=0", "--health-probe-bind-address=0"},
-		{"drover", "vm", "list"}, {"drover", "kubectl", "get", "namespaces"},
+		{"kubectl-vm", "list"},
+		{"drover-controller", "--vm-driver=fake", "--fake-dir=" + t.TempDir(), "--metrics-bind-address=0", "--health-probe-bind-address=0"},
+		{"drover", "vm", "list"},
+		{"drover", "kubectl", "get", "namespaces"},
 	} {
 		t.Run(strings.Join(command[:1+i/2], " "), func(t *testing.T) {
 			t.Parallel()
@@ -154,7 +156,7 @@ clusters: [{name: c, cluster: {server: "https://%s"}}], contexts: [{name: c, con
 			program, err := framework.StartProcess(filepath.Join(bin, command[0]), args, append(p.environment(), "KUBECONFIG=", "DROVER_DATA_DIR="))
 			assert.NoError(t, err)
 			t.Cleanup(func() { _ = program.Kill() })
-			assert.Eventually(t, "the proxy is asked", func(t testing.TB) error {
+			assert.Eventually(t, "the proxy is asked", func(testing.TB) error {
 				if !p.wasAskedFor(server) {
 					return fmt.Errorf("not for %s; it printed %s", server, program.Output())
 				}

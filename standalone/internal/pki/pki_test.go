@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -307,7 +308,7 @@ func TestAddressesComeAndGo(t *testing.T) {
 // covers those of now as far as they are fewer.
 func TestFlappingAddresses(t *testing.T) {
 	s, _ := newStore(t)
-	address := func(n int) string { return net.IPv4(198, 18, byte(n>>8), byte(n)).String() }
+	address := func(n int) string { return fmt.Sprintf("198.18.%d.%d", n/256, n%256) }
 	for n := range maxHosts {
 		s.Hosts = hostsWith(address(2*n), address(2*n+1))
 		_, err := s.Ensure()
