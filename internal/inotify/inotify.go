@@ -30,7 +30,7 @@ var (
 
 // LimitError means that a user has as many instances or watches as the host allows.
 type LimitError struct {
-	// Command raises the limit until the next boot, and Line does for good in a file of /etc/sysctl.d.
+	// Command raises the limit until the next boot. Line raises it permanently, in a file of /etc/sysctl.d.
 	Command, Line string
 
 	text string
