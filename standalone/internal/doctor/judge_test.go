@@ -274,7 +274,7 @@ func TestJudgeStore(t *testing.T) {
 	wantJudged(t, map[string]judged{
 		"store: stopped": {judgeStore(storeFacts{skipped: true}), "", nil},
 		"store: unknown": {judgeStore(storeFacts{err: fs.ErrPermission}), note, []string{"does not say"}},
-		"store: room":    {judgeStore(usage(50, false)), ok, []string{"objects have 50 MiB of 100 MiB", "90 MiB are in use"}},
+		"store: room":    {judgeStore(usage(50, false)), ok, []string{"objects use 50 MiB of the 100 MiB", "90 MiB are in use"}},
 		"store: crowded": {judgeStore(usage(75, false)), warning, []string{"blue 20 MiB", "drover kubectl --namespace blue", "--store-quota"}},
 		"store: full":    {judgeStore(usage(90, true)), mistaken, []string{"Deletions work", "--namespace blue"}},
 	})

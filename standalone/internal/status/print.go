@@ -80,7 +80,7 @@ func (s *Status) printBasics(text *bytes.Buffer, now time.Time) {
 		row("disk", "%s free of %s", bytesize.Format(s.Disk.FreeBytes), bytesize.Format(s.Disk.TotalBytes))
 	}
 	if u := s.Store; u != nil {
-		row("store", "%s of %s used by objects; etcd's file has %s, %s in use", bytesize.Format(u.Objects), bytesize.Format(u.Quota), bytesize.Format(u.File), bytesize.Format(u.InUse))
+		row("store", "objects use %s of %s; etcd's file has %s, of which %s are in use", bytesize.Format(u.Objects), bytesize.Format(u.Quota), bytesize.Format(u.File), bytesize.Format(u.InUse))
 	}
 	if s.API != nil && s.API.Error != "" {
 		row("API", "%s: %s", cmp.Or(s.API.URL, "unknown"), s.API.Error)

@@ -39,12 +39,15 @@ type account struct {
 	late     int64 // admitted before the last count began, and not shown by it
 	counting int64 // admitted before the running count began
 	fresh    int64 // admitted since
+	// extra is the part of these that was admitted beyond the account's share.
+	extra int64
 	// churn is what updates and deletions have replaced, in the current period and the one
 	// before. It stays for a while as history in etcd and in the caches of kube-apiserver.
 	churn [2]int64
 }
 
 func (a *account) bytes() int64      { return a.stored + a.late + a.counting + a.fresh }
+func (a *account) lasting() int64    { return max(0, a.bytes()-a.extra) }
 func (a *account) churnBytes() int64 { return a.churn[0] + a.churn[1] }
 
 // churnPeriod is the length of a period: two of them are longer than the 75 s for which
@@ -68,13 +71,18 @@ func (a *Accounts) Pressed() <-chan struct{} { return a.pressed }
 
 // change applies f to an account and to the sum of all.
 func (a *Accounts) change(namespace string, f func(*account)) {
+	f(a.accountOf(namespace))
+	f(&a.sum)
+}
+
+// accountOf returns the account of a namespace. One that stays empty goes with the next count.
+func (a *Accounts) accountOf(namespace string) *account {
 	own := a.accounts[namespace]
 	if own == nil {
 		own = &account{}
 		a.accounts[namespace] = own
 	}
-	f(own)
-	f(&a.sum)
+	return own
 }
 
 // add records bytes of objects and of churn that are about to be written.
@@ -134,12 +142,19 @@ func (a *Accounts) EndCount(counted map[string]int64) {
 	}
 	a.sum = account{}
 	for namespace, x := range a.accounts {
+		// What was deleted may be written again.
+		x.extra = max(0, x.extra-max(0, x.stored-counted[namespace]))
 		x.late = min(x.counting, max(0, x.stored+x.counting-counted[namespace]))
 		x.stored, x.counting = counted[namespace], 0
 		if *x == (account{}) {
 			delete(a.accounts, namespace)
 		}
 		a.sum.add(x)
+	}
+	if a.sum.bytes() <= a.percent(CrowdedPercent) {
+		for _, x := range a.accounts {
+			x.extra = 0
+		}
 	}
 }
 

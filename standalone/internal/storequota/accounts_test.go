@@ -42,7 +42,7 @@ func TestLargestNamespaceStops(t *testing.T) {
 		t.Errorf("a small namespace got %d bytes beside it", got)
 	}
 	r := a.Admit(Write{Namespace: "large", Size: mebibyte, Growth: mebibyte})
-	for _, want := range []string{"namespace large has 80 MiB", "of the 100 MiB", "delete objects"} {
+	for _, want := range []string{"namespace large has 80 MiB.", "of the 100 MiB", "Delete objects", "a larger --store-quota"} {
 		if !strings.Contains(r.Message, want) {
 			t.Errorf("%q is missing in %q", want, r.Message)
 		}
@@ -82,11 +82,73 @@ func TestSmallUpdatesGoOn(t *testing.T) {
 	for a.Admit(Write{Namespace: "large", Size: 2048, Growth: little, IsUpdate: true}) == nil {
 		bits += little
 	}
-	if bits > 5*mebibyte {
+	if bits < mebibyte/4 || bits > 5*mebibyte {
 		t.Errorf("small updates added %d bytes", bits)
 	}
 	if r := a.Admit(Write{Namespace: "small", Size: 4096, Growth: 4096}); r != nil {
 		t.Errorf("a small namespace was refused after them: %s", r.Message)
+	}
+}
+
+// TestOthersCannotTakeAShare checks that namespaces which take all that they can get leave
+// to others what these could store before, also to larger ones and to the whole cluster.
+func TestOthersCannotTakeAShare(t *testing.T) {
+	t.Parallel()
+	a, _ := newAccounts()
+	honest := map[string]int64{"": 2 * mebibyte, "small": 4096, "middle": 2 * mebibyte, "large": 10 * mebibyte}
+	for namespace, size := range honest {
+		a.change(namespace, func(x *account) { x.stored += size })
+	}
+	for i := range 6 {
+		a.change(fmt.Sprint("hostile-", i), func(x *account) { x.stored += 4096 })
+	}
+	for range 2 { // as much in a second round, after a count
+		for i := range 6 {
+			namespace := fmt.Sprint("hostile-", i)
+			fill(a, namespace, mebibyte)
+			fill(a, namespace, 4096)
+			for a.Admit(Write{Namespace: namespace, Size: 4096, Growth: little, IsUpdate: true}) == nil {
+			}
+		}
+		counted := map[string]int64{}
+		for namespace, x := range a.accounts {
+			counted[namespace] = x.bytes()
+		}
+		a.BeginCount()
+		a.EndCount(counted)
+	}
+	for namespace, size := range honest {
+		if got := fill(a, namespace, 4096); got < quota/1000 || size == 4096 && got < quota/200 || namespace == "" && got < quota/32 {
+			t.Errorf("namespace %q, which had %d bytes, could store %d more", namespace, size, got)
+		}
+		if r := a.Admit(Write{Namespace: namespace, Size: 4096, Growth: 20, IsUpdate: true}); r != nil {
+			t.Errorf("an update of 20 bytes in namespace %q was refused: %s", namespace, r.Message)
+		}
+	}
+	if total, _, _ := a.Largest(1); total > quota {
+		t.Errorf("all have %d bytes", total)
+	}
+}
+
+// TestDeletionsReturnTheAllowance checks that who deletes objects in a crowded store can write
+// as much again beyond the share, and nobody more.
+func TestDeletionsReturnTheAllowance(t *testing.T) {
+	t.Parallel()
+	a, _ := newAccounts()
+	a.change("a", func(x *account) { x.stored += 90 * mebibyte })
+	if got := fill(a, "a", 4096); got == 0 || got > mebibyte/2 {
+		t.Errorf("the allowance is %d bytes", got)
+	}
+	taken := a.accounts["a"].bytes()
+	a.BeginCount()
+	a.EndCount(map[string]int64{"a": taken})
+	if got := fill(a, "a", 4096); got != 0 {
+		t.Errorf("after a count, %d bytes were admitted again", got)
+	}
+	a.BeginCount()
+	a.EndCount(map[string]int64{"a": taken - mebibyte/8})
+	if got := fill(a, "a", 4096); got == 0 || got > mebibyte/8+4096 {
+		t.Errorf("after a deletion, %d bytes were admitted", got)
 	}
 }
 
@@ -132,7 +194,7 @@ func TestChurn(t *testing.T) {
 	for a.Admit(update) == nil {
 		written += update.Size
 	}
-	if r := a.Admit(update); written > quota || r == nil || !r.IsPassing {
+	if r := a.Admit(update); written > quota || r == nil || !r.IsPassing || !strings.Contains(r.Message, "a has replaced or deleted 100 MiB within 90 s") {
 		t.Errorf("%d bytes were replaced, then %+v", written, r)
 	}
 	if r := a.Admit(Write{Namespace: "a", Size: mebibyte, Growth: mebibyte}); r == nil {

@@ -52,7 +52,7 @@ func (p *plugin) Validate(_ context.Context, a admission.Attributes, o admission
 	}
 	sizes := measurer{kind: a.GetKind(), convertor: o.GetObjectConvertor()}
 	if a.GetOperation() == admission.Delete {
-		if old := a.GetOldObject(); old != nil {
+		if old := a.GetOldObject(); old != nil && !isBeingDeleted(old) {
 			p.accounts.RecordDeletion(a.GetNamespace(), sizes.sizeOf(old))
 		}
 		return nil
@@ -97,6 +97,13 @@ func isStored(a admission.Attributes) bool {
 func isLease(a admission.Attributes) bool {
 	r := a.GetResource()
 	return r.Group == "coordination.k8s.io" && r.Resource == "leases"
+}
+
+// isBeingDeleted reports whether an object waits for its finalizers only. Another deletion
+// replaces nothing.
+func isBeingDeleted(object runtime.Object) bool {
+	m, err := meta.Accessor(object)
+	return err == nil && m.GetDeletionTimestamp() != nil
 }
 
 // removesFinalizer reports whether an update removes a finalizer and adds none.

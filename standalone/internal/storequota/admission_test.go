@@ -162,3 +162,19 @@ func TestPassingRefusal(t *testing.T) {
 		t.Errorf("the refusal is %v", err)
 	}
 }
+
+// TestRepeatedDeletions checks that an object which waits for its finalizer counts as replaced
+// by the first deletion only: whoever deletes it again would hold up everyone.
+func TestRepeatedDeletions(t *testing.T) {
+	t.Parallel()
+	a, _ := newAccounts()
+	waiting := configMap(mebibyte, "a/b")
+	deletion := request{kind: configMaps, resource: "configmaps", operation: admission.Delete, old: waiting}
+	for range 200 {
+		assert.NoError(t, validate(t, &plugin{accounts: a}, deletion))
+		waiting.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
+	}
+	if got := a.sum.churnBytes(); got < mebibyte || got > 2*mebibyte {
+		t.Errorf("200 deletions of one object count as %d bytes", got)
+	}
+}

@@ -5,6 +5,8 @@ package storequota
 
 import (
 	"fmt"
+	"slices"
+	"time"
 
 	"cloudnative.tw/drover/standalone/internal/bytesize"
 )
@@ -12,17 +14,18 @@ import (
 // CrowdedPercent is the part of the quota up to which everyone may write.
 const CrowdedPercent = 80
 
-// Further marks of the quota, in percent. Above CrowdedPercent a namespace may grow while it
-// has at most a quarter of what is left below full: so the largest ones stop first, and the
-// more is taken, the smaller a namespace has to be to go on. An update may grow an object a
-// little up to tight: who has filled a namespace can still stop a VM, hand over a Lease or
-// remove a finalizer.
+// Above CrowdedPercent the rest of the quota is divided among the namespaces, so that none can
+// take what another one is left: up to full by size, which lets the small ones grow, and
+// beyond by an allowance, whatever a namespace has. Half of that is for updates that grow an
+// object a little: who has filled a namespace can still stop a VM or hand over a Lease.
 const (
-	tight  = 85
-	full   = 90
+	full   = 95
 	little = 1 << 10
-	// room divides what is left into the part that one namespace may have.
-	room = 4
+	// clusterPart divides the quota into what objects outside of namespaces, such as roles and
+	// namespaces themselves, have beside a share.
+	clusterPart = 16
+	// toCome is for how many further namespaces a share of what is left is kept.
+	toCome = 4
 	// smallChurn divides the quota into the part that each namespace may replace even while
 	// others replace more than all may together.
 	smallChurn = 64
@@ -53,11 +56,8 @@ func (a *Accounts) Admit(w Write) *Refusal {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.rotateChurn()
-	own := a.accounts[w.Namespace]
-	if own == nil {
-		own = &account{}
-	}
-	refusal := a.checkSpace(own, w)
+	own := a.accountOf(w.Namespace)
+	extra, refusal := a.checkSpace(own, w)
 	if refusal == nil {
 		refusal = a.checkChurn(own, w)
 	}
@@ -70,6 +70,7 @@ func (a *Accounts) Admit(w Write) *Refusal {
 		churn = w.Size
 	}
 	a.add(w.Namespace, max(0, w.Growth), churn)
+	own.extra += extra
 	return nil
 }
 
@@ -81,22 +82,55 @@ func (a *Accounts) RecordDeletion(namespace string, size int64) {
 	a.add(namespace, 0, size)
 }
 
-// checkSpace refuses growth of namespaces that have more than their share of a crowded store.
-func (a *Accounts) checkSpace(own *account, w Write) *Refusal {
-	total, mark := a.sum.bytes(), a.percent(CrowdedPercent)
-	if w.IsUpdate && w.Growth <= little {
-		mark = a.percent(tight)
+// checkSpace refuses growth of namespaces that have more than their share of a crowded store
+// and have used their allowance. extra is what the write takes of the allowance.
+func (a *Accounts) checkSpace(own *account, w Write) (extra int64, refusal *Refusal) {
+	total := a.sum.bytes() + w.Growth
+	if w.Growth <= 0 || total <= a.percent(CrowdedPercent) {
+		return 0, nil
 	}
-	if w.Growth <= 0 || total+w.Growth <= mark {
-		return nil
+	share := a.share()
+	if w.Namespace == "" {
+		share += a.quota / clusterPart
 	}
-	share := max(0, a.percent(full)-total) / room
-	if own.bytes()+w.Growth <= share {
-		return nil
+	if own.lasting()+w.Growth <= share {
+		return 0, nil
 	}
-	return &Refusal{Message: fmt.Sprintf(
-		"%s %s, and all objects have %s of the %s that the API's store may hold: above %s only namespaces with less than %s may grow; delete objects that are not needed, which is always possible",
-		nameOf(w.Namespace), bytesize.Format(own.bytes()), bytesize.Format(total), bytesize.Format(a.quota), bytesize.Format(a.percent(CrowdedPercent)), bytesize.Format(share))}
+	allowance, isLittle := a.allowance(), w.IsUpdate && w.Growth <= little
+	if isLittle && own.extra+w.Growth <= allowance || own.extra+w.Growth <= allowance/2 && total <= a.quota {
+		return w.Growth, nil
+	}
+	return 0, &Refusal{Message: fmt.Sprintf(
+		"%s has %s. All objects have %s of the %s that --store-quota of drover up allows: above %s, it may grow only while it has less than %s. Delete objects that are not needed, which is always possible, or start Drover with a larger --store-quota",
+		nameOf(w.Namespace), bytesize.Format(own.bytes()), bytesize.Format(a.sum.bytes()), bytesize.Format(a.quota), bytesize.Format(a.percent(CrowdedPercent)), bytesize.Format(share))}
+}
+
+// share returns how much a namespace may have in a crowded store: what those with more than
+// that leave below full, divided by the number of the others and some that are to come.
+// Only further namespaces make it smaller, since nobody grows beyond it.
+func (a *Accounts) share() int64 {
+	sizes := make([]int64, toCome, toCome+len(a.accounts))
+	for name, x := range a.accounts {
+		size := x.lasting()
+		if name == "" {
+			size = max(0, size-a.quota/clusterPart)
+		}
+		sizes = append(sizes, size)
+	}
+	slices.Sort(sizes)
+	left := a.percent(full) - a.quota/clusterPart
+	for i, size := range slices.Backward(sizes) {
+		if share := left / int64(i+1); size <= share {
+			return share
+		}
+		left -= size
+	}
+	return 0
+}
+
+// allowance returns by how much each namespace may grow beyond its share.
+func (a *Accounts) allowance() int64 {
+	return (a.quota - a.percent(full)) / int64(len(a.accounts)+toCome)
 }
 
 // checkChurn refuses writes while too many objects were replaced lately: each replaced object
@@ -110,16 +144,16 @@ func (a *Accounts) checkChurn(own *account, w Write) *Refusal {
 		return nil
 	}
 	return &Refusal{IsPassing: true, Message: fmt.Sprintf(
-		"%s replaced and deleted lately, and all together %s, where the API's store may hold %s: write less often, or wait for a minute",
-		nameOf(w.Namespace)+" "+bytesize.Format(own.churnBytes()), bytesize.Format(a.sum.churnBytes()), bytesize.Format(a.quota))}
+		"%s has replaced or deleted %s within %d s, and all namespaces %s: together they may replace %s, and beyond each may replace %s. Write less often, or try again in a minute",
+		nameOf(w.Namespace), bytesize.Format(own.churnBytes()), int(2*churnPeriod/time.Second), bytesize.Format(a.sum.churnBytes()), bytesize.Format(a.quota), bytesize.Format(a.quota/smallChurn))}
 }
 
 func (a *Accounts) percent(part int64) int64 { return a.quota / 100 * part }
 
-// nameOf returns the owner of an account, with its verb.
+// nameOf returns the name of an account for people.
 func nameOf(namespace string) string {
 	if namespace == "" {
-		return "objects outside of namespaces have"
+		return "the cluster (objects outside of namespaces)"
 	}
-	return "namespace " + namespace + " has"
+	return "namespace " + namespace
 }
