@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -232,7 +233,8 @@ func (s *Status) askAPI(ctx context.Context, h *doctor.Host, config *rest.Config
 	if failed := doctor.FailedChecks(ctx, server.RESTClient()); failed != "" {
 		return nil, fmt.Errorf("not ready: %s", failed)
 	}
-	if s.Store, err = doctor.StoreUsage(ctx, server.RESTClient()); err != nil {
+	// A drover of an earlier version that still runs does not serve the usage.
+	if s.Store, err = doctor.StoreUsage(ctx, server.RESTClient()); err != nil && !apierrors.IsNotFound(err) {
 		return nil, err
 	}
 	if !h.WithoutController {

@@ -7,6 +7,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -15,6 +17,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
@@ -201,5 +204,35 @@ func wantEnded(t *testing.T, s *Status) {
 	}
 	if len(s.Drivers) != 1 || s.Drivers[0].Error == "" || s.Drivers[0].IsOff {
 		t.Errorf("its drivers: %+v", s.Drivers)
+	}
+}
+
+// TestEarlierVersion checks that a drover which still runs and does not serve the usage of its
+// store, as one that was started before an upgrade, has its leader and VMs in the status.
+func TestEarlierVersion(t *testing.T) {
+	t.Parallel()
+	answers := map[string]string{
+		"/version": `{"gitVersion": "v1.36.0"}`,
+		"/readyz":  "ok",
+		"/apis/coordination.k8s.io/v1/namespaces/default/leases/drover-controller": `{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": {"holderIdentity": "me"}}`,
+		"/api":                          `{"kind": "APIVersions", "versions": ["v1"]}`,
+		"/apis":                         `{"kind": "APIGroupList", "apiVersion": "v1", "groups": [{"name": "cloudnative.tw", "versions": [{"groupVersion": "cloudnative.tw/v1alpha1", "version": "v1alpha1"}]}]}`,
+		"/apis/cloudnative.tw/v1alpha1": `{"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "cloudnative.tw/v1alpha1", "resources": [{"name": "virtualmachines", "kind": "VirtualMachine", "namespaced": true, "verbs": ["list"]}]}`,
+		"/apis/cloudnative.tw/v1alpha1/virtualmachines": `{"apiVersion": "cloudnative.tw/v1alpha1", "kind": "VirtualMachineList", "items": [{"apiVersion": "cloudnative.tw/v1alpha1", "kind": "VirtualMachine", "metadata": {"uid": "u"}}]}`,
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		answer, ok := answers[r.URL.Path]
+		if !ok {
+			w.WriteHeader(http.StatusNotFound)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(answer))
+	}))
+	t.Cleanup(server.Close)
+	s := &Status{API: &API{}}
+	owners, err := s.askAPI(t.Context(), &doctor.Host{}, &rest.Config{Host: server.URL})
+	assert.NoError(t, err)
+	if s.Store != nil || s.Leader == nil || s.VMs == nil || !owners["u"] {
+		t.Errorf("got %+v and the owners %v", s, owners)
 	}
 }
