@@ -28,18 +28,33 @@ type outcome struct {
 func (s *step) act(ctx context.Context) <-chan outcome {
 	result := make(chan outcome, 1)
 	vm, action, target := s.vm.DeepCopy(), s.decision.Action, s.driverTarget()
-	mayCleanUp := policy.IsCleanupDue(translate.Observed(&s.observed.Observation))
-	go func() { result <- s.r.callDriver(ctx, vm, action, target, mayCleanUp) }()
+	without := powerWithoutSpec(translate.Observed(&s.observed.Observation))
+	go func() { result <- s.r.callDriver(ctx, vm, action, target, without) }()
 	return result
+}
+
+// powerWithoutSpec returns the power state that a server keeps while the driver does what it asks for and what does not
+// depend on the spec; empty if it asks for nothing.
+func powerWithoutSpec(observed policy.Observed) driver.Power {
+	switch {
+	case policy.IsCleanupDue(observed):
+		return driver.PowerOff
+	case observed.Answer != policy.Present || !observed.Server.NeedsEnsure:
+	case observed.Server.State == policy.StateRunning:
+		return driver.PowerOn
+	case observed.Server.State == policy.StatePaused:
+		return driver.PowerPaused
+	}
+	return ""
 }
 
 // callDriver calls the driver. A call that has begun continues while the controller
 // stops; the guard cancels it when the Lease may be lost.
 //
 // If a Secret of the spec is missing, the driver gets the power state alone, where the operation
-// needs no more. Otherwise the operation fails, but if mayCleanUp is set, the driver removes what
-// the last run of the server has left, and the server stays off.
-func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, action policy.Action, target driver.Target, mayCleanUp bool) outcome {
+// needs no more. Otherwise the operation fails, but where the driver asks for a call it gets the power state without, in
+// which the server is: it removes what the last run has left, or has a machine take what the operator allows.
+func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, action policy.Action, target driver.Target, without driver.Power) outcome {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	if action.Step == policy.StepDelete {
@@ -54,11 +69,11 @@ func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, act
 	spec.Objects = translate.Objects(vm)
 	missing := secrets.Resolve(ctx, r.Client.Live, vm, &spec)
 	fails := missing != nil && !needsPowerOnly(action)
-	if fails && !mayCleanUp {
+	if fails && without == "" {
 		return outcome{err: missing}
 	}
 	if spec.PowerOnly = missing != nil; fails {
-		spec.Power = driver.PowerOff
+		spec.Power, spec.RestartRun = without, ""
 	}
 	server, err := r.Inventory.Ensure(ctx, spec)
 	if err == nil && fails {

@@ -1051,7 +1051,7 @@ func crashInCall(t *testing.T, g *rig) {
 	}
 	assert.NoError(t, p.writeIntent(t.Context()))
 	defer func() { _ = recover() }()
-	_ = g.r.callDriver(t.Context(), p.vm, p.decision.Action, p.driverTarget(), false)
+	_ = g.r.callDriver(t.Context(), p.vm, p.decision.Action, p.driverTarget(), "")
 }
 
 func TestGracefulDeletion(t *testing.T) {
@@ -1134,6 +1134,32 @@ func TestSecretDeletedLater(t *testing.T) {
 	g.wantPhase(api.PhaseFailed, api.ReasonSecretUnavailable)
 	if len(passed) != 1 || !passed[0].PowerOnly || passed[0].Power != driver.PowerOff || g.server().State != driver.StateStopped {
 		t.Errorf("the driver was called with %+v, and the server is %s", passed, g.server().State)
+	}
+}
+
+// TestSecretDeletedOfRunning checks that what the driver asks for of a server that runs is done although the Secret of a
+// changed spec is gone, without a restart that the spec asks for too, and that the failure is reported all the same.
+func TestSecretDeletedOfRunning(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	secret := g.createSecret("user-data")
+	g.create(framework.NewVM("vm").UserDataSecret("init", "user-data"))
+	g.reconcile()
+	assert.NoError(t, g.api.Delete(t.Context(), secret))
+	g.edit(restartAtT0)
+	var passed []driver.ServerSpec
+	g.engine.ensure = func(spec driver.ServerSpec, live call) (driver.Server, error) {
+		passed = append(passed, spec)
+		return live()
+	}
+	g.engine.needs.Store(true)
+	g.startInventory()
+	g.newReconciler()
+	g.eventually("it asks", func() bool { return g.server().NeedsEnsure })
+	run := g.server().Run
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonSecretUnavailable)
+	if len(passed) != 1 || !passed[0].PowerOnly || passed[0].Power != driver.PowerOn || passed[0].RestartRun != "" || g.server().Run != run {
+		t.Errorf("the driver was called with %+v, and the server is %+v", passed, g.server())
 	}
 }
 

@@ -28,14 +28,21 @@ const maxRecordings = 3
 func IsStuck(recordings int) bool { return recordings > maxRecordings }
 
 // isOnHold reports whether a failed operation waits for its next try. A refused
-// operation waits for a new spec or for another leader, which may have other
-// settings, such as the allowed registries.
+// operation waits for a new spec, for another leader, which may have other
+// settings, such as the allowed registries, or for a driver that asks for an Ensure.
 func isOnHold(in Input) bool {
 	op := in.VM.Status.Operation
 	if op.Type == "" || op.Type == api.OperationDelete || op.Type == api.OperationRelease || op.Failure == api.FailureExited || !isStillWaiting(in) {
 		return false
 	}
-	return op.Failure == api.FailureRefused && op.Epoch == in.Epoch && !IsCleanupDue(in.Observed) || in.Now.Before(nextTry(in))
+	return op.Failure == api.FailureRefused && op.Epoch == in.Epoch && !isEnsureDue(in) || in.Now.Before(nextTry(in))
+}
+
+// isEnsureDue reports whether the driver has to do something that does not depend on the spec, so that a refused
+// one does not delay it for ever: a cleanup, or a change of what the operator allows a server that runs.
+func isEnsureDue(in Input) bool {
+	asks := in.Observed.Answer == Present && in.Observed.Server.NeedsEnsure
+	return IsCleanupDue(in.Observed) || asks && in.VM.Status.Operation.Failure == api.FailureRefused && in.VM.Status.Operation.Epoch == in.Epoch
 }
 
 // IsCleanupDue reports whether the driver has to remove what the last run of a server that is off has left,
@@ -59,7 +66,7 @@ func isStillWaiting(in Input) bool {
 // is the zero time if no retry is planned.
 func nextTry(in Input) time.Time {
 	op := in.VM.Status.Operation
-	if op.NextRetryTime.IsZero() && !IsCleanupDue(in.Observed) {
+	if op.NextRetryTime.IsZero() && !isEnsureDue(in) {
 		return time.Time{}
 	}
 	wait := Backoff(op.Attempts, op.Failure == api.FailureExhausted)

@@ -90,6 +90,36 @@ func TestCleanupOfARefusedServer(t *testing.T) {
 	}
 }
 
+// TestEnsureOfARefusedServer checks that what the driver asks for of a server that runs is done although the spec is
+// refused, at once by another leader, and by the same one after a wait that grows with each failure.
+func TestEnsureOfARefusedServer(t *testing.T) {
+	asks := policytest.ChangeServer(policytest.Present(policy.StateRunning), func(s *policy.Server) { s.NeedsEnsure = true })
+	vm := policytest.ReportedVM().With(policytest.Refused).With(policytest.WithServer("id-1", policy.StateRunning))
+	for name, tc := range map[string]struct {
+		observed policy.Observed
+		attempts int32
+		failed   time.Duration
+		epoch    int64
+		want     policy.Step
+		wake     time.Time
+	}{
+		"it asks for nothing":   {policytest.Present(policy.StateRunning), 1, time.Hour, 0, policy.StepNone, time.Time{}},
+		"it has just tried":     {asks, 1, 0, 0, policy.StepNone, policytest.T0.Add(time.Second)},
+		"it has tried often":    {asks, 3, time.Second, 0, policy.StepNone, policytest.T0.Add(3 * time.Second)},
+		"later":                 {asks, 3, time.Hour, 0, policy.StepEnsure, time.Time{}},
+		"another leader's":      {asks, 9, 0, 1, policy.StepEnsure, time.Time{}},
+		"another that need not": {policytest.Present(policy.StateRunning), 9, 0, 1, policy.StepNone, time.Time{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := vm.Observing(tc.observed)
+			in.VM.Status.Operation.Attempts, in.Epoch, in.Since.Failure = tc.attempts, tc.epoch, policytest.T0.Add(-tc.failed)
+			if d := policy.Decide(in); d.Action.Step != tc.want || !d.WakeAt.Equal(tc.wake) {
+				t.Errorf("%s, wakes at %s, want step %q at %s", summaryOf(d), d.WakeAt, tc.want, tc.wake)
+			}
+		})
+	}
+}
+
 // TestCleanupThatKeepsFailing checks that the first try to remove what the last run has left does not wait for
 // the failures before, that each further wait is longer, up to that of other failures, and that the status says so.
 func TestCleanupThatKeepsFailing(t *testing.T) {

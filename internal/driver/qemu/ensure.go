@@ -42,7 +42,11 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 		return driver.Server{}, err
 	}
 	c.recordGracePeriod()
-	return c.converge(ctx)
+	out, err := c.converge(ctx)
+	if err == nil && c.inst.IsAlive() && c.unserved != nil {
+		return driver.Server{}, c.unserved
+	}
+	return out, err
 }
 
 // beginChange begins a change of a server and returns the server's lock. If it fails,
@@ -74,17 +78,20 @@ type convergence struct {
 	spec   driver.ServerSpec
 	// inst is the server as observed last. Of one that does not exist, only the UID is known.
 	inst *instance.Instance
+	// unserved is why the machine, which is to stop, has not got its egress.
+	unserved error
 }
 
 // errFetching reports that a server cannot be created before its image is fetched.
 var errFetching = errors.New("its image is being fetched")
 
-// findOrCreate finds the server of the spec's UID. A stop comes before all checks, so
-// that a spec which no machine can satisfy cannot keep one running.
+// findOrCreate finds the server of the spec's UID. A stop and the egress come before all checks, so
+// that a spec which no machine can satisfy keeps neither a machine running nor a network open.
 func (c *convergence) findOrCreate(ctx context.Context) error {
 	found, err := c.driver.findServer(ctx, c.spec.Target)
 	if err == nil {
-		c.inst, err = c.convergeEgress(ctx, found)
+		c.inst = found
+		err = c.convergeEgress(ctx)
 	}
 	if err == nil {
 		err = c.inst.RenameImage(c.spec)
@@ -114,20 +121,22 @@ func (c *convergence) findOrCreate(ctx context.Context) error {
 	return err
 }
 
-// convergeEgress has a guest reach what the operator allows, whatever its spec says: one that is refused, or that has steps
-// which fail, must not delay that. It returns the server as it is then.
-func (c *convergence) convergeEgress(ctx context.Context, inst *instance.Instance) (*instance.Instance, error) {
-	if !inst.IsAlive() || inst.Phase != record.PhaseOn || !inst.NeedsRevision() {
-		return inst, nil
+// convergeEgress makes a machine that runs allow what the operator does. No failure of that delays a stop.
+func (c *convergence) convergeEgress(ctx context.Context) error {
+	if !c.inst.IsAlive() || c.inst.Phase != record.PhaseOn || !c.inst.NeedsEgress() {
+		return nil
 	}
-	if err := inst.ConvergeNetwork(ctx, driver.ServerSpec{PowerOnly: true}); err != nil { // which is repeated as the last step
-		c.driver.Log.Info("Machine does not learn yet where it may connect to", "uid", inst.UID, "cause", err.Error())
+	journal.Record(ctx, journal.Action(stepNetwork), snapshotOf(c.inst), snapshotOf(c.inst))
+	err := c.inst.ConvergeEgress(ctx)
+	c.driver.Notify(c.inst.UID)
+	if mustStop(c.inst, c.spec) {
+		c.unserved = err
+		return nil
 	}
-	inst, err := inst.Observe(ctx)
 	if err != nil {
-		err = instance.ClassifyObserveError(err)
+		return fmt.Errorf("%s of server %s: %w", stepNetwork, c.inst.UID, err)
 	}
-	return inst, err
+	return nil
 }
 
 // findServer observes the server of a UID, whose lock the caller holds. It also finishes a

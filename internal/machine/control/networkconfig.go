@@ -48,6 +48,12 @@ func (e Egress) Equal(other Egress) bool {
 	return e.Deny == other.Deny && slices.Equal(e.Denied, other.Denied) && slices.Equal(e.Resolvers, other.Resolvers)
 }
 
+// IsWithin reports whether guests may connect to nothing that another egress closes.
+func (e Egress) IsWithin(other Egress) bool {
+	isOpen := func(p netip.Prefix) bool { return !slices.Contains(e.Denied, p) }
+	return e.Deny || !other.Deny && !slices.ContainsFunc(other.Denied, isOpen)
+}
+
 // EdgeMemoryBytes is the most that the connections of one edge use, whatever the guest and those who connect to it do.
 const EdgeMemoryBytes = 32 << 20
 

@@ -183,7 +183,11 @@ func (inst *Instance) describeRun(out *driver.Server) {
 	if inst.Address.IsValid() { // one of a version without networks has none
 		out.Addresses = append(out.Addresses, inst.Address.Addr().String())
 	}
-	out.NeedsEnsure = inst.Phase == record.PhaseOn && inst.Stop == nil && !inst.Retained && inst.NeedsNetwork()
+	needs := inst.NeedsNetwork
+	if inst.Stop != nil {
+		needs = inst.NeedsEgress // a guest may take any time to stop
+	}
+	out.NeedsEnsure = inst.Phase == record.PhaseOn && !inst.Retained && inst.edge != nil && needs()
 	for _, f := range inst.Forwards {
 		if !inst.serves(f) {
 			continue

@@ -77,18 +77,39 @@ func (inst *Instance) serves(f hostports.Forward) bool {
 	return inst.edge != nil && slices.Contains(inst.edge.ports, f.Key())
 }
 
-// NeedsNetwork reports whether the edge of a machine that runs has yet to become what is wanted of it. That is not known
-// if the supervisor does not answer.
+// NeedsNetwork reports whether the edge of a machine that runs has yet to become what is recorded, or this process allows
+// another egress. It does not know the former if the supervisor does not answer.
 func (inst *Instance) NeedsNetwork() bool {
 	lacks := func(f hostports.Forward) bool { return !inst.serves(f) }
-	return inst.NeedsRevision() || inst.edge != nil && slices.ContainsFunc(inst.Forwards, lacks)
+	return inst.NeedsEgress() || inst.edge != nil && slices.ContainsFunc(inst.Forwards, lacks)
 }
 
-// NeedsRevision reports whether the edge of a machine that runs is of another revision than is recorded, or this process
-// wants another egress.
-func (inst *Instance) NeedsRevision() bool {
-	return inst.edge != nil && (inst.NetworkRevision == (control.Revision{}) || inst.edge.wanted != inst.NetworkRevision ||
-		!inst.Egress.Equal(inst.wantedEgress()))
+// NeedsEgress is NeedsNetwork but for the sockets of ports.
+func (inst *Instance) NeedsEgress() bool {
+	return inst.NetworkRevision == (control.Revision{}) || !inst.Egress.Equal(inst.wantedEgress()) ||
+		inst.edge != nil && inst.edge.wanted != inst.NetworkRevision
+}
+
+// ConvergeEgress makes the edge of a machine that runs allow what this process allows, with the ports that are recorded.
+// It is recorded first: whoever starts a supervisor begins with it. What only takes something from the guest is told to
+// the supervisor also if it cannot be recorded, as on a full disk.
+func (inst *Instance) ConvergeEgress(ctx context.Context) (err error) {
+	egress := inst.wantedEgress()
+	narrows := egress.IsWithin(inst.Egress)
+	if inst.setWanted(inst.Forwards, egress) {
+		err = inst.Host.StateDir.Explain(inst.Save())
+	}
+	if err != nil && !narrows {
+		return err
+	}
+	return cmp.Or(err, inst.call(ctx, "egress", func(ctx context.Context, c *control.Client) error {
+		wanted := inst.wanted()
+		served, err := c.SetWanted(ctx, wanted)
+		if err == nil {
+			inst.edge = &edgeReport{wanted.Revision, served}
+		}
+		return err
+	}))
 }
 
 // ConvergeNetwork makes the edge of a machine that runs what the spec and this process want of it. Ports that stay keep
