@@ -79,7 +79,7 @@ func (o *UpOptions) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.Port, "port", 0, "port that the API is served on, this one or an error; 0 prefers that of the last start and else takes a free one (first start: 6443 if free)")
 	f.BoolVar(&o.WithoutController, "without-controller", false, "run only the API, for tests or for a controller of your own")
 	f.IntVarP(&o.Verbosity, "verbosity", "v", 0, "verbosity of the log in DIR/logs")
-	f.StringVar(&o.storeQuota, "store-quota", "", "size that all objects of the API together may have, such as 512Mi; empty means a sixteenth of the host's memory, from 128Mi to 1Gi")
+	f.StringVar(&o.storeQuota, "store-quota", "", "size that all objects of the API together may have, such as 512Mi; empty means a 32nd of the host's memory, from 64Mi to 1Gi")
 	f.BoolVar(&o.UnsafeNoFsync, "unsafe-no-fsync", false, "do not wait for the disk: for tests only, a crash of the host loses data")
 	f.BoolVar(&o.AllAPIs, "all-apis", false, "serve also the APIs about pods on nodes, though nothing here acts on them: for tests that apply manifests of clusters")
 	_ = f.MarkHidden("unsafe-no-fsync")

@@ -16,9 +16,9 @@ import (
 const (
 	minStoreQuota     = 32 << 20
 	maxStoreQuota     = 8 << 30
-	defaultQuotaFrom  = 128 << 20
+	defaultQuotaFrom  = 64 << 20
 	defaultQuotaTo    = 1 << 30
-	defaultMemoryPart = 16
+	defaultMemoryPart = 32
 )
 
 // StoreQuota returns how many bytes the objects of the API may have.
@@ -29,13 +29,13 @@ func (o *UpOptions) StoreQuota() (int64, error) {
 	}
 	q, err := resource.ParseQuantity(o.storeQuota)
 	if err != nil || q.Value() < minStoreQuota || q.Value() > maxStoreQuota {
-		return 0, fmt.Errorf("--store-quota is %q: it must be a quantity from 32Mi to 8Gi; empty means a sixteenth of the host's memory, from 128Mi to 1Gi", o.storeQuota)
+		return 0, fmt.Errorf("--store-quota is %q: it must be a quantity from 32Mi to 8Gi; empty means a 32nd of the host's memory, from 64Mi to 1Gi", o.storeQuota)
 	}
 	return q.Value(), nil
 }
 
-// defaultStoreQuota returns the quota for a host: kube-apiserver has all objects in memory,
-// and most of the host's memory is for machines.
+// defaultStoreQuota returns the quota for a host, most of whose memory is for machines: a full
+// store was measured to take up to seven times its size in this process.
 func defaultStoreQuota(memory int64) int64 {
 	return min(max(memory/defaultMemoryPart, defaultQuotaFrom), defaultQuotaTo)
 }

@@ -19,7 +19,7 @@ func TestStoreQuota(t *testing.T) {
 	for _, given := range []string{"many", "31Mi", "9Gi", "-1"} {
 		assert.ErrorSays(t, given, assert.ErrorOf((&UpOptions{storeQuota: given}).StoreQuota()), "from 32Mi to 8Gi")
 	}
-	for memory, want := range map[int64]int64{1 << 30: 128 << 20, 8 << 30: 512 << 20, 1 << 40: 1 << 30} {
+	for memory, want := range map[int64]int64{1 << 30: 64 << 20, 8 << 30: 256 << 20, 1 << 40: 1 << 30} {
 		if got := defaultStoreQuota(memory); got != want {
 			t.Errorf("a host with %d bytes: %d", memory, got)
 		}

@@ -38,6 +38,7 @@ type Keeper struct {
 	Log     logr.Logger
 
 	past         past
+	counting     time.Duration // how long the last count took
 	compacted    time.Time
 	defragmented time.Time
 }
@@ -84,8 +85,8 @@ func (l *Latest) Get() Usage {
 	return l.usage
 }
 
-// Times of the loop. A round that takes long makes the next one wait longer, so that it takes
-// at most a fiftieth of the time.
+// Times of the loop. A count that takes long makes the next one wait longer, so that counts
+// take at most a fiftieth of the time, or a fifth while much is written.
 const (
 	period      = 5 * time.Second
 	leastPeriod = time.Second
@@ -99,11 +100,8 @@ func (k *Keeper) Prepare(ctx context.Context) { k.tryRound(ctx, true) }
 
 // Run repeats rounds until ctx ends.
 func (k *Keeper) Run(ctx context.Context) {
-	took := time.Duration(0)
-	for k.wait(ctx, max(period, share*took), max(leastPeriod, share/10*took)) {
-		begin := k.Clock.Now()
+	for k.wait(ctx, max(period, share*k.counting), max(leastPeriod, share/10*k.counting)) {
 		k.tryRound(ctx, false)
-		took = k.Clock.Since(begin)
 	}
 }
 
@@ -142,6 +140,7 @@ func (k *Keeper) round(ctx context.Context, isStart bool) error {
 	if err != nil {
 		return fmt.Errorf("count the store: %w", err)
 	}
+	k.counting = k.Clock.Since(now)
 	k.Accounts.EndCount(found.byNamespace)
 	err = errors.Join(k.compact(ctx, now, k.gather(found, isStart)), k.makeRoom(ctx, found, isStart))
 	k.publish(found)
