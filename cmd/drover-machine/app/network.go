@@ -44,7 +44,7 @@ func openNetwork(ctx context.Context, c control.NetworkConfig, peers control.Swi
 // openNetwork opens the edge of the guest's network, which has no other machines in it.
 func (r *run) openNetwork(ctx context.Context) (supervisor.Network, error) {
 	resolvers, domain, err := control.ReadResolvers()
-	if err != nil {
+	if err != nil && !errors.Is(err, control.ErrNoResolver) { // which a pod may want
 		return nil, err
 	}
 	denied := r.options.nodeAddresses

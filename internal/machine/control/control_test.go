@@ -362,8 +362,12 @@ func TestReadCredentials(t *testing.T) {
 // TestParseResolvers checks what is taken from a resolv.conf of a pod.
 func TestParseResolvers(t *testing.T) {
 	t.Parallel()
-	resolvers, domain := parseResolvers("search team.svc.cluster.local svc.cluster.local\nnameserver 10.96.0.10\n# nameserver 192.0.2.1\nnameserver\nnameserver fd00::a\noptions ndots:5\n")
-	if got := fmt.Sprintln(resolvers, domain); got != "[10.96.0.10:53 [fd00::a]:53] team.svc.cluster.local\n" {
+	resolvers, domain, err := parseResolvers("search team.svc.cluster.local svc.cluster.local\nnameserver 10.96.0.10\n# nameserver 192.0.2.1\nnameserver\nnameserver fd00::a\noptions ndots:5\n")
+	if got := fmt.Sprintln(resolvers, domain, err); got != "[10.96.0.10:53 [fd00::a]:53] team.svc.cluster.local <nil>\n" {
 		t.Errorf("got %s", got)
+	}
+	for _, text := range []string{"", "search team.svc.cluster.local\n", "nameserver\n", "nameserver dns.example\n"} {
+		_, _, err := parseResolvers(text)
+		assert.ErrorIs(t, text, err, ErrNoResolver, "has no nameserver")
 	}
 }

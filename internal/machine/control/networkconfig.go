@@ -4,6 +4,7 @@
 package control
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -72,17 +73,19 @@ const (
 )
 
 // ReadResolvers returns the resolvers of this host or container, which resolv.conf(5) names, and the first domain in which
-// it looks up short names.
+// it looks up short names. It fails if there is no resolver, as while a program writes the file anew.
 func ReadResolvers() (resolvers []netip.AddrPort, domain string, err error) {
 	content, err := os.ReadFile("/etc/resolv.conf")
 	if err != nil {
 		return nil, "", fmt.Errorf("finding the resolvers of names: %w", err)
 	}
-	resolvers, domain = parseResolvers(string(content))
-	return resolvers, domain, nil
+	return parseResolvers(string(content))
 }
 
-func parseResolvers(text string) (resolvers []netip.AddrPort, domain string) {
+// ErrNoResolver means that a resolv.conf names no server that answers for names.
+var ErrNoResolver = errors.New("/etc/resolv.conf has no nameserver with an IP address")
+
+func parseResolvers(text string) (resolvers []netip.AddrPort, domain string, err error) {
 	for line := range strings.Lines(text) {
 		words := strings.Fields(line)
 		switch {
@@ -95,7 +98,10 @@ func parseResolvers(text string) (resolvers []netip.AddrPort, domain string) {
 			}
 		}
 	}
-	return resolvers, domain
+	if len(resolvers) == 0 {
+		return nil, domain, ErrNoResolver
+	}
+	return resolvers, domain, nil
 }
 
 // NetworkStatistics are the figures of a machine's network since its supervisor was started. The guest receives what

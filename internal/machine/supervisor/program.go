@@ -5,7 +5,6 @@ package supervisor
 
 import (
 	"bytes"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -14,8 +13,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/machine/proc"
 )
 
 // Program is the program of supervisors on this host.
@@ -50,6 +52,11 @@ func InstallProgram(folder, from string) (*Program, error) {
 	if err != nil {
 		return nil, err
 	}
+	unlock, err := lockInstalls(folder)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	path := filepath.Join(folder, "drover-machine-"+digest[:16])
 	opened, err := openProgram(path, digest)
 	if err != nil {
@@ -90,39 +97,72 @@ func takeRoom(folder string, program *os.File) {
 	}
 }
 
-// makeTemp makes a file for a new version of the program, out of the room that was taken for it if there is some.
-func makeTemp(folder string) (*os.File, error) {
-	path := filepath.Join(folder, ".new-"+rand.Text())
-	if err := os.Rename(filepath.Join(folder, roomFile), path); err != nil {
-		return os.CreateTemp(folder, ".new-*")
+// openRoom opens the room of the next version, as a killed installation may have left it. New is set if there was none.
+func openRoom(folder string) (room *os.File, isNew bool, err error) {
+	path := filepath.Join(folder, roomFile)
+	err = os.Chmod(path, 0o600)
+	isNew = errors.Is(err, fs.ErrNotExist)
+	if err != nil && !isNew {
+		return nil, false, err
 	}
-	return os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	room, err = os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	return room, isNew, err
 }
 
-// copyProgram copies the program to a path in a folder, all of it or nothing.
+// copyProgram copies the program to a path in a folder, all of it or nothing. It is written into the room that was taken
+// for it, which keeps its name until it is the program: whatever ends the copying, the next one has that room.
 func copyProgram(source io.ReadSeeker, folder, path string) error {
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return err
-	}
-	tmp, err := makeTemp(folder)
+	removeLeft(folder)
+	room, isNew, err := openRoom(folder)
 	if err != nil {
 		return err
 	}
 	var size int64
 	if _, err = source.Seek(0, io.SeekStart); err == nil {
-		size, err = io.Copy(tmp, source)
+		size, err = io.Copy(room, source)
 	}
 	if err == nil {
-		err = tmp.Truncate(size)
+		err = errors.Join(room.Truncate(size), room.Chmod(0o555), room.Sync())
 	}
-	err = errors.Join(err, tmp.Chmod(0o555), tmp.Sync(), tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), path)
+	if err = errors.Join(err, room.Close()); err == nil {
+		return os.Rename(room.Name(), path)
+	}
+	if isNew { // no room was taken for it
+		err = errors.Join(err, os.Remove(room.Name()))
+	}
+	return err
+}
+
+// removeLeft removes the files that earlier versions of Drover copied to and left when they were killed.
+func removeLeft(folder string) {
+	left, _ := filepath.Glob(filepath.Join(folder, ".new-*"))
+	for _, path := range left {
+		_ = os.Remove(path)
+	}
+}
+
+// lockTries is how often a lock is tried, every proc.PollEvery. An installation takes less than a second.
+const lockTries = 2000
+
+// lockInstalls keeps other processes from installing into a folder, which it makes, until unlock.
+func lockInstalls(folder string) (unlock func(), err error) {
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return nil, err
+	}
+	lock, err := os.Open(folder) //nolint:gosec // the caller's
+	if err != nil {
+		return nil, err
+	}
+	for range lockTries {
+		if err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+			break
+		}
+		time.Sleep(proc.PollEvery)
 	}
 	if err != nil {
-		return errors.Join(err, os.Remove(tmp.Name()))
+		return nil, errors.Join(fmt.Errorf("locking %s, into which another process may be installing drover-machine: %w", folder, err), lock.Close())
 	}
-	return nil
+	return func() { _ = lock.Close() }, nil
 }
 
 func digestOf(source io.Reader) (string, error) {

@@ -6,6 +6,7 @@ package supervisor
 import (
 	"bytes"
 	"errors"
+	"io"
 	"os"
 	"strings"
 	"testing"
@@ -81,5 +82,72 @@ func TestRoomOfNextProgram(t *testing.T) {
 	names, err := os.ReadDir(dir)
 	if assert.NoError(t, errors.Join(err, first.file.Close())); len(names) != 2 {
 		t.Errorf("left are %v", names)
+	}
+}
+
+// endless is a program that ends its reader in the middle, by a panic or an error.
+type endless struct {
+	*bytes.Reader
+
+	end func() error
+}
+
+func (e endless) Read(to []byte) (int, error) {
+	if n, _ := e.Reader.Read(to); n > 0 {
+		return n, nil
+	}
+	return 0, e.end()
+}
+
+// WriteTo keeps io.Copy from the reader's own.
+func (e endless) WriteTo(to io.Writer) (int64, error) { return io.Copy(to, struct{ io.Reader }{e}) }
+
+// TestRoomSurvives checks that the room of the next version stays its own when copying is killed or fails, and that what
+// earlier versions have left is removed. Without such a room nothing is left of a copy that fails.
+func TestRoomSurvives(t *testing.T) {
+	t.Parallel()
+	failed := errors.New("no room")
+	for name, c := range map[string]struct {
+		end    func() error
+		change func(path string) error
+	}{
+		"killed":        {end: func() error { panic("killed") }},
+		"failed":        {end: func() error { return failed }},
+		"killed at end": {end: func() error { panic("killed") }, change: func(path string) error { return os.Chmod(path, 0o555) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir, source := t.TempDir(), t.TempDir()+"/program"
+			install := func(text string) os.FileInfo {
+				assert.NoError(t, os.WriteFile(source, []byte(text), 0o600))
+				p, err := InstallProgram(dir, source)
+				assert.NoError(t, err)
+				info, err := p.file.Stat()
+				assert.NoError(t, errors.Join(err, p.file.Close()))
+				return info
+			}
+			copyPart := func() (err error) {
+				defer func() { _ = recover() }()
+				return copyProgram(endless{bytes.NewReader([]byte("tw")), c.end}, dir, dir+"/drover-machine-x")
+			}
+			_ = copyPart()
+			if _, err := os.Stat(dir + "/" + roomFile); name == "failed" && !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("without room is left %v", err)
+			}
+			install("one")
+			room, err := os.Stat(dir + "/" + roomFile)
+			assert.NoError(t, err)
+			assert.NoError(t, os.WriteFile(dir+"/.new-left", nil, 0o600))
+			_ = copyPart()
+			if c.change != nil {
+				assert.NoError(t, c.change(dir+"/"+roomFile))
+			}
+			if used := install("two"); !os.SameFile(room, used) || used.Size() != 3 {
+				t.Errorf("the next has not got the room, and has %d bytes", used.Size())
+			}
+			if names, err := os.ReadDir(dir); err != nil || len(names) != 2 {
+				t.Errorf("left are %v, %v", names, err)
+			}
+		})
 	}
 }

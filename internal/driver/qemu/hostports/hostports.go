@@ -181,7 +181,7 @@ func (o *opening) openAt(ctx context.Context, f Forward) (Forward, error) {
 	return f, nil
 }
 
-// errUsed : the host offers a port that another one of the machine has.
+// errUsed means that the host offers a port that another one of the machine has.
 var errUsed = errors.New("the host offers those that other ports of the machine have")
 
 // openForward opens a host port for a port of the spec. Where the spec leaves the choice, it takes the port of the
@@ -189,6 +189,8 @@ var errUsed = errors.New("the host offers those that other ports of the machine 
 func (o *opening) openForward(ctx context.Context, p driver.Port) (f Forward, err error) {
 	f = forwardOf(p)
 	switch {
+	case !f.Chosen && slices.ContainsFunc(o.used, f.Overlaps):
+		return f, errUsed
 	case !f.Chosen && o.serves && slices.ContainsFunc(o.before, f.Overlaps):
 		return f, nil
 	case !f.Chosen:

@@ -73,6 +73,7 @@ func TestOpenForwards(t *testing.T) {
 		"not one on 0.0.0.0 and another":  {ports: []driver.Port{on("0.0.0.0", any80), on("10.0.0.2", any81)}, host: host{offers: []int32{7, 7, 8}}, want: []Forward{had("tcp", 7, 80), at("10.0.0.2", had("tcp", 8, 81))}},
 		"one is served already":           {ports: []driver.Port{any80, any81}, before: []Forward{had("tcp", 7, 80)}, serves: true, host: host{taken: []int32{7}, offers: []int32{8}}, want: []Forward{had("tcp", 7, 80), had("tcp", 8, 81)}, kept: 1},
 		"one that is served moves":        {ports: []driver.Port{fixed80}, before: []Forward{had("tcp", 7, 80)}, serves: true, want: []Forward{asked}},
+		"one that is served for another":  {ports: []driver.Port{any80, {Name: "more", Port: 81, HostPort: 7}}, before: []Forward{had("tcp", 7, 80)}, serves: true, says: "ports[1] (more): host port 7/tcp is not available"},
 		"two for one, each keeps its own": {ports: []driver.Port{any80, any80}, before: []Forward{had("tcp", 7, 80), had("tcp", 8, 80)}, want: []Forward{had("tcp", 7, 80), had("tcp", 8, 80)}},
 	} {
 		t.Run(name, func(t *testing.T) {
