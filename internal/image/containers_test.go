@@ -357,9 +357,12 @@ func TestStatedSizes(t *testing.T) {
 	}{
 		"negative configuration": {func(m *v1.Manifest) { m.Config.Size = -1 }, "its configuration has -1 bytes: it may have 0 to 1048576"},
 		"large configuration":    {func(m *v1.Manifest) { m.Config.Size = 1 << 30 }, "its configuration has 1073741824 bytes: it may have 0 to 1048576"},
-		"negative layer":         {func(m *v1.Manifest) { m.Layers[0].Size = -1 }, "a layer of the image has -1 bytes: it must have 0 or more"},
-		"least layer":            {func(m *v1.Manifest) { m.Layers[0].Size = math.MinInt64 }, "it must have 0 or more"},
-		"huge layer":             {func(m *v1.Manifest) { m.Layers[0].Size = math.MaxInt64 }, "--image-max-size"},
+		"negative layer":         {func(m *v1.Manifest) { m.Layers[0].Size = -1 }, "a layer of the image has -1 bytes: it must have 1 or more"},
+		"empty layer": {func(m *v1.Manifest) {
+			m.Layers = append(m.Layers, v1.Descriptor{MediaType: m.Layers[0].MediaType, Digest: v1.Hash{Algorithm: "sha256", Hex: strings.Repeat("0", 64)}})
+		}, "a layer of the image has 0 bytes: it must have 1 or more"},
+		"least layer": {func(m *v1.Manifest) { m.Layers[0].Size = math.MinInt64 }, "it must have 1 or more"},
+		"huge layer":  {func(m *v1.Manifest) { m.Layers[0].Size = math.MaxInt64 }, "--image-max-size"},
 		"sum that overflows": {func(m *v1.Manifest) {
 			m.Layers[0].Size, m.Layers = 1<<30, append(m.Layers, v1.Descriptor{Size: math.MaxInt64, Digest: v1.Hash{Algorithm: "sha256", Hex: strings.Repeat("0", 64)}})
 		}, "--image-max-size"},

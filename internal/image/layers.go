@@ -64,8 +64,8 @@ func measureLayers(image v1.Image, limit int64) (sizes []int64, err error) {
 	for _, l := range manifest.Layers {
 		first, isTwice := stated[l.Digest]
 		switch {
-		case l.Size < 0:
-			return nil, unusableContent("a layer of the image has %d bytes: it must have 0 or more", l.Size)
+		case l.Size <= 0: // an empty archive has some bytes, and one of 0 would be asked for once all have come
+			return nil, unusableContent("a layer of the image has %d bytes: it must have 1 or more", l.Size)
 		case isTwice && l.Size != first:
 			return nil, unusableContent("the image has a blob of both %d and %d bytes: it must have one size", first, l.Size)
 		case l.Size > limit-sum(sizes):

@@ -41,7 +41,7 @@ type Tracker struct {
 	mu        sync.Mutex
 	running   map[string]*Fetch // by key, including those that wait for a place
 	placed    []*Fetch          // those that have a place
-	served    map[string]uint64 // by namespace, when a fetch of it began
+	served    map[string]uint64 // by namespace, when its last fetch began, or else when it came
 	counter   uint64            // of arrivals and begins
 	rotatedAt time.Time         // when a slow fetch last lost its place since its turn was over
 	servers   map[types.UID]*server
@@ -66,11 +66,11 @@ type Outcome int
 
 // The outcomes.
 const (
-	// None : the server does not wait, or the failure was reported to it already.
+	// None means that the server does not wait, or that the failure was reported to it already.
 	None Outcome = iota
-	// Running : the fetch is under way.
+	// Running means that the fetch is under way.
 	Running
-	// Fetched : the fetch ended well.
+	// Fetched means that the fetch has ended well.
 	Fetched
 )
 
@@ -119,6 +119,9 @@ func (t *Tracker) StartFetch(ctx context.Context, spec driver.ServerSpec, key, d
 	if s == nil {
 		s = &server{namespace: spec.Namespace, name: spec.Name, claims: map[string]*claim{}}
 		t.servers[spec.UID] = s
+	}
+	if _, known := t.served[spec.Namespace]; !known {
+		t.served[spec.Namespace] = t.nextNumber()
 	}
 	s.claims[key] = &claim{fetch: f}
 	if f.waits && t.canHavePlace(f.lane, spec.Namespace) {

@@ -37,6 +37,7 @@ type Fetch struct {
 	lane       lane
 	namespace  string    // which its place is counted for
 	placedAt   time.Time // when it got its place in this lane
+	losses     int       // how often it has lost a place in the slow lane
 	begunAt    time.Time // when this run began
 	total      int64     // bytes of the content; 0 while that is not known
 	reviewed   sample    // at the last review

@@ -40,7 +40,8 @@ const (
 )
 
 // turns are for how long a fetch may keep its place, however fast it is. A place in the last lane is lost only to a
-// namespace that has none, and only one in each turn.
+// namespace that has none, and only one in each turn. A fetch that has lost one keeps the next for twice as long: what
+// takes less than longestRun arrives, whatever others do.
 var turns = [laneCount]time.Duration{quick: time.Minute, large: 10 * time.Minute, slow: 15 * time.Minute}
 
 // review checks whether a fetch may keep its place.
@@ -129,7 +130,7 @@ func (t *Tracker) findVictim(l lane, namespace string) (victim *Fetch) {
 	mayRotate := own == 0 && now.Sub(t.rotatedAt) >= turns[l]
 	rate := func(f *Fetch) float64 { return float64(f.received.Load()) / now.Sub(f.begunAt).Seconds() }
 	for _, f := range t.placed {
-		isOver := mayRotate && now.Sub(f.placedAt) >= turns[l]
+		isOver := mayRotate && now.Sub(f.placedAt) >= turns[l]<<f.losses
 		mayLose := f.lane == l && (isOver || t.count(l, f.namespace) > own+1)
 		if mayLose && (victim == nil || rate(f) < rate(victim)) {
 			victim = f
@@ -155,6 +156,9 @@ func (t *Tracker) givePlace(f *Fetch, l lane, namespace string) {
 // takePlace ends the run of a fetch, which waits for a place in a lane then.
 func (t *Tracker) takePlace(f *Fetch, next lane) {
 	t.freePlace(f)
+	if f.lane == slow {
+		f.losses++
+	}
 	f.lane = next
 	f.cancel(errPlaceLost)
 }
@@ -164,10 +168,15 @@ func (t *Tracker) freePlace(f *Fetch) {
 	t.placed = slices.DeleteFunc(t.placed, func(other *Fetch) bool { return other == f })
 }
 
+// nextNumber returns the number of an arrival or a begin, which is greater than all before.
+func (t *Tracker) nextNumber() uint64 {
+	t.counter++
+	return t.counter
+}
+
 // enqueue has a fetch wait for a place, behind those that do.
 func (t *Tracker) enqueue(f *Fetch) {
-	t.counter++
-	f.waits, f.arrival, f.status = true, t.counter, f.description+": "+errPlaceLost.Error()
+	f.waits, f.arrival, f.status = true, t.nextNumber(), f.description+": "+errPlaceLost.Error()
 }
 
 // waitingFor returns the fetches that wait for a place in a lane, with each namespace that has a server which waits
@@ -188,8 +197,7 @@ func (t *Tracker) waitingFor(l lane) iter.Seq2[*Fetch, string] {
 func (t *Tracker) admitWaiting() {
 	for l := range laneCount {
 		for f, namespace := t.findNext(l); f != nil; f, namespace = t.findNext(l) {
-			t.counter++
-			t.served[namespace] = t.counter
+			t.served[namespace] = t.nextNumber()
 			t.givePlace(f, l, namespace)
 			f.begin()
 		}
@@ -198,7 +206,8 @@ func (t *Tracker) admitWaiting() {
 }
 
 // findNext returns the fetch that is next to have a place in a lane, and for which namespace. The namespaces take
-// turns: first are those with the fewest places, then those whose last fetch began first.
+// turns: first are those with the fewest places, then those that have waited longest since their last fetch began or,
+// if none has, since they came. So nobody who comes, or comes again, goes before one who waits.
 func (t *Tracker) findNext(l lane) (next *Fetch, namespace string) {
 	if l != slow && !t.hasRoom(l) {
 		return nil, ""

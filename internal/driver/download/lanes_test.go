@@ -245,6 +245,32 @@ func TestSlowPlaceIsLostToAnother(t *testing.T) {
 	wantRunning(t, all["a"], e, f, g)
 }
 
+// TestLostPlaceIsKeptLonger checks that a slow fetch which begins again has twice as long as before, so that it ends at
+// last, while others come again and again.
+func TestLostPlaceIsKeptLonger(t *testing.T) {
+	t.Parallel()
+	r := newLanes(t)
+	r.Concurrency = 1
+	const turn = 15 * time.Minute
+	r.beginIn("slow", "a")
+	for losses := range 4 {
+		a := r.run("a")
+		r.step(1, review)
+		other := types.UID(fmt.Sprint(losses))
+		r.beginIn(string(other), other)
+		o := r.run(string(other))
+		o.Received(enough)
+		r.step(2, turn<<losses-2*review)
+		r.settle(2)
+		wantRunning(t, a, o)
+		o.Received(1)
+		r.step(2, 2*review)
+		awaitEnd(t, a)
+		r.settle(1)
+		o.end <- nil
+	}
+}
+
 // TestNamespacesTakeTurns checks that the next place goes to the namespace that has waited longest, however many
 // fetches others have that came first.
 func TestNamespacesTakeTurns(t *testing.T) {
@@ -254,8 +280,26 @@ func TestNamespacesTakeTurns(t *testing.T) {
 	r.beginIn("many", "m1", "m2", "m3", "m4")
 	r.beginIn("few", "f1", "f2")
 	r.beginIn("one", "o1")
-	for _, key := range []string{"m1", "f1", "o1", "m2", "f2", "m3", "m4"} {
+	for _, key := range []string{"m1", "m2", "f1", "o1", "m3", "f2", "m4"} {
 		r.run(key).end <- nil
+	}
+}
+
+// TestNewcomersWait checks that a namespace which comes does not go before one that waits, not even by joining a fetch
+// that came first.
+func TestNewcomersWait(t *testing.T) {
+	t.Parallel()
+	r := newLanes(t)
+	r.Concurrency = 1
+	r.beginIn("many", "m1", "m2", "m3", "m4", "m5")
+	running := r.run("m1")
+	r.beginIn("waits", "w1", "w2")
+	for n, want := range []string{"m2", "w1", "m5", "m3", "new1", "w2"} {
+		r.namespace = fmt.Sprint("new", n)
+		r.begin(types.UID(r.namespace), r.namespace)
+		r.begin(types.UID("joins"+r.namespace), "m5")
+		running.end <- nil
+		running = r.run(want)
 	}
 }
 

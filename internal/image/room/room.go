@@ -22,24 +22,25 @@ const (
 	maxReserved   = 1 << 30
 )
 
-// Disk is a disk, by a folder on it. Nothing but what is not a part of an account may take its reserve. It is safe for
-// concurrent use. Another process has an account of its own. Since writers take little at a time, two accounts together
-// miss the reserve by no more than the writes that are under way.
+// Disk is the account of a disk, which is found by a folder on it. Who takes room by an account cannot take the reserve;
+// disks of machines, logs and others use no account. Each process has an account of its own. Writers take little at a
+// time, so two accounts together exceed what they may take by no more than the writes that are under way. A Disk is safe
+// for concurrent use.
 type Disk struct {
 	Dir string
 
 	mu    sync.Mutex
-	taken int64 // and not given back
+	taken int64 // bytes that were taken and not given back yet
 }
 
-// LackError says that there is no room.
+// LackError means that the disk has no room for a write.
 type LackError struct {
 	// Needed is how many bytes have to be free for the file, as far as it was written, the reserve included.
 	Needed int64
 
 	dir            string
 	free, reserved int64
-	cause          error // such as a quota, which the disk does not show; nil for none
+	cause          error // why the write failed although the disk shows room, such as a quota; or nil
 }
 
 // Error implements error.
