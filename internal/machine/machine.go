@@ -80,25 +80,25 @@ const maxFileSize = 64 << 10
 
 // Kinds of failure; test with errors.Is.
 var (
-	// ErrRunning : another process has the machine's run lock.
+	// ErrRunning means that another process has the machine's run lock.
 	ErrRunning = errors.New("the machine runs already")
-	// ErrProgram : QEMU is missing, too old, or fails when it is queried.
+	// ErrProgram means that QEMU is missing, too old, or fails when it is queried.
 	ErrProgram = errors.New("no usable QEMU")
-	// ErrMachineTypes : the machine types of this QEMU cannot be queried.
+	// ErrMachineTypes means that the machine types of this QEMU cannot be queried.
 	ErrMachineTypes = errors.New("unknown machine types")
-	// ErrMachineTypeLost : this QEMU lacks the machine type that the machine was made with.
+	// ErrMachineTypeLost means that this QEMU lacks the machine type that the machine was made with.
 	ErrMachineTypeLost = errors.New("unknown machine type")
-	// ErrNotStarted : QEMU did not start.
+	// ErrNotStarted means that QEMU did not start.
 	ErrNotStarted = errors.New("QEMU did not start")
-	// ErrNoMemory : QEMU did not start, since the host gave it no memory.
+	// ErrNoMemory means that QEMU did not start, since the host gave it no memory.
 	ErrNoMemory = errors.New("no memory")
-	// ErrDiskChanged : QEMU did not start, since it could not use a disk or an image.
+	// ErrDiskChanged means that QEMU did not start, since it could not use a disk or an image.
 	ErrDiskChanged = errors.New("unusable disk")
-	// ErrNoLog : there is no such part of the guest's log yet.
+	// ErrNoLog means that there is no such part of the guest's log yet.
 	ErrNoLog = errors.New("no log")
-	// ErrNoRoom : the guest waits for room on the host's disk.
+	// ErrNoRoom means that the guest waits for room on the host's disk.
 	ErrNoRoom = errors.New("no room on the host's disk")
-	// ErrDiskFault : the guest waits for a disk that fails.
+	// ErrDiskFault means that the guest waits for a disk that fails.
 	ErrDiskFault = errors.New("disk error")
 )
 

@@ -26,17 +26,17 @@ import (
 
 // Kinds of failure; test with errors.Is. Their texts are for users.
 var (
-	// ErrNoAgent : no agent has opened the device.
+	// ErrNoAgent means that no agent has opened the device.
 	ErrNoAgent = errors.New("the guest runs no QEMU guest agent, or has not started it yet: install the package qemu-guest-agent in the guest")
-	// ErrBusy : other clients have used the agent for as long as this one waited.
+	// ErrBusy means that other clients have used the agent for as long as this one waited.
 	ErrBusy = errors.New("the guest agent is busy with other callers: try again")
-	// ErrSilent : the agent has not answered in time, or has hung up.
+	// ErrSilent means that the agent has not answered in time, or has hung up.
 	ErrSilent = errors.New("the guest agent does not answer")
-	// ErrBadAnswer : the agent has sent what is no answer, or one that cannot be right.
+	// ErrBadAnswer means that the agent has sent what is no answer, or one that cannot be right.
 	ErrBadAnswer = errors.New("the guest agent gives an invalid answer")
-	// ErrDisabled : the agent lacks a command, or is configured not to run it.
+	// ErrDisabled means that the agent lacks a command, or is configured not to run it.
 	ErrDisabled = errors.New("the guest agent does not allow what this needs")
-	// ErrRefused : the agent has refused a command.
+	// ErrRefused means that the agent has refused a command.
 	ErrRefused = errors.New("the guest agent refuses")
 )
 

@@ -36,15 +36,15 @@ const (
 
 // Kinds of failure of Exec, beside those of every call.
 var (
-	// ErrCommand : the command cannot be started.
+	// ErrCommand means that the command cannot be started.
 	ErrCommand = errors.New("the command cannot be started")
-	// ErrCommandNotFound : the guest has no such program.
+	// ErrCommandNotFound means that the guest has no such program.
 	ErrCommandNotFound = fmt.Errorf("%w: it is not found", ErrCommand)
-	// ErrCommandNotExecutable : the guest has it, and cannot run it.
+	// ErrCommandNotExecutable means that the guest has it, and cannot run it.
 	ErrCommandNotExecutable = fmt.Errorf("%w: it cannot be executed", ErrCommand)
-	// ErrEndUnknown : the command may have been started, and may run.
+	// ErrEndUnknown means that the command may have been started, and may run.
 	ErrEndUnknown = errors.New("how the command ends is not known, and it may still run")
-	// ErrOutputCut : a part of the output is missing.
+	// ErrOutputCut means that a part of the output is missing.
 	ErrOutputCut = fmt.Errorf("the output is longer than %d MiB, which is what comes through the guest agent, and the rest is missing: use ssh for more", MaxOutput>>20)
 )
 

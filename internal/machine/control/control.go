@@ -80,8 +80,8 @@ type Status struct {
 	MemoryBytes    int64 `json:"memoryBytes,omitempty"`
 	// GuestMemoryBytes is the memory in use as the guest reports it, 0 if it does not.
 	GuestMemoryBytes int64 `json:"guestMemoryBytes,omitempty"`
-	// Wanted is the revision of what is wanted of its edge, as far as the machine knows, and ServedPorts are the ports of
-	// the host that it serves: see Network.
+	// Wanted is the revision of the wanted configuration of its edge, as far as the machine knows, and ServedPorts are the
+	// ports of the host that it serves: see Network.
 	Wanted      Revision `json:"wanted,omitzero"`
 	ServedPorts []Port   `json:"servedPorts,omitempty"`
 	// IsSilent is set if QEMU does not answer. Client.Status fails with ErrFailed then, and returns what is known without
@@ -119,26 +119,26 @@ const CallWithin = 20 * time.Second
 
 // Why a call fails, for errors.Is.
 var (
-	// ErrNotRunning : the guest does not run yet, waits for its disk, or is being stopped.
+	// ErrNotRunning means that the guest does not run yet, waits for its disk, or is being stopped.
 	ErrNotRunning = errors.New("the guest does not run, or is being stopped")
-	// ErrUnknown : the machine has no such forwarded port or disk, or the disk cannot grow.
+	// ErrUnknown means that the machine has no such forwarded port or disk, or the disk cannot grow.
 	ErrUnknown = errors.New("the machine has no such port or disk")
-	// ErrRefused : the guest has refused a connection to a port.
+	// ErrRefused means that the guest has refused a connection to a port.
 	ErrRefused = errors.New("the guest has refused the connection")
-	// ErrStale : the machine has learned of a later state already.
+	// ErrStale means that the machine has learned of a later state already.
 	ErrStale = errors.New("the machine knows a later state")
-	// ErrNoMachine : there is no machine of that name or address that the one that asks may know.
+	// ErrNoMachine means that there is no machine of that name or address that the one that asks may know.
 	ErrNoMachine = errors.New("no machine that may be reached has this name or address")
-	// ErrNoAnswer : the guest has not answered at a port.
+	// ErrNoAnswer means that the guest has not answered at a port.
 	ErrNoAnswer = errors.New("the guest does not answer at this port")
-	// ErrFenced : a later leader has changed the machine.
+	// ErrFenced means that a later leader has changed the machine.
 	ErrFenced = errors.New("a later leader has changed the machine")
-	// ErrFailed : QEMU does not answer, or refuses.
+	// ErrFailed means that QEMU does not answer, or refuses.
 	ErrFailed = errors.New("the machine could not do it")
-	// ErrUnreachable : the machine sent no answer.
+	// ErrUnreachable means that the machine sent no answer.
 	ErrUnreachable = errors.New("the machine cannot be reached")
-	// ErrIdentity : another program answers, or the machine refuses this client.
+	// ErrIdentity means that another program answers, or the machine refuses this client.
 	ErrIdentity = errors.New("it is not the machine that answers, or it does not take this client's certificate")
-	// ErrProtocol : the answer is invalid.
+	// ErrProtocol means that the answer is invalid.
 	ErrProtocol = errors.New("the machine's answer is not understood")
 )

@@ -109,34 +109,34 @@ const (
 
 // Why a call of Guest fails, for errors.Is.
 var (
-	// ErrTaken : another caller writes to the console.
+	// ErrTaken means that another caller writes to the console.
 	ErrTaken = errors.New("another caller writes to the console: it may be read, and written to once that caller has left")
-	// ErrBusy : the machine has the most streams that it may have, or its agent is busy.
+	// ErrBusy means that the machine has the most streams that it may have, or its agent is busy.
 	ErrBusy = errors.New("the machine is busy with other callers: try again")
-	// ErrInputs : MaxInputs commands with input run.
+	// ErrInputs means that MaxInputs commands with input run.
 	ErrInputs = fmt.Errorf("%d commands with input run in the guest, which is the most: try again when one of them has ended", MaxInputs)
-	// ErrInputOpen and ErrInputLong : a command's input has not ended in time, or is too long. The command
+	// ErrInputOpen and ErrInputLong mean that a command's input has not ended in time, or is too long. The command
 	// was not started.
 	ErrInputOpen = fmt.Errorf("the input has not ended within %s: the guest agent starts a command only then, so pass a file, or use ssh or the console", inputWithin)
 	ErrInputLong = fmt.Errorf("the input has more than %d MiB, which is what the guest agent takes: use ssh for more", agent.MaxInput>>20)
-	// ErrTerminal : the agent gives no command a terminal.
+	// ErrTerminal means that the agent gives no command a terminal.
 	ErrTerminal = errors.New("tty: a command in this machine has no terminal, because the QEMU guest agent gives it none: leave it out, or use ssh or the console")
-	// ErrPaused : the guest is paused.
+	// ErrPaused means that the guest is paused.
 	ErrPaused = errors.New("the guest is paused")
-	// ErrNoAgent : no agent has opened its device in the guest.
+	// ErrNoAgent means that no agent has opened its device in the guest.
 	ErrNoAgent = errors.New("the guest runs no QEMU guest agent, or has not started it yet: install the package qemu-guest-agent in the guest")
-	// ErrDisabled : the agent lacks the command, or is configured to refuse it.
+	// ErrDisabled means that the agent lacks the command, or is configured to refuse it.
 	ErrDisabled = errors.New("the guest agent does not allow what this needs")
-	// ErrSilent : the agent does not answer. ErrBadAnswer : its answer is invalid.
+	// ErrSilent means that the agent does not answer. ErrBadAnswer means that its answer is invalid.
 	ErrSilent    = errors.New("the guest agent does not answer")
 	ErrBadAnswer = errors.New("the guest agent gives an invalid answer")
-	// ErrCommand : the command cannot be started. ErrCommandNotFound and ErrCommandNotExecutable : the
+	// ErrCommand means that the command cannot be started. ErrCommandNotFound and ErrCommandNotExecutable mean that the
 	// guest reports why.
 	ErrCommand              = errors.New("the command cannot be started")
 	ErrCommandNotFound      = errors.New("the command is not found in the guest")
 	ErrCommandNotExecutable = errors.New("the command cannot be executed in the guest")
-	// ErrEndUnknown : the command may have been started, and may still run.
+	// ErrEndUnknown means that the command may have been started, and may still run.
 	ErrEndUnknown = errors.New("how the command ends is not known, and it may still run")
-	// ErrOutputCut : a part of the output is missing.
+	// ErrOutputCut means that a part of the output is missing.
 	ErrOutputCut = fmt.Errorf("the output is longer than %d MiB, which is what comes through the guest agent, and the rest is missing: use ssh for more", agent.MaxOutput>>20)
 )

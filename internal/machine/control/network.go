@@ -88,7 +88,7 @@ func AnswerInfo(info []byte) []byte {
 	return info
 }
 
-// Revision orders what is wanted of a machine's edge. A later leader's comes after all of an earlier one.
+// Revision orders the wanted configurations of a machine's edge. A later leader's comes after all of an earlier one.
 type Revision struct {
 	// Epoch is the leader's epoch, and Number grows with each change.
 	Epoch  uint64 `json:"epoch"`
@@ -119,7 +119,7 @@ type Wanted struct {
 type Network interface {
 	// DialGuest connects to a TCP port of the guest.
 	DialGuest(ctx context.Context, port uint16) (net.Conn, error)
-	// SetWanted changes what is wanted of the machine's edge, and returns the ports that it serves: of those that were
+	// SetWanted changes the wanted configuration of the machine's edge, and returns the ports that it serves: of those that were
 	// wanted before, those that still are. Connections to where the guest may not connect any more are reset. What is
 	// older than what the machine knows changes nothing, and fails with ErrStale.
 	SetWanted(ctx context.Context, w Wanted) (served []Port, err error)
@@ -150,7 +150,7 @@ type socketsMessage struct {
 	Ports    []Port   `json:"ports"`
 }
 
-// servedPorts is the answer to a change of what is wanted.
+// servedPorts is the answer to a change of the wanted configuration.
 type servedPorts struct {
 	Ports []Port `json:"ports,omitempty"`
 }

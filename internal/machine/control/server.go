@@ -184,7 +184,7 @@ func readRequest(r *http.Request, to any) error {
 	return nil
 }
 
-// errRequest : the request of a client is invalid.
+// errRequest means that the request of a client is invalid.
 var errRequest = errors.New("the request is not understood")
 
 // respond sends an answer, or only the name of an error.

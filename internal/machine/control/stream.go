@@ -146,7 +146,7 @@ func (s *stream) endWith(err error) error {
 	return context.Cause(s.ctx)
 }
 
-// errInput : the input of a command could not be read.
+// errInput means that the input of a command could not be read.
 var errInput = errors.New("reading the input of the command")
 
 // sendFrom sends all that it reads, and then the end of the input. A failure to read ends the stream.

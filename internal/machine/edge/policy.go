@@ -83,7 +83,7 @@ func (e *Edge) SetWanted(_ context.Context, w control.Wanted) (served []control.
 	return served, err
 }
 
-// replaceWanted replaces what is wanted, and returns the ports that are served then and the connections that are open.
+// replaceWanted replaces the wanted configuration, and returns the ports that are served then and the connections that are open.
 func (e *Edge) replaceWanted(w control.Wanted) (served []control.Port, open map[net.Conn]netip.Addr, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -31,9 +31,9 @@ const (
 
 // Kinds of failure; test with errors.Is.
 var (
-	// ErrNoUser : the user of machines does not exist, or this program may not switch to it.
+	// ErrNoUser means that the user of machines does not exist, or this program may not switch to it.
 	ErrNoUser = errors.New("no user for machines")
-	// ErrUserIDsExhausted : all user IDs for machines are in use.
+	// ErrUserIDsExhausted means that all user IDs for machines are in use.
 	ErrUserIDsExhausted = errors.New("no user ID is free")
 )
 

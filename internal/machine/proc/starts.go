@@ -45,8 +45,8 @@ func NewStarts(c clock.PassiveClock) *Starts {
 	return &Starts{clock: c, last: map[string]lastStart{}}
 }
 
-// Take counts a start of the program of a name, and returns nil, or returns an ErrEndsSoon that says when it may be
-// started. It keeps no program that is stable.
+// Take counts a start of the program of a name, and returns nil, or returns an ErrEndsSoon. Its text is the
+// same each time, since it is a part of statuses and of logs that leave out what they said before. It keeps no program that is stable.
 func (s *Starts) Take(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -54,7 +54,7 @@ func (s *Starts) Take(name string) error {
 	maps.DeleteFunc(s.last, func(_ string, l lastStart) bool { return now.Sub(l.at) >= l.wait+stableRun })
 	last, isRestart := s.last[name]
 	if left := last.wait - now.Sub(last.at); isRestart && left > 0 {
-		return fmt.Errorf("%w, and is started again in %s", ErrEndsSoon, left.Round(time.Millisecond))
+		return fmt.Errorf("%w, and is started again within %s", ErrEndsSoon, MaxRestartWait)
 	}
 	next := lastStart{at: now}
 	if isRestart {

@@ -47,7 +47,7 @@ const (
 	startWithin = 3 * time.Second
 )
 
-// ErrNoQEMU : there is no QEMU to follow.
+// ErrNoQEMU means that there is no QEMU to follow.
 var ErrNoQEMU = errors.New("QEMU does not run")
 
 // state is which supervisor was started last.
@@ -190,6 +190,20 @@ func (p Place) readState() (s state, err error) {
 		return s, fmt.Errorf("%s: %w", p.File(stateFile), err)
 	}
 	return s, nil
+}
+
+// settleTries is how often a state is read that cannot be read as a whole.
+const settleTries = 5
+
+// readSettled is readState for a caller without the lock of the supervisor. A state that cannot be read as a whole may be
+// being written, and is read again after a pause, which tells whether to go on.
+func (p Place) readSettled(pause func() bool) (s state, err error) {
+	for range settleTries {
+		if s, err = p.readState(); err == nil || errors.Is(err, fs.ErrNotExist) || !pause() {
+			break
+		}
+	}
+	return s, err
 }
 
 // openState opens the state, and takes its room on the disk if it has not got that yet.
@@ -440,7 +454,8 @@ func (p Place) waitEnded(ctx context.Context) (ended bool, err error) {
 // Replace ends the supervisor that has a token, whatever it does, so that the next call of Reach starts another. QEMU
 // runs on.
 func (p Place) Replace(ctx context.Context, token string) error {
-	s, err := p.readState()
+	pause := func() bool { return proc.Pause(ctx, proc.PollEvery) }
+	s, err := p.readSettled(pause)
 	switch {
 	case err == nil && s.Token != token: // another has taken its place
 		return nil
@@ -505,7 +520,7 @@ func (p Place) killLast(ctx context.Context) error {
 	return p.kill(ctx, s)
 }
 
-// isLastAlive reports whether the supervisor runs that killLast ends.
+// isLastAlive reports whether the supervisor that killLast would end still runs.
 func (p Place) isLastAlive() bool {
 	s, err := p.readState()
 	if isUnknown(s, err) {

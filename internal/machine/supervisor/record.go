@@ -25,7 +25,7 @@ const RecordSize = 4 << 10
 // maxText and maxOutput are how much of the texts of an end is recorded, in bytes. JSON may take twice as much for it.
 const maxText, maxOutput = 512, lastOutput
 
-// ErrDamaged : a record has an end that cannot be read, as after a power cut.
+// ErrDamaged means that a record has an end that cannot be read, as after a power cut.
 var ErrDamaged = errors.New("the record of the end is damaged")
 
 // MakeRecord makes a record without an end, and takes its room on the disk.

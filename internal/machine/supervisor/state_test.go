@@ -85,6 +85,45 @@ func TestRoomOfNextProgram(t *testing.T) {
 	}
 }
 
+// TestSettledState checks that a state which is being written is read again until it is whole, that one which is damaged
+// is not read for ever, and that nothing waits for one that is missing, or for a caller that has ended.
+func TestSettledState(t *testing.T) {
+	t.Parallel()
+	whole := state{Token: "a", PID: 4, StartTicks: 5, Boot: "b"}
+	for name, c := range map[string]struct {
+		content string
+		wholeAt int
+		ends    bool
+		pauses  int
+		fails   bool
+	}{
+		"torn":            {content: `{"token":"a","pid":4,"sum":"0"}`, wholeAt: 2, pauses: 2},
+		"half":            {content: `{"token":`, wholeAt: 1, pauses: 1},
+		"damaged":         {content: "x", pauses: settleTries, fails: true},
+		"missing":         {fails: true},
+		"no time is left": {content: "x", ends: true, pauses: 1, fails: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := Place{Machine: machine.Machine{Path: t.TempDir()}}
+			if c.content != "" {
+				assert.NoError(t, os.WriteFile(p.File(stateFile), []byte(c.content), 0o600))
+			}
+			pauses := 0
+			s, err := p.readSettled(func() bool {
+				if pauses++; pauses == c.wholeAt {
+					f, err := p.openState()
+					assert.NoError(t, errors.Join(err, writeState(f, whole), f.Close()))
+				}
+				return !c.ends
+			})
+			if (err != nil) != c.fails || pauses != c.pauses || !c.fails && s.Token != whole.Token {
+				t.Errorf("got %+v, %v after %d pauses, want %d", s, err, pauses, c.pauses)
+			}
+		})
+	}
+}
+
 // endless is a program that ends its reader in the middle, by a panic or an error.
 type endless struct {
 	*bytes.Reader

@@ -75,7 +75,7 @@ type Network interface {
 	Serve(ctx context.Context, link net.Conn) error
 	// Accept takes a connection of another machine: see control.Peer.
 	Accept(ctx context.Context, c control.PeerConn, socket *os.File) error
-	// Served returns the ports that it serves, of a revision of what is wanted.
+	// Served returns the ports that it serves, of a revision of the wanted configuration.
 	Served() (of control.Revision, ports []control.Port)
 	// Statistics returns its figures.
 	Statistics() control.NetworkStatistics

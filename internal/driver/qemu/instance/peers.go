@@ -31,7 +31,7 @@ func (f *follower) connectPeers(ctx context.Context, c *control.Client) {
 	}
 }
 
-// errReleased : the machine is no server any more.
+// errReleased means that the machine is no server any more.
 var errReleased = errors.New("the machine was released")
 
 // join gives the supervisor a link to the broker, which has the machine as a member by now. Who releases the machine
