@@ -15,29 +15,35 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
+// TestOlderState checks that the state of an earlier version, which is shorter and has no sum, is read, also once it has
+// its room.
+func TestOlderState(t *testing.T) {
+	t.Parallel()
+	p := Place{Machine: machine.Machine{Path: t.TempDir()}}
+	assert.NoError(t, os.WriteFile(p.File(stateFile), []byte(`{"token":"a","program":"p","pid":1,"startTicks":2,"boot":"b"}`+"\n"), 0o600))
+	for range 2 {
+		if s, err := p.readState(); err != nil || s.PID != 1 || s.StartTicks != 2 {
+			t.Errorf("the state is %+v, %v", s, err)
+		}
+		f, err := p.openState()
+		assert.NoError(t, errors.Join(err, f.Close()))
+	}
+}
+
 // TestState checks that a state is written in place, in the same room whatever it has, and that one which is being
-// written, of which a reader can see a part, is not taken for a state. That of an earlier version, which has no sum, is
-// read.
+// written, of which a reader can see a part, is not taken for a state.
 func TestState(t *testing.T) {
 	t.Parallel()
 	p := Place{Machine: machine.Machine{Path: t.TempDir()}}
-	before := []byte(`{"token":"` + strings.Repeat("a", 26) + `","program":"p","pid":1,"startTicks":2,"boot":"b"}` + "\n")
-	assert.NoError(t, os.WriteFile(p.File(stateFile), before, 0o600))
-	if s, err := p.readState(); err != nil || s.PID != 1 || s.StartTicks != 2 {
-		t.Errorf("the state of an earlier version is %+v, %v", s, err)
-	}
 	f, err := p.openState()
 	assert.NoError(t, err)
 	defer func() { _ = f.Close() }()
-	if s, err := p.readState(); err != nil || s.PID != 1 {
-		t.Errorf("once it has its room it is %+v, %v", s, err)
-	}
 	first := state{Token: strings.Repeat("b", 26), Program: strings.Repeat("c", 64), PID: 4000000, StartTicks: 1 << 60, Boot: strings.Repeat("d", 36)}
 	next := state{Token: strings.Repeat("e", 26), Program: strings.Repeat("f", 64), PID: 3999999, StartTicks: 1<<60 + 1, Boot: first.Boot}
+	first.Sum, next.Sum = first.checksum(), next.checksum()
 	var contents [][]byte
 	for _, s := range []state{first, next} {
 		assert.NoError(t, writeState(f, s))
-		s.Sum = s.checksum()
 		if got, err := p.readState(); err != nil || got != s {
 			t.Errorf("got %+v, %v, want %+v", got, err, s)
 		}
@@ -45,7 +51,7 @@ func TestState(t *testing.T) {
 	}
 	for i := range stateSize {
 		assert.NoError(t, os.WriteFile(p.File(stateFile), append(bytes.Clone(contents[1][:i]), contents[0][i:]...), 0o600))
-		if s, err := p.readState(); err == nil && s.Token != first.Token && s.Token != next.Token || err == nil && (s.Token == first.Token) != (s.PID == first.PID) {
+		if s, err := p.readState(); err == nil && s != first && s != next {
 			t.Fatalf("of the first %d bytes of one and the rest of another it has %+v", i, s)
 		}
 	}
@@ -78,7 +84,8 @@ func TestRoomOfNextProgram(t *testing.T) {
 		t.Errorf("the second has not got the room, and has %d bytes", used.Size())
 	}
 	assert.NoError(t, os.Remove(dir+"/"+roomFile))
-	install("three")
+	_, _, missing = install("three")
+	assert.ErrorIs(t, "the room before the third", missing, os.ErrNotExist)
 	names, err := os.ReadDir(dir)
 	if assert.NoError(t, errors.Join(err, first.file.Close())); len(names) != 2 {
 		t.Errorf("left are %v", names)
