@@ -4,6 +4,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -14,14 +15,18 @@ import (
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
+	"cloudnative.tw/drover/standalone/internal/preset"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -68,6 +73,7 @@ func TestEveryKindIsActedOnOrRefused(t *testing.T) {
 	t.Parallel()
 	c := objectsFor(t, shared.Config)
 	ns := newNamespace(t, c)
+	waitForPolicies(t, client.NewDryRunClient(c), ns)
 	for _, name := range creatableKinds(t) {
 		if slices.Contains(acted, name) {
 			continue
@@ -78,6 +84,20 @@ func TestEveryKindIsActedOnOrRefused(t *testing.T) {
 			continue
 		}
 		assertRefusal(t, name, c.Create(t.Context(), objectOf(t, r.manifest, ns)), r.says)
+	}
+}
+
+// waitForPolicies waits until the policies have an effect, which they get a moment after a start.
+func waitForPolicies(t *testing.T, dry client.Client, ns string) {
+	t.Helper()
+	for _, object := range []client.Object{newQuota(ns, "cpu"), objectOf(t, refused["limitranges"].manifest, ns)} {
+		assert.Eventually(t, "the policies have an effect", func(testing.TB) error {
+			copied, _ := object.DeepCopyObject().(client.Object)
+			if err := dry.Create(t.Context(), copied); !apierrors.IsForbidden(err) {
+				return fmt.Errorf("got %w, want a refusal", err)
+			}
+			return nil
+		})
 	}
 }
 
@@ -193,6 +213,7 @@ func TestQuotasOfOtherThings(t *testing.T) {
 	c := objectsFor(t, shared.Config)
 	ns := newNamespace(t, c)
 	dry := client.NewDryRunClient(c)
+	waitForPolicies(t, dry, ns)
 	for _, name := range []corev1.ResourceName{
 		"configmaps", "secrets", "resourcequotas", "count/secrets", "count/serviceaccounts", "count/leases.coordination.k8s.io",
 		"count/virtualmachines.cloudnative.tw", "count/things.example.com", "count/httproutes.gateway.networking.k8s.io",
@@ -204,7 +225,9 @@ func TestQuotasOfOtherThings(t *testing.T) {
 	for _, name := range []corev1.ResourceName{
 		"cpu", "memory", "requests.cpu", "limits.memory", "requests.storage", "requests.nvidia.com/gpu", "pods", "services", "services.nodeports",
 		"persistentvolumeclaims", "gold.storageclass.storage.k8s.io/requests.storage", "replicationcontrollers", "count/pods", "count/services", "count/events",
-		"count/deployments.apps", "count/jobs.batch", "count/networkpolicies.networking.k8s.io", "count/virtualmachine.cloudnative.tw", "count/resourceclaims.resource.k8s.io",
+		"count/deployments.apps", "count/jobs.batch", "count/networkpolicies.networking.k8s.io", "count/virtualmachine.cloudnative.tw",
+		"count/virtualmachines.v1alpha1.cloudnative.tw",
+		"count/deployments.v1.apps", "count/VirtualMachines.Cloudnative.tw", "count/resourceclaims.resource.k8s.io",
 	} {
 		assertRefusal(t, string(name), dry.Create(t.Context(), newQuota(ns, "count/configmaps", name)), "spec.hard of "+string(name)+":")
 	}
@@ -214,6 +237,59 @@ func TestQuotasOfOtherThings(t *testing.T) {
 	quota := create(t, c, newQuota(ns, "count/configmaps"))
 	patch := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"hard":{"cpu":"1"}}}`))
 	assertRefusal(t, "a quota that is changed", dry.Patch(t.Context(), quota, patch), "spec.hard of cpu:")
+}
+
+// TestPresetsAreRestored checks that what another field manager adds to the policies, which could
+// switch them off, and to the roles is removed, and that nothing is written if nothing was added.
+func TestPresetsAreRestored(t *testing.T) {
+	t.Parallel()
+	objects, err := dynamic.NewForConfig(shared.Config)
+	assert.NoError(t, err)
+	presets, err := preset.NewSet(objects, false)
+	assert.NoError(t, err)
+	for resource, addition := range map[string]string{ // none has an effect on other tests
+		"validatingadmissionpolicies/drover-unenforced-kinds":        `{"spec": {"matchConditions": [{"name": "foreign", "expression": "true"}]}}`,
+		"validatingadmissionpolicies/drover-unenforced-quotas":       `{"metadata": {"annotations": {"foreign": "true"}}}`,
+		"validatingadmissionpolicybindings/drover-unenforced-quotas": `{"spec": {"matchResources": {"objectSelector": {"matchExpressions": [{"key": "foreign", "operator": "DoesNotExist"}]}}}}`,
+		"clusterroles/drover-view":                                   `{"metadata": {"labels": {"foreign": "true"}}}`,
+	} {
+		plural, name, _ := strings.Cut(resource, "/")
+		group := "admissionregistration.k8s.io"
+		if plural == "clusterroles" {
+			group = rbacv1.GroupName
+		}
+		c := objects.Resource(schema.GroupVersionResource{Group: group, Version: "v1", Resource: plural})
+		object := &unstructured.Unstructured{}
+		assert.NoError(t, json.Unmarshal([]byte(addition), &object.Object))
+		live, err := c.Get(t.Context(), name, metav1.GetOptions{})
+		assert.NoError(t, err)
+		object.SetAPIVersion(live.GetAPIVersion())
+		object.SetKind(live.GetKind())
+		object.SetName(name)
+		_, err = c.Apply(t.Context(), name, object, metav1.ApplyOptions{FieldManager: "foreign", Force: true})
+		assert.NoError(t, err)
+		assert.Eventually(t, resource+" is restored and then left alone", func(t testing.TB) error {
+			if err := presets.Apply(t.Context()); err != nil {
+				return err
+			}
+			before, err := c.Get(t.Context(), name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			before.SetManagedFields(nil)
+			if text, err := before.MarshalJSON(); err != nil || strings.Contains(string(text), "foreign") {
+				return fmt.Errorf("it is %s: %w", text, err)
+			}
+			if err := presets.Apply(t.Context()); err != nil {
+				return err
+			}
+			after, err := c.Get(t.Context(), name, metav1.GetOptions{})
+			if err != nil || after.GetResourceVersion() == before.GetResourceVersion() {
+				return err
+			}
+			return errors.New("it was written again")
+		})
+	}
 }
 
 // makeUnenforced deletes the policies and makes objects that they refuse, as an earlier version of Drover accepted

@@ -35,6 +35,7 @@ import (
 var unenforced []byte
 
 const (
+	fieldManager = "drover"
 	// keepPeriod is how often Keep restores the objects.
 	keepPeriod = time.Minute
 	// applyTimeout bounds one attempt of Keep.
@@ -75,10 +76,8 @@ func NewSet(client dynamic.Interface, allAPIs bool) (*Set, error) {
 // Apply creates or restores the objects. It writes nothing if they are as they should be.
 func (s *Set) Apply(ctx context.Context) error {
 	for _, object := range s.wanted {
-		_, err := s.client.Resource(resources[object.GetKind()]).Apply(ctx, object.GetName(), object,
-			metav1.ApplyOptions{FieldManager: "drover", Force: true})
-		if err != nil {
-			return fmt.Errorf("apply %s %s: %w", object.GetKind(), object.GetName(), err)
+		if err := s.restore(ctx, object); err != nil {
+			return fmt.Errorf("restore %s %s: %w", object.GetKind(), object.GetName(), err)
 		}
 	}
 	for _, object := range s.unwanted {
@@ -88,6 +87,25 @@ func (s *Set) Apply(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// restore creates or replaces an object. A server-side apply would keep what others have added,
+// such as a condition that switches a policy off. kube-apiserver writes nothing if an update
+// changes nothing.
+func (s *Set) restore(ctx context.Context, wanted *unstructured.Unstructured) error {
+	objects := s.client.Resource(resources[wanted.GetKind()])
+	found, err := objects.Get(ctx, wanted.GetName(), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = objects.Create(ctx, wanted, metav1.CreateOptions{FieldManager: fieldManager})
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	update := wanted.DeepCopy()
+	update.SetResourceVersion(found.GetResourceVersion())
+	_, err = objects.Update(ctx, update, metav1.UpdateOptions{FieldManager: fieldManager})
+	return err
 }
 
 // Keep applies the objects every minute until ctx ends, since someone may change or delete them.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic/fake"
@@ -44,8 +45,12 @@ func (s *server) react(action clienttesting.Action) (bool, runtime.Object, error
 		return true, nil, errors.New("not now")
 	}
 	switch a := action.(type) {
-	case clienttesting.PatchAction:
-		s.applied = append(s.applied, a.GetResource().Resource+"/"+a.GetName())
+	case clienttesting.UpdateAction:
+		object, err := meta.Accessor(a.GetObject())
+		if err != nil {
+			return true, nil, err
+		}
+		s.applied = append(s.applied, a.GetResource().Resource+"/"+object.GetName())
 	case clienttesting.DeleteAction:
 		s.deleted = append(s.deleted, a.GetResource().Resource+"/"+a.GetName())
 		return true, nil, apierrors.NewNotFound(a.GetResource().GroupResource(), a.GetName())
