@@ -7,13 +7,16 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/http"
 	"strings"
 
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/kubernetes"
 	cliflag "k8s.io/component-base/cli/flag"
+	aggregator "k8s.io/kube-aggregator/pkg/apiserver"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 
@@ -116,6 +119,7 @@ func (c *Config) serveAPI(ctx context.Context, opts options.CompletedOptions) er
 		return err
 	}
 	markStreamsLong(config.Aggregator)
+	c.refundWrites(config.Aggregator)
 	completed, err := config.Complete()
 	if err != nil {
 		return err
@@ -133,6 +137,15 @@ func (c *Config) serveAPI(ctx context.Context, opts options.CompletedOptions) er
 		return err
 	}
 	return prepared.Run(ctx)
+}
+
+// refundWrites has the accounts see the answers to requests, of which the aggregator is the
+// first to get any.
+func (c *Config) refundWrites(config *aggregator.Config) {
+	build := config.GenericConfig.BuildHandlerChainFunc
+	config.GenericConfig.BuildHandlerChainFunc = func(api http.Handler, generic *server.Config) http.Handler {
+		return build(c.accounts.WithRefunds(api), generic)
+	}
 }
 
 func (c *Config) useListener(s *options.ServerRunOptions) {

@@ -5,7 +5,8 @@
 // who fills one namespace cannot stop the others.
 //
 // Start with Accounts, which has the bytes of each namespace. limits.go decides what may
-// still be written, and admission.go asks for that decision inside kube-apiserver.
+// still be written, admission.go asks for that decision inside kube-apiserver, and refund.go
+// takes back what is not stored after all.
 package storequota
 
 import (

@@ -25,7 +25,7 @@ const PluginName = "DroverStoreQuota"
 const retryAfter = 10
 
 // Register adds the plugin to those of kube-apiserver, as the last but for two: what others
-// refuse counts for nobody, and ResourceQuota records nothing that this one refuses.
+// refuse need not be taken back, and ResourceQuota records nothing that this one refuses.
 func Register(o *genericoptions.AdmissionOptions, accounts *Accounts, own ...string) {
 	o.Plugins.Register(PluginName, func(io.Reader) (admission.Interface, error) {
 		return &plugin{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), accounts: accounts, own: own}, nil
@@ -46,7 +46,7 @@ var _ admission.ValidationInterface = &plugin{}
 
 // Validate implements admission.ValidationInterface. It is the last to see an object before
 // it is stored: patches are applied and fields are defaulted.
-func (p *plugin) Validate(_ context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
+func (p *plugin) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	if a.IsDryRun() || !isStored(a) {
 		return nil
 	}
@@ -61,7 +61,7 @@ func (p *plugin) Validate(_ context.Context, a admission.Attributes, o admission
 	if p.isOwn(a.GetUserInfo()) {
 		return nil
 	}
-	w := Write{Namespace: a.GetNamespace(), Size: sizes.sizeOf(a.GetObject())}
+	w := Write{Namespace: a.GetNamespace(), Size: sizes.sizeOf(a.GetObject()), Ticket: ticketOf(ctx)}
 	if w.Growth = w.Size; !isNew {
 		w.IsUpdate, w.Growth = true, w.Size-sizes.sizeOf(a.GetOldObject())
 		w.IsVital = isLease(a) || removesFinalizer(a.GetOldObject(), a.GetObject())

@@ -4,6 +4,9 @@
 package storequota
 
 import (
+	"context"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -46,6 +49,11 @@ type request struct {
 
 func validate(t *testing.T, p *plugin, r request) error {
 	t.Helper()
+	return validateWith(t.Context(), t, p, r)
+}
+
+func validateWith(ctx context.Context, t *testing.T, p *plugin, r request) error {
+	t.Helper()
 	// kube-apiserver passes its internal types.
 	internal := func(object runtime.Object) runtime.Object {
 		if _, ok := object.(*unstructured.Unstructured); ok || object == nil {
@@ -56,7 +64,7 @@ func validate(t *testing.T, p *plugin, r request) error {
 		return converted
 	}
 	resource := schema.GroupVersionResource{Group: r.kind.Group, Version: r.kind.Version, Resource: r.resource}
-	return p.Validate(t.Context(), admission.NewAttributesRecord(internal(r.object), internal(r.old), r.kind, "blue", "x", resource, r.subresource,
+	return p.Validate(ctx, admission.NewAttributesRecord(internal(r.object), internal(r.old), r.kind, "blue", "x", resource, r.subresource,
 		r.operation, nil, r.isDryRun, &user.DefaultInfo{Name: r.user, Groups: r.groups}), interfaces{})
 }
 
@@ -176,5 +184,45 @@ func TestRepeatedDeletions(t *testing.T) {
 	}
 	if got := a.sum.churnBytes(); got < mebibyte || got > 2*mebibyte {
 		t.Errorf("200 deletions of one object count as %d bytes", got)
+	}
+}
+
+// TestRefusedWritesAreTakenBack checks that requests which the API refuses after the plugin has
+// admitted them, as those to create what exists, leave nothing in the accounts, and that an
+// update which the API tries again counts once.
+func TestRefusedWritesAreTakenBack(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		request
+
+		code, tries int
+		isStored    bool
+	}{
+		"an object that exists":      {request{operation: admission.Create, object: configMap(mebibyte)}, http.StatusConflict, 1, false},
+		"a used ResourceQuota":       {request{operation: admission.Create, object: configMap(mebibyte)}, http.StatusForbidden, 1, false},
+		"an update of an old one":    {request{operation: admission.Update, object: configMap(mebibyte), old: configMap(1)}, http.StatusConflict, 1, false},
+		"a new object":               {request{operation: admission.Create, object: configMap(mebibyte)}, http.StatusCreated, 1, true},
+		"an object that took long":   {request{operation: admission.Create, object: configMap(mebibyte)}, http.StatusGatewayTimeout, 1, true},
+		"an update that met another": {request{operation: admission.Update, object: configMap(mebibyte), old: configMap(1)}, http.StatusOK, 5, true},
+	} {
+		a, _ := newAccounts()
+		c.kind, c.resource = configMaps, "configmaps"
+		handler := a.WithRefunds(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			for range c.tries {
+				assert.NoError(t, validateWith(r.Context(), t, &plugin{accounts: a}, c.request))
+			}
+			w.WriteHeader(c.code)
+		}))
+		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", http.NoBody))
+		got, want := a.sum.bytes()+a.sum.churnBytes(), int64(0)
+		if c.isStored {
+			want = mebibyte
+		}
+		if c.isStored && c.operation == admission.Update {
+			want = 2 * mebibyte
+		}
+		if own := a.accountOf("blue"); got < want || got > want+16*ObjectOverhead || own.bytes()+own.churnBytes() != got {
+			t.Errorf("%s: the accounts have %d bytes, want %d", name, got, want)
+		}
 	}
 }

@@ -42,6 +42,9 @@ type Write struct {
 	// IsVital is set for what must not wait for other writes of its namespace: an update of
 	// a Lease, or one that removes a finalizer.
 	IsVital bool
+	// Ticket, if not nil, gets what is recorded. What it had is taken back: kube-apiserver tries
+	// an update again that met another one.
+	Ticket *Ticket
 }
 
 // Refusal says why a write may not be stored.
@@ -56,6 +59,9 @@ func (a *Accounts) Admit(w Write) *Refusal {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.rotateChurn()
+	if w.Ticket != nil {
+		a.refund(w.Ticket)
+	}
 	own := a.accountOf(w.Namespace)
 	extra, refusal := a.checkSpace(own, w)
 	if refusal == nil {
@@ -71,6 +77,9 @@ func (a *Accounts) Admit(w Write) *Refusal {
 	}
 	a.add(w.Namespace, max(0, w.Growth), churn)
 	own.extra += extra
+	if w.Ticket != nil {
+		*w.Ticket = Ticket{namespace: w.Namespace, growth: max(0, w.Growth), churn: churn, extra: extra}
+	}
 	return nil
 }
 
