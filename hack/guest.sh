@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Makes what boots a container image as a machine, in a folder: vmlinux and kernel.json, see
-# hack/guest-kernel.sh; initramfs, which has cmd/drover-guest and the kernel's modules; and image.tar,
+# hack/guest-kernel.sh, the latter with the version of the guest's program (internal/guest/config);
+# initramfs, which has cmd/drover-guest and the kernel's modules; and image.tar,
 # the built-in image (hack/busybox-image.sh, hack/guest/image), whose BusyBox image.json describes.
 #
 #     hack/guest.sh DIR
@@ -29,7 +30,9 @@ go run -trimpath -buildvcs=false ./hack/guest/initramfs "${programs}/drover-gues
 flock --unlock 9
 hack/busybox-image.sh "${work}/image.tar" hack/guest/image
 sed "s/^{/{\n  \"imageSHA256\": \"$(sha256sum <"${work}/image.tar" | cut -d ' ' -f 1)\",/" "$(dirname "$(hack/busybox.sh)")/busybox.json" >"${work}/image.json"
-for file in "${kernel}/vmlinux" "${kernel}/kernel.json" "${work}/initramfs" "${work}/image.tar" "${work}/image.json"; do
+version="$(sed -n 's/^const Version = //p' internal/guest/config/config.go)"
+sed "s/^{/{\n  \"guestVersion\": ${version:?},/" "${kernel}/kernel.json" >"${work}/kernel.json"
+for file in "${kernel}/vmlinux" "${work}/kernel.json" "${work}/initramfs" "${work}/image.tar" "${work}/image.json"; do
 	name="$(basename "${file}")"
 	cmp --silent "${file}" "${target}/${name}" || { cp "${file}" "${work}/new" && mv --force "${work}/new" "${target}/${name}"; }
 done

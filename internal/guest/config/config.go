@@ -44,8 +44,9 @@ const (
 	ResultSerial = "drover-result"
 )
 
-// Version is the version of the format that this package writes and reads.
-const Version = 1
+// Version is the version of what host and guest need of each other: this format, disks and ports. It is raised with each
+// change of these. hack/guest.sh reads it here, and writes it beside the guest for the host.
+const Version = 2
 
 // Limits of a Config.
 const (

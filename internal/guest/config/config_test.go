@@ -81,8 +81,8 @@ func TestDecode(t *testing.T) {
 	assert.NoError(t, err)
 	for says, changed := range map[string]string{
 		"no JSON":                "{",
-		"version is 2":           strings.Replace(string(text), `"version":1`, `"version":2`, 1),
-		"unknown field \"more\"": strings.Replace(string(text), `"version":1`, `"version":1,"more":1`, 1),
+		"version is 1":           strings.Replace(string(text), `"version":2`, `"version":1`, 1),
+		"unknown field \"more\"": strings.Replace(string(text), `"version":2`, `"version":2,"more":1`, 1),
 		"at most 1048576":        strings.Repeat(" ", MaxBytes+1),
 		"hostname":               strings.Replace(string(text), "web-1", "-", 1),
 	} {

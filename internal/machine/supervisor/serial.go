@@ -26,8 +26,9 @@ const (
 // type share the one line to the guest.
 type serialConsole struct {
 	line net.Conn
-	// cut cuts the log. It is called whenever the guest has printed so many bytes more, before any more is read: QEMU
-	// logs only what was read. It is nil where there is no log.
+	// cut cuts the log. It is called whenever the guest has printed so many bytes more, before any more is read: while
+	// there is a reader, QEMU logs only what was read. Without one QEMU drops the output and logs all of it, so the log
+	// has no bound as long as no supervisor runs. cut is nil where there is no log.
 	cut  func()
 	most int64
 

@@ -15,20 +15,23 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestKernelFitsIntoMemory checks that a file which is copied for a run is no larger than the guest's memory.
+// TestKernelFitsIntoMemory checks that the files which are copied for a run are together no larger than the guest's
+// memory.
 func TestKernelFitsIntoMemory(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	small, large := filepath.Join(dir, "small"), filepath.Join(dir, "large")
-	assert.NoError(t, errors.Join(os.WriteFile(small, []byte("kernel"), 0o600), os.WriteFile(large, nil, 0o600), os.Truncate(large, 16<<20+1)))
+	small, large, half, most := filepath.Join(dir, "small"), filepath.Join(dir, "large"), filepath.Join(dir, "half"), filepath.Join(dir, "most")
+	assert.NoError(t, errors.Join(os.WriteFile(small, []byte("kernel"), 0o600), os.WriteFile(large, nil, 0o600), os.Truncate(large, 16<<20+1),
+		os.WriteFile(half, nil, 0o600), os.Truncate(half, 8<<20), os.WriteFile(most, nil, 0o600), os.Truncate(most, 8<<20+1)))
 	for name, c := range map[string]struct {
 		kernel driver.Kernel
 		kind   error
 		says   string
 	}{
-		"both fit":       {driver.Kernel{Source: small, Initrd: small}, nil, ""},
+		"both fit":       {driver.Kernel{Source: half, Initrd: half}, nil, ""},
+		"large together": {driver.Kernel{Source: most, Initrd: half}, driver.ErrInvalid, "spec.image.kernel.initrd"},
 		"a large kernel": {driver.Kernel{Source: large}, driver.ErrInvalid, "spec.image.kernel.source"},
-		"a large initrd": {driver.Kernel{Source: small, Initrd: large}, driver.ErrInvalid, "it must fit into spec.resource.memory, 16Mi"},
+		"a large initrd": {driver.Kernel{Source: small, Initrd: large}, driver.ErrInvalid, "must fit into spec.resource.memory, of which 16777210 bytes are left for it"},
 	} {
 		spec := driver.ServerSpec{MemoryBytes: 16 << 20, Image: driver.Image{Kernel: &c.kernel}}
 		files := &launch.Files{}

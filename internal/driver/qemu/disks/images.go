@@ -12,7 +12,6 @@ import (
 	"syscall"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/machine/launch"
@@ -187,7 +186,8 @@ func (d *Store) OpenKernel(spec driver.ServerSpec, files *launch.Files) (*launch
 		return nil, nil //nolint:nilnil // Nil is for the disk's own.
 	}
 	// In order, so that of two missing files the same one is reported each time.
-	f, err := d.openLoaded("image.kernel.source", k.Source, spec.MemoryBytes)
+	left := spec.MemoryBytes
+	f, err := d.openLoaded("image.kernel.source", k.Source, &left)
 	if err != nil {
 		return nil, err
 	}
@@ -195,27 +195,28 @@ func (d *Store) OpenKernel(spec driver.ServerSpec, files *launch.Files) (*launch
 	if k.Initrd == "" {
 		return opened, nil
 	}
-	if f, err = d.openLoaded("image.kernel.initrd", k.Initrd, spec.MemoryBytes); err != nil {
+	if f, err = d.openLoaded("image.kernel.initrd", k.Initrd, &left); err != nil {
 		return nil, err
 	}
 	opened.InitrdFD = files.Add(f)
 	return opened, nil
 }
 
-// openLoaded opens a file that QEMU loads into the guest's memory. A run may have a copy of the file on the host's disk,
-// which a larger one would fill for nothing.
-func (d *Store) openLoaded(field, source string, memory int64) (*os.File, error) {
+// openLoaded opens a file that QEMU loads into the guest's memory, of which left is what other files leave. A run may
+// have a copy of the file on the host's disk, which a larger one would fill for nothing.
+func (d *Store) openLoaded(field, source string, left *int64) (*os.File, error) {
 	f, err := d.openSource(field, source)
 	if err != nil {
 		return nil, err
 	}
 	info, err := f.Stat()
-	if err == nil && info.Size() > memory {
-		err = driver.Errorf(driver.ErrInvalid, "spec.%s is %q, which has %d bytes: it must fit into spec.resource.memory, %s", field, source, info.Size(), kit.FormatBytes(memory))
+	if err == nil && info.Size() > *left {
+		err = driver.Errorf(driver.ErrInvalid, "spec.%s is %q, which has %d bytes: kernel and initrd must fit into spec.resource.memory, of which %d bytes are left for it", field, source, info.Size(), *left)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
+	*left -= info.Size()
 	return f, nil
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/guest/config"
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
@@ -38,10 +39,14 @@ func (h *Host) openGuestKernel(accel string, files *launch.Files) (opened *launc
 		return nil, "", unusable(err)
 	}
 	var about struct {
-		SHA256 string `json:"vmlinuxSHA256"`
+		SHA256       string `json:"vmlinuxSHA256"`
+		GuestVersion int    `json:"guestVersion"`
 	}
 	if err := json.Unmarshal(text, &about); err != nil || about.SHA256 == "" {
 		return nil, "", unusable(fmt.Errorf("%s has no vmlinuxSHA256", guestAboutFile))
+	}
+	if about.GuestVersion != config.Version {
+		return nil, "", unusable(fmt.Errorf("guestVersion in %s is %d, want %d: it is of another Drover, so run make guest", guestAboutFile, about.GuestVersion, config.Version))
 	}
 	opened = &launch.Kernel{Cmdline: guestCmdline}
 	if accel == launch.AccelTCG {

@@ -1,0 +1,43 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package instance
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/guest/config"
+	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/test/assert"
+)
+
+// TestGuestVersion checks that a kernel with the guest's program of another Drover is refused before a run, with what to
+// do: such a program may not be able to say anything.
+func TestGuestVersion(t *testing.T) {
+	t.Parallel()
+	for about, says := range map[string]string{
+		`{"vmlinuxSHA256": "1"}`: "guestVersion in kernel.json is 0",
+		fmt.Sprintf(`{"guestVersion": %d, "vmlinuxSHA256": "1"}`, config.Version+1): "run make guest",
+		fmt.Sprintf(`{"guestVersion": %d, "vmlinuxSHA256": "1"}`, config.Version):   "",
+	} {
+		dir := t.TempDir()
+		for name, content := range map[string]string{guestAboutFile: about, guestKernelFile: "kernel", guestInitrdFile: "initramfs"} {
+			assert.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
+		}
+		files := &launch.Files{}
+		_, _, err := (&Host{GuestDir: dir}).openGuestKernel(launch.AccelTCG, files)
+		files.Close()
+		if says == "" {
+			assert.NoError(t, err)
+		} else if !errors.Is(err, driver.ErrRetry) {
+			t.Errorf("%s: error %v", about, err)
+		} else {
+			assert.ErrorSays(t, about, err, says)
+		}
+	}
+}
