@@ -268,6 +268,26 @@ func TestDiskFullEnding(t *testing.T) {
 	leavesNothing(t, d)
 }
 
+// TestDiskFullRestart checks that a guest which does not shut down for a restart is ended when its time is over, though that
+// cannot be recorded, and each try has a later end.
+func TestDiskFullRestart(t *testing.T) {
+	t.Parallel()
+	e, d := newDriverOnSmallDisk(t, 8)
+	spec := e.stubbornSpec()
+	first := boots(t, d, spec, "drover guest 1 S")
+	e.fill(t)
+	e.fillInodes(t)
+	restart := spec
+	restart.RestartRun, restart.StopBy = first.Run, time.Now().Add(3*time.Second)
+	_, err := d.Ensure(t.Context(), restart)
+	assert.ErrorIs(t, "the first try", err, driver.ErrExhausted)
+	restart.StopBy = restart.StopBy.Add(time.Hour)
+	_ = assert.ErrorOf(d.Ensure(t.Context(), restart)) // which may find it ended
+	if end := waitExit(t, d, spec.UID); end.Reason != "Forced" {
+		t.Errorf("it ended with %+v", end)
+	}
+}
+
 // TestDiskFullFollowing checks that on a disk on which nothing can be written a machine gets another supervisor in the
 // place of one that was killed, with its ports, and then one of another version of Drover, and that its guest is shut down
 // by that.

@@ -52,13 +52,22 @@ func (inst *Instance) StopRun(ctx context.Context, spec driver.ServerSpec) (wait
 		inst.Stop = &now
 		unrecorded = inst.Host.StateDir.Explain(inst.Save())
 	}
-	return true, cmp.Or(inst.Shutdown(ctx, now.By), unrecorded) // a guest can be stopped on a full disk, too
+	id, within := stopOf(now.By, inst.Host.Clock.Now())
+	if spec.Power != driver.PowerOff && spec.RestartRun == inst.Run {
+		id = inst.Run // its time begins once, also where that is not recorded and each try has a later end
+	}
+	return true, cmp.Or(inst.pressButton(ctx, id, within), unrecorded) // a guest can be stopped on a full disk, too
 }
 
 // Shutdown has the supervisor press the power button until the guest has ended, and end the run by force at a
 // time; zero means never.
 func (inst *Instance) Shutdown(ctx context.Context, by time.Time) error {
 	id, within := stopOf(by, inst.Host.Clock.Now())
+	return inst.pressButton(ctx, id, within)
+}
+
+// pressButton is Shutdown for a stop of an ID. One that the supervisor has begun keeps its time.
+func (inst *Instance) pressButton(ctx context.Context, id string, within time.Duration) error {
 	return inst.call(ctx, "stop", func(ctx context.Context, c *control.Client) error { return c.Stop(ctx, id, within) })
 }
 
