@@ -68,9 +68,10 @@ type Lock struct {
 
 	lease view
 	claim claim
-	// leading and endCause, which says why this process can no longer lead, are behind lease.mu.
+	// leading, endCause, which says why this process can no longer lead, and tryErr are behind lease.mu.
 	leading  bool
 	endCause error
+	tryErr   error // of the last try to acquire or renew the Lease; nil if it succeeded
 
 	elected chan struct{} // closed when this process has become the leader
 }
@@ -108,6 +109,35 @@ func (l *Lock) Err() error {
 	l.lease.mu.Lock()
 	defer l.lease.mu.Unlock()
 	return l.endCause
+}
+
+// TryErr returns the error of the last try to acquire or renew the Lease, or nil if it succeeded.
+func (l *Lock) TryErr() error {
+	l.lease.mu.Lock()
+	defer l.lease.mu.Unlock()
+	return l.tryErr
+}
+
+// recordTry records the error of a try to acquire or renew the Lease, and logs the first one after a
+// success. The end of the caller's context says nothing about the API server.
+func (l *Lock) recordTry(err error) {
+	if isContextError(err) && !errors.Is(err, errNoAnswer) {
+		return
+	}
+	l.lease.mu.Lock()
+	isFirst, leading := err != nil && l.tryErr == nil, l.leading
+	l.tryErr = err
+	l.lease.mu.Unlock()
+	switch {
+	case isFirst && leading:
+		l.opts.Log.Info("The Lease was not renewed", "lease", l.Describe(), "cause", err.Error())
+	case isFirst:
+		l.opts.Log.Info("Waiting until the Lease can be acquired", "lease", l.Describe(), "cause", err.Error())
+	}
+}
+
+func isContextError(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // Healthy returns an error for a leader that can no longer renew.
@@ -159,6 +189,7 @@ func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 		err = l.lease.awaitAvailable(ctx)
 	}
 	if err != nil {
+		l.recordTry(err)
 		return nil, nil, err
 	}
 	return l.lease.electionRecord(leading)
@@ -203,7 +234,9 @@ func (l *Lock) Create(ctx context.Context, _ resourcelock.LeaderElectionRecord) 
 	if err != nil {
 		return err
 	}
-	return l.acquire(ctx)
+	err = l.acquire(ctx)
+	l.recordTry(err)
+	return err
 }
 
 // Update renews, acquires or, for a record without a holder, releases the Lease. It
@@ -218,9 +251,12 @@ func (l *Lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 	case record.HolderIdentity == "":
 		return ErrNotLeading
 	case leading:
-		return l.renew(ctx)
+		err = l.renew(ctx)
+	default:
+		err = l.acquire(ctx)
 	}
-	return l.acquire(ctx)
+	l.recordTry(err)
+	return err
 }
 
 // acquire acquires the Lease, and goes back to waiting if another process was faster.

@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
@@ -237,7 +239,7 @@ func TestLostResponse(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		api := newLeaseAPI()
 		r := startReplica(t, api, "leader", DefaultSettings())
-		r.conn.setFaults(func(w *connection) { w.responseDelay = 2 * time.Second })
+		r.conn.setFaults(func(w *connection) { w.responseDelay = DefaultSettings().RequestTimeout() + time.Second })
 		advance(10 * time.Second)
 		if r.isLeading() {
 			t.Error("it leads without an answer")
@@ -246,6 +248,71 @@ func TestLostResponse(t *testing.T) {
 		advance(5 * time.Second)
 		wantLeader(t, r, r)
 	})
+}
+
+// TestSlowAPI checks that replicas lead although each answer takes nearly as long as one may: the
+// leader goes on, and a standby succeeds it.
+func TestSlowAPI(t *testing.T) {
+	for name, delay := range map[string]time.Duration{
+		"1 s":                  time.Second,
+		"just within the time": DefaultSettings().RequestTimeout() - stepDelay,
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				api, _ := newCluster()
+				slow := func(o *Options) {
+					c := o.Leases.(*connection) //nolint:forcetypeassert // startReplica made it.
+					c.setFaults(func(c *connection) { c.responseDelay = delay })
+				}
+				leader := startReplica(t, api, "leader", DefaultSettings(), slow)
+				advance(time.Minute)
+				standby := startReplica(t, api, "standby", DefaultSettings(), slow)
+				for range 10 * time.Minute / stepDelay {
+					advance(stepDelay)
+					wantLeader(t, leader, leader, standby)
+				}
+				leader.stop()
+				advance(time.Minute)
+				wantLeader(t, standby, leader, standby)
+			})
+		})
+	}
+}
+
+// TestLastTryIsKept checks that a leader that could not renew the Lease knows why, and logs it once.
+func TestLastTryIsKept(t *testing.T) {
+	for name, c := range map[string]struct {
+		fault func(*replica)
+		want  string
+	}{
+		"no answer": {func(r *replica) { r.conn.disconnect() }, "did not answer within 3s"},
+		"a full store": {func(r *replica) {
+			r.conn.setHooks(func(string) error { return errors.New("etcdserver: mvcc: database space exceeded") }, nil)
+		}, "database space exceeded"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				var lines []string
+				leader := startReplica(t, newLeaseAPI(), "leader", DefaultSettings(), func(o *Options) {
+					o.Log = funcr.New(func(_, line string) { lines = append(lines, line) }, funcr.Options{})
+				})
+				advance(time.Second)
+				assert.NoError(t, leader.TryErr())
+				c.fault(leader)
+				<-leader.done
+				assert.ErrorSays(t, "the last try", leader.TryErr(), c.want)
+				count := 0
+				for _, line := range lines {
+					if strings.Contains(line, "was not renewed") && strings.Contains(line, c.want) {
+						count++
+					}
+				}
+				if count != 1 {
+					t.Errorf("logged %q: want one line that says %q", lines, c.want)
+				}
+			})
+		})
+	}
 }
 
 func TestDisconnectedLeader(t *testing.T) {

@@ -53,7 +53,7 @@ func TestSettings(t *testing.T) {
 // give.
 func TestRequestTimeout(t *testing.T) {
 	t.Parallel()
-	if got := DefaultSettings().RequestTimeout(); got != time.Second || DefaultSettings().Margin() != time.Second {
+	if got := DefaultSettings().RequestTimeout(); got != 3*time.Second || DefaultSettings().Margin() != time.Second {
 		t.Errorf("the default is %s", got)
 	}
 	rapid.Check(t, func(t *rapid.T) {

@@ -90,11 +90,11 @@ func (v *view) list(ctx context.Context) (from string, err error) {
 	v.mu.Lock()
 	before := v.observed.version
 	v.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, v.opts.Settings.RequestTimeout())
+	ctx, cancel := v.withTimeout(ctx)
 	defer cancel()
 	all, err := v.opts.Leases.List(ctx, v.nameSelector())
 	if err != nil {
-		return "", err
+		return "", v.nameTimeout(ctx, err)
 	}
 	version, err := parseVersion(all.ResourceVersion)
 	if err != nil {

@@ -114,7 +114,17 @@ func runManager(ctx context.Context, mgr ctrl.Manager, lock *leader.Lock) error 
 	if lost := lock.Err(); errors.Is(lost, leader.ErrLost) {
 		return lost
 	}
-	return err
+	return withLastTry(ctx, err, lock)
+}
+
+// withLastTry adds to the error with which a manager ended why the Lease could not be acquired or
+// renewed. The manager's own error says only that the election was lost.
+func withLastTry(ctx context.Context, err error, lock *leader.Lock) error {
+	last := lock.TryErr()
+	if err == nil || last == nil || ctx.Err() != nil {
+		return err
+	}
+	return fmt.Errorf("%w: the last request about the Lease %s failed: %w", err, lock.Describe(), last)
 }
 
 // endTimeout is how long the manager may take to stop: more than its running calls and

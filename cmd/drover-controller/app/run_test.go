@@ -20,8 +20,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
+	kubefake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -32,6 +35,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -133,4 +137,26 @@ func TestApprovals(t *testing.T) {
 			t.Errorf("%s: got %v, %v, want %v", name, got, err, tc.want)
 		}
 	}
+}
+
+// TestLostElectionSaysWhy checks that a manager's end names the last failed request about the Lease.
+func TestLostElectionSaysWhy(t *testing.T) {
+	t.Parallel()
+	clients := kubefake.NewClientset()
+	failure := apierrors.NewInternalError(errors.New("failed calling webhook \"check.example.com\""))
+	clients.PrependReactor("*", "leases", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, failure })
+	lock := leader.NewLock(leader.Options{
+		Leases: clients.CoordinationV1().Leases("default"), Namespace: "default", Name: "it", Identity: "me",
+		Settings: leader.DefaultSettings(), Clock: clock.RealClock{}, Boot: leader.BootTime, Log: logr.Discard(),
+	})
+	lost := errors.New("leader election lost")
+	if err := withLastTry(t.Context(), lost, lock); err != lost { //nolint:errorlint // the very same
+		t.Errorf("before any request the error is %v", err)
+	}
+	_, _, err := lock.Get(t.Context())
+	assert.ErrorIs(t, "a request", err, failure)
+	err = withLastTry(t.Context(), lost, lock)
+	assert.ErrorIs(t, "the end", err, failure)
+	assert.ErrorSays(t, "the end", err, "leader election lost: the last request about the Lease default/it failed: ")
+	assert.NoError(t, withLastTry(t.Context(), nil, lock))
 }
