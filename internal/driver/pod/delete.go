@@ -116,7 +116,9 @@ func (w *writer) markReleased(p *corev1.Pod) {
 	p.OwnerReferences = nil
 	if w.Claims.Root() != nil {
 		p.OwnerReferences = objects.ClaimOwner(w.Claims.Root())
+		return
 	}
+	objects.SetLabels(p, nil)
 }
 
 // ReleaseEnded implements driver.EndedReleaser: it removes the finalizer from pods whose VirtualMachines

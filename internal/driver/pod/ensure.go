@@ -331,11 +331,13 @@ func (c *convergence) createPod(ctx context.Context) error {
 // checkCreated removes a pod that something in the cluster has changed at its creation, and returns a
 // failure. Without one, the pod would be replaced again and again, since it has another spec.
 func (c *convergence) checkCreated(ctx context.Context) error {
-	changed := c.pendingFields()
-	if len(changed) == 0 {
+	failure, uid := objects.CheckStorage(c.Pod, c.spec), c.Pod.UID
+	if changed := c.pendingFields(); len(changed) > 0 {
+		failure = objects.ChangedError(c.Key, changed)
+	}
+	if failure == nil {
 		return nil
 	}
-	failure, uid := objects.ChangedError(c.Key, changed), c.Pod.UID
 	err := retryConflicts(func() error {
 		if err := c.Read(ctx); err != nil || c.Pod == nil || c.Pod.UID != uid {
 			return err

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine/description"
@@ -66,5 +67,74 @@ func TestPodWithoutMachine(t *testing.T) {
 	p.Spec.Containers[0].Name = "other"
 	if _, ok := ControlPortOf(p); ok || MachineContainer(p) != nil || RequestedOf(p, kvm) != "" || containerPortName(p, port) != "" || LeadsToGuest(p, 81) {
 		t.Error("a pod without the machine's container has one")
+	}
+}
+
+// TestEphemeralStorage checks that an ephemeral server asks for what its disk and log use, so that its node
+// has it and no limit of the namespace's default applies, and that less than that is refused by number.
+func TestEphemeralStorage(t *testing.T) {
+	t.Parallel()
+	spec := driver.ServerSpec{Ephemeral: true, RootDiskBytes: 20 << 30}
+	disk := ClaimSize(20 << 30)
+	p, err := (&Template{}).NewPod(spec, Run{Nonce: "nonce"})
+	assert.NoError(t, err)
+	var limit *resource.Quantity
+	for _, v := range p.Spec.Volumes {
+		if v.EmptyDir != nil {
+			limit = v.EmptyDir.SizeLimit
+		}
+	}
+	has := MachineContainer(p).Resources
+	if limit == nil || !limit.Equal(disk) || has.Limits.StorageEphemeral().Value() != disk.Value()+logBytes || !has.Requests.StorageEphemeral().Equal(*has.Limits.StorageEphemeral()) {
+		t.Errorf("the volume is limited to %v, the container to %+v", limit, has)
+	}
+	assert.NoError(t, CheckStorage(p, spec))
+	has.Limits[corev1.ResourceEphemeralStorage] = resource.MustParse("1Gi")
+	assert.ErrorSays(t, "less than the disk", CheckStorage(p, spec), "to 1Gi (1073741824 bytes), and a root disk of this size needs ")
+	spec.Ephemeral = false
+	assert.NoError(t, CheckStorage(p, spec))
+	p, err = (&Template{}).NewPod(spec, Run{Nonce: "nonce"})
+	assert.NoError(t, err)
+	if _, has := MachineContainer(p).Resources.Limits[corev1.ResourceEphemeralStorage]; has {
+		t.Error("a pod whose disk is in a PVC limits its ephemeral storage")
+	}
+}
+
+// TestLabelsOfOthers checks which objects have the labels of their VirtualMachine: pods that an owner keeps
+// from tools which prune by label, and nothing else.
+func TestLabelsOfOthers(t *testing.T) {
+	t.Parallel()
+	const theirs = "app.kubernetes.io/instance"
+	labels := map[string]string{theirs: "shop"}
+	root := &corev1.PersistentVolumeClaim{}
+	for name, c := range map[string]struct {
+		spec driver.ServerSpec
+		root *corev1.PersistentVolumeClaim
+		want bool
+	}{
+		"of the VirtualMachine":          {driver.ServerSpec{}, root, true},
+		"retained, of its claim":         {driver.ServerSpec{RetainOnDelete: true}, root, true},
+		"ephemeral":                      {driver.ServerSpec{Ephemeral: true}, nil, true},
+		"retained and ephemeral, nobody": {driver.ServerSpec{RetainOnDelete: true, Ephemeral: true}, nil, false},
+	} {
+		c.spec.Labels = labels
+		p, err := (&Template{}).NewPod(c.spec, Run{Nonce: "nonce", Root: c.root})
+		assert.NoError(t, err)
+		if _, has := p.Labels[theirs]; has != c.want || has != (len(p.OwnerReferences) > 0) || !HasLabels(p, labels) {
+			t.Errorf("%s: the pod has the labels %v and the owners %v", name, p.Labels, p.OwnerReferences)
+		}
+		p.OwnerReferences = nil
+		SetLabels(p, labels)
+		if _, has := p.Labels[theirs]; has {
+			t.Errorf("%s: a pod that lost its owner keeps %v", name, p.Labels)
+		}
+	}
+	for name, object := range map[string]metav1.Object{
+		"claim":  (&Template{}).NewClaim(driver.ServerSpec{Labels: labels}, Disk{}, "nonce"),
+		"budget": (&Template{}).NewBudget(driver.ServerSpec{Labels: labels}, "nonce"),
+	} {
+		if _, has := object.GetLabels()[theirs]; has {
+			t.Errorf("the %s has the labels %v", name, object.GetLabels())
+		}
 	}
 }

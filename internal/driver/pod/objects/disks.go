@@ -105,6 +105,30 @@ func ClaimSize(bytes int64) resource.Quantity {
 	return *resource.NewQuantity(bytes+bytes/claimOverheadShare+claimOverheadBytes, resource.BinarySI)
 }
 
+// logBytes is the room for the container's log, which counts as ephemeral storage of its pod: five files
+// of 10 MiB by the kubelet's default, which it measures only every few seconds.
+const logBytes = 256 << 20
+
+// ephemeralStorage returns what a server whose disk goes with its pod uses of its node's ephemeral storage.
+func ephemeralStorage(spec driver.ServerSpec) resource.Quantity {
+	size := ClaimSize(spec.RootDiskBytes)
+	size.Add(*resource.NewQuantity(logBytes, resource.BinarySI))
+	return size
+}
+
+// CheckStorage returns an error if a pod was admitted with less ephemeral storage than its server uses, as
+// by a webhook: its kubelet would evict it, and the disk with it.
+func CheckStorage(p *corev1.Pod, spec driver.ServerSpec) error {
+	limit, isLimited := MachineContainer(p).Resources.Limits[corev1.ResourceEphemeralStorage]
+	wanted := ephemeralStorage(spec)
+	if !spec.Ephemeral || !isLimited || limit.Cmp(wanted) >= 0 {
+		return nil
+	}
+	return driver.WithReason(reasonRefused, driver.Errorf(driver.ErrExhausted,
+		"something in the cluster, such as a webhook, has limited the ephemeral storage of the pod %s/%s to %s, and a root disk of this size needs %s: raise the limit, or lower spec.resource.rootDisk",
+		p.Namespace, p.Name, DescribeSize(limit), DescribeSize(wanted)))
+}
+
 // RoomOf returns the capacity of a volume in bytes, or the requested one while there is no volume.
 func RoomOf(claim *corev1.PersistentVolumeClaim) int64 {
 	room, ok := claim.Status.Capacity[corev1.ResourceStorage]

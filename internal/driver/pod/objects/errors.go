@@ -38,6 +38,8 @@ func Explain(verb, kind string, key types.NamespacedName, err error) error {
 		return driver.WithReason(reasonTerminating, driver.Errorf(driver.ErrRetry, "%w", err))
 	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota"):
 		return driver.WithReason(reasonQuota, driver.Errorf(driver.ErrExhausted, "%w", err))
+	case apierrors.IsForbidden(err) && isOfLimitRange(err):
+		return driver.WithReason(reasonRefused, driver.Errorf(driver.ErrExhausted, "%w", err))
 	case apierrors.IsForbidden(err):
 		return driver.WithReason(reasonForbidden, driver.Errorf(driver.ErrRetry, "%w", err))
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
@@ -49,6 +51,12 @@ func Explain(verb, kind string, key types.NamespacedName, err error) error {
 		return driver.Errorf(driver.ErrUnavailable, "%w", err)
 	}
 	return err
+}
+
+// isOfLimitRange reports whether a LimitRange has refused an object, which has nothing to do with rights.
+// Admission plugin LimitRanger has no other mark than its words.
+func isOfLimitRange(err error) bool {
+	return strings.Contains(err.Error(), " usage per ") || strings.Contains(err.Error(), " limit to request ratio per ")
 }
 
 // TakenError returns the error of an object that cannot be created, because a foreign one has its name.

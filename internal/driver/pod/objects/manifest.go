@@ -5,6 +5,7 @@ package objects
 
 import (
 	"encoding/json"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -111,8 +112,9 @@ func (t *Template) NewPod(spec driver.ServerSpec, run Run) (*corev1.Pod, error) 
 // SetMeta gives a pod the metadata that follows the spec: the labels of the VirtualMachine, the owner, whether
 // evictions are refused, and what the readiness probe asks.
 func (t *Template) SetMeta(p *corev1.Pod, spec driver.ServerSpec, root *corev1.PersistentVolumeClaim) {
-	t.setLabels(p, spec)
 	p.OwnerReferences = owners(spec, root)
+	maps.Copy(p.Labels, t.ownLabels(spec))
+	SetLabels(p, spec.Labels)
 	delete(p.Annotations, AnnotationEviction)
 	if spec.BlockEviction {
 		metav1.SetMetaDataAnnotation(&p.ObjectMeta, AnnotationEviction, EvictionBlock)
@@ -181,6 +183,9 @@ func (t *Template) container(spec driver.ServerSpec, run Run) corev1.Container {
 	amounts := corev1.ResourceList{
 		corev1.ResourceCPU:    *resource.NewMilliQuantity(spec.CPUMilli, resource.DecimalSI),
 		corev1.ResourceMemory: *resource.NewQuantity(spec.MemoryBytes+t.MemoryOverheadBytes, resource.BinarySI),
+	}
+	if spec.Ephemeral {
+		amounts[corev1.ResourceEphemeralStorage] = ephemeralStorage(spec)
 	}
 	c := corev1.Container{
 		Name: ContainerName, Image: t.MachineImage, Args: []string{"--run-folder", runFolder}, Stdin: true,
@@ -339,7 +344,7 @@ func newImageVolume(name string, image driver.Image, resolved []driver.ResolvedI
 // diskSource returns the source of the volume with the root disk.
 func diskSource(spec driver.ServerSpec, base string) corev1.VolumeSource {
 	if spec.Ephemeral {
-		return corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
+		return corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: new(ClaimSize(spec.RootDiskBytes))}}
 	}
 	return claimSource(base)
 }

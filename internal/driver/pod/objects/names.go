@@ -112,19 +112,19 @@ func Selector(clusterID string, uids ...types.UID) string {
 	return set.String()
 }
 
-// Labels returns the labels of every object of a server: the VirtualMachine's and Drover's own.
-func (t *Template) Labels(spec driver.ServerSpec) map[string]string {
-	all := inherited(spec.Labels)
-	all[LabelCluster], all[LabelUID], all[LabelName] = t.ClusterID, string(spec.UID), spec.Name
-	return all
+// ownLabels returns the labels that every object of a server has. Claims, Secrets and budgets have no
+// others: a tool that prunes what carries its label, but is not in its manifests, would remove them.
+func (t *Template) ownLabels(spec driver.ServerSpec) map[string]string {
+	return map[string]string{LabelCluster: t.ClusterID, LabelUID: string(spec.UID), LabelName: spec.Name}
 }
 
-// inherited returns the labels of a VirtualMachine that its pod also has.
-func inherited(labels map[string]string) map[string]string {
-	all := maps.Clone(labels)
-	maps.DeleteFunc(all, func(key, _ string) bool { return strings.HasPrefix(key, prefix) })
-	if all == nil {
-		all = map[string]string{}
+// inherited returns the labels that a pod has from its VirtualMachine, so that Services and policies
+// select it. A pod without an owner has none, for the same reason as a claim.
+func inherited(p *corev1.Pod, ofVM map[string]string) map[string]string {
+	all := map[string]string{}
+	if len(p.OwnerReferences) > 0 {
+		maps.Copy(all, ofVM)
+		maps.DeleteFunc(all, func(key, _ string) bool { return strings.HasPrefix(key, prefix) })
 	}
 	return all
 }
@@ -132,7 +132,7 @@ func inherited(labels map[string]string) map[string]string {
 // HasLabels reports whether a pod has the labels of its VirtualMachine, and none that the VirtualMachine
 // had before. A pod that has lost the record of its labels does not show the latter.
 func HasLabels(p *corev1.Pod, ofVM map[string]string) bool {
-	wanted := inherited(ofVM)
+	wanted := inherited(p, ofVM)
 	if len(wanted) > 0 && p.Annotations[AnnotationLabels] == "" {
 		return false
 	}
@@ -144,16 +144,17 @@ func HasLabels(p *corev1.Pod, ofVM map[string]string) bool {
 	return !slices.ContainsFunc(labelsFromVM(p), func(key string) bool { _, has := wanted[key]; return !has })
 }
 
-// setLabels replaces the labels that a pod has from its VirtualMachine.
-func (t *Template) setLabels(p *corev1.Pod, spec driver.ServerSpec) {
+// SetLabels replaces the labels that a pod has from its VirtualMachine. The pod has its owner already.
+func SetLabels(p *corev1.Pod, ofVM map[string]string) {
 	for _, key := range labelsFromVM(p) {
 		delete(p.Labels, key)
 	}
-	for key, value := range t.Labels(spec) {
+	delete(p.Annotations, AnnotationLabels)
+	wanted := inherited(p, ofVM)
+	for key, value := range wanted {
 		metav1.SetMetaDataLabel(&p.ObjectMeta, key, value)
 	}
-	delete(p.Annotations, AnnotationLabels)
-	if keys := slices.Sorted(maps.Keys(inherited(spec.Labels))); len(keys) > 0 {
+	if keys := slices.Sorted(maps.Keys(wanted)); len(keys) > 0 {
 		metav1.SetMetaDataAnnotation(&p.ObjectMeta, AnnotationLabels, strings.Join(keys, ","))
 	}
 }
@@ -166,7 +167,7 @@ func labelsFromVM(p *corev1.Pod) []string {
 // newMeta returns the metadata of an object that is about to be created.
 func (t *Template) newMeta(spec driver.ServerSpec, name, nonce string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
-		Namespace: spec.Namespace, Name: name, Labels: t.Labels(spec),
+		Namespace: spec.Namespace, Name: name, Labels: t.ownLabels(spec),
 		Annotations: map[string]string{AnnotationNonce: nonce, AnnotationEpoch: strconv.FormatUint(spec.Epoch, 10)},
 	}
 }
