@@ -81,6 +81,7 @@ var observedReasons = map[string]string{
 	api.ReasonUnresponsive:      corev1.EventTypeWarning,
 	api.ReasonUnschedulable:     corev1.EventTypeWarning,
 	api.ReasonDeletionHeld:      corev1.EventTypeWarning,
+	api.ReasonVolumeDeleting:    corev1.EventTypeWarning,
 }
 
 // addChangeEvents records what the new status shows that no step of this pass did:

@@ -79,7 +79,7 @@ func plant(v reflect.Value, path string) {
 		*value = resource.MustParse("1")
 		return
 	case *error:
-		*value = errors.New(path)
+		*value = driver.WithReason("Reason", errors.New(path))
 		return
 	}
 	switch v.Kind() {

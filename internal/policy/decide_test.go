@@ -224,6 +224,8 @@ func TestDecide(t *testing.T) {
 		"a failing proof that it is gone waits":        {vm: policytest.ReportedVM().DeletedAt(policytest.T0).With(policytest.Failing(api.OperationDelete, 2, time.Second)), observed: policytest.Gone(), want: "wait Delete => Terminating OperationFailed"},
 		"an engine that returns ends a removal's wait": {vm: policytest.ReportedVM().DeletedAt(policytest.T0).With(policytest.Failing(api.OperationDelete, 2, time.Second)), observed: back, want: "delete Delete => Terminating Terminating"},
 		"an unresponsive server is not ready":          {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Present(policy.StateRunning), func(s *policy.Server) { s.Error = "inspect hangs" }), want: "wait => Active Unresponsive", check: wantMessage("inspect hangs")},
+		"a driver names the reason of an error":        {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Present(policy.StateRunning), loseVolume), want: "wait => Active VolumeDeleting", check: wantMessage("its disk goes")},
+		"a driver names it for a frozen server":        {vm: policytest.ReportedVM().Action(api.ActionPaused), observed: policytest.ChangeServer(policytest.Present(policy.StatePaused), loseVolume), want: "wait => Paused VolumeDeleting", check: wantMessage("its disk goes")},
 		"a server that may run is not started again":   {vm: policytest.ReportedVM(), observed: policytest.Lost(), want: "ensure On Start => Unknown Unresponsive", check: wantMessage("the node is gone")},
 		"a server that may run is stopped":             {vm: policytest.ReportedVM().Action(api.ActionStopped), observed: policytest.Lost(), want: "ensure Off Stop => Unknown Unresponsive", check: wantMessage("the node is gone")},
 		"a change while the engine restarts it":        {vm: policytest.ReportedVM().Generation(3), observed: policytest.Present(policy.StateRestarting), want: "ensure On Update => Active Updating"},
@@ -398,6 +400,9 @@ func wantBoth(one, two check) check {
 		two(t, d)
 	}
 }
+
+// loseVolume has the driver report that a disk goes with the run.
+func loseVolume(s *policy.Server) { s.Error, s.ErrorReason = "its disk goes", "VolumeDeleting" }
 
 func wantMessage(text string) check {
 	return func(t *testing.T, d policy.Decision) {

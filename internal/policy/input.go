@@ -146,8 +146,9 @@ type Server struct {
 	State    State  `json:"state,omitzero"`
 	Progress string `json:"progress,omitzero"`
 	Note     string `json:"note,omitzero"`
-	// Error is the text of a failure in the background.
-	Error     string    `json:"error,omitzero"`
+	// Error is the text of a failure in the background, and ErrorReason its reason, if the driver names one.
+	Error       string    `json:"error,omitzero"`
+	ErrorReason string    `json:"errorReason,omitzero"`
 	Exit      Exit      `json:"exit,omitzero"`
 	StartedAt time.Time `json:"startedAt,omitzero"`
 	// Applied is the size that the server has.

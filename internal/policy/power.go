@@ -183,8 +183,12 @@ func decidePaused(in Input) Decision {
 
 // planPaused returns the decision for a server that is frozen as specified.
 func planPaused(in Input) Decision {
-	d := Decision{Status: StatusIntent{Phase: api.PhasePaused, Reason: api.ReasonPausedAsAsked, Ready: true, RestartHandled: true, Message: in.Observed.Server.Note}}
-	if pendingFields(in) != "" && refusedField(in).Field == "" {
+	server := in.Observed.Server
+	d := Decision{Status: StatusIntent{Phase: api.PhasePaused, Reason: api.ReasonPausedAsAsked, Ready: true, RestartHandled: true, Message: server.Note}}
+	switch {
+	case server.ErrorReason != "":
+		d.Status.Ready, d.Status.Reason, d.Status.Message = false, server.ErrorReason, server.Error
+	case pendingFields(in) != "" && refusedField(in).Field == "":
 		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonChangePending, PendingText(in.VM.Spec.Action, pendingFields(in))
 	}
 	return countUntilStable(in, d)
@@ -244,7 +248,7 @@ func planRunning(in Input) Decision {
 	d := Decision{Status: StatusIntent{Phase: api.PhaseActive, Reason: api.ReasonRunning, Message: server.Note, Ready: true}}
 	switch {
 	case server.Error != "":
-		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonUnresponsive, server.Error
+		d.Status.Ready, d.Status.Reason, d.Status.Message = false, cmp.Or(server.ErrorReason, api.ReasonUnresponsive), server.Error
 		if server.HostLost {
 			d.Status.Phase = api.PhaseUnknown
 		}

@@ -119,6 +119,9 @@ const (
 	// ReasonVolumeLost means that the PersistentVolumeClaim of a disk is gone. No empty one
 	// is made in its place.
 	ReasonVolumeLost = "VolumeLost"
+	// ReasonVolumeDeleting means that the PersistentVolumeClaim of a disk was deleted, and goes
+	// once the server's pod does. Drover does not restart the server.
+	ReasonVolumeDeleting = "VolumeDeleting"
 	// ReasonPodLost means that the server's pod is gone, or that its kubelet has lost the
 	// machine's container, and nothing proves that this has ended.
 	ReasonPodLost = "PodLost"

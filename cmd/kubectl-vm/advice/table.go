@@ -110,6 +110,10 @@ var reasons = map[string]Advice{
 		Need: Person, Means: "The PersistentVolumeClaim of a disk is gone, with its data.",
 		Do: "Delete the VM, and create it again from a backup: {program} delete {vm}",
 	},
+	api.ReasonVolumeDeleting: {
+		Need: Person, Means: "Someone has deleted the PersistentVolumeClaim of a disk. Its data is there as long as the pod is, so Drover does not restart the server.",
+		Do: "Copy the data while the guest runs, for example with {program} cp, then delete the VM and create it again: {program} delete {vm}",
+	},
 	api.ReasonLaterEpoch: {
 		Need: Person, Means: "An object of the server has the epoch of a later leader than this controller.",
 		Do: "That ends by itself if another controller leads. Else someone has written the annotation that the message above names: remove it.",

@@ -76,7 +76,7 @@ func Observed(o *inventory.Observation) policy.Observed {
 // Server returns the facts of a server.
 func Server(s *driver.Server) policy.Server {
 	facts := policy.Server{
-		ID: s.ID, Run: s.Run, State: policy.State(s.State), Progress: Truncate(s.Progress), Note: Truncate(s.Note), Error: ErrorText(s.Err),
+		ID: s.ID, Run: s.Run, State: policy.State(s.State), Progress: Truncate(s.Progress), Note: Truncate(s.Note), Error: ErrorText(s.Err), ErrorReason: driver.ReasonOf(s.Err),
 		StartedAt: s.StartedAt, Applied: policy.Size{CPUMilli: s.Applied.CPUMilli, MemoryBytes: s.Applied.MemoryBytes},
 		NeedsEnsure: s.NeedsEnsure, HostLost: s.HostLost, Disruption: Truncate(s.Disruption),
 		IsUnschedulable: s.IsUnschedulable, IsLeaving: s.IsLeaving,

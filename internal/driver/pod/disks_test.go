@@ -229,6 +229,33 @@ func TestStopWithoutDisk(t *testing.T) {
 	s.deleteAll(t)
 }
 
+// TestDeletedClaim checks that a PVC that somebody deletes while its guest runs is reported at once, and that
+// neither a restart nor a start after an end completes the loss. A user may still stop the server.
+func TestDeletedClaim(t *testing.T) {
+	t.Parallel()
+	w, s := newServer(t)
+	run := s.reach(t, driver.StateRunning).Run
+	root := s.claims(t)[""]
+	assert.NoError(t, w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Delete(t.Context(), root.Name, metav1.DeleteOptions{}))
+	assert.Eventually(t, "the deletion is reported", func(t testing.TB) error {
+		if got := s.list(t); got.State != driver.StateRunning || driver.ReasonOf(got.Err) != "VolumeDeleting" {
+			return fmt.Errorf("the server is %s: %w", got.State, got.Err)
+		}
+		return nil
+	})
+	s.reach(t, driver.StateRunning)
+	s.RestartRun = run
+	s.wantRefusal(t, "VolumeDeleting", root.Name+" was deleted")
+	s.RestartRun = ""
+	assert.NoError(t, w.kubelet.EndPod(t.Context(), s.pod(t), 1, ""))
+	s.wantRefusal(t, "VolumeDeleting", root.Name+" was deleted")
+	if _, kept := s.claims(t)[""]; !kept || s.pod(t).UID != types.UID(run) {
+		t.Error("the PVC or its pod was removed")
+	}
+	s.turn(t, driver.PowerOff, driver.StateStopped)
+	s.deleteAll(t)
+}
+
 // wantRefusal repeats Ensure until it fails for a reason, and checks the text.
 func (s *server) wantRefusal(t *testing.T, reason, says string) {
 	t.Helper()

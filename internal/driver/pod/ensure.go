@@ -167,6 +167,9 @@ func (c *convergence) converge(ctx context.Context) error {
 // convergePower takes the steps to the desired power state: of the root disk, the pod, and the guest. A
 // pod that is to stop needs no disk.
 func (c *convergence) convergePower(ctx context.Context) error {
+	if err := c.checkDeletedClaim(); err != nil {
+		return err
+	}
 	isStopping := c.Pod != nil && !objects.IsGated(c.Pod) && c.End() == nil && c.isToStop()
 	if !c.spec.Ephemeral && !isStopping {
 		if err := c.ensureClaim(ctx, objects.Disk{Name: objects.RootDisk, Bytes: c.spec.RootDiskBytes}); err != nil {
@@ -190,6 +193,16 @@ func (c *convergence) convergePower(ctx context.Context) error {
 		}
 	}
 	return c.convergePod(ctx)
+}
+
+// checkDeletedClaim refuses to end or replace a pod for another run if that would complete the deletion of
+// a PVC by others. A user may still stop the server.
+func (c *convergence) checkDeletedClaim() error {
+	claim := c.DeletedClaim()
+	if claim == nil || c.spec.Power == driver.PowerOff || c.End() == nil && !c.isToStop() {
+		return nil
+	}
+	return objects.DeletedClaimError(claim)
 }
 
 // clearEndedPod removes a pod that has ended, unless the next one would fail for the same reason.

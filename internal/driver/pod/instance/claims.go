@@ -45,6 +45,17 @@ func (c Claims) isDeleted() bool {
 	return len(all) > 0 && all[0].DeletionTimestamp != nil
 }
 
+// DeletedClaim returns a PVC of the pod that somebody has deleted, nil if there is none. It remains while the
+// pod exists.
+func (i *Instance) DeletedClaim() *corev1.PersistentVolumeClaim {
+	for _, claim := range i.Claims.All() {
+		if claim.DeletionTimestamp != nil && i.Pod != nil && objects.UsesClaim(i.Pod, claim.Name) {
+			return claim
+		}
+	}
+	return nil
+}
+
 // Replace replaces a PVC by its updated version.
 func (c Claims) Replace(claim, updated *corev1.PersistentVolumeClaim) {
 	for name, known := range c {

@@ -151,6 +151,9 @@ func (i *Instance) describeMachine(s *driver.Server, last control.Status) {
 	if i.IsPaused() {
 		s.State = driver.StatePaused
 	}
+	if claim := i.DeletedClaim(); s.Err == nil && claim != nil {
+		s.Err = objects.DeletedClaimError(claim)
+	}
 	if s.Err == nil {
 		s.Err = waitError(last.Waits)
 	}

@@ -21,6 +21,7 @@ const (
 	reasonTerminating = "NamespaceTerminating"
 	reasonForbidden   = "Forbidden"
 	reasonRefused     = "ObjectRefused"
+	reasonDeleting    = "VolumeDeleting"
 )
 
 // Explain returns the error of a request about an object as an error of package driver. It keeps the
@@ -62,6 +63,13 @@ func isOfLimitRange(err error) bool {
 // TakenError returns the error of an object that cannot be created, because a foreign one has its name.
 func TakenError(kind string, key types.NamespacedName) error {
 	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry, "a %s of the name %s exists and is not Drover's: delete or rename it", kind, key))
+}
+
+// DeletedClaimError returns the error of a PVC that somebody has deleted while a pod uses it.
+func DeletedClaimError(claim *corev1.PersistentVolumeClaim) error {
+	return driver.WithReason(reasonDeleting, driver.Errorf(driver.ErrRetry,
+		"%s was deleted, and its data will be gone once the pod is: copy the data from the running guest, and delete the VirtualMachine; Drover does not restart it",
+		Describe(KindClaim, claim)))
 }
 
 // ChangedError returns the error of a pod that something in the cluster has changed at its creation.

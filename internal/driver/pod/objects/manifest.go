@@ -282,6 +282,13 @@ func RequestedOf(p *corev1.Pod, resource corev1.ResourceName) corev1.ResourceNam
 	return ""
 }
 
+// UsesClaim reports whether a pod has a PVC among its volumes.
+func UsesClaim(p *corev1.Pod, claim string) bool {
+	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim
+	})
+}
+
 // IsGated reports whether a pod has its scheduling gate.
 func IsGated(p *corev1.Pod) bool { return slices.ContainsFunc(p.Spec.SchedulingGates, isGate) }
 
