@@ -4,7 +4,7 @@
 // Package room accounts for the room on a disk that several writers fill at the same time. A part of each disk is
 // reserved: for the disks of machines, which grow, and for everything else that writes there.
 //
-// Start with Disk.Take. Whoever writes a file that may be large does so by a File.
+// Start with Disk.Take. Use a File to write what may be large.
 package room
 
 import (
