@@ -157,7 +157,7 @@ func lockInstalls(folder string) (unlock func(), err error) {
 		if err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
 			break
 		}
-		time.Sleep(proc.PollEvery)
+		<-time.After(proc.PollEvery)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("locking %s, into which another process may be installing drover-machine: %w", folder, err), lock.Close())
