@@ -9,7 +9,7 @@ package bugs
 var All = []Bug{
 	{"finalizer-late", "O1", []Edit{{
 		"internal/controller/finalizer.go", "	next := vm.DeepCopy()\n	controllerutil.AddFinalizer",
-		"	if BUG {\n		s := step{pass: pass{r: r, facts: facts{vm: vm}}}\n		_ = r.callDriver(ctx, vm, policy.Action{Step: policy.StepEnsure, Power: policy.PowerOn}, s.driverTarget(), false)\n	}\n	next := vm.DeepCopy()\n	controllerutil.AddFinalizer",
+		"	if BUG {\n		s := step{pass: pass{r: r, facts: facts{vm: vm}}}\n		_ = r.callDriver(ctx, vm, policy.Action{Step: policy.StepEnsure, Power: policy.PowerOn}, s.driverTarget(), \"\")\n	}\n	next := vm.DeepCopy()\n	controllerutil.AddFinalizer",
 	}}},
 	{"finalizer-after-creation", "O1", []Edit{
 		{"internal/controller/finalizer.go", "	controllerutil.AddFinalizer(next, api.FinalizerServer)\n", "	if !BUG || r.Inventory.Get(vm.UID).Server.ID != \"\" {\n		controllerutil.AddFinalizer(next, api.FinalizerServer)\n	} else if vm.Annotations[api.AnnotationBound] != \"\" {\n		return vm, nil\n	}\n"},

@@ -57,8 +57,9 @@ type Converter struct {
 // Convert is an image.Converter. What it returns is a claim of the program, which an image may have
 // taken over. The program ends with ctx, and with the first failure of its input or output.
 func (c Converter) Convert(ctx context.Context, order rootfs.Order, open rootfs.Open, out erofs.File) (rootfs.Result, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	caller := ctx
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	var p pipes
 	defer p.close()
 	if err := p.open(); err != nil {
@@ -74,16 +75,16 @@ func (c Converter) Convert(ctx context.Context, order rootfs.Order, open rootfs.
 	go func() {
 		err := rootfs.Receive(p.changed, out, order.MaxSize)
 		if err != nil {
-			cancel()
+			cancel(rootfs.ErrStopped)
 		}
 		received <- err
 	}()
 	sent := rootfs.Send(p.sent, order, func(number int) (io.ReadCloser, error) { return openWithin(ctx, open, number) })
 	if sent != nil && !errors.Is(sent, rootfs.ErrStopped) {
-		cancel()
+		cancel(nil)
 	}
 	_ = p.sent.Close()
-	ended := outcome{sent: sent, exit: cmd.Wait(), received: <-received, cancelled: ctx.Err(), printed: printed}
+	ended := outcome{sent: sent, exit: cmd.Wait(), received: <-received, cancelled: caller.Err(), printed: printed}
 	if err := ended.failure(); err != nil {
 		return rootfs.Result{}, err
 	}
