@@ -401,7 +401,7 @@ func TestContainerSizes(t *testing.T) {
 	}{
 		"smaller": {size - 512, "it is not as large as the image says"},
 		"larger":  {size + 512, "it is not as large as the image says"},
-		"nothing": {0, "it is not as large as the image says"},
+		"nothing": {0, "it must have 1 or more"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
