@@ -149,8 +149,8 @@ type Server struct {
 	// Error is the text of a failure in the background, and ErrorReason its reason, if the driver names one.
 	Error       string    `json:"error,omitzero"`
 	ErrorReason string    `json:"errorReason,omitzero"`
-	Exit      Exit      `json:"exit,omitzero"`
-	StartedAt time.Time `json:"startedAt,omitzero"`
+	Exit        Exit      `json:"exit,omitzero"`
+	StartedAt   time.Time `json:"startedAt,omitzero"`
 	// Applied is the size that the server has.
 	Applied         Size   `json:"applied,omitzero"`
 	NeedsEnsure     bool   `json:"needsEnsure,omitzero"`

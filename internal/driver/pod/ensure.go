@@ -151,6 +151,9 @@ func (c *convergence) checkIdentity(ctx context.Context) error {
 // converge takes the steps that are possible without waiting. A disk that cannot grow does not keep the
 // other steps from being taken.
 func (c *convergence) converge(ctx context.Context) error {
+	if err := c.checkDeletedClaim(); err != nil {
+		return err
+	}
 	if err := c.convergePower(ctx); err != nil || c.spec.PowerOnly {
 		return err
 	}
@@ -167,9 +170,6 @@ func (c *convergence) converge(ctx context.Context) error {
 // convergePower takes the steps to the desired power state: of the root disk, the pod, and the guest. A
 // pod that is to stop needs no disk.
 func (c *convergence) convergePower(ctx context.Context) error {
-	if err := c.checkDeletedClaim(); err != nil {
-		return err
-	}
 	isStopping := c.Pod != nil && !objects.IsGated(c.Pod) && c.End() == nil && c.isToStop()
 	if !c.spec.Ephemeral && !isStopping {
 		if err := c.ensureClaim(ctx, objects.Disk{Name: objects.RootDisk, Bytes: c.spec.RootDiskBytes}); err != nil {

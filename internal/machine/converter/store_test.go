@@ -200,19 +200,32 @@ func TestDiskFills(t *testing.T) {
 	checkLeft(t, s, staging, 1)
 }
 
+// lowestFree is how little room a disk had left at any time.
+type lowestFree struct {
+	mu    sync.Mutex
+	bytes int64
+}
+
+func (f *lowestFree) record(bytes int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.bytes = min(f.bytes, bytes)
+}
+
 // lowest is a file whose writer notes how little room the disk had left at any time.
 type lowest struct {
 	erofs.File
 
 	disk *room.Disk
-	free *atomic.Int64
+	free *lowestFree
 }
 
 // WriteAt implements io.WriterAt.
 func (l lowest) WriteAt(p []byte, at int64) (int, error) {
 	n, err := l.File.WriteAt(p, at)
 	free, failed := l.disk.Free()
-	for old := l.free.Load(); failed == nil && free < old && !l.free.CompareAndSwap(old, free); old = l.free.Load() {
+	if failed == nil {
+		l.free.record(free)
 	}
 	return n, errors.Join(err, failed)
 }
@@ -231,8 +244,7 @@ func TestConversionsTogether(t *testing.T) {
 	begun.Add(count)
 	registry := framework.NewRegistry(t, nil)
 	s, staging := newStoreIn(t, dir, registry)
-	var free atomic.Int64
-	free.Store(size * count)
+	free := lowestFree{bytes: size * count}
 	convert := s.Convert
 	s.Convert = func(ctx context.Context, order rootfs.Order, open rootfs.Open, out erofs.File) (rootfs.Result, error) {
 		begun.Done()
@@ -249,10 +261,10 @@ func TestConversionsTogether(t *testing.T) {
 	all.Wait()
 	failed := errors.Join(errs...)
 	assert.ErrorSays(t, "Fetch", failed, "there is no room for it")
-	if free.Load() < reserve {
-		t.Errorf("%d bytes were free at the least, and %d must stay free", free.Load(), reserve)
+	if free.bytes < reserve {
+		t.Errorf("%d bytes were free at the least, and %d must stay free", free.bytes, reserve)
 	}
-	t.Logf("%d bytes were free at the least: %v", free.Load(), failed)
+	t.Logf("%d bytes were free at the least: %v", free.bytes, failed)
 	if errs[0] == nil || errs[1] == nil {
 		checkLeft(t, s, staging, 1)
 	}

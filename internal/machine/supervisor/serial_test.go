@@ -36,7 +36,7 @@ func TestLogIsCut(t *testing.T) {
 	c, _ := newLine()
 	log, printed := 0, 0
 	c.most, c.cut = most, func() { log = 0 }
-	c.follow(readerFunc(func(p []byte) (int, error) {
+	c.follow(readerFunc(func([]byte) (int, error) {
 		if log > most {
 			t.Errorf("%d bytes are read after a log of %d", chunk, log)
 		}
