@@ -207,7 +207,7 @@ func TestRunEnds(t *testing.T) {
 	}()
 	assert.NoError(t, put(t, e, "/registry/configmaps/a/x", mebibyte))
 	k.Accounts.RecordDeletion("a", limit)
-	assert.Eventually(t, "a round is done before its usual time", func(t testing.TB) error {
+	assert.Eventually(t, "a round is done before its usual time", func(testing.TB) error {
 		if clock.HasWaiters() && clock.Since(time.Unix(1_000_000, 0)) < leastPeriod {
 			clock.Step(leastPeriod)
 		}

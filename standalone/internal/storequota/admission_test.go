@@ -36,15 +36,14 @@ func (interfaces) GetObjectConvertor() runtime.ObjectConvertor {
 
 // request is a write of an object.
 type request struct {
-	resource      string
-	subresource   string
-	object, old   runtime.Object
-	operation     admission.Operation
-	user          string
-	groups        []string
-	isDryRun      bool
-	kind          schema.GroupVersionKind
-	resourceGroup string
+	resource    string
+	subresource string
+	object, old runtime.Object
+	operation   admission.Operation
+	user        string
+	groups      []string
+	isDryRun    bool
+	kind        schema.GroupVersionKind
 }
 
 func validate(t *testing.T, p *plugin, r request) error {
@@ -86,7 +85,7 @@ func vm(note string) *unstructured.Unstructured {
 }
 
 func lease(holder string, renewed time.Time) *coordinationv1.Lease {
-	at, transitions := metav1.NewMicroTime(renewed), int32(renewed.Unix())
+	at, transitions := metav1.NewMicroTime(renewed), int32(renewed.Unix()) //nolint:gosec // a time of the tests
 	return &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Name: "x", Namespace: "blue"},
 		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, RenewTime: &at, LeaseTransitions: &transitions},
@@ -128,8 +127,7 @@ func TestPluginOfFullNamespace(t *testing.T) {
 	} {
 		a, _ := newAccounts()
 		fill(a, "blue", mebibyte)
-		for a.Admit(Write{Namespace: "blue", Size: 100, Growth: 100}) == nil { // the rest
-		}
+		admitAll(a, Write{Namespace: "blue", Size: 100, Growth: 100}) // the rest
 		if strings.Contains(name, "Lease that is") || strings.Contains(name, "another version") || strings.Contains(name, "finalizer's end") {
 			a.change("blue", func(x *account) { x.fresh += quota / 10 }) // nothing may grow at all
 		}
