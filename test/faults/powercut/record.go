@@ -180,7 +180,8 @@ func (r *recorder) recordDescriptor(c call) error {
 	return nil
 }
 
-// recordRoom records that a file gets or loses room for data. Its size stays, which is what these programs ask for.
+// recordRoom records that a file gets or loses room for data. With mode 0 it grows to the end of the room; else its size
+// stays.
 func (r *recorder) recordRoom(c call, file fileID, short string) error {
 	offset, err := c.number(2)
 	length, err2 := c.number(3)
@@ -188,6 +189,10 @@ func (r *recorder) recordRoom(c call, file fileID, short string) error {
 		return err
 	}
 	switch c.args[1] {
+	case "0":
+		size := max(offset+length, r.disk.files[file].size)
+		r.add(op{kind: opTruncate, file: file, offset: size, text: fmt.Sprintf("room up to %d in %s", size, short)})
+		return nil
 	case "FALLOC_FL_KEEP_SIZE":
 		return nil
 	case "FALLOC_FL_KEEP_SIZE|FALLOC_FL_PUNCH_HOLE":
