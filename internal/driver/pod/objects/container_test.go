@@ -68,6 +68,17 @@ func TestPodWithoutMachine(t *testing.T) {
 	if _, ok := ControlPortOf(p); ok || MachineContainer(p) != nil || RequestedOf(p, kvm) != "" || containerPortName(p, port) != "" || LeadsToGuest(p, 81) {
 		t.Error("a pod without the machine's container has one")
 	}
+	assert.NoError(t, CheckStorage(p, driver.ServerSpec{Ephemeral: true}))
+}
+
+// TestMetaOfBarePod gives a pod that has lost all labels and annotations those that it should have.
+func TestMetaOfBarePod(t *testing.T) {
+	t.Parallel()
+	p := &corev1.Pod{}
+	(&Template{}).SetMeta(p, driver.ServerSpec{Name: "web", Labels: map[string]string{"app": "shop"}}, nil)
+	if p.Labels[LabelName] != "web" || p.Labels["app"] != "shop" {
+		t.Errorf("the labels are %v", p.Labels)
+	}
 }
 
 // TestEphemeralStorage checks that an ephemeral server asks for what its disk and log use, so that its node

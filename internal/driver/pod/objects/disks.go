@@ -119,9 +119,13 @@ func ephemeralStorage(spec driver.ServerSpec) resource.Quantity {
 // CheckStorage returns an error if a pod was admitted with less ephemeral storage than its server uses, as
 // by a webhook: its kubelet would evict it, and the disk with it.
 func CheckStorage(p *corev1.Pod, spec driver.ServerSpec) error {
-	limit, isLimited := MachineContainer(p).Resources.Limits[corev1.ResourceEphemeralStorage]
+	c := MachineContainer(p)
+	if c == nil || !spec.Ephemeral {
+		return nil
+	}
+	limit, isLimited := c.Resources.Limits[corev1.ResourceEphemeralStorage]
 	wanted := ephemeralStorage(spec)
-	if !spec.Ephemeral || !isLimited || limit.Cmp(wanted) >= 0 {
+	if !isLimited || limit.Cmp(wanted) >= 0 {
 		return nil
 	}
 	return driver.WithReason(reasonRefused, driver.Errorf(driver.ErrExhausted,

@@ -5,7 +5,6 @@ package objects
 
 import (
 	"encoding/json"
-	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -113,7 +112,7 @@ func (t *Template) NewPod(spec driver.ServerSpec, run Run) (*corev1.Pod, error) 
 // evictions are refused, and what the readiness probe asks.
 func (t *Template) SetMeta(p *corev1.Pod, spec driver.ServerSpec, root *corev1.PersistentVolumeClaim) {
 	p.OwnerReferences = owners(spec, root)
-	maps.Copy(p.Labels, t.ownLabels(spec))
+	addLabels(p, t.ownLabels(spec))
 	SetLabels(p, spec.Labels)
 	delete(p.Annotations, AnnotationEviction)
 	if spec.BlockEviction {

@@ -151,11 +151,16 @@ func SetLabels(p *corev1.Pod, ofVM map[string]string) {
 	}
 	delete(p.Annotations, AnnotationLabels)
 	wanted := inherited(p, ofVM)
-	for key, value := range wanted {
-		metav1.SetMetaDataLabel(&p.ObjectMeta, key, value)
-	}
+	addLabels(p, wanted)
 	if keys := slices.Sorted(maps.Keys(wanted)); len(keys) > 0 {
 		metav1.SetMetaDataAnnotation(&p.ObjectMeta, AnnotationLabels, strings.Join(keys, ","))
+	}
+}
+
+// addLabels adds labels to a pod, which may have lost all that it had.
+func addLabels(p *corev1.Pod, labels map[string]string) {
+	for key, value := range labels {
+		metav1.SetMetaDataLabel(&p.ObjectMeta, key, value)
 	}
 }
 
