@@ -101,7 +101,7 @@ func (o *upRun) prepareControlPlane(ctx context.Context, dir *datadir.Dir, log *
 	return plane, plane.WriteKubeconfig()
 }
 
-// servingHosts returns the names and addresses of the API by what this host has now.
+// servingHosts returns the names and addresses at which this host serves the API now.
 func (o *upRun) servingHosts() []string {
 	hostname, _ := os.Hostname()
 	return pki.Hosts(net.ParseIP(o.BindAddress), controlplane.ServiceIP, hostname, port.LocalIPs())

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package signals ends the programs in order, and not because nobody reads what they print. Start
-// with StopContext.
+// Package signals ends the programs in order on a signal, and keeps them running when the reader of
+// their output has gone. Start with StopContext.
 package signals
 
 import (

@@ -28,13 +28,13 @@ type outcome struct {
 func (s *step) act(ctx context.Context) <-chan outcome {
 	result := make(chan outcome, 1)
 	vm, action, target := s.vm.DeepCopy(), s.decision.Action, s.driverTarget()
-	without := powerWithoutSpec(translate.Observed(&s.observed.Observation))
-	go func() { result <- s.r.callDriver(ctx, vm, action, target, without) }()
+	keptPower := powerWithoutSpec(translate.Observed(&s.observed.Observation))
+	go func() { result <- s.r.callDriver(ctx, vm, action, target, keptPower) }()
 	return result
 }
 
-// powerWithoutSpec returns the power state that a server keeps while the driver does what it asks for and what does not
-// depend on the spec; empty if it asks for nothing.
+// powerWithoutSpec returns the present power state of a server whose driver asks for a call that does not depend on the
+// spec. It is empty if the driver asks for none.
 func powerWithoutSpec(observed policy.Observed) driver.Power {
 	switch {
 	case policy.IsCleanupDue(observed):
@@ -52,9 +52,9 @@ func powerWithoutSpec(observed policy.Observed) driver.Power {
 // stops; the guard cancels it when the Lease may be lost.
 //
 // If a Secret of the spec is missing, the driver gets the power state alone, where the operation
-// needs no more. Otherwise the operation fails, but where the driver asks for a call it gets the power state without, in
-// which the server is: it removes what the last run has left, or has a machine take what the operator allows.
-func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, action policy.Action, target driver.Target, without driver.Power) outcome {
+// needs no more. Otherwise the operation fails. With keptPower, which is the server's present power state, the driver is
+// called all the same: it removes the remains of the last run, or applies the operator's settings to a machine that runs.
+func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, action policy.Action, target driver.Target, keptPower driver.Power) outcome {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	if action.Step == policy.StepDelete {
@@ -69,11 +69,11 @@ func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, act
 	spec.Objects = translate.Objects(vm)
 	missing := secrets.Resolve(ctx, r.Client.Live, vm, &spec)
 	fails := missing != nil && !needsPowerOnly(action)
-	if fails && without == "" {
+	if fails && keptPower == "" {
 		return outcome{err: missing}
 	}
 	if spec.PowerOnly = missing != nil; fails {
-		spec.Power, spec.RestartRun = without, ""
+		spec.Power, spec.RestartRun = keptPower, ""
 	}
 	server, err := r.Inventory.Ensure(ctx, spec)
 	if err == nil && fails {

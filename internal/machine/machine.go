@@ -94,7 +94,7 @@ var (
 	ErrNoMemory = errors.New("no memory")
 	// ErrDiskChanged means that QEMU did not start, since it could not use a disk or an image.
 	ErrDiskChanged = errors.New("unusable disk")
-	// ErrNoLog means that there is no such part of the guest's log yet.
+	// ErrNoLog means that this part of the guest's log does not exist yet.
 	ErrNoLog = errors.New("no log")
 	// ErrNoRoom means that the guest waits for room on the host's disk.
 	ErrNoRoom = errors.New("no room on the host's disk")

@@ -38,8 +38,8 @@ func isOnHold(in Input) bool {
 	return op.Failure == api.FailureRefused && op.Epoch == in.Epoch && !isEnsureDue(in) || in.Now.Before(nextTry(in))
 }
 
-// isEnsureDue reports whether the driver has to do something that does not depend on the spec, so that a refused
-// one does not delay it for ever: a cleanup, or a change of what the operator allows a server that runs.
+// isEnsureDue reports whether the driver has work that a refused spec must not delay: a cleanup, or a change of the
+// operator's settings for a server that runs.
 func isEnsureDue(in Input) bool {
 	asks := in.Observed.Answer == Present && in.Observed.Server.NeedsEnsure
 	return IsCleanupDue(in.Observed) || asks && in.VM.Status.Operation.Failure == api.FailureRefused && in.VM.Status.Operation.Epoch == in.Epoch

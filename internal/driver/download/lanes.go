@@ -11,8 +11,7 @@ import (
 	"time"
 )
 
-// lane is one of the kinds of fetches that have places of their own, so that those which take long delay
-// only their like.
+// lane is a kind of fetch. Each kind has separate places, so that long fetches delay only other long ones.
 type lane int
 
 // The lanes. A fetch begins in the first one, and moves on with what it has received.
@@ -50,7 +49,7 @@ func (t *Tracker) review(f *Fetch) {
 	defer t.mu.Unlock()
 	defer t.admitWaiting()
 	before, now := f.reviewed, sample{t.Clock.Now(), f.received.Load()}
-	if now.at.Sub(before.at) < reviewInterval { // it has begun again meanwhile
+	if now.at.Sub(before.at) < reviewInterval { // it began again after this review was planned
 		return
 	}
 	f.reviewed = now
@@ -67,8 +66,8 @@ func (t *Tracker) review(f *Fetch) {
 
 // The following methods require the lock to be held.
 
-// demote moves a fetch to the slow lane. If there is no place for it, it keeps its own until another namespace needs
-// that: only then the bytes that it has received are lost.
+// demote moves a fetch to the slow lane. If that has no free place, the fetch stays where it is until another namespace
+// needs its place. Only then does it lose the bytes that it has received.
 func (t *Tracker) demote(f *Fetch) {
 	switch {
 	case t.canHavePlace(slow, f.namespace):
@@ -99,7 +98,7 @@ func (t *Tracker) count(l lane, namespace string) (n int) {
 }
 
 // isBelowShare reports whether a namespace has fewer places than it may have. No namespace takes all, so that fetches
-// that never end only delay others of their own namespace.
+// that never end delay only those of the same namespace.
 func (t *Tracker) isBelowShare(l lane, namespace string) bool {
 	return t.Concurrency == 0 || t.count(l, namespace) < max(t.Concurrency-1, 1)
 }
@@ -206,8 +205,8 @@ func (t *Tracker) admitWaiting() {
 }
 
 // findNext returns the fetch that is next to have a place in a lane, and for which namespace. The namespaces take
-// turns: first are those with the fewest places, then those that have waited longest since their last fetch began or,
-// if none has, since they came. So nobody who comes, or comes again, goes before one who waits.
+// turns: first those with the fewest places, then those whose last fetch began longest ago. A namespace without one counts
+// from its arrival, so that a new namespace, or one that comes again, does not pass one that waits.
 func (t *Tracker) findNext(l lane) (next *Fetch, namespace string) {
 	if l != slow && !t.hasRoom(l) {
 		return nil, ""
@@ -226,7 +225,7 @@ func (t *Tracker) findNext(l lane) (next *Fetch, namespace string) {
 	return next, namespace
 }
 
-// forgetServed forgets the namespaces that have no fetch any more.
+// forgetServed forgets the namespaces that have no servers waiting.
 func (t *Tracker) forgetServed() {
 	if len(t.served) <= len(t.placed) {
 		return

@@ -30,8 +30,8 @@ import (
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
-// Auto selects, in place of names, every driver whose engine is one that can be installed and answers. Drivers without
-// one run only where they are named: an engine of theirs always answers, and nobody has asked for its servers.
+// Auto selects, in place of names, the drivers of engines that are installed and answer. Drivers fake and pod run only
+// where they are named: fake needs no engine, and pod works in any cluster.
 const Auto = "auto"
 
 // identifyTimeout is how long an engine may take to report its id.

@@ -90,7 +90,7 @@ func (m *machine) run(c process.Command) (config.Result, error) {
 // report writes a line for the host.
 func (m *machine) report(r config.Result) error {
 	if m.result == nil {
-		return errors.New("there is no disk for the result")
+		return errors.New("the disk for the result is missing")
 	}
 	line, err := json.Marshal(r)
 	if err != nil {

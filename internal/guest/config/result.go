@@ -68,8 +68,8 @@ const (
 	maxCode     = 255
 )
 
-// ReadClaim reads the disk of the results. Lines that are no valid Result count for nothing, and
-// the first valid end is the one that counts, whatever follows.
+// ReadClaim reads the disk of the results. It ignores lines that are not a valid Result,
+// and everything after the first valid end.
 func ReadClaim(r io.Reader) (Claim, error) {
 	var c Claim
 	lines := bufio.NewScanner(io.LimitReader(r, ResultBytes))

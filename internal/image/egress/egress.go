@@ -194,8 +194,8 @@ func Redact(source string) string {
 	return shown
 }
 
-// responseBody is the body of a response, whatever length the server states. It ends with an error
-// after limit bytes and one more, by which readers with a limit of their own see that it is exceeded.
+// responseBody is the body of a response, whatever length the server states. It passes on
+// limit bytes and one more, from which the reader sees that the limit is exceeded, and then fails.
 type responseBody struct {
 	io.ReadCloser
 

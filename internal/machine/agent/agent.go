@@ -32,7 +32,7 @@ var (
 	ErrBusy = errors.New("the guest agent is busy with other callers: try again")
 	// ErrSilent means that the agent has not answered in time, or has hung up.
 	ErrSilent = errors.New("the guest agent does not answer")
-	// ErrBadAnswer means that the agent has sent what is no answer, or one that cannot be right.
+	// ErrBadAnswer means that the agent has sent something that is not an answer, or an impossible one.
 	ErrBadAnswer = errors.New("the guest agent gives an invalid answer")
 	// ErrDisabled means that the agent lacks a command, or is configured not to run it.
 	ErrDisabled = errors.New("the guest agent does not allow what this needs")

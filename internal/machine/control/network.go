@@ -144,7 +144,7 @@ const takenHead = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 // maxPorts is how many ports a machine has at most.
 const maxPorts = 64
 
-// socketsMessage is what a client sends, and a socket for each port with it.
+// socketsMessage is the message of a client. The socket of each port comes with it.
 type socketsMessage struct {
 	Revision Revision `json:"revision"`
 	Ports    []Port   `json:"ports"`

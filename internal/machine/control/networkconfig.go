@@ -27,7 +27,7 @@ type NetworkConfig struct {
 	Domain   string `json:"domain,omitempty"`
 	// MTU is the MTU of the guest's interface, in bytes.
 	MTU int `json:"mtu"`
-	// Wanted is what the edge begins with. It has the sockets of no port then.
+	// Wanted is the configuration with which the edge begins, before it has the sockets of ports.
 	Wanted Wanted `json:"wanted"`
 }
 

@@ -95,7 +95,7 @@ func (c Converter) Convert(ctx context.Context, order rootfs.Order, open rootfs.
 	return made, err
 }
 
-// outcome is what has come of a program.
+// outcome is how a program has ended, and how its input and output have.
 type outcome struct {
 	sent, exit, received, cancelled error
 	printed                         *boundedBuffer

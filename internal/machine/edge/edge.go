@@ -78,7 +78,7 @@ type Edge struct {
 	flows sync.Map
 
 	mu sync.Mutex
-	// wanted is what the edge is to be, and ports are those that it serves.
+	// wanted is the configuration that the edge should have, and ports are those that it serves.
 	wanted control.Wanted
 	ports  map[control.Port]io.Closer
 	// outside are the connections through the host, by the address that they lead to.

@@ -64,8 +64,7 @@ type HostConfig struct {
 	// StopID is that of a stop that was begun, empty for none; StopWithin is what is left of its time, 0 for ever.
 	StopID     string        `json:"stopID,omitempty"`
 	StopWithin time.Duration `json:"stopWithin,omitempty"`
-	// Network is what the edge of the machine's network is told, and Ports are those of which the program is given a
-	// socket.
+	// Network configures the edge of the machine's network. Ports are the ports whose sockets the program inherits.
 	Network control.NetworkConfig `json:"network"`
 	Ports   []control.Port        `json:"ports,omitempty"`
 	// GuestNonce is Config.GuestNonce, for a run of a container image.

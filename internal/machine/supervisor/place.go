@@ -98,9 +98,9 @@ type Place struct {
 	AreSeparate bool
 	// Record is the path of the record of how the run ends.
 	Record string
-	// Config is what the supervisor is told, but for the token.
+	// Config is the configuration of the supervisor, without the token.
 	Config HostConfig
-	// Sockets are those of the ports that the caller has opened already. Whoever starts a supervisor opens the others.
+	// Sockets are the sockets of ports that the caller has already opened. A start opens those of the other ports.
 	Sockets map[control.Port]*os.File
 	// Reload returns the place as it is now: another run may have begun since.
 	Reload func() (Place, error)
@@ -510,8 +510,8 @@ func (p Place) KillAll(ctx context.Context) error {
 	return nil
 }
 
-// killLast ends the supervisor that was started last. It searches all processes for one whose start was interrupted before
-// it was written down which process it is: nothing else finds that one once it has let go of its lock.
+// killLast ends the supervisor that was started last. If that start was interrupted before the process ID was recorded, it
+// searches all processes, since a supervisor that has released its lock cannot be found in another way.
 func (p Place) killLast(ctx context.Context) error {
 	s, err := p.readState()
 	if isUnknown(s, err) {

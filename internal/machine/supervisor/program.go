@@ -97,7 +97,8 @@ func takeRoom(folder string, program *os.File) {
 	}
 }
 
-// openRoom opens the room of the next version, as a killed installation may have left it. New is set if there was none.
+// openRoom opens the file that reserves room for the next version. A killed installation may have written a part of it.
+// isNew is set if the file did not exist.
 func openRoom(folder string) (room *os.File, isNew bool, err error) {
 	path := filepath.Join(folder, roomFile)
 	err = os.Chmod(path, 0o600)

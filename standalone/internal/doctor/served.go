@@ -130,8 +130,8 @@ func (f *servedFacts) findDead(ctx context.Context, all []webhook) {
 	}
 }
 
-// written are the resources that Drover writes: without VirtualMachines nothing is done, and
-// without Leases nobody leads.
+// written are the resources that Drover writes. It cannot work without VirtualMachines, nor be
+// elected without Leases.
 var written = []struct{ group, resource string }{
 	{"cloudnative.tw", "virtualmachines"}, {"cloudnative.tw", "virtualmachines/status"}, {"coordination.k8s.io", "leases"}, {"events.k8s.io", "events"}, {"", "events"},
 }

@@ -11,8 +11,8 @@ import (
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
-// Bounds of the store's quota. The smallest has room for what every API stores, and the
-// largest is what etcd can rewrite in a time for which clients wait.
+// Bounds of the store's quota. The smallest has room for the objects of an empty API, and
+// etcd can rewrite a file of the largest before clients time out.
 const (
 	minStoreQuota     = 32 << 20
 	maxStoreQuota     = 8 << 30

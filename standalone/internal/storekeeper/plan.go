@@ -27,7 +27,7 @@ type facts struct {
 	objects   int64
 	history   int64
 	isFull    bool // etcd refuses writes
-	isStart   bool // nobody waits for etcd yet
+	isStart   bool // no client is connected yet
 	// sinceCompact and sinceDefragment are how long ago history was removed, and the file
 	// rewritten.
 	sinceCompact, sinceDefragment time.Duration
@@ -70,17 +70,17 @@ func (f facts) shouldDefragment() bool {
 // hasRoom reports whether etcd may accept writes again.
 func (f facts) hasRoom() bool { return f.file < f.fileLimit-f.fileLimit/16 }
 
-// moment is when a revision was the newest.
+// moment is a point in time, and the newest revision at it.
 type moment struct {
 	at       time.Time
 	revision int64
 }
 
-// past has the newest revision of some moments, oldest first.
+// past is a list of moments, oldest first.
 type past []moment
 
-// trim removes moments that are older than the given time, and returns the newest revision of
-// then, 0 if that is not known.
+// trim removes moments that are older than the given time, and returns the newest revision at
+// that time, 0 if it is not known.
 func (p *past) trim(before time.Time) int64 {
 	revision := int64(0)
 	for len(*p) > 0 && !(*p)[0].at.After(before) {

@@ -34,7 +34,7 @@ type Accounts struct {
 	refused  int64
 }
 
-// account has bytes of objects, by what is known of them, and of churn.
+// account has the bytes of a namespace: of its objects, by how they became known, and of churn.
 type account struct {
 	stored   int64 // shown by the last count
 	late     int64 // admitted before the last count began, and not shown by it
@@ -42,8 +42,8 @@ type account struct {
 	fresh    int64 // admitted since
 	// extra is the part of these that was admitted beyond the account's share.
 	extra int64
-	// churn is what updates and deletions have replaced, in the current period and the one
-	// before. It stays for a while as history in etcd and in the caches of kube-apiserver.
+	// churn is the size of what updates and deletions have replaced, in the current period and
+	// the one before. It stays for a while as history in etcd and in the caches of kube-apiserver.
 	churn [2]int64
 }
 
@@ -139,7 +139,7 @@ func (a *Accounts) EndCount(counted map[string]int64) {
 	defer a.mu.Unlock()
 	a.rotateChurn()
 	for namespace := range counted {
-		a.change(namespace, func(*account) {})
+		a.accountOf(namespace)
 	}
 	a.sum = account{}
 	for namespace, x := range a.accounts {

@@ -15,23 +15,24 @@ import (
 const CrowdedPercent = 80
 
 // Above CrowdedPercent the rest of the quota is divided among the namespaces, so that none can
-// take what another one is left: up to full by size, which lets the small ones grow, and
-// beyond by an allowance, whatever a namespace has. Half of that is for updates that grow an
-// object a little: who has filled a namespace can still stop a VM or hand over a Lease.
+// take another's part. Up to full percent the part depends on the sizes of the namespaces, so
+// that small ones can grow. Above that each namespace has an allowance, whatever its size, half
+// of which is for updates that grow an object a little: in a namespace that is full, a VM can
+// still be stopped and a Lease renewed.
 const (
 	full   = 95
 	little = 1 << 10
-	// clusterPart divides the quota into what objects outside of namespaces, such as roles and
-	// namespaces themselves, have beside a share.
+	// clusterPart divides the quota: objects outside of namespaces, such as roles and namespaces
+	// themselves, may have that part in addition to a share.
 	clusterPart = 16
-	// toCome is for how many further namespaces a share of what is left is kept.
+	// toCome is the number of further namespaces for which a share is kept.
 	toCome = 4
-	// smallChurn divides the quota into the part that each namespace may replace even while
-	// others replace more than all may together.
+	// smallChurn divides the quota: each namespace may replace that part, even while all
+	// together replace more than they may.
 	smallChurn = 64
 )
 
-// Write is what a request is about to store.
+// Write describes what a request is about to store.
 type Write struct {
 	Namespace string
 	// Size is the size of the object afterwards, and Growth by how much it is larger than

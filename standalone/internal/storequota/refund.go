@@ -10,7 +10,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 )
 
-// Ticket has what the last write of a request added to an account.
+// Ticket records the amounts that the last write of a request added to an account.
 type Ticket struct {
 	namespace            string
 	growth, churn, extra int64

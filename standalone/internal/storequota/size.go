@@ -24,8 +24,8 @@ type measurer struct {
 	convertor runtime.ObjectConvertor
 }
 
-// sizeOf returns the size of an object, without what changes with every write: an update that
-// changes nothing else has no growth.
+// sizeOf returns the size of an object, without the fields that change with every write, so that
+// an update of nothing else does not count as growth.
 func (m measurer) sizeOf(object runtime.Object) int64 {
 	if object == nil {
 		return 0

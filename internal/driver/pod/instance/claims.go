@@ -45,8 +45,8 @@ func (c Claims) isDeleted() bool {
 	return len(all) > 0 && all[0].DeletionTimestamp != nil
 }
 
-// DeletedClaim returns a PVC of the pod that somebody has deleted, nil if there is none. It remains while the
-// pod exists.
+// DeletedClaim returns a PVC of the pod that a user or program has deleted, nil if there is none. The PVC
+// remains while the pod exists.
 func (i *Instance) DeletedClaim() *corev1.PersistentVolumeClaim {
 	for _, claim := range i.Claims.All() {
 		if claim.DeletionTimestamp != nil && i.Pod != nil && objects.UsesClaim(i.Pod, claim.Name) {

@@ -65,7 +65,7 @@ func TakenError(kind string, key types.NamespacedName) error {
 	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry, "a %s of the name %s exists and is not Drover's: delete or rename it", kind, key))
 }
 
-// DeletedClaimError returns the error of a PVC that somebody has deleted while a pod uses it.
+// DeletedClaimError returns the error of a PVC that was deleted while a pod uses it.
 func DeletedClaimError(claim *corev1.PersistentVolumeClaim) error {
 	return driver.WithReason(reasonDeleting, driver.Errorf(driver.ErrRetry,
 		"%s was deleted, and its data will be gone once the pod is: copy the data from the running guest, and delete the VirtualMachine; Drover does not restart it",

@@ -202,8 +202,8 @@ func (d *Store) OpenKernel(spec driver.ServerSpec, files *launch.Files) (*launch
 	return opened, nil
 }
 
-// openLoaded opens a file that QEMU loads into the guest's memory, of which left is what other files leave. A run may
-// have a copy of the file on the host's disk, which a larger one would fill for nothing.
+// openLoaded opens a file that QEMU loads into the guest's memory. left is how much of that memory the other files leave.
+// A larger file is refused, since a run may keep a copy of it on the host's disk.
 func (d *Store) openLoaded(field, source string, left *int64) (*os.File, error) {
 	f, err := d.openSource(field, source)
 	if err != nil {

@@ -142,8 +142,8 @@ func (inst *Instance) findForwards(ctx context.Context, spec driver.ServerSpec) 
 	return forwards, sockets, nil
 }
 
-// serveNetwork makes the edge what is recorded. Ports that it does not serve yet and that have no socket among sockets are
-// opened.
+// serveNetwork configures the edge as recorded. It opens the ports that the edge does not serve yet and that are not among
+// sockets.
 func (inst *Instance) serveNetwork(ctx context.Context, sockets hostports.Sockets) error {
 	return inst.call(ctx, "network", func(ctx context.Context, c *control.Client) error {
 		wanted := inst.wanted()

@@ -82,7 +82,7 @@ func (inst *Instance) queryStatus(ctx context.Context, within time.Duration) (er
 	var status control.Status
 	status, inst.QueryErr = queryMachine(bounded, inst.Supervisor())
 	inst.RunState, inst.GuestMemoryBytes = status.RunState, status.GuestMemoryBytes
-	if status.State != "" { // else there is no answer
+	if status.State != "" { // else the supervisor has not answered
 		inst.edge = &edgeReport{status.Wanted, status.ServedPorts}
 	}
 	if inst.RunState == machine.StatusIOError {
