@@ -56,8 +56,8 @@ func (b Base) HasContentOf(other Base) bool {
 	return b == other
 }
 
-// Keep gives the folder of a disk's machine what the disk stands on, by a hard link to the file in the store. It gives
-// the file back to a store that was emptied: the source may have other content by then, or none. The folder has to be
+// Keep makes a hard link in a machine's folder to the file of the store on which a disk is based. If the store has lost
+// the file, Keep gives it back: by then the source may have other content, or none. The folder has to be
 // on the disk of the store.
 func (s *Store) Keep(folder string, b Base) error {
 	kept, stored := filepath.Join(folder, b.Path), s.filePath(b.Path)
@@ -86,12 +86,12 @@ func (s *Store) giveBack(kept, name string) error {
 	return s.AddFile(kept, name)
 }
 
-// IsStored reports whether a file of that name is one of a store, which a machine may keep.
+// IsStored reports whether a name is that of a file of a store, which a machine may keep.
 func IsStored(name string) bool {
 	return strings.HasPrefix(name, imagePrefix) || IsRootName(name) || strings.HasPrefix(name, TemplatePrefix)
 }
 
-// isIn reports whether a file has the content, as far as a disk that stands on it is checked for that.
+// isIn reports whether a file has the content, as far as starts of disks check it.
 func (b Base) isIn(path string) bool {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0) //nolint:gosec // in a machine's folder
 	if err != nil {

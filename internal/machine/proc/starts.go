@@ -26,7 +26,7 @@ const (
 // ErrEndsSoon means that a program has ended soon after its last starts, and is not started again yet.
 var ErrEndsSoon = errors.New("it ended soon after each of its last starts")
 
-// Starts bounds how often programs are started that end soon, whoever wants them.
+// Starts bounds how often a program that ends soon is started again, whoever asks for it.
 type Starts struct {
 	clock clock.PassiveClock
 
@@ -40,13 +40,14 @@ type lastStart struct {
 	wait time.Duration
 }
 
-// NewStarts returns Starts that know of no program.
+// NewStarts returns Starts without any program.
 func NewStarts(c clock.PassiveClock) *Starts {
 	return &Starts{clock: c, last: map[string]lastStart{}}
 }
 
-// Take counts a start of the program of a name, and returns nil, or returns an ErrEndsSoon. Its text is the
-// same each time, since it is a part of statuses and of logs that leave out what they said before. It keeps no program that is stable.
+// Take counts a start of the named program, or returns an ErrEndsSoon if the program must wait. The text of
+// the error is the same each time, so that a status or log that has it does not change with the time left.
+// Programs that run stably are forgotten.
 func (s *Starts) Take(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

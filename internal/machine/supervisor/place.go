@@ -195,8 +195,8 @@ func (p Place) readState() (s state, err error) {
 // settleTries is how often a state is read that cannot be read as a whole.
 const settleTries = 5
 
-// readSettled is readState for a caller without the lock of the supervisor. A state that cannot be read as a whole may be
-// being written, and is read again after a pause, which tells whether to go on.
+// readSettled is readState for a caller without the lock of the supervisor. A state that cannot be parsed may be in the
+// middle of a write, and is read again after a pause. pause reports whether to go on.
 func (p Place) readSettled(pause func() bool) (s state, err error) {
 	for range settleTries {
 		if s, err = p.readState(); err == nil || errors.Is(err, fs.ErrNotExist) || !pause() {
@@ -261,8 +261,8 @@ func (p Place) start(ctx context.Context, lock *os.File) error {
 	return p.spawn(ctx, o, state{Token: o.Config.Token, Program: program.digest, Boot: proc.Boot()})
 }
 
-// spawn starts the process of a supervisor, and writes down which it is: before, that it is being started, so that one
-// whose start is interrupted is searched for.
+// spawn starts the process of a supervisor and records its process ID. Before, it records that a start is under way, so
+// that the process of an interrupted start is searched for.
 func (p Place) spawn(ctx context.Context, o Order, s state) error {
 	f, err := p.openState()
 	if err != nil {
@@ -286,7 +286,7 @@ func (p Place) spawn(ctx context.Context, o Order, s state) error {
 	return writeState(f, s)
 }
 
-// open opens what a supervisor is given beside the handle on QEMU's process.
+// open opens the descriptors that a supervisor inherits, but for the handle on QEMU's process.
 func (p Place) open(ctx context.Context, o *Order, files *opened) (err error) {
 	if o.Listener, err = files.add(p.Listen(socket)); err != nil {
 		return err
@@ -303,8 +303,8 @@ func (p Place) open(ctx context.Context, o *Order, files *opened) (err error) {
 	return p.openLogs(o, files)
 }
 
-// openLogs opens the logs, and puts that of the last supervisor aside: it may say why that has ended. Once there are all
-// of them, the next supervisor needs no file more.
+// openLogs opens the logs, and renames the log of the last supervisor, which may say why that ended. Once all log files
+// exist, a later start creates none, for which a full disk would have no room.
 func (p Place) openLogs(o *Order, files *opened) (err error) {
 	create := func(name string, flag int) (*os.File, error) {
 		return os.OpenFile(p.File(name), os.O_CREATE|unix.O_NOFOLLOW|flag, 0o600)
@@ -328,8 +328,8 @@ func (p Place) openLogs(o *Order, files *opened) (err error) {
 	return err
 }
 
-// openPorts opens the ports that are wanted. Those that cannot be opened keep no supervisor from being started: it says
-// that it does not serve them.
+// openPorts opens the recorded ports. A port that cannot be opened does not keep a supervisor from being started: the
+// supervisor reports that it does not serve that port.
 func (p Place) openPorts(ctx context.Context, o *Order, files *opened) {
 	o.Ports = map[control.Port]*os.File{}
 	for _, port := range p.Config.Network.Wanted.Ports {
@@ -529,8 +529,8 @@ func (p Place) isLastAlive() bool {
 	return s.isAlive()
 }
 
-// isUnknown reports whether a supervisor may have been started of which it is not known which process it is. A power cut
-// can damage its state.
+// isUnknown reports whether a supervisor may run whose process ID is not recorded: its start was interrupted, or a power
+// cut has damaged the state.
 func isUnknown(s state, err error) bool {
 	return err == nil && s.PID == 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
 }

@@ -83,8 +83,8 @@ func (d *Store) FindImage(o Order) (BaseImage, error) {
 	return i, err
 }
 
-// Keep gives a machine's folder what a disk stands on, and gives that back to a store that was emptied: what is in the
-// store now, or can be fetched or made now, may be of a later version.
+// Keep keeps the files on which a disk is based in the machine's folder, and gives them back to a store that was emptied:
+// a file that could be fetched or made now may be of a later version.
 func (d *Store) Keep(folder string, have Disk) error {
 	if have.Template == templateName() {
 		if _, err := d.makeTemplate(); err != nil {
@@ -99,7 +99,7 @@ func (d *Store) Keep(folder string, have Disk) error {
 	return nil
 }
 
-// KeepOnly keeps what the disks of a machine stand on, and removes from its folder what they stood on before.
+// KeepOnly keeps the files on which the disks of a machine are based, and removes those of earlier disks from its folder.
 func (d *Store) KeepOnly(folder string, have ...Disk) error {
 	needed := map[string]bool{}
 	for _, disk := range have {
@@ -124,7 +124,7 @@ func (d *Store) KeepOnly(folder string, have ...Disk) error {
 	return nil
 }
 
-// bases returns the files of the store that a disk stands on.
+// bases returns the files of the store on which a disk is based.
 func (d Disk) bases() []image.Base {
 	var all []image.Base
 	if d.Template != "" {

@@ -52,8 +52,8 @@ func (inst *Instance) setWanted(forwards []hostports.Forward, egress control.Egr
 	return true
 }
 
-// findEgress returns where guests may connect to. Unless the operator names resolvers, they are the host's of now.
-// If there are none, an error comes with what is allowed. Whoever only shuts machines down does not know that.
+// findEgress returns where guests may connect to. Unless the operator names resolvers, they are the present ones of
+// the host; without any, findEgress returns the rest and an error. A process that only shuts machines down allows nothing.
 func (h *Host) findEgress() (e control.Egress, err error) {
 	if h.Addresses == nil {
 		return control.Egress{Deny: true}, nil
@@ -77,22 +77,22 @@ func (inst *Instance) serves(f hostports.Forward) bool {
 	return inst.edge != nil && slices.Contains(inst.edge.ports, f.Key())
 }
 
-// NeedsNetwork reports whether the edge of a machine that runs has yet to become what is recorded, or this process allows
-// another egress. It does not know the former if the supervisor does not answer.
+// NeedsNetwork reports whether the edge of a machine that runs differs from the record, or the record from the egress that
+// this process allows. The former is not known while the supervisor does not answer.
 func (inst *Instance) NeedsNetwork() bool {
 	lacks := func(f hostports.Forward) bool { return !inst.serves(f) }
 	return inst.NeedsEgress() || inst.edge != nil && slices.ContainsFunc(inst.Forwards, lacks)
 }
 
-// NeedsEgress is NeedsNetwork but for the sockets of ports.
+// NeedsEgress is NeedsNetwork without regard to the sockets of ports.
 func (inst *Instance) NeedsEgress() bool {
 	return inst.NetworkRevision == (control.Revision{}) || !inst.Egress.Equal(inst.wantedEgress()) ||
 		inst.edge != nil && inst.edge.wanted != inst.NetworkRevision
 }
 
-// ConvergeEgress makes the edge of a machine that runs allow what this process allows, with the ports that are recorded.
-// It is recorded first: whoever starts a supervisor begins with it. What only takes something from the guest is told to
-// the supervisor also if it cannot be recorded, as on a full disk.
+// ConvergeEgress gives the edge of a machine that runs the egress that this process allows, and the recorded ports. It
+// records them first, since a supervisor starts with the record. If they cannot be recorded, as on a full disk, an egress
+// that only closes something is still sent to the supervisor.
 func (inst *Instance) ConvergeEgress(ctx context.Context) (err error) {
 	egress := inst.wantedEgress()
 	narrows := egress.IsWithin(inst.Egress)
@@ -112,9 +112,9 @@ func (inst *Instance) ConvergeEgress(ctx context.Context) (err error) {
 	}))
 }
 
-// ConvergeNetwork makes the edge of a machine that runs what the spec and this process want of it. Ports that stay keep
-// their connections. It is recorded first: whoever starts a supervisor begins with it. Ports that cannot be had do not
-// delay the rest.
+// ConvergeNetwork gives the edge of a machine that runs the ports of the spec and the egress that this process allows. It
+// records them first, since a supervisor starts with the record. Ports that stay keep their connections, and a port that
+// cannot be opened does not delay the others.
 func (inst *Instance) ConvergeNetwork(ctx context.Context, spec driver.ServerSpec) error {
 	forwards, sockets, conflict := inst.findForwards(ctx, spec)
 	defer sockets.Close()

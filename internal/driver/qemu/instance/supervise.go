@@ -182,11 +182,11 @@ func (f *follower) followOnce(ctx context.Context) (followed bool) {
 	return true
 }
 
-// replaceEvery is how often it is tried to replace a supervisor of an earlier version.
+// replaceEvery is the time between two tries to replace a supervisor of an earlier version.
 const replaceEvery = time.Minute
 
-// followOutdated returns a context that ends when it is to be tried again to replace a supervisor of an earlier version,
-// and logs once why that could not be.
+// followOutdated returns a context that ends when the replacement of a supervisor of an earlier version should be tried
+// again. It logs the cause of the failed try once.
 func (f *follower) followOutdated(ctx context.Context, cause error) (context.Context, context.CancelFunc) {
 	if f.stays != cause.Error() {
 		f.stays = cause.Error()
@@ -203,8 +203,8 @@ func (f *follower) followOutdated(ctx context.Context, cause error) (context.Con
 // egressEvery is how often it is checked whether what is allowed has changed, as the host's resolvers do.
 const egressEvery = time.Minute
 
-// watchEgress reports a change while this process wants another egress than is recorded. It changes nothing: only the
-// leader, which is asked for the machine then, may.
+// watchEgress reports a change while the recorded egress differs from the one that this process allows. It changes
+// nothing itself: only the leader may, which then looks at the machine.
 func (f *follower) watchEgress(ctx context.Context) {
 	for last := ""; ctx.Err() == nil; f.pause(ctx, egressEvery) {
 		now, err := f.inst.Load()
