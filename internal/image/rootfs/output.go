@@ -65,8 +65,9 @@ func (e *WriteError) Error() string { return e.Err.Error() }
 // Unwrap returns the cause.
 func (e *WriteError) Unwrap() error { return e.Err }
 
-// Receive makes the changes that a SentOutput sends, until their end. It refuses changes behind maxSize. The error is a
-// WriteError if a change failed, and else says that what was sent makes no sense.
+// Receive makes the changes that a SentOutput sends, until it ends. It refuses changes beyond maxSize. The error is a
+// WriteError if a change failed, io.ErrUnexpectedEOF if the sender ended within a message, and otherwise describes an
+// invalid message.
 func Receive(from io.Reader, to erofs.File, maxSize int64) error {
 	head, chunk := make([]byte, headSize), make([]byte, maxChunk)
 	for {
@@ -80,7 +81,9 @@ func Receive(from io.Reader, to erofs.File, maxSize int64) error {
 			return fmt.Errorf("it changes %d bytes at %d of its output, which may have %d", size, at, maxSize)
 		}
 		if head[0] == kindWrite {
-			if _, err := io.ReadFull(from, chunk[:size]); err != nil {
+			if _, err := io.ReadFull(from, chunk[:size]); errors.Is(err, io.EOF) { // the sender has ended after the head
+				return io.ErrUnexpectedEOF
+			} else if err != nil {
 				return err
 			}
 		}

@@ -446,6 +446,7 @@ func TestReceive(t *testing.T) {
 		"another change":    {head('x', 0, 0), "unknown change of its output, 'x'"},
 		"half a head":       {head('w', 0, 1)[:5], "unexpected EOF"},
 		"half a write":      {head('w', 0, 10) + "x", "unexpected EOF"},
+		"a head alone":      {head('w', 0, 10), "unexpected EOF"},
 	} {
 		f, err := os.Create(filepath.Join(t.TempDir(), "root"))
 		assert.NoError(t, err)
