@@ -87,6 +87,20 @@ var newDockerClient = sync.OnceValues(func() (*client.Client, error) {
 	return c, ImportGuests(ctx, c)
 })
 
+// PauseContainer pauses a container behind Drover's back. It repeats what runc refuses while
+// the container starts processes on a busy host: under cgroup v1 they are not frozen in time.
+func PauseContainer(ctx context.Context, c *client.Client, id string) error {
+	var refusal error
+	err := assert.Poll(ctx, "the container is paused", func() error {
+		_, refusal = c.ContainerPause(ctx, id, client.ContainerPauseOptions{})
+		if refusal != nil && strings.Contains(refusal.Error(), "unable to freeze") {
+			return refusal
+		}
+		return nil
+	})
+	return cmp.Or(err, refusal)
+}
+
 // ImportGuests puts the guests' images into an engine.
 func ImportGuests(ctx context.Context, c *client.Client) error {
 	rootfs, err := GuestArchive()

@@ -67,10 +67,7 @@ var manualChanges = map[string]map[string]manualChange{
 				return err
 			})(t, vm)
 		},
-		"paused": dockerChange(func(ctx context.Context, c *client.Client, id string) error {
-			_, err := c.ContainerPause(ctx, id, client.ContainerPauseOptions{})
-			return err
-		}),
+		"paused": dockerChange(framework.PauseContainer),
 		"removed": dockerChange(func(ctx context.Context, c *client.Client, id string) error {
 			_, err := c.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true})
 			return err

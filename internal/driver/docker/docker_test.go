@@ -128,7 +128,7 @@ func (a engineActions) stop(t *testing.T, s driver.Server) {
 }
 
 func (a engineActions) pause(t *testing.T, s driver.Server) {
-	assert.NoError(t, assert.ErrorOf(a.c.ContainerPause(t.Context(), s.ID, client.ContainerPauseOptions{})))
+	assert.NoError(t, framework.PauseContainer(t.Context(), a.c, s.ID))
 }
 
 func (a engineActions) start(t *testing.T, s driver.Server) {

@@ -25,6 +25,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
 )
 
@@ -265,7 +266,7 @@ func TestStreamsOfDuplicate(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
 	spec, s := startShell(t, d)
-	assert.NoError(t, assert.ErrorOf(guestImages(t).client.ContainerPause(t.Context(), s.ID, client.ContainerPauseOptions{})))
+	assert.NoError(t, framework.PauseContainer(t.Context(), guestImages(t).client, s.ID))
 	for name, call := range streamCalls(d, spec) {
 		if err := call(t.Context()); name != "logs" && name != "interfaces" {
 			wantError(t, err, driver.ErrRetry, "", "paused")

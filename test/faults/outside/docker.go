@@ -33,7 +33,7 @@ func disturbDocker(ctx context.Context, w *lab.World, s lab.Server, d Disturbanc
 	case Killed:
 		err = killContainer(ctx, c, s.ID)
 	case Paused:
-		_, err = c.ContainerPause(ctx, s.ID, client.ContainerPauseOptions{})
+		err = framework.PauseContainer(ctx, c, s.ID)
 	case Resized:
 		_, err = c.ContainerUpdate(ctx, s.ID, client.ContainerUpdateOptions{Resources: &container.Resources{NanoCPUs: 250_000_000}})
 	case Renamed:
