@@ -141,12 +141,12 @@ test-cluster: ## the shards of make test-full that test that cluster, and Drover
 	@$(MAKE) test-full SHARD="cluster cluster-pods cluster-disruption cluster-contract cluster-deployment"
 
 .PHONY: lint
-lint: ## run golangci-lint on all modules, formatting included, kube-api-linter on apis/, and check the tables of the tests
+lint: ## run golangci-lint on all modules, formatting included, kube-api-linter on apis/, check the tables of the tests, and that odd English decreases
 	@$(SUITE) check
 	hack/verify-lint.sh
 
 .PHONY: codestats
-codestats: ## print statistics of names, functions and packages; ARGS=DIR: of another checkout
+codestats: ## print statistics of names, functions, packages and language; ARGS=DIR: of another checkout; ARGS=-lower: lower the numbers of odd English
 	@go run -buildvcs=false ./hack/codestats $(ARGS)
 
 .PHONY: vulncheck

@@ -2,7 +2,8 @@
 # Copyright The Drover Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Lints all modules, formatting included, with the golangci-lint that
+# Checks that odd English has not increased (hack/codestats), then
+# lints all modules, formatting included, with the golangci-lint that
 # hack/tools/lint pins and the rules of .golangci.yml. It is built with one linter
 # more, kube-api-linter, for the API types: hack/kube-api-linter.yml.
 #
@@ -25,12 +26,15 @@ export GOGC="${GOGC:-50}" GOWORK=off GOLANGCI_LINT_CACHE="${cache}/lint"
 # list_files prints what linters read, without what git ignores.
 list_files() { git -C "${root}" ls-files -z --cached --others --exclude-standard -- ':!docs' ':!*.md' ':!*.sh'; }
 
+failed=0
+(cd "${root}" && go run -buildvcs=false ./hack/codestats -check) || failed=1
+
 tree="${root}"
 if [[ "$#" -eq 0 ]]; then
 	stamp="${cache}/verified/lint-$({ echo "${lint}" && cd "${root}" && list_files | xargs --null sha256sum 2>/dev/null; } | sha256sum | cut -c 1-16)"
 	if [[ -e "${stamp}" ]]; then
 		echo "These files were linted before."
-		exit 0
+		exit "${failed}"
 	fi
 	tree="${cache}/lint-tree"
 	exec 9>"${tree}.lock"
@@ -40,7 +44,6 @@ if [[ "$#" -eq 0 ]]; then
 	list_files | tar -C "${root}" --null --files-from - --ignore-failed-read -cf - 2>/dev/null | tar -C "${tree}" -xf -
 fi
 
-failed=0
 for module in . standalone test/cluster hack/image hack/plot; do
 	echo "lint ${module}"
 	(cd "${tree}/${module}" && "${lint}" run --allow-serial-runners --config="${tree}/.golangci.yml" "$@" ./...) || failed=1

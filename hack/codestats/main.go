@@ -1,40 +1,52 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command codestats prints figures about the size and the structure of Drover: lines of
-// code, words of documents, how functions are named, how long they are, and how large
-// packages are.
+// Command codestats prints figures about the size, the structure and the language of Drover:
+// lines of code, words of documents, how functions are named, how long they are, how large
+// packages are, and how many odd constructions of English each has.
 //
-//	go run ./hack/codestats [ROOT]
+//	go run ./hack/codestats [-check | -lower] [ROOT]
 //
-// ROOT is a checkout, by default the current one. Nothing fails by a figure:
-// they are for comparing two checkouts and for reviews.
+// ROOT is a checkout, by default the current one. The figures are for comparing two checkouts
+// and for reviews. Only the numbers of odd-english.txt are checked: with -check, codestats
+// fails unless each package has exactly as many odd constructions as its number says, and with
+// -lower it writes these numbers, none of which may rise.
 //
-// Production code is what lies under apis, cmd, internal and standalone, without
-// generated files, tests, and what lies in folders that only tests use (named ...test).
-// Start reading at main; scan.go reads the files, print.go has the tables.
+// Production code is everything under apis, cmd, internal and standalone, without generated
+// files, tests, and folders that only tests use (named ...test). Start reading at main;
+// scan.go reads the files, print.go has the tables, language.go has the odd constructions,
+// passages.go finds the texts in a file, ratchet.go compares the numbers.
 package main
 
 import (
+	"flag"
 	"fmt"
 	"os"
 )
 
 func main() {
+	check := flag.Bool("check", false, "compare the numbers of odd constructions of English")
+	lower := flag.Bool("lower", false, "write these numbers, unless one has risen")
+	flag.Parse()
 	root := "."
-	if len(os.Args) > 1 {
-		root = os.Args[1]
+	if flag.NArg() > 0 {
+		root = flag.Arg(0)
 	}
-	if err := run(root); err != nil {
+	if err := run(root, *check, *lower); err != nil {
 		fmt.Fprintln(os.Stderr, "codestats:", err)
 		os.Exit(1)
 	}
 }
 
-func run(root string) error {
+func run(root string, check, lower bool) error {
 	stats, err := scanCheckout(root)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case check:
+		return stats.checkLanguage(os.Stderr, root)
+	case lower:
+		return stats.lowerNumbers(os.Stderr, root)
 	}
 	stats.print(os.Stdout)
 	return nil

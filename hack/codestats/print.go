@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -64,7 +65,51 @@ func (s *stats) print(out io.Writer) {
 		p := s.packages[folder]
 		printf("%-44s %5d %6d %7.0f %% %7d%s\n", folder, p.files, p.lines, p.oneWordShare(), percentile(p.lengths, 100), p.mark())
 	}
+	s.printLanguage(out, all.lines)
 }
+
+// printLanguage prints how many odd constructions of English there are.
+func (s *stats) printLanguage(out io.Writer, programLines int) {
+	printf := func(format string, args ...any) { _, _ = fmt.Fprintf(out, format, args...) }
+	programs, others, pages := share{size: programLines}, share{size: -programLines}, share{}
+	byPattern := map[string]int{}
+	for name, w := range s.wordings {
+		group := &others
+		if isPage(name) {
+			group = &pages
+		}
+		group.size += w.size
+		for _, o := range w.oddities {
+			byPattern[o.pattern.name]++
+			if isProduction(o.file) && !isPage(name) {
+				programs.count++
+			} else {
+				group.count++
+			}
+		}
+	}
+
+	printf("\n%-56s %6s %6s %9s\n", "odd constructions of English", "number", "size", "per 1,000")
+	printf("%-56s %s lines\n", "Go of the programs", programs)
+	printf("%-56s %s lines\n", "Go of tests and tools", others)
+	printf("%-56s %s words\n\n", "pages that are not generated", pages)
+	for _, p := range patterns {
+		printf("%-56s %6d\n", p.name, byPattern[p.name])
+	}
+	printf("\n%-56s %6s %6s %9s\n", "package (lines, tests included) or page (words)", "number", "size", "per 1,000")
+	for _, name := range slices.Sorted(maps.Keys(s.wordings)) {
+		printf("%-56s %s\n", name, share{len(s.wordings[name].oddities), s.wordings[name].size})
+	}
+}
+
+// share is a number of oddities in lines or words.
+type share struct{ count, size int }
+
+func (s share) String() string {
+	return fmt.Sprintf("%6d %6d %9.1f", s.count, s.size, 1000*float64(s.count)/float64(max(1, s.size)))
+}
+
+func isPage(name string) bool { return strings.HasSuffix(name, ".md") }
 
 func (p *packageStats) oneWordNames() int {
 	count := 0

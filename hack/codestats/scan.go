@@ -18,19 +18,26 @@ import (
 	"unicode"
 )
 
-// stats is what was read from one checkout.
+// stats has the figures of one checkout.
 type stats struct {
 	packages  map[string]*packageStats // by folder
 	receivers map[string]int           // methods of production code, by folder and type
 	// tests are Go files of tests and of packages that only tests use. generated and pages are Markdown.
 	tests, shell, yaml, generated, pages, decisions, readme size
 	flags, reasons                                          int
+	wordings                                                map[string]*wording // by package or page
 }
 
-// size is how large files of one kind are together.
+// wording has the language of a package, tests included, or of a page.
+type wording struct {
+	size     int // in lines of Go, or words of a page
+	oddities []oddity
+}
+
+// size is the sum over the files of one kind.
 type size struct{ files, lines, words int }
 
-// packageStats is what was read from one package of production code.
+// packageStats has the figures of one package of production code.
 type packageStats struct {
 	files, lines int
 	names        []string // of unexported functions and methods
@@ -39,7 +46,7 @@ type packageStats struct {
 
 // scanCheckout reads all Go files, scripts, YAML and Markdown pages below root.
 func scanCheckout(root string) (*stats, error) {
-	s := &stats{packages: map[string]*packageStats{}, receivers: map[string]int{}}
+	s := &stats{packages: map[string]*packageStats{}, receivers: map[string]int{}, wordings: map[string]*wording{}}
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -81,7 +88,25 @@ func (s *stats) scanFile(path, relative string) error {
 		s.flags = len(flagRow.FindAll(text, -1))
 	}
 	kind.add(text)
+	if strings.HasSuffix(relative, ".md") && kind != &s.generated && relative != changelog {
+		s.wordingAt(relative).add(relative, len(bytes.Fields(text)), passagesOfPage(text))
+	}
 	return nil
+}
+
+// changelog is history, whose language stays as it was.
+const changelog = "CHANGELOG.md"
+
+func (s *stats) wordingAt(name string) *wording {
+	if s.wordings[name] == nil {
+		s.wordings[name] = &wording{}
+	}
+	return s.wordings[name]
+}
+
+func (w *wording) add(file string, size int, passages []passage) {
+	w.size += size
+	w.oddities = append(w.oddities, findOddities(file, passages)...)
 }
 
 // flagRow begins the row of a flag in docs/flags.md.
@@ -122,13 +147,15 @@ func (s *stats) scanGo(relative string, text []byte) error {
 		return nil
 	}
 	folder := filepath.Dir(relative)
+	lines := bytes.Count(text, []byte("\n"))
+	s.wordingAt(folder).add(relative, lines, passagesOfGo(text))
 	if !isProduction(relative) {
 		if !strings.HasPrefix(relative, "hack/") || strings.HasSuffix(relative, "_test.go") {
 			s.tests.add(text)
 		}
 		return nil
 	}
-	s.packageAt(folder).add(files, file, bytes.Count(text, []byte("\n")))
+	s.packageAt(folder).add(files, file, lines)
 	s.reasons += countReasons(relative, file)
 	for _, declaration := range file.Decls {
 		if method, ok := declaration.(*ast.FuncDecl); ok && method.Recv != nil {
