@@ -5,6 +5,7 @@ package controller
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -422,5 +423,32 @@ func TestGuestThatEndsFirstInAStop(t *testing.T) {
 		g.engine.ensure = func(driver.ServerSpec, call) (driver.Server, error) { return g.server(), nil }
 		g.reconcile()
 		g.wantPhase(api.PhaseActive, api.ReasonStopping)
+	}
+}
+
+// TestRepeatedEvictions checks that a server which its host evicts again and again is started again ever
+// later, although each run is longer than one that a crash ends may be. Neither another controller, nor a
+// driver that asks for updates, nor a failed start makes it forget that. A run of ten minutes does.
+func TestRepeatedEvictions(t *testing.T) {
+	g := newRunning(t, fake.Options{}, framework.NewVM("vm").RestartPolicy(api.RestartNever))
+	g.engine.disrupts.Store(true)
+	g.engine.evicts.Store(true)
+	runAndEvict := func(ran time.Duration) time.Duration {
+		t.Helper()
+		for began := g.clock.Now(); g.clock.Since(began) < ran; g.clock.Step(10 * time.Second) {
+			g.reconcile()
+		}
+		g.wantPhase(api.PhaseActive, api.ReasonRunning)
+		g.endAs(g.killed())
+		return g.untilNextRun()
+	}
+	waits := []time.Duration{runAndEvict(2 * time.Minute)}
+	g.engine.needs.Store(true)
+	waits = append(waits, runAndEvict(2*time.Minute))
+	g.engine.needs.Store(false)
+	g.newReconciler()
+	waits = append(waits, runAndEvict(9*time.Minute), runAndEvict(2*time.Minute), runAndEvict(11*time.Minute))
+	if want := []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second, 0}; !slices.Equal(waits, want) {
+		t.Errorf("it was started again after %v, want %v", waits, want)
 	}
 }

@@ -137,7 +137,7 @@ func (s *step) recordSuccess(existed bool) {
 func (s *step) countShortRun() {
 	op := s.newOperation()
 	op.Type = api.OperationStart
-	op.Attempts, op.Run = s.decision.Action.ShortRuns, s.decision.Action.CrashedRun
+	op.Attempts, op.Run, op.Evicted = s.decision.Action.ShortRuns, s.decision.Action.CrashedRun, s.decision.Action.Evicted
 	op.Failure, op.Reason, op.LastError = api.FailureExited, s.decision.Status.Reason, translate.Truncate(s.decision.Status.Message)
 	s.vm.Status.Operation = op
 }

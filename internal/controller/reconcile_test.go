@@ -93,6 +93,8 @@ type interceptedDriver struct {
 	hasLeftovers atomic.Bool
 	// disrupts makes lists show that others have ended the runs of servers that are off, or end them.
 	disrupts atomic.Bool
+	// evicts makes these ends evictions by the host.
+	evicts atomic.Bool
 	// needs makes lists show that servers that run ask for an Ensure.
 	needs atomic.Bool
 	// held makes lists show that others keep what is left of servers that are being removed.
@@ -131,6 +133,9 @@ func (m *interceptedDriver) disguise(s *driver.Server) {
 	s.NeedsEnsure = s.NeedsEnsure || m.needs.Load() && s.State == driver.StateRunning
 	if m.disrupts.Load() && isEnding(s.State) {
 		s.Disruption = "the pod was evicted"
+	}
+	if m.evicts.Load() && s.Exit != nil {
+		s.Exit.Evicted = true
 	}
 	s.NeedsEnsure = s.NeedsEnsure || m.hasLeftovers.Load() && s.State == driver.StateStopped
 	if m.leaving.Load() && s.State == driver.StateStopped {

@@ -598,6 +598,9 @@ type Exit struct {
 	At time.Time
 	// StopRequested is set if the end was requested from outside of the guest, as by a drain.
 	StopRequested bool
+	// Evicted is set if the host itself ended the run, because the run used too much of it or it runs
+	// out of something. The next run may end in the same way.
+	Evicted bool
 }
 
 // ByHost reports whether the host, or someone who drains it, has ended the run, and not the guest. Such

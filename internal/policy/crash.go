@@ -20,6 +20,11 @@ import (
 // container that ended, and a server gets here where the engine does not, or has given up.
 const stableRun = 10 * time.Second
 
+// stableAfterEviction takes the place of stableRun if the host has evicted two runs in a row, as a kubelet
+// does with a pod that fills its disk. Filling the disk takes minutes, and the kubelet looks every 10 s, so
+// such runs are longer than stableRun. It is twice the longest backoff, as for the containers of a kubelet.
+const stableAfterEviction = 2 * maxBackoff
+
 // decideEnded applies the restart policy to a server that is off.
 func decideEnded(in Input) Decision {
 	exit := in.Observed.Server.Exit
@@ -100,7 +105,7 @@ func IsStoppedByDrover(status Status, run string) bool {
 func planStartAgain(in Input, power Power) Decision {
 	d := planEnsure(in, api.OperationStart, power, api.ReasonRestarting, EndText(in.Observed.Server))
 	starts, run := failedStarts(in), in.Observed.Server.Run
-	d.Action.ShortRuns, d.Action.CrashedRun = 1+starts, run
+	d.Action.ShortRuns, d.Action.CrashedRun, d.Action.Evicted = 1+starts, run, in.Observed.Server.Exit.Evicted
 	delays := starts
 	if starts > 0 && run != "" && in.VM.Status.Operation.Run == run { // the operation counts this run already
 		d.Action.ShortRuns, delays = starts, starts-1
@@ -128,8 +133,11 @@ func delayStart(in Input, d Decision, shortRuns int32) Decision {
 // failedStarts returns how many starts in a row have failed, or led to a run that was
 // too short. One in which no guest ran is too short, however long a fetch took in it.
 func failedStarts(in Input) int32 {
-	op := in.VM.Status.Operation
-	if op.Type != api.OperationStart || !hasNeverRun(in) && runTime(in) >= stableRun {
+	op, stable := in.VM.Status.Operation, stableRun
+	if op.Evicted && in.Observed.Server.Exit.Evicted {
+		stable = stableAfterEviction
+	}
+	if op.Type != api.OperationStart || !hasNeverRun(in) && runTime(in) >= stable {
 		return 0
 	}
 	return op.Attempts

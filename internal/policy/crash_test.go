@@ -63,6 +63,55 @@ func TestShortRuns(t *testing.T) {
 	}
 }
 
+// TestEvictedRuns checks that evictions in a row count although each run was longer than a stable one, and
+// that neither the first of them nor the end of another kind does.
+func TestEvictedRuns(t *testing.T) {
+	for name, tc := range map[string]struct {
+		ran                 time.Duration
+		attempts            int32
+		wasEvicted, evicted bool
+		want                int32
+		wake                time.Duration
+	}{
+		"the first":              {time.Minute, 0, false, true, 1, 0},
+		"the second":             {time.Minute, 1, true, true, 2, time.Second},
+		"the fifth":              {9 * time.Minute, 4, true, true, 5, 8 * time.Second},
+		"after a long run":       {policy.StableAfterEviction, 4, true, true, 1, 0},
+		"after crashes":          {time.Minute, 4, false, true, 1, 0},
+		"a crash after":          {time.Minute, 4, true, false, 1, 0},
+		"a short run, evicted":   {time.Second, 4, false, true, 5, 8 * time.Second},
+		"a crash soon after one": {time.Second, 1, true, false, 2, time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			observed, looping := policytest.ShortRun(137, tc.attempts, 0)
+			observed.Server.StartedAt, observed.Server.Exit.Evicted = policytest.T0.Add(-tc.ran), tc.evicted
+			vm := policytest.ReportedVM()
+			if tc.attempts > 0 {
+				vm = vm.With(looping).With(func(in *policy.Input) { in.VM.Status.Operation.Evicted = tc.wasEvicted })
+			}
+			d := policy.Decide(vm.Observing(observed))
+			var wake time.Time
+			if tc.wake > 0 {
+				wake = policytest.T0.Add(tc.wake)
+			}
+			if a := d.Action; a.ShortRuns != tc.want || a.Evicted != tc.evicted || !d.WakeAt.Equal(wake) || (a.Step == policy.StepEnsure) != (tc.wake == 0) {
+				t.Errorf("%s, %d short runs, evicted %t, wakes at %s", summaryOf(d), a.ShortRuns, a.Evicted, d.WakeAt)
+			}
+		})
+	}
+}
+
+// TestEvictedServerThatGoes checks that the evictions of a server that is gone between two runs, as that of
+// an ephemeral VM is, still count as evictions.
+func TestEvictedServerThatGoes(t *testing.T) {
+	_, looping := policytest.ShortRun(137, 3, 0)
+	evicted := func(in *policy.Input) { in.VM.Status.Operation.Evicted = true }
+	d := policy.Decide(policytest.ReportedVM().With(looping).With(evicted).Observing(policytest.Gone()))
+	if a := d.Action; a.Step != policy.StepEnsure || a.ShortRuns != 3 || !a.Evicted {
+		t.Errorf("%s, %+v", summaryOf(d), a)
+	}
+}
+
 // TestFailedStartIsNoShortRun checks that attempts of another operation are not counted.
 func TestFailedStartIsNoShortRun(t *testing.T) {
 	observed, _ := policytest.ShortRun(1, 0, 0)

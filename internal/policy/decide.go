@@ -73,9 +73,10 @@ type Action struct {
 	BeginsStop bool `json:"beginsStop,omitzero"`
 	// ShortRuns is set for a start that follows a run which ended by itself. It counts
 	// the starts in a row that have yet to lead to a stable run, this one included. CrashedRun
-	// is that run.
+	// is that run, and Evicted is set if the host has evicted it.
 	ShortRuns  int32  `json:"shortRuns,omitzero"`
 	CrashedRun string `json:"crashedRun,omitzero"`
+	Evicted    bool   `json:"evicted,omitzero"`
 	// EndedByOthers is set for a stop that others than Drover have begun, of a run that the spec wants.
 	EndedByOthers bool `json:"endedByOthers,omitzero"`
 	// FollowsUp is set for an update that only the driver asks for: to a user, nothing changes.

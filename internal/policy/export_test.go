@@ -10,6 +10,8 @@ const (
 	MaxEngineID = maxEngineID
 	RemovalPoll = removalPoll
 	StableRun   = stableRun
+
+	StableAfterEviction = stableAfterEviction
 )
 
 var RunTime = runTime

@@ -107,6 +107,8 @@ type Operation struct {
 	Run           string               `json:"run,omitzero"`
 	RestartedAt   time.Time            `json:"restartedAt,omitzero"`
 	Epoch         int64                `json:"epoch,omitzero"`
+	// Evicted is set while Attempts counts starts after evictions by the host.
+	Evicted bool `json:"evicted,omitzero"`
 }
 
 // IsCounting reports whether an operation counts starts that have yet to lead to a
@@ -172,6 +174,8 @@ type Exit struct {
 	ByHost     bool `json:"byHost,omitzero"`
 	NeverRan   bool `json:"neverRan,omitzero"`
 	NotStarted bool `json:"notStarted,omitzero"`
+	// Evicted is set if the host ended the run for what it used.
+	Evicted bool `json:"evicted,omitzero"`
 }
 
 // State is the state of a server, in the words of package driver.

@@ -66,7 +66,7 @@ func planCreation(in Input, power Power) Decision {
 		return planEnsure(in, op, power, api.ReasonCreating, "")
 	}
 	d := planEnsure(in, op, power, api.ReasonRestarting, in.VM.Status.Operation.LastError)
-	d.Action.ShortRuns, d.Action.CrashedRun = in.VM.Status.Operation.Attempts, in.VM.Status.Operation.Run
+	d.Action.ShortRuns, d.Action.CrashedRun, d.Action.Evicted = in.VM.Status.Operation.Attempts, in.VM.Status.Operation.Run, in.VM.Status.Operation.Evicted
 	return delayStart(in, d, d.Action.ShortRuns-1)
 }
 
@@ -264,6 +264,9 @@ func planRunning(in Input) Decision {
 // countUntilStable keeps the count of short runs until the run has proven stable.
 func countUntilStable(in Input, d Decision) Decision {
 	stable := in.Since.Run.Add(stableRun)
+	if in.VM.Status.Operation.Evicted {
+		stable = in.Since.Run.Add(stableAfterEviction)
+	}
 	if in.VM.Status.Operation.IsCounting() && in.Now.Before(stable) {
 		d.Action.Operation, d.WakeAt = api.OperationStart, stable
 	}

@@ -996,6 +996,10 @@ type Operation struct {
 	// startedAt is when the step was first tried.
 	// +required
 	StartedAt metav1.MicroTime `json:"startedAt"`
+	// evicted is set while attempts counts starts after evictions by the kubelet.
+	// Such a start counts until a run has lasted 10 minutes.
+	// +optional
+	Evicted bool `json:"evicted,omitempty"`
 	// nextRetryTime is when the step will be tried again.
 	// +optional
 	NextRetryTime *metav1.MicroTime `json:"nextRetryTime,omitempty"`

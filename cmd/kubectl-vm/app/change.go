@@ -129,7 +129,7 @@ func whenPassed(generation int64) goal {
 		case status.Server == nil, status.Server.Generation >= generation, isStalled(vm):
 			return true, nil
 		}
-		return status.Operation != nil && status.Operation.Attempts > 0, nil
+		return isFailing(vm), nil
 	}
 }
 
@@ -195,7 +195,7 @@ func (c *changeOptions) effectOf(f changedField, vm *api.VirtualMachine) string 
 
 // reportProblem fails if the change cannot be applied.
 func (c *changeOptions) reportProblem(vm *api.VirtualMachine) error {
-	if op := vm.Status.Operation; isStalled(vm) || op != nil && op.Attempts > 0 {
+	if isStalled(vm) || isFailing(vm) {
 		return fmt.Errorf("%s is %s (%s explain %s says more)", vm.Name, doing(vm), c.Program, vm.Name)
 	}
 	return nil

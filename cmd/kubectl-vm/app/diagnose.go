@@ -146,8 +146,11 @@ var gerunds = map[api.OperationType]string{
 // operationFacts returns what is known of the step in progress.
 func (o *Options) operationFacts(vm *api.VirtualMachine) []string {
 	op := vm.Status.Operation
-	if op == nil {
+	switch {
+	case op == nil:
 		return nil
+	case isReady(vm) && op.Attempts > 0:
+		return []string{"The server was started again " + timesText(int(op.Attempts)) + ", the last time because: " + printable.Line(op.LastError)}
 	}
 	what := gerunds[op.Type]
 	if what == "" {

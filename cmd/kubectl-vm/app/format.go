@@ -61,6 +61,12 @@ func isReady(vm *api.VirtualMachine) bool {
 	return c.Status == metav1.ConditionTrue && isObserved(vm)
 }
 
+// isFailing reports whether the last try of an operation has failed. A VM that is ready may still count the
+// starts that a stable run has yet to follow.
+func isFailing(vm *api.VirtualMachine) bool {
+	return vm.Status.Operation != nil && vm.Status.Operation.Attempts > 0 && !isReady(vm)
+}
+
 // isStalled reports whether only a new spec can help.
 func isStalled(vm *api.VirtualMachine) bool {
 	return conditionOf(vm, api.ConditionStalled).Status == metav1.ConditionTrue && isObserved(vm)

@@ -47,7 +47,7 @@ func Status(s *api.VirtualMachineStatus) policy.Status {
 		facts.Operation = policy.Operation{
 			Type: op.Type, Generation: op.Generation, Attempts: op.Attempts, NextRetryTime: MicroTime(op.NextRetryTime),
 			Failure: op.Failure, Reason: op.Reason, LastError: Truncate(op.LastError), Run: op.Run,
-			RestartedAt: timeOf(op.RestartedAt), Epoch: op.Epoch,
+			RestartedAt: timeOf(op.RestartedAt), Epoch: op.Epoch, Evicted: op.Evicted,
 		}
 	}
 	if f := s.RefusedField; f != nil {
@@ -84,7 +84,7 @@ func Server(s *driver.Server) policy.Server {
 	if e := s.Exit; e != nil {
 		facts.Exit = policy.Exit{
 			HasEnded: true, Code: e.Code, Reason: e.Reason, At: e.At,
-			ByHost: e.ByHost(), NeverRan: e.NeverRan(), NotStarted: e.Reason == driver.ExitNotStarted,
+			ByHost: e.ByHost(), NeverRan: e.NeverRan(), NotStarted: e.Reason == driver.ExitNotStarted, Evicted: e.Evicted,
 		}
 	}
 	return facts

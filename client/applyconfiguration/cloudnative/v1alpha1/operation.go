@@ -24,6 +24,9 @@ type OperationApplyConfiguration struct {
 	Attempts *int32 `json:"attempts,omitempty"`
 	// startedAt is when the step was first tried.
 	StartedAt *v1.MicroTime `json:"startedAt,omitempty"`
+	// evicted is set while attempts counts starts after evictions by the kubelet.
+	// Such a start counts until a run has lasted 10 minutes.
+	Evicted *bool `json:"evicted,omitempty"`
 	// nextRetryTime is when the step will be tried again.
 	NextRetryTime *v1.MicroTime `json:"nextRetryTime,omitempty"`
 	// failure is the kind of the last failure, empty before the first. It
@@ -83,6 +86,14 @@ func (b *OperationApplyConfiguration) WithAttempts(value int32) *OperationApplyC
 // If called multiple times, the StartedAt field is set to the value of the last call.
 func (b *OperationApplyConfiguration) WithStartedAt(value v1.MicroTime) *OperationApplyConfiguration {
 	b.StartedAt = &value
+	return b
+}
+
+// WithEvicted sets the Evicted field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Evicted field is set to the value of the last call.
+func (b *OperationApplyConfiguration) WithEvicted(value bool) *OperationApplyConfiguration {
+	b.Evicted = &value
 	return b
 }
 

@@ -57,6 +57,38 @@ func TestDisruption(t *testing.T) {
 	}
 }
 
+// TestEvicted checks which ends of pods count as evictions by the kubelet, which back off if they repeat, and
+// that the record of an end has that.
+func TestEvicted(t *testing.T) {
+	t.Parallel()
+	reported := withStatuses(terminated(137, "Error", ""))
+	for name, tc := range map[string]struct {
+		pod  *corev1.Pod
+		want bool
+	}{
+		"by its reason":        {onNode(withPhase(corev1.PodFailed, "Evicted"), reported), true},
+		"by its condition":     {onNode(withPhase(corev1.PodFailed, "Terminated"), reported, targeted(corev1.PodReasonTerminationByKubelet, "x")), true},
+		"crashed":              {onNode(withPhase(corev1.PodFailed, ""), reported), false},
+		"drained":              {onNode(deleted, byDrain, reported), false},
+		"preempted":            {onNode(deleted, targeted(corev1.PodReasonPreemptionByScheduler, "x"), reported), false},
+		"deleted for a taint":  {onNode(deleted, targeted("DeletionByTaintManager", "x"), reported), false},
+		"deleted by somebody":  {onNode(deleted, reported), false},
+		"a target that is not": {onNode(reported, withCondition(corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionFalse, Reason: corev1.PodReasonTerminationByKubelet})), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tc.pod.UID = "run-1"
+			i := &Instance{Pod: tc.pod, Claims: Claims{objects.RootDisk: {}}}
+			record, err := i.EndRecord()
+			assert.NoError(t, err)
+			metav1.SetMetaDataAnnotation(&i.Claims.Root().ObjectMeta, objects.AnnotationEnd, record)
+			if end, kept := i.End(), i.Claims.lastEnd().Exit; end == nil || end.Evicted != tc.want || kept.Evicted != tc.want {
+				t.Errorf("the end is %+v, and its record has %+v", end, kept)
+			}
+		})
+	}
+}
+
 // TestRecordedDisruption checks that the disruption lasts beyond the pod, and that the deletion of a pod
 // that had ended before is not taken for one.
 func TestRecordedDisruption(t *testing.T) {

@@ -89,6 +89,15 @@ func (i *Instance) End() *driver.Exit {
 	if i.Pod == nil {
 		return nil
 	}
+	exit := i.findEnd()
+	if exit != nil {
+		exit.Evicted = isEvicted(i.Pod)
+	}
+	return exit
+}
+
+// findEnd returns how the pod has ended by the first proof that there is.
+func (i *Instance) findEnd() *driver.Exit {
 	if exit := ProvenEnd(i.Pod); exit != nil && !i.isJustRejected() {
 		return exit
 	}

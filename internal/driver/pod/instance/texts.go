@@ -205,6 +205,15 @@ func disruptionOf(p *corev1.Pod, isDeletedHere bool) string {
 	return ""
 }
 
+// isEvicted reports whether the kubelet itself has ended a pod: it used more than it may, or its node runs
+// out of something, or shuts down.
+func isEvicted(p *corev1.Pod) bool {
+	return p.Status.Reason == reasonEvicted || disruptionReason(p) == corev1.PodReasonTerminationByKubelet
+}
+
+// reasonEvicted is the kubelet's reason for a pod that it has evicted.
+const reasonEvicted = "Evicted"
+
 // isUnschedulable reports whether the scheduler has found no node for a pod.
 func isUnschedulable(p *corev1.Pod) bool {
 	c := findCondition(p, corev1.PodScheduled)
