@@ -65,7 +65,7 @@ func (c *claim) term() time.Duration { return claimTerms * c.opts.Settings.Lease
 // try creates or renews the claim. If another Lease has it, try returns the longest time to
 // wait before the next try.
 func (c *claim) try(ctx context.Context) (wait time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*c.opts.Settings.RequestTimeout())
+	ctx, cancel := withTimeout(ctx, 2*c.opts.Settings.RequestTimeout())
 	defer cancel()
 	sent := c.opts.Boot()
 	lease, err := c.read(ctx)
@@ -83,7 +83,7 @@ func (c *claim) try(ctx context.Context) (wait time.Duration, err error) {
 	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
 		return c.opts.Settings.Retry, nil
 	case err != nil:
-		return 0, fmt.Errorf("the cluster's claim %s/%s: %w", metav1.NamespaceSystem, ClaimName, err)
+		return 0, fmt.Errorf("the cluster's claim %s/%s: %w", metav1.NamespaceSystem, ClaimName, nameTimeout(ctx, err))
 	}
 	c.setRival("")
 	c.mu.Lock()

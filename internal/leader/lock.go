@@ -119,14 +119,18 @@ func (l *Lock) TryErr() error {
 }
 
 // recordTry records the error of a try to acquire or renew the Lease, and logs the first one after a
-// success. The end of the caller's context says nothing about the API server.
+// success. A try that a stop has ended says nothing about the API server. A try that the renew deadline
+// has ended says less than the one before it.
 func (l *Lock) recordTry(err error) {
-	if isContextError(err) && !errors.Is(err, errNoAnswer) {
+	isNamed := errors.Is(err, errNoAnswer)
+	if errors.Is(err, context.Canceled) && !isNamed {
 		return
 	}
 	l.lease.mu.Lock()
 	isFirst, leading := err != nil && l.tryErr == nil, l.leading
-	l.tryErr = err
+	if isFirst || isNamed || !errors.Is(err, context.DeadlineExceeded) {
+		l.tryErr = err
+	}
 	l.lease.mu.Unlock()
 	switch {
 	case isFirst && leading:
@@ -134,10 +138,6 @@ func (l *Lock) recordTry(err error) {
 	case isFirst:
 		l.opts.Log.Info("Waiting until the Lease can be acquired", "lease", l.Describe(), "cause", err.Error())
 	}
-}
-
-func isContextError(err error) bool {
-	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // Healthy returns an error for a leader that can no longer renew.

@@ -282,23 +282,27 @@ func TestSlowAPI(t *testing.T) {
 // TestLastTryIsKept checks that a leader that could not renew the Lease knows why, and logs it once.
 func TestLastTryIsKept(t *testing.T) {
 	for name, c := range map[string]struct {
-		fault func(*replica)
+		fault func(leases, claims *connection)
 		want  string
 	}{
-		"no answer": {func(r *replica) { r.conn.disconnect() }, "did not answer within 3s"},
-		"a full store": {func(r *replica) {
-			r.conn.setHooks(func(string) error { return errors.New("etcdserver: mvcc: database space exceeded") }, nil)
+		"no answer": {func(leases, _ *connection) { leases.disconnect() }, "did not answer within 3s"},
+		"a full store": {func(leases, _ *connection) {
+			leases.setHooks(func(string) error { return errors.New("etcdserver: mvcc: database space exceeded") }, nil)
 		}, "database space exceeded"},
+		"no answer about the claim": {func(_, claims *connection) { claims.disconnect() }, "the cluster's claim kube-system/drover-leader: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				var lines []string
-				leader := startReplica(t, newLeaseAPI(), "leader", DefaultSettings(), func(o *Options) {
+				api, _ := newCluster()
+				claims := newConnection(api.claims)
+				leader := startReplica(t, api, "leader", DefaultSettings(), func(o *Options) {
+					o.Claims = claims
 					o.Log = funcr.New(func(_, line string) { lines = append(lines, line) }, funcr.Options{})
 				})
 				advance(time.Second)
 				assert.NoError(t, leader.TryErr())
-				c.fault(leader)
+				c.fault(leader.conn, claims)
 				<-leader.done
 				assert.ErrorSays(t, "the last try", leader.TryErr(), c.want)
 				count := 0

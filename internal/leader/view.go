@@ -33,7 +33,7 @@ func (v *view) read(ctx context.Context) error {
 	v.mu.Lock()
 	before := v.observed.version
 	v.mu.Unlock()
-	ctx, cancel := v.withTimeout(ctx)
+	ctx, cancel := withTimeout(ctx, v.opts.Settings.RequestTimeout())
 	defer cancel()
 	lease, err := v.opts.Leases.Get(ctx, v.opts.Name, metav1.GetOptions{})
 	version := before
@@ -41,7 +41,7 @@ func (v *view) read(ctx context.Context) error {
 	case apierrors.IsNotFound(err):
 		lease = nil
 	case err != nil:
-		return fmt.Errorf("read the Lease: %w", v.nameTimeout(ctx, err))
+		return fmt.Errorf("read the Lease: %w", nameTimeout(ctx, err))
 	default:
 		if version, err = versionOf(lease); err != nil {
 			return err
@@ -81,7 +81,7 @@ func (v *view) updateWith(lease *coordinationv1.Lease, version uint64) func(*obs
 // answer even if ctx ends: a process that is stopping must know whether it has the
 // Lease, in order to release it.
 func (v *view) write(ctx context.Context, next *coordinationv1.Lease) (*coordinationv1.Lease, uint64, error) {
-	ctx, cancel := v.withTimeout(context.WithoutCancel(ctx))
+	ctx, cancel := withTimeout(context.WithoutCancel(ctx), v.opts.Settings.RequestTimeout())
 	defer cancel()
 	var answer *coordinationv1.Lease
 	var err error
@@ -94,24 +94,24 @@ func (v *view) write(ctx context.Context, next *coordinationv1.Lease) (*coordina
 		answer, err = v.opts.Leases.Update(ctx, next, metav1.UpdateOptions{})
 	}
 	if err != nil {
-		return nil, 0, v.nameTimeout(ctx, err)
+		return nil, 0, nameTimeout(ctx, err)
 	}
 	version, err := versionOf(answer)
 	return answer, version, err
 }
 
-// errNoAnswer means that a request about the Lease took longer than one may.
+// errNoAnswer means that a request about the Lease or the claim took longer than one may.
 var errNoAnswer = errors.New("the API server did not answer")
 
-// withTimeout bounds a request about the Lease.
-func (v *view) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, v.opts.Settings.RequestTimeout(), errNoAnswer)
+// withTimeout bounds requests about the Lease or the claim.
+func withTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, d, fmt.Errorf("%w within %s", errNoAnswer, d))
 }
 
 // nameTimeout adds to the error of a request how long it was allowed to take, if that ended it.
-func (v *view) nameTimeout(ctx context.Context, err error) error {
-	if errors.Is(context.Cause(ctx), errNoAnswer) {
-		return fmt.Errorf("%w within %s: %w", errNoAnswer, v.opts.Settings.RequestTimeout(), err)
+func nameTimeout(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); errors.Is(cause, errNoAnswer) {
+		return fmt.Errorf("%w: %w", cause, err)
 	}
 	return err
 }

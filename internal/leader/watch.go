@@ -90,11 +90,11 @@ func (v *view) list(ctx context.Context) (from string, err error) {
 	v.mu.Lock()
 	before := v.observed.version
 	v.mu.Unlock()
-	ctx, cancel := v.withTimeout(ctx)
+	ctx, cancel := withTimeout(ctx, v.opts.Settings.RequestTimeout())
 	defer cancel()
 	all, err := v.opts.Leases.List(ctx, v.nameSelector())
 	if err != nil {
-		return "", v.nameTimeout(ctx, err)
+		return "", nameTimeout(ctx, err)
 	}
 	version, err := parseVersion(all.ResourceVersion)
 	if err != nil {
