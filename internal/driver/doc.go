@@ -7,6 +7,6 @@
 // and drivertest.Run checks every driver against them. errors.go holds the
 // sentinel errors by which a driver reports the kind of a failure.
 //
-// Each driver has its own folder (fake, docker, qemu, pod), and package registry lists
+// Each driver is a folder below this one (fake, docker, qemu, pod), and package registry lists
 // them. The decorators fencing, metrics, journal and faultinject add one concern each.
 package driver

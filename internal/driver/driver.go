@@ -70,8 +70,9 @@ type Driver interface {
 // Identifier reports which engine a driver talks to. Every driver implements it;
 // it is separate from Driver because only the inventory needs it.
 type Identifier interface {
-	// EngineID is the engine's lasting identity: Docker's own id, a UUID file in the
-	// folder of fake and qemu, a cluster's namespace kube-system. At most 128 characters of [A-Za-z0-9:._-].
+	// EngineID is the engine's lasting identity: the id that Docker reports, a UUID file in
+	// the folder of fake and qemu, the UID of a cluster's namespace kube-system. It has at most
+	// 128 characters of [A-Za-z0-9:._-].
 	EngineID(ctx context.Context) (string, error)
 }
 
@@ -82,12 +83,12 @@ type Fetcher interface {
 	Abandon(ctx context.Context, uid types.UID) error
 }
 
-// EndedReleaser removes what a driver keeps on servers without a VirtualMachine until they have ended,
-// such as finalizers. It is optional.
+// EndedReleaser removes the finalizers, or the like, by which a driver keeps servers without a
+// VirtualMachine until they have ended. It is optional.
 type EndedReleaser interface {
-	// ReleaseEnded does so for all released servers whose end is proven, and for those of UIDs whose
-	// VirtualMachines are proven to be gone. No data goes. Any replica may call it, leader or not,
-	// since a proof does not depend on who has it. It is called by each sweep.
+	// ReleaseEnded does so for the servers whose end is proven, if they were released or if gone
+	// names them: the UIDs whose VirtualMachines are proven to be gone. It removes no data. Any
+	// replica may call it, leader or not, since a proof is valid for all. Each sweep calls it.
 	ReleaseEnded(ctx context.Context, gone ...types.UID) error
 }
 
@@ -102,8 +103,8 @@ type Closer interface {
 // plain connection proves nothing, because the forwarder that leads to the server
 // accepts it whether the server does or not. It is optional.
 type Prober interface {
-	// Probe returns nil once a TCP port of the server, in the server's own
-	// numbering, has accepted a connection. It waits for that until ctx ends.
+	// Probe returns nil once a TCP port of the server, as numbered inside it, has
+	// accepted a connection. It waits for that until ctx ends.
 	Probe(ctx context.Context, uid types.UID, port int32) error
 }
 
@@ -163,9 +164,9 @@ type Executor interface {
 	// not return outlasts it: the caller ends that.
 	//
 	// Errors: ErrNotFound, ErrInvalid for a command that cannot be started (where the cause
-	// is known, ErrCommandNotFound or ErrCommandNotExecutable), ErrUnsupported for what this
-	// server cannot do (a terminal, a guest that runs no agent), and ErrRetry for a server
-	// that does not run or has to be restarted first.
+	// is known, ErrCommandNotFound or ErrCommandNotExecutable), ErrUnsupported if this server
+	// cannot do it (offers no terminal, runs no agent), and ErrRetry for a server that does
+	// not run or has to be restarted first.
 	Exec(ctx context.Context, uid types.UID, r ExecRequest) (exitCode int, err error)
 }
 
@@ -177,7 +178,7 @@ type ExecRequest struct {
 	Stdin io.Reader
 	// Stdout and Stderr receive the output. With TTY everything goes to Stdout.
 	Stdout, Stderr io.Writer
-	// TTY gives the command a terminal, whose size is what Resize last sent.
+	// TTY gives the command a terminal. Resize sends its size, again at each change.
 	TTY    bool
 	Resize <-chan TerminalSize
 }
@@ -187,8 +188,8 @@ type TerminalSize struct{ Width, Height uint16 }
 
 // Dialer connects to TCP ports of servers. It is optional.
 type Dialer interface {
-	// Dial connects to a TCP port of the server, in the server's own numbering. The caller
-	// closes the connection; ctx only limits how long connecting takes.
+	// Dial connects to a TCP port of the server, as numbered inside it. The caller closes the
+	// connection; ctx only limits how long connecting takes.
 	//
 	// Errors: ErrNotFound, ErrInvalid for a port that cannot be reached, and ErrRetry for a
 	// server that does not run or does not accept the connection.
@@ -197,8 +198,7 @@ type Dialer interface {
 
 // InterfaceLister reports the network interfaces that a server sees. It is optional.
 type InterfaceLister interface {
-	// Interfaces returns the server's own view of its network interfaces, without the
-	// loopback one.
+	// Interfaces returns the network interfaces as the server sees them, without loopback.
 	//
 	// Errors: ErrNotFound, ErrUnsupported for a guest that runs no agent, and ErrRetry for a
 	// server that does not run or has to be restarted first.
@@ -215,26 +215,27 @@ type Interface struct {
 
 // NetworkReporter reports the traffic of servers' networks. It is optional.
 type NetworkReporter interface {
-	// NetworkStatistics returns the figures of a server's network since an instant of the
-	// engine's own choice, at the latest the start of the run.
+	// NetworkStatistics returns the figures of a server's network since an instant that the
+	// engine chooses, at the latest the start of the run.
 	//
 	// Errors: ErrNotFound, and ErrRetry for a server that does not run.
 	NetworkStatistics(ctx context.Context, uid types.UID) (NetworkStatistics, error)
 }
 
-// NetworkStatistics are the figures of a server's network. In is what the server receives.
+// NetworkStatistics are the figures of a server's network. In is the direction to the server.
 type NetworkStatistics struct {
 	PacketsIn  int64 `json:"packetsIn"`
 	BytesIn    int64 `json:"bytesIn"`
 	PacketsOut int64 `json:"packetsOut"`
 	BytesOut   int64 `json:"bytesOut"`
-	// Dropped are packets that were not the server's own, or broken.
+	// Dropped counts packets that were not relayed, such as malformed ones and those with a source
+	// address that the server does not have.
 	Dropped int64 `json:"dropped"`
-	// Connections are open connections of TCP, and Flows open flows of UDP and of pings.
+	// Connections counts open TCP connections, and Flows open flows of UDP and of pings.
 	Connections int64 `json:"connections"`
 	Flows       int64 `json:"flows"`
-	// Refused counts the connections, packets and names that were refused, and LastRefused has the
-	// last of them, the latest last.
+	// Refused counts the connections, packets and names that were refused. LastRefused has the
+	// most recent ones, the newest last.
 	Refused     int64            `json:"refused"`
 	LastRefused []NetworkRefusal `json:"lastRefused,omitempty"`
 }
@@ -264,12 +265,12 @@ type Object struct {
 	Ended bool
 	// Made is set once the disk of a PersistentVolumeClaim was made.
 	Made bool
-	// Images are those of a Pod that the spec names by tag, and the one that the disk of a
-	// PersistentVolumeClaim was made from.
+	// Images has the images that the spec of a Pod names by tag, or the image from which the disk
+	// of a PersistentVolumeClaim was made.
 	Images []ResolvedImage
 }
 
-// ResolvedImage is what the tag of an image was resolved to, before the server was made from it.
+// ResolvedImage is the result of resolving the tag of an image, before the server was made.
 type ResolvedImage struct {
 	// Source is the image as the spec, or the driver's default, names it.
 	Source string `json:"source"`
@@ -312,8 +313,8 @@ type ServerSpec struct {
 	// RestartRun names a run (Server.Run) to end before the server is started,
 	// which restarts it once. It has no effect if that run is over.
 	RestartRun string `spec:"-"`
-	// Objects are what the VirtualMachine's status has recorded of the server, for a driver
-	// that asks for it with RecordFirstError.
+	// Objects are the objects that the VirtualMachine's status records, for a driver that
+	// asks for that with RecordFirstError.
 	Objects []Object `spec:"-"`
 	// SeenRun is the last run (Server.Run) in which the guest was seen to run, as the
 	// VirtualMachine's status has recorded.
@@ -349,7 +350,7 @@ type ServerSpec struct {
 	// BlockEviction is true for Block, so that the default Allow does not count as set.
 	BlockEviction bool      `spec:"evictionPolicy"`
 	Placement     Placement `spec:",inline"`
-	// Labels are the VirtualMachine's own.
+	// Labels are the labels of the VirtualMachine.
 	Labels map[string]string `spec:"-"`
 	// RetainOnDelete is set if the server outlives its VirtualMachine.
 	RetainOnDelete bool `spec:"-"`
@@ -363,8 +364,8 @@ type Probe struct {
 	Port, PeriodSeconds, TimeoutSeconds int32
 }
 
-// Placement says on which nodes a server may run, and as what. The values are those of a
-// pod's spec.
+// Placement says on which nodes a server may run, with which priority and runtime. It has the
+// values of a pod's spec.
 type Placement struct {
 	NodeSelector              map[string]string                 `spec:"nodeSelector"`
 	Affinity                  *corev1.Affinity                  `spec:"affinity"`
@@ -377,36 +378,36 @@ type Placement struct {
 // Power is a power state that a server should have.
 type Power string
 
-// The power states.
+// Values of Power.
 const (
 	PowerOn     Power = "On"
 	PowerOff    Power = "Off"
 	PowerPaused Power = "Paused"
 )
 
-// RestartPolicy is what the engine's own restarter does when a server stops by
-// itself. The values are those of the API.
+// RestartPolicy tells the engine whether to restart a server that stops by itself.
+// It has the values of the API.
 type RestartPolicy string
 
-// The restart policies.
+// Values of RestartPolicy.
 const (
 	RestartAlways    RestartPolicy = "Always"
 	RestartOnFailure RestartPolicy = "OnFailure"
 	RestartNever     RestartPolicy = "Never"
 )
 
-// PullPolicy says when an image is fetched. The values are those of the API;
-// empty means PullIfNotPresent.
+// PullPolicy says when an image is fetched. It has the values of the API; empty
+// means PullIfNotPresent.
 type PullPolicy string
 
-// The pull policies.
+// Values of PullPolicy.
 const (
 	PullIfNotPresent PullPolicy = "IfNotPresent"
 	PullAlways       PullPolicy = "Always"
 	PullNever        PullPolicy = "Never"
 )
 
-// Image is what a server boots. An empty Source means the driver's default.
+// Image is an image that a server boots. An empty Source means the driver's default.
 type Image struct {
 	Source     string     `spec:"source"`
 	Checksum   string     `spec:"checksum"` // "sha256:<64 hex digits>" or empty
@@ -440,7 +441,7 @@ type Port struct {
 	HostIP string `spec:"hostIP"`
 }
 
-// EnvVar is an environment variable of a server, in place of the image's own of that name.
+// EnvVar is an environment variable of a server. It replaces a variable of the image with the same name.
 type EnvVar struct {
 	Name  string `spec:"name"`
 	Value Secret `spec:"value"`
@@ -453,33 +454,33 @@ type Secret struct{ text string }
 // State is an engine's view of a server.
 type State string
 
-// The states.
+// Values of State.
 const (
-	// StatePending : there is no server yet. A fetch for it is under way (Progress),
+	// StatePending means that there is no server yet. A fetch for it is under way (Progress),
 	// has ended and waits for the next Ensure, or has failed (Err).
 	StatePending State = "Pending"
-	// StateStarting : the server was started and is not up yet.
+	// StateStarting means that the server was started and is not up yet.
 	StateStarting State = "Starting"
-	// StateRunning : the server runs.
+	// StateRunning means that the server runs.
 	StateRunning State = "Running"
-	// StatePaused : the server is frozen.
+	// StatePaused means that the server is frozen.
 	StatePaused State = "Paused"
-	// StateStopping : the server was asked to stop and still runs, or its guest has ended and other parts
-	// of it have not: then Exit describes how.
+	// StateStopping means that the server was asked to stop and still runs, or that its guest has
+	// ended, as Exit describes, and other parts of it still run.
 	StateStopping State = "Stopping"
-	// StateStopped : the server is off. Exit describes how its last run ended, and
+	// StateStopped means that the server is off. Exit describes how its last run ended, and
 	// is nil if it never ran.
 	StateStopped State = "Stopped"
-	// StateRestarting : the engine's own restarter is about to start it again.
+	// StateRestarting means that the engine is about to restart the server without Drover.
 	StateRestarting State = "Restarting"
-	// StateRemoving : the server is being removed.
+	// StateRemoving means that the server is being removed.
 	StateRemoving State = "Removing"
-	// StateUnknown : the server exists, and nothing tells whether it runs. Err says why, and
-	// Ensure fails until that is known again.
+	// StateUnknown means that the server exists and that nothing tells whether it runs. Err says
+	// why, and Ensure fails until that is known again.
 	StateUnknown State = "Unknown"
 )
 
-// Server is what a driver runs for a VirtualMachine.
+// Server is a container, machine or pod that a driver runs for a VirtualMachine.
 type Server struct {
 	UID types.UID
 	// ID is the engine's name for the server. It is empty in StatePending, and for
@@ -492,31 +493,31 @@ type Server struct {
 	State State
 	// Progress describes what is under way, for people, for example a pull's progress.
 	Progress string
-	// Disruption describes how others than Drover and the guest end the run or have ended it, for
-	// people, as far as the engine shows that: an eviction, for example.
+	// Disruption describes, for people, why someone other than Drover and the guest ends or has ended
+	// the run, as far as the engine shows that: an eviction, for example.
 	Disruption string
 	// Host is where the server is, in an engine with several hosts.
 	Host string
 	// HostLost is set while the host does not report, so that the server may run or not: Err says so.
 	HostLost bool
-	// IsUnschedulable is set while the engine has no host for a server that starts; Progress
+	// IsUnschedulable is set while the engine finds no host for a server that starts; Progress
 	// describes why.
 	IsUnschedulable bool
-	// IsLeaving is set while the engine has yet to remove what is left of the last run, before the next one
-	// can begin; Progress describes that. Ensure succeeds meanwhile without starting the server, and has to
-	// be called again after that.
+	// IsLeaving is set while the engine still removes the remains of the last run, before the next one
+	// can begin; Progress describes that. Meanwhile Ensure succeeds without starting the server, and
+	// has to be called again afterwards.
 	IsLeaving bool
 	// Note describes the parts of the spec that the driver ignores, for people.
 	Note string
 	// Err is a failure in the background.
 	Err error
-	// NotReady describes why a server that runs is not ready by a check of the engine's own, for
-	// people. It is empty if the engine checks nothing.
+	// NotReady describes, for people, why the engine considers a server that runs not ready. It is
+	// empty if the engine checks nothing.
 	NotReady string
 	// Exit describes how the last run, or its guest, ended; nil during a run.
 	Exit      *Exit
 	StartedAt time.Time
-	// Applied is what the server has, which may differ from the spec.
+	// Applied has the resources of the server, which may differ from the spec.
 	Applied Resources
 	// Pending lists the fields of the spec that wait for a restart. List leaves
 	// it empty if it cannot be computed without the spec; Ensure always fills it.
@@ -532,25 +533,25 @@ type Server struct {
 	// Confinement says how a server that runs is confined; nil where the driver leaves that
 	// to its engine.
 	Confinement *Confinement
-	// Addresses at which the server answers: its own first, where it has one that others
-	// reach, then those of the host if Ports lead to it.
+	// Addresses at which the server answers: first an address of the server itself, if others
+	// can reach one, then the addresses of the host if Ports lead to it.
 	Addresses []string
 	// Ports of the host that lead to the server now. HostPort is always set.
 	// Name is never set, because only the spec has it.
 	Ports []Port
-	// Objects are what the VirtualMachine's status should have recorded of the server. List
-	// leaves them nil.
+	// Objects are the objects that the VirtualMachine's status should record. List leaves them
+	// nil.
 	Objects []Object
 	// NeedsEnsure is set if something waits for an Ensure although the server is as its spec
 	// says, for example a pod whose end has to be recorded before others may remove it.
 	NeedsEnsure bool
-	// Retained is set on a server that was released. It has no owner and is
-	// never swept.
+	// Retained is set on a server that was released. Nothing owns it, and it is never
+	// swept.
 	Retained bool
 }
 
-// MayBeOrphan reports whether a server is an orphan if no VirtualMachine owns it. Released
-// servers are not, nor are those of which only the existence is known.
+// MayBeOrphan reports whether a server is an orphan if no VirtualMachine owns it. A released
+// server is not, and neither is one of which only the existence is known.
 func (s Server) MayBeOrphan() bool {
 	return !s.Retained && s.State != StatePending && s.ID != ""
 }
@@ -559,11 +560,11 @@ func (s Server) MayBeOrphan() bool {
 type Refused struct {
 	// Field of the spec, for example "image".
 	Field string
-	// Reason is a CamelCase word; Message names the value and what is allowed.
+	// Reason is a CamelCase word; Message names the value and the allowed ones.
 	Reason, Message string
 }
 
-// The accelerators of machines.
+// Values of Server.Accelerator.
 const (
 	AccelKVM = "kvm"
 	AccelTCG = "tcg"
@@ -576,11 +577,11 @@ const ExitHostShutdown = "HostShutdown"
 // Reasons of a run in which no guest has run. Such a server is started again whatever its restart
 // policy, with growing delays.
 const (
-	// ExitNeverRan : the server was removed before it was started.
+	// ExitNeverRan means that the server was removed before it was started.
 	ExitNeverRan = "NeverRan"
-	// ExitRejected : the host refused to run the server.
+	// ExitRejected means that the host refused to run the server.
 	ExitRejected = "Rejected"
-	// ExitNotStarted : what the guest needs could not be prepared, such as its disk.
+	// ExitNotStarted means that something the guest needs, such as its disk, could not be prepared.
 	ExitNotStarted = "NotStarted"
 )
 
@@ -589,10 +590,10 @@ type Exit struct {
 	Code int
 	// Reason is a CamelCase word: Completed, Error, OOMKilled, ...
 	Reason string
-	// Output is the end of the output of the engine's own process, at most 1 KiB,
-	// if that explains a crash. It is never output of the guest.
+	// Output is the end of the output of the engine's process, at most 1 KiB, if
+	// that explains a crash. It is never output of the guest.
 	Output string
-	// Message is what the guest says of the end, for people: one line of printable text.
+	// Message is the guest's description of the end, for people: one line of printable text.
 	Message string
 	// At is the engine's time, which may differ from any other clock.
 	At time.Time
@@ -603,8 +604,8 @@ type Exit struct {
 	Evicted bool
 }
 
-// ByHost reports whether the host, or someone who drains it, has ended the run, and not the guest. Such
-// a server is started again whatever its restart policy.
+// ByHost reports whether the host, or someone who drains it, has ended the run, and not the guest. The
+// server is then started again whatever its restart policy is.
 func (e *Exit) ByHost() bool { return e.StopRequested || e.Reason == ExitHostShutdown }
 
 // NeverRan reports whether no guest has run.
@@ -625,13 +626,13 @@ const (
 	ReasonNotConfined   = "NotConfined"
 )
 
-// Resources are what a server has. Zero means unknown.
+// Resources are the resources of a server. Zero means unknown.
 type Resources struct {
 	CPUMilli, MemoryBytes, RootDiskBytes int64
 }
 
-// Usage is a sample of what a server has used. CPU is a counter: the inventory
-// computes rates from two samples of one run.
+// Usage is a sample of the resources that a server has used. CPU is a counter: the
+// inventory computes rates from two samples of one run.
 type Usage struct {
 	UID         types.UID
 	Run         string

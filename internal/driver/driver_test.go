@@ -66,15 +66,15 @@ func TestAs(t *testing.T) {
 		d    Driver
 		want string
 	}{
-		"itself":                {named{id: "a"}, "a"},
-		"decorated":             {decorated{named{id: "a"}}, "a"},
-		"decorated twice":       {decorated{decorated{named{id: "a"}}}, "a"},
-		"none":                  {bare{}, ""},
-		"none, decorated":       {decorated{bare{}}, ""},
-		"nil":                   {nil, ""},
-		"decorator of nothing":  {decorated{}, ""},
-		"hidden by no Unwrap":   {bare{named{id: "a"}}, ""},
-		"the outermost is what": {decorated{named{Driver: named{id: "b"}, id: "a"}}, "a"},
+		"itself":               {named{id: "a"}, "a"},
+		"decorated":            {decorated{named{id: "a"}}, "a"},
+		"decorated twice":      {decorated{decorated{named{id: "a"}}}, "a"},
+		"none":                 {bare{}, ""},
+		"none, decorated":      {decorated{bare{}}, ""},
+		"nil":                  {nil, ""},
+		"decorator of nothing": {decorated{}, ""},
+		"hidden by no Unwrap":  {bare{named{id: "a"}}, ""},
+		"the outermost":        {decorated{named{Driver: named{id: "b"}, id: "a"}}, "a"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			identifier, ok := As[Identifier](c.d)

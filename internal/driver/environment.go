@@ -11,21 +11,21 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Environment is what a program gives to each of its drivers, whatever their own options
-// are.
+// Environment has the values that a program gives to each of its drivers, in addition to the
+// driver's options.
 type Environment struct {
 	// ClusterID marks the servers of this cluster. Required.
 	ClusterID string
-	// OwnDirs are the program's own folders. No server may read them, for example as an
-	// image.
+	// OwnDirs are the folders in which the program keeps its data. No server may read them, for
+	// example as an image.
 	OwnDirs []string
-	// Cluster reaches the cluster that the VirtualMachines are in, nil for programs without
-	// one.
+	// Cluster says how to reach the cluster that the VirtualMachines are in. It is nil for
+	// programs without one.
 	Cluster *rest.Config
-	// Owner returns the VirtualMachine with a UID, as far as one is known. Nil knows none.
+	// Owner returns the VirtualMachine with a UID, if one is known. A nil function knows none.
 	Owner func(types.UID) (Owner, bool)
-	// AssertedOff returns the UID of the pod whose machine an operator has asserted to be off, on the
-	// VirtualMachine with a UID. Nil knows none.
+	// AssertedOff returns the UID of the pod whose machine an operator has asserted to be off, by an
+	// annotation of the VirtualMachine with the given UID. A nil function knows none.
 	AssertedOff func(types.UID) types.UID
 	// Clock is required, Log may be zero, and Registerer may be nil.
 	Clock      clock.WithTicker
@@ -33,7 +33,7 @@ type Environment struct {
 	Registerer prometheus.Registerer
 }
 
-// Owner is what is known of a VirtualMachine. Its labels are not to be changed.
+// Owner has the name and the labels of a VirtualMachine. Callers do not change the labels.
 type Owner struct {
 	types.NamespacedName
 

@@ -45,7 +45,7 @@ var ErrConsoleTaken = errors.New("another caller writes to the console: it may b
 var (
 	// ErrCommandNotFound means that the server has no such program.
 	ErrCommandNotFound = Errorf(ErrInvalid, "command not found")
-	// ErrCommandNotExecutable means that the server has it, and cannot run it.
+	// ErrCommandNotExecutable means that the server has the program but cannot run it.
 	ErrCommandNotExecutable = Errorf(ErrInvalid, "command not executable")
 )
 
@@ -54,8 +54,8 @@ var (
 	saysNotExecutable = regexp.MustCompile(`(?i)permission denied|is a directory|not a directory|exec format error|invalid argument|argument list too long|file name too long`)
 )
 
-// CommandError returns the kind that the words of Linux in a refusal to start a command mean,
-// or nil if they could change with the next try.
+// CommandError returns the kind of error behind a refusal to start a command, recognized by the
+// words that Linux uses. It returns nil if the next try could succeed.
 func CommandError(refusal string) error {
 	switch {
 	case saysNotFound.MatchString(refusal):
@@ -74,7 +74,7 @@ func (e *kindError) Error() string   { return e.err.Error() }
 func (e *kindError) Unwrap() []error { return []error{e.err, e.kind} }
 
 // Errorf returns an error of the given kind (one of the sentinels above) that
-// reads as the formatted text alone; %w works in the format as in fmt.Errorf.
+// reads as the formatted text only; %w works in the format as in fmt.Errorf.
 func Errorf(kind error, format string, args ...any) error {
 	return &kindError{kind: kind, err: fmt.Errorf(format, args...)}
 }
@@ -94,7 +94,7 @@ const (
 )
 
 // RecordFirstError is the error of an Ensure that changed nothing, because the VirtualMachine's
-// status has to record Objects before. The caller does that and calls again. It is an ErrRetry.
+// status has to record Objects first. The caller records them and calls again. It is an ErrRetry.
 type RecordFirstError struct {
 	Objects []Object
 	// Failure is why the call has failed, nil if it only has to be repeated. It counts once Objects

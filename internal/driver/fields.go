@@ -12,7 +12,7 @@ import (
 // Support says what a driver does with a field of ServerSpec on an existing server.
 type Support string
 
-// The kinds of support.
+// Values of Support.
 const (
 	// AppliedLive fields change without a restart. A field that only guides a call,
 	// such as a grace period, is one of them.
@@ -28,8 +28,8 @@ const (
 	Unsupported Support = "unsupported"
 )
 
-// Field is a driver's declaration about one field of ServerSpec. C is what the driver
-// compares to find out whether the field changed, such as a server and its spec.
+// Field is a driver's declaration about one field of ServerSpec. C has the values that the
+// driver compares to find out whether the field changed, such as a server and its spec.
 type Field[C any] struct {
 	// Name as in the spec of a VirtualMachine, for example "image.checksum".
 	Name    string
@@ -37,14 +37,14 @@ type Field[C any] struct {
 	// Parts are the fields below Name that the declaration is about. It is about Name
 	// itself if there are none. Unsupported covers everything below Name.
 	Parts []string
-	// Hint completes the error for an Unsupported field: why, and what to do instead.
+	// Hint completes the error for an Unsupported field: the reason, then the alternative.
 	Hint string
-	// Differs reports whether a server does not have what its spec asks for. Required
+	// Differs reports whether the server differs from its spec in this field. Required
 	// for AppliedAtRestart.
 	Differs func(C) bool
 }
 
-// Fields is what a driver declares about ServerSpec. Every field that users can set has
+// Fields are a driver's declarations about ServerSpec. Every field that users can set has
 // to be declared: the contract suite fails on one that is missing.
 type Fields[C any] []Field[C]
 
@@ -120,8 +120,8 @@ func UnsupportedCommandFields[C any]() Fields[C] {
 }
 
 // SpecFields returns the fields of ServerSpec that users can set, by their names in the
-// spec of a VirtualMachine: "resource.cpu", "volumes.name", ... A name is that of the
-// struct tag "spec"; a field without the tag is returned by its Go name.
+// spec of a VirtualMachine: "resource.cpu", "volumes.name", ... The struct tag "spec" has
+// the name; a field without the tag is returned by its Go name.
 func SpecFields() []string {
 	var names []string
 	walkFields(reflect.ValueOf(ServerSpec{}), "", func(name string, _ reflect.Value) { names = append(names, name) })
@@ -140,8 +140,8 @@ func setFields(spec ServerSpec) []string {
 	return names
 }
 
-// walkFields visits the fields of a struct that users can set, down to those without
-// fields of their own.
+// walkFields visits the fields of a struct that users can set, down to those that are not
+// structs.
 func walkFields(v reflect.Value, prefix string, visit func(name string, v reflect.Value)) {
 	for i := range v.NumField() {
 		field := v.Type().Field(i)
@@ -157,9 +157,9 @@ func walkFields(v reflect.Value, prefix string, visit func(name string, v reflec
 	}
 }
 
-// walkField visits a list and each of its elements, and a pointer and what it leads to. It
-// visits only the fields of a zero value in place of what is not there. A struct of another
-// package, such as a pod's affinity, is one value: drivers declare it as a whole.
+// walkField visits a list and each of its elements, and a pointer and the value behind it. In
+// place of an empty list or a nil pointer it visits the fields of a zero value. A struct of
+// another package, such as a pod's affinity, is one value: drivers declare it as a whole.
 func walkField(v reflect.Value, name string, visit func(name string, v reflect.Value)) {
 	switch {
 	case v.Kind() == reflect.Slice && v.Len() > 0:

@@ -71,7 +71,7 @@ func TestSpecFieldsAreTagged(t *testing.T) {
 	for _, name := range SpecFields() {
 		for part := range strings.SplitSeq(name, ".") {
 			if part[0] < 'a' || part[0] > 'z' {
-				t.Errorf("the field %s has no tag \"spec\"", name)
+				t.Errorf("the field %s lacks a tag \"spec\"", name)
 			}
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// SyncMap is a map that is safe for concurrent use, such as what a driver remembers of
+// SyncMap is a map that is safe for concurrent use. Drivers keep in it what they remember of
 // each server. Unlike a sync.Map it has types, and a change may depend on the present
 // value. The zero value is empty.
 type SyncMap[K comparable, V any] struct {
@@ -50,8 +50,8 @@ func (m *SyncMap[K, V]) LoadAndDelete(key K) (value V, loaded bool) {
 	return value, loaded
 }
 
-// Update stores what change returns for the present value of a key, or deletes the key
-// if keep is false. No other call happens in between, so change must not use the map.
+// Update stores the value that change returns for the present value of a key, or deletes the
+// key if keep is false. No other call happens in between, so change must not use the map.
 func (m *SyncMap[K, V]) Update(key K, change func(present V, ok bool) (value V, keep bool)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -70,15 +70,15 @@ func (m *SyncMap[K, V]) Update(key K, change func(present V, ok bool) (value V, 
 // Delete deletes a key.
 func (m *SyncMap[K, V]) Delete(key K) { m.LoadAndDelete(key) }
 
-// DeleteFunc deletes the entries for which del returns true, such as those of servers
-// that a complete list did not find.
+// DeleteFunc deletes the entries for which del returns true, such as the servers that a
+// complete list did not find.
 func (m *SyncMap[K, V]) DeleteFunc(del func(K, V) bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	maps.DeleteFunc(m.entries, del)
 }
 
-// Keys returns the keys in no order.
+// Keys returns the keys in arbitrary order.
 func (m *SyncMap[K, V]) Keys() []K {
 	m.mu.Lock()
 	defer m.mu.Unlock()

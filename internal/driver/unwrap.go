@@ -3,8 +3,8 @@
 
 package driver
 
-// As finds, in d or in what its decorators wrap, an optional interface such as
-// Identifier. A decorator exposes the driver it wraps by a method Unwrap() Driver.
+// As finds an optional interface, such as Identifier, in d or in a driver that d decorates. A
+// decorator exposes the driver it wraps by a method Unwrap() Driver.
 func As[T any](d Driver) (T, bool) {
 	for d != nil {
 		if t, ok := d.(T); ok {

@@ -207,7 +207,7 @@ func TestStartErrorsAreOneLine(t *testing.T) {
 	}{
 		"data dir in use":  {[]string{"--data-dir", shared.DataDir}, fmt.Sprintf("drover: data dir %s is in use by drover (pid %d)", shared.DataDir, shared.PID())},
 		"port in use":      {[]string{"--port", u.Port()}, "drover: port " + u.Port() + " on 127.0.0.1 is in use by another program"},
-		"no address":       {[]string{"--bind-address", "here"}, `drover: --bind-address "here" is no IP address`},
+		"no address":       {[]string{"--bind-address", "here"}, `drover: --bind-address "here" is not an IP address`},
 		"nothing writable": {[]string{"--data-dir", "/proc/drover"}, "drover: "},
 		"foreign folder":   {[]string{"--data-dir", foreign}, "drover: " + foreign + " is not empty and is no Drover data dir"},
 		"unknown driver":   {[]string{"--vm-driver", "vmware"}, "drover: --vm-driver is \"vmware\""},

@@ -95,7 +95,7 @@ func TestCloseRemovesTheProcessAndTemporaryData(t *testing.T) {
 
 func TestStartError(t *testing.T) {
 	_, err := NewCluster(ClusterOptions{Args: []string{"--bind-address=nowhere"}})
-	if err == nil || !strings.Contains(err.Error(), `--bind-address "nowhere" is no IP address`) {
+	if err == nil || !strings.Contains(err.Error(), `--bind-address "nowhere" is not an IP address`) {
 		t.Errorf("got %v", err)
 	}
 }

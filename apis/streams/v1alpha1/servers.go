@@ -31,12 +31,12 @@ type DriverServers struct {
 	Servers []Server `json:"servers"`
 }
 
-// Server is what an engine runs for a VirtualMachine, or has run for one that is gone.
+// Server is a container, machine or pod that an engine has for a VirtualMachine, which may be gone.
 type Server struct {
 	UID types.UID `json:"uid"`
 	// ID is the engine's name for the server.
 	ID string `json:"id"`
-	// Namespace and Name are those of the VirtualMachine that it was made for.
+	// Namespace and Name of the VirtualMachine that the server was made for.
 	Namespace string    `json:"namespace"`
 	Name      string    `json:"name"`
 	State     string    `json:"state"`
@@ -50,24 +50,25 @@ type Server struct {
 }
 
 // OrphanApprovalsName is the ConfigMap of namespace kube-system in which a person approves the
-// removal of orphans: its keys are UIDs, and the values the IDs of their servers. Only who
-// may write in kube-system can approve any.
+// removal of orphans: its keys are UIDs, and the values the IDs of their servers. Approving
+// takes the right to write in kube-system.
 const OrphanApprovalsName = "drover-orphan-approvals"
 
 // NetworkStatistics are the figures of a machine's network since its supervisor was started.
-// In is what the machine receives.
+// In is the direction to the machine.
 type NetworkStatistics struct {
 	PacketsIn  int64 `json:"packetsIn"`
 	BytesIn    int64 `json:"bytesIn"`
 	PacketsOut int64 `json:"packetsOut"`
 	BytesOut   int64 `json:"bytesOut"`
-	// Dropped are packets that were not the machine's own, or broken.
+	// Dropped counts packets that were not relayed, such as malformed ones and those with a source
+	// address that the machine does not have.
 	Dropped int64 `json:"dropped"`
-	// Connections are open connections of TCP, and Flows open flows of UDP and of pings.
+	// Connections counts open TCP connections, and Flows open flows of UDP and of pings.
 	Connections int64 `json:"connections"`
 	Flows       int64 `json:"flows"`
-	// Refused counts the connections, packets and names that were refused, and LastRefused has the
-	// last of them, the latest last.
+	// Refused counts the connections, packets and names that were refused. LastRefused has the
+	// most recent ones, the newest last.
 	Refused     int64            `json:"refused"`
 	LastRefused []NetworkRefusal `json:"lastRefused,omitempty"`
 }

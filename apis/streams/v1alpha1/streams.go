@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package v1alpha1 says how a client reaches the consoles, logs, commands and ports of
-// VirtualMachines. Streams are no API resources: Drover serves them at an address of its
-// own, or `drover up` at that of its kube-apiserver, below PathPrefix.
+// VirtualMachines. Streams are not API resources: Drover serves them below PathPrefix at a
+// separate address, and `drover up` at the address of its kube-apiserver.
 //
 // Start with Path. A client finds the address in the ConfigMap of ConfigMapName, and sends
-// its credentials to no other one.
+// its credentials only there.
 package v1alpha1
 
 import (
@@ -15,12 +15,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Stream is what a client may connect to. Each is authorized by a SubjectAccessReview for
-// the subresource of this name of virtualmachines, with the verb of its comment.
+// Stream is a connection that a client can make to a server. A SubjectAccessReview authorizes
+// it, for the subresource of virtualmachines with this name and the verb in its comment.
 type Stream string
 
 // The streams. Console, Exec and PortForward are WebSockets with the subprotocol Protocol;
-// Log is a plain response of text, and Interfaces and Decisions are ones of JSON.
+// Log is a plain text response, and Interfaces and Decisions are JSON.
 const (
 	// Console is the serial console of a machine, or the main process of a container that has a
 	// terminal. Verb create.
@@ -30,7 +30,7 @@ const (
 	Exec Stream = "exec"
 	// PortForward is one connection to the TCP port of the parameter port. Verb create.
 	PortForward Stream = "portforward"
-	// Log is what the server printed; parameters as for pods/log: follow, previous, tailLines.
+	// Log is the server's output; parameters as for pods/log: follow, previous, tailLines.
 	// Verb get.
 	Log Stream = "log"
 	// Interfaces lists the network interfaces that the server itself sees, as an array of
@@ -39,7 +39,7 @@ const (
 	Interfaces Stream = "interfaces"
 	// Decisions lists the last decisions of the controller about the VirtualMachine, which may be
 	// gone: an object with replica, version, leads, since and decisions. Only the replica that
-	// leads decides. What a decision has may change with each version. Verb get.
+	// leads decides. The fields of a decision may change with each version. Verb get.
 	Decisions Stream = "decisions"
 )
 
@@ -55,9 +55,9 @@ const Protocol = "v5.channel.k8s.io"
 // Only Drover may write it, and every authenticated user may read it.
 const ConfigMapName = "drover-streams"
 
-// ConfigMapNamespace is the same in every cluster, whatever namespace Drover is installed in,
-// and exists in all. In one that may be missing, whoever creates it could have other users
-// send their credentials to a server of his own.
+// ConfigMapNamespace exists in every cluster, whatever namespace Drover is installed in. If it
+// could be missing, whoever creates it could make other users send their credentials to a
+// server under the creator's control.
 const ConfigMapNamespace = metav1.NamespaceSystem
 
 // Keys of that ConfigMap.
@@ -65,10 +65,10 @@ const (
 	// AddressKey is the URL of the streams' server, such as https://drover.example:9444. It is
 	// empty where kube-apiserver itself serves them.
 	AddressKey = "address"
-	// CAKey has the certificates, in PEM, that the server's certificate is checked with.
+	// CAKey has the CA certificates, in PEM, that verify the server's certificate.
 	CAKey = "ca.crt"
-	// DriversKey has the names of the drivers whose streams are served, with commas between them. The
-	// API server itself serves streams of a pod where driver pod is not among them.
+	// DriversKey has the names of the drivers whose streams are served, separated by commas. If driver
+	// pod is not among them, the API server itself serves the streams of pods.
 	DriversKey = "drivers"
 )
 

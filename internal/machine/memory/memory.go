@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package memory admits guests to the memory of a host: what a machine was promised and
-// does not use yet is not promised to another.
+// Package memory admits guests to the memory of a host: memory that a machine was promised but
+// does not use yet is not promised to another machine.
 //
 // Start with Reservations.
 package memory
@@ -16,12 +16,13 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// What a machine takes beside its guest's memory: QEMU, somewhat more than was measured (see docs/performance.md), and
-// its supervisor. For an emulated guest QEMU also holds the translated code, which package launch bounds.
+// Memory that a machine needs in addition to its guest's: for QEMU, somewhat more than was measured
+// (docs/performance.md), and for its supervisor. For an emulated guest QEMU also holds the translated
+// code, which package launch bounds.
 const (
 	OverheadKVM = 64<<20 + supervisor
 	OverheadTCG = 160<<20 + supervisor
-	// supervisor is what a supervisor has of its own, and what all connections of its edge may use.
+	// supervisor is the memory of a supervisor's program and of all connections through its edge.
 	supervisor = 4<<20 + control.EdgeMemoryBytes
 )
 
@@ -34,13 +35,13 @@ func OverheadOf(accel string) int64 {
 	return OverheadTCG
 }
 
-// Room is the memory that there is for guests.
+// Room is the memory that is available for guests.
 type Room struct {
 	Available int64
-	// Reserve is what the host keeps besides. Only machines that have had their memory
-	// before get it.
+	// Reserve is additional memory that the host keeps free. Only a machine that has run with
+	// as much memory before may use it.
 	Reserve int64
-	// Where says, for people, what the memory is part of.
+	// Where says, for people, which memory it is a part of.
 	Where string
 	// Promised holds, by server, the memory that each running machine was promised and does
 	// not use yet. It is unused, but not free.
@@ -69,10 +70,10 @@ type Reservations struct {
 	starting map[string]int64
 }
 
-// Demand is what a machine needs: its guest's memory and its overhead. Freed is what the
-// machine frees first. RanBefore is set for a machine that has run with as much. It is
-// admitted to the reserve, and without its overhead, so that a host which restarts
-// runs what it ran, including machines of versions that knew neither.
+// Demand is the memory that a machine needs for its guest and as overhead. The machine first
+// frees Freed bytes. RanBefore is set for a machine that has run with as much memory: it may
+// use the reserve, and its overhead does not count, so that a host runs the same machines
+// after its restart, even if they were started by versions without reserve and overhead.
 type Demand struct {
 	Guest, Overhead, Freed int64
 	RanBefore              bool

@@ -24,12 +24,12 @@ type Store interface {
 }
 
 // Listen opens the port before anything else starts: a port in use is the most likely
-// problem, and an open one cannot be taken by another program. requested is nil if no port
-// was requested, and 0 for any free port.
+// problem, and no other program can take one that is open. requested is nil if no port was
+// requested, and 0 for any free port.
 func Listen(ctx context.Context, bind string, requested *int, store Store) (net.Listener, error) {
 	ip := net.ParseIP(bind)
 	if ip == nil {
-		return nil, fmt.Errorf("--bind-address %q is no IP address", bind)
+		return nil, fmt.Errorf("--bind-address %q is not an IP address", bind)
 	}
 	if requested != nil && (*requested < 0 || *requested > 65535) {
 		return nil, fmt.Errorf("--port is %d: it must be 0 to 65535", *requested)
@@ -40,7 +40,7 @@ func Listen(ctx context.Context, bind string, requested *int, store Store) (net.
 	}
 	addr, ok := listener.Addr().(*net.TCPAddr)
 	if !ok {
-		return nil, errors.Join(fmt.Errorf("%s has no port", listener.Addr()), listener.Close())
+		return nil, errors.Join(fmt.Errorf("listening on %s, which is not a TCP address", listener.Addr()), listener.Close())
 	}
 	if err := store.SetPort(addr.Port); err != nil {
 		return nil, errors.Join(err, listener.Close())
@@ -77,7 +77,7 @@ func listenOn(ctx context.Context, ip net.IP, port int) (net.Listener, error) {
 	case errors.Is(err, syscall.EADDRINUSE):
 		return nil, fmt.Errorf("port %d on %s is in use by another program: give another with --port, 0 for a free one", port, ip)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		return nil, fmt.Errorf("--bind-address %s is no address of this host", ip)
+		return nil, fmt.Errorf("--bind-address %s is not an address of this host", ip)
 	case errors.Is(err, syscall.EACCES):
 		return nil, fmt.Errorf("no permission to serve on port %d: give one above 1023 with --port", port)
 	}

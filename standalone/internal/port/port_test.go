@@ -93,8 +93,8 @@ func TestListenErrors(t *testing.T) {
 		"stored port in use":    {loopback, nil, busy, inUse},
 		"too large":             {loopback, &tooLarge, 0, "--port is 65536: it must be 0 to 65535"},
 		"negative":              {loopback, &negative, 0, "--port is -1: it must be 0 to 65535"},
-		"no address":            {"localhost", nil, 0, `--bind-address "localhost" is no IP address`},
-		"not ours":              {"192.0.2.1", nil, 0, "--bind-address 192.0.2.1 is no address of this host"},
+		"no address":            {"localhost", nil, 0, `--bind-address "localhost" is not an IP address`},
+		"not ours":              {"192.0.2.1", nil, 0, "--bind-address 192.0.2.1 is not an address of this host"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := &memoryStore{tc.stored}
