@@ -18,7 +18,7 @@ import (
 // anything exists for it outside of the API. It restores them if a user's manifest
 // has dropped them, and binds a copy of another object afresh. It returns the object as
 // written. While the engine's identity is unknown it leaves an unbound object unchanged, and
-// one whose binding has no UID until that is set; nothing is created either.
+// one whose binding lacks a UID until that is set; nothing is created either.
 func (r *Reconciler) ensureFinalizer(ctx context.Context, vm *api.VirtualMachine) (*api.VirtualMachine, error) {
 	if vm.DeletionTimestamp != nil || r.Inventory == nil {
 		return vm, nil

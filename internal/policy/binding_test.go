@@ -64,8 +64,8 @@ func TestDriverOf(t *testing.T) {
 	}
 }
 
-// TestBindingOf checks what is known of the engine: the VirtualMachine's own binding counts, then one
-// without a UID, which stays without, and never that of another object or one that is too long for a
+// TestBindingOf checks which binding counts: the one with the VirtualMachine's UID, then one without a
+// UID, which it does not get, and never one with another object's UID or one that is too long for a
 // status.
 func TestBindingOf(t *testing.T) {
 	longDriver, longEngine := strings.Repeat("d", policy.MaxDriver), strings.Repeat("e", policy.MaxEngineID)
@@ -82,26 +82,26 @@ func TestBindingOf(t *testing.T) {
 		vm   *framework.VMBuilder
 		want api.Binding
 	}{
-		"none":                          {vm().Status(status), api.Binding{}},
-		"the annotation":                {vm().Bound("fake/e/uid-1"), own("e")},
-		"the annotation, without a UID": {vm().Bound("fake/e"), bare("e")},
-		"that of another object":        {vm().Bound("fake/e/uid-2"), api.Binding{}},
-		"all of another object":         {vm().Bound("fake/e/uid-2").Status(status).Status(inStatus("e", "uid-2")).Status(withServer), api.Binding{}},
-		"two of its own":                {vm().Bound("fake/e/uid-1").Status(inStatus("f", "uid-1")), own("f")},
-		"its own and one without a UID": {vm().Bound("fake/e/uid-1").Status(inStatus("f", "")), own("e")},
-		"one without a UID and its own": {vm().Bound("fake/e").Status(inStatus("f", "uid-1")), own("f")},
-		"its own, another's status":     {vm().Bound("fake/e/uid-1").Status(inStatus("f", "uid-2")), own("e")},
-		"its own, another's annotation": {vm().Bound("fake/e/uid-2").Status(inStatus("f", "uid-1")), own("f")},
-		"one without, and another's":    {vm().Bound("fake/e/uid-2").Status(inStatus("f", "")), bare("f")},
-		"two without a UID":             {vm().Bound("fake/e").Status(inStatus("f", "")), bare("f")},
-		"as long as may be":             {vm().Bound(longDriver + "/" + longEngine + "/uid-1"), api.Binding{Driver: longDriver, EngineID: longEngine, UID: "uid-1"}},
-		"a driver that is too long":     {vm().Bound("d" + longDriver + "/e").Status(status), api.Binding{Driver: "fake"}},
-		"an engine's id that is":        {vm().Bound("d/e" + longEngine).Status(status), api.Binding{Driver: "fake"}},
-		"no driver":                     {vm().Bound("/e").Status(status), api.Binding{Driver: "fake"}},
-		"no engine":                     {vm().Bound("d//uid-1").Status(status), api.Binding{Driver: "fake"}},
-		"an empty UID":                  {vm().Bound("d/e/").Status(status), api.Binding{Driver: "fake"}},
-		"more than a UID":               {vm().Bound("d/e/uid-1/x").Status(status), api.Binding{Driver: "fake"}},
-		"a server, and no finalizer":    {vm().Status(status).Status(withServer), api.Binding{Driver: "fake"}},
+		"none":                            {vm().Status(status), api.Binding{}},
+		"the annotation":                  {vm().Bound("fake/e/uid-1"), own("e")},
+		"the annotation, without a UID":   {vm().Bound("fake/e"), bare("e")},
+		"that of another object":          {vm().Bound("fake/e/uid-2"), api.Binding{}},
+		"all of another object":           {vm().Bound("fake/e/uid-2").Status(status).Status(inStatus("e", "uid-2")).Status(withServer), api.Binding{}},
+		"two with its UID":                {vm().Bound("fake/e/uid-1").Status(inStatus("f", "uid-1")), own("f")},
+		"one with its UID, one without":   {vm().Bound("fake/e/uid-1").Status(inStatus("f", "")), own("e")},
+		"one without a UID, one with its": {vm().Bound("fake/e").Status(inStatus("f", "uid-1")), own("f")},
+		"its UID, another's status":       {vm().Bound("fake/e/uid-1").Status(inStatus("f", "uid-2")), own("e")},
+		"its UID, another's annotation":   {vm().Bound("fake/e/uid-2").Status(inStatus("f", "uid-1")), own("f")},
+		"one without, and another's":      {vm().Bound("fake/e/uid-2").Status(inStatus("f", "")), bare("f")},
+		"two without a UID":               {vm().Bound("fake/e").Status(inStatus("f", "")), bare("f")},
+		"as long as may be":               {vm().Bound(longDriver + "/" + longEngine + "/uid-1"), api.Binding{Driver: longDriver, EngineID: longEngine, UID: "uid-1"}},
+		"a driver that is too long":       {vm().Bound("d" + longDriver + "/e").Status(status), api.Binding{Driver: "fake"}},
+		"an engine's id that is":          {vm().Bound("d/e" + longEngine).Status(status), api.Binding{Driver: "fake"}},
+		"no driver":                       {vm().Bound("/e").Status(status), api.Binding{Driver: "fake"}},
+		"no engine":                       {vm().Bound("d//uid-1").Status(status), api.Binding{Driver: "fake"}},
+		"an empty UID":                    {vm().Bound("d/e/").Status(status), api.Binding{Driver: "fake"}},
+		"more than a UID":                 {vm().Bound("d/e/uid-1/x").Status(status), api.Binding{Driver: "fake"}},
+		"a server, and no finalizer":      {vm().Status(status).Status(withServer), api.Binding{Driver: "fake"}},
 	} {
 		if got := policy.BindingOf(tc.vm.Obj()); got != tc.want {
 			t.Errorf("%s: %+v, want %+v", name, got, tc.want)
@@ -117,7 +117,7 @@ func TestIsBound(t *testing.T) {
 		"bound":         {boundVM(), true},
 		"without a UID": {boundVM().Bound("fake/engine-1"), false},
 		"another's":     {boundVM().Bound("fake/engine-1/uid-2"), false},
-		"another's, and its own in the status": {boundVM().Bound("fake/engine-1/uid-2").Status(func(s *api.VirtualMachineStatus) {
+		"another's, and its UID in the status": {boundVM().Bound("fake/engine-1/uid-2").Status(func(s *api.VirtualMachineStatus) {
 			s.Binding = &api.Binding{Driver: "fake", EngineID: "engine-1", UID: "uid-1"}
 		}), false},
 		"no finalizer":  {boundVM().Meta(func(m *metav1.ObjectMeta) { m.Finalizers = nil }), false},

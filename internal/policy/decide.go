@@ -29,7 +29,7 @@ import (
 // OutageDelay is how long an outage lasts before a status reports it.
 const OutageDelay = 5 * time.Second
 
-// Decision is what to do now, and what to report meanwhile.
+// Decision has the action to take now and the status to report meanwhile.
 type Decision struct {
 	Action Action `json:"action"`
 	// Status is reported while the action is taken or, if there is none, until
@@ -44,7 +44,7 @@ type Decision struct {
 // Step is a kind of action.
 type Step string
 
-// The steps.
+// Values of Step.
 const (
 	// StepNone waits.
 	StepNone Step = ""
@@ -56,7 +56,7 @@ const (
 	StepFinish Step = "finish"
 )
 
-// Action is what to do now.
+// Action is the next action on a server, if any.
 type Action struct {
 	Step Step `json:"step,omitzero"`
 	// Operation is under way, about to be taken, or failing. It is empty if the
@@ -92,7 +92,7 @@ func (a Action) IsSameStep(other Action) bool {
 	return a.Step == other.Step && a.Operation == other.Operation && a.EndRun == other.EndRun
 }
 
-// StatusIntent is what to report.
+// StatusIntent is the status to report.
 type StatusIntent struct {
 	// Unchanged leaves the status as it is.
 	Unchanged bool      `json:"unchanged,omitzero"`
@@ -154,7 +154,7 @@ func engineMismatch(in Input) string {
 	bound := in.VM.Binding
 	switch {
 	case LacksUID(bound):
-		return fmt.Sprintf("the binding %s has no UID, so it may be another VirtualMachine's: set the annotation %s to <driver>/<engine id>/%s, with the engine that has the server",
+		return fmt.Sprintf("the binding %s lacks a UID, so it may be another VirtualMachine's: set the annotation %s to <driver>/<engine id>/%s, with the engine that has the server",
 			engineText(bound), api.AnnotationBound, in.VM.UID)
 	case in.Driver == "" && bound.Driver == "":
 		return fmt.Sprintf("spec.driver %q is not a driver that runs here (%s)", in.VM.Spec.Driver, strings.Join(in.Drivers.Names(), ", "))

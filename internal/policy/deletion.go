@@ -31,7 +31,7 @@ func decideDeletion(in Input) Decision {
 	case LacksUID(in.VM.Binding):
 		return planBlocked(in, engineMismatch(in))
 	case engineMismatch(in) != "":
-		return planBlocked(in, engineMismatch(in)+": let that engine answer again, or remove the finalizer "+api.FinalizerServer+" by hand if it is gone for good")
+		return planBlocked(in, engineMismatch(in)+": let that engine answer again, or remove the finalizer "+api.FinalizerServer+" by hand if it is gone forever")
 	case in.Observed.Answer == Unknown:
 		return decideDeletionUnknown(in)
 	case in.Observed.Duplicates != "":
@@ -151,8 +151,8 @@ func waitForRemoval(in Input, d Decision) Decision {
 	return d
 }
 
-// planRemoval waits for a removal that is under way. One that lasts is blocked by what the driver names, and is
-// checked ever less often: events report its end.
+// planRemoval waits for a removal that is under way. If it lasts, something blocks it, which the driver
+// names, and it is checked ever less often: events report its end.
 func planRemoval(in Input, d Decision) Decision {
 	began := beganAt(in, d.Action.Operation)
 	d.Action.Step, d.WakeAt = StepNone, nextCheck(began, in.Now)

@@ -14,9 +14,9 @@ import (
 )
 
 // Input is everything that Decide considers, as plain data: two inputs compare with ==, and the
-// JSON of one is its record. It is an allowlist, which the controller fills in: a record has no
-// user-data, command line, label or annotation, because no field is for them. An empty value
-// means that there is none.
+// JSON of one is its record. It is an allowlist, which the controller fills in: user-data, command
+// lines, labels and annotations cannot get into a record, because no field is for them. A field
+// is empty if there is no such fact.
 type Input struct {
 	Now time.Time `json:"now"`
 	VM  VM        `json:"vm"`
@@ -50,7 +50,7 @@ type VM struct {
 	Generation int64     `json:"generation"`
 	// IsDeleted is set once the deletion of the object was requested.
 	IsDeleted bool `json:"deleted,omitzero"`
-	// Binding is that of BindingOf, and IsBound that of the function of this name.
+	// Binding is the result of BindingOf, and IsBound the result of the function IsBound.
 	Binding api.Binding `json:"binding,omitzero"`
 	IsBound bool        `json:"bound"`
 	Spec    Spec        `json:"spec"`
@@ -123,7 +123,7 @@ type Observed struct {
 	// Duplicates are the IDs of the servers if there is more than one.
 	Duplicates List   `json:"duplicates,omitzero"`
 	EngineID   string `json:"engineID,omitzero"`
-	// DownSince, Cause, BackSince, Fenced and SettlesAt are those of an inventory.Observation.
+	// DownSince, Cause, BackSince, Fenced and SettlesAt are copied from inventory.Observation.
 	DownSince time.Time `json:"downSince,omitzero"`
 	Cause     string    `json:"cause,omitzero"`
 	BackSince time.Time `json:"backSince,omitzero"`
@@ -131,10 +131,10 @@ type Observed struct {
 	SettlesAt time.Time `json:"settlesAt,omitzero"`
 }
 
-// Answer is what is known of a server.
+// Answer says whether a server is known to exist.
 type Answer string
 
-// The answers.
+// Values of Answer.
 const (
 	Unknown Answer = ""
 	Gone    Answer = "gone"
@@ -169,19 +169,19 @@ type Exit struct {
 	Code     int       `json:"code"`
 	Reason   string    `json:"reason,omitzero"`
 	At       time.Time `json:"at,omitzero"`
-	// ByHost is set if not the guest has ended the run, and NeverRan if there was none.
-	// NotStarted is set if it never ran because its start has failed.
+	// ByHost is set if the host ended the run, not the guest. NeverRan is set if no guest
+	// ran, and NotStarted if that is because the start failed.
 	ByHost     bool `json:"byHost,omitzero"`
 	NeverRan   bool `json:"neverRan,omitzero"`
 	NotStarted bool `json:"notStarted,omitzero"`
-	// Evicted is set if the host ended the run for what it used.
+	// Evicted is set if the host ended the run because of the resources that it used.
 	Evicted bool `json:"evicted,omitzero"`
 }
 
 // State is the state of a server, in the words of package driver.
 type State string
 
-// The states.
+// Values of State.
 const (
 	StatePending    State = "Pending"
 	StateStarting   State = "Starting"
@@ -194,10 +194,10 @@ const (
 	StateUnknown    State = "Unknown"
 )
 
-// Power is what a driver is to do with a server, in the words of package driver.
+// Power is the power state that a driver gives a server, in the words of package driver.
 type Power string
 
-// The power states.
+// Values of Power.
 const (
 	PowerOn     Power = "On"
 	PowerOff    Power = "Off"
@@ -209,7 +209,7 @@ type ProbeResult struct {
 	// Wanted is set if the spec has a probe.
 	Wanted bool `json:"wanted,omitzero"`
 	// Completed is set once the result is known: the server was probed, or cannot be
-	// because it does not run or has no address. OK is the last result, and Message
+	// because it does not run or lacks an address. OK is the last result, and Message
 	// says why it failed.
 	Completed bool   `json:"completed,omitzero"`
 	OK        bool   `json:"ok,omitzero"`

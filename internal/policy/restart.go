@@ -19,15 +19,15 @@ func isRestartWanted(in Input) bool {
 	return !want.IsZero() && !isSameRequest(want, have) && in.VM.Status.ObservedGeneration > 0
 }
 
-// hasNothingToRestart reports whether there is no run that a restart could end: the server is gone, as that of
-// an ephemeral VM in the middle of each restart, or was just created. That another engine does not have it
+// hasNothingToRestart reports whether there is no run that a restart could end: the server is gone, as happens
+// to an ephemeral VM in the middle of each restart, or was just created. That another engine does not have it
 // says nothing.
 func hasNothingToRestart(in Input, status StatusIntent) bool {
 	return in.Observed.Answer == Gone && !status.Unobserved || in.Done == api.OperationCreate
 }
 
 // isSameRequest reports whether a spec's restartedAt is the one of a status, which has whole
-// seconds and no zero time. A spec has what its user wrote, with fractions perhaps.
+// seconds and no zero time. A spec has the time as its user wrote it, perhaps with fractions.
 func isSameRequest(want, have time.Time) bool {
 	if want.IsZero() || have.IsZero() {
 		return want.IsZero() == have.IsZero()

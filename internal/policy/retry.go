@@ -52,8 +52,8 @@ func IsCleanupDue(observed Observed) bool {
 }
 
 // isStillWaiting reports whether nothing has happened that ends the wait of a
-// failed operation: a new spec, a server that differs from what the last try left,
-// or an engine that came back.
+// failed operation: a new spec, a server that differs from the one
+// that the last try left, or an engine that came back.
 func isStillWaiting(in Input) bool {
 	op := in.VM.Status.Operation
 	if in.VM.Generation != op.Generation || !IsAsReported(in.VM.Status.Server, in.Observed) {

@@ -31,7 +31,8 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// TestIsStuck checks that what a restart has recorded, its end and then the next run, is no failure.
+// TestIsStuck checks that recording the end of a run at a restart, and then the next run, does not count as
+// a failure.
 func TestIsStuck(t *testing.T) {
 	for recordings, want := range map[int]bool{1: false, 2: false, 3: false, 4: true, 100: true} {
 		if got := policy.IsStuck(recordings); got != want {
@@ -180,8 +181,8 @@ func TestRestartOfAServerThatIsGone(t *testing.T) {
 	}
 }
 
-// TestHasRestarted checks that a status, which has microseconds, is compared with what an
-// engine reports, which has nanoseconds.
+// TestHasRestarted checks that a time in a status, which has microseconds, is compared with a time of
+// an engine, which has nanoseconds.
 func TestHasRestarted(t *testing.T) {
 	recorded, none := policytest.T0, time.Time{}
 	for name, tc := range map[string]struct {

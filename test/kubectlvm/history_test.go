@@ -36,7 +36,7 @@ func (h *history) test(t *testing.T) {
 	t.Helper()
 	checkHistory(t, h.must("explain", failing, "--history"),
 		"Decisions about "+h.namespace+"/failing, the newest last.", "Replica replica-0_", "leads with epoch",
-		"Generation 1 wants it active. The fake engine has no server.", "So Drover creates the server. The status is Creating, Creating.",
+		"Generation 1 wants it active. The fake engine does not have a server.", "So Drover creates the server. The status is Creating, Creating.",
 		"It failed after", "out of luck", "Create has failed 2 times in a row (OperationFailed)", "So Drover waits (Create). The status is Failed,",
 		"It succeeded after", "The status is Active, Running, ready.", "wants it stopped", "So Drover stops the server.", "StoppedAsAsked")
 	saved := writeFile(t, "history.json", h.must("explain", failing, "--history", "-o", "json"))

@@ -21,7 +21,7 @@ import (
 const (
 	// maxGrace is more than a person waits for.
 	maxGrace = 7 * 24 * 3600
-	// maxVolumes is what the slots of a machine have room for.
+	// maxVolumes is the number of volumes that fit the slots of a machine.
 	maxVolumes = 16
 )
 
@@ -37,7 +37,7 @@ var (
 func IsURL(image string) bool { return strings.Contains(image, "://") }
 
 // NeedsCopy reports whether the disk of an ephemeral machine is a copy of the image: it has to be
-// fetched, or compared with a checksum. Other disks stand on the image itself.
+// fetched, or compared with a checksum. Other disks are layers on top of the image.
 func (d *Disk) NeedsCopy() bool { return IsURL(d.Image) || d.Checksum != "" }
 
 // check refuses a wrong description before anything is made.
@@ -67,7 +67,7 @@ func (m *Machine) checkDisks() error {
 	checkDisk := func(field string, d *Disk) error {
 		folder := filepath.Clean(d.Folder)
 		if other, taken := folders[folder]; taken {
-			return fmt.Errorf("%s.folder is %q: it is that of %s too, and each disk needs one of its own", field, d.Folder, other)
+			return fmt.Errorf("%s.folder is %q: %s has the same folder, and each disk needs a separate one", field, d.Folder, other)
 		}
 		folders[folder] = field
 		return d.check(field)
@@ -103,9 +103,9 @@ func (d *Disk) check(field string) error {
 	case d.MaxBytes < 0:
 		return fmt.Errorf("%s.maxBytes is %d: it must not be negative", field, d.MaxBytes)
 	case d.Image == "" && d.SizeBytes == 0 && !d.MustExist:
-		return fmt.Errorf("%s.sizeBytes is missing: a disk without an image has no size of its own", field)
+		return fmt.Errorf("%s.sizeBytes is missing: a disk without an image needs it", field)
 	case d.Image == "" && d.Checksum != "":
-		return fmt.Errorf("%s.checksum is set: a disk without an image has none", field)
+		return fmt.Errorf("%s.checksum is set: a disk without an image must not have one", field)
 	case d.Checksum != "" && !checksumPattern.MatchString(d.Checksum):
 		return fmt.Errorf(`%s.checksum is %.80q: it must be "sha256:" and 64 digits in small letters`, field, d.Checksum)
 	case IsURL(d.Image):
@@ -121,14 +121,14 @@ func (d *Disk) checkURL(field string) error {
 	parsed, err := url.Parse(d.Image)
 	switch {
 	case err != nil || parsed.Host == "" || parsed.Scheme != "http" && parsed.Scheme != "https":
-		return fmt.Errorf("%s.image is a URL that is not taken: it must be http:// or https://, with a host", field)
+		return fmt.Errorf("%s.image is a URL that is not supported: it must be http:// or https://, with a host", field)
 	case d.Checksum == "":
 		return fmt.Errorf(`%s.checksum is missing: an image by URL needs "sha256:" and 64 digits in small letters`, field)
 	}
 	return nil
 }
 
-// protocols are what a forward may have.
+// protocols are the protocols that a forward may have.
 var protocols = []string{"tcp", "udp"}
 
 func (m *Machine) checkForwards() error {
@@ -145,7 +145,7 @@ func (m *Machine) checkForwards() error {
 	return nil
 }
 
-// checkControl refuses a listener whose port is that of a forward.
+// checkControl refuses a listener on the port of a forward.
 func (m *Machine) checkControl() error {
 	if m.Control == nil {
 		return nil

@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package description has what a drover-machine is given: one file that describes a machine.
-// Who starts a drover-machine writes the file by this package too.
+// Package description has the file that describes a machine to drover-machine. Programs that
+// start a drover-machine use this package to write the file.
 //
-// Start with Machine. Read reads one and refuses what is wrong; Config makes the launcher's
-// description of it.
+// Start with Machine. Read reads a description and rejects invalid ones; Config makes the
+// launcher's description of it.
 package description
 
 import (
@@ -23,15 +23,15 @@ import (
 // Version is the version of the descriptions that this package knows.
 const Version = 1
 
-// NodeAddresses is the environment variable with the IP addresses of the node that a pod runs on, with commas between
-// them. The guest never connects to them. They are in no description, since that is written before the pod has a node.
+// NodeAddresses is the environment variable with the IP addresses of the node that a pod runs on, separated by commas.
+// The guest never connects to them. A description cannot have them, since it is written before the pod has a node.
 const NodeAddresses = "DROVER_NODE_ADDRESSES"
 
-// MaxFile bounds what is read of a description, and of a file for cloud-init: as much as a
-// Secret holds.
+// MaxFile bounds the size of a description and of a file for cloud-init: as much as a Secret
+// holds.
 const MaxFile = 1 << 20
 
-// DefaultImageMaxBytes is how many bytes an image may have that is fetched.
+// DefaultImageMaxBytes is how many bytes a fetched image may have.
 const DefaultImageMaxBytes = 32 << 30
 
 // Machine describes a machine. User-data and keys are in files that it names. URLs of images
@@ -55,7 +55,7 @@ type Machine struct {
 	CloudInit string `json:"cloudInit,omitempty"`
 	// GracePeriodSeconds is the time from SIGTERM to SIGKILL; 0 means 30.
 	GracePeriodSeconds int64 `json:"gracePeriodSeconds,omitempty"`
-	// ImageMaxBytes is how many bytes an image may have that is fetched; 0 means
+	// ImageMaxBytes is how many bytes a fetched image may have; 0 means
 	// DefaultImageMaxBytes.
 	ImageMaxBytes int64    `json:"imageMaxBytes,omitempty"`
 	Control       *Control `json:"control,omitempty"`
@@ -63,20 +63,19 @@ type Machine struct {
 
 // Disk describes a disk that is made once.
 type Disk struct {
-	// Folder keeps the disk, as that of a mounted volume. Each disk has one of its own.
+	// Folder keeps the disk, for example the folder of a mounted volume. No other disk has the same.
 	Folder string `json:"folder"`
-	// MustExist is set for a disk that was made by an earlier run: where it is missing, no other one is
-	// made in its place.
+	// MustExist is set for a disk that an earlier run made: if it is missing, it is not made again.
 	MustExist bool `json:"mustExist,omitempty"`
-	// Image is what the disk is a copy of: a file, raw or qcow2, a folder with that file alone,
-	// or an http:// or https:// URL; empty for a blank disk.
+	// Image is the image that is copied to the disk: a file, raw or qcow2, a folder with only that
+	// file, or an http:// or https:// URL; empty for a blank disk.
 	Image string `json:"image,omitempty"`
-	// Checksum is "sha256:" and 64 digits: that of the image, which a URL needs.
+	// Checksum of the image, "sha256:" and 64 digits. A URL needs it.
 	Checksum string `json:"checksum,omitempty"`
-	// SizeBytes is what the disk is grown to; 0 means the image's size. A larger image is refused.
+	// SizeBytes is the size of the disk; 0 means the image's size. A larger image is refused.
 	SizeBytes int64 `json:"sizeBytes,omitempty"`
-	// MaxBytes is the largest image that a disk without SizeBytes may have, as of a volume with that
-	// much room; 0 means any.
+	// MaxBytes bounds the image of a disk without SizeBytes, for example to the room on its volume;
+	// 0 means no limit.
 	MaxBytes int64 `json:"maxBytes,omitempty"`
 }
 
@@ -100,7 +99,7 @@ type Volume struct {
 	ReadOnly bool `json:"readOnly,omitempty"`
 }
 
-// Kernel is booted in place of the one on the disk.
+// Kernel is booted instead of the kernel on the disk.
 type Kernel struct {
 	File    string `json:"file"`
 	Initrd  string `json:"initrd,omitempty"`

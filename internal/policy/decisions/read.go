@@ -15,14 +15,14 @@ import (
 )
 
 const (
-	// maxFile bounds what is read of a file, in bytes. The files of --decisions are smaller.
+	// maxFile bounds the size of a file that is read, in bytes. The files of --decisions are smaller.
 	maxFile = 64 << 20
-	// maxRecords bounds the decisions of a file, since one of three bytes takes 2 KiB in memory.
+	// maxRecords bounds the decisions of a file, since one that is three bytes long takes 2 KiB of memory.
 	// The two files of a replica have fewer.
 	maxRecords = 1 << 17
 )
 
-// Update is a line of a file that says what became of an earlier decision.
+// Update is a line of a file with the outcome of an earlier decision.
 type Update struct {
 	Replica  string `json:"replica"`
 	Sequence uint64 `json:"sequence"`
@@ -35,14 +35,14 @@ type Histories struct {
 	Replicas []History `json:"replicas"`
 }
 
-// File is what a file has.
+// File is the content of a file.
 type File struct {
 	Records []Record
 	// Broken is how many lines cannot be read, such as the last one of a process that was
 	// killed.
 	Broken int
 
-	most int // decisions
+	most int // how many decisions it may have
 }
 
 // Read reads a file that --decisions has written, or that has the JSON of a history.
@@ -87,7 +87,7 @@ func (f *File) add(r Record) error {
 	return nil
 }
 
-// line is a line of a file: a record, or an update, which has no input.
+// line is a line of a file: a record, or an update, which lacks an input.
 type line struct {
 	Record
 	Input *policy.Input `json:"input"`
@@ -122,12 +122,12 @@ func readLines(most int, text []byte) (f File, err error) {
 		}
 	}
 	if lines.Err() == nil && len(f.Records) == 0 {
-		return f, errors.New("it has no decisions")
+		return f, errors.New("it does not contain any decisions")
 	}
 	return f, lines.Err()
 }
 
-// merge adds what became known later.
+// merge adds facts that became known later.
 func (r *Record) merge(later Later) {
 	if later.Repeats > 0 {
 		r.Repeats, r.Until = later.Repeats, later.Until

@@ -1,12 +1,12 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package decisions has records of what policy.Decide was given and what it returned, so that
-// people can read a VirtualMachine's history and derive each decision again.
+// Package decisions records the inputs and results of policy.Decide, so that people can read a
+// VirtualMachine's history and derive each decision again.
 //
-// Start with Record, which has the input and the decision themselves. Only times differ: those of
-// a record are of the host's clock. read.go reads files of records, replay.go derives a decision
-// again, and sentences.go says it as people read it. The controller's package recorder collects
+// Start with Record, which has the input and the decision unchanged except for their times, which
+// a record has by the host's clock. read.go reads files of records, replay.go derives a decision
+// again, and sentences.go describes it for people. The controller's package recorder collects
 // records.
 package decisions
 
@@ -19,7 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/policy"
 )
 
-// Record is a decision, with what it was made from and what came of it.
+// Record is a decision with its input and its outcome.
 type Record struct {
 	// Replica made the decision, and Sequence numbers all decisions of it.
 	Replica  string `json:"replica"`
@@ -31,15 +31,15 @@ type Record struct {
 	Later
 }
 
-// Later is what becomes known of a decision after it was made.
+// Later has the facts about a decision that become known after it was made.
 type Later struct {
-	// Repeats is how often the same was decided again in a row, and Until when it last was.
+	// Repeats is how often the same decision was made again in a row, and Until the last time.
 	Repeats int       `json:"repeats,omitzero"`
 	Until   time.Time `json:"until,omitzero"`
 	Outcome Outcome   `json:"outcome,omitzero"`
 }
 
-// Outcome is what came of a step.
+// Outcome is the outcome of a step.
 type Outcome struct {
 	At     time.Time `json:"at"`
 	Result Result    `json:"result"`
@@ -49,16 +49,16 @@ type Outcome struct {
 	API string `json:"api,omitzero"`
 }
 
-// Result is what came of a step, in one word.
+// Result is the outcome of a step in one word.
 type Result string
 
-// The results.
+// Values of Result.
 const (
 	// Succeeded means that the step was taken.
 	Succeeded Result = "Succeeded"
 	// Failed means that the step was tried and failed. It is tried again later.
 	Failed Result = "Failed"
-	// Outdated means that the step was not taken, since what it was decided from has changed.
+	// Outdated means that the step was not taken, since the input of the decision has changed.
 	Outdated Result = "Outdated"
 	// Ended means that the pass ended without a report, because the API server failed or this
 	// process may not act.
@@ -81,7 +81,7 @@ func New(in policy.Input, d policy.Decision) Record {
 
 // wallTime turns a time into one of the host's clock, in UTC. A wait counts by the monotonic
 // clock, which goes on evenly when someone sets the host's. So the time is recorded by its
-// distance from now, and a replay finds the same order. The zero time stays what it is.
+// distance from now, and a replay finds the same order. The zero time stays zero.
 func wallTime(t, now time.Time) time.Time {
 	wall := t.Round(0)
 	if wall == t { //nolint:staticcheck // Equal would not tell that there is no monotonic reading.
@@ -99,7 +99,7 @@ func (r *Record) Key() types.NamespacedName {
 func (r *Record) At() time.Time { return r.Input.Now }
 
 // IsRepeated reports whether another record is the same decision to wait, from the same facts
-// at another time. What an engine reports of its progress does not count.
+// at another time. A difference only in an engine's progress does not count.
 func (r *Record) IsRepeated(other *Record) bool {
 	if r.Decision.Action.Step != policy.StepNone || other.Decision.Action.Step != policy.StepNone {
 		return false
@@ -118,22 +118,22 @@ func (r *Record) IsRepeated(other *Record) bool {
 	return a == b && c == d
 }
 
-// History is what one replica has of a VirtualMachine's decisions, the newest last.
+// History has a VirtualMachine's decisions as far as one replica recorded them, the newest last.
 type History struct {
 	Replica string `json:"replica"`
 	Version string `json:"version"`
 	// Leads is set if the replica led when it answered, and Epoch is then its number. Only a
-	// leader decides: what another one has is of its former leadership.
+	// leader decides: the decisions of another replica are from its former leadership.
 	Leads bool   `json:"leads"`
 	Epoch uint64 `json:"epoch,omitzero"`
-	// Since is when the replica began to record. What was decided before is not known to it.
+	// Since is when the replica began to record. It does not know earlier decisions.
 	Since time.Time `json:"since"`
 	// Dropped is how many decisions, of any VirtualMachine, made room for newer ones.
 	Dropped   uint64   `json:"dropped,omitzero"`
 	Decisions []Record `json:"decisions"`
 }
 
-// recordBytes is about how much a record takes in memory besides its texts.
+// recordBytes is about how much memory a record takes in addition to its texts.
 const recordBytes = 2048
 
 // Bytes returns about how much memory the record takes.

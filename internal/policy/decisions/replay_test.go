@@ -95,7 +95,7 @@ func TestAnyInputReplays(t *testing.T) {
 	})
 }
 
-// TestSteppedClock records waits whose times have monotonic readings. Their order is that of the
+// TestSteppedClock records waits whose times have monotonic readings. They are ordered by the
 // monotonic clock.
 func TestSteppedClock(t *testing.T) {
 	t.Parallel()

@@ -16,8 +16,8 @@ import (
 // timeFormat is how times are printed, in UTC.
 const timeFormat = "2006-01-02 15:04:05.000Z"
 
-// Format returns records as people read them: for each a line that says when, and its sentences.
-// Texts in it may be those of engines: printable.Line makes them fit for a terminal.
+// Format returns records for people to read: for each a line with its time, and its sentences.
+// It may contain texts of engines: printable.Line makes them fit for a terminal.
 func Format(records ...Record) string {
 	var b strings.Builder
 	for i := range records {
@@ -42,7 +42,7 @@ func (r *Record) When() string {
 	return at
 }
 
-// Sentences say what was seen, what was decided and why, and what came of it.
+// Sentences say what was seen, what was decided and why, and how that ended.
 func (r *Record) Sentences() []string {
 	all := []string{r.wanted() + " " + r.seen()}
 	if facts := r.facts(); len(facts) > 0 {
@@ -67,7 +67,7 @@ func (r *Record) wanted() string {
 	return "It is being deleted."
 }
 
-// seen says what is known of the server.
+// seen describes the server as far as it is known.
 func (r *Record) seen() string {
 	in := &r.Input
 	if in.Driver == "" {
@@ -76,7 +76,7 @@ func (r *Record) seen() string {
 	o, engine := &in.Observed, "The "+in.Driver+" engine"
 	switch o.Answer {
 	case policy.Gone:
-		return engine + " has no server."
+		return engine + " does not have a server."
 	case policy.Present:
 		if ids := o.Duplicates.Names(); len(ids) > 0 {
 			return fmt.Sprintf("%s has %d servers: %s.", engine, len(ids), strings.Join(ids, ", "))
@@ -113,7 +113,7 @@ func serverText(s *policy.Server) string {
 	return text
 }
 
-// facts says what else there is to consider.
+// facts describes further facts that were considered.
 func (r *Record) facts() []string {
 	in := &r.Input
 	var facts []string
@@ -166,14 +166,14 @@ func times(n int32) string {
 	return fmt.Sprintf("%d times in a row", n)
 }
 
-// verbs are what Drover does for an operation.
+// verbs say what Drover does for an operation.
 var verbs = map[api.OperationType]string{
 	api.OperationCreate: "creates the server", api.OperationStart: "starts the server", api.OperationStop: "stops the server",
 	api.OperationPause: "pauses the server", api.OperationResume: "resumes the server", api.OperationRestart: "restarts the server",
 	api.OperationUpdate: "applies the spec to the server", api.OperationDelete: "removes the server", api.OperationRelease: "releases the server",
 }
 
-// decided says what was decided, and what the status says why.
+// decided says what was decided, and why, as the status has it.
 func (r *Record) decided() string {
 	a := &r.Decision.Action
 	does := cmp.Or(verbs[a.Operation], string(a.Operation))
@@ -192,7 +192,7 @@ func (r *Record) decided() string {
 	return "So there is nothing to do. " + r.reported() + r.wakes()
 }
 
-// reported says what the status is to be.
+// reported describes the status to report.
 func (r *Record) reported() string {
 	s := &r.Decision.Status
 	text := fmt.Sprintf("The status is %s, %s", s.Phase, s.Reason)
@@ -212,7 +212,7 @@ func (r *Record) wakes() string {
 	return " It looks again in " + r.Decision.WakeAt.Sub(r.At()).Round(time.Millisecond).String() + "."
 }
 
-// outcome says what came of a step.
+// outcome describes the outcome of a step.
 func (r *Record) outcome() string {
 	o := &r.Outcome
 	after := durationText(o.At.Sub(r.At()))
@@ -220,7 +220,7 @@ func (r *Record) outcome() string {
 	case o.Result == "" && r.Decision.Action.Step == policy.StepNone:
 		return ""
 	case o.Result == "":
-		return "Nothing is known of what came of it: it was still under way, or the process ended."
+		return "Its outcome is not known: it was still under way, or the process ended."
 	case o.Result == Succeeded:
 		return fmt.Sprintf("It succeeded after %s.", after)
 	case o.Result == Outdated:

@@ -25,7 +25,7 @@ func TestSentences(t *testing.T) {
 		want    string
 	}{
 		"a creation": {change: func(*policy.Input) {}, outcome: Outcome{At: policytest.T0.Add(time.Second), Result: Succeeded}, want: `default/vm 2026-01-02 03:04:05.000Z
-  Generation 2 wants it active. The fake engine has no server.
+  Generation 2 wants it active. The fake engine does not have a server.
   So Drover creates the server. The status is Creating, Creating.
   It succeeded after 1s.
 `},
@@ -57,7 +57,7 @@ func TestSentences(t *testing.T) {
   Generation 2 wants it active. The fake engine has server id-1, Running.
   The driver has generation 1 of the spec.
   So Drover applies the spec to the server. The status is Active, Updating.
-  Nothing is known of what came of it: it was still under way, or the process ended.
+  Its outcome is not known: it was still under way, or the process ended.
 `},
 		"a deletion that is blocked": {change: func(in *policy.Input) {
 			in.VM.IsDeleted, in.Observed.Answer, in.Observed.Duplicates = true, policy.Present, policy.ListOf("a", "b")
@@ -78,7 +78,7 @@ func TestSentences(t *testing.T) {
 	}
 }
 
-// TestSentencesOfAnything formats random decisions: each has what was seen and what was decided.
+// TestSentencesOfAnything formats random decisions: each says what was seen, and the decision.
 func TestSentencesOfAnything(t *testing.T) {
 	setChecks(t, "100", "1000")
 	rapid.Check(t, func(t *rapid.T) {

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package record is what the qemu driver stores of a server, in a file of JSON beside its
-// disks.
+// Package record has the record of a server that the qemu driver stores, as a JSON file
+// beside the server's disks.
 //
 // Start with Record.
 package record
@@ -30,17 +30,17 @@ import (
 type Phase string
 
 const (
-	// PhaseStarting means that its QEMU is being started. A server in this phase that does
-	// not run got no further, and its guest did nothing.
+	// PhaseStarting means that its QEMU is being started. If a server in this phase does not
+	// run, its start was interrupted, and its guest did nothing.
 	PhaseStarting Phase = "starting"
-	// PhaseOn means that it runs, or that it ran and its exit is in a file of its own.
+	// PhaseOn means that it runs, or that it ran and a separate file has its exit.
 	PhaseOn Phase = "on"
 )
 
 // Format is the format of records that this version reads and writes.
 const Format = 1
 
-// Record is what is stored of a server, by the holder of its lock.
+// Record is the stored state of a server. Only the holder of the server's lock writes it.
 type Record struct {
 	// Format is the format of the record.
 	Format    int       `json:"format"`
@@ -67,13 +67,13 @@ type Record struct {
 	MachineType string `json:"machineType"`
 	// Accelerator of the last run.
 	Accelerator string `json:"accelerator,omitempty"`
-	// Forwards are those of the last run.
+	// Forwards of the last run.
 	Forwards []hostports.Forward `json:"forwards,omitempty"`
 	// Egress is where the guest may connect to.
 	Egress control.Egress `json:"egress,omitzero"`
 	// NetworkRevision is the revision of Forwards and Egress, which describe the edge that the machine should have.
 	NetworkRevision control.Revision `json:"networkRevision,omitzero"`
-	// Address is the machine's own, with the length of the network's prefix, which it gets before its first run.
+	// Address is the address that the machine gets before its first run, with the length of the network's prefix.
 	Address netip.Prefix `json:"address,omitzero"`
 	// Guest is set if the last run was of a container image.
 	Guest *Guest `json:"guest,omitempty"`
@@ -84,7 +84,7 @@ type Record struct {
 	Volumes map[string]disks.Disk `json:"volumes,omitempty"`
 }
 
-// Guest is what a run of a container image has.
+// Guest has the values of a run of a container image.
 type Guest struct {
 	// Nonce is the secret by which Drover's program in the guest recognizes its host.
 	Nonce []byte `json:"nonce"`
@@ -112,8 +112,8 @@ type Settings struct {
 	Env string `json:"env,omitempty"`
 }
 
-// VolumeSettings are a volume's settings without its image: a volume is made of that only
-// once.
+// VolumeSettings are a volume's settings without its image, from which the volume is made
+// only once.
 type VolumeSettings struct {
 	Name     string `json:"name"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
