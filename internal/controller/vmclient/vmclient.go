@@ -125,19 +125,19 @@ func (c *Client) PatchMetadata(ctx context.Context, from, to *api.VirtualMachine
 	if err := c.Patch(ctx, to, client.RawPatch(types.MergePatchType, content)); err != nil {
 		return from, err
 	}
-	_ = c.keep(ctx, to) // a changed status has an event of its own
+	_ = c.keep(ctx, to) // a changed status causes a separate event
 	return to, nil
 }
 
-// IsForeign reports whether an event brings what this process has not written, or a write of its
-// own that the API may have lost.
+// IsForeign reports whether an event brings a status that this process has not written, or shows that
+// the API may have lost a write of this process.
 func (c *Client) IsForeign(old, cached *api.VirtualMachine) bool {
-	_ = c.newerOf(cached) // drops what the cache has by now
+	_ = c.newerOf(cached) // drops a write that the cache has by now
 	isDoubted := c.doubt(old, cached)
 	return isDoubted || c.isForeignStatus(old, cached)
 }
 
-// Forget drops what is known of an object.
+// Forget drops everything that is kept about an object.
 func (c *Client) Forget(key types.NamespacedName) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -162,7 +162,7 @@ func (c *Client) newerOf(cached *api.VirtualMachine) *api.VirtualMachine {
 		return cached
 	}
 	if own.UID == cached.UID && IsFinalized(own) {
-		return own // the object goes with this write, which has no version of its own
+		return own // this write deletes the object, and its result lacks a new version
 	}
 	order, err := resourceversion.CompareResourceVersion(own.ResourceVersion, cached.ResourceVersion)
 	if err != nil || order <= 0 || own.UID != cached.UID {
@@ -227,8 +227,8 @@ func (c *Client) recordReport(vm *api.VirtualMachine, isStored bool) {
 	c.reported[keyOf(vm)] = r
 }
 
-// isForeignStatus reports whether an event brings a status that this process has not written: that of
-// a leader of before, since passes that had an older status may have found nothing to write, or
+// isForeignStatus reports whether an event brings a status that this process has not written: a status
+// of the previous leader, since passes that had an older status may have found nothing to write, or
 // one that was changed by hand.
 func (c *Client) isForeignStatus(old, cached *api.VirtualMachine) bool {
 	if equality.Semantic.DeepEqual(&old.Status, &cached.Status) {

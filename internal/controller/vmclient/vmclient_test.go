@@ -36,6 +36,6 @@ func TestWriteBeforeItsEvent(t *testing.T) {
 	other := vm.DeepCopy()
 	other.Status.LastUpdateTime = &metav1.MicroTime{Time: time.Unix(2, 0)}
 	if !c.IsForeign(vm, other) {
-		t.Error("the status of another process counts as its own")
+		t.Error("the status of another process counts as one of this process")
 	}
 }

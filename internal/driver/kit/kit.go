@@ -1,10 +1,10 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kit has what several drivers do in the same way.
+// Package kit has the parts that several drivers share.
 //
-// Start with NextStep in step.go, which decides what to do to a server. Calls limits calls
-// in time and keeps two from changing one server, Each makes calls at the same time, and
+// Start with NextStep in step.go, which decides what to do to a server. Calls gives calls a
+// deadline and keeps two of them from changing one server, Each makes calls in parallel, and
 // Watches has the queues of Driver.Watch.
 package kit
 
@@ -20,12 +20,12 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// DefaultCallTimeout limits a call whose context has no deadline.
+// DefaultCallTimeout limits a call whose context lacks a deadline.
 const DefaultCallTimeout = 30 * time.Second
 
 // Calls are the calls of a driver.
 type Calls struct {
-	// Timeout limits a call whose context has no deadline.
+	// Timeout limits a call whose context lacks a deadline.
 	Timeout time.Duration
 	// changing has, by UID, a channel that is closed when the call which changes that server
 	// ends.
@@ -40,7 +40,7 @@ func CheckContext(ctx context.Context) error {
 	return nil
 }
 
-// Limit gives ctx a deadline if it has none.
+// Limit gives ctx a deadline if it lacks one.
 func (c *Calls) Limit(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return ctx, func() {}
@@ -49,7 +49,7 @@ func (c *Calls) Limit(ctx context.Context) (context.Context, context.CancelFunc)
 }
 
 // BeginChange begins a call that changes a server, after other such calls of this process
-// have ended. It checks the UID. Against another process only the engine's own rules protect.
+// have ended. It checks the UID. It does not exclude changes by other processes: the engine has to.
 func (c *Calls) BeginChange(ctx context.Context, uid types.UID) (limited context.Context, end func(), err error) {
 	if err := driver.CheckUID(uid); err != nil {
 		return nil, nil, err
@@ -70,9 +70,9 @@ func (c *Calls) BeginChange(ctx context.Context, uid types.UID) (limited context
 	}
 }
 
-// Each calls do for each item, some at a time, and returns the results in the order of the
-// items. It does so even after ctx has ended, because an item that was left out would look
-// like one that does not exist.
+// Each calls do for each item, up to limit at a time, and returns the results in the order of
+// the items. It continues even after ctx has ended, because an item that was left out would
+// look like one that does not exist.
 func Each[T, R any](ctx context.Context, limit int, items []T, do func(T) (R, error)) ([]R, []error) {
 	results, errs := make([]R, len(items)), make([]error, len(items))
 	workqueue.ParallelizeUntil(context.WithoutCancel(ctx), limit, len(items), func(n int) {
@@ -114,7 +114,7 @@ func (w *Watches) ShutDown() {
 	}
 }
 
-// Send sends what is queued until the watch ends, except the UIDs for which isSent returns
+// Send sends the queued UIDs until the watch ends, except those for which isSent returns
 // false. A nil isSent sends all.
 func Send(ctx context.Context, queue *Queue, uids chan<- types.UID, isSent func(types.UID) bool) {
 	for {
@@ -134,7 +134,7 @@ func Send(ctx context.Context, queue *Queue, uids chan<- types.UID, isSent func(
 	}
 }
 
-// Pause waits for a while, or returns the cause of the end of ctx if that comes before.
+// Pause waits for the duration d. If ctx ends first, it returns the cause.
 func Pause(ctx context.Context, c clock.Clock, d time.Duration) error {
 	timer := c.NewTimer(d)
 	defer timer.Stop()

@@ -24,7 +24,7 @@ func TestBeginChange(t *testing.T) {
 	ctx, end, err := calls.BeginChange(t.Context(), "a")
 	assert.NoError(t, err)
 	if _, ok := ctx.Deadline(); !ok {
-		t.Error("the call has no deadline")
+		t.Error("the call lacks a deadline")
 	}
 	_, endOther, err := calls.BeginChange(t.Context(), "b")
 	assert.NoError(t, err)
@@ -34,7 +34,7 @@ func TestBeginChange(t *testing.T) {
 	_, _, err = calls.BeginChange(short, "a")
 	assert.ErrorIs(t, "a call that ends before the other", err, driver.ErrRetry)
 	_, _, err = calls.BeginChange(t.Context(), "../x")
-	assert.ErrorIs(t, "a call with a UID that is none", err, driver.ErrInvalid)
+	assert.ErrorIs(t, "a call with an invalid UID", err, driver.ErrInvalid)
 
 	next := make(chan error, 1)
 	go func() {

@@ -9,10 +9,10 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// Step is one thing to do to a server. Its text begins the message of an error.
+// Step is one thing to do to a server. Error messages begin with its text.
 type Step string
 
-// The steps.
+// Values of Step.
 const (
 	StepNone   Step = "none"
 	StepWait   Step = "wait" // for a stop that was begun
@@ -23,7 +23,7 @@ const (
 	StepResume Step = "resume"
 )
 
-// Observed is what a driver observes of a server.
+// Observed has a driver's observations of a server.
 type Observed struct {
 	State driver.State
 	Run   string
@@ -67,7 +67,7 @@ func endsRun(wants driver.ServerSpec, run string) bool {
 }
 
 // StopDeadline returns when the stop of a run is forced: as the spec says while it asks for
-// the stop, and else as it was when the stop began.
+// the stop, otherwise as the spec said when the stop began.
 func StopDeadline(has Observed, wants driver.ServerSpec) time.Time {
 	if has.IsStopping && !endsRun(wants, has.Run) {
 		return has.StopBy

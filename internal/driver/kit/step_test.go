@@ -10,8 +10,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// TestNextStep checks every state with every power, and what a stop adds to that: it is
-// completed, forced once it is due, and nothing else happens meanwhile.
+// TestNextStep checks every state with every power, and that a stop is completed, is forced
+// once it is due, and excludes other steps meanwhile.
 func TestNextStep(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1000, 0)

@@ -4,7 +4,7 @@
 // Package room accounts for the room on a disk that several writers fill at the same time. A part of each disk is
 // reserved: for the disks of machines, which grow, and for everything else that writes there.
 //
-// Start with Disk.Take. Use a File to write what may be large.
+// Start with Disk.Take. Use a File to write content that may be large.
 package room
 
 import (
@@ -16,24 +16,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The reserve is a twentieth of a disk, but no more than maxReserved bytes.
+// The reserve is a twentieth of a disk, at most maxReserved bytes.
 const (
 	reservedShare = 20
 	maxReserved   = 1 << 30
 )
 
-// Disk is the account of a disk, which is found by a folder on it. Who takes room by an account cannot take the reserve;
-// disks of machines, logs and others use no account. Each process has an account of its own. Writers take little at a
-// time, so two accounts together exceed what they may take by no more than the writes that are under way. A Disk is safe
-// for concurrent use.
+// Disk is the account of a disk, which a folder on it identifies. Writers that use the account cannot take the reserve;
+// disks of machines, logs and others do not use it. Each process has a separate account. Writers take little at a time,
+// so two accounts together exceed their limit at most by the writes that are under way. A Disk is safe for concurrent
+// use.
 type Disk struct {
 	Dir string
 
 	mu    sync.Mutex
-	taken int64 // bytes that were taken and not given back yet
+	taken int64 // bytes that were taken and not released yet
 }
 
-// LackError means that the disk has no room for a write.
+// LackError means that the disk lacks room for a write.
 type LackError struct {
 	// Needed is how many bytes have to be free for the file, as far as it was written, the reserve included.
 	Needed int64
@@ -54,8 +54,8 @@ func (e *LackError) Error() string {
 // Unwrap returns the cause, nil for none.
 func (e *LackError) Unwrap() error { return e.cause }
 
-// Take takes room for bytes that are about to be written. It fails with a LackError if they would take a part of the
-// reserve, or of what others have taken. release gives the room back: the bytes were written, and the disk shows it.
+// Take takes room for bytes that are about to be written. It fails with a LackError if they would use room of the
+// reserve, or room that others have taken. Call release after the write, when the disk itself shows less room.
 func (d *Disk) Take(size int64) (release func(), err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -74,7 +74,7 @@ func (d *Disk) Take(size int64) (release func(), err error) {
 	}, nil
 }
 
-// Free returns how many bytes are free, those of the reserve included.
+// Free returns how many bytes are free, the reserve included.
 func (d *Disk) Free() (int64, error) {
 	free, _, err := d.measure()
 	return free, err
@@ -134,7 +134,7 @@ func (f *File) writePart(p []byte, at int64) (n int, err error) {
 	return n, err
 }
 
-// Truncate gives the file its size. What is added takes no room.
+// Truncate sets the file's size. A part that this adds takes no room.
 func (f *File) Truncate(size int64) error { return f.File.Truncate(size) }
 
 // Clear makes a part of the file a hole, or writes zeros where there are no holes.

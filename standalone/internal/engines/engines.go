@@ -29,10 +29,10 @@ import (
 // Engine is an engine that a driver has run servers on.
 type Engine struct {
 	Driver string `json:"driver"`
-	// Dir is the folder that the engine is; empty for one that is no folder.
+	// Dir is the engine's folder; empty if the engine is not a folder.
 	Dir string `json:"dir,omitempty"`
-	// ID is the engine's own id. It is empty if the engine did not answer when its
-	// driver was chosen, which an engine that is a folder always does.
+	// ID is the id that the engine reports. It is empty if the engine did not answer when
+	// its driver was chosen. An engine that is a folder always answers.
 	ID string `json:"engineID,omitempty"`
 }
 
@@ -54,7 +54,7 @@ func Choose(ctx context.Context, file, list string, bound []api.Binding, o regis
 		if used[i], err = newEngine(d.Name, o.Settings); err != nil {
 			return nil, err
 		}
-		// An engine that is no folder may not answer yet, and is recorded without its id.
+		// An engine that is not a folder may not answer yet, and is recorded without its id.
 		if used[i].ID, err = engineID(ctx, used[i], d.Driver); err != nil && used[i].Dir != "" {
 			return nil, err
 		}
@@ -62,7 +62,7 @@ func Choose(ctx context.Context, file, list string, bound []api.Binding, o regis
 	return names, recordEngines(file, used, bound, o.Settings)
 }
 
-// engineID returns the engine's id. That of a folder needs no driver.
+// engineID returns the engine's id. For a folder, d is not used.
 func engineID(ctx context.Context, e Engine, d driver.Driver) (string, error) {
 	if e.Dir != "" {
 		return registry.IdentifyDataDir(e.Driver, e.Dir)
@@ -88,9 +88,10 @@ func recordEngines(file string, used []Engine, bound []api.Binding, s registry.S
 	return atomicfile.Update(file, append(data, '\n'), 0o600)
 }
 
-// boundEngines returns the engines that are bound to and are no folders. One that did not
-// answer when its driver was chosen gets its id so; it stays recorded without too, since it may
-// have servers to which no VirtualMachine is bound, such as orphans.
+// boundEngines returns the engines, except folders, that VirtualMachines are bound to. So an
+// engine that did not answer when its driver was chosen is recorded with its id. It also stays
+// recorded without, since it may have servers to which no VirtualMachine is bound, such as
+// orphans.
 func boundEngines(bound []api.Binding, s registry.Settings) (all []Engine) {
 	for _, b := range bound {
 		if o := s[b.Driver]; o == nil || o.DataDir() == nil {
@@ -140,8 +141,8 @@ func loadEngines(file string) ([]Engine, error) {
 type Reopened struct {
 	Engine
 	Driver driver.Driver
-	// Doubt is set if nothing proves that this is the engine that was used: then an
-	// empty list of servers from it proves nothing.
+	// Doubt is set if nothing proves that this is the engine that was used: then its
+	// empty list of servers proves nothing.
 	Doubt error
 }
 
@@ -163,7 +164,7 @@ func Reopen(ctx context.Context, file string, skip []string, o registry.Options)
 	}
 	for _, name := range skip {
 		if !slices.ContainsFunc(known, func(e Engine) bool { return e.String() == name }) {
-			errs = append(errs, fmt.Errorf("%s is no engine that this installation has used; it has used %v", name, known))
+			errs = append(errs, fmt.Errorf("%s is not an engine that this installation has used; it has used %v", name, known))
 		}
 	}
 	return all, errors.Join(errs...)
@@ -189,7 +190,7 @@ func reopenEngine(ctx context.Context, e Engine, o registry.Options) (Reopened, 
 	case err != nil:
 		return r, fmt.Errorf("%s cannot be asked: %w", e, adviseGroup(e, err))
 	case e.ID == "":
-		r.Doubt = fmt.Errorf("%s: no id is kept of the engine that was used, and the one that answers, %s/%s, has no servers of this installation", e, e.Driver, id)
+		r.Doubt = fmt.Errorf("%s: no id is kept of the engine that was used, and the one that answers, %s/%s, does not have servers of this installation", e, e.Driver, id)
 	case e.ID != id:
 		return r, fmt.Errorf("%s does not answer, but another engine in its place: %s/%s", e, e.Driver, id)
 	}

@@ -159,7 +159,7 @@ func TestReopenOfAnotherFolder(t *testing.T) {
 	}
 	choose(t, filepath.Join(t.TempDir(), "engines.json"), dir)
 	assert.ErrorSays(t, "of another", assert.ErrorOf(Reopen(t.Context(), file, nil, options(""))), "another engine in its place")
-	assert.ErrorSays(t, "without one that is not known", assert.ErrorOf(Reopen(t.Context(), file, []string{"fake/none"}, options(""))), "fake/none is no engine")
+	assert.ErrorSays(t, "without one that is not known", assert.ErrorOf(Reopen(t.Context(), file, []string{"fake/none"}, options(""))), "fake/none is not an engine")
 	known, err := loadEngines(file)
 	assert.NoError(t, err)
 	if opened, err := Reopen(t.Context(), file, []string{known[0].String()}, options("")); err != nil || len(opened) != 0 {
@@ -207,7 +207,7 @@ func TestSurvey(t *testing.T) {
 	assert.ErrorIs(t, "a folder that is gone", assert.ErrorOf(os.Stat(gone)), os.ErrNotExist)
 }
 
-// TestSurveyOfNothing checks that an installation that has used no engine has no servers, and
+// TestSurveyOfNothing checks that an installation that has used no engine does not have servers, and
 // that a damaged record is an error.
 func TestSurveyOfNothing(t *testing.T) {
 	t.Parallel()

@@ -25,12 +25,12 @@ import (
 // surveyTimeout is how long one engine may take.
 const surveyTimeout = 8 * time.Second
 
-// Surveyed is an engine that the installation has used, and what it shows.
+// Surveyed is the survey of an engine that the installation has used.
 type Surveyed struct {
 	Engine
 	driver.Survey
 
-	// Err is why nothing is known of the engine.
+	// Err says why the engine could not be surveyed.
 	Err error
 }
 

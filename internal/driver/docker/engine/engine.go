@@ -4,8 +4,8 @@
 // Package engine calls a Docker Engine that may become unreachable, restart with
 // another version, or be replaced by another engine at the same address.
 //
-// Start with Client. Its Read and Change turn the errors of Docker's own client into
-// those of the driver contract (errors.go), and its ID identifies the engine that
+// Start with Client. Its Read and Change turn the errors of Docker's client library into
+// errors of the driver contract (errors.go), and its ID identifies the engine that
 // answers (identity.go).
 package engine
 
@@ -55,8 +55,8 @@ type Machine struct {
 	readAt time.Time
 }
 
-// New returns a client for the engine given by DOCKER_HOST, DOCKER_CERT_PATH and
-// DOCKER_TLS_VERIFY. A host that is not empty overrides DOCKER_HOST. New does not
+// New returns a client for the engine that DOCKER_HOST, DOCKER_CERT_PATH and
+// DOCKER_TLS_VERIFY name. A host that is not empty overrides DOCKER_HOST. New does not
 // connect to the engine.
 func New(host string, c clock.PassiveClock) (*Client, error) {
 	e := &Client{host: host, clock: c}
@@ -130,7 +130,7 @@ func (e *Client) Read(ctx context.Context, action string, call Call) error {
 }
 
 // Change makes the engine change something. After a timeout it is unknown whether
-// that was done.
+// the change was made.
 func (e *Client) Change(ctx context.Context, action string, call Call) error {
 	point := crashpoint.Begin("docker", action)
 	err := e.invoke(ctx, action, true, point, call)
@@ -161,7 +161,7 @@ func (e *Client) disconnect(c *client.Client) {
 	_ = c.Close()
 }
 
-// Versions are those of an engine, and of the API that it and this program speak.
+// Versions has the version of an engine, and of the API that it and this program speak.
 type Versions struct{ Engine, API string }
 
 // Versions returns the versions of the engine that answers.
@@ -174,7 +174,7 @@ func (e *Client) Versions(ctx context.Context) (v Versions, err error) {
 	return v, err
 }
 
-// SystemTime returns the time by the engine's own clock, in the engine's format.
+// SystemTime returns the time by the engine's clock, in the engine's format.
 func (e *Client) SystemTime(ctx context.Context) (string, error) {
 	info, err := e.readInfo(ctx)
 	return info.SystemTime, err

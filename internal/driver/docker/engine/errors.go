@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// explainError turns an error of Docker's client into one of the contract. An error
+// explainError turns an error of Docker's client into an error of the contract. An error
 // that only the caller can judge, such as "not found", keeps its kind of package errdefs.
 func (e *Client) explainError(action string, changes bool, err error) error {
 	switch {
@@ -43,7 +43,7 @@ func IsConnectionLost(err error) bool {
 	return IsNetworkError(err) || errdefs.IsUnavailable(err) || unsupportedVersion.MatchString(err.Error())
 }
 
-// IsNetworkError reports whether err is of the connection itself, and so has no text
+// IsNetworkError reports whether err is about the connection, and so does not contain text
 // that the engine sent.
 func IsNetworkError(err error) bool {
 	_, isOperation := errors.AsType[*net.OpError](err)

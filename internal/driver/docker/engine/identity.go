@@ -12,9 +12,9 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// identity is the engine's own id, and the id of its network "none". Every data root
-// of Docker has one such network, with a random id for life. So that id proves which
-// engine answers, without the cost of /info, for which the engine runs other programs.
+// identity has the engine's id, and the id of its network "none". Every data root of Docker
+// has one such network, whose random id never changes. So that id proves which engine
+// answers, without the cost of /info, for which the engine runs other programs.
 type identity struct{ networkID, engineID string }
 
 // ID returns the id of the engine that answers now. It queries the engine each time,
@@ -38,7 +38,7 @@ func (e *Client) readID(ctx context.Context, network string) (string, error) {
 		return "", err
 	}
 	if info.ID == "" {
-		return "", driver.Errorf(driver.ErrUnavailable, "the engine at %s has no id: it may be no Docker Engine", e.address)
+		return "", driver.Errorf(driver.ErrUnavailable, "the engine at %s does not report an id: it may not be a Docker Engine", e.address)
 	}
 	if network == "" {
 		return info.ID, nil
@@ -50,7 +50,7 @@ func (e *Client) readID(ctx context.Context, network string) (string, error) {
 	return info.ID, err
 }
 
-// readNetworkID returns "" if the engine has no network "none", or does not report it.
+// readNetworkID returns "" if the engine lacks a network "none", or does not report it.
 func (e *Client) readNetworkID(ctx context.Context) (id string, err error) {
 	err = e.Read(ctx, "inspect its network none", func(ctx context.Context, c *client.Client) error {
 		res, err := c.NetworkInspect(ctx, "none", client.NetworkInspectOptions{})

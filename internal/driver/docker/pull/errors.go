@@ -20,15 +20,15 @@ type pullError struct{ text string }
 
 func (e pullError) Error() string { return e.text }
 
-// failures are the causes of a failed pull; the first match applies. The engine's
-// own text is not passed on, because it repeats the registry's answer: a user who may
-// name an image chooses the registry and, by that, where its redirects lead.
+// failures are the causes of a failed pull; the first match applies. The text of the
+// engine is not passed on, because it repeats the registry's answer: a user who may name
+// an image also chooses the registry, and with it the target of its redirects.
 var failures = []struct {
 	pattern *regexp.Regexp
 	text    string
 }{
 	{regexp.MustCompile(`(?i)toomanyrequests|too many requests|rate limit`), "too many requests"},
-	{regexp.MustCompile(`(?i)no matching manifest|does not match the specified platform`), "the image has no variant for this host's platform"},
+	{regexp.MustCompile(`(?i)no matching manifest|does not match the specified platform`), "the image lacks a variant for this host's platform"},
 	{regexp.MustCompile(`(?i)no space left on device`), "no space left on the engine's disk"},
 	{regexp.MustCompile(`(?i)pull access denied`), "not found, or a login is needed"},
 	{regexp.MustCompile(`(?i)unauthorized|authentication required`), "unauthorized"},
@@ -45,8 +45,8 @@ var failures = []struct {
 	{regexp.MustCompile(`(?i)digest|checksum|verification failed`), "content does not match its digest"},
 }
 
-// explainError leaves out what a registry answered. An error of the client itself, for
-// example that the engine cannot be reached, is returned as it is.
+// explainError leaves out a registry's answer. An error of the client, for example that the
+// engine cannot be reached, is returned unchanged.
 func explainError(err error) error {
 	if engine.IsNetworkError(err) || engine.IsContextError(err) {
 		return err
@@ -63,7 +63,7 @@ func explainError(err error) error {
 // pull failed.
 func statusCodeText(err error) string {
 	code := 0
-	if message, is := errors.AsType[*jsonstream.Error](err); is {
+	if message, ok := errors.AsType[*jsonstream.Error](err); ok {
 		code = message.Code
 	}
 	for kind, c := range map[error]int{

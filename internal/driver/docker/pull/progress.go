@@ -17,7 +17,7 @@ type layerProgress struct {
 	complete       bool
 }
 
-// addMessage adds a message of the engine, and passes on what it has received by it.
+// addMessage adds a message of the engine, and passes on how many bytes were received since the last one.
 func (p progress) addMessage(m jsonstream.Message, f Fetch) error {
 	if m.ID == "" {
 		return nil
@@ -41,8 +41,8 @@ func (p progress) addMessage(m jsonstream.Message, f Fetch) error {
 	return nil
 }
 
-// expected returns how many bytes all layers have, as far as that is known. As long as a layer is not complete, it is more
-// than has come.
+// expected returns how many bytes all layers have, as far as that is known. Until all layers are complete, it is
+// more than was received.
 func (p progress) expected() (total int64) {
 	for _, l := range p {
 		if l.complete {

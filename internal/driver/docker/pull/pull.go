@@ -15,10 +15,10 @@ import (
 type Fetch interface {
 	// Report is called with the status, such as "pulling nginx: 34% (12.3/36.1 MB)".
 	Report(status string)
-	// Expect is called with the bytes that the layers have as far as that is known. A pull for which it fails ends
-	// with that error.
+	// Expect is called with the size of all layers in bytes, as far as that is known. If it fails, the pull ends
+	// with its error.
 	Expect(total int64) error
-	// Received is called with the number of bytes that have come.
+	// Received is called with a number of bytes that were received.
 	Received(bytes int64)
 }
 

@@ -19,7 +19,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// secret is what a registry answers, and must not be shown.
+// secret is a part of a registry's answers, which must not be shown.
 const secret = "hunter2"
 
 func TestExplainError(t *testing.T) {
@@ -35,7 +35,7 @@ func TestExplainError(t *testing.T) {
 		`Get "https://x/v2/": http: server gave HTTP response to HTTPS client`:        "the registry does not support TLS",
 		"tls: failed to verify certificate: x509: certificate is valid for " + secret: "TLS: the registry's certificate or handshake is not accepted",
 		"Client.Timeout exceeded while awaiting headers " + secret:                    "timeout",
-		"no matching manifest for linux/amd64 in the manifest list entries":           "the image has no variant for this host's platform",
+		"no matching manifest for linux/amd64 in the manifest list entries":           "the image lacks a variant for this host's platform",
 		"write /var/lib/docker/tmp/x: no space left on device":                        "no space left on the engine's disk",
 		"filesystem layer verification failed for digest " + secret:                   "content does not match its digest",
 		`error parsing HTTP 500 response body: invalid character: "` + secret + `"`:   "the engine's log has the cause",
@@ -57,7 +57,7 @@ func TestExplainError(t *testing.T) {
 	if got := explainError(fmt.Errorf("%w: %s", errdefs.ErrNotFound, secret)); got.Error() != "404: not found" {
 		t.Errorf("with a kind it is explained as %q", got)
 	}
-	// The client's own errors are not from a registry.
+	// Errors of the client do not contain an answer of a registry.
 	for _, err := range []error{&net.OpError{Op: "dial", Net: "unix", Err: syscall.ECONNREFUSED}, io.ErrUnexpectedEOF} {
 		if got := explainError(err); !errors.Is(got, err) || !engine.IsConnectionLost(got) {
 			t.Errorf("%v is explained as %v", err, got)
@@ -65,7 +65,7 @@ func TestExplainError(t *testing.T) {
 	}
 }
 
-// fetched is what a pull has received, and expects.
+// fetched has how many bytes a pull has received and expects.
 type fetched struct{ received, total int64 }
 
 func (f *fetched) Report(string)        {}
@@ -76,7 +76,7 @@ func (f *fetched) Expect(total int64) error {
 }
 
 // TestReceived checks that a pull has received as much as it expects only once every layer is complete, whether its
-// registry states the size or not, also if a layer begins anew.
+// registry states the size or not, also if a layer starts over.
 func TestReceived(t *testing.T) {
 	t.Parallel()
 	p, f := progress{}, &fetched{}

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package addresses gives each machine an address of its own out of a range. A symbolic link for each address that is
+// Package addresses gives each machine a different address out of a range. A symbolic link for each address that is
 // taken, with the machine's UID as its target, makes that hold across processes and crashes.
 //
 // Start with Pool.
@@ -27,20 +27,20 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// Limits of the prefix length. The longest leaves room for machines besides the addresses of the network itself, of the
-// gateway and of all hosts.
+// Limits of the prefix length. The longest leaves room for machines in addition to the network's address, the gateway
+// and the broadcast address.
 const (
 	shortest = 8
 	longest  = 29
 )
 
-// ranges are those that are tried for a flag that is empty. A guest of Drover's that runs Drover itself has an address
-// in the first one.
+// ranges are tried in this order if the flag is empty. A guest of Drover that itself runs Drover has an address in the
+// first one.
 var ranges = []string{"10.213.0.0/16", "10.214.0.0/16", "10.215.0.0/16", "172.29.0.0/16", "172.30.0.0/16", "192.168.208.0/20"}
 
-// ParseRange reads the range of the flag --qemu-network, and refuses one that the host itself uses. For an empty flag it
-// returns the first of some that the host does not use, one that machines have addresses in before others. The links of
-// those addresses are in dir, which may be missing.
+// ParseRange reads the range of the flag --qemu-network, and refuses a range that the host itself uses. For an empty flag
+// it returns a range that the host does not use, if possible the one in which most machines have addresses. The links of
+// these addresses are in dir, which may be missing.
 func ParseRange(text, dir string) (netip.Prefix, error) {
 	if text != "" {
 		return parseRange(text)
@@ -78,7 +78,7 @@ func parseRange(text string) (netip.Prefix, error) {
 	if err != nil {
 		return p, fmt.Errorf("finding this host's addresses: %w", err)
 	}
-	const choose = "choose a private IPv4 range by --qemu-network that it has no address in and no route to, but for a default route (ip route show table all)"
+	const choose = "choose with --qemu-network a private IPv4 range in which it has neither an address nor a route, except for a default route (ip route show table all)"
 	for _, a := range own {
 		other, err := netip.ParsePrefix(a.String())
 		if err == nil && p.Overlaps(other.Masked()) {
@@ -99,17 +99,17 @@ func parseRange(text string) (netip.Prefix, error) {
 
 // Pool gives out addresses.
 type Pool struct {
-	// Range is where they are from, and Dir the folder with the links.
+	// Range has the addresses, and Dir is the folder with the links.
 	Range netip.Prefix
 	Dir   string
-	// IsGone reports whether there is no machine of a UID any more.
+	// IsGone reports whether the machine with a UID no longer exists.
 	IsGone func(types.UID) bool
 
-	mu sync.Mutex // of changes by this process; no other leads
+	mu sync.Mutex // guards changes by this process; other processes do not lead and change nothing
 }
 
-// Take returns the address of a machine, with the length of the range's prefix: the one that the machine has, or had
-// last, if that is still its own.
+// Take returns the address of a machine, with the length of the range's prefix. It is the address that the machine has
+// or had last, unless another machine has it now.
 func (p *Pool) Take(uid types.UID, had netip.Prefix) (netip.Prefix, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -118,7 +118,7 @@ func (p *Pool) Take(uid types.UID, had netip.Prefix) (netip.Prefix, error) {
 	}
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(uid))
-	size := uint32(1)<<(32-p.Range.Bits()) - 3 // but for the network, the gateway and all hosts
+	size := uint32(1)<<(32-p.Range.Bits()) - 3 // without the network, the gateway and the broadcast address
 	begin := hash.Sum32() % size
 	for n := range size {
 		address := p.at((begin + n) % size)
@@ -162,7 +162,7 @@ func (p *Pool) take(uid types.UID, address netip.Addr) error {
 	return fs.ErrExist
 }
 
-// Release gives the address of a machine back. A link that stays is of a machine that is gone, and means nothing.
+// Release gives the address of a machine back. If its link stays, that is harmless: the machine is gone.
 func (p *Pool) Release(uid types.UID, address netip.Addr) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -21,7 +21,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// TestPool checks that machines get addresses of their own, the same again, and those of machines that are gone.
+// TestPool checks that machines get different addresses, the same again, and addresses of machines that are gone.
 func TestPool(t *testing.T) {
 	t.Parallel()
 	gone := map[types.UID]bool{}
@@ -43,7 +43,7 @@ func TestPool(t *testing.T) {
 	}
 	for _, special := range []string{"10.1.2.0", "10.1.2.1", "10.1.2.7"} {
 		if uid, ok := taken[netip.PrefixFrom(netip.MustParseAddr(special), 29)]; ok {
-			t.Errorf("%s has %s, which is no machine's", uid, special)
+			t.Errorf("%s has %s, which a machine must not have", uid, special)
 		}
 	}
 	assert.ErrorIs(t, "one too many", assert.ErrorOf(p.Take("another", netip.Prefix{})), driver.ErrRetry, "all 5 addresses of 10.1.2.0/29")
@@ -53,7 +53,7 @@ func TestPool(t *testing.T) {
 	if taken[address] != "machine-3" {
 		t.Errorf("another has %s, which is of %s", address, taken[address])
 	}
-	p.Release("machine-3", address.Addr()) // which it is not any more
+	p.Release("machine-3", address.Addr()) // which it no longer has
 	again, err := p.Take("another", netip.Prefix{})
 	assert.NoError(t, err)
 	if again != address {
@@ -74,7 +74,7 @@ func TestParseRange(t *testing.T) {
 func TestRoutes(t *testing.T) {
 	t.Parallel()
 	framework.RequireRoot(t, "make a network namespace")
-	for route, says := range map[string]string{
+	for route, want := range map[string]string{
 		"":                                  "",
 		"default dev lo":                    "",
 		"0.0.0.0/1 dev lo":                  "", // of a VPN, in place of a default route
@@ -89,10 +89,10 @@ func TestRoutes(t *testing.T) {
 		"10.208.0.0/12 dev lo metric 50000": "--qemu-network is 10.213.0.0/16, and this host has a route to 10.208.0.0/12",
 	} {
 		err := inNewNetwork(t, route, func() error { return assert.ErrorOf(parseRange("10.213.0.0/16")) })
-		if says == "" {
+		if want == "" {
 			assert.ErrorIs(t, route, err, nil)
 		} else {
-			assert.ErrorSays(t, route, err, says)
+			assert.ErrorSays(t, route, err, want)
 		}
 	}
 }
@@ -124,7 +124,7 @@ func TestChooseRange(t *testing.T) {
 	}
 }
 
-// inNewNetwork makes a call in a network namespace of its own, which has a route.
+// inNewNetwork makes a call in a new network namespace, which has a route.
 func inNewNetwork(t *testing.T, route string, call func() error) error {
 	t.Helper()
 	done := make(chan error, 1)
