@@ -319,6 +319,26 @@ func TestLastTryIsKept(t *testing.T) {
 	}
 }
 
+// TestFailedWatchIsLoggedOnce checks that a process which waits for an API server that does not answer logs once
+// that it cannot watch the Lease.
+func TestFailedWatchIsLoggedOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		count := 0
+		startReplica(t, newLeaseAPI(), "waits", DefaultSettings(), func(o *Options) {
+			o.Leases.(*connection).disconnect() //nolint:forcetypeassert // startReplica made it.
+			o.Log = funcr.New(func(_, line string) {
+				if strings.Contains(line, "cannot be watched") {
+					count++
+				}
+			}, funcr.Options{})
+		})
+		advance(time.Minute)
+		if count != 1 {
+			t.Errorf("logged %d times that the Lease cannot be watched, want once", count)
+		}
+	})
+}
+
 func TestDisconnectedLeader(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		_, leader, one, two := startThree(t)

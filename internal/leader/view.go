@@ -110,7 +110,7 @@ func withTimeout(ctx context.Context, d time.Duration) (context.Context, context
 
 // nameTimeout adds to the error of a request how long it was allowed to take, if that ended it.
 func nameTimeout(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); errors.Is(cause, errNoAnswer) {
+	if cause := context.Cause(ctx); errors.Is(cause, errNoAnswer) && !errors.Is(err, errNoAnswer) { // a HTTP client names the cause
 		return fmt.Errorf("%w: %w", cause, err)
 	}
 	return err

@@ -25,7 +25,7 @@ const (
 
 // errSilent means that no event came in a Lease duration. A Lease that is held
 // changes more often, so the connection may be dead.
-var errSilent = errors.New("no event came for as long as a Lease lasts")
+var errSilent = errors.New("no event came for as long as a Lease lasts: its holder has ended, or the connection is dead")
 
 // Watch follows the Lease until ctx ends. It must run while this process may lead,
 // including while it stops.
@@ -37,8 +37,12 @@ func (l *Lock) Watch(ctx context.Context) {
 	for ctx.Err() == nil {
 		began := l.opts.Boot()
 		err := l.lease.listAndWatch(ctx)
-		if l.opts.Boot()-began > l.opts.Settings.Retry {
-			pause, reported = rewatchDelay, false
+		lasted := l.opts.Boot() - began
+		if lasted > l.opts.Settings.Retry {
+			pause = rewatchDelay
+		}
+		if lasted > l.opts.Settings.Lease { // shorter ones may have failed slowly
+			reported = false
 		}
 		if err != nil && ctx.Err() == nil && !reported {
 			l.opts.Log.Info("The Lease cannot be watched, so a release may be observed late", "lease", l.Describe(), "cause", err.Error())

@@ -5,6 +5,7 @@ package pod
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -56,24 +57,25 @@ func (d *Driver) forgetMachines(found []*instance.Instance) {
 // Watch implements driver.Driver. It follows the pods and PVCs of this cluster's servers. Informers list
 // again after a connection was lost, so that no change is missed.
 func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
-	informers, err := d.reader.NewInformers()
+	running, stop := context.WithCancelCause(ctx)
+	informers, err := d.reader.NewInformers(stop)
 	if err != nil {
+		stop(err)
 		return nil, err
 	}
-	running, stop := context.WithCancel(ctx)
 	queue := d.watches.Open(running)
 	var following sync.WaitGroup
 	var synced []cache.InformerSynced
 	for _, informer := range []cache.SharedIndexInformer{informers.Pods, informers.Claims} {
 		if _, err := informer.AddEventHandler(newEventHandler(queue)); err != nil {
-			stop()
+			stop(err)
 			return nil, err
 		}
 		synced = append(synced, informer.HasSynced)
 		following.Go(func() { informer.RunWithContext(running) })
 	}
-	if err := d.waitForSync(ctx, synced); err != nil {
-		stop()
+	if err := d.waitForSync(running, synced); err != nil {
+		stop(err)
 		following.Wait()
 		return nil, err
 	}
@@ -83,19 +85,19 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	go func() {
 		defer close(uids)
 		defer following.Wait()
-		defer stop()
+		defer stop(nil)
 		defer d.reader.Watched.CompareAndSwap(informers, nil)
-		kit.Send(ctx, queue, uids, nil)
+		kit.Send(running, queue, uids, nil)
 	}()
 	return uids, nil
 }
 
-// waitForSync waits for the first lists, at most as long as a call may take.
+// waitForSync waits for the first lists, until one fails, and at most as long as a call may take.
 func (d *Driver) waitForSync(ctx context.Context, synced []cache.InformerSynced) error {
-	ctx, cancel := context.WithTimeout(ctx, d.CallTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, d.CallTimeout, fmt.Errorf("no answer within %v", d.CallTimeout.Round(time.Second)))
 	defer cancel()
 	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
-		return driver.Errorf(driver.ErrUnavailable, "the cluster did not list its pods within %v", d.CallTimeout.Round(time.Second))
+		return driver.Errorf(driver.ErrUnavailable, "the cluster did not list its pods: %w", context.Cause(ctx))
 	}
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -72,7 +73,7 @@ func TestListIsLiveWhereInformersAreBehind(t *testing.T) {
 	s := w.newEphemeral(t, "web")
 	s.d = openAs(t, config, clusterID, 10*time.Second)
 	s.reach(t, driver.StateRunning)
-	informers, err := s.d.reader.NewInformers()
+	informers, err := s.d.reader.NewInformers(func(error) {})
 	assert.NoError(t, err)
 	s.d.reader.Watched.Store(informers)
 	for range 2 { // the first is live anyway
@@ -317,4 +318,24 @@ func TestServerThatCannotBeRead(t *testing.T) {
 	})
 	broken.deleteAll(t)
 	other.deleteAll(t)
+}
+
+// TestWatchSaysWhatIsRefused checks that a watch ends with the answer of the API server if the first list is
+// refused, and does not wait as long as a call may take.
+func TestWatchSaysWhatIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newIsolatedWorld(t)
+	for _, resource := range []string{"pods", "persistentvolumeclaims"} {
+		d := openAs(t, w.intercept(nil, func(r *http.Request, response *http.Response) {
+			if strings.HasSuffix(r.URL.Path, "/"+resource) {
+				_ = response.Body.Close()
+				response.StatusCode, response.Body = http.StatusForbidden, http.NoBody
+			}
+		}), w.cluster, kit.DefaultCallTimeout)
+		err := assert.ErrorOf(d.Watch(t.Context()))
+		assert.ErrorIs(t, resource, err, driver.ErrUnavailable)
+		if err == nil || !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "the cluster did not list its pods: ") {
+			t.Errorf("%s: the error is %v, want the answer of the API server", resource, err)
+		}
+	}
 }

@@ -38,12 +38,25 @@ const (
 // change is decided from a live read.
 type Informers struct{ Pods, Claims cache.SharedIndexInformer }
 
-// NewInformers returns the informers of the objects that the reader reads.
-func (r *Reader) NewInformers() (*Informers, error) {
+// NewInformers returns the informers of the objects that the reader reads. notListed is called with each error
+// of an informer that has not listed its objects yet.
+func (r *Reader) NewInformers(notListed func(error)) (*Informers, error) {
 	pods, claims := r.Client.Pods(metav1.NamespaceAll), r.Client.PersistentVolumeClaims(metav1.NamespaceAll)
 	podInformer, err := newInformer(r, &corev1.Pod{}, pods.List, pods.Watch)
 	claimInformer, claimErr := newInformer(r, &corev1.PersistentVolumeClaim{}, claims.List, claims.Watch)
-	return &Informers{Pods: podInformer, Claims: claimInformer}, errors.Join(err, claimErr)
+	err = errors.Join(err, claimErr, reportFailures(podInformer, notListed), reportFailures(claimInformer, notListed))
+	return &Informers{Pods: podInformer, Claims: claimInformer}, err
+}
+
+// reportFailures passes on the errors of an informer until it has listed its objects. client-go logs later ones.
+func reportFailures(informer cache.SharedIndexInformer, notListed func(error)) error {
+	return informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+		if informer.HasSynced() {
+			cache.DefaultWatchErrorHandler(ctx, r, err)
+			return
+		}
+		notListed(err)
+	})
 }
 
 // newInformer returns an informer of the objects of one kind that the reader reads. It sends its first
