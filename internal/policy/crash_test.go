@@ -248,3 +248,17 @@ func TestGuestThatEndedFirst(t *testing.T) {
 		})
 	}
 }
+
+// TestMessageOfAStopByOthers checks that a message says at once who ends a run that the spec wants, and not if
+// Drover itself ends it.
+func TestMessageOfAStopByOthers(t *testing.T) {
+	observed := policytest.Present(policy.StateStopping)
+	observed.Server.Disruption, observed.Server.Progress = "the pod was deleted", "the pod ends on node n1"
+	for action, want := range map[api.Action]string{
+		api.ActionActive: "the pod was deleted; the pod ends on node n1", api.ActionStopped: "the pod ends on node n1",
+	} {
+		if got := policy.Decide(policytest.ReportedVM().Action(action).Observing(observed)).Status; got.Message != want || got.Ready {
+			t.Errorf("to be %s: %+v", action, got)
+		}
+	}
+}

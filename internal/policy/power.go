@@ -5,6 +5,7 @@ package policy
 
 import (
 	"cmp"
+	"strings"
 	"time"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -119,6 +120,7 @@ func decideStopping(in Input, power Power) Decision {
 	d.Action.EndRun = end
 	if d.Action.EndedByOthers = isEndedByOthers(in, operation); d.Action.EndedByOthers {
 		d.Action.StopBy = time.Time{}
+		d.Status.Message = strings.TrimSuffix(in.Observed.Server.Disruption+"; "+in.Observed.Server.Progress, "; ")
 	}
 	switch wait := d.Action.StopBy; {
 	case in.Observed.Server.NeedsEnsure, in.Observed.Server.Exit.HasEnded && in.Observed.Server.Disruption == "": // no guest is left to wait for

@@ -39,15 +39,21 @@ var reasons = map[string]Advice{
 		ByDriver: logAdvice,
 	},
 	api.ReasonStarting: {
-		Need: Time, Means: "The server is being started, or boots.",
-		ByDriver: map[string]string{pod: "If the message above is the kubelet's, the pod waits for what it names: a volume, an image."},
+		Need: Attention, Means: "The server is being started, or boots.",
+		Do: "If it lasts: {program} logs {vm} has what it prints.",
+		ByDriver: map[string]string{pod: "If the message above is the kubelet's, the pod waits for what it names: a volume, an image. " +
+			"{kubectl} describe pod -l cloudnative.tw/name={vm} has more. If the pod waits for a Secret that is gone, delete the pod: the next one has another."},
 	},
 	api.ReasonUnschedulable: {
 		Need: Attention, Means: "The server is to start, and the scheduler has found no node for it.",
 		Do: "The message above has the scheduler's words, and it goes on by itself once a node fits. Make room on a node or uncordon one, " +
 			"provide the volume, or change the VM's size, nodeSelector, affinity or tolerations: {kubectl} edit vm {vm}",
 	},
-	api.ReasonStopping:    {Need: Time, Means: "The server was asked to stop. After shutdownGracePeriodSeconds it is stopped by force."},
+	api.ReasonStopping: {
+		Need: Attention, Means: "The server ends: on request, because others end it, or by itself.",
+		Do:       "On request it is stopped by force after shutdownGracePeriodSeconds. The message above has who else ends it, or what of it is left to end.",
+		ByDriver: map[string]string{pod: "If that does not end, the pod's node may be gone. " + lostNode},
+	},
 	api.ReasonCreating:    {Need: Time, Means: "The server is being created."},
 	api.ReasonUpdating:    {Need: Time, Means: "A change of the spec is being applied to the server."},
 	api.ReasonFetching:    {Need: Time, Means: "The image is being fetched. The message above has its progress."},

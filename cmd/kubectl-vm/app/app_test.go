@@ -76,6 +76,10 @@ func TestVerdict(t *testing.T) {
 		"fails for long": {vmWith(api.PhaseActive, api.ReasonProbeFailing, "False").Status(func(s *api.VirtualMachineStatus) {
 			s.Conditions[0].LastTransitionTime = metav1.NewTime(now.Add(-time.Hour))
 		}), verdictNeedsYou},
+		"stops for long": {vmWith(api.PhaseActive, api.ReasonStopping, "False").Status(func(s *api.VirtualMachineStatus) {
+			s.Conditions[0].LastTransitionTime = metav1.NewTime(now.Add(-time.Hour))
+		}), verdictNeedsYou},
+		"was evicted, and runs again": {vmWith(api.PhaseActive, api.ReasonRunning, "True").Status(withAttempts(manyAttempts)), verdictHealthy},
 		"boots for long": {vmWith(api.PhaseCreating, api.ReasonFetching, "False").Status(func(s *api.VirtualMachineStatus) {
 			s.Conditions[0].LastTransitionTime = metav1.NewTime(now.Add(-time.Hour))
 		}), verdictWaiting},

@@ -99,7 +99,7 @@ func TestController(t *testing.T) {
 	t.Parallel()
 	c := framework.StartCluster(t, framework.ClusterOptions{Args: []string{"--all-apis"}})
 	startController(t, c)
-	for name, test := range map[string]func(*testing.T, *world){"life": testLife, "events": testEvents, "ephemeral": testRestarts, "changed": testChangedPods} {
+	for name, test := range map[string]func(*testing.T, *world){"life": testLife, "events": testEvents, "ephemeral": testRestarts, "changed": testChangedPods, "sidecar": testSidecar} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			test(t, newWorldIn(t, c))

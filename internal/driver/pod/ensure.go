@@ -222,6 +222,8 @@ func (c *convergence) convergePod(ctx context.Context) error {
 		return c.removeGate(ctx)
 	case c.isToStop():
 		return c.stopPod(ctx)
+	case c.HasEndedBesideOthers():
+		return c.updatePod(ctx, objects.SetEndDeadline)
 	case !c.spec.PowerOnly && !instance.HasContainer(c.Pod) && len(c.pendingFields()) > 0:
 		// The pod may wait for something that the spec no longer asks for. If its node starts it in the
 		// meantime, the guest is shut down.

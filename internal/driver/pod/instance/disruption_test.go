@@ -118,7 +118,7 @@ func TestServerOfADrainedPod(t *testing.T) {
 	t.Parallel()
 	reader := &Reader{Clock: testingclock.NewFakePassiveClock(time.Unix(0, 0)), LastStatus: neverSeen}
 	s := (&Instance{reader: reader, Pod: onNode(deleted, byDrain), Asserted: "other"}).Server()
-	if s.State != driver.StateStopping || s.Host != "n1" || !strings.HasPrefix(s.Progress, "the pod was evicted, as by a drain, from node n1 (Eviction API: evicting); the pod ends on node n1") {
+	if s.State != driver.StateStopping || s.Host != "n1" || !strings.HasPrefix(s.Progress, "the pod ends on node n1") || !strings.HasPrefix(s.Disruption, "the pod was evicted, as by a drain") {
 		t.Errorf("the server is %+v", s)
 	}
 	for ready, says := range map[corev1.ConditionStatus]bool{corev1.ConditionTrue: false, corev1.ConditionUnknown: true} {

@@ -58,9 +58,9 @@ func (i *Instance) describeRun(s *driver.Server) {
 	case hasLostMachine(p):
 		s.State, s.Err = driver.StateUnknown, errors.New(i.Lost())
 	case p.DeletionTimestamp != nil:
-		s.State, s.Exit, s.Progress = driver.StateStopping, ended, stoppingText(p, i.node, s.Disruption)
+		s.State, s.Exit, s.Progress = driver.StateStopping, ended, stoppingText(p, i.node)
 	case ended != nil:
-		s.State, s.Exit, s.Progress = driver.StateStopping, ended, "the machine has ended, and other containers of the pod have not: delete the pod, or have them end by themselves"
+		s.State, s.Exit, s.Progress, s.NeedsEnsure = driver.StateStopping, ended, othersText(p, i.node), i.HasEndedBesideOthers()
 	case i.reader.hasGuest(p):
 		s.State, s.Addresses, s.Err = driver.StateRunning, addressesOf(p), i.node.lostError(p)
 		s.HostLost = s.Err != nil
@@ -94,6 +94,28 @@ func exitOfMachine(p *corev1.Pod) *driver.Exit {
 		return nil
 	}
 	return exitOf(status.State.Terminated)
+}
+
+// HasEndedBesideOthers reports whether the machine of a pod has ended, other containers have not, and nothing
+// has asked for their end yet.
+func (i *Instance) HasEndedBesideOthers() bool {
+	p := i.Pod
+	return p.DeletionTimestamp == nil && !objects.HasEndDeadline(p) && exitOfMachine(p) != nil && !hasLostMachine(p) && len(otherContainers(p)) > 0
+}
+
+// otherContainers names the containers beside the machine's that have not ended, such as those that a webhook
+// has added. A kubelet ends init containers that run on, and ephemeral ones, by itself after the others.
+func otherContainers(p *corev1.Pod) (names []string) {
+	over := map[string]bool{objects.ContainerName: true}
+	for _, s := range p.Status.ContainerStatuses {
+		over[s.Name] = over[s.Name] || s.State.Terminated != nil
+	}
+	for _, c := range p.Spec.Containers {
+		if !over[c.Name] {
+			names = append(names, c.Name)
+		}
+	}
+	return names
 }
 
 // imageID returns the digest of the image that the root disk is made from. The checksum of the spec counts

@@ -54,17 +54,26 @@ func isGatedByDrover(p *corev1.Pod, scheduled corev1.PodCondition) bool {
 	return scheduled.Reason == corev1.PodReasonSchedulingGated && others == 0
 }
 
-// stoppingText returns that a pod ends, and why unless it was just deleted. Unless its node is known to be
-// ready, it adds how an operator ends a pod of a lost node.
-func stoppingText(p *corev1.Pod, node nodeState, disruption string) string {
-	text := "the pod ends on node " + p.Spec.NodeName
-	if c := findCondition(p, corev1.DisruptionTarget); c != nil && c.Status == corev1.ConditionTrue {
-		text = disruption + "; " + text
+// stoppingText returns that a pod ends.
+func stoppingText(p *corev1.Pod, node nodeState) string {
+	return "the pod ends on node " + p.Spec.NodeName + lostNodeText(node) + refusalText(p)
+}
+
+// othersText returns that the kubelet ends the other containers of a pod whose machine has ended.
+func othersText(p *corev1.Pod, node nodeState) string {
+	text := "the machine has ended, and the kubelet of node " + p.Spec.NodeName + " ends the other containers of its pod"
+	if names := otherContainers(p); len(names) > 0 {
+		text += ": " + strings.Join(names, ", ")
 	}
-	if !node.isReady() {
-		text += "; if that node is lost for good, power it off and then set its taint " + corev1.TaintNodeOutOfService
+	return truncateText(text) + lostNodeText(node)
+}
+
+// lostNodeText returns how an operator ends a pod of a lost node, "" if its node is known to be ready.
+func lostNodeText(node nodeState) string {
+	if node.isReady() {
+		return ""
 	}
-	return text + refusalText(p)
+	return "; if that node is lost for good, power it off and then set its taint " + corev1.TaintNodeOutOfService
 }
 
 // refusalText returns how an operator repeats an assertion that was refused, "" if none was.
@@ -188,7 +197,7 @@ func (i *Instance) Disruption() string {
 // disruptionOf describes the disruption that a pod shows. A deletion by this driver is none.
 func disruptionOf(p *corev1.Pod, isDeletedHere bool) string {
 	c := findCondition(p, corev1.DisruptionTarget)
-	isOver := p.Status.Phase == corev1.PodFailed && p.Status.Reason != ""
+	isOver := p.Status.Phase == corev1.PodFailed && p.Status.Reason != "" && !objects.HasEndDeadline(p)
 	switch {
 	case IsRejected(p): // Exit.Output says why
 	case c != nil && c.Status == corev1.ConditionTrue && (p.DeletionTimestamp != nil || isOver):

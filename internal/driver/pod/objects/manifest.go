@@ -266,6 +266,19 @@ func MachineStatus(p *corev1.Pod) *corev1.ContainerStatus {
 	return &p.Status.ContainerStatuses[n]
 }
 
+// endDeadline, in seconds, is the activeDeadlineSeconds by which Drover ends what a machine that has ended
+// leaves in its pod. The pod has been active for longer than that, or is a second later.
+const endDeadline = 1
+
+// SetEndDeadline has the kubelet end all containers of a pod, within the grace period of the pod. Other than
+// after a deletion the object stays, and shows how the machine ended.
+func SetEndDeadline(p *corev1.Pod) { p.Spec.ActiveDeadlineSeconds = new(int64(endDeadline)) }
+
+// HasEndDeadline reports whether SetEndDeadline was called for a pod.
+func HasEndDeadline(p *corev1.Pod) bool {
+	return p.Spec.ActiveDeadlineSeconds != nil && *p.Spec.ActiveDeadlineSeconds == endDeadline
+}
+
 // IsEphemeral reports whether the root disk of a pod is removed with the pod.
 func IsEphemeral(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == diskVolume && v.EmptyDir != nil })

@@ -179,6 +179,8 @@ func (k *Kubelet) syncPod(ctx context.Context, p *corev1.Pod) error {
 	pods := k.Kube.CoreV1().Pods(p.Namespace)
 	stop, runs := k.Running[p.UID]
 	switch {
+	case !runs && p.Status.Phase == corev1.PodRunning && hasOthers(p):
+		return k.syncOthers(ctx, p)
 	case p.Status.Phase == corev1.PodRunning && runs && k.HasExited(p):
 		code, message := stop()
 		return k.EndPod(ctx, p, code, message)
@@ -194,6 +196,25 @@ func (k *Kubelet) syncPod(ctx context.Context, p *corev1.Pod) error {
 		return pods.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0)), Preconditions: &metav1.Preconditions{UID: &p.UID}})
 	}
 	return nil
+}
+
+// hasOthers reports whether a pod has containers that webhooks have added.
+func hasOthers(p *corev1.Pod) bool { return len(p.Spec.Containers) > 1 }
+
+// syncOthers ends what runs beside the machine of a pod that has ended, once the pod is deleted or has a deadline,
+// whose time is over.
+func (k *Kubelet) syncOthers(ctx context.Context, p *corev1.Pod) error {
+	if p.DeletionTimestamp == nil && p.Spec.ActiveDeadlineSeconds == nil {
+		return nil
+	}
+	p.Status.Phase = corev1.PodFailed
+	if p.Spec.ActiveDeadlineSeconds != nil {
+		p.Status.Reason, p.Status.Message = "DeadlineExceeded", "Pod was active on the node longer than the specified deadline"
+	}
+	for n := range p.Status.ContainerStatuses[1:] {
+		p.Status.ContainerStatuses[n+1].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 143, Reason: "Error", FinishedAt: metav1.Now()}}
+	}
+	return k.writeStatus(ctx, p)
 }
 
 // runPod binds a pod to the node, and starts it there.
@@ -295,6 +316,9 @@ func (k *Kubelet) EndPod(ctx context.Context, p *corev1.Pod, code int32, message
 	if code != 0 {
 		p.Status.Phase, reason = corev1.PodFailed, "Error"
 	}
+	if hasOthers(p) {
+		p.Status.Phase = corev1.PodRunning
+	}
 	p.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: message, Reason: reason, FinishedAt: metav1.Now()}}
 	err := k.writeStatus(ctx, p)
 	if err == nil {
@@ -313,6 +337,10 @@ func (k *Kubelet) beginPod(ctx context.Context, p *corev1.Pod) error {
 	p.Status.ContainerStatuses = []corev1.ContainerStatus{{
 		Name: objects.ContainerName, ContainerID: "test://" + string(p.UID), Started: new(k.hasStarted(p)), State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}},
 	}}
+	for _, c := range p.Spec.Containers[1:] {
+		running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}
+		p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, corev1.ContainerStatus{Name: c.Name, ContainerID: "test://" + c.Name, State: running})
+	}
 	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}, {Type: corev1.ContainersReady, Status: corev1.ConditionTrue}}
 	if err = k.writeStatus(ctx, p); err != nil {
 		_, _ = stop() // the next try begins another one
