@@ -199,7 +199,7 @@ func TestPlatform(t *testing.T) {
 	}
 	asked.Store(0)
 	wantRetry(t, fetch(t, s, push("arm", arm)), `it is for "linux/arm64": machines run linux/amd64`)
-	wantRetry(t, fetch(t, s, push("arm-index", indexOf(map[string]v1.Image{"arm64": arm}))), "it has no image for linux/amd64")
+	wantRetry(t, fetch(t, s, push("arm-index", indexOf(map[string]v1.Image{"arm64": arm}))), "it lacks an image for linux/amd64")
 	if n := asked.Load(); n > 1 { // a configuration
 		t.Errorf("%d blobs were fetched", n)
 	}

@@ -270,7 +270,7 @@ func TestRefusedImages(t *testing.T) {
 		"refused":      {"/refused", right, "the server answered 403 Forbidden", 0},
 		"cut off":      {"/cut", right, "it was cut off", 0},
 		"no image":     {"/page", checksumOf("<html>hunter2"), "copying image http://", 0},
-		"file":         {"/local", right, "it leads to what is neither http:// nor https://", 0},
+		"file":         {"/local", right, "it leads to a URL that is neither http:// nor https://", 0},
 		"metadata":     {"/metadata", right, "which is never asked", 0},
 		"unknown size": {"/page", right, "it has more than 5 bytes", 5},
 	} {

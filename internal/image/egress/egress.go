@@ -39,8 +39,8 @@ type Client struct {
 	direct, proxied *http.Transport
 }
 
-// New returns a client that contacts public addresses, the given hosts, and what a proxy
-// of the environment leads to.
+// New returns a client that contacts public addresses, the given hosts, and every host
+// that a proxy named in the environment contacts for it.
 func New(hosts Hosts) *Client {
 	c := &Client{hosts: hosts, proxy: http.ProxyFromEnvironment}
 	c.direct, c.proxied = newTransport(), newTransport()
@@ -55,13 +55,13 @@ func newTransport() *http.Transport {
 		ForceAttemptHTTP2:   true,
 		TLSHandshakeTimeout: dialTimeout, ResponseHeaderTimeout: responseTimeout, IdleConnTimeout: dialTimeout,
 		MaxResponseHeaderBytes: 1 << 20,
-		// The bytes that come are counted, and checked by their digest, as sent.
+		// Received bytes are counted, and checked against a digest, in the form in which they are sent.
 		DisableCompression: true,
 	}
 }
 
-// dialAllowed connects only to what the operator allows. It checks the address that is
-// actually dialled.
+// dialAllowed connects only to hosts that the operator allows. It checks the address that
+// is actually dialled.
 func (c *Client) dialAllowed(ctx context.Context, network, address string) (net.Conn, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -78,7 +78,7 @@ func (c *Client) dialAllowed(ctx context.Context, network, address string) (net.
 func (c *Client) RoundTrip(request *http.Request) (*http.Response, error) {
 	proxy, err := c.proxy(request)
 	if err != nil {
-		return nil, Errorf("the proxy of the environment is no valid URL")
+		return nil, Errorf("the proxy of the environment is not a valid URL")
 	}
 	if proxy != nil {
 		return c.proxied.RoundTrip(request)
@@ -148,14 +148,14 @@ func (f roundTripperFunc) RoundTrip(request *http.Request) (*http.Response, erro
 
 // withoutURL removes the URL from an error, since its query may hold secrets.
 func withoutURL(err error) error {
-	if wrapped, is := errors.AsType[*url.Error](err); is {
+	if wrapped, ok := errors.AsType[*url.Error](err); ok {
 		return wrapped.Err
 	}
 	return err
 }
 
-// checkRedirect refuses to leave https, since only TLS protects what is sent from changes
-// on the way. Credentials stay with the server that they are for. The Referer is removed,
+// checkRedirect refuses to leave https, since only TLS protects the content from changes on
+// the way. Credentials are sent only to the server that they are for. The Referer is removed,
 // since its query may hold secrets.
 func checkRedirect(next *http.Request, via []*http.Request) error {
 	last, first := via[len(via)-1].URL, via[0].URL
@@ -176,8 +176,8 @@ func checkRedirect(next *http.Request, via []*http.Request) error {
 
 // Redact returns a source without possible secrets: user, password and query.
 func Redact(source string) string {
-	scheme, rest, is := strings.Cut(source, "://")
-	if !is || scheme == "file" {
+	scheme, rest, found := strings.Cut(source, "://")
+	if !found || scheme == "file" {
 		return source
 	}
 	if end := strings.IndexAny(rest, "?#"); end >= 0 {
@@ -189,13 +189,13 @@ func Redact(source string) string {
 	}
 	shown := scheme + "://" + rest[strings.LastIndexByte(host, '@')+1:]
 	if _, err := url.Parse(shown); err != nil && strings.HasPrefix(scheme, "http") {
-		return scheme + "://..." // where user and password end, cannot be known
+		return scheme + "://..." // it is unknown where user and password end
 	}
 	return shown
 }
 
-// responseBody is the body of a response, whatever length the server states. It passes on
-// limit bytes and one more, from which the reader sees that the limit is exceeded, and then fails.
+// responseBody is the body of a response. Whatever length the server states, it returns limit
+// bytes and one more, which tells the reader that the limit is exceeded, and then fails.
 type responseBody struct {
 	io.ReadCloser
 

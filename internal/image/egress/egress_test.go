@@ -107,16 +107,16 @@ func TestHosts(t *testing.T) {
 		"an address":                   {[]string{"fd00::1"}, "images.example", "[fd00::1]:443", ""},
 		"all, and link-local":          {[]string{"0.0.0.0/0", "::/0"}, "meta", "[::ffff:169.254.169.254]:80", "which is never asked"},
 		"all, and loopback":            {[]string{"0.0.0.0/0"}, "localhost", "127.0.0.1:80", ""},
-		"no address":                   {nil, "images.example", "images.example:80", "an address that is none"},
+		"no address":                   {nil, "images.example", "images.example:80", "an invalid address"},
 	} {
 		err := hosts(t, c.allowed...).checkAddress(c.host, c.dialled)
 		assert.ErrorSays(t, name, err, c.refused)
 	}
-	for entry, says := range map[string]string{
+	for entry, want := range map[string]string{
 		"": "each must be", "localhost:5000": "without a port", "http://x": "each must be", "10.0.0.0/33": "each must be", "*.example": "each must be", "[::1]": "each must be",
 		"169.254.169.254": "are never asked", "169.254.0.0/16": "are never asked", "168.63.129.16": "are never asked", "fd00:ec2::254": "are never asked", "fe80::/64": "are never asked", "0.0.0.0": "are never asked", "::ffff:169.254.0.0/112": "are never asked",
 	} {
-		assert.ErrorSays(t, entry, assert.ErrorOf(ParseHosts([]string{entry})), says)
+		assert.ErrorSays(t, entry, assert.ErrorOf(ParseHosts([]string{entry})), want)
 	}
 }
 
@@ -153,7 +153,7 @@ func TestOwnAddressesAreReal(t *testing.T) {
 	t.Parallel()
 	own, err := Hosts{}.isOwn(netip.MustParseAddr("127.0.0.1"))
 	if err != nil || !own {
-		t.Errorf("127.0.0.1 is the host's own: %t, and the error %v", own, err)
+		t.Errorf("127.0.0.1 is an address of the host: %t, and the error %v", own, err)
 	}
 }
 
@@ -311,7 +311,7 @@ func TestAsItIs(t *testing.T) {
 	assert.ErrorSays(t, "encoded", assert.ErrorOf(get(t, New(hosts(t, "127.0.0.1")).Web(1, none), url)), "Content-Encoding")
 }
 
-// TestLimits checks that every response is limited where the server states no length, and that no more is read.
+// TestLimits checks that every response is limited where the server states no length, and that not more is read.
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	const limit = 5 << 20
@@ -381,7 +381,7 @@ func TestRedact(t *testing.T) {
 	}
 }
 
-// TestExplain checks that the reported words are Drover's own, whatever a server says.
+// TestExplain checks that the reported words are Drover's, whatever a server says.
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	const secret = "hunter2"

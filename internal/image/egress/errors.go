@@ -19,7 +19,7 @@ import (
 	"syscall"
 )
 
-// Error is a failure described by a fixed text. All other errors may contain words of a
+// Error is a failure that a fixed text describes. All other errors may contain words of a
 // server.
 type Error struct{ text string }
 
@@ -28,8 +28,8 @@ func (e *Error) Error() string { return e.text }
 // Errorf returns an Error. The arguments must contain nothing that a server answered.
 func Errorf(format string, args ...any) *Error { return &Error{fmt.Sprintf(format, args...)} }
 
-// StatusError returns the Error for a response that is no success. It leaves out the
-// server's own words.
+// StatusError returns the Error for a response other than success. It leaves out the
+// server's words.
 func StatusError(code int) *Error {
 	return Errorf("%s", strings.TrimSpace(fmt.Sprintf("the server answered %d %s", code, http.StatusText(code))))
 }
@@ -37,7 +37,7 @@ func StatusError(code int) *Error {
 // Explain returns why a request failed, in words of this package only. An error of a
 // library may repeat the response of a server, which its readers must not see.
 func Explain(err error) *Error {
-	if own, is := errors.AsType[*Error](err); is {
+	if own, ok := errors.AsType[*Error](err); ok {
 		return own
 	}
 	for _, r := range reasons {
@@ -48,7 +48,7 @@ func Explain(err error) *Error {
 	return Errorf("the server's answer is not understood")
 }
 
-// reasons are what Explain says; the first match counts.
+// reasons are the results of Explain; the first match counts.
 var reasons = []struct {
 	is   func(error) bool
 	text string
@@ -73,7 +73,7 @@ var reasons = []struct {
 	{containsText("error verifying"), "content does not match its digest"},
 	{containsText("does not match requested digest"), "content does not match its digest"},
 	{containsText("does not match expected size"), "it is not as large as the image says"},
-	{containsText("no child with platform"), "it has no image for linux/amd64"},
+	{containsText("no child with platform"), "it lacks an image for linux/amd64"},
 	{containsText("unsupported MediaType"), "it is an image of a format that is not taken"},
 	{containsText("www-authenticate"), "the registry names a token server that may not be asked"},
 	{containsText("token-server redirect"), "the registry names a token server that may not be asked"},
@@ -82,8 +82,8 @@ var reasons = []struct {
 	{isError(gzip.ErrHeader), "it is damaged"},
 	{isError(gzip.ErrChecksum), "it is damaged"},
 	{isErrorType[flate.CorruptInputError], "it is damaged"},
-	{isError(tar.ErrHeader), "it has a layer that is no archive"},
-	{containsText("unsupported protocol scheme"), "it leads to what is neither http:// nor https://"},
+	{isError(tar.ErrHeader), "it has a layer that is not an archive"},
+	{containsText("unsupported protocol scheme"), "it leads to a URL that is neither http:// nor https://"},
 	{containsText("malformed HTTP"), "the server does not support HTTP"},
 }
 
@@ -92,21 +92,21 @@ func isError(want error) func(error) bool {
 }
 
 func isErrorType[T error](err error) bool {
-	_, is := errors.AsType[T](err)
-	return is
+	_, ok := errors.AsType[T](err)
+	return ok
 }
 
 func isNotFound(err error) bool {
-	dns, is := errors.AsType[*net.DNSError](err)
-	return is && dns.IsNotFound
+	dns, ok := errors.AsType[*net.DNSError](err)
+	return ok && dns.IsNotFound
 }
 
 func isTimeout(err error) bool {
-	timeout, is := errors.AsType[net.Error](err)
-	return is && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded)
+	timeout, ok := errors.AsType[net.Error](err)
+	return ok && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded)
 }
 
-// containsText matches errors for which a library has no type, by their words. The
+// containsText matches errors that a library returns without a type, by their words. The
 // words are only compared, never shown.
 func containsText(words string) func(error) bool {
 	return func(err error) bool { return strings.Contains(err.Error(), words) }

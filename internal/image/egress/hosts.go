@@ -62,12 +62,12 @@ func parsePrefix(text string) (netip.Prefix, error) {
 func canonicalName(host string) string { return strings.TrimSuffix(strings.ToLower(host), ".") }
 
 // checkAddress refuses to connect a host to the address that it was resolved to. It is
-// called for each address that is dialled, so what a name resolved to at another time
-// does not count.
+// called for each address that is dialled, so an address to which a name resolved at another
+// time does not count.
 func (h Hosts) checkAddress(host, dialled string) error {
 	to, err := netip.ParseAddrPort(dialled)
 	if err != nil {
-		return Errorf("%.100s leads to an address that is none", host)
+		return Errorf("%.100s leads to an invalid address", host)
 	}
 	address := to.Addr().WithZone("")
 	class := classOf(address)
@@ -90,8 +90,8 @@ func (h Hosts) checkAddress(host, dialled string) error {
 }
 
 // isOwn reports whether an interface of this host has an address now, itself or as the
-// IPv4 address that it stands for. A service that listens there may be meant for the host
-// alone, as on loopback.
+// IPv4 address that it stands for. A service that listens there may be meant only for the
+// host, as on loopback.
 func (h Hosts) isOwn(address netip.Addr) (bool, error) {
 	list := h.interfaces
 	if list == nil {

@@ -10,8 +10,8 @@ import (
 	"io"
 )
 
-// Check checks that a file begins with a whole superblock of a file system of that size. What
-// else it has is up to its reader.
+// Check checks that a file begins with a valid superblock of a file system of that size. It
+// leaves everything else to the reader of the file.
 func Check(file io.ReaderAt, size int64) error {
 	b := make([]byte, BlockSize-superOffset)
 	if _, err := file.ReadAt(b, superOffset); err != nil {
@@ -22,7 +22,7 @@ func Check(file io.ReaderAt, size int64) error {
 	blocks := int64(order.Uint32(b[36:]))
 	switch {
 	case order.Uint32(b) != superMagic:
-		return errors.New("it is no file system in the format EROFS")
+		return errors.New("it is not a file system in the format EROFS")
 	case sum != ^crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)):
 		return errors.New("its superblock is damaged")
 	case blocks*BlockSize != size:

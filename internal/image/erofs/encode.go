@@ -17,8 +17,8 @@ import (
 const (
 	superOffset = 1024
 	superMagic  = 0xe0f5e1e2
-	// superFeatures are those that older versions of Linux may ignore: the checksum of the
-	// superblock, and that times are those of changes of the content.
+	// superFeatures are features that older versions of Linux may ignore: the checksum of the
+	// superblock, and times that tell when content changed.
 	superFeatures = 1 | 2
 	blockBits     = 12
 
@@ -29,7 +29,7 @@ const (
 	folderEntry    = 12
 	xattrAlign     = 4
 	xattrEntrySize = 4
-	// xattrHeaderSize is that of what precedes the attributes of an inode.
+	// xattrHeaderSize is the size of the header before the attributes of an inode.
 	xattrHeaderSize = 12
 )
 
@@ -51,7 +51,7 @@ func (p *plan) encodeSuperblock(uuid [16]byte) []byte {
 	return b
 }
 
-// encodeInode returns an inode with its attributes. number is among all inodes.
+// encodeInode returns an inode with its attributes. number is its position among all inodes.
 func (n *node) encodeInode(number int) []byte {
 	xattrs := encodeXattrs(n.Xattrs)
 	b := make([]byte, inodeSize, inodeSize+len(xattrs)+n.tail)
@@ -75,7 +75,7 @@ func (n *node) encodeInode(number int) []byte {
 	return append(b, xattrs...)
 }
 
-// place returns the number of the inode's first block, or that of its device.
+// place returns the number of the inode's first block, or of its device.
 func (n *node) place() uint32 {
 	switch n.Type() {
 	case unix.S_IFREG:

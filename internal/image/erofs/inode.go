@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the format and Linux allow.
+// Limits of the format and of Linux.
 const (
 	// MaxName is how many bytes the name of a file or of an extended attribute may have.
 	MaxName = 255
@@ -35,7 +35,7 @@ type Inode struct {
 	Major, Minor uint32
 	// Data is the content of a regular file.
 	Data Data
-	// Target is what a symbolic link leads to.
+	// Target is the path to which a symbolic link leads.
 	Target string
 	// Xattrs are the extended attributes, by their whole names.
 	Xattrs map[string]string
@@ -79,10 +79,10 @@ func IsXattr(name string) bool {
 	return ok
 }
 
-// splitXattr returns the number of an attribute's prefix and what follows it.
+// splitXattr returns the number of an attribute's prefix and the rest of its name.
 func splitXattr(name string) (index byte, suffix string, ok bool) {
 	for _, prefix := range xattrPrefixes {
-		if rest, is := strings.CutPrefix(name, prefix.text); is && prefix.isWhole == (rest == "") {
+		if rest, found := strings.CutPrefix(name, prefix.text); found && prefix.isWhole == (rest == "") {
 			return prefix.index, rest, len(name) <= MaxName && !strings.Contains(rest, "\x00")
 		}
 	}
@@ -112,13 +112,13 @@ func (i *Inode) Check() error {
 	_, isType := fileTypes[i.Type()]
 	switch {
 	case !isType || i.Mode > 0xffff:
-		return fmt.Errorf("its mode is %#o, which is that of no file", i.Mode)
+		return fmt.Errorf("its mode is %#o, which is not a mode of a file", i.Mode)
 	case i.Type() == unix.S_IFLNK && (i.Target == "" || len(i.Target) > MaxTarget || strings.Contains(i.Target, "\x00")):
 		return fmt.Errorf("the target of the link is %.100q: it must have 1 to %d bytes, and no zeros", i.Target, MaxTarget)
 	case i.Major > maxMajor || i.Minor > maxMinor:
 		return fmt.Errorf("the numbers of the device are %d and %d: at most %d and %d are possible", i.Major, i.Minor, maxMajor, maxMinor)
 	case i.Nanoseconds >= 1e9:
-		return fmt.Errorf("its time has %d nanoseconds beside the seconds", i.Nanoseconds)
+		return fmt.Errorf("its time has %d nanoseconds in addition to the seconds", i.Nanoseconds)
 	}
 	for name := range i.Xattrs {
 		if !IsXattr(name) {

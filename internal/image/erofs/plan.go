@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// slotSize is the unit of the numbers of inodes, and firstInode where the first one is: no
+// slotSize is the unit of the numbers of inodes. firstInode is the place of the first one: no
 // inode has the number 0, which older programs take for a removed file.
 const (
 	slotSize   = 32
 	firstInode = inodeSize
 )
 
-// plan is where everything of a file system is: the superblock, the data, the blocks of
+// plan has the place of everything in a file system: the superblock, the data, the blocks of
 // content (of folders, and of links that are long), and the inodes.
 type plan struct {
 	nodes []node
@@ -31,10 +31,10 @@ type node struct {
 	*Inode
 
 	parent *Inode
-	// names are those in a folder, . and .. included, in their order.
+	// names has the names in a folder, . and .. included, in their order.
 	names []string
-	// blocks are how many blocks of content there are outside of the inode, from start on,
-	// and tail how many bytes follow the inode.
+	// blocks is the number of blocks of content outside of the inode, from start on, and tail
+	// the number of bytes that follow the inode.
 	blocks int64
 	start  int64
 	tail   int
@@ -51,7 +51,7 @@ func planTree(root *Inode) (*plan, error) {
 	if err := p.add(root, root); err != nil {
 		return nil, fmt.Errorf("the root folder: %w", err)
 	}
-	for at := 0; at < len(p.nodes); at++ { // it grows meanwhile
+	for at := 0; at < len(p.nodes); at++ { // the loop adds nodes
 		if err := p.addChildren(p.nodes[at]); err != nil {
 			return nil, err
 		}
@@ -81,7 +81,7 @@ func (p *plan) addChildren(folder node) error {
 			continue // . or ..
 		}
 		if !IsName(name) {
-			return fmt.Errorf("a file has the name %.300q, which none can have", name)
+			return fmt.Errorf("a file has the name %.300q, which a file cannot have", name)
 		}
 		child.links++
 		switch {
@@ -100,8 +100,8 @@ func (p *plan) addChildren(folder node) error {
 	return nil
 }
 
-// split divides the content of a folder or link: what fits into one block with the inode
-// follows that, and the rest has blocks of its own.
+// split divides the content of a folder or link: its end follows the inode if both fit into
+// one block, and the rest gets separate blocks.
 func (n *node) split() {
 	size := n.contentSize()
 	blocks, tail := size/BlockSize, int(size%BlockSize)
@@ -111,7 +111,7 @@ func (n *node) split() {
 	n.blocks, n.tail = blocks, tail
 }
 
-// contentSize returns the size of what a folder or link has in the metadata.
+// contentSize returns the size of the content of a folder or link in the metadata.
 func (n *node) contentSize() int64 {
 	switch n.Type() {
 	case unix.S_IFDIR:
@@ -130,7 +130,7 @@ func (n *node) size() int64 {
 	return n.contentSize()
 }
 
-// place gives everything behind the data its place.
+// place determines the place of everything behind the data.
 func (p *plan) place(dataEnd int64) {
 	p.contentStart = dataEnd
 	at := dataEnd
@@ -153,7 +153,7 @@ func (p *plan) place(dataEnd int64) {
 	p.end = roundUp(p.metaStart+offset, BlockSize)
 }
 
-// liveData returns the data that the inodes have, in its order.
+// liveData returns the data of all inodes in the order of its blocks.
 func (p *plan) liveData() []Data {
 	var all []Data
 	for _, n := range p.nodes {

@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/image/diskimage"
 )
 
-// BlockSize is the size of the blocks of a file system, and the multiple of bytes that it has.
+// BlockSize is the size of the blocks of a file system, whose size is a multiple of it.
 const BlockSize = 4096
 
 // bufferSize is how much is written to the file at once.
@@ -35,9 +35,9 @@ var ErrTooLarge = errors.New("too large")
 // File is the file that a file system is written to. It is empty at first.
 type File interface {
 	io.WriterAt
-	// Truncate gives it its size.
+	// Truncate sets the size of the file.
 	Truncate(size int64) error
-	// Clear makes a part of it zeros, which take no room if that is possible.
+	// Clear fills a part of the file with zeros, which take no room if possible.
 	Clear(at, size int64) error
 }
 
@@ -46,7 +46,7 @@ type Writer struct {
 	file   File
 	sparse diskimage.SparseWriter
 	buffer *bufio.Writer // to sparse
-	length int64         // of what was written, the buffer included
+	length int64         // written so far, the buffer included
 	limit  int64
 }
 
@@ -58,7 +58,7 @@ func New(file File, limit int64) *Writer {
 	return w
 }
 
-// Data is where the data of a file is. The zero value is that of an empty file.
+// Data says where the data of a file is. The zero value stands for an empty file.
 type Data struct {
 	block uint32
 	// Size is how many bytes the file has.
@@ -91,9 +91,9 @@ func (w *Writer) Append(content io.Reader) (Data, error) {
 	return Data{block: uint32(start / BlockSize), Size: n}, nil //nolint:gosec // as maxSize says
 }
 
-// Finish writes the metadata of the tree and returns the size of the file system. The data
-// that no inode of the tree has is removed: its blocks are zeros and take no room. seed is
-// what the tree was made of, such as a digest: the UUID of the file system derives from it.
+// Finish writes the metadata of the tree and returns the size of the file system. Data that no
+// inode of the tree uses is removed: its blocks are zeros and take no room. The UUID of the
+// file system derives from seed, which identifies the source of the tree, such as a digest.
 func (w *Writer) Finish(root *Inode, seed string) (size int64, err error) {
 	p, err := planTree(root)
 	if err != nil {
@@ -114,7 +114,7 @@ func (w *Writer) Finish(root *Inode, seed string) (size int64, err error) {
 	return p.end, err
 }
 
-// writeMetadata writes what follows the data, and gives the file its size.
+// writeMetadata writes everything that follows the data, and sets the file's size.
 func (w *Writer) writeMetadata(p *plan) error {
 	for k := range p.nodes {
 		if err := w.writeBlocks(&p.nodes[k]); err != nil {
@@ -135,7 +135,7 @@ func (w *Writer) writeMetadata(p *plan) error {
 	return w.file.Truncate(w.sparse.Length) // its end may be a hole
 }
 
-// writeBlocks writes the blocks that the content of a folder or link has of its own.
+// writeBlocks writes the separate blocks with content of a folder or link.
 func (w *Writer) writeBlocks(n *node) error {
 	rest := n.names
 	for k := range n.blocks {
@@ -170,7 +170,7 @@ func (w *Writer) writeInode(p *plan, number int) error {
 	return w.writeAt(p.metaStart+n.offset, b)
 }
 
-// removeDead removes the data that no inode has.
+// removeDead removes data that no inode uses.
 func (w *Writer) removeDead(p *plan, dataEnd int64) error {
 	at := int64(BlockSize)
 	for _, live := range append(p.liveData(), Data{block: uint32(dataEnd / BlockSize)}) { //nolint:gosec // as maxSize says
@@ -184,7 +184,7 @@ func (w *Writer) removeDead(p *plan, dataEnd int64) error {
 	return nil
 }
 
-// writeAt writes to an offset that nothing has been written behind of.
+// writeAt writes at an offset. Nothing may have been written behind it yet.
 func (w *Writer) writeAt(at int64, content []byte) error {
 	if err := w.padTo(at); err != nil {
 		return err
@@ -208,7 +208,7 @@ func (w *Writer) padTo(at int64) error {
 
 var zeroBlock [BlockSize]byte
 
-// makeUUID returns a UUID of version 8, whose bits are the maker's own.
+// makeUUID returns a UUID of version 8, whose bits its maker chooses.
 func makeUUID(seed string) (uuid [16]byte) {
 	sum := sha256.Sum256([]byte("erofs " + seed))
 	copy(uuid[:], sum[:])

@@ -26,7 +26,7 @@ import (
 
 const noLimit = 1 << 40
 
-// written is a file system in the making, and what is to be read from it.
+// written is a file system that is being written, with the content that it must have.
 type written struct {
 	t    *testing.T
 	w    *erofs.Writer
@@ -122,13 +122,13 @@ func (w *written) finish() {
 	check(w.t, w.file, w.want)
 }
 
-// check reads a file system by all that can read it.
+// check reads a file system with every reader that is available.
 func check(t *testing.T, file *os.File, want filetree.Tree) {
 	t.Helper()
 	if diff := want.Diff(filetree.Read(t, file)); diff != "" {
 		t.Errorf("another reader has it otherwise:\n%s", diff)
 	}
-	if mounted, is := filetree.ReadMounted(t, file.Name()); is {
+	if mounted, ok := filetree.ReadMounted(t, file.Name()); ok {
 		if diff := want.Diff(mounted); diff != "" {
 			t.Errorf("Linux has it otherwise:\n%s", diff)
 		}
@@ -171,15 +171,15 @@ func TestEveryType(t *testing.T) {
 	w.finish()
 }
 
-// TestBytesInNames checks names that are no UTF-8, which only Linux reads.
+// TestBytesInNames checks names that are not UTF-8, which only Linux reads.
 func TestBytesInNames(t *testing.T) {
 	t.Parallel()
 	f, root := newFile(t), folder()
 	root.Children["\xff\xfe"], root.Children["\x01\n"] = &erofs.Inode{Mode: unix.S_IFREG}, &erofs.Inode{Mode: unix.S_IFREG}
 	_, err := erofs.New(open(t, f), noLimit).Finish(root, "")
 	assert.NoError(t, err)
-	mounted, is := filetree.ReadMounted(t, f.Name())
-	if !is {
+	mounted, ok := filetree.ReadMounted(t, f.Name())
+	if !ok {
 		t.Skip("Linux cannot mount it here")
 	}
 	if mounted["\xff\xfe"].Links != 1 || mounted["\x01\n"].Links != 1 || len(mounted) != 3 {
@@ -224,17 +224,17 @@ func TestLargeFolder(t *testing.T) {
 	if len(entries) != files {
 		t.Errorf("another reader has %d files", len(entries))
 	}
-	mounted, is := filetree.ReadMounted(t, f.Name())
+	mounted, isMounted := filetree.ReadMounted(t, f.Name())
 	for k := range files {
 		info, err := fs.Stat(other, name(k))
 		assert.NoError(t, err)
-		if uid := info.Sys().(*reader.Stat).UID; uid != uint32(k) || is && mounted[name(k)].UID != uid {
+		if uid := info.Sys().(*reader.Stat).UID; uid != uint32(k) || isMounted && mounted[name(k)].UID != uid {
 			t.Fatalf("%s is of user %d, and in Linux %+v", name(k), uid, mounted[name(k)])
 		}
 	}
 }
 
-// TestFolderSizes checks folders that end at all places around those of blocks and of what fits behind an inode.
+// TestFolderSizes checks folders that end at every place around the end of a block, and of the room behind an inode.
 func TestFolderSizes(t *testing.T) {
 	t.Parallel()
 	w := begin(t)
@@ -323,14 +323,14 @@ func TestDeadData(t *testing.T) {
 	if !bytes.Equal(contents[0], contents[1]) {
 		t.Error("the same input gave other bytes")
 	}
-	for text, is := range map[string]bool{"secret0": true, "secret1": false, "secret2": true, "secret3": false} {
-		if bytes.Contains(contents[0], []byte(text)) != is {
-			t.Errorf("it has %q: want %v", text, is)
+	for text, want := range map[string]bool{"secret0": true, "secret1": false, "secret2": true, "secret3": false} {
+		if bytes.Contains(contents[0], []byte(text)) != want {
+			t.Errorf("it has %q: want %v", text, want)
 		}
 	}
 }
 
-// TestLimit checks that no more is written than is allowed, by data and by metadata.
+// TestLimit checks that data and metadata together stay within the limit.
 func TestLimit(t *testing.T) {
 	t.Parallel()
 	f := newFile(t)
@@ -365,10 +365,10 @@ func TestRefused(t *testing.T) {
 		says string
 	}{
 		"no folder":         {file, "it must be a folder"},
-		"no type":           {in("a", &erofs.Inode{}), "that of no file"},
-		"a slash":           {in("a/b", file), "none can have"},
+		"no type":           {in("a", &erofs.Inode{}), "not a mode of a file"},
+		"a slash":           {in("a/b", file), "a file cannot have"},
 		"dots":              {in("..", file), ""},
-		"a long name":       {in(strings.Repeat("n", 256), file), "none can have"},
+		"a long name":       {in(strings.Repeat("n", 256), file), "a file cannot have"},
 		"an empty link":     {in("a", &erofs.Inode{Mode: unix.S_IFLNK}), "the target"},
 		"a long link":       {in("a", &erofs.Inode{Mode: unix.S_IFLNK, Target: strings.Repeat("t", 4096)}), "the target"},
 		"a device":          {in("a", &erofs.Inode{Mode: unix.S_IFCHR, Major: 4096}), "the numbers"},
