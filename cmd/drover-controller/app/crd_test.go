@@ -64,14 +64,14 @@ func TestStartEpoch(t *testing.T) {
 	}
 }
 
-// respond answers requests in the test's own process, so that a fake clock applies.
+// respond answers requests inside the test's process, so that a fake clock applies.
 type respond func(*http.Request) *http.Response
 
 // RoundTrip implements http.RoundTripper.
 func (r respond) RoundTrip(req *http.Request) (*http.Response, error) { return r(req), nil }
 
-// TestCheckCRD checks that what is missing is named, and that the program stops
-// only for what is certainly missing.
+// TestCheckCRD checks that a missing field is named, and that the program stops
+// only for a field that is certainly missing.
 func TestCheckCRD(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

@@ -58,9 +58,9 @@ func (o *Options) leaseNamespace() (string, error) {
 	return leader.Namespace(o.LeaseLockNamespace)
 }
 
-// ownConnections gives the Lease its own connections, by HTTP/1.1. There a request
-// that times out closes its connection. With HTTP/2 the next request would wait on
-// the same dead connection.
+// ownConnections gives the Lease separate connections that use HTTP/1.1. There a
+// request that times out closes its connection. With HTTP/2 the next request would
+// wait on the same dead connection.
 func ownConnections(cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.NextProtos = []string{"http/1.1"}
@@ -118,7 +118,7 @@ func runManager(ctx context.Context, mgr ctrl.Manager, lock *leader.Lock) error 
 }
 
 // withLastTry adds to the error with which a manager ended why the Lease could not be acquired or
-// renewed. The manager's own error says only that the election was lost.
+// renewed. The error of the manager says only that the election was lost.
 func withLastTry(ctx context.Context, err error, lock *leader.Lock) error {
 	last := lock.TryErr()
 	if err == nil || last == nil || ctx.Err() != nil {

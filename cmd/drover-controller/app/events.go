@@ -50,7 +50,7 @@ func clusterEvent(r events.EventRecorder, reason, action string) func(text strin
 // longestNote is the longest note that the events API accepts.
 const longestNote = 1024
 
-// serialSink sends events one at a time. client-go sends each in its own goroutine:
+// serialSink sends events one at a time. client-go sends each in a separate goroutine:
 // when many VMs change at once, hundreds of events would compete with more
 // important writes.
 type serialSink struct {

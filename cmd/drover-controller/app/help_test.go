@@ -16,7 +16,7 @@ import (
 )
 
 // TestHelpGroupsEveryFlag checks that the help has every flag once, or never if it is hidden,
-// under a heading of its own, within 80 columns.
+// under one heading, within 80 columns.
 func TestHelpGroupsEveryFlag(t *testing.T) {
 	t.Parallel()
 	cmd := NewCommand()

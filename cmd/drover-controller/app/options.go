@@ -57,7 +57,7 @@ type Options struct {
 	Streams StreamsOptions
 
 	Drivers registry.Settings
-	// OwnDirs are the program's own folders, whose files are never used as images.
+	// OwnDirs are the folders of the program, whose files are never used as images.
 	OwnDirs []string
 
 	// OwnCRD is set by a caller that has just installed the CRD that this program
@@ -137,7 +137,7 @@ func SetFromEnv(fs *pflag.FlagSet) error {
 	return err
 }
 
-// Validate returns an error that names the flag, its value and what is allowed.
+// Validate returns an error that names the flag, its value and the allowed values.
 func (o *Options) Validate() error {
 	policies := []string{string(inventory.OrphanDelete), string(inventory.OrphanReport)}
 	switch {

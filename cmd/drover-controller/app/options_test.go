@@ -132,8 +132,8 @@ func TestFlagsOfTheTutorials(t *testing.T) {
 
 // TestVerbosity checks that no verbosity is accepted at which the log has Secrets.
 func TestVerbosity(t *testing.T) {
-	for value, says := range map[string]string{"7": "", "8": "Secrets", "-1": "0 to 7", "much": "a number"} {
-		assert.ErrorSays(t, value, NewCommand().ParseFlags([]string{"-v", value}), says)
+	for value, want := range map[string]string{"7": "", "8": "Secrets", "-1": "0 to 7", "much": "a number"} {
+		assert.ErrorSays(t, value, NewCommand().ParseFlags([]string{"-v", value}), want)
 	}
 }
 

@@ -105,8 +105,8 @@ func liveOwners(reader client.Reader) inventory.Owners {
 	}
 }
 
-// approvedOrphans returns a function that reads the approvals. A controller that may not read
-// them, as under RBAC of one's own, has none.
+// approvedOrphans returns a function that reads the approvals. There are none for a controller
+// that may not read them, because its RBAC was written by hand.
 func approvedOrphans(reader client.Reader) func(context.Context) (map[driver.Target]bool, error) {
 	return func(ctx context.Context) (map[driver.Target]bool, error) {
 		var found corev1.ConfigMap

@@ -148,7 +148,7 @@ func newManager(ctx context.Context, o *Options, cfg *rest.Config, lock *leader.
 	return mgr, healthChecks(mgr, lock)
 }
 
-// metricsOptions returns the settings of the manager's own metrics endpoint, which is off unless MetricsSecure is
+// metricsOptions returns the settings of the manager's metrics endpoint, which is off unless MetricsSecure is
 // set: then the API server decides who may read metrics.
 func metricsOptions(o *Options) metricsserver.Options {
 	if !o.MetricsSecure {

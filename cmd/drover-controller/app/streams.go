@@ -29,7 +29,7 @@ type StreamsOptions struct {
 	// CertDir and URL belong to Address.
 	CertDir, URL string
 	PerVM, Total int
-	// Serve, if not nil, is called with what serves streams to users that the caller has
+	// Serve, if not nil, is called with the handler of streams for users that the caller has
 	// authenticated.
 	Serve func(http.Handler)
 }

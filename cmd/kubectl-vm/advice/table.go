@@ -40,7 +40,7 @@ var reasons = map[string]Advice{
 	},
 	api.ReasonStarting: {
 		Need: Attention, Means: "The server is being started, or boots.",
-		Do: "If it lasts: {program} logs {vm} has what it prints.",
+		Do: "If it lasts: {program} logs {vm} shows its output.",
 		ByDriver: map[string]string{pod: "If the message above is the kubelet's, the pod waits for what it names: a volume, an image. " +
 			"{kubectl} describe pod -l cloudnative.tw/name={vm} has more. If the pod waits for a Secret that is gone, delete the pod: the next one has another."},
 	},

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cgroup limits a machine to a fraction of a CPU, with a control group of its own,
-// and finds the memory that control groups leave to a process. It knows both versions of
+// Package cgroup limits a machine to a fraction of a CPU with a separate control group, and
+// finds the memory that control groups leave to a process. It knows both versions of
 // control groups.
 //
 // Start with Find.
@@ -31,8 +31,8 @@ import (
 const (
 	// prefix is the prefix of the names of machines' control groups.
 	prefix = "drover-"
-	// controllerGroup is where a service manager may have put the controller, so that the groups of
-	// machines can be beside it: version 2 allows none below a group that has processes.
+	// controllerGroup is the group into which a service manager may have put the controller, so that the
+	// groups of machines can be beside it: version 2 allows none below a group that has processes.
 	controllerGroup = "controller"
 	// cpuPeriod is the period of a quota, in microseconds; minQuota is the kernel's minimum.
 	cpuPeriod, minQuota = 100_000, 1_000
@@ -108,11 +108,11 @@ func mountedGroup(mounts, kind, option, path string) (folder, top string, err er
 	const root, point = 3, 4
 	for lines := bufio.NewScanner(strings.NewReader(mounts)); lines.Scan(); {
 		mount, about, _ := strings.Cut(lines.Text(), " - ")
-		fields, is := strings.Fields(mount), strings.Fields(about)
-		if len(fields) <= point || len(is) < 3 || is[0] != kind {
+		fields, options := strings.Fields(mount), strings.Fields(about)
+		if len(fields) <= point || len(options) < 3 || options[0] != kind {
 			continue
 		}
-		if option != "" && !slices.Contains(strings.Split(is[2], ","), option) {
+		if option != "" && !slices.Contains(strings.Split(options[2], ","), option) {
 			continue
 		}
 		below, err := filepath.Rel(fields[root], path)
@@ -123,11 +123,11 @@ func mountedGroup(mounts, kind, option, path string) (folder, top string, err er
 	return "", "", errors.New("no control group is mounted")
 }
 
-// GroupPath returns where the group of a machine is.
+// GroupPath returns the path of a machine's group.
 func (g Folder) GroupPath(uuid string) string { return filepath.Join(g.Path, prefix+uuid) }
 
-// Check returns what would keep the caller's user from making a group that limits CPU time.
-// It changes nothing.
+// Check returns an error if the caller's user cannot make a group that limits CPU time. It
+// changes nothing.
 func (g Folder) Check() error {
 	if err := checkWritable(g.Path); err != nil || !g.Unified {
 		return err
@@ -141,11 +141,11 @@ func (g Folder) Check() error {
 	if err := checkWritable(filepath.Join(g.Path, distributedFile)); err != nil {
 		return err
 	}
-	// The kernel's own group, which alone has no type, may have processes and distribute.
+	// Only the root group, which lacks a type, may have processes and distribute CPU time.
 	_, err := os.Stat(filepath.Join(g.Path, "cgroup.type"))
 	members, err2 := os.ReadFile(filepath.Join(g.Path, "cgroup.procs"))
 	if err == nil && err2 == nil && len(bytes.TrimSpace(members)) > 0 {
-		return fmt.Errorf("%s has processes of its own, beside which version 2 allows no limited groups", g.Path)
+		return fmt.Errorf("%s contains processes, and version 2 then allows no limited groups in it", g.Path)
 	}
 	return nil
 }
@@ -158,14 +158,14 @@ func checkWritable(path string) error {
 }
 
 // LimitCPU makes a group, sets its quota and moves a process into it. It looks for the
-// process last: writing 0 for one that has ended would move the caller itself.
+// process last: if that has ended, writing its number 0 would move the caller itself.
 func (g Folder) LimitCPU(group string, cpuMilli int64, findPID func() int) error {
 	if g.Unified {
 		if err := enableCPU(filepath.Dir(group)); err != nil {
 			return err
 		}
 	}
-	if err := os.Mkdir(group, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // as groups are
+	if err := os.Mkdir(group, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // the mode that groups have
 		return err
 	}
 	quota := max(cpuMilli*cpuPeriod/1000, minQuota)
@@ -185,7 +185,7 @@ func (g Folder) LimitCPU(group string, cpuMilli int64, findPID func() int) error
 	return writeFile(group, "cgroup.procs", strconv.Itoa(pid))
 }
 
-// distributedFile lists what version 2 distributes among the groups in a folder.
+// distributedFile lists the controllers that version 2 applies to the groups in a folder.
 const distributedFile = "cgroup.subtree_control"
 
 // enableCPU makes version 2 distribute CPU time among the groups in a folder.
@@ -196,14 +196,14 @@ func enableCPU(folder string) error {
 	return writeFile(folder, distributedFile, "+cpu")
 }
 
-// listsCPU reports whether a list of controllers has that of CPU time.
+// listsCPU reports whether a list of controllers contains cpu.
 func listsCPU(folder, file string) (bool, error) {
 	listed, err := os.ReadFile(filepath.Join(folder, file)) //nolint:gosec // a control group's
 	return slices.Contains(strings.Fields(string(listed)), "cpu"), err
 }
 
-// writeFile writes to a file of a group, and never creates one: a file that is not the
-// kernel's has no effect.
+// writeFile writes to a file of a group, and never creates one: only the kernel's files
+// have an effect.
 func writeFile(group, file, text string) error {
 	f, err := os.OpenFile(filepath.Join(group, file), os.O_WRONLY, 0) //nolint:gosec // a control group's
 	if err != nil {
@@ -214,7 +214,7 @@ func writeFile(group, file, text string) error {
 }
 
 // Remove removes the group of a machine whose last process has ended or is about to. It
-// does nothing for a path that is no machine's group.
+// does nothing for the path of any other group.
 func Remove(ctx context.Context, group string) error {
 	if group == "" || !strings.HasPrefix(filepath.Base(group), prefix) {
 		return nil
@@ -233,7 +233,7 @@ func Remove(ctx context.Context, group string) error {
 	}
 }
 
-// GroupOf returns the group that a process was given as a machine's; empty if it has none.
+// GroupOf returns the group of a machine's process; empty if it was not given one.
 func GroupOf(pid int, uuid string) string {
 	g, err := folderOf(pid, "cpu")
 	if err != nil || filepath.Base(g.Path) != prefix+uuid {

@@ -82,8 +82,8 @@ func writeGroup(t *testing.T, path string, files map[string]string) {
 	}
 }
 
-// TestLeastMemory checks that, of all groups from Drover's own up, the one with the
-// least memory left counts, without what caches files.
+// TestLeastMemory checks that, of all groups from Drover's group up, the one with the
+// least memory left counts, and that memory which caches files counts as free.
 func TestLeastMemory(t *testing.T) {
 	t.Parallel()
 	v2 := func(limit, high, current, inactive, active string) map[string]string {
@@ -172,9 +172,9 @@ func TestCheck(t *testing.T) {
 		"version 1":               {false, nil, ""},
 		"version 2, delegated":    {true, map[string]string{"cgroup.controllers": "cpu memory", "cgroup.subtree_control": "cpu", "cgroup.type": "domain"}, ""},
 		"not yet distributed":     {true, map[string]string{"cgroup.controllers": "cpu", "cgroup.subtree_control": "", "cgroup.type": "domain", "cgroup.procs": ""}, ""},
-		"the kernel's own":        {true, map[string]string{"cgroup.controllers": "cpu", "cgroup.subtree_control": "", "cgroup.procs": "1"}, ""},
+		"the root group":          {true, map[string]string{"cgroup.controllers": "cpu", "cgroup.subtree_control": "", "cgroup.procs": "1"}, ""},
 		"without the controller":  {true, map[string]string{"cgroup.controllers": "memory", "cgroup.subtree_control": ""}, "controller cpu"},
-		"beside processes":        {true, map[string]string{"cgroup.controllers": "cpu", "cgroup.subtree_control": "", "cgroup.type": "domain", "cgroup.procs": "7\n8"}, "processes of its own"},
+		"beside processes":        {true, map[string]string{"cgroup.controllers": "cpu", "cgroup.subtree_control": "", "cgroup.type": "domain", "cgroup.procs": "7\n8"}, "contains processes"},
 		"no control group at all": {true, nil, "cgroup.controllers"},
 	} {
 		g := Folder{Path: t.TempDir(), Unified: c.unified}

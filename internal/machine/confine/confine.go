@@ -3,15 +3,15 @@
 
 // Package confine starts programs that can use next to nothing of their host.
 //
-// Start with Start. It restricts one thread of this program, for good, starts the other
-// program from it, and lets the thread end. What a thread may do, its children may at most;
-// this program's other threads keep all they can. No helper program is needed.
+// Start with Start. It permanently restricts one thread of this program, starts the other
+// program from it, and lets the thread end. Children have at most the rights of the thread
+// that starts them; this program's other threads keep theirs. No helper program is needed.
 //
-// Four mechanisms of Linux restrict it: a user of its own without capabilities, if this
-// program is root (confine.go); no_new_privs, so that no program that it executes gives it
-// more; a filter of system calls (seccomp.go); and Landlock, whose versions (ABIs) know more
-// and more kinds of access (landlock.go). The parts of Landlock that a kernel lacks are left
-// out: see Gaps.
+// Four mechanisms of Linux restrict a program: a separate user without capabilities, if this
+// program is root (confine.go); no_new_privs, so that executing another program gives it no
+// further rights; a filter of system calls (seccomp.go); and Landlock, whose versions (ABIs)
+// know more and more kinds of access (landlock.go). The parts of Landlock that a kernel lacks
+// are left out: see Gaps.
 package confine
 
 import (
@@ -32,14 +32,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Policy is what a program may use beside the files that it inherits.
+// Policy says what a program may use in addition to the files that it inherits.
 type Policy struct {
-	// User is the user that the program runs as; nil means this program's own.
+	// User is the user that the program runs as; nil means the user of this program.
 	User *User
 	// Dir is the working directory, which that user need not be able to open; empty means
-	// that of the command.
+	// the command's directory.
 	Dir string
-	// ABI is the version of Landlock to use, at most that of the kernel. Zero means none.
+	// ABI is the version of Landlock to use, at most the kernel's. Zero means none.
 	ABI int
 	// Execute are the programs that may be executed.
 	Execute []string
@@ -50,7 +50,7 @@ type Policy struct {
 	Devices []string
 	// Reopen are open files that may be opened again for reading.
 	Reopen []*os.File
-	// MayConnect allows sockets of the internet, and questions to the kernel about its routes. None may listen at a
+	// MayConnect allows internet sockets, and queries to the kernel about its routes. No socket may listen at a
 	// port.
 	MayConnect bool
 	// MayPair allows pairs of connected sockets.
@@ -73,14 +73,14 @@ var ErrNotRestricted = errors.New("rights could not be taken away")
 // firstFile is the first descriptor after the standard streams.
 const firstFile = 3
 
-// drainWithin is how long the output of a program that has ended is read, which a child that it
-// left behind may keep open.
+// drainWithin is how long the output of a program is read after the program's end. A child that it
+// left behind may keep the output open.
 const drainWithin = time.Second
 
-// Command returns a command that gets nothing of its caller's but what is added to it: it has a
-// session, an environment and a working directory of its own, and inherits none of the files
-// that this program got from its own parent, such as a pipe of a shell. So a program that
-// another user chose can neither write to root's terminal nor read what root has.
+// Command returns a command that gets nothing from its caller by itself: it has a new session, a
+// fixed environment and the root directory, and inherits none of the files that this program got
+// from its parent, such as a pipe of a shell. So a program that another user chose can neither
+// write to root's terminal nor read root's files.
 func Command(ctx context.Context, program string, arguments ...string) *exec.Cmd {
 	closeOnExec()
 	cmd := exec.CommandContext(ctx, program, arguments...) //nolint:gosec // an option
@@ -90,8 +90,8 @@ func Command(ctx context.Context, program string, arguments ...string) *exec.Cmd
 	return cmd
 }
 
-// CommandOf returns a Command that executes an open program by its descriptor, and the policy that
-// allows it that and os.DevNull. It inherits files, and the program after them.
+// CommandOf returns a Command that executes an open program through its descriptor, and a policy that
+// allows only that and os.DevNull. The command inherits files, followed by the program.
 func CommandOf(ctx context.Context, program *os.File, name string, files []*os.File, arguments ...string) (*exec.Cmd, Policy) {
 	path := func(fd uintptr) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
 	cmd := Command(ctx, path(uintptr(firstFile+len(files))), arguments...)
@@ -111,7 +111,7 @@ func Start(cmd *exec.Cmd, p Policy) error {
 	}
 	p.User.setCredentials(cmd)
 	switch {
-	case p.Dir == "": // that of the command
+	case p.Dir == "": // the command's directory
 	case p.User == nil:
 		cmd.Dir, p.Dir = p.Dir, ""
 	default:
@@ -127,8 +127,8 @@ func Start(cmd *exec.Cmd, p Policy) error {
 	return err
 }
 
-// closeOnExec lets no program inherit what this one got from its own parent. What this
-// program opens itself is not inherited anyway.
+// closeOnExec keeps other programs from inheriting the files that this program got from its
+// parent. They do not inherit files that it opens itself anyway.
 func closeOnExec() {
 	if err := unix.CloseRange(firstFile, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err == nil {
 		return
@@ -141,8 +141,8 @@ func closeOnExec() {
 	}
 }
 
-// runOnLostThread runs f on a thread that ends after it. The runtime clones no thread from
-// one that is locked, so what f does to its thread stays there.
+// runOnLostThread runs f on a thread that ends after it. The runtime does not clone a locked
+// thread, so changes that f makes to its thread affect no other.
 func runOnLostThread(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -158,8 +158,8 @@ func runOnLostThread(f func()) {
 	<-done
 }
 
-// RunAs calls f with the rights of another user, which takes root; nil means this program's
-// own. Only what f does itself has them, and not what it lets other goroutines do.
+// RunAs calls f with the rights of another user, which takes root; nil means the user of this
+// program. Other goroutines that f starts do not have these rights.
 func RunAs(u *User, f func() error) (err error) {
 	if u == nil {
 		return f()
@@ -174,8 +174,8 @@ func RunAs(u *User, f func() error) (err error) {
 	return err
 }
 
-// becomeOnThread gives this thread alone the user's IDs, and takes its capabilities with
-// those of root. The functions of package syscall would do it for all threads.
+// becomeOnThread gives only this thread the user's IDs. It loses its capabilities together with
+// root's IDs. The functions of package syscall would change all threads.
 func (u *User) becomeOnThread() error {
 	groups := append([]uint32{u.GroupID}, u.Groups...)
 	for _, call := range [][4]uintptr{
@@ -199,13 +199,13 @@ func (u *User) setCredentials(cmd *exec.Cmd) {
 	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: u.ID, Gid: u.GroupID, Groups: u.Groups}
 }
 
-// dropCapabilities takes from this thread's children the capabilities that the user is not
-// to have. The thread keeps what it needs to start one.
+// dropCapabilities takes all capabilities from this thread's children. The thread keeps those
+// that it needs to start one.
 func (u *User) dropCapabilities() error {
 	for capability := uintptr(0); capability <= unix.CAP_LAST_CAP; capability++ {
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) {
-			return nil // an older kernel, which has no capabilities from this number on
+			return nil // an older kernel, which lacks capabilities from this number on
 		}
 		if err != nil {
 			return fmt.Errorf("dropping capabilities, which takes CAP_SETPCAP: %w", err)

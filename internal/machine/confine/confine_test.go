@@ -25,7 +25,7 @@ func TestCommandIsApart(t *testing.T) {
 	secret, err := os.Open("/dev/null")
 	assert.NoError(t, err)
 	defer func() { _ = secret.Close() }()
-	_, err = unix.FcntlInt(secret.Fd(), unix.F_SETFD, 0) // as that of a shell
+	_, err = unix.FcntlInt(secret.Fd(), unix.F_SETFD, 0) // as a shell leaves it
 	assert.NoError(t, err)
 	file := fmt.Sprintf("/proc/$$/fd/%d", secret.Fd())
 	out, err := Command(t.Context(), "/bin/sh", "-c", "cut -d' ' -f6 /proc/$$/stat; echo $$; pwd; echo $SECRET; readlink "+file+"; true").Output()
@@ -61,11 +61,11 @@ func TestThreadsStayFree(t *testing.T) {
 func TestNotConfined(t *testing.T) {
 	t.Parallel()
 	if ABI() == 0 {
-		t.Skip("this kernel has no Landlock")
+		t.Skip("this kernel lacks Landlock")
 	}
 	script := filepath.Join(t.TempDir(), "qemu")
 	assert.NoError(t, os.WriteFile(script, []byte("#!/bin/sh\n"), 0o700))
-	for program, cause := range map[string]string{script: "is no ELF program", "/bin/false": "firmware"} {
+	for program, cause := range map[string]string{script: "is not an ELF program", "/bin/false": "firmware"} {
 		var lines []string
 		log := funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})
 		var f Finder
@@ -98,7 +98,7 @@ func TestGaps(t *testing.T) {
 }
 
 // TestRunAs checks that a function has the rights of another user, supplementary groups
-// included, and that this program keeps its own.
+// included, and that this program's rights stay.
 func TestRunAs(t *testing.T) {
 	t.Parallel()
 	assert.NoError(t, RunAs(nil, func() error { return nil }))

@@ -72,7 +72,7 @@ var descriptorCalls = map[string]struct {
 	"memory":               {systemCall{number: unix.SYS_MEMFD_CREATE}, "it counts as the maker's, and no receiver maps or executes a file"},
 	"a counter":            {systemCall{number: unix.SYS_EVENTFD2}, "QEMU's threads wake each other by it; it has a number alone"},
 	"a timer":              {systemCall{number: unix.SYS_TIMERFD_CREATE}, "it has a number alone"},
-	"signals of itself":    {systemCall{number: unix.SYS_SIGNALFD4}, "QEMU's main loop; a reader gets its own signals alone"},
+	"signals of itself":    {systemCall{number: unix.SYS_SIGNALFD4}, "QEMU's main loop; a reader gets only signals to itself"},
 	"events":               {systemCall{number: unix.SYS_EPOLL_CREATE1}, "QEMU's main loop; it tells of the maker's files alone"},
 	"rules of Landlock":    {systemCall{number: unix.SYS_LANDLOCK_CREATE_RULESET}, "they restrict nobody but who applies them to itself"},
 	"a file that does not wait": {
@@ -108,7 +108,7 @@ func TestDescriptors(t *testing.T) {
 // None of them yields a descriptor that a supervisor could use.
 var qemuMay = map[uintptr]string{
 	unix.SYS_OPENAT: "a row of descriptorCalls", unix.SYS_OPENAT2: "a row of descriptorCalls",
-	unix.SYS_EXECVE: "Landlock has the programs: QEMU's own", unix.SYS_EXECVEAT: "the same",
+	unix.SYS_EXECVE: "Landlock allows only QEMU's programs", unix.SYS_EXECVEAT: "the same",
 	unix.SYS_CLONE: "rows of descriptorCalls", unix.SYS_LISTEN: "at sockets that have an address, which Drover has made",
 	unix.SYS_KILL: "Landlock has the signals, and so has the machine's user", unix.SYS_TGKILL: "the same", unix.SYS_TKILL: "the same",
 	unix.SYS_RT_SIGQUEUEINFO: "the same", unix.SYS_RT_TGSIGQUEUEINFO: "the same", unix.SYS_PIDFD_SEND_SIGNAL: "QEMU can only have handles on its children",

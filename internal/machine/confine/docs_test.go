@@ -14,8 +14,8 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestDocsOfSockets compares what docs/qemu.md says of the sockets of each program with what the filters of that
-// program answer.
+// TestDocsOfSockets compares the sockets of each program in docs/qemu.md with the answers
+// of its filters.
 func TestDocsOfSockets(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../../docs/qemu.md")

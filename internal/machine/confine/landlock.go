@@ -23,15 +23,15 @@ const (
 	executeRights = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE
 	readRights    = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR
 	deviceRights  = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
-	// fileRights are those that a rule of a file, and not of a folder, may have.
+	// fileRights are the rights that a rule of a file may have, unlike one of a folder.
 	fileRights = executeRights | deviceRights
 )
 
-// feature is what an ABI brought.
+// feature has the kinds of access that an ABI introduced.
 type feature struct {
 	abi            int
 	fs, net, scope uint64
-	gap            string // what is not prevented without it
+	gap            string // the access that is possible without it
 }
 
 // features are in the order of their ABIs.
@@ -128,7 +128,7 @@ func (r rules) addAll(p Policy) error {
 	}
 	for _, file := range p.Reopen {
 		err := r.addFile(int(file.Fd()), unix.LANDLOCK_ACCESS_FS_READ_FILE)
-		if err != nil && !errors.Is(err, unix.EBADFD) { // Landlock has no rules for files of memory, and allows them
+		if err != nil && !errors.Is(err, unix.EBADFD) { // Landlock lacks rules for files in memory, and allows them
 			return fmt.Errorf("granting %s: %w", file.Name(), err)
 		}
 	}

@@ -21,20 +21,20 @@ import (
 	"github.com/go-logr/logr"
 )
 
-// systemFiles are what every QEMU may read: libraries, and what they read.
+// systemFiles are files that every QEMU may read: libraries, and files that libraries read.
 var systemFiles = []string{
 	"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/lib64", "/etc/ld.so.cache",
 	"/etc/localtime", "/sys/devices/system", "/dev/urandom",
 }
 
-// firmwareDirs are where packages put QEMU's firmware, to which links in its own folders
-// may lead.
+// firmwareDirs are the folders into which packages put QEMU's firmware. Links in QEMU's data
+// folders may lead there.
 var firmwareDirs = []string{"/usr/share/qemu", "/usr/share/seabios", "/usr/share/seavgabios", "/usr/share/ipxe"}
 
-// tryWithin is how long a QEMU may take that ends at once.
+// tryWithin is how long a trial run of QEMU may take, which ends at once.
 const tryWithin = 10 * time.Second
 
-// Finder finds the policy of a QEMU, once for each file that the program is.
+// Finder finds the policy of a QEMU, again whenever the program's file is replaced.
 type Finder struct {
 	mu     sync.Mutex
 	policy Policy
@@ -49,8 +49,8 @@ func (f *Finder) Unconfined() error {
 	return f.cause
 }
 
-// Find returns what a QEMU needs, whichever machine it runs. One that does not run confined
-// gets a policy without Landlock, and the log says so: that is no reason not to run it.
+// Find returns a policy that is sufficient for QEMU whichever machine it runs. If QEMU does not
+// run confined, the policy is without Landlock, and the log says so: machines run nevertheless.
 func (f *Finder) Find(ctx context.Context, log logr.Logger, program string) (Policy, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -86,7 +86,7 @@ func IsReplaced(program string, before os.FileInfo) (now os.FileInfo, replaced b
 func findPolicy(ctx context.Context, program string) (Policy, error) {
 	abi := ABI()
 	if abi == 0 {
-		return Policy{}, errors.New("this kernel has no Landlock, or it is turned off")
+		return Policy{}, errors.New("this kernel lacks Landlock, or it is turned off")
 	}
 	found, err := exec.LookPath(program)
 	if err != nil {
@@ -129,12 +129,12 @@ func tryPolicy(ctx context.Context, path string, policy Policy) error {
 	return nil
 }
 
-// findLoader returns the program that loads a dynamically linked one, none for a static
+// findLoader returns the program that loads a dynamically linked program, none for a static
 // one.
 func findLoader(path string) ([]string, error) {
-	file, err := elf.Open(path) // not a script, of which it cannot be known what it needs
+	file, err := elf.Open(path) // not a script, whose needs cannot be known
 	if err != nil {
-		return nil, fmt.Errorf("%s is no ELF program: %w", path, err)
+		return nil, fmt.Errorf("%s is not an ELF program: %w", path, err)
 	}
 	defer func() { _ = file.Close() }()
 	for _, part := range file.Progs {

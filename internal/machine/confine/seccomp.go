@@ -24,8 +24,8 @@ const (
 func lowerHalf(argument uint32) uint32 { return 16 + 8*argument }
 
 // deniedCalls are the system calls that QEMU does not need and that Landlock does not
-// restrict. QEMU's own sandbox denies others. Those of io_uring are denied because what they
-// do is not filtered.
+// restrict. QEMU's sandbox denies others. The calls of io_uring are denied because its
+// operations are not filtered.
 var deniedCalls = slices.Concat(legacyCalls, []uintptr{
 	unix.SYS_FCHMOD, unix.SYS_FCHMODAT, unix.SYS_FCHMODAT2, unix.SYS_FCHOWN, unix.SYS_FCHOWNAT, unix.SYS_UTIMENSAT,
 	unix.SYS_SETXATTR, unix.SYS_LSETXATTR, unix.SYS_FSETXATTR, unix.SYS_SETXATTRAT,
@@ -55,7 +55,7 @@ func makeFilter(p Policy) []bpf.Instruction {
 		denied = append(denied, unix.SYS_SOCKETPAIR)
 	}
 	if p.MayConnect {
-		denied = append(denied, unix.SYS_LISTEN) // a socket without an address gets one by that
+		denied = append(denied, unix.SYS_LISTEN) // listening gives a socket without an address one
 		return slices.Concat(filterArchitecture, filterSockets, allowBut(baseRules, denied))
 	}
 	denied = append(denied, unix.SYS_SOCKET, unix.SYS_CONNECT)
@@ -70,7 +70,7 @@ type argumentRule struct {
 	value    uint32
 }
 
-// allowBut allows what passes all rules of its call and is not denied.
+// allowBut allows a call that passes all rules for it and is not denied.
 func allowBut(rules []argumentRule, denied []uintptr) (program []bpf.Instruction) {
 	for _, rule := range rules {
 		program = append(program,
@@ -90,8 +90,8 @@ func allowBut(rules []argumentRule, denied []uintptr) (program []bpf.Instruction
 	return append(program, allowCall)
 }
 
-// baseRules are about namespaces; about limits, which are those of the process itself, since a limit of CPU time ends
-// another; and about descriptors. QEMU and its supervisor can pass descriptors to each other. So no program may have a
+// baseRules are about namespaces; about limits, which a process may set only for itself, since a limit of CPU time
+// can end another; and about descriptors. QEMU and its supervisor can pass descriptors to each other. So no program may have a
 // handle on a process that it has not started, such as who connects to a socket; nor the listener of a filter, which puts
 // descriptors into another process; nor a file with an owner, which signals it. No socket lingers: a program to which it
 // is sent would wait in the kernel when it closes it, whatever deadline it has (SO_LINGER of socket(7)).
@@ -112,7 +112,7 @@ var baseRules = []argumentRule{
 const fioSetOwn = 0x8901
 
 // filterArchitecture is the part of a filter that denies the system calls of other architectures, whose numbers
-// mean something else. It leaves the number to what follows.
+// mean something else. It loads the number of the call for the instructions that follow.
 var filterArchitecture = []bpf.Instruction{
 	bpf.LoadAbsolute{Off: callArch, Size: 4},
 	bpf.JumpIf{Cond: bpf.JumpEqual, Val: auditArch, SkipTrue: 1},
@@ -189,9 +189,10 @@ func startRules(handle int) []argumentRule {
 	return rules
 }
 
-// DenyStarts takes from this program, for good, what only a program needs that starts others: it makes no
-// process, executes no program, opens no file, listens at no port, has no Unix socket but those it was given, and signals no process but the one
-// of a handle. It cannot be read by its user's other processes either. The system calls of except stay allowed.
+// DenyStarts permanently takes from this program the rights that only a program needs that starts others. Afterwards it
+// makes no process, executes no program, opens no file, listens at no port, has only the Unix sockets that it was
+// given, and signals only the process of a handle. Other processes of its user cannot read its memory either. The
+// system calls of except stay allowed.
 func DenyStarts(handle int, except ...uintptr) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("becoming unreadable: %w", err)

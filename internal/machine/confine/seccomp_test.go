@@ -101,7 +101,7 @@ func newFilter(t *testing.T, program []bpf.Instruction) func(arch, number uint32
 	filter, err := bpf.NewVM(program)
 	assert.NoError(t, err)
 	return func(arch, number uint32, arguments ...uint32) int {
-		// The virtual machine reads the order of the network, and the kernel its own.
+		// The virtual machine reads numbers in network order, and the kernel in host order.
 		data := make([]byte, 64)
 		binary.BigEndian.PutUint32(data[callNumber:], number)
 		binary.BigEndian.PutUint32(data[callArch:], arch)

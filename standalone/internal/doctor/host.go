@@ -228,7 +228,7 @@ func judgeConfinement(f confinementFacts) []findings.Finding {
 			Means("A guest that breaks out of QEMU can open the files that its user may open.").
 			FixedBy("use a kernel with Landlock (5.13 or newer, and landlock in /sys/kernel/security/lsm) and the QEMU of the distribution"))
 	case f.abi == 0 && f.noQEMU:
-		all = append(all, findings.Warning("this kernel has no Landlock, or it is turned off").
+		all = append(all, findings.Warning("this kernel lacks Landlock, or it is turned off").
 			Means("A guest that breaks out of QEMU can open the files that its user may open.").
 			FixedBy("use a kernel of version 5.13 or newer, with landlock in /sys/kernel/security/lsm"))
 	case len(gaps) > 0:

@@ -144,7 +144,7 @@ func TestJudgeHost(t *testing.T) {
 		"confinement: whole":                {judgeConfinement(confinementFacts{abi: 9, filters: true}), ok, []string{"Landlock version 9"}},
 		"confinement: in part":              {judgeConfinement(confinementFacts{abi: 1, filters: true}), note, []string{"truncating files", "signals to other processes"}},
 		"confinement: none":                 {judgeConfinement(confinementFacts{filters: true, noQEMU: true}), warning, []string{"5.13"}},
-		"confinement: does not run":         {judgeConfinement(confinementFacts{filters: true, landlock: errors.New("it is no ELF program")}), warning, []string{"no ELF program"}},
+		"confinement: does not run":         {judgeConfinement(confinementFacts{filters: true, landlock: errors.New("it is not an ELF program")}), warning, []string{"not an ELF program"}},
 		"confinement: no filter":            {judgeConfinement(confinementFacts{abi: 9}), warning, []string{"not filtered"}},
 		"confinement: exposed":              {judgeConfinement(confinementFacts{abi: 9, filters: true, exposures: []string{"other users can look into /m: mode 0700 keeps them out"}}), warning, []string{"mode 0700"}},
 		"machine-user: there":               {judgeMachineUser(machineUserFacts{user: root, name: "drover-qemu", ids: "1-9"}), ok, []string{"drover-qemu", "of its own"}},
