@@ -76,10 +76,16 @@ func (n *Node) RestoreLink() error { return n.post("restore-link") }
 func (n *Node) post(verb string) error { return n.cluster.post(nodePath(n.index, verb)) }
 
 // KillKubelet ends the kubelet alone. Containers go on.
-func (n *Node) KillKubelet() error { return n.kubelet("kill") }
+func (n *Node) KillKubelet() error { return n.process("kubelet", "kill") }
 
 // StartKubelet starts a kubelet that was killed.
-func (n *Node) StartKubelet() error { return n.kubelet("start") }
+func (n *Node) StartKubelet() error { return n.process("kubelet", "start") }
+
+// KillContainerd ends containerd alone. Containers go on.
+func (n *Node) KillContainerd() error { return n.process("containerd", "kill") }
+
+// StartContainerd starts a containerd that was killed.
+func (n *Node) StartContainerd() error { return n.process("containerd", "start") }
 
 // RestartKubelet kills the kubelet and starts it again.
 func (n *Node) RestartKubelet() error { return errors.Join(n.KillKubelet(), n.StartKubelet()) }
@@ -92,10 +98,10 @@ func (n *Node) call(ctx context.Context, path string) error {
 	return nil
 }
 
-func (n *Node) kubelet(verb string) error {
+func (n *Node) process(name, verb string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	return n.call(ctx, "/processes/kubelet/"+verb)
+	return n.call(ctx, "/processes/"+name+"/"+verb)
 }
 
 // ImportImage imports the images of an archive, as docker save writes it. Pods use them

@@ -76,7 +76,8 @@ func (s *server) wantLost(t *testing.T, p *corev1.Pod) {
 }
 
 // TestLostContainer has a runtime lose the container of a machine that may run. That ends the run only once the
-// node has booted again, or an operator has asserted that the machine is off, also if the node is ready.
+// node has booted again, or an operator has asserted that the machine is off, also if the node is ready, or the
+// kubelet has removed the control group of the pod.
 func TestLostContainer(t *testing.T) {
 	t.Parallel()
 	w := newIsolatedWorld(t)
@@ -109,8 +110,17 @@ func TestLostContainer(t *testing.T) {
 	s.wantLost(t, second)
 	asserted = second.UID
 	s.reach(t, driver.StateRunning)
-	if end := s.endRecord(t); s.pod(t).UID == second.UID || !strings.Contains(end, "asserted") {
-		t.Errorf("the pod was %s and is %s, and the end is %s", second.UID, s.pod(t).UID, end)
+	third := s.pod(t)
+	if end := s.endRecord(t); third.UID == second.UID || !strings.Contains(end, "asserted") {
+		t.Errorf("the pod was %s and is %s, and the end is %s", second.UID, third.UID, end)
+	}
+
+	assert.NoError(t, w.kubelet.Lose(t.Context(), third))
+	s.wantLost(t, third)
+	assert.NoError(t, w.kubelet.RemoveGroup(t.Context(), s.pod(t)))
+	s.reach(t, driver.StateRunning)
+	if end := s.endRecord(t); s.pod(t).UID == third.UID || !strings.Contains(end, "removed the control group") {
+		t.Errorf("the pod was %s and is %s, and the end is %s", third.UID, s.pod(t).UID, end)
 	}
 	s.deleteAll(t)
 	assert.NoError(t, w.kube.CoreV1().Nodes().Delete(t.Context(), node.Name, metav1.DeleteOptions{}))

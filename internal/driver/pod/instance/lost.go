@@ -16,16 +16,28 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// reasonInferred is the reason of a container's end that a kubelet has not seen, because the runtime does
-// not know the container any more. The container may still run, for example after the runtime has lost its
-// state.
+// reasonInferred is the reason of an end that a kubelet has not seen, because the runtime does not know the
+// container any more: it was removed after its end, as in an eviction, or the runtime has lost its state and
+// the container still runs.
 const reasonInferred = "ContainerStatusUnknown"
+
+// textGroupRemoved is the output of an end that was not seen.
+const textGroupRemoved = "the kubelet has not seen the end of the machine's container, and has then removed the control group of its pod"
 
 // isInferred reports whether a kubelet has inferred the end of a container.
 func isInferred(t *corev1.ContainerStateTerminated) bool { return t.Reason == reasonInferred }
 
-// hasLostMachine reports whether the kubelet has not seen the end of the machine's container and will not
-// report it again. The end of the pod may still be proven.
+// isGroupRemoved reports whether a kubelet that has lost a container of an ended pod has since removed the
+// control group of the pod, so that no process of it runs. Until then it reports that the container waits.
+// Its last report is that the container has terminated, without an ID (SyncTerminatedPod in
+// pkg/kubelet/kubelet.go of Kubernetes; ADR 0038 has the experiments). With an ID, the state is the
+// runtime's, which proves nothing.
+func isGroupRemoved(s *corev1.ContainerStatus) bool {
+	return s.State.Terminated != nil && isInferred(s.State.Terminated) && s.ContainerID == "" && s.State.Terminated.ContainerID == ""
+}
+
+// hasLostMachine reports whether the kubelet has not seen the end of the machine's container. The end of the
+// pod may still be proven.
 func hasLostMachine(p *corev1.Pod) bool {
 	s := objects.MachineStatus(p)
 	switch {
@@ -59,7 +71,7 @@ func (i *Instance) Lost() string {
 	case i.Pod == nil && i.Claims.lacksEnd(i.Asserted):
 		return PodLostText(i.Key)
 	case i.Pod != nil && hasLostMachine(i.Pod) && i.End() == nil:
-		return fmt.Sprintf("the kubelet of node %s has not seen the end of the machine's container in pod %s, and reports no more of it (%s)%s",
+		return fmt.Sprintf("the kubelet of node %s has not seen the end of the machine's container in pod %s, and has yet to remove its control group (%s)%s",
 			i.Pod.Spec.NodeName, i.Key, lostState(i.Pod), refusalText(i.Pod))
 	}
 	return ""

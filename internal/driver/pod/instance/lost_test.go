@@ -4,6 +4,9 @@
 package instance
 
 import (
+	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -29,7 +32,8 @@ func nodeOf(system, boot string, ready corev1.ConditionStatus, posted int64) *co
 // or an assertion about this pod, also while the node is ready. Until then the server is lost, and says so.
 func TestLostMachine(t *testing.T) {
 	t.Parallel()
-	lost := terminated(137, reasonInferred, "")
+	lost := corev1.ContainerStatus{Name: objects.ContainerName, RestartCount: 1, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{}}}
+	lost.LastTerminationState = terminated(137, reasonInferred, "").State
 	for name, tc := range map[string]struct {
 		node     *corev1.Node
 		recorded string
@@ -72,6 +76,47 @@ func TestLostMachine(t *testing.T) {
 			isLost := s.State == driver.StateUnknown && s.Err != nil && strings.Contains(s.Err.Error(), "has not seen the end of the machine's container in pod ns/web") && i.Lost() != ""
 			if isLost != (tc.want == "") || s.Run != "run" || refuses != tc.refused {
 				t.Errorf("the server is %+v, lost %q, an assertion is refused: %t", s, i.Lost(), refuses)
+			}
+		})
+	}
+}
+
+// TestRecordedPods checks the end of pods that real kubelets have reported, of which was noted beside them
+// whether their machine ran. A container that is lost in an eviction, or by its runtime, ran or did not; once
+// its kubelet has removed the pod's control group, none did, even if its processes could not be killed before.
+func TestRecordedPods(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{
+		"evicted-shut-down":          "Completed", // within the second that an eviction leaves
+		"evicted-reported":           "Killed",
+		"evicted-lost":               "",
+		"evicted-group-removed":      reasonInferred,
+		"runtime-lost":               "", // its machine ran
+		"runtime-lost-failed":        "", // its machine ran, and could not be killed
+		"runtime-lost-group-removed": reasonInferred,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			recorded, err := os.ReadFile(filepath.Join("testdata", name+".json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := new(corev1.Pod)
+			if err := json.Unmarshal(recorded, p); err != nil {
+				t.Fatal(err)
+			}
+			kept, err := stripObject(p.DeepCopy())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range []*corev1.Pod{p, kept.(*corev1.Pod)} {
+				got := ""
+				if exit := ProvenEnd(p); exit != nil {
+					got = exit.Reason
+				}
+				if got != want {
+					t.Errorf("the end is %q, want %q", got, want)
+				}
 			}
 		})
 	}

@@ -29,11 +29,11 @@ const (
 //
 // One of these is a proof: The pod is being deleted and never had a node, since the scheduler binds no
 // such pod. Or the kubelet has reported that every container has terminated, and restartPolicy Never keeps
-// all from starting again. Or the kubelet has refused to run the pod, once that has lasted (Instance.End).
+// all from starting again. Or the kubelet has lost a container and then removed the pod's control group.
+// Or the kubelet has refused to run the pod, once that has lasted (Instance.End).
 //
 // The phase alone does not prove the end of a machine that was started, since controllers write it for
-// nodes that do not answer. Nor does a node that is not ready or gone, nor a state that the kubelet
-// inferred: see lost.go.
+// nodes that do not answer. Nor does a node that is not ready or gone.
 func ProvenEnd(pod *corev1.Pod) *driver.Exit {
 	switch {
 	case pod.Spec.NodeName == "" && pod.DeletionTimestamp != nil:
@@ -130,6 +130,8 @@ func reportedEnd(pod *corev1.Pod) *driver.Exit {
 	switch hasRun := hasContainer(s) || pod.Annotations[objects.AnnotationBoot] != ""; {
 	case isReported && hasRun:
 		return exitOf(s.State.Terminated)
+	case over && hasRun && isGroupRemoved(s):
+		return &driver.Exit{Code: codeKilled, Reason: reasonInferred, Output: textGroupRemoved}
 	case isReported, over && !hasRun && s.State.Running == nil: // deleted before all images were there, say
 		return &driver.Exit{Code: codeKilled, Reason: driver.ExitNeverRan, At: finishedAt(s)}
 	}

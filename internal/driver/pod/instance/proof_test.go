@@ -77,6 +77,8 @@ func TestProvenEnd(t *testing.T) {
 	lost.RestartCount = 1
 	deletedLost := unknown
 	deletedLost.LastTerminationState = unknown.State
+	withID := lost
+	withID.ContainerID = "containerd://1"
 	stillWaits := waiting
 	stillWaits.LastTerminationState = unknown.State
 	initially := func(s corev1.ContainerState) func(*corev1.Pod) {
@@ -97,6 +99,7 @@ func TestProvenEnd(t *testing.T) {
 	disrupted := corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByPodGC"}
 	preempted := corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: corev1.PodReasonTerminationByKubelet}
 	neverRan := &driver.Exit{Code: 137, Reason: driver.ExitNeverRan}
+	wasLost := &driver.Exit{Code: 137, Reason: reasonInferred}
 	tests := map[string]struct {
 		pod  *corev1.Pod
 		want *driver.Exit
@@ -118,12 +121,17 @@ func TestProvenEnd(t *testing.T) {
 		"the same, of another disruption":   {onNode(deleted, byKubelet, targeted("DeletionByNewcomer", "why"), withStatuses(unknown)), nil},
 		"the same, failed by another":       {onNode(deleted, endedBy(corev1.PodFailed, "kube-controller-manager", phaseAlone), withStatuses(unknown)), nil},
 		"the same, before the pod's end":    {onNode(deleted, withStatuses(unknown)), nil},
-		"lost by the runtime":               {onNode(byKubelet, withStatuses(lost)), nil},
-		"lost by the runtime, deleted":      {onNode(deleted, byKubelet, withStatuses(deletedLost)), nil},
-		"lost by the runtime, waiting":      {onNode(deleted, byKubelet, withStatuses(stillWaits)), nil},
-		"lost by the runtime, not failed":   {onNode(withPhase(corev1.PodRunning, ""), withStatuses(lost)), nil},
-		"lost by the runtime, succeeded":    {onNode(endedBy(corev1.PodSucceeded, "kubelet", phaseAndState), withStatuses(lost)), nil},
-		"lost by the runtime, seen to run":  {onNode(deleted, byKubelet, withBoot, withStatuses(unknown)), nil},
+		"lost, its group removed":           {onNode(byKubelet, withStatuses(lost)), wasLost},
+		"lost, its group removed, deleted":  {onNode(deleted, byKubelet, withStatuses(deletedLost)), wasLost},
+		"lost, its group removed, evicted":  {onNode(byKubelet, withPhase(corev1.PodFailed, "Evicted"), withStatuses(lost)), wasLost},
+		"lost, its group removed, ran":      {onNode(deleted, byKubelet, withBoot, withStatuses(unknown)), wasLost},
+		"lost, a sidecar runs":              {onNode(byKubelet, sidecar, withStatuses(lost, corev1.ContainerStatus{Name: "added", State: running.State})), nil},
+		"lost, waiting":                     {onNode(deleted, byKubelet, withStatuses(stillWaits)), nil},
+		"lost, waiting, evicted":            {onNode(byKubelet, withPhase(corev1.PodFailed, "Evicted"), withStatuses(stillWaits)), nil},
+		"lost, by the runtime's report":     {onNode(byKubelet, withStatuses(withID)), nil},
+		"lost, not failed":                  {onNode(withPhase(corev1.PodRunning, ""), withStatuses(lost)), nil},
+		"lost, failed by another":           {onNode(endedBy(corev1.PodFailed, "kube-controller-manager", phaseAlone), withStatuses(lost)), nil},
+		"lost, of a collected pod":          {onNode(byKubelet, withCondition(disrupted), withStatuses(lost)), nil},
 		"deleted while it is initialized":   {onNode(deleted, byKubelet, initially(unknown.State), withStatuses(waiting)), neverRan},
 		"deleted before it is initialized":  {onNode(deleted, byKubelet, initially(waiting.State), withStatuses(waiting)), neverRan},
 		"the same, by the kubelet of k3s":   {onNode(deleted, endedBy(corev1.PodFailed, "k3s", phaseAndState), initially(waiting.State), withStatuses(waiting)), neverRan},

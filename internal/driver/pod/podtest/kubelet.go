@@ -276,13 +276,24 @@ func (k *Kubelet) endUnstarted(ctx context.Context, p *corev1.Pod) error {
 	return k.writeStatus(ctx, p)
 }
 
-// Lose reports that the runtime has lost the container of a pod, which may run all the same.
+// Lose reports that the runtime has lost the container of a pod, which may still run.
 func (k *Kubelet) Lose(ctx context.Context, p *corev1.Pod) error {
 	k.Lock()
 	defer k.Unlock()
 	p.Status.Phase = corev1.PodFailed
-	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: objects.ContainerName, RestartCount: 1, State: inferredEnd}}
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{
+		Name: objects.ContainerName, RestartCount: 1, LastTerminationState: inferredEnd,
+		State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}},
+	}}
 	delete(k.Running, p.UID)
+	return k.writeStatus(ctx, p)
+}
+
+// RemoveGroup reports that the control group of a pod was removed, whose container was lost.
+func (k *Kubelet) RemoveGroup(ctx context.Context, p *corev1.Pod) error {
+	k.Lock()
+	defer k.Unlock()
+	p.Status.ContainerStatuses[0].State = inferredEnd
 	return k.writeStatus(ctx, p)
 }
 
