@@ -10,9 +10,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -47,7 +45,6 @@ func (o *upRun) controllerComponent(plane *controlplane.Config) supervisor.Compo
 	return supervisor.Component{
 		Name: "drover-controller", Within: time.Minute, StopBy: controllerStopTimeout,
 		Run: func(ctx context.Context) error {
-			ctrl.SetLogger(klog.Background())
 			return app.Run(ctx, o.Controller, plane.ClientConfig(plane.Keys.Controller()))
 		},
 		Ready: func(ctx context.Context) error {

@@ -14,7 +14,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
-	ctrl "sigs.k8s.io/controller-runtime"
 )
 
 // Version is set when the program is built.
@@ -41,7 +40,6 @@ func NewCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			ctrl.SetLogger(klog.Background())
 			return Run(cmd.Context(), o, cfg)
 		},
 	}

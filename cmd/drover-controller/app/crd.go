@@ -45,12 +45,15 @@ func startEpoch(ctx context.Context, reader client.Reader) (uint64, error) {
 		before := cause
 		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 		defer cancel()
+		if before == nil {
+			defer announceWait(ctrl.Log, "Waiting until the API server answers", "request", "list VirtualMachines")()
+		}
 		cause = reader.List(ctx, &vms, client.Limit(1))
 		if !isNotServed(cause) {
 			return true, cause
 		}
 		if before == nil {
-			ctrl.Log.Info("Waiting until the API server serves the VirtualMachine CRD", "atMost", servedTimeout.String(), "cause", cause.Error())
+			ctrl.Log.Info("Waiting until the API server serves the VirtualMachine CRD", "atMost", servedTimeout.String(), "do", howToApplyCRD, "cause", cause.Error())
 		}
 		return false, nil
 	})
@@ -58,7 +61,7 @@ func startEpoch(ctx context.Context, reader client.Reader) (uint64, error) {
 	case ctx.Err() != nil:
 		return 0, context.Cause(ctx)
 	case isNotServed(cause):
-		return 0, fmt.Errorf("the VirtualMachine CRD is not installed (kubectl apply -f config/crd): %w", cause)
+		return 0, fmt.Errorf("the VirtualMachine CRD is not installed (%s): %w", howToApplyCRD, cause)
 	case err != nil:
 		return 0, fmt.Errorf("list VirtualMachines: %w", err)
 	}
@@ -75,9 +78,11 @@ func isNotServed(err error) bool {
 	return ok || meta.IsNoMatchError(err) || apierrors.IsNotFound(err)
 }
 
+const howToApplyCRD = "kubectl apply --server-side -f config/crd/cloudnative.tw_virtualmachines.yaml, or upgrade the Helm chart"
+
 // errOldCRD means that the API server would drop or refuse what this program
 // writes.
-var errOldCRD = errors.New("the VirtualMachine CRD is older than this program: apply its CRD first (kubectl apply --server-side -f config/crd/cloudnative.tw_virtualmachines.yaml, or upgrade the Helm chart)")
+var errOldCRD = errors.New("the VirtualMachine CRD is older than this program: apply its CRD first (" + howToApplyCRD + ")")
 
 // checkCRD fails if the API server's VirtualMachines are known to lack something
 // that this program writes to their status. It reads the OpenAPI document that the API

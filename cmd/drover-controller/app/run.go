@@ -6,19 +6,24 @@ package app
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
@@ -31,6 +36,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/internal/leader"
+	"cloudnative.tw/drover/internal/logrepeat"
 )
 
 const (
@@ -44,6 +50,7 @@ const (
 // Run runs the controller until ctx ends.
 func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 	cfg = configFor(cfg)
+	ctx = useLog(ctx, klog.Background())
 	var mgr ctrl.Manager
 	var recorder events.EventRecorder
 	lock, err := newLock(o, cfg, func(ctx context.Context) error { return waitForCache(ctx, mgr) },
@@ -86,6 +93,13 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 	return runManager(ctx, mgr, lock)
 }
 
+// useLog makes client-go and controller-runtime log without repeating an error with every try.
+func useLog(ctx context.Context, log logr.Logger) context.Context {
+	log = logrepeat.New(log, clock.RealClock{})
+	ctrl.SetLogger(log)
+	return logr.NewContext(ctx, log)
+}
+
 // addRunnables adds what this process runs to the manager.
 func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, of controller.Options) error {
 	if err := addDriverControllers(ctx, mgr, o, of); err != nil {
@@ -94,7 +108,22 @@ func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, of controll
 	if err := addStreams(ctx, mgr, o, of); err != nil {
 		return err
 	}
-	return mgr.Add(&starter{mgr: mgr, started: o.Started})
+	listed := announceWait(ctrl.Log, "Waiting until all VirtualMachines are listed", "do", "see the errors above; if the API server forbids it, apply this version's RBAC")
+	return mgr.Add(&starter{mgr: mgr, started: func() {
+		listed()
+		if o.Started != nil {
+			o.Started()
+		}
+	}})
+}
+
+// noticeDelay is how long a step of the start may take before the log says what it waits for.
+const noticeDelay = 5 * time.Second
+
+// announceWait logs once what the start waits for, unless done is called before that takes long.
+func announceWait(log logr.Logger, what string, keysAndValues ...any) (done func()) {
+	timer := time.AfterFunc(noticeDelay, func() { log.Info(what, keysAndValues...) })
+	return func() { timer.Stop() }
 }
 
 // configFor returns the client configuration of this program.
@@ -116,7 +145,7 @@ func (s *starter) NeedLeaderElection() bool { return false }
 
 // Start implements manager.Runnable.
 func (s *starter) Start(ctx context.Context) error {
-	if err := waitForCache(ctx, s.mgr); err == nil && s.started != nil {
+	if err := waitForCache(ctx, s.mgr); err == nil {
 		s.started()
 	}
 	return nil
@@ -135,7 +164,7 @@ func newManager(ctx context.Context, o *Options, cfg *rest.Config, lock *leader.
 		}
 	}
 	options := ctrl.Options{
-		Scheme: scheme, Logger: ctrl.Log,
+		Scheme: scheme, Logger: ctrl.Log, MapperProvider: newMapper,
 		Cache:                   cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
 		PprofBindAddress:        o.PprofAddress,
 		GracefulShutdownTimeout: &o.StopTimeout,
@@ -146,6 +175,14 @@ func newManager(ctx context.Context, o *Options, cfg *rest.Config, lock *leader.
 		return nil, err
 	}
 	return mgr, healthChecks(mgr, lock)
+}
+
+// newMapper returns the mapper of controller-runtime, which finds out which kinds are served, with requests that are
+// bounded.
+func newMapper(cfg *rest.Config, client *http.Client) (meta.RESTMapper, error) {
+	bounded := *client
+	bounded.Timeout = requestTimeout
+	return apiutil.NewDynamicRESTMapper(cfg, &bounded)
 }
 
 // metricsOptions returns the settings of the manager's metrics endpoint, which is off unless MetricsSecure is
@@ -176,6 +213,7 @@ func healthChecks(mgr ctrl.Manager, lock *leader.Lock) error {
 func ClusterID(ctx context.Context, reader client.Reader) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
+	defer announceWait(ctrl.Log, "Waiting until the API server answers", "request", "read namespace "+metav1.NamespaceSystem)()
 	var ns corev1.Namespace
 	if err := reader.Get(ctx, types.NamespacedName{Name: metav1.NamespaceSystem}, &ns); err != nil {
 		return "", fmt.Errorf("read namespace %s for the cluster's id: %w", metav1.NamespaceSystem, err)

@@ -8,11 +8,15 @@ import (
 	"errors"
 	"maps"
 	"net/http"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -24,6 +28,7 @@ import (
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -159,4 +164,84 @@ func TestLostElectionSaysWhy(t *testing.T) {
 	assert.ErrorIs(t, "the end", err, failure)
 	assert.ErrorSays(t, "the end", err, "leader election lost: the last request about the Lease default/it failed: ")
 	assert.NoError(t, withLastTry(t.Context(), nil, lock))
+}
+
+// lineRecorder is a log whose lines are kept.
+type lineRecorder struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (l *lineRecorder) logger() logr.Logger {
+	return funcr.New(func(_, line string) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.lines = append(l.lines, line)
+	}, funcr.Options{})
+}
+
+// countOf returns how many lines contain a text.
+func (l *lineRecorder) countOf(text string) (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, line := range l.lines {
+		if strings.Contains(line, text) {
+			n++
+		}
+	}
+	return n
+}
+
+// TestWaitIsAnnouncedOnce checks that a start says once what it waits for, and nothing if that is quick.
+func TestWaitIsAnnouncedOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var log lineRecorder
+		announceWait(log.logger(), "quick")()
+		done := announceWait(log.logger(), "slow", "do", "look")
+		time.Sleep(time.Minute)
+		done()
+		if log.countOf("quick") != 0 || log.countOf(`"msg"="slow" "do"="look"`) != 1 {
+			t.Errorf("logged %q, want one line about what is slow", log.lines)
+		}
+	})
+}
+
+// TestStartLogsAnErrorOnce checks that libraries which try again and again log an error once.
+func TestStartLogsAnErrorOnce(t *testing.T) {
+	t.Parallel()
+	var log lineRecorder
+	ctx := useLog(t.Context(), log.logger())
+	for range 10 {
+		klog.FromContext(ctx).Error(errors.New("refused"), "client-go")
+		ctrl.Log.Error(errors.New("refused"), "controller-runtime")
+	}
+	for _, library := range []string{"client-go", "controller-runtime"} {
+		if got := log.countOf(library); got != 1 {
+			t.Errorf("%s has logged %d lines, want 1", library, got)
+		}
+	}
+}
+
+// TestDiscoveryIsBounded checks that an API server which never answers cannot hold up a start.
+func TestDiscoveryIsBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		mapper, err := newMapper(&rest.Config{Host: "http://api"}, &http.Client{Transport: silent{}})
+		assert.NoError(t, err)
+		began := time.Now()
+		_, err = mapper.RESTMapping(schema.GroupKind{Group: api.GroupName, Kind: "VirtualMachine"})
+		if err == nil || time.Since(began) > requestTimeout {
+			t.Errorf("it ended after %s with %v, want an error within %s", time.Since(began), err, requestTimeout)
+		}
+	})
+}
+
+// silent is an API server that never answers.
+type silent struct{}
+
+// RoundTrip implements http.RoundTripper.
+func (silent) RoundTrip(r *http.Request) (*http.Response, error) {
+	<-r.Context().Done()
+	return nil, r.Context().Err()
 }

@@ -65,19 +65,17 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	}
 	queue := d.watches.Open(running)
 	var following sync.WaitGroup
-	var synced []cache.InformerSynced
 	for _, informer := range []cache.SharedIndexInformer{informers.Pods, informers.Claims} {
-		if _, err := informer.AddEventHandler(newEventHandler(queue)); err != nil {
+		_, err := informer.AddEventHandler(newEventHandler(queue))
+		if err == nil {
+			following.Go(func() { informer.RunWithContext(running) })
+			err = d.waitForSync(running, informer.HasSynced) // one by one, so that the same cause is named each time
+		}
+		if err != nil {
 			stop(err)
+			following.Wait()
 			return nil, err
 		}
-		synced = append(synced, informer.HasSynced)
-		following.Go(func() { informer.RunWithContext(running) })
-	}
-	if err := d.waitForSync(running, synced); err != nil {
-		stop(err)
-		following.Wait()
-		return nil, err
 	}
 	uids := make(chan types.UID)
 	d.reader.Watched.Store(informers)
@@ -92,11 +90,11 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	return uids, nil
 }
 
-// waitForSync waits for the first lists, until one fails, and at most as long as a call may take.
-func (d *Driver) waitForSync(ctx context.Context, synced []cache.InformerSynced) error {
+// waitForSync waits for the first list, until one fails, and at most as long as a call may take.
+func (d *Driver) waitForSync(ctx context.Context, synced cache.InformerSynced) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, d.CallTimeout, fmt.Errorf("no answer within %v", d.CallTimeout.Round(time.Second)))
 	defer cancel()
-	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+	if !cache.WaitForCacheSync(ctx.Done(), synced) {
 		return driver.Errorf(driver.ErrUnavailable, "the cluster did not list its pods: %w", context.Cause(ctx))
 	}
 	return nil
