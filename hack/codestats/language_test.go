@@ -176,6 +176,23 @@ func TestRatchetFailsOnAPage(t *testing.T) {
 	}
 }
 
+// TestLowerKeepsWhatHasRisen checks that -lower writes a number that has fallen also where another
+// has risen, which fails and stays as it was.
+func TestLowerKeepsWhatHasRisen(t *testing.T) {
+	t.Parallel()
+	root := languageCheckout(t)
+	replaceText(t, filepath.Join(root, "internal/a/a.go"), odd, odd+", "+odd)
+	replaceText(t, filepath.Join(root, "docs/a.md"), odd, "again")
+	s, err := scanCheckout(root)
+	assert.NoError(t, err)
+	assert.ErrorSays(t, "lower", s.lowerNumbers(&strings.Builder{}, root), "increased in 1 packages or pages")
+	text, err := os.ReadFile(filepath.Join(root, numbersFile))
+	assert.NoError(t, err)
+	if want := numbersHead + "internal/a 1\n"; string(text) != want {
+		t.Errorf("got %q, want %q", text, want)
+	}
+}
+
 // TestRatchetFalls checks that a number that is too high fails until -lower has written the one
 // that is left, also that of a package or page that is gone.
 func TestRatchetFalls(t *testing.T) {

@@ -10,7 +10,7 @@
 // ROOT is a checkout, by default the current one. The figures are for comparing two checkouts
 // and for reviews. Only the numbers of odd-english.txt are checked: with -check, codestats
 // fails unless each package has exactly as many odd constructions as its number says, and with
-// -lower it writes these numbers, none of which may rise.
+// -lower it writes the numbers that have fallen; none can rise.
 //
 // Production code is everything under apis, cmd, internal and standalone, without generated
 // files, tests, and folders that only tests use (named ...test). Start reading at main;
@@ -26,7 +26,7 @@ import (
 
 func main() {
 	check := flag.Bool("check", false, "compare the numbers of odd constructions of English")
-	lower := flag.Bool("lower", false, "write these numbers, unless one has risen")
+	lower := flag.Bool("lower", false, "write those that have fallen, and fail if one has risen")
 	flag.Parse()
 	root := "."
 	if flag.NArg() > 0 {

@@ -16,11 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// limit is a sysctl that bounds what one user may have, on the whole host.
+// limit is a sysctl that bounds the inotify resources of one user on the whole host.
 type limit struct {
 	name  string // as sysctl(8) takes it
 	of    string
-	least int // what a host with many programs needs
+	least int // enough for a host with many programs
 }
 
 var (
@@ -43,8 +43,8 @@ func (e *LimitError) Error() string { return e.text }
 // Unwrap returns the kernel's error.
 func (e *LimitError) Unwrap() error { return e.err }
 
-// Explain returns an error of a watch with the limit that it hits, if it hits one. The kernel's own
-// words are about open files and the room on a disk.
+// Explain adds to an error of a watch the limit that caused it, if there is one. The text of the
+// kernel would be about open files or the room on a disk.
 func Explain(err error) error {
 	switch {
 	case errors.Is(err, unix.EMFILE) && canOpen():
@@ -57,8 +57,8 @@ func Explain(err error) error {
 	return err
 }
 
-// canOpen reports whether this process may open another file: then an instance is refused by the
-// limit of its user.
+// canOpen reports whether this process may open another file. If so, the limit of its user is the
+// reason why an instance was refused.
 func canOpen() bool {
 	f, err := os.Open(os.DevNull)
 	if err == nil {

@@ -23,7 +23,7 @@ import (
 // limitEnv names the limit of its user namespace that TestLimited sets to zero.
 const limitEnv = "DROVER_TEST_INOTIFY_LIMIT"
 
-// limits are those of a user namespace, which apply beside those of the host, and what has to be said of them.
+// limits are the limits of a user namespace, which apply in addition to the host's, and the text of the error for each.
 var limits = map[string]string{
 	"max_inotify_instances": "fs.inotify.max_user_instances",
 	"max_inotify_watches":   "fs.inotify.max_user_watches",

@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package catalogue has names for cloud images: where an image is, how its publisher
-// publishes its checksum, who logs in, and how large its disk must be. It is data alone,
-// which clients use too; package image fetches what a name stands for.
+// publishes its checksum, who logs in, and how large its disk must be. It has only data,
+// which clients use too; package image fetches the image that a name stands for.
 //
 // Start with Shipped and Catalogue.Find. images.yaml has the names that every Drover knows,
-// and checksums.go reads what publishers publish.
+// and checksums.go reads the checksums that publishers publish.
 package catalogue
 
 import (
@@ -33,7 +33,7 @@ import (
 const Scheme = "cloud://"
 
 // NameOf returns the name in a source, and whether the source is one.
-func NameOf(source string) (name string, is bool) { return strings.CutPrefix(source, Scheme) }
+func NameOf(source string) (name string, ok bool) { return strings.CutPrefix(source, Scheme) }
 
 // Limits of a file.
 const (
@@ -43,14 +43,14 @@ const (
 
 // Image is an image and its name.
 type Image struct {
-	// Name is what follows cloud://, as in debian/13.
+	// Name follows cloud:// in a source, as in debian/13.
 	Name string `json:"name"`
-	// Architecture is amd64, or what else Go calls it.
+	// Architecture is amd64, or another of Go's names.
 	Architecture string `json:"architecture"`
 	// URL is the image's address.
 	URL       string    `json:"url"`
 	Checksums Checksums `json:"checksums"`
-	// User is whom the image lets log in with the keys that cloud-init gets.
+	// User is the user who may log in with the keys that cloud-init gets.
 	User string `json:"user"`
 	// MinDisk is the size of the smallest disk that may be made of the image, as a quantity. The
 	// image itself shows exactly how much it needs.

@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// TestShipped checks that the shipped catalogue is valid, and has what the docs name.
+// TestShipped checks that the shipped catalogue is valid, and has the images that the docs name.
 func TestShipped(t *testing.T) {
 	t.Parallel()
 	c := catalogue.Shipped()

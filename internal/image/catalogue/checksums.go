@@ -25,13 +25,13 @@ type Checksums struct {
 	Format string `json:"format"`
 }
 
-// The algorithms.
+// Values of Checksums.Algorithm.
 const (
 	SHA256 = "sha256"
 	SHA512 = "sha512"
 )
 
-// The formats.
+// Values of Checksums.Format.
 const (
 	formatCoreutils = "coreutils"
 	formatBSD       = "bsd"

@@ -29,8 +29,8 @@ var (
 	formats      = []string{formatQcow2, formatRaw}
 )
 
-// check refuses a description that QEMU would misunderstand, and one that names other
-// descriptors than those of the files, or one of them twice.
+// check refuses a description that QEMU would misunderstand, or that does not name the
+// descriptor of each file exactly once.
 func (c Config) check(files *Files) error {
 	if err := c.checkMachine(); err != nil {
 		return err
@@ -144,7 +144,7 @@ func (c Config) checkDescriptors(files *Files) error {
 	used := slices.Concat(c.diskFDs(), c.reopenedFDs(), c.socketFDs())
 	for i, fd := range used {
 		if fd < firstFD || fd >= firstFD+len(files.files) || slices.Contains(used[:i], fd) {
-			return fmt.Errorf("descriptor %d: each must be used once, and there are those from %d to %d", fd, firstFD, firstFD+len(files.files)-1)
+			return fmt.Errorf("descriptor %d: each one from %d to %d must be used once", fd, firstFD, firstFD+len(files.files)-1)
 		}
 	}
 	if len(used) != len(files.files) {

@@ -68,7 +68,7 @@ type Kernel struct {
 
 // Accelerators that a machine runs under.
 const (
-	// AccelKVM means the processor's own virtualisation.
+	// AccelKVM means virtualisation by the processor.
 	AccelKVM = "kvm"
 	// AccelTCG means emulation, which works everywhere and is slow.
 	AccelTCG = "tcg"
@@ -108,8 +108,8 @@ func (c Config) Arguments(files *Files) ([]string, error) {
 	return c.arguments(), nil
 }
 
-// arguments returns the command line. Text that a user chose is in JSON or in an argument
-// of its own, never in an option with commas.
+// arguments returns the command line. Text that a user chose is in JSON or in a separate
+// argument, never in an option with commas.
 func (c Config) arguments() []string {
 	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none",
@@ -224,7 +224,7 @@ func socketDevice(id string, fd int) string {
 }
 
 // translationCacheMiB is how much translated code QEMU keeps for an emulated guest (tb-size). When the cache is
-// full, QEMU empties it and translates again. QEMU's own default, an eighth of the host's memory and at most 1 GiB
+// full, QEMU empties it and translates again. QEMU's default, an eighth of the host's memory and at most 1 GiB
 // (accel/tcg/region.c), is more than Drover reserves for QEMU itself: memory.OverheadTCG, and the limit of a pod.
 const translationCacheMiB = 64
 
@@ -298,10 +298,10 @@ func (d Drive) arguments(name string, device Object) []string {
 	return []string{"-blockdev", node.Text(), "-device", diskDevice(name, device)}
 }
 
-// diskDevice returns the device that the guest sees of a disk. An error of the host's
+// diskDevice returns the device by which the guest sees a disk. An error of the host's
 // disk pauses the guest. A guest that got the error would make its file system read-only
-// and lose what it could not write, although the error may be over soon, as that of a
-// quota or of a network.
+// and lose the data that it could not write, although the error may be over soon, for
+// example if a quota or a network caused it.
 func diskDevice(name string, device Object) string {
 	device["driver"], device["drive"], device["id"] = "virtio-blk-pci", name, "disk-"+name
 	device["werror"], device["rerror"] = "stop", "stop"

@@ -60,7 +60,7 @@ func TestArguments(t *testing.T) {
 	}
 	backing := decode(t, args, "-blockdev", "/dev/fdset/9")["backing"].(map[string]any)
 	if next, named := backing["backing"]; !named || next != nil {
-		t.Errorf("QEMU would follow the image's own pointer: %v", backing)
+		t.Errorf("QEMU would follow the pointer in the image: %v", backing)
 	}
 	if mac := decode(t, args, "-device", "virtio-net")["mac"].(string); !strings.HasPrefix(mac, "52:54:") || len(mac) != 17 {
 		t.Errorf("the address is %q", mac)
@@ -87,8 +87,8 @@ func TestDisksPause(t *testing.T) {
 }
 
 // TestDisksAreFlushed checks that QEMU flushes every disk of every description when its guest
-// does, and that guests know that they have to: neither a block node nor a device has a cache
-// mode of its own. Mode unsafe is the option no-flush of any node, which nodes below inherit.
+// does, and that guests know that they have to: neither a block node nor a device sets a
+// cache mode. Mode unsafe is the option no-flush of any node, which nodes below inherit.
 func TestDisksAreFlushed(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*Config){
@@ -148,7 +148,7 @@ func TestRawDisk(t *testing.T) {
 }
 
 // TestAgentIsLast checks that the device of the guest's agent takes no slot that another
-// device would get: it has a slot of its own and comes last, so that the rest of the command
+// device would get: it has a reserved slot and comes last, so that the rest of the command
 // line is the same without it.
 func TestAgentIsLast(t *testing.T) {
 	t.Parallel()
@@ -255,8 +255,8 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
-// checkArguments checks that the options are those of every machine, and that texts are
-// where they belong.
+// checkArguments checks that no other options are used than every machine has, and that
+// texts are where they belong.
 func (c Config) checkArguments(t *testing.T) {
 	t.Helper()
 	args := c.arguments()

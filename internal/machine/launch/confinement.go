@@ -13,9 +13,9 @@ import (
 	"cloudnative.tw/drover/internal/machine/confine"
 )
 
-// Confinement is what was taken from a QEMU when it was started.
+// Confinement says how a QEMU was confined when it was started.
 type Confinement struct {
-	// UserID is that of the machine, or of the program that started it.
+	// UserID is the user ID of the machine, or of the program that started it.
 	UserID uint32 `json:"userID"`
 	// HasUniqueID is set if no other machine has that user ID.
 	HasUniqueID bool `json:"hasUniqueID,omitempty"`
@@ -31,14 +31,14 @@ func (o Order) confinementOf(as *confine.User) Confinement {
 	return c
 }
 
-// Describe returns what confines a QEMU and what does not, for people.
+// Describe describes the confinement of a QEMU and its gaps, for people.
 func (c Confinement) Describe() string {
 	text := fmt.Sprintf("it runs as user ID %d", c.UserID)
 	switch {
 	case c.HasUniqueID:
-		text += " of its own"
+		text += ", which only this machine has"
 	case c.UserID == uint32(os.Geteuid()): //nolint:gosec // a user ID
-		text += ", Drover's own"
+		text += ", which Drover has too"
 	default:
 		text += ", which all machines have"
 	}
@@ -59,15 +59,15 @@ func (u *Users) Matches(c Confinement) bool {
 	return !u.AreSeparate() || c.UserID != uint32(os.Geteuid()) && (u.last == 0 || c.HasUniqueID) //nolint:gosec // a user ID
 }
 
-// FindExposures returns what gives away more of this host than the confinement of machines
-// can make up for: a folder of theirs that other users can look into, and the right of this
-// program's user to command the Docker engine, which machines of that user have too.
+// FindExposures returns the exposures of this host for which the confinement of machines cannot
+// make up: a folder of machines that other users can look into, and the right of this program's
+// user to command the Docker engine, which machines of that user have too.
 func (u *Users) FindExposures(folder string) []string {
 	groups, _ := os.Getgroups()
 	return u.FindExposuresOf(os.Geteuid(), append(groups, os.Getegid()), folder)
 }
 
-// FindExposuresOf is FindExposures for a Drover of another user with the given groups.
+// FindExposuresOf does the same as FindExposures for a Drover that runs as another user with the given groups.
 func (u *Users) FindExposuresOf(uid int, groups []int, folder string) []string {
 	var found []string
 	if info, err := os.Stat(folder); err == nil && info.Mode().Perm()&0o077 != 0 {
@@ -79,7 +79,7 @@ func (u *Users) FindExposuresOf(uid int, groups []int, folder string) []string {
 	return found
 }
 
-// hasGroup reports whether a group of this name is among some groups.
+// hasGroup reports whether one of the groups has this name.
 func hasGroup(groups []int, name string) bool {
 	group, err := user.LookupGroup(name)
 	if err != nil {

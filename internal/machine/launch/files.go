@@ -38,7 +38,7 @@ func (e Endpoints) files() []*os.File {
 }
 
 // Files are the open files and sockets that a Config names. QEMU gets descriptors, so it uses
-// what was checked, whatever their paths lead to by then.
+// the files that were checked, even if their paths lead to others by then.
 type Files struct{ files []*os.File }
 
 // Add takes over a file, and returns the descriptor that it will have in QEMU. A disk must
@@ -49,7 +49,7 @@ func (f *Files) Add(file *os.File) (fd int) {
 	return firstFD + len(f.files) - 1
 }
 
-// Close closes this program's descriptors; QEMU has its own.
+// Close closes this program's descriptors; QEMU has duplicates.
 func (f *Files) Close() {
 	for _, file := range f.files {
 		_ = file.Close()

@@ -10,8 +10,8 @@ import (
 	guestconfig "cloudnative.tw/drover/internal/guest/config"
 )
 
-// Guest is what the machine of a container image has for the program that its kernel starts (package guest). The output
-// of the image's command takes the place of the serial console. What the kernel prints is in QEMU's own output.
+// Guest has the files that the machine of a container image has for the program that its kernel starts (package guest).
+// The output of the image's command takes the place of the serial console. The kernel's messages are in QEMU's output.
 type Guest struct {
 	// ImageFD is a raw disk with the image's files, which the guest cannot write to.
 	ImageFD int `json:"imageFD"`
@@ -39,7 +39,7 @@ func (g Guest) diskArguments() []string {
 		"-fw_cfg", fmt.Sprintf("name=%s,file=%s", guestconfig.File, reopenName(g.ConfigFD)))
 }
 
-// portArguments returns what follows the agent's device: the disk of the results, and the port of the output.
+// portArguments returns the devices that follow the agent's: the disk of the results, and the port of the output.
 func (g Guest) portArguments() []string {
 	node := Object{
 		"driver": formatRaw, "node-name": resultNode,

@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// targets are what the hostile program attacks.
+// targets are the files, sockets and processes that the hostile program attacks.
 type targets struct {
 	// Disk is another machine's, and Key a file of Drover's.
 	Disk, Key, Socket, Abstract string
@@ -206,7 +206,7 @@ func closeNew[C interface{ Close() error }](c C, err error) error {
 const never = 1000
 
 // deniedSince says from which version of Landlock on an attack is denied: to a machine that
-// runs as Drover's user, and to one that root has given a user of its own.
+// runs as Drover's user, and to one that root has given a separate user.
 var deniedSince = map[string]struct{ sameUser, ownUser int }{
 	"read another disk": {1, 0}, "read a key": {1, 0}, "read shadow": {1, 0}, "read passwd": {1, 1}, "read own disk": {1, 0},
 	"list a folder": {1, 1}, "find a disk": {never, 0}, "change a mode": {0, 0},
@@ -321,7 +321,7 @@ func publicCopy(t *testing.T) string {
 	return path
 }
 
-// makeTargets makes a machine's directory, and what its hostile program attacks.
+// makeTargets makes a machine's directory, and the targets of its hostile program.
 func makeTargets(t *testing.T) (dir string, config Config, files *Files) {
 	t.Helper()
 	dir, other := privateDir(t), privateDir(t)
@@ -353,7 +353,7 @@ func privateDir(t *testing.T) string {
 	return dir
 }
 
-// startOther starts a process that stands for another machine, as a user of its own where
+// startOther starts a process that stands for another machine, as a separate user where
 // that is possible.
 func startOther(t *testing.T) int {
 	t.Helper()

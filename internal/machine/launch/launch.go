@@ -1,14 +1,14 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package launch starts QEMU for a machine that is described, from a program that may do
-// much, as a process that may do next to nothing.
+// Package launch starts QEMU for the description of a machine. The program that uses it may
+// do much on the host, and QEMU next to nothing.
 //
 // Start with Start. It takes a description (config.go, which makes the command line;
-// check.go, which refuses bad ones), the open files that the description names (files.go),
+// check.go, which refuses invalid ones), the open files that the description names (files.go),
 // and the users that machines run as (users.go). Package confine takes rights away from
-// QEMU; confinement.go describes the result, and what weakens it. Package launch knows neither
-// Kubernetes nor what is on the host's disks.
+// QEMU; confinement.go describes the result and its weaknesses. Package launch knows neither
+// Kubernetes nor the content of the host's disks.
 package launch
 
 import (
@@ -26,21 +26,22 @@ import (
 	"cloudnative.tw/drover/internal/machine/confine"
 )
 
-// KVMDevice is the device that gives guests the processor's own virtualisation.
+// KVMDevice is the device that gives guests the processor's virtualisation.
 const KVMDevice = "/dev/kvm"
 
 // Order says how to start a machine.
 type Order struct {
 	// Program is the QEMU to start.
 	Program string
-	// Policy is what every machine on that QEMU may use. What this one needs is added.
+	// Policy is sufficient for every machine on that QEMU, except for rights that this one needs
+	// and that Start adds.
 	Policy confine.Policy
 	Users  *Users
 	// Dir is the working directory. QEMU need not be able to open it.
 	Dir string
 	// Temp is a folder for copies of files that QEMU's user could not read.
 	Temp string
-	// Output gets what QEMU prints. It appends.
+	// Output gets the output of QEMU. The file must be open for appending.
 	Output *os.File
 }
 
@@ -51,8 +52,8 @@ type Started struct {
 	Confinement Confinement
 }
 
-// Start starts the QEMU of a machine, in a session of its own. It inherits neither this
-// program's environment nor any of its files but the given ones, which the caller closes.
+// Start starts the QEMU of a machine in a new session. QEMU does not inherit this program's
+// environment, and of its files only the given ones, which the caller closes.
 func Start(ctx context.Context, c Config, o Order, in Endpoints, files *Files) (*Started, error) {
 	arguments, err := c.Arguments(files)
 	if err != nil {
@@ -84,8 +85,8 @@ func (o Order) command(ctx context.Context, arguments []string, files []*os.File
 	return cmd
 }
 
-// StartProbe starts a program that tries a KVM device, confined as the QEMU of a machine is
-// that uses it.
+// StartProbe starts a program that tries a KVM device, as confined as the QEMU of a machine
+// that uses the device.
 func StartProbe(cmd *exec.Cmd, policy confine.Policy, users *Users, device string) error {
 	return users.StartAs(func(as *confine.User) error {
 		return explainStart(confine.Start(cmd, withKVM(policy, as, device)), as)
@@ -114,7 +115,7 @@ func explainStart(err error, as *confine.User) error {
 	return err
 }
 
-// policyOf adds to what every machine may use what this one needs.
+// policyOf returns the policy of every machine with the rights that this one needs in addition.
 func (o Order) policyOf(c Config, as *confine.User, files []*os.File) confine.Policy {
 	policy := o.Policy
 	policy.Dir, policy.User = o.Dir, as
@@ -128,7 +129,7 @@ func (o Order) policyOf(c Config, as *confine.User, files []*os.File) confine.Po
 	return policy
 }
 
-// deviceGroups returns the group of a device that its group may use, but never that of root.
+// deviceGroups returns the group of a device, if the group may use it and is not root's.
 func deviceGroups(path string) []uint32 {
 	const groupAccess = 0o060
 	var info unix.Stat_t
@@ -139,7 +140,7 @@ func deviceGroups(path string) []uint32 {
 }
 
 // makeReadable returns a file that machines' users may open again for reading: the given
-// one, or a copy that has no path any more.
+// one, or a copy whose path has been removed.
 func (o Order) makeReadable(file *os.File) (*os.File, error) {
 	info, err := file.Stat()
 	if err != nil || !o.Users.AreSeparate() || info.Mode().Perm()&0o004 != 0 {

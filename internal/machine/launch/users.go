@@ -37,8 +37,8 @@ var (
 	ErrUserIDsExhausted = errors.New("no user ID is free")
 )
 
-// Users are the users that machines run as. Without a name, machines run as this program's
-// own user.
+// Users are the users that machines run as. Without a name, machines run as the user of this
+// program.
 type Users struct {
 	name        string
 	first, last uint32 // one ID for each machine; none if last is 0
@@ -75,7 +75,7 @@ func (u *Users) Check() error {
 // findUser returns the user of the name. It fails with ErrNoUser.
 func (u *Users) findUser() (*confine.User, error) {
 	if u.name == "" {
-		return nil, nil //nolint:nilnil // Nil is for this program's own user.
+		return nil, nil //nolint:nilnil // Nil stands for the user of this program.
 	}
 	found, err := user.Lookup(u.name)
 	if _, unknown := errors.AsType[user.UnknownUserError](err); unknown {
@@ -130,11 +130,11 @@ func (u *Users) StartAs(start func(*confine.User) error) error {
 	return start(as)
 }
 
-// freeID returns an ID that no process of this host has. It searches from a random one on,
-// so that programs which do not know of each other rarely choose the same.
+// freeID returns an ID that no process of this host has. It begins at a random one, so that
+// independent programs rarely choose the same.
 func (u *Users) freeID() (uint32, error) {
 	count := uint64(u.last-u.first) + 1
-	begin := rand.Uint64N(count) //nolint:gosec // Which one it is, is no secret.
+	begin := rand.Uint64N(count) //nolint:gosec // The ID need not be secret.
 	for i := range count {
 		id := u.first + uint32((begin+i)%count) //nolint:gosec // at most last
 		if _, err := unix.Getpriority(unix.PRIO_USER, int(id)); errors.Is(err, unix.ESRCH) {
