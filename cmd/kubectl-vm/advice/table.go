@@ -114,7 +114,7 @@ var reasons = map[string]Advice{
 	},
 	api.ReasonVolumeLost: {
 		Need: Person, Means: "The PersistentVolumeClaim of a disk is gone, with its data.",
-		Do: "Delete the VM, and create it again from a backup: {program} delete {vm}",
+		Do: "Create another VM from a backup. Before you delete this one, save what its other disks hold: deletionPolicy Retain keeps them.",
 	},
 	api.ReasonVolumeDeleting: {
 		Need: Person, Means: "Someone has deleted the PersistentVolumeClaim of a disk. Its data is there as long as the pod is, so Drover does not restart the server.",
@@ -139,7 +139,7 @@ var reasons = map[string]Advice{
 	api.ReasonNamespaceTerminating: {Need: Time, Means: "The namespace is being deleted, so nothing is created in it."},
 	api.ReasonUnknownDriver: {
 		Need: Person, Means: "spec.driver names no driver that runs here.",
-		Do: "The message above lists those that run. A driver cannot be changed: delete the VM and create it with another one, or have Drover run this one (--vm-driver).",
+		Do: "The message above lists those that run. A driver cannot be changed: create another VM with one of them, or have Drover run this one (--vm-driver).",
 	},
 	api.ReasonInvalid: {
 		Need: Person, Means: "The driver refuses the spec, and tries again only when it changes.",
@@ -147,7 +147,7 @@ var reasons = map[string]Advice{
 	},
 	api.ReasonUnsupported: {
 		Need: Person, Means: "The driver cannot honour a field of the spec.",
-		Do: "The message above names the field. Remove it ({kubectl} edit vm {vm}), or delete the VM and create it with a driver that supports it: docs/drivers.md has a table.",
+		Do: "The message above names the field. Remove it ({kubectl} edit vm {vm}), or create another VM with a driver that supports it: docs/drivers.md has a table.",
 	},
 	api.ReasonImageImmutable: {
 		Need: Person, Means: "The spec names another image than the one below the root disk, which holds data. The server goes on with its disk.",
@@ -180,8 +180,8 @@ var reasons = map[string]Advice{
 		},
 	},
 	api.ReasonNameConflict: {
-		Need: Person, Means: "Something that is not Drover's has the name that the server would have.",
-		Do: "The message above names it. Rename or remove it on the engine, or in the VM's namespace if the driver is pod; Drover does not touch it, and goes on by itself.",
+		Need: Person, Means: "Something that is not known to be the server's has the name that a part of it would have.",
+		Do: "The message above names it. Drover does not touch it, and goes on by itself once the name is free. It may hold data: look at it, and rename it, or remove it if nobody needs it.",
 	},
 	api.ReasonPortConflict: {
 		Need: Person, Means: "A port of the host is taken, or the host has no such address.",

@@ -41,9 +41,7 @@ func (c *claims) ensureClaim(ctx context.Context, of objects.Disk) error {
 	case recorded == nil:
 		return c.recordFirst(nil, c.newIntents(ctx)...)
 	case recorded.UID != "":
-		return driver.WithReason(reasonVolumeLost, driver.Errorf(driver.ErrRetry,
-			"the PVC %s with UID %s, which has the %s, is gone, and no new disk is made in its place: delete the VirtualMachine; a PVC that was restored from a backup is not deleted with it",
-			key, recorded.UID, of.Describe()))
+		return objects.LostClaimError(key, recorded.UID, of, c.unlabelled(key.Name))
 	}
 	created, err := c.driver.Client.PersistentVolumeClaims(key.Namespace).Create(ctx, c.driver.Objects.NewClaim(c.spec, of, recorded.Nonce), metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
@@ -60,6 +58,16 @@ func (c *claims) ensureClaim(ctx context.Context, of objects.Disk) error {
 		c.Claims[of.Name] = created
 	}
 	return objects.Explain("create", objects.KindClaim, key, err)
+}
+
+// unlabelled returns the PVC of a name that lacks the labels of the server, nil if there is none.
+func (c *claims) unlabelled(name string) metav1.Object {
+	for _, o := range c.Unlabelled {
+		if claim, ok := o.(*corev1.PersistentVolumeClaim); ok && claim.Name == name {
+			return claim
+		}
+	}
+	return nil
 }
 
 // fittedSpec returns the spec with disks that are no larger than their volumes have room for.

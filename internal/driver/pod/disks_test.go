@@ -190,6 +190,9 @@ func TestForeignClaim(t *testing.T) {
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	s.Power = driver.PowerOn
 	s.wantRefusal(t, driver.ReasonNameConflict, string(theirs.UID))
+	if _, err := s.ensure(t); strings.Contains(err.Error(), "delete it") {
+		t.Errorf("what may be somebody's data is to be deleted: %v", err)
+	}
 	if now := s.claims(t)["data"]; now.UID != theirs.UID || now.ResourceVersion != theirs.ResourceVersion && now.Annotations[objects.AnnotationEpoch] != theirs.Annotations[objects.AnnotationEpoch] {
 		t.Errorf("the tenant's PVC has become %v", now)
 	}
@@ -207,7 +210,7 @@ func TestForeignClaim(t *testing.T) {
 		return nil
 	})
 	s.Power = driver.PowerOn
-	s.wantRefusal(t, reasonVolumeLost, "volume data, is gone")
+	s.wantRefusal(t, "VolumeLost", "volume data, is gone")
 	s.deleteAll(t)
 }
 
@@ -223,7 +226,7 @@ func TestStopWithoutDisk(t *testing.T) {
 	if _, err := claims.Patch(t.Context(), root.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		t.Fatal(err)
 	}
-	s.wantRefusal(t, reasonVolumeLost, "root disk, is gone")
+	s.wantRefusal(t, "VolumeLost", "root disk, is gone")
 	s.Power = driver.PowerOff
 	s.waitPodGone(t)
 	s.deleteAll(t)
@@ -295,7 +298,7 @@ func TestCopiedClaims(t *testing.T) {
 		})
 	}
 	s.Power = driver.PowerOn
-	s.wantRefusal(t, reasonVolumeLost, "restored from a backup")
+	s.wantRefusal(t, "VolumeLost", "restored from a backup")
 	if all, err := s.d.List(t.Context()); err != nil || slices.ContainsFunc(all, func(other driver.Server) bool { return other.UID == s.UID }) {
 		t.Errorf("copies are listed as a server: %+v, %v", all, err)
 	}
@@ -308,4 +311,57 @@ func TestCopiedClaims(t *testing.T) {
 	if got := len(s.claims(t)); got != 2 {
 		t.Errorf("%d copies are left, want 2", got)
 	}
+}
+
+// takeLabels removes all labels from the pod of a server, if it has one, and from its PVCs.
+func (s *server) takeLabels(t *testing.T) {
+	t.Helper()
+	patch := []byte(`{"metadata":{"labels":null}}`)
+	for _, c := range s.claims(t) {
+		assert.NoError(t, assert.ErrorOf(s.w.kube.CoreV1().PersistentVolumeClaims(s.Namespace).Patch(t.Context(), c.Name, types.MergePatchType, patch, metav1.PatchOptions{})))
+	}
+	if _, err := s.w.kube.CoreV1().Pods(s.Namespace).Patch(t.Context(), s.base(), types.MergePatchType, patch, metav1.PatchOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+}
+
+// wantLabels checks that PVCs have the labels that they had.
+func (s *server) wantLabels(t *testing.T, before map[string]corev1.PersistentVolumeClaim) {
+	t.Helper()
+	now := s.claims(t)
+	for name, c := range before {
+		if !maps.Equal(now[name].Labels, c.Labels) || now[name].UID != c.UID {
+			t.Errorf("the PVC %q has %v, and had %v", name, now[name].Labels, c.Labels)
+		}
+	}
+}
+
+// TestRemovedLabels checks that a pod and PVCs that have lost the labels of their server get them back, while it
+// runs, as it stops, and while it is off, and that nothing is taken for lost or foreign meanwhile.
+func TestRemovedLabels(t *testing.T) {
+	t.Parallel()
+	_, s := newServer(t)
+	s.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}
+	run := s.reach(t, driver.StateRunning).Run
+	before := s.claims(t)
+	s.takeLabels(t)
+	if got, err := s.ensure(t); err != nil || got.State != driver.StateRunning || got.Run != run {
+		t.Errorf("the server is %s, run %s, %v, and was run %s", got.State, got.Run, err, run)
+	}
+	s.wantLabels(t, before)
+	if p := s.pod(t); p.Labels[objects.LabelUID] != string(s.UID) {
+		t.Errorf("the pod has the labels %v", p.Labels)
+	}
+	s.takeLabels(t)
+	s.turn(t, driver.PowerOff, driver.StateStopped)
+	s.waitPodGone(t)
+	s.wantLabels(t, before)
+	s.takeLabels(t)
+	if got, err := s.ensure(t); err != nil || got.State != driver.StateStopped || got.Run != run {
+		t.Errorf("the server is %s, run %s, %v", got.State, got.Run, err)
+	}
+	s.wantLabels(t, before)
+	s.turn(t, driver.PowerOn, driver.StateRunning)
+	s.deleteAll(t)
+	s.wantGone(t)
 }

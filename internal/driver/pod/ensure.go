@@ -22,11 +22,8 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// Reasons of errors, shown as status.reason.
-const (
-	reasonVolumeLost = "VolumeLost"
-	reasonPodLost    = "PodLost"
-)
+// reasonPodLost is the reason of an error, shown as status.reason.
+const reasonPodLost = "PodLost"
 
 // Ensure implements driver.Driver.
 func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
@@ -89,6 +86,9 @@ func (c *convergence) recordUnknown(ctx context.Context) error {
 // ended.
 func (c *convergence) prepare(ctx context.Context) error {
 	if err := c.Read(ctx); err != nil {
+		return err
+	}
+	if err := c.restoreLabels(ctx); err != nil {
 		return err
 	}
 	if err := c.checkServer(); err != nil {

@@ -301,3 +301,38 @@ func (w *world) forceRemove(t *testing.T, p *corev1.Pod) {
 	assert.NoError(t, assert.ErrorOf(pods.Patch(t.Context(), p.Name, types.MergePatchType, patch, metav1.PatchOptions{})))
 	assert.NoError(t, pods.Delete(t.Context(), p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
 }
+
+// TestDeletedSecret checks that a Secret which somebody deletes, or which another program holds, disturbs neither a
+// machine that runs nor the next run, and that a pod which has not started gets another once it is deleted. The
+// driver may not read Secrets, and so cannot tell.
+func TestDeletedSecret(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	secrets := w.kube.CoreV1().Secrets(w.namespace)
+	s := w.newServer(t, "web")
+	first := s.reach(t, driver.StateRunning)
+	name := objects.SecretOf(s.pod(t))
+	hold := []byte(`{"metadata":{"finalizers":["example.com/hold"]}}`)
+	assert.NoError(t, assert.ErrorOf(secrets.Patch(t.Context(), name, types.MergePatchType, hold, metav1.PatchOptions{})))
+	assert.NoError(t, secrets.Delete(t.Context(), name, metav1.DeleteOptions{}))
+	if got, err := s.ensure(t); err != nil || got.State != driver.StateRunning || got.Err != nil || got.Run != first.Run {
+		t.Errorf("the server is %+v, %v", got, err)
+	}
+	if next := s.restart(t); next.Run == first.Run || objects.SecretOf(s.pod(t)) == name {
+		t.Errorf("the next run is %s, with the Secret %s", next.Run, objects.SecretOf(s.pod(t)))
+	}
+	s.deleteAll(t)
+	assert.NoError(t, assert.ErrorOf(secrets.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})))
+
+	early := w.newEphemeral(t, "early")
+	w.kubelet.Lock() // no pod starts
+	early.reach(t, driver.StateStarting)
+	assert.NoError(t, secrets.Delete(t.Context(), objects.SecretOf(early.pod(t)), metav1.DeleteOptions{}))
+	waits := early.pod(t)
+	w.kubelet.Unlock()
+	assert.NoError(t, w.kube.CoreV1().Pods(w.namespace).Delete(t.Context(), waits.Name, metav1.DeleteOptions{}))
+	if got := early.reach(t, driver.StateRunning); got.Run == string(waits.UID) {
+		t.Error("the pod has started without its Secret")
+	}
+	early.deleteAll(t)
+}

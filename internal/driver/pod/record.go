@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
@@ -60,8 +61,43 @@ func (c *claims) checkRecorded(kind string, o metav1.Object) error {
 	case recorded != nil && recorded.UID == "" && recorded.Nonce != "" && recorded.Nonce == o.GetAnnotations()[objects.AnnotationNonce] && !c.isNonceUsed(recorded):
 		return nil
 	}
-	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
-		"%s with UID %s was not made for this VirtualMachine, whose status does not have it: delete it, or delete the VirtualMachine", objects.Describe(kind, o), o.GetUID()))
+	return objects.UnknownError(kind, o)
+}
+
+// restoreLabels puts the labels back on the pod and the PVCs that others have taken them from. The status of
+// the VirtualMachine proves which ones these are. It is done before anything else, because the PVC of the
+// root disk records what becomes of the pod.
+func (c *convergence) restoreLabels(ctx context.Context) error {
+	for _, o := range c.Unlabelled {
+		var err error
+		switch o := o.(type) {
+		case *corev1.Pod:
+			if c.checkRecorded(objects.KindPod, o) == nil {
+				c.Pod = o
+				err = c.updatePod(ctx, func(p *corev1.Pod) { c.driver.Objects.RestoreLabels(p, c.spec, objects.RootDisk) })
+			}
+		case *corev1.PersistentVolumeClaim:
+			if !objects.IsForeignClaim(o) && c.checkRecorded(objects.KindClaim, o) == nil {
+				err = c.restoreClaim(ctx, o)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// restoreClaim puts the labels back on a PVC of the server.
+func (c *convergence) restoreClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+	for _, of := range objects.DisksOf(c.spec) {
+		if objects.ClaimName(c.Key.Name, of.Name) != claim.Name {
+			continue
+		}
+		c.Claims[of.Name] = claim
+		return c.updateClaim(ctx, claim, func(claim *corev1.PersistentVolumeClaim) { c.driver.Objects.RestoreLabels(claim, c.spec, of.Name) })
+	}
+	return nil
 }
 
 // isNonceUsed reports whether the pod with a recorded nonce was created and removed. The record is

@@ -32,6 +32,10 @@ type Instance struct {
 	// IsDeletedHere is set once the pod was deleted through this Instance.
 	IsDeletedHere bool
 
+	// Unlabelled are the objects that have the names of the server's, and not its labels, or the annotations
+	// of a copy.
+	Unlabelled []metav1.Object
+
 	// seenRun is driver.ServerSpec.SeenRun.
 	seenRun string
 
@@ -44,9 +48,9 @@ type Instance struct {
 	recordsBoot bool
 }
 
-// Read reads the objects live. It ignores objects of these names that lack the labels, since creating an
-// object finds them.
+// Read reads the objects live. Objects of these names that lack the labels are Unlabelled.
 func (i *Instance) Read(ctx context.Context) error {
+	i.Unlabelled = nil
 	if err := i.readPod(ctx); err != nil || i.isEphemeral {
 		return err
 	}
@@ -75,6 +79,7 @@ func keepOwn[T interface {
 		return none, objects.IgnoreNotFound(err)
 	}
 	if l := o.GetLabels(); l[objects.LabelCluster] != i.reader.ClusterID || l[objects.LabelUID] != string(i.UID) || objects.IsForeignClaim(o) {
+		i.Unlabelled = append(i.Unlabelled, o)
 		return none, nil
 	}
 	i.Note(o)

@@ -134,7 +134,7 @@ func (r *Reader) findByLabels(ctx context.Context, t driver.Target) (*Instance, 
 	case len(listed) == 0:
 		return nil, driver.Errorf(driver.ErrNotFound, "there is no pod and no PVC of UID %s", t.UID)
 	case len(listed) > 1 && t.ID == "":
-		return nil, driver.WithReason(driver.ReasonDuplicate, driver.Errorf(driver.ErrRetry, "%s and %s both claim the UID %s: remove the wrong one", listed[0].ID(), listed[1].ID(), t.UID))
+		return nil, driver.WithReason(driver.ReasonDuplicate, driver.Errorf(driver.ErrRetry, "%s and %s both claim the UID %s: find out which one has the data, and remove the label %s from the objects of the other", listed[0].ID(), listed[1].ID(), t.UID, objects.LabelUID))
 	}
 	return listed[max(0, slices.IndexFunc(listed, func(i *Instance) bool { return i.ID() == t.ID }))], nil
 }

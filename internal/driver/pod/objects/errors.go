@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -22,6 +23,7 @@ const (
 	reasonForbidden   = "Forbidden"
 	reasonRefused     = "ObjectRefused"
 	reasonDeleting    = "VolumeDeleting"
+	reasonVolumeLost  = "VolumeLost"
 )
 
 // Explain returns the error of a request about an object as an error of package driver. It keeps the
@@ -60,9 +62,33 @@ func isOfLimitRange(err error) bool {
 	return strings.Contains(err.Error(), " usage per ") || strings.Contains(err.Error(), " limit to request ratio per ")
 }
 
-// TakenError returns the error of an object that cannot be created, because a foreign one has its name.
+// TakenError returns the error of an object that cannot be created, because a foreign one has its name. It
+// may hold data, which no text may advise to delete unseen.
 func TakenError(kind string, key types.NamespacedName) error {
-	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry, "a %s of the name %s exists and is not Drover's: delete or rename it", kind, key))
+	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
+		"a %s of the name %s exists and is not Drover's, which leaves it alone: look at what it holds, and remove it only if nobody needs that", kind, key))
+}
+
+// UnknownError returns the error of an object that is not the one in the status of its VirtualMachine. A
+// deletion of the VirtualMachine would remove it by its labels.
+func UnknownError(kind string, o metav1.Object) error {
+	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
+		"%s with UID %s was not made for this VirtualMachine, whose status does not have it, so Drover does not use it: look at what it holds, and remove it only if nobody needs that; to keep it, remove its label %s before you delete the VirtualMachine",
+		Describe(kind, o), o.GetUID(), LabelUID))
+}
+
+// LostClaimError returns the error of a PVC that is gone. another is the one that has its name now, or nil.
+func LostClaimError(key types.NamespacedName, uid types.UID, of Disk, another metav1.Object) error {
+	text := "is gone, and no new disk is made in its place"
+	switch {
+	case another != nil && another.GetUID() == uid:
+		text = fmt.Sprintf("is there, and somebody has changed its annotations: set %s to what status.objects has as its nonce, and %s to that UID", AnnotationNonce, AnnotationClaim)
+	case another != nil:
+		text += fmt.Sprintf("; the one with UID %s, such as one that was restored from a backup, is neither used nor deleted", another.GetUID())
+	default:
+		text += "; one that is restored from a backup is neither used nor deleted"
+	}
+	return driver.WithReason(reasonVolumeLost, driver.Errorf(driver.ErrRetry, "the PVC %s with UID %s, which has the %s, %s", key, uid, of.Describe(), text))
 }
 
 // DeletedClaimError returns the error of a PVC that was deleted while a pod uses it.

@@ -69,7 +69,7 @@ func RefusedImage(wants driver.Image, claim *driver.Object) *driver.Refused {
 		return nil
 	}
 	return &driver.Refused{Field: "image", Reason: driver.ReasonImageImmutable, Message: fmt.Sprintf(
-		"spec.image.source is %s: the root disk was made from %s and holds data; name that one, or delete the VirtualMachine and create it again",
+		"spec.image.source is %s: the root disk was made from %s and holds data; name that one, or create another VirtualMachine",
 		image.Redact(wants.Source), cmp.Or(image.Redact(from.Source), "no image"))}
 }
 

@@ -118,6 +118,19 @@ func (t *Template) ownLabels(spec driver.ServerSpec) map[string]string {
 	return map[string]string{LabelCluster: t.ClusterID, LabelUID: string(spec.UID), LabelName: spec.Name}
 }
 
+// RestoreLabels gives an object of a server the labels by which Drover finds it. volume is the disk of a PVC.
+func (t *Template) RestoreLabels(o metav1.Object, spec driver.ServerSpec, volume string) {
+	all := maps.Clone(o.GetLabels())
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, t.ownLabels(spec))
+	if volume != RootDisk {
+		all[LabelVolume] = volume
+	}
+	o.SetLabels(all)
+}
+
 // inherited returns the labels that a pod has from its VirtualMachine, so that Services and policies
 // select it. A pod without an owner has none, for the same reason as a claim.
 func inherited(p *corev1.Pod, ofVM map[string]string) map[string]string {

@@ -88,7 +88,7 @@ func checkVolumes(spec driver.ServerSpec) error {
 		return driver.Errorf(driver.ErrUnsupported, "spec.volumes: driver pod has none for an ephemeral server; leave them out, or ephemeral")
 	}
 	if count := countClaims(spec); count > maxClaims {
-		return driver.Errorf(driver.ErrInvalid, "spec.volumes: with those that were removed from the list the VirtualMachine has %d disks, and can have %d: delete it, or use their names again", count, maxClaims)
+		return driver.Errorf(driver.ErrInvalid, "spec.volumes: with those that were removed from the list the VirtualMachine has %d disks, and can have %d: use their names again", count, maxClaims)
 	}
 	for _, v := range spec.Volumes {
 		if v.Image == nil {

@@ -82,7 +82,7 @@ func (inst *Instance) Load() (*Instance, error) {
 	}
 	var r record.Record
 	if err := json.Unmarshal(content, &r); err != nil {
-		return s, brokenError{fmt.Errorf("repair %s, or remove its folder: %w", inst.File(RecordFile), err)}
+		return s, brokenError{fmt.Errorf("repair %s, or remove its folder with the disks: %w", inst.File(RecordFile), err)}
 	}
 	if r.Format != record.Format {
 		return s, brokenError{fmt.Errorf("%s has the format %d of another version of Drover, and this one reads %d: have that version delete the server, or remove its folder with the disks",
