@@ -68,7 +68,7 @@ func TestRepeatedErrors(t *testing.T) {
 	}
 }
 
-// TestBoundOfErrors checks that no more than a number of errors is remembered.
+// TestBoundOfErrors checks that the number of errors that are remembered is bounded.
 func TestBoundOfErrors(t *testing.T) {
 	t.Parallel()
 	recent := &recentErrors{clock: clocktesting.NewFakePassiveClock(time.Unix(1000, 0)), known: map[string]*occurrence{}}
