@@ -345,7 +345,7 @@ var specCases = map[string]createCase{
 		`env: [{name: A}, {name: "b c-1.<>!", value: "=\n$(A)"}, {name: S, valueFrom: {secretKeyRef: {name: vm, key: s, optional: true}}}, {name: E, value: "", valueFrom: {secretKeyRef: {name: vm, key: s}}}]`, nil},
 	"empty command, args and env": {`command: [], args: [], env: []`, nil},
 	"command without a program": {`command: ["", x]`, []string{
-		`spec.command: Invalid value: the first element is the program, and must not be empty; leave command out for the image's own`,
+		`spec.command: Invalid value: the first element is the program, and must not be empty; leave command out for that of the image`,
 	}},
 	"command with NUL": {`command: [sh, "a\0"]`, []string{`spec.command[1]: Invalid value: "a\x00": NUL characters are not allowed`}},
 	"args with NUL":    {`args: ["a\0"]`, []string{`spec.args[0]: Invalid value: "a\x00": NUL characters are not allowed`}},
@@ -442,9 +442,9 @@ const unprintable = "control characters, and those that no one sees or that chan
 
 const immutableVolume = `spec.volumes[1].source: Invalid value: source and checksum of a volume's image are immutable: the volume is made from it once, so another one needs a volume of another name`
 
-const immutableAnew = `; to change it, delete the VirtualMachine and create it anew`
+const immutableAnew = `; to change it, delete the VirtualMachine and create it again`
 
-const immutable = `; to move the VirtualMachine to another driver, delete it and create it anew`
+const immutable = `; to move the VirtualMachine to another driver, delete it and create it again`
 
 var updateCases = map[string]struct {
 	before, after string

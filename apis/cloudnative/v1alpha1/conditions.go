@@ -63,8 +63,7 @@ const (
 	// ReasonExited means that the server failed by itself, and that its restart policy
 	// leaves it off.
 	ReasonExited = "Exited"
-	// ReasonRestarting means that the server is being restarted, by Drover or by the
-	// engine's own restarter.
+	// ReasonRestarting means that Drover or the engine is restarting the server.
 	ReasonRestarting = "Restarting"
 	// ReasonCreating means that the server is being created.
 	ReasonCreating = "Creating"
@@ -96,7 +95,7 @@ const (
 	ReasonUnknownDriver = "UnknownDriver"
 	// ReasonInvalid means that the driver refuses the spec.
 	ReasonInvalid = "Invalid"
-	// ReasonImageImmutable means that the spec names another image than that of the
+	// ReasonImageImmutable means that the spec names another image than the one of the
 	// server's root disk, which holds data.
 	ReasonImageImmutable = "ImageImmutable"
 	// ReasonDiskError means that the guest was paused by an error of its disk, other than
@@ -156,7 +155,7 @@ const (
 	ReasonChangePending = "ChangePending"
 )
 
-// Reasons of events that are no condition's reason.
+// Reasons of events that are not reasons of conditions.
 const (
 	// EventCreated reports that a server was created.
 	EventCreated = "Created"

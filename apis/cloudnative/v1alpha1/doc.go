@@ -5,8 +5,8 @@
 //
 // Start with VirtualMachineSpec in types.go. All validation and defaults are in
 // the markers there, which generate the CRD; conditions.go has the condition
-// types and reasons. The comments of the types are what users read in kubectl
-// explain and docs/api.md: what concerns the code only stands apart from them.
+// types and reasons. Users read the comments of the types in kubectl explain and
+// docs/api.md: notes that concern only the code stand apart from them.
 //
 // +k8s:deepcopy-gen=package
 // +groupName=cloudnative.tw

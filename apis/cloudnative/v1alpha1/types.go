@@ -66,9 +66,9 @@ const (
 
 // VirtualMachineSpec is the desired state of a server.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.driver) == has(oldSelf.driver) && (!has(self.driver) || self.driver == oldSelf.driver)",fieldPath=".driver",message="driver is immutable",messageExpression="'driver is immutable: it was ' + (has(oldSelf.driver) ? oldSelf.driver : 'not set') + ' and is now ' + (has(self.driver) ? self.driver : 'not set') + '; to move the VirtualMachine to another driver, delete it and create it anew'"
-// +kubebuilder:validation:XValidation:rule="(has(self.ephemeral) && self.ephemeral) == (has(oldSelf.ephemeral) && oldSelf.ephemeral)",fieldPath=".ephemeral",message="ephemeral is immutable",messageExpression="'ephemeral is immutable: it was ' + (has(oldSelf.ephemeral) && oldSelf.ephemeral ? 'true' : 'false') + ' and is now ' + (has(self.ephemeral) && self.ephemeral ? 'true' : 'false') + '; to change it, delete the VirtualMachine and create it anew'"
-// +kubebuilder:validation:XValidation:rule="has(self.storageClassName) == has(oldSelf.storageClassName) && (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",fieldPath=".storageClassName",message="storageClassName is immutable",messageExpression="'storageClassName is immutable: it was ' + (has(oldSelf.storageClassName) ? '\"' + oldSelf.storageClassName + '\"' : 'not set') + ' and is now ' + (has(self.storageClassName) ? '\"' + self.storageClassName + '\"' : 'not set') + '; to change it, delete the VirtualMachine and create it anew'"
+// +kubebuilder:validation:XValidation:rule="has(self.driver) == has(oldSelf.driver) && (!has(self.driver) || self.driver == oldSelf.driver)",fieldPath=".driver",message="driver is immutable",messageExpression="'driver is immutable: it was ' + (has(oldSelf.driver) ? oldSelf.driver : 'not set') + ' and is now ' + (has(self.driver) ? self.driver : 'not set') + '; to move the VirtualMachine to another driver, delete it and create it again'"
+// +kubebuilder:validation:XValidation:rule="(has(self.ephemeral) && self.ephemeral) == (has(oldSelf.ephemeral) && oldSelf.ephemeral)",fieldPath=".ephemeral",message="ephemeral is immutable",messageExpression="'ephemeral is immutable: it was ' + (has(oldSelf.ephemeral) && oldSelf.ephemeral ? 'true' : 'false') + ' and is now ' + (has(self.ephemeral) && self.ephemeral ? 'true' : 'false') + '; to change it, delete the VirtualMachine and create it again'"
+// +kubebuilder:validation:XValidation:rule="has(self.storageClassName) == has(oldSelf.storageClassName) && (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",fieldPath=".storageClassName",message="storageClassName is immutable",messageExpression="'storageClassName is immutable: it was ' + (has(oldSelf.storageClassName) ? '\"' + oldSelf.storageClassName + '\"' : 'not set') + ' and is now ' + (has(self.storageClassName) ? '\"' + self.storageClassName + '\"' : 'not set') + '; to change it, delete the VirtualMachine and create it again'"
 type VirtualMachineSpec struct {
 	// action is the desired power state:
 	// - active: the server runs.
@@ -105,8 +105,8 @@ type VirtualMachineSpec struct {
 	// +optional
 	Driver string `json:"driver,omitempty"`
 
-	// image is what the server boots. Without it, the driver's default is used, if
-	// the driver has one. The image of a machine (qemu) that keeps its root disk
+	// image is the image that the server boots. Without it, the driver's default is
+	// used, if the driver has one. The image of a machine (qemu) that keeps its root disk
 	// cannot be changed, since the disk holds data.
 	// +optional
 	Image *Image `json:"image,omitempty"`
@@ -118,14 +118,14 @@ type VirtualMachineSpec struct {
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MaxLength=32767
 	// +kubebuilder:validation:items:XValidation:rule=`!self.contains("\x00")`,message="NUL characters are not allowed"
-	// +kubebuilder:validation:XValidation:rule="self.size() == 0 || self[0] != ''",message="the first element is the program, and must not be empty; leave command out for the image's own"
+	// +kubebuilder:validation:XValidation:rule="self.size() == 0 || self[0] != ''",message="the first element is the program, and must not be empty; leave command out for that of the image"
 	// +kubebuilder:validation:XValidation:rule="self.map(text, bytes(text).size() + 1).sum() <= 131072",message="at most 131072 bytes are allowed in all, with one more for each element"
 	// +listType=atomic
 	// +optional
 	Command []string `json:"command,omitempty"`
 
 	// args are the arguments of the command, or of the entrypoint of the image if
-	// there is no command, in place of the image's own. No $(NAME) in them is
+	// there is no command. They replace those of the image. No $(NAME) in them is
 	// replaced. They have at most 256 elements and 128 KiB, with one byte more for
 	// each element.
 	// +kubebuilder:validation:MaxItems=256
@@ -136,8 +136,8 @@ type VirtualMachineSpec struct {
 	// +optional
 	Args []string `json:"args,omitempty"`
 
-	// env are environment variables of the command, beside those of the image and
-	// in place of those of the same name. They have at most 256 elements and 128
+	// env are environment variables of the command. They are added to those of the
+	// image and replace variables of the same name. They have at most 256 elements and 128
 	// KiB, with two bytes more for each.
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:XValidation:rule="self.map(v, v.name.size() + (has(v.value) ? bytes(v.value).size() : 0) + 2).sum() <= 131072",message="at most 131072 bytes are allowed in all, names and values, with two more for each variable"
@@ -146,8 +146,8 @@ type VirtualMachineSpec struct {
 	// +optional
 	Env []EnvVar `json:"env,omitempty"`
 
-	// workingDir is the folder that the command begins in, an absolute path, in
-	// place of the image's own.
+	// workingDir is the folder in which the command begins, an absolute path. It
+	// replaces that of the image.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
 	// +kubebuilder:validation:XValidation:rule="self.startsWith('/')",message="workingDir must be an absolute path, for example /srv"
@@ -301,7 +301,7 @@ type VirtualMachineSpec struct {
 // +kubebuilder:validation:Enum=active;stopped;paused
 type Action string
 
-// The actions.
+// Values of Action.
 const (
 	// ActionActive means that the server runs.
 	ActionActive Action = "active"
@@ -318,7 +318,7 @@ const (
 // +kubebuilder:validation:Enum=Always;OnFailure;Never
 type RestartPolicy string
 
-// The restart policies.
+// Values of RestartPolicy.
 const (
 	// RestartAlways starts the server again.
 	RestartAlways RestartPolicy = "Always"
@@ -333,7 +333,7 @@ const (
 // +kubebuilder:validation:Enum=Delete;Retain
 type DeletionPolicy string
 
-// The deletion policies.
+// Values of DeletionPolicy.
 const (
 	// DeletionDelete stops the server and removes it with its data.
 	DeletionDelete DeletionPolicy = "Delete"
@@ -346,7 +346,7 @@ const (
 // +kubebuilder:validation:Enum=Allow;Block
 type EvictionPolicy string
 
-// The eviction policies.
+// Values of EvictionPolicy.
 const (
 	// EvictionAllow shuts the guest down, and it comes up on another node, if its disks can follow.
 	EvictionAllow EvictionPolicy = "Allow"
@@ -359,7 +359,7 @@ const (
 // +kubebuilder:validation:Enum=IfNotPresent;Always;Never
 type PullPolicy string
 
-// The pull policies.
+// Values of PullPolicy.
 const (
 	// PullIfNotPresent fetches the image if it is not present yet.
 	PullIfNotPresent PullPolicy = "IfNotPresent"
@@ -370,7 +370,7 @@ const (
 	PullNever PullPolicy = "Never"
 )
 
-// Image is what a server boots, or what a volume is created from.
+// Image is an image that a server boots, or from which a volume is created.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.source) || has(self.kernel)",message="source or kernel is required; leave image out for the driver's default"
 type Image struct {
@@ -539,7 +539,7 @@ type SecretKeyRef struct {
 // +kubebuilder:validation:Enum=TCP;UDP
 type Protocol string
 
-// The protocols.
+// Values of Protocol.
 const (
 	// ProtocolTCP is TCP.
 	ProtocolTCP Protocol = "TCP"
@@ -688,7 +688,7 @@ type VirtualMachineStatus struct {
 	// another UID, it is ignored.
 	// +optional
 	Binding *Binding `json:"binding,omitempty"`
-	// server is what the driver runs.
+	// server is the server that the driver runs.
 	// +optional
 	Server *ServerStatus `json:"server,omitempty"`
 	// objects are the objects of the cluster that the server consists of, or is about
@@ -697,9 +697,9 @@ type VirtualMachineStatus struct {
 	// +listType=atomic
 	// +optional
 	Objects []ServerObject `json:"objects,omitempty"`
-	// addresses are those at which the server can be reached while it runs: its
-	// own first, then, for a machine of driver qemu, those of the host whose ports
-	// lead to it.
+	// addresses are the addresses at which the server can be reached while it runs:
+	// first the server's, then, for a machine of driver qemu, addresses of the host
+	// whose ports lead to it.
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=253
 	// +listType=atomic
@@ -768,7 +768,7 @@ type RefusedField struct {
 	// +kubebuilder:validation:MaxLength=256
 	// +required
 	Reason string `json:"reason"`
-	// message says why the field is refused and what is possible instead.
+	// message says why the field is refused, and names the alternatives.
 	// +kubebuilder:validation:MaxLength=4096
 	// +optional
 	Message string `json:"message,omitempty"`
@@ -824,22 +824,23 @@ type ServerObject struct {
 	// again.
 	// +optional
 	Made bool `json:"made,omitempty"`
-	// images are those of a Pod that the spec names by tag, and the one that the disk of
-	// a PersistentVolumeClaim was made from.
+	// images are the images that the spec of a Pod names by tag, and the image from
+	// which the disk of a PersistentVolumeClaim was made.
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
 	// +optional
 	Images []ResolvedImage `json:"images,omitempty"`
 }
 
-// ResolvedImage is what the tag of an image was resolved to.
+// ResolvedImage is the result of resolving the tag of an image.
 type ResolvedImage struct {
 	// source is the image as the spec, or the default of the controller, names it.
 	// +kubebuilder:validation:MaxLength=1024
 	// +required
 	Source string `json:"source"`
-	// digest is that of the tag when the Pod was about to be created. The Pod names the
-	// image by it, and so do later ones as long as the spec names the same source.
+	// digest is the digest that the tag had just before the Pod was created. The Pod
+	// names the image by it, and so do later ones as long as the spec names the same
+	// source.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=71
 	// +optional
@@ -856,7 +857,7 @@ type ResolvedImage struct {
 	Unproven bool `json:"unproven,omitempty"`
 }
 
-// ServerStatus is what a driver runs for a VirtualMachine.
+// ServerStatus is the status of the server that a driver runs for a VirtualMachine.
 type ServerStatus struct {
 	// id is the engine's identifier of the server.
 	// +kubebuilder:validation:MaxLength=253
@@ -896,7 +897,7 @@ type ServerStatus struct {
 	// +kubebuilder:validation:MaxLength=63
 	// +optional
 	Accelerator string `json:"accelerator,omitempty"`
-	// usage is the last sample of what the server uses.
+	// usage is the last sample of the server's usage.
 	// +optional
 	Usage *Usage `json:"usage,omitempty"`
 }
@@ -912,14 +913,14 @@ type ServerTerminated struct {
 	// +kubebuilder:validation:MaxLength=256
 	// +optional
 	Reason string `json:"reason,omitempty"`
-	// message is what the guest says of the end, for example that the command was
-	// not found.
+	// message is the guest's description of the end, for example that the command
+	// was not found.
 	// +kubebuilder:validation:MaxLength=1024
 	// +optional
 	Message string `json:"message,omitempty"`
 }
 
-// Usage is what a server uses, in per cent and rounded to 0.01.
+// Usage is the usage of a server, in per cent and rounded to 0.01.
 type Usage struct {
 	// cpu is the CPU time in per cent of one CPU: 200 means two busy CPUs.
 	// +kubebuilder:validation:Minimum=0
@@ -936,7 +937,7 @@ type Usage struct {
 // +kubebuilder:validation:Enum=Create;Start;Stop;Pause;Resume;Restart;Update;Delete;Release
 type OperationType string
 
-// The steps.
+// Values of OperationType.
 const (
 	// OperationCreate creates the server.
 	OperationCreate OperationType = "Create"
@@ -952,7 +953,7 @@ const (
 	OperationRestart OperationType = "Restart"
 	// OperationUpdate applies a change of the spec to the server.
 	OperationUpdate OperationType = "Update"
-	// OperationDelete removes the server and what belongs to it.
+	// OperationDelete removes the server and everything that belongs to it.
 	OperationDelete OperationType = "Delete"
 	// OperationRelease leaves the server running and no longer managed.
 	OperationRelease OperationType = "Release"
@@ -964,7 +965,7 @@ const (
 // +kubebuilder:validation:Enum=Failed;Exhausted;Refused;Exited
 type OperationFailure string
 
-// The kinds of failure.
+// Values of OperationFailure.
 const (
 	// FailureFailed is an error of the engine. It is retried after 1 second, with
 	// delays that double up to 5 minutes.

@@ -12,7 +12,7 @@ import (
 // ImageApplyConfiguration represents a declarative configuration of the Image type for use
 // with apply.
 //
-// Image is what a server boots, or what a volume is created from.
+// Image is an image that a server boots, or from which a volume is created.
 type ImageApplyConfiguration struct {
 	// source is the name of the image. The driver determines its form:
 	// - docker: an image reference, for example nginx:1.29.

@@ -15,7 +15,7 @@ type RefusedFieldApplyConfiguration struct {
 	Field *string `json:"field,omitempty"`
 	// reason is the reason for the refusal, as one word in CamelCase.
 	Reason *string `json:"reason,omitempty"`
-	// message says why the field is refused and what is possible instead.
+	// message says why the field is refused, and names the alternatives.
 	Message *string `json:"message,omitempty"`
 }
 

@@ -8,12 +8,13 @@ package v1alpha1
 // ResolvedImageApplyConfiguration represents a declarative configuration of the ResolvedImage type for use
 // with apply.
 //
-// ResolvedImage is what the tag of an image was resolved to.
+// ResolvedImage is the result of resolving the tag of an image.
 type ResolvedImageApplyConfiguration struct {
 	// source is the image as the spec, or the default of the controller, names it.
 	Source *string `json:"source,omitempty"`
-	// digest is that of the tag when the Pod was about to be created. The Pod names the
-	// image by it, and so do later ones as long as the spec names the same source.
+	// digest is the digest that the tag had just before the Pod was created. The Pod
+	// names the image by it, and so do later ones as long as the spec names the same
+	// source.
 	Digest *string `json:"digest,omitempty"`
 	// message says why the tag was not resolved. Each node resolves it then.
 	Message *string `json:"message,omitempty"`

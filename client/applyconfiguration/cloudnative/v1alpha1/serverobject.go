@@ -24,8 +24,8 @@ type ServerObjectApplyConfiguration struct {
 	// made is true once the disk of a PersistentVolumeClaim was made. It is never made
 	// again.
 	Made *bool `json:"made,omitempty"`
-	// images are those of a Pod that the spec names by tag, and the one that the disk of
-	// a PersistentVolumeClaim was made from.
+	// images are the images that the spec of a Pod names by tag, and the image from
+	// which the disk of a PersistentVolumeClaim was made.
 	Images []ResolvedImageApplyConfiguration `json:"images,omitempty"`
 }
 

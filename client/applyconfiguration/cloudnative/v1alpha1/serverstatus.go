@@ -8,7 +8,7 @@ package v1alpha1
 // ServerStatusApplyConfiguration represents a declarative configuration of the ServerStatus type for use
 // with apply.
 //
-// ServerStatus is what a driver runs for a VirtualMachine.
+// ServerStatus is the status of the server that a driver runs for a VirtualMachine.
 type ServerStatusApplyConfiguration struct {
 	// id is the engine's identifier of the server.
 	ID *string `json:"id,omitempty"`
@@ -34,7 +34,7 @@ type ServerStatusApplyConfiguration struct {
 	// - kvm: by the CPU of the host.
 	// - tcg: by emulation, which is slower.
 	Accelerator *string `json:"accelerator,omitempty"`
-	// usage is the last sample of what the server uses.
+	// usage is the last sample of the server's usage.
 	Usage *UsageApplyConfiguration `json:"usage,omitempty"`
 }
 

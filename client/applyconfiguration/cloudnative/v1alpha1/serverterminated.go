@@ -16,8 +16,8 @@ type ServerTerminatedApplyConfiguration struct {
 	// reason is how the run ended, as one word in CamelCase, for example
 	// Completed, Error or OOMKilled.
 	Reason *string `json:"reason,omitempty"`
-	// message is what the guest says of the end, for example that the command was
-	// not found.
+	// message is the guest's description of the end, for example that the command
+	// was not found.
 	Message *string `json:"message,omitempty"`
 }
 

@@ -8,7 +8,7 @@ package v1alpha1
 // UsageApplyConfiguration represents a declarative configuration of the Usage type for use
 // with apply.
 //
-// Usage is what a server uses, in per cent and rounded to 0.01.
+// Usage is the usage of a server, in per cent and rounded to 0.01.
 type UsageApplyConfiguration struct {
 	// cpu is the CPU time in per cent of one CPU: 200 means two busy CPUs.
 	CPU *float64 `json:"cpu,omitempty"`

@@ -32,8 +32,8 @@ type VirtualMachineSpecApplyConfiguration struct {
 	// driver is the name of the driver that runs the server: docker, qemu, pod or
 	// fake. Empty means the first driver of the controller. It is immutable.
 	Driver *string `json:"driver,omitempty"`
-	// image is what the server boots. Without it, the driver's default is used, if
-	// the driver has one. The image of a machine (qemu) that keeps its root disk
+	// image is the image that the server boots. Without it, the driver's default is
+	// used, if the driver has one. The image of a machine (qemu) that keeps its root disk
 	// cannot be changed, since the disk holds data.
 	Image *ImageApplyConfiguration `json:"image,omitempty"`
 	// command is the program that the server runs, and its first arguments, in
@@ -42,16 +42,16 @@ type VirtualMachineSpecApplyConfiguration struct {
 	// elements and 128 KiB, with one byte more for each element.
 	Command []string `json:"command,omitempty"`
 	// args are the arguments of the command, or of the entrypoint of the image if
-	// there is no command, in place of the image's own. No $(NAME) in them is
+	// there is no command. They replace those of the image. No $(NAME) in them is
 	// replaced. They have at most 256 elements and 128 KiB, with one byte more for
 	// each element.
 	Args []string `json:"args,omitempty"`
-	// env are environment variables of the command, beside those of the image and
-	// in place of those of the same name. They have at most 256 elements and 128
+	// env are environment variables of the command. They are added to those of the
+	// image and replace variables of the same name. They have at most 256 elements and 128
 	// KiB, with two bytes more for each.
 	Env []EnvVarApplyConfiguration `json:"env,omitempty"`
-	// workingDir is the folder that the command begins in, an absolute path, in
-	// place of the image's own.
+	// workingDir is the folder in which the command begins, an absolute path. It
+	// replaces that of the image.
 	WorkingDir *string `json:"workingDir,omitempty"`
 	// volumes are disks in addition to the root disk. A volume that is removed
 	// from this list keeps its data until the VirtualMachine is deleted.

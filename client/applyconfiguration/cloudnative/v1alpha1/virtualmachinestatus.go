@@ -52,14 +52,14 @@ type VirtualMachineStatusApplyConfiguration struct {
 	// status and never changes. In a copy of another VirtualMachine, which has
 	// another UID, it is ignored.
 	Binding *BindingApplyConfiguration `json:"binding,omitempty"`
-	// server is what the driver runs.
+	// server is the server that the driver runs.
 	Server *ServerStatusApplyConfiguration `json:"server,omitempty"`
 	// objects are the objects of the cluster that the server consists of, or is about
 	// to. Other objects of these names are not the server's.
 	Objects []ServerObjectApplyConfiguration `json:"objects,omitempty"`
-	// addresses are those at which the server can be reached while it runs: its
-	// own first, then, for a machine of driver qemu, those of the host whose ports
-	// lead to it.
+	// addresses are the addresses at which the server can be reached while it runs:
+	// first the server's, then, for a machine of driver qemu, addresses of the host
+	// whose ports lead to it.
 	Addresses []string `json:"addresses,omitempty"`
 	// ports are the ports of the engine's host that lead to the server while it
 	// runs.
