@@ -34,7 +34,7 @@ func policyOfDocs(t *testing.T) string {
 			return text
 		}
 	}
-	t.Fatal("docs/cluster.md has no policy")
+	t.Fatal("docs/cluster.md lacks a policy")
 	return ""
 }
 

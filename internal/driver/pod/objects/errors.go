@@ -82,7 +82,7 @@ func LostClaimError(key types.NamespacedName, uid types.UID, of Disk, another me
 	text := "is gone, and no new disk is made in its place"
 	switch {
 	case another != nil && another.GetUID() == uid:
-		text = fmt.Sprintf("is there, and somebody has changed its annotations: set %s to what status.objects has as its nonce, and %s to that UID", AnnotationNonce, AnnotationClaim)
+		text = fmt.Sprintf("is there, and somebody has changed its annotations: set %s to its nonce in status.objects, and %s to that UID", AnnotationNonce, AnnotationClaim)
 	case another != nil:
 		text += fmt.Sprintf("; the one with UID %s, such as one that was restored from a backup, is neither used nor deleted", another.GetUID())
 	default:
