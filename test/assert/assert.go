@@ -1,15 +1,15 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package assert has the only two ways in which a test compares what is with what should be
-// when that takes time: Eventually waits until it holds, and Check requires it now.
+// Package assert has the only two ways in which a test checks a condition that takes time to
+// hold: Eventually waits until it holds, and Check requires that it holds now.
 //
 // No test says how long something may take. How long Drover may take for a thing is either a
 // property of the product, which is asserted against a fake clock or measured by a benchmark,
-// or patience with the host, of which there is one amount, in limit.go.
+// or patience with the host, for which limit.go has the only limit.
 //
-// Start with Eventually. Poll is the same for code that has no test at hand. NoError, ErrorIs,
-// ErrorSays and Receive are what most tests need besides.
+// Start with Eventually. Poll is the same for code that runs without a test. Most tests also
+// need NoError, ErrorIs, ErrorSays and Receive.
 package assert
 
 import (
@@ -21,8 +21,8 @@ import (
 	"time"
 )
 
-// Eventually calls check again and again until it returns nil and has failed nothing, and fails
-// the test with what check found last if that never happens. A failed assertion inside check,
+// Eventually calls check again and again until it returns nil and has failed nothing. If that
+// never happens, it fails the test with the last error of check. A failed assertion inside check,
 // such as Fatal of the testing.TB that check gets, means "not yet". It returns how long it took.
 func Eventually(t testing.TB, what string, check func(t testing.TB) error) time.Duration {
 	t.Helper()
@@ -35,7 +35,7 @@ func Eventually(t testing.TB, what string, check func(t testing.TB) error) time.
 }
 
 // Check calls check once, and fails the test if check returns an error or fails an assertion: it
-// is for what must hold now, since something that follows from it was seen already.
+// is for a condition that must hold now, since a consequence of it was seen already.
 func Check(t testing.TB, what string, check func(t testing.TB) error) {
 	t.Helper()
 	if err := try(t, check); err != nil {
@@ -76,7 +76,7 @@ func ErrorSays(t testing.TB, what string, err error, says string) {
 // ErrorOf returns the error of a call that also returns a value.
 func ErrorOf[T any](_ T, err error) error { return err }
 
-// Receive returns what a channel has next, and fails the test if nothing comes or it is closed.
+// Receive returns the next value of a channel, and fails the test if none comes or it is closed.
 func Receive[T any](t testing.TB, what string, from <-chan T) (v T) {
 	t.Helper()
 	Eventually(t, what, func(testing.TB) error {
@@ -94,8 +94,8 @@ func Receive[T any](t testing.TB, what string, from <-chan T) (v T) {
 	return v
 }
 
-// Poll is Eventually without a test: it returns an error that has what and the last error of check
-// if check does not succeed within the limit, or before ctx ends.
+// Poll is Eventually without a test: if check does not succeed within the limit, or before ctx
+// ends, it returns an error with the text of what and the last error of check.
 func Poll(ctx context.Context, what string, check func() error) error {
 	_, err := poll(ctx, "", what, check)
 	return err
@@ -128,7 +128,7 @@ func poll(ctx context.Context, test, what string, check func() error) (took time
 	}
 }
 
-// try calls check with a testing.TB of its own, and returns what check returned or failed with.
+// try calls check with a new testing.TB, and returns its error, or the failure of an assertion.
 func try(t testing.TB, check func(testing.TB) error) (err error) {
 	a := &attempt{TB: t}
 	defer func() {
@@ -146,11 +146,11 @@ func try(t testing.TB, check func(testing.TB) error) (err error) {
 	return a.err()
 }
 
-// errAttemptEnded is what FailNow of an attempt panics with.
+// errAttemptEnded is the panic of FailNow of an attempt.
 var errAttemptEnded = errors.New("the attempt has ended")
 
-// attempt is the testing.TB of one call of a check: its failures are those of the attempt and not
-// of the test. Its methods must be called by the goroutine that called check.
+// attempt is the testing.TB of one call of a check: a failure fails only the attempt, not the
+// test. Its methods must be called by the goroutine that called check.
 type attempt struct {
 	testing.TB
 	failed bool

@@ -45,7 +45,7 @@ func TestFailedAssertionMeansNotYet(t *testing.T) {
 	}
 }
 
-// TestOtherPanicsPass checks that a panic of the code under test is none of an assertion.
+// TestOtherPanicsPass checks that a panic of the code under test does not count as a failed assertion.
 func TestOtherPanicsPass(t *testing.T) {
 	t.Parallel()
 	defer func() {
@@ -76,7 +76,7 @@ func TestPollEndsWithContext(t *testing.T) {
 	cause := errors.New("still wrong")
 	err := Poll(ctx, "a thing", func() error { cancel(); return cause })
 	if !errors.Is(err, context.Canceled) || !errors.Is(err, cause) || !strings.Contains(err.Error(), "a thing") {
-		t.Errorf("Poll returned %v, want the end of the context, the last error and what it waited for", err)
+		t.Errorf("Poll returned %v, want the end of the context, the last error and the condition", err)
 	}
 }
 

@@ -42,7 +42,7 @@ func isStarved(path string) bool {
 }
 
 // WaitsEnv names a file to which each wait of a second and longer adds a line: how long it took, as
-// a part of limit, the test and what it waited for. make flakes prints the longest.
+// a part of limit, the test and the condition. make flakes prints the longest.
 const WaitsEnv = "DROVER_TEST_WAITS"
 
 const shortestRecorded = time.Second

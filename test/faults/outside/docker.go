@@ -17,8 +17,8 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// disturbDocker does what people do with docker rm, stop, pause, update and rename, and what
-// the kernel does where memory runs out.
+// disturbDocker disturbs a server like docker rm, stop, pause, update and rename, and like the
+// kernel if memory runs out.
 func disturbDocker(ctx context.Context, w *lab.World, s lab.Server, d Disturbance) error {
 	c, err := framework.OpenDockerClient()
 	if err != nil {

@@ -16,9 +16,9 @@ import (
 // restarts is the count in a status, which shows how a server ended.
 var restarts = regexp.MustCompile(` restarts=\d+`)
 
-// Differences returns in what the state after a disturbance differs from what Drover should
-// make of it (O7). All but the effects on servers must be as without the disturbance, once
-// it is over.
+// Differences returns the differences between the state after a disturbance and the state to
+// which Drover should bring it (O7). Once the disturbance is over, everything but the effects
+// on servers must be as without it.
 func (d Disturbance) Differences(got, want lab.State) []string {
 	all := d.comparable(got).Differences(d.comparable(want))
 	names := maps.Clone(want.Effects)
@@ -50,7 +50,7 @@ func countRestarts(status string) (count int) {
 
 // explains reports whether a disturbance explains other effects.
 //
-//   - A server that was removed is created again, unless it is wanted no more, and then there
+//   - A server that was removed is created again, unless it is no longer wanted, and then there
 //     is nothing to delete or to release. It is started as often as it was, or once more.
 //   - A server that has ended is started as often as it was, or once more.
 //   - A supervisor that has ended or is halted is replaced, which has no effect on its server. One in a pod goes on, or
@@ -81,7 +81,7 @@ func (d Disturbance) endsNothing() bool {
 	return d == SupervisorKilled || d == SupervisorSuspended || d == SupervisorHalted || d == Halted
 }
 
-// isOnce reports whether a difference is none, or something that was done once more.
+// isOnce reports whether there is no difference, or one because something was done once more.
 func isOnce(difference int) bool { return difference == 0 || difference == 1 }
 
 // released matches a server that was released, whose state and configuration stay as others

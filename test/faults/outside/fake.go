@@ -23,7 +23,7 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// edits are what docs/drivers.md has for people. The CPUs are as many as no workload asks for.
+// edits change records as docs/drivers.md tells people to. No workload asks for as many CPUs.
 var edits = map[Disturbance]func(*fake.Record){
 	Stopped: func(r *fake.Record) { r.State, r.Exit = driver.StateStopped, &fake.Exit{At: time.Now()} },
 	Killed: func(r *fake.Record) {

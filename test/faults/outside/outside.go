@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package outside does to engines and servers what others than Drover do: people, the
-// engine's host, and the engine itself.
+// Package outside disturbs engines and servers in the ways in which people, the engine's
+// host and the engine itself may do that without Drover.
 //
-// Start with Disturb. fake.go, docker.go and qemu.go have what each engine is like from
-// outside, and expect.go what Drover makes of it.
+// Start with Disturb. fake.go, docker.go, qemu.go and pod.go disturb the servers of each
+// engine, and expect.go says how Drover should react.
 package outside
 
 import (
@@ -17,58 +17,58 @@ import (
 	"cloudnative.tw/drover/test/faults/lab"
 )
 
-// Disturbance is something that is done.
+// Disturbance is a kind of change that others than Drover make.
 type Disturbance string
 
-// The disturbances.
+// Values of Disturbance.
 const (
-	// Removed : the server is removed.
+	// Removed means that the server is removed.
 	Removed Disturbance = "removed"
-	// Stopped : the server is stopped, and ends with code 0.
+	// Stopped means that the server is stopped, and ends with code 0.
 	Stopped Disturbance = "stopped"
-	// Killed : the server's process is killed, as the kernel does where memory runs out.
+	// Killed means that the server's process is killed, as the kernel does where memory runs out.
 	Killed Disturbance = "killed"
-	// Paused : the server is paused.
+	// Paused means that the server is paused.
 	Paused Disturbance = "paused"
-	// Resized : the server gets another number of CPUs.
+	// Resized means that the server gets another number of CPUs.
 	Resized Disturbance = "resized"
-	// Renamed : the server gets another name on the engine.
+	// Renamed means that the server gets another name on the engine.
 	Renamed Disturbance = "renamed"
-	// Suspended : the server's process is suspended for a while.
+	// Suspended means that the server's process is suspended for a while.
 	Suspended Disturbance = "suspended"
-	// SupervisorKilled : the process that follows the server's QEMU is killed.
+	// SupervisorKilled means that the process that follows the server's QEMU is killed.
 	SupervisorKilled Disturbance = "supervisor killed"
-	// SupervisorSuspended : it is halted for a while, and goes on.
+	// SupervisorSuspended means that the supervisor is halted for a while, and goes on.
 	SupervisorSuspended Disturbance = "supervisor suspended"
-	// SupervisorHalted : it is halted for good.
+	// SupervisorHalted means that the supervisor is halted forever.
 	SupervisorHalted Disturbance = "supervisor halted"
-	// ContainerKilled : the first process of the server's container is killed, and so are all others of it.
+	// ContainerKilled means that the first process of the server's container is killed, and with it all others.
 	ContainerKilled Disturbance = "container killed"
-	// Halted : the server's QEMU is halted for good.
+	// Halted means that the server's QEMU is halted forever.
 	Halted Disturbance = "halted"
-	// BothKilled : the supervisor and its QEMU are killed, so that no process records the end of the run.
+	// BothKilled means that the supervisor and its QEMU are killed, so that no process records the end of the run.
 	BothKilled Disturbance = "killed with its supervisor"
-	// Away : the engine is out of reach for a while.
+	// Away means that the engine is out of reach for a while.
 	Away Disturbance = "away"
-	// Exchanged : another engine answers in the engine's place for a while.
+	// Exchanged means that another engine answers in the engine's place for a while.
 	Exchanged Disturbance = "exchanged"
-	// Restored : the engine is what it was when the workload began, as from a backup.
+	// Restored means that the engine gets the state that it had when the workload began, as from a backup.
 	Restored Disturbance = "restored"
-	// Copied : for a while there is a second server with all that tells whose the first is.
+	// Copied means that for a while there is a second server with all marks of the first one's owner.
 	Copied Disturbance = "copied"
-	// Superseded : the leader is halted, and another one leads for a while.
+	// Superseded means that the leader is halted, and another one leads for a while.
 	Superseded Disturbance = "superseded"
-	// ClockAhead : from then on the engine's clock is an hour ahead.
+	// ClockAhead means that from then on the engine's clock is an hour ahead.
 	ClockAhead Disturbance = "clock ahead"
-	// ClockBehind : from then on it is an hour behind.
+	// ClockBehind means that from then on the engine's clock is an hour behind.
 	ClockBehind Disturbance = "clock behind"
 )
 
-// clockSteps are by how much clocks step.
+// clockSteps have the step of the clock for each disturbance of it.
 var clockSteps = map[Disturbance]time.Duration{ClockAhead: time.Hour, ClockBehind: -time.Hour}
 
 // lasts is how long a disturbance lasts. QEMU and its supervisor have 5 s for a command. A supervisor is replaced if it
-// is silent for 15 s, which one that is halted for good is.
+// is silent for 15 s, as when it is halted forever.
 var lasts = map[Disturbance]time.Duration{
 	Suspended: 7 * time.Second, SupervisorSuspended: 7 * time.Second,
 	Away: 300 * time.Millisecond, Exchanged: 300 * time.Millisecond, Copied: time.Second,
@@ -128,4 +128,4 @@ func disturbServer(ctx context.Context, e lab.Engine, w *lab.World, s lab.Server
 	return nil, unknown(d)
 }
 
-func unknown(d Disturbance) error { return fmt.Errorf("this engine has no server that is %q", d) }
+func unknown(d Disturbance) error { return fmt.Errorf("a server of this engine cannot be %q", d) }

@@ -12,8 +12,8 @@ import (
 )
 
 // disturbPod kills or suspends the QEMU of a pod's machine, or the supervisor, which is the first process of the
-// container. One that is halted for good is that of the first pod, which every workload with that fault ends: it is
-// killed once its grace period is over.
+// container. Only the supervisor of the first pod is halted forever. Every workload with that fault ends that pod, so
+// the supervisor is killed once the grace period is over.
 func disturbPod(e lab.Pod, w *lab.World, s lab.Server, d Disturbance) (undo func() error, err error) {
 	var machines processes = func(uid types.UID) ([]int, error) { return e.Machines(w, uid), nil }
 	switch d {
