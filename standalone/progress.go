@@ -40,6 +40,15 @@ func (p *progress) Ready(name string, took time.Duration) {
 	p.printf("  %-24s ready  %4.1f s\n", name, took.Seconds())
 }
 
+// Waiting implements supervisor.Observer.
+func (p *progress) Waiting(name string, after time.Duration, cause error) {
+	why := "the log has more"
+	if cause != nil {
+		why = fmt.Sprintf("%v (more in the log)", cause)
+	}
+	p.printf("  %-24s is not ready after %.0f s, waiting: %s\n", name, after.Seconds(), why)
+}
+
 // Stopping implements supervisor.Observer.
 func (p *progress) Stopping() {
 	p.printf("\nStopping; servers go on running. Ctrl-C again ends immediately.\n")

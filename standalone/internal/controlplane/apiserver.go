@@ -170,14 +170,14 @@ func (c *Config) waitForAPI(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = waitFor(ctx, func(ctx context.Context) error {
+	err = c.waitFor(ctx, func(ctx context.Context) error {
 		_, err := client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	return waitFor(ctx, func(ctx context.Context) error {
+	return c.waitFor(ctx, func(ctx context.Context) error {
 		return c.storeClusterID(ctx, client)
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -48,6 +49,8 @@ type Config struct {
 
 	accounts *storequota.Accounts
 	usage    storekeeper.Latest
+	// unready is why the part that starts is not ready yet.
+	unready atomic.Pointer[error]
 }
 
 // ServiceIP is the first address of kube-apiserver's range of service IPs. No
@@ -74,12 +77,12 @@ func (c *Config) Components() ([]supervisor.Component, error) {
 	}
 	parts := []supervisor.Component{
 		{Name: "etcd", Run: etcd.run, Ready: c.waitForEtcd(etcd), Within: startTimeout, StopBy: etcdStopTimeout},
-		{Name: "kube-apiserver", Run: c.runAPIServer(etcd.clientURL()), Ready: c.waitForAPI, Within: startTimeout, StopBy: apiServerStopTimeout},
-		{Name: "VirtualMachine API", Run: c.keepPresets, Ready: c.installAPI, Within: startTimeout, StopBy: presetStopTimeout},
+		{Name: "kube-apiserver", Run: c.runAPIServer(etcd.clientURL()), Ready: c.waitForAPI, Cause: c.unreadyCause, Within: startTimeout, StopBy: apiServerStopTimeout},
+		{Name: "VirtualMachine API", Run: c.keepPresets, Ready: c.installAPI, Cause: c.unreadyCause, Within: startTimeout, StopBy: presetStopTimeout},
 		{Name: "kube-controller-manager", Run: c.runControllerManager, StopBy: controllerManagerStopTimeout},
 	}
 	if c.Streams != nil {
-		parts = append(parts, supervisor.Component{Name: "streams", Ready: c.installStreams, Within: startTimeout})
+		parts = append(parts, supervisor.Component{Name: "streams", Ready: c.installStreams, Cause: c.unreadyCause, Within: startTimeout})
 	}
 	return parts, nil
 }
@@ -118,16 +121,26 @@ func URL(addr net.Addr) string {
 	return "https://" + host.String()
 }
 
+// unreadyCause returns the last error of a check that has not succeeded yet.
+func (c *Config) unreadyCause() error {
+	if err := c.unready.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
 // waitFor repeats check until it succeeds or ctx ends; then it returns the last error
 // of check.
-func waitFor(ctx context.Context, check func(context.Context) error) error {
+func (c *Config) waitFor(ctx context.Context, check func(context.Context) error) error {
 	ticker := time.NewTicker(pollPeriod)
 	defer ticker.Stop()
 	for {
 		err := check(ctx)
 		if err == nil {
+			c.unready.Store(nil)
 			return nil
 		}
+		c.unready.Store(&err)
 		select {
 		case <-ctx.Done():
 			return err

@@ -27,7 +27,7 @@ func (c *Config) installAPI(ctx context.Context) error {
 	if err := yaml.Unmarshal(crd.VirtualMachine, &want); err != nil {
 		return fmt.Errorf("built-in CRD: %w", err)
 	}
-	err = waitFor(ctx, func(ctx context.Context) error {
+	err = c.waitFor(ctx, func(ctx context.Context) error {
 		return applyCRD(ctx, client, want.Name, crd.VirtualMachine)
 	})
 	if err != nil {
@@ -37,7 +37,7 @@ func (c *Config) installAPI(ctx context.Context) error {
 	if err := c.installPresets(ctx); err != nil {
 		return err
 	}
-	return waitFor(ctx, func(ctx context.Context) error {
+	return c.waitFor(ctx, func(ctx context.Context) error {
 		return checkServed(ctx, client, &want)
 	})
 }

@@ -26,7 +26,7 @@ func (c *Config) installPresets(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return waitFor(ctx, presets.Apply)
+	return c.waitFor(ctx, presets.Apply)
 }
 
 // keepPresets restores roles and policies until ctx ends.

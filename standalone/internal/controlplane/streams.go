@@ -48,7 +48,7 @@ func (c *Config) installStreams(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return waitFor(ctx, func(ctx context.Context) error {
+	return c.waitFor(ctx, func(ctx context.Context) error {
 		for _, apply := range []func(context.Context, kubernetes.Interface, metav1.ApplyOptions) error{applyStreamsAddress, applyStreamsAccess} {
 			if err := apply(ctx, client, metav1.ApplyOptions{FieldManager: "drover", Force: true}); err != nil {
 				return err

@@ -24,6 +24,8 @@ type Component struct {
 	Run func(context.Context) error
 	// Ready returns once the component does its work; nil means immediately.
 	Ready func(context.Context) error
+	// Cause returns why it is not ready yet, as far as that is known; nil is for a component that does not know.
+	Cause func() error
 	// Within is how long it may take to be ready.
 	Within time.Duration
 	// StopBy is when, counted from the start of the stop, the component is left
@@ -33,6 +35,8 @@ type Component struct {
 
 // Observer is notified of progress, for people to see.
 type Observer interface {
+	// Waiting is called once if a component is not ready after a while. cause may be nil.
+	Waiting(name string, after time.Duration, cause error)
 	Ready(name string, took time.Duration)
 	Stopping()
 	Stopped(name string, took time.Duration)
@@ -118,12 +122,28 @@ func (r *Runner) startComponent(ctx context.Context, p Component) error {
 	defer cancel()
 	ready := make(chan error, 1)
 	go func() { ready <- p.Ready(ctx) }()
-	select {
-	case err := <-r.failed:
-		return err
-	case err := <-ready:
-		return r.explainFailure(ctx, p, err)
+	notice := r.Clock.NewTimer(noticeDelay)
+	defer notice.Stop()
+	for {
+		select {
+		case err := <-r.failed:
+			return err
+		case err := <-ready:
+			return r.explainFailure(ctx, p, err)
+		case <-notice.C():
+			r.Observer.Waiting(p.Name, noticeDelay, p.cause())
+		}
 	}
+}
+
+// noticeDelay is after how long people are told that a component is not ready.
+const noticeDelay = 10 * time.Second
+
+func (c *Component) cause() error {
+	if c.Cause == nil {
+		return nil
+	}
+	return c.Cause()
 }
 
 // explainFailure prefers the unexpected end of a part to the failed wait that follows

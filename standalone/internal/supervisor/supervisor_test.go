@@ -6,6 +6,7 @@ package supervisor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -30,7 +31,10 @@ func (d *recordingObserver) record(line string) {
 	d.lines = append(d.lines, line)
 }
 
-func (d *recordingObserver) Ready(name string, _ time.Duration)      { d.record(name + " ready") }
+func (d *recordingObserver) Ready(name string, _ time.Duration) { d.record(name + " ready") }
+func (d *recordingObserver) Waiting(name string, after time.Duration, cause error) {
+	d.record(fmt.Sprint(name, " waits after ", after, ": ", cause))
+}
 func (d *recordingObserver) Stopping()                               { d.record("stopping") }
 func (d *recordingObserver) Stopped(name string, _ time.Duration)    { d.record(name + " stopped") }
 func (d *recordingObserver) LeftBehind(name string, _ time.Duration) { d.record(name + " left behind") }
@@ -156,6 +160,35 @@ func TestComponentNotReadyInTime(t *testing.T) {
 	}
 }
 
+// TestWaitIsShownOnce checks that a part which is not ready after a while is shown once, with the cause.
+func TestWaitIsShownOnce(t *testing.T) {
+	d := &recordingObserver{}
+	clock := clocktesting.NewFakeClock(time.Unix(0, 0))
+	ctx, cancel := context.WithCancel(t.Context())
+	isReady := make(chan struct{})
+	slow := newTestComponent("slow", d)
+	slow.Run, slow.Cause = nil, func() error { return errors.New("connection refused") }
+	slow.Ready = func(context.Context) error { <-isReady; return nil }
+	ended := make(chan error, 1)
+	go func() {
+		r := &Runner{Clock: clock, Observer: d}
+		ended <- r.Run(ctx, []Component{slow}, func() error { cancel(); return nil })
+	}()
+	const line = "slow waits after 10s: connection refused"
+	assert.Eventually(t, "the start waits", func(testing.TB) error {
+		if !clock.HasWaiters() {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+	clock.Step(noticeDelay)
+	assert.NoError(t, waitForRecord(d, line)(t.Context()))
+	clock.Step(time.Minute)
+	close(isReady)
+	assert.NoError(t, <-ended)
+	d.assertRecords(t, line, "slow ready", "stopping")
+}
+
 func TestStopDuringStartIsNoError(t *testing.T) {
 	d := &recordingObserver{}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -185,6 +218,7 @@ func TestHungComponentIsLeftBehind(t *testing.T) {
 	hangs := Component{Name: "hangs", StopBy: 8 * time.Second, Run: func(context.Context) error { <-release; return nil }}
 	below := newTestComponent("below", d)
 	below.Run = func(ctx context.Context) error { <-ctx.Done(); return nil }
+	below.Ready = nil // only the stop waits
 	ended := make(chan error, 1)
 	go func() {
 		r := &Runner{Clock: clock, Observer: d}
