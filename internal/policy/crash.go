@@ -104,13 +104,25 @@ func IsStoppedByDrover(status Status, run string) bool {
 // spec, which may help, does not wait.
 func planStartAgain(in Input, power Power) Decision {
 	d := planEnsure(in, api.OperationStart, power, api.ReasonRestarting, EndText(in.Observed.Server))
-	starts, run := failedStarts(in), in.Observed.Server.Run
-	d.Action.ShortRuns, d.Action.CrashedRun, d.Action.Evicted = 1+starts, run, in.Observed.Server.Exit.Evicted
+	starts := failedStarts(in)
+	d.Action.ShortRuns, d.Action.CrashedRun, d.Action.Evicted = 1+starts, in.Observed.Server.Run, wasEvicted(in)
 	delays := starts
-	if starts > 0 && run != "" && in.VM.Status.Operation.Run == run { // the operation counts this run already
+	if starts > 0 && isCounted(in) {
 		d.Action.ShortRuns, delays = starts, starts-1
 	}
 	return delayStart(in, d, delays)
+}
+
+// isCounted reports whether the operation counts the run that is over already.
+func isCounted(in Input) bool {
+	run := in.Observed.Server.Run
+	return run != "" && in.VM.Status.Operation.Run == run
+}
+
+// wasEvicted reports whether the host has evicted the run that is over. What is left of the run may not show
+// that any more once it is counted.
+func wasEvicted(in Input) bool {
+	return in.Observed.Server.Exit.Evicted || in.VM.Status.Operation.Evicted && isCounted(in)
 }
 
 // delayStart delays a start after short runs, from when the end of the last one was first seen. What a drain
@@ -134,7 +146,7 @@ func delayStart(in Input, d Decision, shortRuns int32) Decision {
 // too short. One in which no guest ran is too short, however long a fetch took in it.
 func failedStarts(in Input) int32 {
 	op, stable := in.VM.Status.Operation, stableRun
-	if op.Evicted && in.Observed.Server.Exit.Evicted {
+	if op.Evicted && wasEvicted(in) {
 		stable = stableAfterEviction
 	}
 	if op.Type != api.OperationStart || !hasNeverRun(in) && runTime(in) >= stable {

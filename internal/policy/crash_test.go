@@ -101,6 +101,25 @@ func TestEvictedRuns(t *testing.T) {
 	}
 }
 
+// TestCountedEviction checks that an eviction which is counted still counts when the server does not show it
+// any more.
+func TestCountedEviction(t *testing.T) {
+	observed, looping := policytest.ShortRun(0, 3, 0)
+	observed.Server.StartedAt, observed.Server.Exit.ByHost = policytest.T0.Add(-time.Minute), true
+	counted := func(in *policy.Input) {
+		in.VM.Status.Operation.Evicted, in.VM.Status.Operation.Run = true, in.Observed.Server.Run
+	}
+	d := policy.Decide(policytest.ReportedVM().With(looping).Observing(observed))
+	if d.Action.ShortRuns != 1 {
+		t.Errorf("a long run that was not evicted counts %d", d.Action.ShortRuns)
+	}
+	in := policytest.ReportedVM().With(looping).Observing(observed)
+	counted(&in)
+	if a := policy.Decide(in).Action; a.ShortRuns != 3 || !a.Evicted {
+		t.Errorf("%+v", a)
+	}
+}
+
 // TestEvictedServerThatGoes checks that the evictions of a server that is gone between two runs, as that of
 // an ephemeral VM is, still count as evictions.
 func TestEvictedServerThatGoes(t *testing.T) {

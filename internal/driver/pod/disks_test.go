@@ -191,7 +191,7 @@ func TestForeignClaim(t *testing.T) {
 	s.Power = driver.PowerOn
 	s.wantRefusal(t, driver.ReasonNameConflict, string(theirs.UID))
 	if _, err := s.ensure(t); strings.Contains(err.Error(), "delete it") {
-		t.Errorf("what may be somebody's data is to be deleted: %v", err)
+		t.Errorf("somebody's data is to be deleted: %v", err)
 	}
 	if now := s.claims(t)["data"]; now.UID != theirs.UID || now.ResourceVersion != theirs.ResourceVersion && now.Annotations[objects.AnnotationEpoch] != theirs.Annotations[objects.AnnotationEpoch] {
 		t.Errorf("the tenant's PVC has become %v", now)

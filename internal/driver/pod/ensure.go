@@ -229,6 +229,11 @@ func (c *convergence) convergePod(ctx context.Context) error {
 		// meantime, the guest is shut down.
 		return c.endPod(ctx, objects.ReadSettings(c.Pod).GraceSecs)
 	}
+	return c.changePod(ctx)
+}
+
+// changePod changes a pod that goes on.
+func (c *convergence) changePod(ctx context.Context) error {
 	if c.spec.Ephemeral && !c.spec.PowerOnly {
 		if err := c.ensureSecret(ctx); err != nil {
 			return err

@@ -34,6 +34,21 @@ func (w *world) addSidecar(t *testing.T) {
 	})
 }
 
+// waitForOthers waits until the pod of a run has ended, and checks that it shows the end of the machine.
+func (s *server) waitForOthers(t *testing.T, run string) {
+	t.Helper()
+	assert.Eventually(t, "the pod has ended", func(t testing.TB) error {
+		got, p := s.list(t), s.pod(t)
+		if got.State != driver.StateStopped {
+			return fmt.Errorf("the server is %s: %s", got.State, got.Progress)
+		}
+		if got.Exit.Code != 0 || got.Exit.Evicted || got.Disruption != "" || got.NeedsEnsure || p.DeletionTimestamp != nil || string(p.UID) != run {
+			t.Errorf("the server is %+v, its exit %+v, and its pod %+v", got, got.Exit, p.ObjectMeta)
+		}
+		return nil
+	})
+}
+
 // TestSidecar checks that the containers which a webhook has added to a pod are ended once the machine has, and
 // not before, that the pod still shows how the machine ended, and that the next run can follow.
 func TestSidecar(t *testing.T) {
@@ -51,16 +66,7 @@ func TestSidecar(t *testing.T) {
 				t.Errorf("the server is %+v, its exit %+v", got, got.Exit)
 			}
 			assert.NoError(t, assert.ErrorOf(s.d.Ensure(t.Context(), s.ServerSpec)))
-			assert.Eventually(t, "the pod has ended", func(t testing.TB) error {
-				got, p := s.list(t), s.pod(t)
-				if got.State != driver.StateStopped {
-					return fmt.Errorf("the server is %s: %s", got.State, got.Progress)
-				}
-				if got.Exit.Code != 0 || got.Exit.Evicted || got.Disruption != "" || got.NeedsEnsure || p.DeletionTimestamp != nil || string(p.UID) != run {
-					t.Errorf("the server is %+v, its exit %+v, and its pod %+v", got, got.Exit, p.ObjectMeta)
-				}
-				return nil
-			})
+			s.waitForOthers(t, run)
 			if next := s.reach(t, driver.StateRunning); next.Run == run {
 				t.Error("it runs on")
 			}

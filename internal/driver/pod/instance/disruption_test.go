@@ -73,6 +73,8 @@ func TestEvicted(t *testing.T) {
 		"preempted":            {onNode(deleted, targeted(corev1.PodReasonPreemptionByScheduler, "x"), reported), false},
 		"deleted for a taint":  {onNode(deleted, targeted("DeletionByTaintManager", "x"), reported), false},
 		"deleted by somebody":  {onNode(deleted, reported), false},
+		"asked to stop":        {onNode(withPhase(corev1.PodSucceeded, ""), withStatuses(terminated(0, "Completed", `{"reason":"Completed","stopRequested":true}`))), true},
+		"asked by a deletion":  {onNode(deleted, withStatuses(terminated(0, "Completed", `{"reason":"Completed","stopRequested":true}`))), false},
 		"a target that is not": {onNode(reported, withCondition(corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionFalse, Reason: corev1.PodReasonTerminationByKubelet})), false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -86,6 +88,20 @@ func TestEvicted(t *testing.T) {
 				t.Errorf("the end is %+v, and its record has %+v", end, kept)
 			}
 		})
+	}
+}
+
+// TestRecordedEvictions checks the same of pods that real kubelets have reported, and that Drover's deadline for
+// other containers is not taken for a disruption.
+func TestRecordedEvictions(t *testing.T) {
+	t.Parallel()
+	for name, evicted := range map[string]bool{"evicted-shut-down": true, "evicted-reported": true, "sidecar-ended": false} {
+		for _, p := range recordedPods(t, name) {
+			i := &Instance{Pod: p}
+			if end := i.End(); end == nil || end.Evicted != evicted || !evicted && i.Disruption() != "" || i.HasEndedBesideOthers() {
+				t.Errorf("%s: the end is %+v, %q", name, end, i.Disruption())
+			}
+		}
 	}
 }
 
@@ -173,7 +189,16 @@ func TestEndOfAGuestBesideASidecar(t *testing.T) {
 		if isDeleted {
 			pod.DeletionTimestamp = new(metav1.Now())
 		}
-		if s := (&Instance{reader: reader, Pod: pod}).Server(); s.State != driver.StateStopping || s.Exit == nil || s.Exit.Code != 3 {
+		i := &Instance{reader: reader, Pod: pod}
+		if s := i.Server(); s.NeedsEnsure == isDeleted {
+			t.Errorf("deleted %t, an Ensure is asked for: %t", isDeleted, s.NeedsEnsure)
+		}
+		objects.SetEndDeadline(pod)
+		kept, err := stripObject(pod.DeepCopy())
+		if s := (&Instance{reader: reader, Pod: kept.(*corev1.Pod)}).Server(); s.NeedsEnsure || err != nil {
+			t.Errorf("deleted %t, an Ensure is asked for again, %v", isDeleted, err)
+		}
+		if s := i.Server(); s.State != driver.StateStopping || s.Exit == nil || s.Exit.Code != 3 {
 			t.Errorf("deleted %t: %s, %+v", isDeleted, s.State, s.Exit)
 		}
 	}

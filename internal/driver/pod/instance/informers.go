@@ -108,7 +108,7 @@ func stripObject(o any) (any, error) {
 
 func stripSpec(s *corev1.PodSpec) corev1.PodSpec {
 	kept := corev1.PodSpec{
-		NodeName: s.NodeName, SchedulingGates: s.SchedulingGates,
+		NodeName: s.NodeName, SchedulingGates: s.SchedulingGates, ActiveDeadlineSeconds: s.ActiveDeadlineSeconds,
 		InitContainers: stripContainers(s.InitContainers), Containers: stripContainers(s.Containers),
 		Volumes: objects.DescribedVolumes(s.Volumes),
 	}

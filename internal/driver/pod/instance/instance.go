@@ -96,7 +96,7 @@ func (i *Instance) End() *driver.Exit {
 	}
 	exit := i.findEnd()
 	if exit != nil {
-		exit.Evicted = isEvicted(i.Pod)
+		exit.Evicted = isEvicted(i.Pod, exit)
 	}
 	return exit
 }

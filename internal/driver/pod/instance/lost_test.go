@@ -81,6 +81,24 @@ func TestLostMachine(t *testing.T) {
 	}
 }
 
+// recordedPods returns a pod that a real kubelet has reported, in full and as an informer keeps it.
+func recordedPods(t *testing.T, name string) [2]*corev1.Pod {
+	t.Helper()
+	recorded, err := os.ReadFile(filepath.Join("testdata", name+".json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := new(corev1.Pod)
+	if err := json.Unmarshal(recorded, p); err != nil {
+		t.Fatal(err)
+	}
+	kept, err := stripObject(p.DeepCopy())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return [2]*corev1.Pod{p, kept.(*corev1.Pod)}
+}
+
 // TestRecordedPods checks the end of pods that real kubelets have reported, of which was noted beside them
 // whether their machine ran. A container that is lost in an eviction, or by its runtime, ran or did not; once
 // its kubelet has removed the pod's control group, none did, even if its processes could not be killed before.
@@ -94,22 +112,11 @@ func TestRecordedPods(t *testing.T) {
 		"runtime-lost":               "", // its machine ran
 		"runtime-lost-failed":        "", // its machine ran, and could not be killed
 		"runtime-lost-group-removed": reasonInferred,
+		"sidecar-ended":              "Error", // by the pod's deadline, after the machine
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			recorded, err := os.ReadFile(filepath.Join("testdata", name+".json"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			p := new(corev1.Pod)
-			if err := json.Unmarshal(recorded, p); err != nil {
-				t.Fatal(err)
-			}
-			kept, err := stripObject(p.DeepCopy())
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, p := range []*corev1.Pod{p, kept.(*corev1.Pod)} {
+			for _, p := range recordedPods(t, name) {
 				got := ""
 				if exit := ProvenEnd(p); exit != nil {
 					got = exit.Reason

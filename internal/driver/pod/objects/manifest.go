@@ -266,8 +266,8 @@ func MachineStatus(p *corev1.Pod) *corev1.ContainerStatus {
 	return &p.Status.ContainerStatuses[n]
 }
 
-// endDeadline, in seconds, is the activeDeadlineSeconds by which Drover ends what a machine that has ended
-// leaves in its pod. The pod has been active for longer than that, or is a second later.
+// endDeadline, in seconds, is the activeDeadlineSeconds by which Drover ends the containers that a machine
+// which has ended leaves in its pod. The pod has been active for longer than that, or is a second later.
 const endDeadline = 1
 
 // SetEndDeadline has the kubelet end all containers of a pod, within the grace period of the pod. Other than

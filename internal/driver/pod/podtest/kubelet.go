@@ -176,11 +176,17 @@ func (k *Kubelet) syncPods(ctx context.Context) (errs []error) {
 }
 
 func (k *Kubelet) syncPod(ctx context.Context, p *corev1.Pod) error {
+	if _, runs := k.Running[p.UID]; !runs && p.Status.Phase == corev1.PodRunning && hasOthers(p) {
+		return k.syncOthers(ctx, p)
+	}
+	return k.syncMachine(ctx, p)
+}
+
+// syncMachine starts or ends the machine of a pod.
+func (k *Kubelet) syncMachine(ctx context.Context, p *corev1.Pod) error {
 	pods := k.Kube.CoreV1().Pods(p.Namespace)
 	stop, runs := k.Running[p.UID]
 	switch {
-	case !runs && p.Status.Phase == corev1.PodRunning && hasOthers(p):
-		return k.syncOthers(ctx, p)
 	case p.Status.Phase == corev1.PodRunning && runs && k.HasExited(p):
 		code, message := stop()
 		return k.EndPod(ctx, p, code, message)
