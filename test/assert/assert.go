@@ -95,7 +95,7 @@ func Receive[T any](t testing.TB, what string, from <-chan T) (v T) {
 }
 
 // Poll is Eventually without a test: if check does not succeed within the limit, or before ctx
-// ends, it returns an error with the text of what and the last error of check.
+// ends, it returns an error with the name of the condition and the last error of check.
 func Poll(ctx context.Context, what string, check func() error) error {
 	_, err := poll(ctx, "", what, check)
 	return err

@@ -145,7 +145,7 @@ func (g Folder) Check() error {
 	_, err := os.Stat(filepath.Join(g.Path, "cgroup.type"))
 	members, err2 := os.ReadFile(filepath.Join(g.Path, "cgroup.procs"))
 	if err == nil && err2 == nil && len(bytes.TrimSpace(members)) > 0 {
-		return fmt.Errorf("%s contains processes, and version 2 then allows no limited groups in it", g.Path)
+		return fmt.Errorf("%s contains processes, so version 2 of control groups allows no limited groups in it", g.Path)
 	}
 	return nil
 }

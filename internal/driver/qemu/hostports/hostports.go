@@ -103,12 +103,12 @@ func (s Sockets) Close() {
 // Opener opens the host port of a forward, or any free one where that is 0, and returns which one.
 type Opener func(context.Context, Forward) (*os.File, int32, error)
 
-// Open is an opener. Each choice continues where the previous one ended, so that a machine with several ports is not
-// offered a port that it took already.
+// Open implements Opener. Each choice continues where the previous one ended, so that a machine with several ports is not
+// offered a port that it already has.
 func (h *Ports) Open(ctx context.Context, f Forward) (*os.File, int32, error) {
 	switch {
 	case f.HostPort != 0 && !h.hasPort(f.HostPort):
-		return nil, 0, fmt.Errorf("it is none of %s (--qemu-host-ports)", h.text)
+		return nil, 0, fmt.Errorf("it is not in %s (--qemu-host-ports)", h.text)
 	case f.HostPort != 0 || len(h.ranges) == 0:
 		socket, port, err := control.Listen(ctx, f.Key())
 		return socket, int32(port), err
@@ -124,8 +124,8 @@ func (h *Ports) Open(ctx context.Context, f Forward) (*os.File, int32, error) {
 	return nil, 0, fmt.Errorf("none of %s (--qemu-host-ports) is free: %w", h.text, err)
 }
 
-// OpenForwards finds and opens host ports for the ports of a spec. Those that the spec names come first, so that none of
-// them is chosen for another port. If the machine serves the ports of before already, those that match stay as they are.
+// OpenForwards finds and opens host ports for the ports of a spec. Host ports that the spec names come first, so that
+// none of them is chosen for another port. If the machine serves the forwards in before now, those that match stay open.
 func OpenForwards(ctx context.Context, ports []driver.Port, before []Forward, serves bool, open Opener) (forwards []Forward, sockets Sockets, err error) {
 	o := opening{before: before, serves: serves, open: open, sockets: Sockets{}}
 	forwards = make([]Forward, len(ports))
@@ -149,7 +149,7 @@ func OpenForwards(ctx context.Context, ports []driver.Port, before []Forward, se
 	return forwards, o.sockets, nil
 }
 
-// isOf reports whether the forward is what a port of a spec asks for.
+// isOf reports whether the forward is as a port of a spec asks for.
 func (f Forward) isOf(p driver.Port) bool {
 	wanted := forwardOf(p)
 	if wanted.Chosen && f.Chosen {
@@ -161,12 +161,12 @@ func (f Forward) isOf(p driver.Port) bool {
 // opening opens the ports of one machine.
 type opening struct {
 	before, used []Forward
-	serves       bool // those of before
+	serves       bool // the machine serves before now
 	open         Opener
 	sockets      Sockets
 }
 
-// openAt opens a forward with a host port, or any where that is 0.
+// openAt opens a forward at its host port, or at any if that is 0.
 func (o *opening) openAt(ctx context.Context, f Forward) (Forward, error) {
 	socket, port, err := o.open(ctx, f)
 	if err != nil {
@@ -249,7 +249,7 @@ type Forward struct {
 	HostIP   string `json:"hostIP,omitempty"`
 	HostPort int32  `json:"hostPort"`
 	Port     int32  `json:"port"`
-	// Chosen is set where the spec has no host port.
+	// Chosen is set if the spec does not name a host port.
 	Chosen bool `json:"chosen,omitempty"`
 }
 
@@ -303,8 +303,8 @@ func protocolOf(p driver.Port) string {
 	return "tcp"
 }
 
-// IsSamePort reports whether two ports are the same for the guest. Their names are Drover's
-// own, which no guest sees.
+// IsSamePort reports whether two ports are the same for the guest, which does not see their
+// names.
 func IsSamePort(a, b driver.Port) bool {
 	return a.Port == b.Port && a.HostPort == b.HostPort && hostIPOf(a) == hostIPOf(b) && protocolOf(a) == protocolOf(b)
 }
