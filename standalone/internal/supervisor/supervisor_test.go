@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -162,31 +163,19 @@ func TestComponentNotReadyInTime(t *testing.T) {
 
 // TestWaitIsShownOnce checks that a part which is not ready after a while is shown once, with the cause.
 func TestWaitIsShownOnce(t *testing.T) {
-	d := &recordingObserver{}
-	clock := clocktesting.NewFakeClock(time.Unix(0, 0))
-	ctx, cancel := context.WithCancel(t.Context())
-	isReady := make(chan struct{})
-	slow := newTestComponent("slow", d)
-	slow.Run, slow.Cause = nil, func() error { return errors.New("connection refused") }
-	slow.Ready = func(context.Context) error { <-isReady; return nil }
-	ended := make(chan error, 1)
-	go func() {
-		r := &Runner{Clock: clock, Observer: d}
-		ended <- r.Run(ctx, []Component{slow}, func() error { cancel(); return nil })
-	}()
-	const line = "slow waits after 10s: connection refused"
-	assert.Eventually(t, "the start waits", func(testing.TB) error {
-		if !clock.HasWaiters() {
-			return errors.New("it does not")
+	synctest.Test(t, func(t *testing.T) {
+		d := &recordingObserver{}
+		ctx, cancel := context.WithCancel(t.Context())
+		step := func(name string, takes time.Duration) Component {
+			return Component{
+				Name: name, Within: time.Hour, Cause: func() error { return errors.New("connection refused") },
+				Ready: func(context.Context) error { time.Sleep(takes); return nil },
+			}
 		}
-		return nil
+		err := newRunner(d).Run(ctx, []Component{step("quick", noticeDelay-1), step("slow", time.Minute)}, func() error { cancel(); return nil })
+		assert.NoError(t, err)
+		d.assertRecords(t, "quick ready", "slow waits after 10s: connection refused", "slow ready", "stopping")
 	})
-	clock.Step(noticeDelay)
-	assert.NoError(t, waitForRecord(d, line)(t.Context()))
-	clock.Step(time.Minute)
-	close(isReady)
-	assert.NoError(t, <-ended)
-	d.assertRecords(t, line, "slow ready", "stopping")
 }
 
 func TestStopDuringStartIsNoError(t *testing.T) {
