@@ -55,8 +55,12 @@ func Choose(ctx context.Context, file, list string, bound []api.Binding, o regis
 			return nil, err
 		}
 		// An engine that is not a folder may not answer yet, and is recorded without its id.
-		if used[i].ID, err = engineID(ctx, used[i], d.Driver); err != nil && used[i].Dir != "" {
+		used[i].ID, err = engineID(ctx, used[i], d.Driver)
+		switch {
+		case err != nil && used[i].Dir != "":
 			return nil, err
+		case err != nil:
+			o.Log.Info("Drover waits for an engine; until it answers, VirtualMachines there are Unknown", "driver", d.Name, "cause", err.Error())
 		}
 	}
 	return names, recordEngines(file, used, bound, o.Settings)

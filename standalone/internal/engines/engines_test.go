@@ -10,9 +10,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/clock"
@@ -120,6 +122,20 @@ func TestADamagedFileIsNamed(t *testing.T) {
 	assert.NoError(t, os.WriteFile(file, []byte("{"), 0o600))
 	_, err := Reopen(t.Context(), file, nil, options(""))
 	assert.ErrorSays(t, "a damaged file", err, file+" is damaged")
+}
+
+// TestChooseSaysWhichEngineDoesNotAnswer checks that a driver that was named is chosen, and why its engine does not
+// answer.
+func TestChooseSaysWhichEngineDoesNotAnswer(t *testing.T) {
+	t.Setenv("DOCKER_HOST", "unix://"+filepath.Join(t.TempDir(), "none.sock"))
+	var lines []string
+	o := options(t.TempDir())
+	o.Log = funcr.New(func(_, line string) { lines = append(lines, line) }, funcr.Options{})
+	names, err := Choose(t.Context(), filepath.Join(t.TempDir(), "engines.json"), "docker,fake", nil, o)
+	assert.NoError(t, err)
+	if !slices.Equal(names, []string{"docker", "fake"}) || len(lines) != 1 || !strings.Contains(lines[0], "none.sock is out of reach") {
+		t.Errorf("chose %q and said %q, want both and one line that names the socket", names, lines)
+	}
 }
 
 func TestChooseNamesAnUnknownDriver(t *testing.T) {
