@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package cluster runs a Kubernetes cluster of several nodes on this machine. Each node
-// is a process tree with namespaces, containerd and a kubelet of its own, so that tests
+// is a process tree with namespaces, containerd and a separate kubelet, so that tests
 // can switch one off, cut its link or end one of its programs.
 //
 // Tests call Start. Nothing is left of a cluster after Close, or after the process that

@@ -53,7 +53,7 @@ func importMountedGuest(t *testing.T) {
 	importImage(t, shared, mountedImage, map[string]string{"vmlinuz": linux.Kernel, "initrd": linux.Initrd, "disk/disk.img": disk})
 }
 
-// mountedGuest is a guest on a volume of its own.
+// mountedGuest is a guest on a separate volume.
 type mountedGuest struct {
 	*guest
 

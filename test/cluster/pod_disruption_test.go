@@ -317,7 +317,7 @@ func testAssertedOff(t *testing.T, g *guest) {
 	g.checkUndisturbed(t, next)
 }
 
-// testStreams uses kubectl vm, whose console and log are those of the pod, while the guest shuts
+// testStreams uses kubectl vm, which shows the console and the log of the pod, while the guest shuts
 // down.
 func testStreams(t *testing.T, g *guest) {
 	env := []string{"KUBECONFIG=" + shared.Kubeconfig}

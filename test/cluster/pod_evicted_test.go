@@ -29,7 +29,7 @@ import (
 // back, and none before the processes of the last run have ended: the oracle sees them, whatever a kubelet
 // reports.
 func TestPodEvicted(t *testing.T) {
-	tier.Full(t, "it takes three minutes; TestRecordedPods in package instance has what these kubelets report")
+	tier.Full(t, "it takes three minutes; TestRecordedPods in package instance has the reports of these kubelets")
 	w := newPodWorld(t)
 	limitEphemeralStorage(t, w.namespace)
 	var guests []*guest

@@ -134,7 +134,7 @@ var shards = []shard{
 	},
 	{
 		name:    "cluster",
-		steps:   []step{{of: "test/cluster", skip: "TestPod(Contract|Deletion|Driver|Evicted|Streams|sElsewhere)$"}},
+		steps:   []step{{of: "test/cluster", skip: "TestPod(Contract|Deletion|Driver|Evicted|Objects|Streams|sElsewhere)$"}},
 		paths:   slices.Concat(nodes, []string{"cmd/drover-machine", "test/assert", "test/framework"}),
 		prepare: []string{"hack/cluster-deps.sh", "engine"},
 	},
@@ -146,7 +146,7 @@ var shards = []shard{
 	},
 	{
 		name:    "cluster-disruption",
-		steps:   []step{{of: "test/cluster", pattern: "TestPod(Deletion|Evicted|sElsewhere)$"}},
+		steps:   []step{{of: "test/cluster", pattern: "TestPod(Deletion|Evicted|Objects|sElsewhere)$"}},
 		paths:   slices.Concat(controller, machine, nodes),
 		prepare: []string{"hack/cluster-deps.sh", "engine"},
 	},
