@@ -62,7 +62,7 @@ func createGuestService(t *testing.T, guest string) *corev1.Service {
 	return createService(t, podNamespace, guest, map[string]string{"cloudnative.tw/name": guest}, 80)
 }
 
-// endpointState is the state of a Service after its only endpoint.
+// endpointState is the state of the only endpoint of a Service.
 type endpointState struct {
 	pod   types.UID
 	ready bool
