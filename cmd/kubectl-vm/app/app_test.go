@@ -52,6 +52,24 @@ func withCondition(kind string) func(*api.VirtualMachineStatus) {
 	}
 }
 
+// countingEnds puts an operation into a status that just counts how often its server was started again.
+func countingEnds(s *api.VirtualMachineStatus) {
+	s.Operation = &api.Operation{Type: api.OperationStart, Attempts: 2, Failure: api.FailureExited, Evicted: true, LastError: "it was evicted"}
+}
+
+// TestCountedEnds checks that a VM which runs is not said to fail for the ends before, which are named.
+func TestCountedEnds(t *testing.T) {
+	runs := vmWith(api.PhaseActive, api.ReasonChangePending, "False").Status(countingEnds).Obj()
+	o, _ := newOptions()
+	if facts := strings.Join(o.operationFacts(runs), " "); isFailing(runs) || !strings.Contains(facts, "started again 2 times in a row") || !strings.Contains(facts, "it was evicted") {
+		t.Errorf("it fails: %t, %s", isFailing(runs), facts)
+	}
+	waits := vmWith(api.PhaseFailed, api.ReasonRestarting, "False").Status(countingEnds).Obj()
+	if facts := strings.Join(o.operationFacts(waits), " "); !isFailing(waits) || !strings.Contains(facts, "starting the server") {
+		t.Errorf("one that waits to be started fails: %t, %s", isFailing(waits), facts)
+	}
+}
+
 func withAttempts(n int32) func(*api.VirtualMachineStatus) {
 	return func(s *api.VirtualMachineStatus) {
 		next := metav1.NewMicroTime(now.Add(42 * time.Second))
@@ -248,6 +266,7 @@ func TestGoalPowered(t *testing.T) {
 		"a restart is to come":      {vm: pending().RestartedAt(now)},
 		"paused, and wanted active": {vm: vmWith(api.PhasePaused, api.ReasonChangePending, "False")},
 		"a step is in progress":     {vm: pending().Status(withAttempts(0))},
+		"earlier ends are counted":  {vm: pending().Status(countingEnds), done: true},
 		"a field is refused":        {vm: vmWith(api.PhaseActive, api.ReasonImageImmutable, "False").Status(refused).Status(withCondition(api.ConditionStalled)), done: true},
 		"stalled":                   {vm: vmWith(api.PhaseFailed, api.ReasonInvalid, "False").Status(withCondition(api.ConditionStalled)), fails: true},
 		"deleted":                   {vm: pending().DeletionTimestamp(now), fails: true},

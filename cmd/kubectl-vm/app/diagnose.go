@@ -149,7 +149,7 @@ func (o *Options) operationFacts(vm *api.VirtualMachine) []string {
 	switch {
 	case op == nil:
 		return nil
-	case isReady(vm) && op.Attempts > 0:
+	case isOnlyCounting(vm):
 		return []string{"The server was started again " + timesText(int(op.Attempts)) + ", the last time because: " + printable.Line(op.LastError)}
 	}
 	what := gerunds[op.Type]

@@ -61,10 +61,16 @@ func isReady(vm *api.VirtualMachine) bool {
 	return c.Status == metav1.ConditionTrue && isObserved(vm)
 }
 
-// isFailing reports whether the last try of an operation has failed. A VM that is ready may still count the
-// starts that a stable run has yet to follow.
+// isFailing reports whether the last try of an operation has failed.
 func isFailing(vm *api.VirtualMachine) bool {
-	return vm.Status.Operation != nil && vm.Status.Operation.Attempts > 0 && !isReady(vm)
+	return vm.Status.Operation != nil && vm.Status.Operation.Attempts > 0 && !isOnlyCounting(vm)
+}
+
+// isOnlyCounting reports whether the server of a VM is on, and its operation just counts the starts before
+// that, until the run has proven stable.
+func isOnlyCounting(vm *api.VirtualMachine) bool {
+	op, phase := vm.Status.Operation, vm.Status.Phase
+	return op != nil && op.Failure == api.FailureExited && (phase == api.PhaseActive || phase == api.PhasePaused)
 }
 
 // isStalled reports whether only a new spec can help.

@@ -48,7 +48,7 @@ func whenPowered(generation int64) goal {
 	return func(vm *api.VirtualMachine) (bool, error) {
 		status := &vm.Status
 		unready := status.Reason == api.ReasonChangePending || status.RefusedField != nil
-		settled := status.ObservedGeneration >= generation && status.Operation == nil && isRestartHandled(vm)
+		settled := status.ObservedGeneration >= generation && (status.Operation == nil || isOnlyCounting(vm)) && isRestartHandled(vm)
 		if settled && unready && vm.DeletionTimestamp == nil && status.Phase == phaseOf(vm.Spec.Action) {
 			return true, nil
 		}
