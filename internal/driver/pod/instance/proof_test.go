@@ -43,10 +43,10 @@ func withPhase(phase corev1.PodPhase, reason string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Status.Phase, p.Status.Reason = phase, reason }
 }
 
-// endedBy has a manager of fields write a terminal phase, and the states of containers if it is a kubelet.
-func endedBy(phase corev1.PodPhase, manager, fields string) func(*corev1.Pod) {
+// failedBy has a manager of fields write the phase Failed, and the states of containers if it is a kubelet.
+func failedBy(manager, fields string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
-		p.Status.Phase = phase
+		p.Status.Phase = corev1.PodFailed
 		p.ManagedFields = append(p.ManagedFields, metav1.ManagedFieldsEntry{Manager: manager, Subresource: "status", FieldsV1: metav1.NewFieldsV1(fields)})
 	}
 }
@@ -60,7 +60,7 @@ const (
 	phaseAndState = `{"f:status":{"f:phase":{},"f:containerStatuses":{}}}`
 )
 
-func byKubelet(p *corev1.Pod) { endedBy(corev1.PodFailed, "kubelet", phaseAndState)(p) }
+func byKubelet(p *corev1.Pod) { failedBy("kubelet", phaseAndState)(p) }
 
 func withCondition(c corev1.PodCondition) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Status.Conditions = append(p.Status.Conditions, c) }
@@ -119,7 +119,7 @@ func TestProvenEnd(t *testing.T) {
 		"drained while an image is pulled":  {onNode(deleted, byKubelet, byDrain, withStatuses(unknown)), neverRan},
 		"the same, of a collected pod":      {onNode(deleted, byKubelet, withCondition(disrupted), withStatuses(unknown)), nil},
 		"the same, of another disruption":   {onNode(deleted, byKubelet, targeted("DeletionByNewcomer", "why"), withStatuses(unknown)), nil},
-		"the same, failed by another":       {onNode(deleted, endedBy(corev1.PodFailed, "kube-controller-manager", phaseAlone), withStatuses(unknown)), nil},
+		"the same, failed by another":       {onNode(deleted, failedBy("kube-controller-manager", phaseAlone), withStatuses(unknown)), nil},
 		"the same, before the pod's end":    {onNode(deleted, withStatuses(unknown)), nil},
 		"lost, its group removed":           {onNode(byKubelet, withStatuses(lost)), wasLost},
 		"lost, its group removed, deleted":  {onNode(deleted, byKubelet, withStatuses(deletedLost)), wasLost},
@@ -130,11 +130,11 @@ func TestProvenEnd(t *testing.T) {
 		"lost, waiting, evicted":            {onNode(byKubelet, withPhase(corev1.PodFailed, "Evicted"), withStatuses(stillWaits)), nil},
 		"lost, by the runtime's report":     {onNode(byKubelet, withStatuses(withID)), nil},
 		"lost, not failed":                  {onNode(withPhase(corev1.PodRunning, ""), withStatuses(lost)), nil},
-		"lost, failed by another":           {onNode(endedBy(corev1.PodFailed, "kube-controller-manager", phaseAlone), withStatuses(lost)), nil},
+		"lost, failed by another":           {onNode(failedBy("kube-controller-manager", phaseAlone), withStatuses(lost)), nil},
 		"lost, of a collected pod":          {onNode(byKubelet, withCondition(disrupted), withStatuses(lost)), nil},
 		"deleted while it is initialized":   {onNode(deleted, byKubelet, initially(unknown.State), withStatuses(waiting)), neverRan},
 		"deleted before it is initialized":  {onNode(deleted, byKubelet, initially(waiting.State), withStatuses(waiting)), neverRan},
-		"the same, by the kubelet of k3s":   {onNode(deleted, endedBy(corev1.PodFailed, "k3s", phaseAndState), initially(waiting.State), withStatuses(waiting)), neverRan},
+		"the same, by the kubelet of k3s":   {onNode(deleted, failedBy("k3s", phaseAndState), initially(waiting.State), withStatuses(waiting)), neverRan},
 		"the same, before the pod's end ":   {onNode(deleted, initially(waiting.State), withStatuses(waiting)), nil},
 		"created, its pod has ended":        {onNode(deleted, byKubelet, withStatuses(corev1.ContainerStatus{Name: objects.ContainerName, ContainerID: "x", State: waiting.State})), nil},
 		"ended, and a debugger never began": {onNode(byKubelet, debugged(other(waiting)), withStatuses(ended)), &driver.Exit{Reason: "Completed"}},
@@ -142,7 +142,7 @@ func TestProvenEnd(t *testing.T) {
 		"ended, and a debugger was lost":    {onNode(byKubelet, debugged(other(lost)), withStatuses(ended)), &driver.Exit{Reason: "Completed"}},
 		"ended, and a debugger runs":        {onNode(byKubelet, debugged(other(running)), withStatuses(ended)), nil},
 		"ended, and a debugger may begin":   {onNode(debugged(other(waiting)), withStatuses(ended)), nil},
-		"ended, failed by another":          {onNode(endedBy(corev1.PodFailed, "kubectl", phaseAlone), debugged(other(waiting)), withStatuses(ended)), nil},
+		"ended, failed by another":          {onNode(failedBy("kubectl", phaseAlone), debugged(other(waiting)), withStatuses(ended)), nil},
 		"no disk":                           {onNode(withStatuses(terminated(7, "Error", `{"reason":"NotStarted"}`))), &driver.Exit{Code: 7, Reason: driver.ExitNotStarted}},
 		"terminated, a sidecar unreported":  {onNode(sidecar, withStatuses(terminated(0, "Completed", ""))), nil},
 		"terminated, a sidecar runs":        {onNode(sidecar, withStatuses(terminated(0, "Completed", ""), corev1.ContainerStatus{Name: "added"})), nil},
