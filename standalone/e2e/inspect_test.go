@@ -328,7 +328,7 @@ func (c inspected) checkOrphans(t *testing.T) {
 	assert.NoError(t, os.Remove(recordOf(c.Cluster, foreign)))
 }
 
-// checkRelease deletes a VM that leaves its server, which is no orphan, and returns the server's ID.
+// checkRelease deletes a VM that leaves its server, which is not an orphan, and returns the server's ID.
 func (c inspected) checkRelease(t *testing.T) string {
 	t.Helper()
 	objects := objectsFor(t, c.Config)
@@ -341,7 +341,7 @@ func (c inspected) checkRelease(t *testing.T) string {
 	assert.NoError(t, objects.Delete(t.Context(), vm))
 	waitForDeletion(t, objects, vm)
 	ids := c.wantList(t, "retained", uid)
-	c.wantRun(t, "y\n", 1, "was released, and is no orphan", "orphans", "delete", uid)
+	c.wantRun(t, "y\n", 1, "was released, so it is not an orphan", "orphans", "delete", uid)
 	return ids[0]
 }
 

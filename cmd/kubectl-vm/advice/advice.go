@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package advice says what each reason of a VirtualMachine means, and what to do about it.
+// Package advice explains each reason of a VirtualMachine: what it means, and which steps help.
 //
 // Start with For. Every reason that the API package exports has an entry in table.go, which a
 // test checks.
@@ -14,10 +14,9 @@ import (
 	"strings"
 )
 
-// Need is what a reason needs to end.
+// Need says which kind of help a reason needs before it ends.
 type Need int
 
-// The needs.
 const (
 	// Nothing is needed: the server is as the spec says.
 	Nothing Need = iota
@@ -30,14 +29,14 @@ const (
 	Person
 )
 
-// Advice is what to know about a reason.
+// Advice explains a reason.
 type Advice struct {
 	Need Need
 	// Means is a sentence about the VM.
 	Means string
 	// Do says what to do, in sentences. It is empty if there is nothing to do.
 	Do string
-	// ByDriver is what to do in addition, by driver.
+	// ByDriver has additional steps for a driver, keyed by its name.
 	ByDriver map[string]string
 }
 

@@ -31,7 +31,7 @@ func constants(t *testing.T, prefix string) map[string]string {
 		}
 		literal, ok := spec.Values[0].(*ast.BasicLit)
 		if !ok {
-			t.Fatalf("%s is no literal", spec.Names[0].Name)
+			t.Fatalf("%s is not a literal", spec.Names[0].Name)
 		}
 		value, err := strconv.Unquote(literal.Value)
 		assert.NoError(t, err)
@@ -50,7 +50,7 @@ func TestEveryReasonHasAdvice(t *testing.T) {
 			t.Fatalf("only %d constants %s* were found", len(known), prefix)
 		}
 		for reason, name := range known {
-			if _, has := table[reason]; has || prefix == "Reason" {
+			if _, found := table[reason]; found || prefix == "Reason" {
 				checkAdvice(t, name, reason, table)
 			}
 		}
@@ -69,7 +69,7 @@ func checkAdvice(t *testing.T, name, reason string, table map[string]Advice) {
 	a, ok := table[reason]
 	switch {
 	case !ok:
-		t.Errorf("%s (%s) has no advice", name, reason)
+		t.Errorf("%s (%s) lacks advice", name, reason)
 		return
 	case !strings.HasSuffix(a.Means, "."):
 		t.Errorf("%s means %q, want a sentence", name, a.Means)

@@ -13,12 +13,12 @@ const (
 )
 
 // lostNode says what to do about a node that does not come back.
-const lostNode = "If it is gone for good, see \"When a node is gone for good\" in docs/cluster.md."
+const lostNode = "If it does not come back, see \"When a node does not come back\" in docs/cluster.md."
 
 // logAdvice says where to read what a server has printed, by driver.
 var logAdvice = map[string]string{
 	docker: "Its last run: {program} logs {vm}. Those before: {program} logs --previous {vm}",
-	qemu:   "{program} logs {vm} has the serial console. QEMU's own messages are in qemu.log, in the machine's folder on Drover's host.",
+	qemu:   "{program} logs {vm} has the serial console. The messages of QEMU are in qemu.log, in the machine's folder on Drover's host.",
 	pod:    "{program} logs {vm} has the serial console.",
 }
 
@@ -41,7 +41,7 @@ var reasons = map[string]Advice{
 	api.ReasonStarting: {
 		Need: Attention, Means: "The server is being started, or boots.",
 		Do: "If it lasts: {program} logs {vm} shows its output.",
-		ByDriver: map[string]string{pod: "If the message above is the kubelet's, the pod waits for what it names: a volume, an image. " +
+		ByDriver: map[string]string{pod: "If the message above is the kubelet's, the pod waits for the object that it names: a volume, an image. " +
 			"{kubectl} describe pod -l cloudnative.tw/name={vm} has more. If the pod waits for a Secret that is gone, delete the pod: the next one has another."},
 	},
 	api.ReasonUnschedulable: {
@@ -73,11 +73,11 @@ var reasons = map[string]Advice{
 		ByDriver: logAdvice,
 	},
 	api.ReasonProbeFailing: {
-		Need: Attention, Means: "The server runs, and the readiness probe gets no answer at its port, or, if the spec has none, the image's own check does not succeed.",
+		Need: Attention, Means: "The server runs, and the readiness probe gets no answer at its port, or, if the spec has none, the check that the image has does not succeed.",
 		Do: "A guest that boots needs a while. If it should have booted: does a program in it listen on the port of " +
 			"spec.readinessProbe, on all addresses and not on localhost alone, and does its firewall admit the port?",
 		ByDriver: map[string]string{
-			docker: "If the message above names the HEALTHCHECK of the image: docker inspect on the engine's host has what it printed, and spec.readinessProbe takes its place.",
+			docker: "If the message above names the HEALTHCHECK of the image: docker inspect on the engine's host has its output, and spec.readinessProbe takes its place.",
 			qemu:   "The port must also be one of spec.ports. An emulated machine boots slowly: {program} show {vm} says whether this one is.",
 		},
 	},
@@ -92,7 +92,7 @@ var reasons = map[string]Advice{
 	api.ReasonEngineMismatch: {
 		Need: Person, Means: "Another engine answers than the one that the VM is bound to, or the VM's driver does not run, so nothing is known of the server.",
 		Do: "Let Drover run with the driver and the engine that the message above names: see --vm-driver, DOCKER_HOST and --qemu-dir. If that " +
-			"engine is gone for good, delete the VM; its finalizer then has to be removed by hand.",
+			"engine does not come back, delete the VM; its finalizer then has to be removed by hand.",
 	},
 	api.ReasonFenced: {
 		Need: Person, Means: "The engine refuses this Drover, because one that was elected later has acted on it.",
@@ -175,7 +175,7 @@ var reasons = map[string]Advice{
 		Do: "Drover tries again by itself, which helps against an outage of the server that has the image. Otherwise check spec.image: its name, tag and checksum " +
 			"({kubectl} edit vm {vm}).",
 		ByDriver: map[string]string{
-			docker: "docker pull on the engine's host shows the registry's own words.",
+			docker: "docker pull on the engine's host shows the full answer of the registry.",
 			qemu:   "docs/qemu.md says where images may come from, and how Drover logs in to a registry.",
 		},
 	},
@@ -197,7 +197,7 @@ var reasons = map[string]Advice{
 	},
 	api.ReasonOperationFailed: {
 		Need: Attention, Means: "The engine failed a call.",
-		Do: "Drover tries again by itself. If the error above lasts, the engine's own log on its host says more.",
+		Do: "Drover tries again by itself. If the error above lasts, the engine's log on its host says more.",
 	},
 	api.ReasonChangePending: {
 		Need: Person, Means: "A change of the spec waits for a restart.",
@@ -211,12 +211,12 @@ var reasons = map[string]Advice{
 	},
 	api.ReasonNotConfined: {
 		Need: Nothing, Means: "The machine has Drover's user and no Landlock: only a filter of system calls confines it.",
-		Do: "An operator may give machines a user of their own: see \"Users\" in docs/qemu.md.",
+		Do: "An operator may give each machine a separate user: see \"Users\" in docs/qemu.md.",
 	},
 }
 
-// events are the reasons of events about which there is something to do, and that are no reason
-// of a status.
+// events are the reasons of events about which there is something to do, and that never stand
+// in a status.
 var events = map[string]Advice{
 	api.EventRecreated: {
 		Need: Attention, Means: "The server had disappeared and was created again.",

@@ -117,7 +117,7 @@ func TestVerdict(t *testing.T) {
 	}
 	for name, test := range tests {
 		o, _ := newOptions()
-		d := o.diagnose(test.vm.Obj())
+		d := o.diagnoseVM(test.vm.Obj())
 		if d.verdict != test.want {
 			t.Errorf("%s: verdict %d, want %d", name, d.verdict, test.want)
 		}
@@ -140,11 +140,11 @@ func TestDiagnosis(t *testing.T) {
 		s.Message = "pull image x: \x1b[2Jnot found"
 		s.Driver, s.Binding = "docker", &api.Binding{Driver: "docker", EngineID: "3f6c8a52-8e1b-4f9a"}
 	}).Status(withCondition(api.ConditionObserved)).Obj()
-	d := o.diagnose(vm)
+	d := o.diagnoseVM(vm)
 	text := strings.Join(append(append([]string{d.headline, d.message}, d.facts...), d.steps...), "\n")
 	for _, want := range []string{
 		"web is not ready: Failed, ImageUnavailable", "pull image x: ?[2Jnot found", "creating the server for 60s", "failed 7 times in a row",
-		"next try is in 42s, at 2026-01-31 12:00:42Z", "The last error: it broke", "Ready has been False for 5s", "(3f6c8a52-8e1b-4f9a)", "and has no server for it", "docker pull",
+		"next try is in 42s, at 2026-01-31 12:00:42Z", "The last error: it broke", "Ready has been False for 5s", "(3f6c8a52-8e1b-4f9a)", "and it does not have the server", "docker pull",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("it does not say %q:\n%s", want, text)
@@ -153,7 +153,7 @@ func TestDiagnosis(t *testing.T) {
 }
 
 // TestOneView checks that show and explain say the same of the state, of the step in progress and of
-// what waits for a restart.
+// the changes that wait for a restart.
 func TestOneView(t *testing.T) {
 	vm := vmWith(api.PhaseFailed, api.ReasonImageUnavailable, "False").Status(withAttempts(7)).Status(func(s *api.VirtualMachineStatus) {
 		s.Message, s.PendingFields = "not found", []string{"ports"}
@@ -216,13 +216,13 @@ func TestPowerChanges(t *testing.T) {
 }
 
 func TestRestartHasAlwaysANewTime(t *testing.T) {
-	for name, had := range map[string]time.Time{"within a second": now, "by a clock that is ahead": now.Add(time.Hour), "long ago": now.Add(-time.Hour)} {
-		vm := vmWith(api.PhaseActive, api.ReasonRunning, "True").RestartedAt(had).Status(func(s *api.VirtualMachineStatus) {
-			s.RestartedAt = &metav1.Time{Time: had}
+	for name, earlier := range map[string]time.Time{"within a second": now, "by a clock that is ahead": now.Add(time.Hour), "long ago": now.Add(-time.Hour)} {
+		vm := vmWith(api.PhaseActive, api.ReasonRunning, "True").RestartedAt(earlier).Status(func(s *api.VirtualMachineStatus) {
+			s.RestartedAt = &metav1.Time{Time: earlier}
 		}).Obj()
 		at := restartAt(vm, now.Add(300*time.Millisecond)).RestartedAt
-		if !at.After(had) {
-			t.Errorf("%s: %s after %s", name, at, had)
+		if !at.After(earlier) {
+			t.Errorf("%s: %s after %s", name, at, earlier)
 		}
 		if at.Nanosecond() != 0 {
 			t.Errorf("%s: %s has parts of a second, which the API drops", name, at)
@@ -313,7 +313,7 @@ func TestListOfOneVM(t *testing.T) {
 			s.Ports = append(s.Ports, api.PortStatus{Port: port, HostPort: 8000 + port, Protocol: api.ProtocolTCP})
 		}
 	}).Obj()
-	assert.NoError(t, l.print("default", []api.VirtualMachine{*vm}))
+	assert.NoError(t, l.printVMs("default", []api.VirtualMachine{*vm}))
 	want := "NAME   STATE    READY   REASON     CPU   MEMORY   ADDRESS      PORTS                        AGE\n" +
 		"web    Active   True    Running   1000       4G   10.213.0.7   8080:80,8081:81,8082:82,+2   60m\n"
 	if out.String() != want {
@@ -342,7 +342,7 @@ func TestCreateProgress(t *testing.T) {
 		vmWith(api.PhaseActive, api.ReasonProbeFailing, metav1.ConditionFalse).Obj(),
 		vmWith(api.PhaseActive, api.ReasonRunning, metav1.ConditionTrue).Obj(),
 	} {
-		p.see(vm)
+		p.observeVM(vm)
 	}
 	name := failed.Name
 	want := []string{

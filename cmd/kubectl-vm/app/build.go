@@ -34,15 +34,15 @@ type vmFlags struct {
 	probe                 int32
 	env                   []string
 	workingDir            string
-	// words are what follows the dashes: arguments of the image's entrypoint, or with isCommand the
-	// command in its place.
+	// words are the arguments after the dashes: arguments of the image's entrypoint, or with isCommand
+	// the command in its place.
 	words     []string
 	isCommand bool
 }
 
-// build returns the VM that the flags describe. secret is the name of the Secret with user-data
+// buildVM returns the VM that the flags describe. secret is the name of the Secret with user-data
 // and network-data.
-func (f *vmFlags) build(ctx context.Context, namespace, name, secret string) (*apply.VirtualMachineApplyConfiguration, error) {
+func (f *vmFlags) buildVM(ctx context.Context, namespace, name, secret string) (*apply.VirtualMachineApplyConfiguration, error) {
 	size, err := f.size()
 	if err != nil {
 		return nil, err
@@ -52,7 +52,7 @@ func (f *vmFlags) build(ctx context.Context, namespace, name, secret string) (*a
 	if f.driver != "" {
 		spec.WithDriver(f.driver)
 	}
-	if policy := f.policy(); policy != "" {
+	if policy := f.restartPolicyOf(); policy != "" {
 		spec.WithRestartPolicy(policy)
 	}
 	if err := f.setCommand(spec); err != nil {
@@ -81,8 +81,8 @@ func (f *vmFlags) build(ctx context.Context, namespace, name, secret string) (*a
 	return vm, nil
 }
 
-// policy returns spec.restartPolicy: that of a machine for one job if the user says what it runs.
-func (f *vmFlags) policy() api.RestartPolicy {
+// restartPolicyOf returns spec.restartPolicy: that of a machine for one job if the user says what it runs.
+func (f *vmFlags) restartPolicyOf() api.RestartPolicy {
 	if f.restartPolicy == "" && len(f.words) > 0 {
 		return api.RestartNever
 	}

@@ -63,7 +63,7 @@ func (c *changeOptions) addFlags(cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&c.timeout, "timeout", defaultEffectWait, "how long to wait for that")
 }
 
-// run changes a VM. done is what happened to it, such as resized.
+// run changes a VM. done is the word for the change in the output, such as resized.
 func (c *changeOptions) run(ctx context.Context, arg, done string, change func(vm *api.VirtualMachine) (*specChange, error)) error {
 	name, err := parseName(arg)
 	if err != nil {
@@ -88,7 +88,7 @@ func (c *changeOptions) run(ctx context.Context, arg, done string, change func(v
 }
 
 // apply makes the change. The object's version is a precondition, so that no other change of a
-// list is lost; the controller's own writes cause a few tries.
+// list is lost; it tries again a few times, since the controller writes the object too.
 func (c *changeOptions) apply(ctx context.Context, namespace, name string, change func(vm *api.VirtualMachine) (*specChange, error)) (vm *api.VirtualMachine, made *specChange, err error) {
 	err = retryOnConflict(func() error {
 		if vm, err = c.GetVM(ctx, namespace, name); err != nil {
@@ -146,7 +146,7 @@ func (c *changeOptions) reportEffect(ctx context.Context, vm *api.VirtualMachine
 		ended: func(one *awaited, err error) { last, failed = one.vm, err },
 	}
 	line := c.newProgressLine(w.describe)
-	err := c.await(ctx, w)
+	err := c.awaitVMs(ctx, w)
 	line.stop()
 	switch {
 	case err != nil:
@@ -196,7 +196,7 @@ func (c *changeOptions) effectOf(f changedField, vm *api.VirtualMachine) string 
 // reportProblem fails if the change cannot be applied.
 func (c *changeOptions) reportProblem(vm *api.VirtualMachine) error {
 	if isStalled(vm) || isFailing(vm) {
-		return fmt.Errorf("%s is %s (%s explain %s says more)", vm.Name, doing(vm), c.Program, vm.Name)
+		return fmt.Errorf("%s is %s (%s explain %s says more)", vm.Name, activityOf(vm), c.Program, vm.Name)
 	}
 	return nil
 }

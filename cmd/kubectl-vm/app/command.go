@@ -26,7 +26,7 @@ const (
 	groupAdmin     = "admin"
 )
 
-// Main runs the program with its arguments, the first of which is its own name, and returns
+// Main runs the program with its arguments, the first of which names the program, and returns
 // its exit code.
 func Main(ctx context.Context, args []string, streams genericiooptions.IOStreams) int {
 	o := NewOptions(streams)
@@ -96,7 +96,7 @@ func unknownVerb(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	text := fmt.Sprintf("%q is no verb of %s", args[0], cmd.DisplayName())
+	text := fmt.Sprintf("%q is not a verb of %s", args[0], cmd.DisplayName())
 	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
 		text += ": did you mean " + strings.Join(near, " or ") + "?"
 	}
@@ -124,8 +124,8 @@ func newVerbs(o *Options) []*cobra.Command {
 	}
 }
 
-// examples returns the examples of a verb's help.
-func (o *Options) examples(lines ...string) string {
+// formatExamples returns the examples of a verb's help.
+func (o *Options) formatExamples(lines ...string) string {
 	for i, line := range lines {
 		lines[i] = "  " + o.Program + " " + line
 	}

@@ -29,7 +29,7 @@ func (o *Options) CompleteVMs(cmd *cobra.Command, args []string, _ string) ([]st
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	vms, _ := o.listForTable(ctx, namespace, metav1.ListOptions{}) // a completion has no place for an error
+	vms, _ := o.listForTable(ctx, namespace, metav1.ListOptions{}) // a completion cannot show an error
 	var names []string
 	for i := range vms {
 		if name := vms[i].Name; !slices.Contains(args, name) {

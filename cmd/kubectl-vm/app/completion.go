@@ -16,14 +16,14 @@ func NewCompletionCommand(o *Options) *cobra.Command {
 		Use:   "completion (bash | zsh | fish)",
 		Short: "Print a script that completes verbs, flags and VMs in a shell",
 		Long: `Print a script that completes verbs, flags and the names of VMs in a shell, for kubectl-vm as a
-program of its own:
+		separate program:
 
   source <(kubectl-vm completion bash)
   kubectl-vm completion zsh > "${fpath[1]}/_kubectl-vm"
   kubectl-vm completion fish > ~/.config/fish/completions/kubectl-vm.fish
 
-For "kubectl vm", kubectl's own completion asks a program of the name kubectl_complete-vm, which
-is this one by another name:
+For "kubectl vm", the completion of kubectl asks a program with the name kubectl_complete-vm, which
+is this one under another name:
 
   ln -s "$(command -v kubectl-vm)" "$(dirname "$(command -v kubectl-vm)")/kubectl_complete-vm"`,
 		Args: func(_ *cobra.Command, args []string) error {

@@ -19,7 +19,7 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 )
 
-// connection is what the verbs share that connect to a VM.
+// connection has the options of the verbs that connect to a VM.
 type connection struct{ *Options }
 
 // newConnectCommand returns a command of the group that connects.
@@ -38,8 +38,8 @@ type place struct {
 	vmErr error
 }
 
-// connect returns where a stream of the VM of an argument is, and a client for it.
-func (c *connection) connect(ctx context.Context, arg string, s streamsapi.Stream) (p place, err error) {
+// findStream returns where a stream of the VM of an argument is, and a client for it.
+func (c *connection) findStream(ctx context.Context, arg string, s streamsapi.Stream) (p place, err error) {
 	p.Options = c.Options
 	if p.name, err = parseName(arg); err != nil {
 		return p, err

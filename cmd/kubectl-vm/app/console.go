@@ -27,7 +27,7 @@ func NewConsoleCommand(o *Options) *cobra.Command {
 		Short: "Use the serial console of a VM",
 		Long: "Use the serial console of a VM. Many people may watch, and the first to type may type.\n" +
 			"Ctrl-] leaves. The console connects again when the VM or Drover restarts.",
-		Args: oneName(noCommand), Example: o.examples("console web"),
+		Args: oneName(noCommand), Example: o.formatExamples("console web"),
 		RunE: func(cmd *cobra.Command, args []string) error { return c.run(cmd.Context(), args[0]) },
 	})
 	return cmd
@@ -36,7 +36,7 @@ func NewConsoleCommand(o *Options) *cobra.Command {
 func (c *consoleOptions) run(ctx context.Context, name string) error {
 	ctx, stop := printable.NewOutput(c.Out).WhileRead(ctx)
 	defer stop()
-	at, err := c.connect(ctx, name, streamsapi.Console)
+	at, err := c.findStream(ctx, name, streamsapi.Console)
 	if err != nil {
 		return err
 	}

@@ -38,11 +38,11 @@ func NewCopyCommand(o *Options) *cobra.Command {
 		Use:   "cp [USER@]NAME:PATH LOCAL | LOCAL... [USER@]NAME:PATH",
 		Short: "Copy files to or from a VM",
 		Long: "Copy files to or from a VM. A machine of a container image (driver qemu) needs nothing for it:\n" +
-			"Drover's program in it reads and writes, as root, and what it makes belongs to the image's user.\n" +
-			"It copies folders without -r too. From a VM, symbolic links that lead out of what is copied are left\n" +
+			"Drover's program in it reads and writes, as root, and new files belong to the image's user.\n" +
+			"It copies folders without -r too. From a VM, symbolic links that lead out of the copied folder are left\n" +
 			"out, and named at the end. Every other VM, and each as USER@NAME or with a flag for ssh,\n" +
-			"is reached by the scp of this computer.",
-		Example: o.examples("cp page.html web:/srv/", "cp -r debian@deb:/var/log ./log"),
+			"is reached with the scp of this computer.",
+		Example: o.formatExamples("cp page.html web:/srv/", "cp -r debian@deb:/var/log ./log"),
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) < 2 {
 				return errors.New("give what to copy, and where to")
@@ -57,7 +57,7 @@ func NewCopyCommand(o *Options) *cobra.Command {
 		},
 	})
 	c.addFlags(cmd.Flags())
-	cmd.Flags().BoolVarP(&c.recursive, "recursive", "r", false, "copy folders with what is in them")
+	cmd.Flags().BoolVarP(&c.recursive, "recursive", "r", false, "copy folders with their content")
 	return cmd
 }
 
@@ -84,7 +84,7 @@ func (c *copyOptions) run(ctx context.Context, paths []string) error {
 	case c.usesSSH(remote, vm):
 		return c.copyBySSH(ctx, vm, ends)
 	case ends[0] == remote && len(ends) == 2:
-		return c.receive(ctx, remote, ends[1].path)
+		return c.receiveFile(ctx, remote, ends[1].path)
 	case ends[len(ends)-1] != remote:
 		return errors.New("give what to copy before where to, and from a VM one path: NAME:PATH LOCAL")
 	}
@@ -92,7 +92,7 @@ func (c *copyOptions) run(ctx context.Context, paths []string) error {
 		remote.path += "/" // it has to be a folder
 	}
 	for _, end := range ends[:len(ends)-1] {
-		if err := c.send(ctx, end.path, remote); err != nil {
+		if err := c.sendFile(ctx, end.path, remote); err != nil {
 			return err
 		}
 	}
@@ -110,12 +110,12 @@ func (c *copyOptions) copyBySSH(ctx context.Context, vm *api.VirtualMachine, end
 	}
 	args := append(slices.Clone(to.args), "--")
 	for _, end := range ends {
-		args = append(args, end.argument(to))
+		args = append(args, end.scpArgument(to))
 	}
 	return c.runProgram(ctx, "scp", args)
 }
 
-// usesSSH reports whether a VM is reached by ssh, because the command line says so or nothing of Drover's is in it.
+// usesSSH reports whether to copy over ssh, because the command line says so or nothing of Drover's is in the VM.
 func (c *copyOptions) usesSSH(end copyEnd, vm *api.VirtualMachine) bool {
 	if end.user != "" || c.identity != "" || c.port != sshPort || len(c.options) > 0 || driverOf(vm) != driverQEMU {
 		return true
@@ -124,9 +124,9 @@ func (c *copyOptions) usesSSH(end copyEnd, vm *api.VirtualMachine) bool {
 	return image != nil && (strings.Contains(image.Source, "://") || strings.HasPrefix(image.Source, "/"))
 }
 
-// send copies a file or folder of this computer to a machine.
-func (c *copyOptions) send(ctx context.Context, local string, to copyEnd) error {
-	local, err := filepath.Abs(local) // "." has no name
+// sendFile copies a file or folder of this computer to a machine.
+func (c *copyOptions) sendFile(ctx context.Context, local string, remote copyEnd) error {
+	local, err := filepath.Abs(local) // "." is not a name
 	if err != nil {
 		return err
 	}
@@ -140,17 +140,17 @@ func (c *copyOptions) send(ctx context.Context, local string, to copyEnd) error 
 		}
 		_ = out.Close()
 	}()
-	err = c.runInGuest(ctx, to, files.WriteCommand, stream, nil)
+	err = c.runInGuest(ctx, remote, files.WriteCommand, stream, nil)
 	cause := context.Cause(ctx)
-	_ = stream.Close() // a guest that takes no more
+	_ = stream.Close() // a guest that does not read any further
 	return cmp.Or(cause, err)
 }
 
-// receive copies a file or folder of a machine to this computer.
-func (c *copyOptions) receive(ctx context.Context, from copyEnd, local string) error {
-	name := path.Base(path.Clean("/" + from.path))
+// receiveFile copies a file or folder of a machine to this computer.
+func (c *copyOptions) receiveFile(ctx context.Context, remote copyEnd, local string) error {
+	name := path.Base(path.Clean("/" + remote.path))
 	if name == "/" {
-		return fmt.Errorf("%q: name a file or folder of the VM", from.name+":"+from.path)
+		return fmt.Errorf("%q: name a file or folder of the VM", remote.name+":"+remote.path)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -164,14 +164,14 @@ func (c *copyOptions) receive(ctx context.Context, from copyEnd, local string) e
 		_ = stream.CloseWithError(err)
 		unpacked <- err
 	}()
-	err := c.runInGuest(ctx, from, files.ReadCommand, nil, in)
+	err := c.runInGuest(ctx, remote, files.ReadCommand, nil, in)
 	_ = in.CloseWithError(err)
 	return cmp.Or(<-unpacked, err)
 }
 
 // runInGuest runs a command of Drover's program in a machine.
 func (c *copyOptions) runInGuest(ctx context.Context, end copyEnd, command string, in io.Reader, out io.Writer) error {
-	at, err := c.connect(ctx, end.name, streamsapi.Exec)
+	at, err := c.findStream(ctx, end.name, streamsapi.Exec)
 	if err != nil {
 		return err
 	}
@@ -202,12 +202,12 @@ func parseCopyEnd(text string) (copyEnd, error) {
 	return copyEnd{user: user, name: name, path: path}, err
 }
 
-func (e copyEnd) argument(to destination) string {
+func (e copyEnd) scpArgument(login destination) string {
 	if e.name == "" {
 		return e.path
 	}
-	host := to.host
-	if user := cmp.Or(e.user, to.user); user != "" {
+	host := login.host
+	if user := cmp.Or(e.user, login.user); user != "" {
 		host = user + "@" + host
 	}
 	return host + ":" + e.path

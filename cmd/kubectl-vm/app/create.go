@@ -50,7 +50,7 @@ func NewCreateCommand(o *Options) *cobra.Command {
 			"such a VM is for one job, and is not started again when it has ended, unless --restart-policy says so.\n" +
 			"User-data goes into a Secret that is removed with the VM. --dry-run=client -o yaml prints a\n" +
 			"manifest and creates nothing.",
-		Example: o.examples("create web --image nginx:1.29 --port 8080:80 --probe 80 --wait",
+		Example: o.formatExamples("create web --image nginx:1.29 --port 8080:80 --probe 80 --wait",
 			"create dev --driver qemu --image cloud://debian/13 --cpu 2 --memory 4G --disk 20G --ssh-key auto --port 2222:22",
 			"create job --image python:3.13 --env LEVEL=3 -- python -c 'print(1)'",
 			"create web --image nginx:1.29 --dry-run=client -o yaml > web.yaml"),
@@ -86,7 +86,7 @@ func (c *createOptions) addFlags(cmd *cobra.Command) {
 	f.StringVar(&c.networkData, "network-data", "", "file with cloud-init's network configuration; - is standard input")
 	f.StringVar(&c.driver, "driver", "", "driver that runs the VM, for example docker or qemu; the controller's first if there is none")
 	f.StringArrayVar(&c.env, "env", nil, "environment variable of a container image, may be repeated: NAME=VALUE. Everyone who may read the VM can read it")
-	f.StringVar(&c.workingDir, "working-dir", "", "folder in which a container image's command begins; the image's own if there is none")
+	f.StringVar(&c.workingDir, "working-dir", "", "folder in which a container image's command begins; by default the image says it")
 	f.BoolVar(&c.isCommand, "command", false, "what follows -- replaces the entrypoint of a container image, and is not its arguments")
 	f.Int32Var(&c.probe, "probe", 0, "port of the VM that must answer before it is ready")
 	f.StringSliceVarP(&c.labels, "labels", "l", nil, "labels, for example app=web,tier=front")
@@ -102,22 +102,22 @@ func (c *createOptions) run(ctx context.Context, arg string) error {
 	if err := errors.Join(err, c.check(), c.output.check(), c.dryRun.check()); err != nil {
 		return err
 	}
-	wanted, secret, err := c.prepare(ctx, name)
+	wanted, secret, err := c.prepareObjects(ctx, name)
 	if err != nil {
 		return err
 	}
 	if c.dryRun.client() {
 		return c.printManifests(wanted, secret)
 	}
-	vm, err := c.create(ctx, wanted, secret)
+	vm, err := c.createObjects(ctx, wanted, secret)
 	if err != nil {
 		return err
 	}
-	return c.finish(ctx, vm)
+	return c.finishCreation(ctx, vm)
 }
 
-// prepare returns the VM that the flags describe, and its Secret, if it has one.
-func (c *createOptions) prepare(ctx context.Context, name string) (*apply.VirtualMachineApplyConfiguration, *corev1.Secret, error) {
+// prepareObjects returns the VM that the flags describe, and its Secret, if it has one.
+func (c *createOptions) prepareObjects(ctx context.Context, name string) (*apply.VirtualMachineApplyConfiguration, *corev1.Secret, error) {
 	namespace, err := c.Namespace()
 	if err != nil {
 		return nil, nil, err
@@ -126,7 +126,7 @@ func (c *createOptions) prepare(ctx context.Context, name string) (*apply.Virtua
 	if !c.dryRun.client() {
 		secret += "-" + rand.String(5) // the Secret of an earlier VM of that name may be about to go
 	}
-	vm, err := c.build(ctx, namespace, name, secret)
+	vm, err := c.buildVM(ctx, namespace, name, secret)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -174,8 +174,8 @@ func (c *createOptions) printManifests(vm *apply.VirtualMachineApplyConfiguratio
 }
 
 // toUnstructured returns an object without the fields that only the API server fills in.
-func toUnstructured(from any) (*unstructured.Unstructured, error) {
-	body, err := json.Marshal(from)
+func toUnstructured(source any) (*unstructured.Unstructured, error) {
+	body, err := json.Marshal(source)
 	if err != nil {
 		return nil, fmt.Errorf("write the manifest: %w", err)
 	}
@@ -187,9 +187,9 @@ func toUnstructured(from any) (*unstructured.Unstructured, error) {
 	return object, nil
 }
 
-// create creates the Secret, if there is one, and the VM. The Secret is first, because the
+// createObjects creates the Secret, if there is one, and the VM. The Secret is first, because the
 // controller needs it at once; the VM owns it, and is removed with it.
-func (c *createOptions) create(ctx context.Context, wanted *apply.VirtualMachineApplyConfiguration, secret *corev1.Secret) (*api.VirtualMachine, error) {
+func (c *createOptions) createObjects(ctx context.Context, wanted *apply.VirtualMachineApplyConfiguration, secret *corev1.Secret) (*api.VirtualMachine, error) {
 	if err := c.checkAbsence(ctx, *wanted.Namespace, *wanted.Name); err != nil {
 		return nil, err
 	}
@@ -226,7 +226,7 @@ func (c *createOptions) settleSecret(ctx context.Context, vm *api.VirtualMachine
 		problem, err = "was created, and is needed only if the VM was too", errUnknownOutcome
 	}
 	if err != nil {
-		c.warn(fmt.Sprintf("Secret %s %s: %s", secret.Name, problem, c.describe(err)))
+		c.printWarning(fmt.Sprintf("Secret %s %s: %s", secret.Name, problem, c.describe(err)))
 	}
 }
 
@@ -284,8 +284,8 @@ func (c *createOptions) ownSecret(ctx context.Context, vm *api.VirtualMachine, s
 	return core.Patch(types.MergePatchType).Namespace(secret.Namespace).Resource("secrets").Name(secret.Name).Param("fieldManager", fieldManager).Body(body).Do(ctx).Error()
 }
 
-// finish prints what was created, and waits if that was asked for.
-func (c *createOptions) finish(ctx context.Context, vm *api.VirtualMachine) error {
+// finishCreation prints what was created, and waits if that was asked for.
+func (c *createOptions) finishCreation(ctx context.Context, vm *api.VirtualMachine) error {
 	if c.output.printsObjects() {
 		if err := c.output.print(c.Options, vm); err != nil {
 			return err

@@ -43,12 +43,12 @@ func (c *createOptions) awaitGoal(ctx context.Context, vm *api.VirtualMachine, r
 	p := &createProgress{clock: c.Clock, began: now, stepBegan: now, printed: now, screen: screenOf(c.ErrOut), program: c.Program, vm: vm}
 	line := c.newProgressLine(p.describe)
 	defer line.stop()
-	p.print = func(text string) { line.print(c.ErrOut, "%s", text) }
+	p.print = func(text string) { line.printAbove(c.ErrOut, "%s", text) }
 	var last *api.VirtualMachine
 	var failed error
-	err := c.await(ctx, &waiter{
+	err := c.awaitVMs(ctx, &waiter{
 		open:  map[types.UID]*awaited{vm.UID: {vm: vm, reached: reached}},
-		seen:  p.see,
+		seen:  p.observeVM,
 		ended: func(one *awaited, err error) { last, failed = one.vm, err },
 	})
 	line.stop()
@@ -69,7 +69,7 @@ func (c *createOptions) explainFailure(ctx context.Context, vm *api.VirtualMachi
 	if errors.Is(failed, errTimeout) {
 		_, _ = fmt.Fprintf(c.ErrOut, "error: %s: %s\n\n", vm.Name, failed)
 	}
-	v, err := c.withOut(c.ErrOut).explain(context.WithoutCancel(ctx), vm)
+	v, err := c.withOut(c.ErrOut).explainVM(context.WithoutCancel(ctx), vm)
 	if err != nil {
 		return err
 	}
@@ -121,8 +121,8 @@ var stepNames = map[string]string{
 	api.ReasonUnschedulable: "node found", api.ReasonProbeFailing: "guest answers", api.ReasonRestarting: "server restarted", api.ReasonUpdating: "change applied",
 }
 
-// see reports a version of the VM.
-func (p *createProgress) see(vm *api.VirtualMachine) {
+// observeVM reports a version of the VM.
+func (p *createProgress) observeVM(vm *api.VirtualMachine) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now, before := p.clock.Now(), p.step
@@ -144,11 +144,11 @@ func (p *createProgress) see(vm *api.VirtualMachine) {
 
 // mayPrint reports whether a line is due where no terminal redraws one. After a failure, that of
 // each further one is enough.
-func (p *createProgress) mayPrint(before string, now time.Time) bool {
+func (p *createProgress) mayPrint(last string, now time.Time) bool {
 	if p.attempts > 0 && p.step != api.ReasonFetching {
 		return false
 	}
-	return p.step != before || now.Sub(p.printed) >= plainPeriod
+	return p.step != last || now.Sub(p.printed) >= plainPeriod
 }
 
 // endStep reports a step that is over. The caller has the lock.
@@ -159,7 +159,7 @@ func (p *createProgress) endStep(step string, now time.Time) {
 	if name == "" || !p.screen.terminal {
 		return
 	}
-	p.print(fmt.Sprintf("  %s %-28s %s", p.screen.paint("✓", green), name, p.screen.paint(elapsedText(took), faint)))
+	p.print(fmt.Sprintf("  %s %-28s %s", p.screen.paintText("✓", green), name, p.screen.paintText(elapsedText(took), faint)))
 }
 
 // reportFailure reports a try that failed, and whether there is one. The caller has the lock.
@@ -195,7 +195,7 @@ func (p *createProgress) reportEnd(vm *api.VirtualMachine, now time.Time) {
 func (p *createProgress) printFailure(text string) {
 	const indent = "    "
 	lines := printable.Wrap(printable.Line(text), max(p.screen.width-len(indent), 0))
-	p.print("  " + p.screen.paint("✗", red) + " " + strings.Join(lines, "\n"+indent))
+	p.print("  " + p.screen.paintText("✗", red) + " " + strings.Join(lines, "\n"+indent))
 }
 
 // describe returns the line that is redrawn.
@@ -211,5 +211,5 @@ func (p *createProgress) text() string {
 	if p.step == "" {
 		return "waiting for a controller"
 	}
-	return doing(p.vm)
+	return activityOf(p.vm)
 }

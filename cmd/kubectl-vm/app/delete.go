@@ -37,7 +37,7 @@ func NewDeleteCommand(o *Options) *cobra.Command {
 		Long: "Delete VMs. Their servers are shut down and removed with their disks and all data, unless\n" +
 			"--keep-server leaves them running and no longer managed. What is removed is shown first, and\n" +
 			"has to be confirmed: on a terminal, or by --yes.",
-		Example: o.examples("delete web", "delete web db --yes", "delete web --keep-server", "delete -l app=web"),
+		Example: o.formatExamples("delete web", "delete web db --yes", "delete web --keep-server", "delete -l app=web"),
 		RunE:    func(cmd *cobra.Command, args []string) error { return d.run(cmd.Context(), args) },
 
 		ValidArgsFunction: o.CompleteVMs,
@@ -51,10 +51,10 @@ func NewDeleteCommand(o *Options) *cobra.Command {
 }
 
 func (d *deleteOptions) run(ctx context.Context, args []string) error {
-	if err := d.parse(args); err != nil {
+	if err := d.parseNames(args); err != nil {
 		return err
 	}
-	found, err := d.find(ctx, d.Options)
+	found, err := d.findVMs(ctx, d.Options)
 	if err != nil {
 		return err
 	}
@@ -69,14 +69,14 @@ func (d *deleteOptions) run(ctx context.Context, args []string) error {
 	forEach(found, func(one *selected) { one.err = d.deleteOne(ctx, one) }, func(one *selected) {
 		switch {
 		case one.err != nil:
-			d.fail(one.name, one.err)
+			d.addFailure(one.name, one.err)
 		case !d.wait:
 			_, _ = fmt.Fprintf(d.Out, "%s deletion requested\n", d.nameOf(one.vm))
 		default:
 			w.open[one.vm.UID] = &awaited{vm: one.vm, gone: true}
 		}
 	})
-	if err := errors.Join(ctx.Err(), d.await(ctx, w)); err != nil {
+	if err := errors.Join(ctx.Err(), d.awaitDeletion(ctx, w)); err != nil {
 		return err
 	}
 	return d.result()
@@ -87,7 +87,7 @@ func (d *deleteOptions) reportMissing(all []*selected) []*selected {
 	var found []*selected
 	for _, one := range all {
 		if one.err != nil {
-			d.fail(one.name, one.err)
+			d.addFailure(one.name, one.err)
 			continue
 		}
 		found = append(found, one)
@@ -106,11 +106,11 @@ func (d *deleteOptions) confirm(ctx context.Context, found []*selected) error {
 		return nil
 	}
 	d.printRemovals(found)
-	return d.ask(ctx, "Delete "+servers.Count(len(found), "VM")+"?")
+	return d.askUser(ctx, "Delete "+servers.Count(len(found), "VM")+"?")
 }
 
-// ask asks a question, and returns an error unless the answer is yes.
-func (o *Options) ask(ctx context.Context, question string) error {
+// askUser asks a question, and returns an error unless the answer is yes.
+func (o *Options) askUser(ctx context.Context, question string) error {
 	if !o.isInteractive() {
 		return errUnasked
 	}
@@ -154,7 +154,7 @@ func (d *deleteOptions) printRemovals(found []*selected) {
 		}
 		name = printable.Line(name)
 		lines := printable.Wrap(name+": "+printable.Line(removalText(one.vm, d.keepServer)), max(s.width-2, 0))
-		lines[0] = s.paint(name, bold) + strings.TrimPrefix(lines[0], name)
+		lines[0] = s.paintText(name, bold) + strings.TrimPrefix(lines[0], name)
 		_, _ = fmt.Fprintln(d.ErrOut, strings.Join(lines, "\n  "))
 	}
 }
@@ -194,45 +194,45 @@ func disksText(vm *api.VirtualMachine) string {
 }
 
 // deleteOne requests the deletion of the VM that was shown, and of no other one of its name.
-func (d *deleteOptions) deleteOne(ctx context.Context, one *selected) error {
-	vms, err := d.VMs(one.namespace)
+func (d *deleteOptions) deleteOne(ctx context.Context, chosen *selected) error {
+	vms, err := d.VMs(chosen.namespace)
 	if err != nil {
 		return err
 	}
-	opts := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &one.vm.UID}}
+	opts := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &chosen.vm.UID}}
 	if d.keepServer {
-		return d.release(ctx, one, opts)
+		return d.releaseServer(ctx, chosen, opts)
 	}
-	err = vms.Delete(ctx, one.name, opts)
+	err = vms.Delete(ctx, chosen.name, opts)
 	if apierrors.IsConflict(err) {
 		return errors.New("it was replaced by another VM of that name meanwhile: nothing was deleted")
 	}
-	return describeVMError(err, one.namespace, one.name)
+	return describeVMError(err, chosen.namespace, chosen.name)
 }
 
-// release deletes a VM whose server is kept. The deletion has the object's version as a
+// releaseServer deletes a VM whose server is kept. The deletion has the object's version as a
 // precondition: if another user takes the policy back in between, nothing is deleted.
-func (d *deleteOptions) release(ctx context.Context, one *selected, opts metav1.DeleteOptions) error {
-	if one.vm.DeletionTimestamp != nil {
+func (d *deleteOptions) releaseServer(ctx context.Context, chosen *selected, opts metav1.DeleteOptions) error {
+	if chosen.vm.DeletionTimestamp != nil {
 		return errDeleting
 	}
-	vms, err := d.VMs(one.namespace)
+	vms, err := d.VMs(chosen.namespace)
 	if err != nil {
 		return err
 	}
-	patch := map[string]any{"metadata": map[string]any{"uid": one.vm.UID}, "spec": map[string]any{"deletionPolicy": api.DeletionRetain}}
+	patch := map[string]any{"metadata": map[string]any{"uid": chosen.vm.UID}, "spec": map[string]any{"deletionPolicy": api.DeletionRetain}}
 	return retryOnConflict(func() error {
-		kept, err := d.patchVM(ctx, one, patch)
+		kept, err := d.patchVM(ctx, chosen, patch)
 		if err != nil {
 			return err
 		}
 		opts.Preconditions.ResourceVersion = &kept.ResourceVersion
-		return vms.Delete(ctx, one.name, opts)
+		return vms.Delete(ctx, chosen.name, opts)
 	})
 }
 
-// await waits until the VMs are gone.
-func (d *deleteOptions) await(ctx context.Context, w *waiter) error {
+// awaitDeletion waits until the VMs are gone.
+func (d *deleteOptions) awaitDeletion(ctx context.Context, w *waiter) error {
 	ctx, cancel := withTimeout(ctx, d.timeout)
 	defer cancel()
 	line := d.newProgressLine(w.describe)
@@ -241,7 +241,7 @@ func (d *deleteOptions) await(ctx context.Context, w *waiter) error {
 		if text := blockedText(vm); text != d.blocked[vm.UID] {
 			d.blocked[vm.UID] = text
 			if text != "" {
-				line.print(d.ErrOut, "%s: the deletion waits: %s", vm.Name, text)
+				line.printAbove(d.ErrOut, "%s: the deletion waits: %s", vm.Name, text)
 			}
 		}
 	}
@@ -249,14 +249,14 @@ func (d *deleteOptions) await(ctx context.Context, w *waiter) error {
 		switch {
 		case err != nil:
 			d.failed = true
-			line.print(d.ErrOut, "error: %s: it is still being deleted: %s", one.vm.Name, d.describe(err))
+			line.printAbove(d.ErrOut, "error: %s: it is still being deleted: %s", one.vm.Name, d.describe(err))
 		case d.keepServer:
-			line.print(d.Out, "%s deleted, its server %s is kept", d.nameOf(one.vm), serverName(one.vm))
+			line.printAbove(d.Out, "%s deleted, its server %s is kept", d.nameOf(one.vm), serverName(one.vm))
 		default:
-			line.print(d.Out, "%s deleted", d.nameOf(one.vm))
+			line.printAbove(d.Out, "%s deleted", d.nameOf(one.vm))
 		}
 	}
-	return d.Options.await(ctx, w)
+	return d.Options.awaitVMs(ctx, w)
 }
 
 // serverName returns the engine's name of a server.

@@ -34,18 +34,18 @@ const (
 	manyAttempts = 5
 )
 
-// diagnosis is what explain has to say of a VM.
+// diagnosis is the answer of explain about a VM.
 type diagnosis struct {
 	verdict  verdict
 	headline string
-	// message is the controller's own.
+	// message is the message of the condition, as the controller wrote it.
 	message string
 	// facts and steps are sentences.
 	facts, steps []string
 }
 
-// diagnose returns what there is to say of a VM.
-func (o *Options) diagnose(vm *api.VirtualMachine) diagnosis {
+// diagnoseVM returns what there is to say of a VM.
+func (o *Options) diagnoseVM(vm *api.VirtualMachine) diagnosis {
 	now := o.Clock.Now()
 	d := diagnosis{message: printable.Line(vm.Status.Message)}
 	known, ok := advice.For(vm.Status.Reason)
@@ -53,14 +53,14 @@ func (o *Options) diagnose(vm *api.VirtualMachine) diagnosis {
 		d.facts = append(d.facts, known.Means)
 	}
 	d.verdict = verdictOf(vm, known, now)
-	d.headline = headline(vm, d.verdict)
+	d.headline = headlineOf(vm, d.verdict)
 	if isUnseen(vm) {
 		d.facts = append(d.facts, unseenText(vm))
 	}
 	d.facts = append(d.facts, o.operationFacts(vm)...)
 	d.facts = append(d.facts, o.conditionFacts(vm)...)
 	d.facts = append(d.facts, engineFact(vm))
-	d.steps = o.steps(vm, known, d.verdict)
+	d.steps = o.stepsFor(vm, known, d.verdict)
 	return d
 }
 
@@ -112,7 +112,7 @@ func changedAt(vm *api.VirtualMachine) time.Time {
 	return at
 }
 
-func headline(vm *api.VirtualMachine, v verdict) string {
+func headlineOf(vm *api.VirtualMachine, v verdict) string {
 	state := stateOf(vm).text
 	if r := vm.Status.Reason; r != "" && r != state {
 		state += ", " + r
@@ -229,7 +229,7 @@ func (o *Options) pendingFacts(vm *api.VirtualMachine) []string {
 func engineFact(vm *api.VirtualMachine) string {
 	driver := driverOf(vm)
 	if driver == "" {
-		return "It has no engine yet."
+		return "It is not bound to an engine yet."
 	}
 	name := "The engine of driver " + driver
 	if b := vm.Status.Binding; b != nil {
@@ -249,7 +249,7 @@ func engineFact(vm *api.VirtualMachine) string {
 func serverText(vm *api.VirtualMachine) string {
 	switch s := vm.Status.Server; {
 	case s == nil:
-		return ", and has no server for it"
+		return ", and it does not have the server"
 	case s.ID == "":
 		return ": the server is " + printable.Line(s.State)
 	default:
@@ -257,8 +257,8 @@ func serverText(vm *api.VirtualMachine) string {
 	}
 }
 
-// steps returns what to do.
-func (o *Options) steps(vm *api.VirtualMachine, known advice.Advice, v verdict) []string {
+// stepsFor returns what to do.
+func (o *Options) stepsFor(vm *api.VirtualMachine, known advice.Advice, v verdict) []string {
 	switch {
 	case isUnseen(vm) && v == verdictNeedsYou:
 		return []string{fmt.Sprintf("The change is %s old. Does Drover run (drover up, or drover-controller), and does it reach this cluster? Its log says more.",

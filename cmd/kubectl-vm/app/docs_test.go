@@ -30,7 +30,7 @@ func TestDocsHaveEveryVerb(t *testing.T) {
 				t.Errorf("the page does not show kubectl vm %s", name)
 			}
 			if verb.Short == "" || verb.ValidArgsFunction == nil && verb.ValidArgs == nil && verb.Runnable() && !verb.HasSubCommands() && !hasNoArguments(verb) {
-				t.Errorf("%s has no help, or proposes files as its arguments", name)
+				t.Errorf("%s lacks help, or proposes files as its arguments", name)
 			}
 			check(verb)
 		}

@@ -25,7 +25,7 @@ import (
 	"cloudnative.tw/drover/config/crd"
 )
 
-// exitDoctorUsage is the exit code of doctor for wrong flags: 1 is for what it finds.
+// exitDoctorUsage is the exit code of doctor for wrong flags: 1 means that it has found something.
 const exitDoctorUsage = 2
 
 type doctorOptions struct {
@@ -52,7 +52,7 @@ func NewDoctorCommand(o *Options) *cobra.Command {
 			"shows your own rights.\n\n" +
 			"The exit code is 0 without errors, 1 with errors and 2 for a wrong flag. On the host itself,\n" +
 			"\"drover doctor\" checks much more.",
-		Example: o.examples("doctor", "doctor -o json"),
+		Example: o.formatExamples("doctor", "doctor -o json"),
 		Args: func(cmd *cobra.Command, args []string) error {
 			return usage(cobra.NoArgs(cmd, args))
 		},
@@ -117,19 +117,19 @@ func (d *doctorOptions) gatherServer(ctx context.Context) serverFacts {
 func judgeServer(f serverFacts) []findings.Finding {
 	switch {
 	case apierrors.IsUnauthorized(f.err):
-		return one(findings.Error("the API server at %s does not accept your login", f.url).Means("Nothing can be done in this cluster.").
+		return oneFinding(findings.Error("the API server at %s does not accept your login", f.url).Means("Nothing can be done in this cluster.").
 			FixedBy("log in again, or name another user or cluster with --context"))
 	case f.err != nil:
-		return one(findings.Error("the API server does not answer: %v", f.err).Means("Nothing can be done in this cluster.").
+		return oneFinding(findings.Error("the API server does not answer: %v", f.err).Means("Nothing can be done in this cluster.").
 			FixedBy("check --context, the network and the cluster"))
 	}
-	return one(findings.OK("Kubernetes %s at %s", f.version, f.url))
+	return oneFinding(findings.OK("Kubernetes %s at %s", f.version, f.url))
 }
 
-// isAway reports whether no API server has answered, which its own check says.
+// isAway reports whether no API server has answered, which another check reports.
 func isAway(err error) bool {
-	_, is := errors.AsType[*url.Error](err)
-	return is
+	_, found := errors.AsType[*url.Error](err)
+	return found
 }
 
 type crdFacts struct {
@@ -154,15 +154,15 @@ func judgeCRD(f crdFacts) []findings.Finding {
 	case isAway(f.err):
 		return nil
 	case f.err != nil:
-		return one(findings.Warning("the API %s cannot be read: %v", group, f.err).Means("Whether Drover is installed is unknown."))
+		return oneFinding(findings.Warning("the API %s cannot be read: %v", group, f.err).Means("Whether Drover is installed is unknown."))
 	case !f.served:
-		return one(findings.Error("this cluster does not know VirtualMachines").Means("Drover is not installed in it.").
+		return oneFinding(findings.Error("this cluster does not know VirtualMachines").Means("Drover is not installed in it.").
 			FixedBy("install Drover (docs/cluster.md), or name another cluster with --context"))
 	case f.missing != "":
-		return one(findings.Warning("the API %s of the cluster has no %s", group, f.missing).
+		return oneFinding(findings.Warning("the API %s of the cluster has no %s", group, f.missing).
 			Means("The cluster's Drover is older than this program, which may offer what that does not know.").FixedBy("upgrade Drover, its CRD first"))
 	}
-	return one(findings.OK("VirtualMachines %s, this program's version or newer", group))
+	return oneFinding(findings.OK("VirtualMachines %s, this program's version or newer", group))
 }
 
 type controllerFacts struct {
@@ -215,12 +215,12 @@ func judgeController(f controllerFacts) []findings.Finding {
 	case isAway(f.err):
 		return nil
 	case f.err != nil:
-		return one(findings.Warning("the Lease %s cannot be read: %v", f.where, f.err).Means("Whether the controller runs is unknown."))
+		return oneFinding(findings.Warning("the Lease %s cannot be read: %v", f.where, f.err).Means("Whether the controller runs is unknown."))
 	case f.forbidden:
-		return one(findings.Note("you may not read the Lease %s", f.where).
+		return oneFinding(findings.Note("you may not read the Lease %s", f.where).
 			Means("Whether the controller runs cannot be seen from it. A VM that the controller has not observed for a while says so: %s explain NAME.", f.program))
 	case f.lease == nil, f.lease.Spec.HolderIdentity == nil, *f.lease.Spec.HolderIdentity == "", f.lease.Spec.RenewTime == nil:
-		return one(findings.Error("no controller has the Lease %s", f.where).Means(unattended).
+		return oneFinding(findings.Error("no controller has the Lease %s", f.where).Means(unattended).
 			FixedBy("start drover-controller; if it runs elsewhere, name its namespace with --drover-namespace"))
 	}
 	age := max(0, f.now.Sub(f.lease.Spec.RenewTime.Time))
@@ -230,10 +230,10 @@ func judgeController(f controllerFacts) []findings.Finding {
 	}
 	text := fmt.Sprintf("%s leads, and renewed the Lease %s %s ago", *f.lease.Spec.HolderIdentity, f.where, duration.HumanDuration(age))
 	if age > term+clockSlack {
-		return one(findings.Error("%s", text).Means("%s", unattended).
+		return oneFinding(findings.Error("%s", text).Means("%s", unattended).
 			FixedBy("look at the pods of drover-controller; if your clock is wrong by %s, set it", duration.HumanDuration(age)))
 	}
-	return one(findings.OK("%s", text))
+	return oneFinding(findings.OK("%s", text))
 }
 
 // clockSlack allows for a clock here that is ahead of the controller's.
@@ -266,19 +266,19 @@ func (d *doctorOptions) gatherStreams(ctx context.Context) streamsFacts {
 }
 
 func judgeStreams(f streamsFacts) []findings.Finding {
-	const without = "Of VMs that are no pods, consoles, logs, commands and port-forward do not work; everything else does."
+	const without = "Consoles, logs, commands and port-forward work only for VMs that are pods; everything else works."
 	switch unknown := f.host == ""; {
 	case unknown && isAway(f.err):
 		return nil
 	case unknown && apierrors.IsNotFound(f.err):
-		return one(findings.Note("%v", f.err).Means(without))
+		return oneFinding(findings.Note("%v", f.err).Means(without))
 	case unknown && apierrors.IsForbidden(f.err):
-		return one(findings.Warning("%v", f.err).Means(without).FixedBy("apply Drover's RBAC, which lets every user read the ConfigMap"))
+		return oneFinding(findings.Warning("%v", f.err).Means(without).FixedBy("apply Drover's RBAC, which lets every user read the ConfigMap"))
 	case f.err != nil:
-		return one(findings.Warning("consoles and logs cannot be reached: %v", f.err).Means(without).
+		return oneFinding(findings.Warning("consoles and logs cannot be reached: %v", f.err).Means(without).
 			FixedBy("check the network and the Service of the streams"))
 	}
-	return one(findings.OK("consoles and logs are served at %s", f.host))
+	return oneFinding(findings.OK("consoles and logs are served at %s", f.host))
 }
 
-func one(f findings.Finding) []findings.Finding { return []findings.Finding{f} }
+func oneFinding(f findings.Finding) []findings.Finding { return []findings.Finding{f} }

@@ -30,7 +30,7 @@ func (d *dryRun) addFlag(cmd *cobra.Command) {
 
 func (d *dryRun) check() error {
 	if !slices.Contains([]dryRun{dryRunNone, dryRunClient, dryRunServer}, *d) {
-		return fmt.Errorf("--dry-run %q: allowed are none, client and server", *d)
+		return fmt.Errorf("--dry-run %q: use none, client or server", *d)
 	}
 	return nil
 }
@@ -46,7 +46,7 @@ func (d *dryRun) options() []string {
 	return nil
 }
 
-// suffix ends the lines of what was not done.
+// suffix ends the lines about changes that were not made.
 func (d *dryRun) suffix() string {
 	switch *d {
 	case dryRunClient:

@@ -18,8 +18,8 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
-// ExitError ends the program with an exit code of its own. If Err is nil, what there is to say
-// has been printed.
+// ExitError ends the program with a certain exit code. If Err is nil, everything that there is to
+// say has been printed.
 type ExitError struct {
 	Code int
 	Err  error

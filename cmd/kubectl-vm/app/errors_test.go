@@ -14,8 +14,8 @@ import (
 	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
 )
 
-// TestUnreachable checks that an error names the server that does not answer: streams may have one of
-// their own, whose address outlives it.
+// TestUnreachable checks that an error names the server that does not answer: streams may have another
+// one, whose address outlives it.
 func TestUnreachable(t *testing.T) {
 	t.Parallel()
 	o := NewOptions(genericiooptions.NewTestIOStreamsDiscard())

@@ -28,11 +28,11 @@ func NewExecCommand(o *Options) *cobra.Command {
 	cmd := e.newConnectCommand(&cobra.Command{
 		Use: "exec NAME [flags] -- COMMAND [ARG...]", DisableFlagsInUseLine: true,
 		Short:   "Run a command in a VM",
-		Example: o.examples("exec web -- uname -a", "exec -it web -- sh"),
+		Example: o.formatExamples("exec web -- uname -a", "exec -it web -- sh"),
 		Long: "Run a command in a VM, and exit with its exit code.\n" +
 			"In a container, the engine runs it; in a machine of a container image, Drover's program.\n" +
 			"In any other machine, the QEMU guest agent does: the guest has to run qemu-guest-agent,\n" +
-			"and a command has no terminal.",
+			"and a command runs without a terminal.",
 		Args: oneName(needsCommand),
 		RunE: func(cmd *cobra.Command, args []string) error { return e.run(cmd.Context(), args[0], args[1:]) },
 	})
@@ -42,7 +42,7 @@ func NewExecCommand(o *Options) *cobra.Command {
 }
 
 func (e *execOptions) run(ctx context.Context, name string, command []string) error {
-	at, err := e.connect(ctx, name, streamsapi.Exec)
+	at, err := e.findStream(ctx, name, streamsapi.Exec)
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func (e *execOptions) run(ctx context.Context, name string, command []string) er
 }
 
 // prepareTerminal asks for a terminal if there is one on this side, as kubectl does, or else
-// for error output of its own.
+// for a separate error output.
 func (e *execOptions) prepareTerminal(ctx context.Context, o *remotecommand.StreamOptions, query url.Values) (restore func(), err error) {
 	terminal := streams.OpenTerminal(e.In, e.Out)
 	if !e.tty || terminal == nil || !e.stdin {

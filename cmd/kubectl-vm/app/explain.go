@@ -38,12 +38,12 @@ func NewExplainCommand(o *Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "explain NAME | --replay FILE",
 		GroupID: groupObserve,
-		Short:   "Say why a VM is not ready, and what to do",
+		Short:   "Say why a VM is not ready, and how to help",
 		Long: "Say in sentences why a VM is not ready: what Drover is doing, how often that failed, when it is\n" +
-			"tried again, whether the engine answers, what happened last, and what to do. For a machine also\n" +
-			"what its network has carried and refused, to who may get virtualmachines/interfaces.\n\n" +
+			"tried again, whether the engine answers, what happened last, and how to help. For a machine also\n" +
+			"what its network has carried and refused, to everyone who may get virtualmachines/interfaces.\n\n" +
 			"--history shows what the controller has decided about the VM lately: when, what it saw, what\n" +
-			"it decided and what came of that. It needs the right to get virtualmachines/decisions.\n" +
+			"it decided and how each step ended. It needs the right to get virtualmachines/decisions.\n" +
 			"--replay derives the decisions of a file again, by the rules of this program, and shows those\n" +
 			"that differ. The file is one of drover-controller --decisions, or of --history -o json.\n\n" +
 			"The exit code is\n" +
@@ -52,13 +52,13 @@ func NewExplainCommand(o *Options) *cobra.Command {
 			"  2  if a person has to act\n" +
 			"  3  if nothing is known: no such VM, no answer, wrong flags\n" +
 			"With --history it is 0 or 3. With --replay it is 1 if a decision differs.",
-		Example: o.examples("explain web", "explain web >/dev/null && echo healthy", "explain web --history",
+		Example: o.formatExamples("explain web", "explain web >/dev/null && echo healthy", "explain web --history",
 			"explain web --history -o json >web.json", "explain --replay web.json"),
 		Args: func(_ *cobra.Command, args []string) error { return asUnexplained(e.checkFlags(args)) },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case e.file != "":
-				return asUnexplained(e.replay(e.file))
+				return asUnexplained(e.replayFile(e.file))
 			case e.history:
 				return asUnexplained(e.showHistory(cmd.Context(), args[0]))
 			}
@@ -81,7 +81,7 @@ func (e *explainOptions) addFlags(cmd *cobra.Command) {
 	_ = cmd.MarkFlagFilename("replay")
 }
 
-// asUnexplained gives an error the exit code of what is not known, unless it has its own.
+// asUnexplained gives an error the exit code for a cause that is not known, unless it has a code already.
 func asUnexplained(err error) error {
 	var own *ExitError
 	if err == nil || errors.As(err, &own) {
@@ -111,7 +111,7 @@ func (e *explainOptions) run(ctx context.Context, arg string) error {
 	if err != nil {
 		return asUnexplained(err)
 	}
-	v, err := e.explain(ctx, vm)
+	v, err := e.explainVM(ctx, vm)
 	if err != nil {
 		return asUnexplained(err)
 	}
@@ -121,8 +121,8 @@ func (e *explainOptions) run(ctx context.Context, arg string) error {
 	return nil
 }
 
-// explain prints why a VM is as it is, and what to do.
-func (o *Options) explain(ctx context.Context, vm *api.VirtualMachine) (verdict, error) {
+// explainVM prints why a VM is as it is, and the steps that help.
+func (o *Options) explainVM(ctx context.Context, vm *api.VirtualMachine) (verdict, error) {
 	v := o.viewOf(vm)
 	v.table = nil
 	v.network = o.networkOf(ctx, vm)
@@ -185,13 +185,13 @@ func eventTime(e *corev1.Event) time.Time {
 
 func (o *Options) writeEvents(b *strings.Builder, s screen, events []corev1.Event, err error) {
 	if err != nil {
-		fmt.Fprintf(b, "\n%s\n", s.paint("Its events cannot be read: "+printable.Line(o.describe(err)), faint))
+		fmt.Fprintf(b, "\n%s\n", s.paintText("Its events cannot be read: "+printable.Line(o.describe(err)), faint))
 		return
 	}
 	if len(events) == 0 {
 		return
 	}
-	fmt.Fprintf(b, "\n%s\n", s.paint("Last events:", bold))
+	fmt.Fprintf(b, "\n%s\n", s.paintText("Last events:", bold))
 	t := table{columns: []column{{}, {}, {}}, noHeaders: true}
 	for i := range events {
 		kind := cell{text: events[i].Reason}

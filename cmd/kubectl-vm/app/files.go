@@ -12,7 +12,7 @@ import (
 // fromStdin is the file name that means standard input.
 const fromStdin = "-"
 
-// mostDataBytes is what a Secret may have.
+// mostDataBytes is the largest size of a Secret's data.
 const mostDataBytes = 1 << 20
 
 // readData reads a file of the user, or standard input.

@@ -103,11 +103,11 @@ func imageOf(vm *api.VirtualMachine) string {
 }
 
 // ageOf returns how long ago an instant was, as kubectl has it.
-func (o *Options) ageOf(at time.Time) string {
-	if at.IsZero() {
+func (o *Options) ageOf(start time.Time) string {
+	if start.IsZero() {
 		return none
 	}
-	return duration.HumanDuration(o.Clock.Since(at))
+	return duration.HumanDuration(o.Clock.Since(start))
 }
 
 // portsOf returns the open ports of a VM, in the words of --port: those of the host, or those of a pod.
@@ -190,7 +190,7 @@ func bytesText(bytes float64, like resource.Quantity) string {
 	return strconv.FormatFloat(bytes, 'f', digits, 64) + units[n]
 }
 
-// usageOf returns what a VM uses: CPUs and bytes, and both in per cent of what it has.
+// usageOf returns how many CPUs and bytes a VM uses, and both in per cent of its size.
 func usageOf(vm *api.VirtualMachine) (u usage, known bool) {
 	if vm.Status.Server == nil || vm.Status.Server.Usage == nil {
 		return usage{}, false
@@ -204,8 +204,8 @@ func usageOf(vm *api.VirtualMachine) (u usage, known bool) {
 	return u, true
 }
 
-// usage is what a VM uses.
+// usage says how much a VM uses.
 type usage struct{ cpus, cpuPercent, bytes, memoryPercent float64 }
 
-// percent returns a usage in per cent.
-func percent(f float64) string { return strconv.FormatFloat(f, 'f', 1, 64) + "%" }
+// percentText returns a usage in per cent.
+func percentText(f float64) string { return strconv.FormatFloat(f, 'f', 1, 64) + "%" }

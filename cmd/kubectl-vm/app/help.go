@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// setUsage sets the text below a verb's description. It is cobra's own without the flags of
+// setUsage sets the text below a verb's description. It is the text of cobra without the flags of
 // kubectl, which are many and the same for every verb.
 func (o *Options) setUsage(root *cobra.Command) {
 	root.SetUsageFunc(func(cmd *cobra.Command) error {

@@ -34,7 +34,7 @@ const (
 
 // showHistory prints the last decisions about a VM.
 func (e *explainOptions) showHistory(ctx context.Context, name string) error {
-	at, err := (&connection{Options: e.Options}).connect(ctx, name, streamsapi.Decisions)
+	at, err := (&connection{Options: e.Options}).findStream(ctx, name, streamsapi.Decisions)
 	if err != nil {
 		return err
 	}
@@ -43,7 +43,7 @@ func (e *explainOptions) showHistory(ctx context.Context, name string) error {
 	case err != nil && len(all) == 0:
 		return at.describe(ctx, err)
 	case err != nil:
-		e.warn("not every replica answers, and decisions of the one that leads may be missing: " + printable.Line(at.describe(ctx, err).Error()))
+		e.printWarning("not every replica answers, and decisions of the one that leads may be missing: " + printable.Line(at.describe(ctx, err).Error()))
 	}
 	if e.output == "json" {
 		return printable.JSON(e.Out, decisions.Histories{Replicas: all})
@@ -53,12 +53,12 @@ func (e *explainOptions) showHistory(ctx context.Context, name string) error {
 
 // readHistories asks replicas until one that leads has answered. It returns one answer of each,
 // the leader's last. With an error it returns those that it has.
-func readHistories(ctx context.Context, at place) ([]decisions.History, error) {
+func readHistories(ctx context.Context, stream place) ([]decisions.History, error) {
 	var all []decisions.History
 	failures := 0
 	for range historyTries {
-		h, err := readHistory(ctx, at)
-		at.client.Close() // the next connection may be to another replica
+		h, err := readHistory(ctx, stream)
+		stream.client.Close() // the next connection may be to another replica
 		if err != nil {
 			if failures++; failures < historyFailures {
 				continue
@@ -74,8 +74,8 @@ func readHistories(ctx context.Context, at place) ([]decisions.History, error) {
 	return all, nil
 }
 
-func readHistory(ctx context.Context, at place) (h decisions.History, err error) {
-	body, err := at.client.Get(ctx, at.namespace, at.name, streamsapi.Decisions, nil)
+func readHistory(ctx context.Context, stream place) (h decisions.History, err error) {
+	body, err := stream.client.Get(ctx, stream.namespace, stream.name, streamsapi.Decisions, nil)
 	if err != nil {
 		return h, err
 	}
@@ -86,12 +86,12 @@ func readHistory(ctx context.Context, at place) (h decisions.History, err error)
 	return h, nil
 }
 
-func (e *explainOptions) printHistories(at place, all []decisions.History) error {
+func (e *explainOptions) printHistories(stream place, all []decisions.History) error {
 	var b strings.Builder
 	var records []decisions.Record
 	s := screenOf(e.Out)
 	s.width = historyColumns
-	fmt.Fprintf(&b, "%s\n", s.paint(fmt.Sprintf("Decisions about %s/%s, the newest last.", at.namespace, at.name), bold))
+	fmt.Fprintf(&b, "%s\n", s.paintText(fmt.Sprintf("Decisions about %s/%s, the newest last.", stream.namespace, stream.name), bold))
 	for i := range all {
 		writeIndented(&b, s, "", replicaText(&all[i]))
 		records = append(records, all[i].Decisions...)
@@ -102,7 +102,7 @@ func (e *explainOptions) printHistories(at place, all []decisions.History) error
 	return err
 }
 
-// replicaText says whose decisions these are, and what is not known.
+// replicaText says which replica made these decisions, and which of them are missing.
 func replicaText(h *decisions.History) string {
 	began := instantText(h.Since)
 	text := fmt.Sprintf("Replica %s (Drover %s)", printable.Line(h.Replica), printable.Line(h.Version))
@@ -129,15 +129,15 @@ func writeRecords(b *strings.Builder, s screen, records []decisions.Record, seve
 		if several {
 			when += ", by " + printable.Line(r.Replica)
 		}
-		b.WriteString("\n" + s.paint(strings.Join(printable.Wrap(when, s.width), "\n  "), bold) + "\n")
+		b.WriteString("\n" + s.paintText(strings.Join(printable.Wrap(when, s.width), "\n  "), bold) + "\n")
 		for _, sentence := range r.Sentences() {
 			writeIndented(b, s, "  ", printable.Line(sentence))
 		}
 	}
 }
 
-// replay derives the decisions of a file again, and prints those that differ.
-func (e *explainOptions) replay(path string) error {
+// replayFile derives the decisions of a file again, and prints those that differ.
+func (e *explainOptions) replayFile(path string) error {
 	file, err := os.Open(path) //nolint:gosec // The user names it.
 	if err != nil {
 		return err
@@ -181,7 +181,7 @@ func (e *explainOptions) replayRecord(b *strings.Builder, s screen, r *decisions
 	if len(differences) == 0 {
 		return false
 	}
-	b.WriteString(s.paint(printable.Line(r.Key().String()), bold))
+	b.WriteString(s.paintText(printable.Line(r.Key().String()), bold))
 	writeRecords(b, s, []decisions.Record{*r}, true)
 	for _, d := range differences {
 		writeIndented(b, s, "  ", printable.Line(fmt.Sprintf("%s differs:", d.Field)))

@@ -31,7 +31,7 @@ func NewIPCommand(o *Options) *cobra.Command {
 		Short: "Show the network interfaces that a VM itself sees",
 		Long: "Show the network interfaces that a VM itself sees: those of a container, or what\n" +
 			"the QEMU guest agent of a machine reports.",
-		Args: oneName(noCommand), Example: o.examples("ip web"),
+		Args: oneName(noCommand), Example: o.formatExamples("ip web"),
 		RunE: func(cmd *cobra.Command, args []string) error { return i.run(cmd.Context(), args[0]) },
 	})
 	cmd.Flags().StringVarP(&i.output, "output", "o", "", "output format: json")
@@ -45,7 +45,7 @@ func (i *ipOptions) run(ctx context.Context, name string) error {
 	if i.output != "" && i.output != "json" {
 		return fmt.Errorf("--output %q: allowed is json", i.output)
 	}
-	at, err := i.connect(ctx, name, streamsapi.Interfaces)
+	at, err := i.findStream(ctx, name, streamsapi.Interfaces)
 	if err != nil {
 		return err
 	}
@@ -58,10 +58,10 @@ func (i *ipOptions) run(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	return i.print(answer)
+	return i.printAddresses(answer)
 }
 
-func (i *ipOptions) print(answer []byte) error {
+func (i *ipOptions) printAddresses(answer []byte) error {
 	var interfaces []struct {
 		Name      string         `json:"name"`
 		MAC       string         `json:"mac"`

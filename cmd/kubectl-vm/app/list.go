@@ -37,9 +37,9 @@ func NewListCommand(o *Options) *cobra.Command {
 		Short:   "List VMs with their state, size, address and ports",
 		Long: "List VMs with their state, size, address and ports.\n\n" +
 			"STATE is the state of the server, READY whether it is as the spec says, and REASON why.\n" +
-			"ADDRESS is its own, or the host's if only ports lead to it. PORTS are the host's ports that lead to\n" +
-			"it now, as HOST:VM. Those of a VM that is a pod are its own, at its ADDRESS.",
-		Example: o.examples("list", "list -A -o wide", "list -l app=web -o name"),
+			"ADDRESS is the VM's, or the host's if only ports lead to it. PORTS are the host's ports that lead to\n" +
+			"it now, as HOST:VM. A VM that is a pod answers at the ports themselves, at its ADDRESS.",
+		Example: o.formatExamples("list", "list -A -o wide", "list -l app=web -o name"),
 		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return l.run(cmd.Context()) },
 	}
@@ -83,10 +83,10 @@ func (l *listOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return l.print(namespace, vms)
+	return l.printVMs(namespace, vms)
 }
 
-func (l *listOptions) print(namespace string, vms []api.VirtualMachine) error {
+func (l *listOptions) printVMs(namespace string, vms []api.VirtualMachine) error {
 	if len(vms) == 0 {
 		l.printNothingFound(namespace, l.selector)
 		return nil
@@ -165,7 +165,7 @@ func (l *listOptions) row(vm *api.VirtualMachine) []cell {
 	return row
 }
 
-// firstOf returns the first of some addresses, which is the VM's own if it has one.
+// firstOf returns the first of some addresses, which belongs to the VM itself if it has one.
 func firstOf(addresses []string) string {
 	if len(addresses) == 0 {
 		return none
@@ -179,7 +179,7 @@ func (l *listOptions) wideCells(vm *api.VirtualMachine) []cell {
 		id = cmp.Or(servers.ShortID(s.ID), none)
 	}
 	if u, known := usageOf(vm); known {
-		cpu, memory = percent(u.cpuPercent), percent(u.memoryPercent)
+		cpu, memory = percentText(u.cpuPercent), percentText(u.memoryPercent)
 	}
 	if b := vm.Status.Binding; b != nil {
 		engine = servers.ShortID(b.EngineID)

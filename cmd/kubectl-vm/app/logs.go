@@ -30,10 +30,10 @@ func NewLogsCommand(o *Options) *cobra.Command {
 	cmd := l.newConnectCommand(&cobra.Command{
 		Use:   "logs NAME",
 		Short: "Print what a VM wrote to its console or output",
-		Args:  oneName(noCommand), Example: o.examples("logs web", "logs web -f --tail 20"),
+		Args:  oneName(noCommand), Example: o.formatExamples("logs web", "logs web -f --tail 20"),
 		RunE: func(cmd *cobra.Command, args []string) error { return l.run(cmd.Context(), args[0]) },
 	})
-	cmd.Flags().BoolVarP(&l.follow, "follow", "f", false, "go on with what is written from now on")
+	cmd.Flags().BoolVarP(&l.follow, "follow", "f", false, "continue with the output that is written from now on")
 	cmd.Flags().BoolVarP(&l.previous, "previous", "p", false, "print what came before the current log: the container's run before, or what was cut off a machine's log")
 	cmd.Flags().Int64Var(&l.tail, "tail", -1, "number of lines from the end to print, -1 for all")
 	return cmd
@@ -45,7 +45,7 @@ func (l *logsOptions) run(ctx context.Context, name string) error {
 	}
 	ctx, stop := printable.NewOutput(l.Out).WhileRead(ctx)
 	defer stop()
-	at, err := l.connect(ctx, name, streamsapi.Log)
+	at, err := l.findStream(ctx, name, streamsapi.Log)
 	if err != nil {
 		return err
 	}
@@ -54,14 +54,14 @@ func (l *logsOptions) run(ctx context.Context, name string) error {
 }
 
 // copyFrom prints the log of a VM without its first bytes, and returns how many were printed.
-func (l *logsOptions) copyFrom(ctx context.Context, at place, skip int64) (int64, error) {
+func (l *logsOptions) copyFrom(ctx context.Context, stream place, skip int64) (int64, error) {
 	query := url.Values{"follow": {strconv.FormatBool(l.follow)}, "previous": {strconv.FormatBool(l.previous)}}
 	if l.tail >= 0 {
 		query.Set("tailLines", strconv.FormatInt(l.tail, 10))
 	}
-	log, err := at.client.Get(ctx, at.namespace, at.name, streamsapi.Log, query)
+	log, err := stream.client.Get(ctx, stream.namespace, stream.name, streamsapi.Log, query)
 	if err != nil {
-		return 0, at.describe(ctx, err)
+		return 0, stream.describe(ctx, err)
 	}
 	defer func() { _ = log.Close() }()
 	if _, err := io.CopyN(io.Discard, log, skip); err != nil {

@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	// networkWithin is how long the figures of a network may take. The rest of what explain prints does not need them.
+	// networkWithin is how long the figures of a network may take. The rest of explain's output does not need them.
 	networkWithin = 2 * time.Second
 	// maxStatistics limits the answer, in bytes.
 	maxStatistics = 64 << 10
@@ -65,7 +65,7 @@ var refusalTexts = map[string]string{
 	"Denied":    "no connections are allowed there (--qemu-egress-denied, or the node of a pod)",
 	"NoEgress":  "the operator allows connections to other machines alone (--qemu-egress)",
 	"Special":   "it is an address for special use, which no machine reaches",
-	"NoRoute":   "the host has no route to another host there; the host itself is closed to machines",
+	"NoRoute":   "the host lacks a route to another host there; the host itself is closed to machines",
 	"NoMachine": "there is no other machine of this namespace there",
 	"TooMany":   "the machine has too many connections",
 	"NoAnswer":  "no answer, or a refusal, came from there",
@@ -80,7 +80,7 @@ func (o *Options) networkTexts(n *streamsapi.NetworkStatistics) []string {
 		size(n.BytesIn), servers.Count(int(n.PacketsIn), "packet"), size(n.BytesOut), servers.Count(int(n.PacketsOut), "packet"),
 		servers.Count(int(n.Connections), "connection"), servers.Count(int(n.Flows), "flow"))}
 	if n.Dropped > 0 {
-		texts = append(texts, fmt.Sprintf("Dropped: %s, broken or with addresses that are not its own.", servers.Count(int(n.Dropped), "packet")))
+		texts = append(texts, fmt.Sprintf("Dropped: %s, broken or with addresses that it does not have.", servers.Count(int(n.Dropped), "packet")))
 	}
 	for _, r := range slices.Backward(n.LastRefused) {
 		times := "once"
@@ -97,7 +97,7 @@ func (o *Options) writeNetwork(b *strings.Builder, s screen, n *streamsapi.Netwo
 	if n == nil {
 		return
 	}
-	fmt.Fprintf(b, "\n%s\n", s.paint("Network:", bold))
+	fmt.Fprintf(b, "\n%s\n", s.paintText("Network:", bold))
 	for _, text := range o.networkTexts(n) {
 		writeIndented(b, s, "  ", text)
 	}

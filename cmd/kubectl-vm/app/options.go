@@ -30,19 +30,19 @@ var Version = "dev"
 // or a watch has no such limit.
 const requestTimeout = "30s"
 
-// Options has what all verbs share.
+// Options has the flags, streams and clients that all verbs share.
 type Options struct {
 	genericiooptions.IOStreams // Out is a printable.Output, whose failure Report finds
 	// Config has kubectl's flags: --context, --namespace and so on.
 	Config *genericclioptions.ConfigFlags
 	// Clock is the clock of ages, waits and screens.
 	Clock clock.WithTicker
-	// Self is how this program is started again, by ssh; nil means its own file.
+	// Self is the command with which ssh starts this program again; nil means the file that runs.
 	Self []string
 	// Program and Kubectl are how users call this program and kubectl, for help and advice.
 	Program, Kubectl string
-	// DefaultKubeconfig returns the kubeconfig that is used if the user named none, or
-	// nothing for kubectl's own rules. It may be nil.
+	// DefaultKubeconfig returns the kubeconfig that is used if the user does not name one. If it
+	// is empty or the function is nil, the rules of kubectl apply.
 	DefaultKubeconfig func() string
 
 	kubeconfigOnce sync.Once
@@ -76,7 +76,7 @@ func (o *Options) Namespace() (string, error) {
 	return ns, nil
 }
 
-// RESTConfig returns how the cluster is reached. Its timeout is that of one request; who
+// RESTConfig returns how the cluster is reached. Its timeout bounds one request; a caller that
 // opens a stream or a watch sets it to 0.
 func (o *Options) RESTConfig() (*rest.Config, error) {
 	o.useDefaultKubeconfig()

@@ -22,7 +22,7 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 )
 
-// serversOptions are what orphans and retained share.
+// serversOptions has the flags and the client that the verbs orphans and retained share.
 type serversOptions struct {
 	*Options
 	output    string
@@ -44,7 +44,7 @@ func NewOrphansCommand(o *Options) *cobra.Command {
 		Args: unknownVerb, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	list := &cobra.Command{
-		Use: "list", Short: "Show the servers that no VM owns", Args: noArgs, Example: o.examples("orphans list"),
+		Use: "list", Short: "Show the servers that no VM owns", Args: noArgs, Example: o.formatExamples("orphans list"),
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.listOrphans(cmd.Context()) },
 	}
 	s.addOutputFlag(list)
@@ -54,7 +54,7 @@ func NewOrphansCommand(o *Options) *cobra.Command {
 			"until the controller has removed them. It first reads the engine and the API live twice,\n" +
 			"--orphan-grace apart, so this takes a minute or two. A server that has a VM by then\n" +
 			"stays. You need the right to write ConfigMap " + streamsapi.OrphanApprovalsName + " in kube-system.",
-		Args: needUIDs, Example: o.examples("orphans delete 0960e1bf-5b0c-4f0e-9c52-2a0b1c3d4e5f"),
+		Args: needUIDs, Example: o.formatExamples("orphans delete 0960e1bf-5b0c-4f0e-9c52-2a0b1c3d4e5f"),
 		ValidArgsFunction: s.completeOrphans,
 		RunE:              func(cmd *cobra.Command, args []string) error { return s.removeOrphans(cmd.Context(), args) },
 	}
@@ -78,7 +78,7 @@ func NewRetainedCommand(o *Options) *cobra.Command {
 		Args: unknownVerb, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	list := &cobra.Command{
-		Use: "list", Short: "Show the servers that were released", Args: noArgs, Example: o.examples("retained list"),
+		Use: "list", Short: "Show the servers that were released", Args: noArgs, Example: o.formatExamples("retained list"),
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.listRetained(cmd.Context()) },
 	}
 	s.addOutputFlag(list)
@@ -98,11 +98,11 @@ func (s *serversOptions) addOutputFlag(cmd *cobra.Command) {
 }
 
 func (s *serversOptions) listOrphans(ctx context.Context) error {
-	look, err := s.look(ctx)
+	look, err := s.lookAtServers(ctx)
 	if err != nil {
 		return err
 	}
-	return s.print(look.Orphans(), servers.ByUID, servers.NoOrphans)
+	return s.printServers(look.Orphans(), servers.ByUID, servers.NoOrphans)
 }
 
 func (s *serversOptions) listRetained(ctx context.Context) error {
@@ -110,10 +110,10 @@ func (s *serversOptions) listRetained(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.print(look.Retained(), servers.ByID, servers.NoRetained)
+	return s.printServers(look.Retained(), servers.ByID, servers.NoRetained)
 }
 
-func (s *serversOptions) print(all []servers.Server, key servers.Key, none string) error {
+func (s *serversOptions) printServers(all []servers.Server, key servers.Key, none string) error {
 	switch s.output {
 	case "":
 		return servers.PrintTable(s.Out, all, key, s.Clock.Now(), none)
@@ -127,9 +127,9 @@ func (s *serversOptions) removeOrphans(ctx context.Context, uids []string) error
 	if s.timeout <= 0 {
 		return fmt.Errorf("--timeout is %s: it must be positive", s.timeout)
 	}
-	remover := servers.Remover{Look: s.look, Out: s.Out, Clock: s.Clock, Program: s.Program}
+	remover := servers.Remover{Look: s.lookAtServers, Out: s.Out, Clock: s.Clock, Program: s.Program}
 	if !s.yes {
-		remover.Confirm = s.ask
+		remover.Confirm = s.askUser
 	}
 	if s.wait {
 		remover.Timeout = s.timeout
@@ -137,9 +137,9 @@ func (s *serversOptions) removeOrphans(ctx context.Context, uids []string) error
 	return remover.Remove(ctx, uids)
 }
 
-// look reads the engines first and the API live after, so that a VM that was created meanwhile
+// lookAtServers reads the engines first and the API live after, so that a VM that was created meanwhile
 // counts as an owner.
-func (s *serversOptions) look(ctx context.Context) (*servers.Look, error) {
+func (s *serversOptions) lookAtServers(ctx context.Context) (*servers.Look, error) {
 	look, err := s.readServers(ctx)
 	if err != nil {
 		return nil, err
@@ -248,7 +248,7 @@ func (s *serversOptions) completeOrphans(cmd *cobra.Command, args []string, _ st
 	ctx, cancel := completionContext(cmd)
 	defer cancel()
 	s.warned = true
-	found, err := s.look(ctx)
+	found, err := s.lookAtServers(ctx)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}

@@ -26,7 +26,7 @@ type outputFlag struct {
 // objectFormats print objects as the API server has them.
 var objectFormats = []string{"json", "yaml", "name", "jsonpath=TEMPLATE", "go-template=TEMPLATE"}
 
-// add adds the flag to a command. Formats of the verb's own come before those that print
+// add adds the flag to a command. The formats of the verb stand before those that print
 // objects.
 func (f *outputFlag) add(cmd *cobra.Command, formats ...string) {
 	f.formats = formats
@@ -39,7 +39,7 @@ func (f *outputFlag) add(cmd *cobra.Command, formats ...string) {
 	})
 }
 
-// printsObjects reports whether objects are printed instead of the verb's own texts.
+// printsObjects reports whether objects are printed instead of the verb's texts.
 func (f *outputFlag) printsObjects() bool {
 	return f.format != "" && !slices.Contains(f.formats, f.format)
 }

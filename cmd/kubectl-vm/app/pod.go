@@ -25,7 +25,7 @@ const driverPod, driverQEMU = "pod", "qemu"
 func (o *Options) podOf(vm *api.VirtualMachine) (string, error) {
 	n := slices.IndexFunc(vm.Status.Objects, func(o api.ServerObject) bool { return o.Kind == "Pod" })
 	if n < 0 {
-		return "", fmt.Errorf("%s has no pod yet, to see why: %s explain %s", vm.Name, o.Program, vm.Name)
+		return "", fmt.Errorf("the pod of %s does not exist yet, to see why: %s explain %s", vm.Name, o.Program, vm.Name)
 	}
 	return vm.Status.Objects[n].Name, nil
 }
@@ -59,7 +59,7 @@ func (o *Options) checkTCPPort(vm *api.VirtualMachine, port int32) error {
 }
 
 // podPorts returns the ports at which a VM that is a pod answers now, each with its name; none for
-// other VMs, and while it has no address.
+// other VMs, and before the pod gets an address.
 func podPorts(vm *api.VirtualMachine) []api.Port {
 	if driverOf(vm) != driverPod || len(vm.Status.Addresses) == 0 {
 		return nil

@@ -32,8 +32,8 @@ func podVM() *api.VirtualMachine {
 	return vm
 }
 
-// TestPodPorts checks that the ports of a pod are shown where they answer, which the status has no
-// ports of a host for.
+// TestPodPorts checks that the ports of a pod are shown where they answer, though the status does not
+// list ports of a host for them.
 func TestPodPorts(t *testing.T) {
 	t.Parallel()
 	vm := podVM()
@@ -102,17 +102,17 @@ func TestWhoServesPods(t *testing.T) {
 		o, _ := newOptions()
 		o.Config.APIServer, o.Config.Impersonate = &server.URL, &tc.as
 		c := &connection{Options: o}
-		log, err := c.connect(t.Context(), "web", streamsapi.Log)
+		log, err := c.findStream(t.Context(), "web", streamsapi.Log)
 		assert.NoError(t, err)
 		if got := log.client.URL("default", "web", streamsapi.Log, url.Values{}).Path; !strings.HasSuffix(tc.path, got) {
 			t.Errorf("%s: its log is at %s, want %s", name, got, tc.path)
 		}
-		assert.ErrorSays(t, name, assert.ErrorOf(c.connect(t.Context(), "web", streamsapi.Exec)), tc.exec)
+		assert.ErrorSays(t, name, assert.ErrorOf(c.findStream(t.Context(), "web", streamsapi.Exec)), tc.exec)
 	}
 }
 
-// TestWaysToPods checks that what neither Drover nor the API server does for a pod is refused with what
-// can be done instead.
+// TestWaysToPods checks that a verb that neither Drover nor the API server offers for a pod is refused
+// with another way to do it.
 func TestWaysToPods(t *testing.T) {
 	t.Parallel()
 	o, _ := newOptions()
@@ -125,7 +125,7 @@ func TestWaysToPods(t *testing.T) {
 		err  error
 		want []string
 	}{
-		"port-forward, other port": {forwards.check(place{vm: podVM()}, []streams.Forward{{Remote: 22}, {Remote: 2022}}), []string{"port 2022", "kubectl vm port add web 2022"}},
+		"port-forward, other port": {forwards.checkPorts(place{vm: podVM()}, []streams.Forward{{Remote: 22}, {Remote: 2022}}), []string{"port 2022", "kubectl vm port add web 2022"}},
 		"ip":                       {refusal(streamsapi.Interfaces), []string{"10.244.1.5", "  kubectl vm console web"}},
 		"exec":                     {refusal(streamsapi.Exec), []string{"kubectl vm ssh web", "  kubectl vm console web"}},
 	}

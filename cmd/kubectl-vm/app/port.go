@@ -31,7 +31,7 @@ func newPortAddCommand(o *Options) *cobra.Command {
 		Short: "Open ports of the host that lead to a VM",
 		Long: "Open ports of the host that lead to a VM. A port is [NAME=][HOSTIP:][HOSTPORT:]PORT[/udp]; without\n" +
 			"a host port the engine chooses one, which show NAME lists. The change waits for a restart.",
-		Example: o.examples("port add web 8080:80", "port add web ssh=127.0.0.1:2222:22 53:53/udp"),
+		Example: o.formatExamples("port add web 8080:80", "port add web ssh=127.0.0.1:2222:22 53:53/udp"),
 		Args:    needNameAndPorts,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.run(cmd.Context(), args[0], "changed", func(vm *api.VirtualMachine) (*specChange, error) {
@@ -52,7 +52,7 @@ func newPortRemoveCommand(o *Options) *cobra.Command {
 		Aliases: []string{"remove"},
 		Short:   "Close ports of the host that lead to a VM",
 		Long:    "Close ports of the host that lead to a VM, each by its name, its number in the VM, or as for\nport add. The change waits for a restart.",
-		Example: o.examples("port rm web 80", "port rm web ssh", "port rm web 8080:80"),
+		Example: o.formatExamples("port rm web 80", "port rm web ssh", "port rm web 8080:80"),
 		Args:    needNameAndPorts,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.run(cmd.Context(), args[0], "changed", func(vm *api.VirtualMachine) (*specChange, error) {

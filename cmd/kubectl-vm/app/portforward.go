@@ -29,7 +29,7 @@ func NewPortForwardCommand(o *Options) *cobra.Command {
 		Use:     "port-forward NAME [LOCAL:]REMOTE...",
 		Short:   "Forward local ports to TCP ports of a VM",
 		Long:    "Forward local ports to TCP ports of a VM until Ctrl-C.\nOf a machine in a pod, only TCP ports of spec.ports can be forwarded.",
-		Example: o.examples("port-forward web 8080:80"),
+		Example: o.formatExamples("port-forward web 8080:80"),
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) < 2 {
 				return errors.New("give NAME and at least one [LOCAL:]REMOTE port")
@@ -55,11 +55,11 @@ func (p *portForwardOptions) run(ctx context.Context, name string, ports []strin
 	if p.stdio && len(forwards) != 1 {
 		return fmt.Errorf("--stdio takes one port, and there are %d", len(forwards))
 	}
-	at, err := p.connect(ctx, name, streamsapi.PortForward)
+	at, err := p.findStream(ctx, name, streamsapi.PortForward)
 	if err != nil {
 		return err
 	}
-	if err := p.check(at, forwards); err != nil {
+	if err := p.checkPorts(at, forwards); err != nil {
 		return err
 	}
 	forwarder := streams.PortForwarder{Client: at.client, Namespace: at.namespace, Name: at.name, Address: p.address, Notes: p.ErrOut}
@@ -72,13 +72,13 @@ func (p *portForwardOptions) run(ctx context.Context, name string, ports []strin
 	return context.Cause(ctx)
 }
 
-// check reports what would keep every connection from being made.
-func (p *portForwardOptions) check(at place, forwards []streams.Forward) error {
-	if at.vmErr != nil || at.vm.Status.Driver != driverQEMU && at.vm.Status.Driver != driverPod {
-		return at.vmErr
+// checkPorts reports what would keep every connection from being made.
+func (p *portForwardOptions) checkPorts(stream place, forwards []streams.Forward) error {
+	if stream.vmErr != nil || stream.vm.Status.Driver != driverQEMU && stream.vm.Status.Driver != driverPod {
+		return stream.vmErr
 	}
 	for _, f := range forwards {
-		if err := p.checkTCPPort(at.vm, int32(f.Remote)); err != nil {
+		if err := p.checkTCPPort(stream.vm, int32(f.Remote)); err != nil {
 			return err
 		}
 	}

@@ -75,7 +75,7 @@ func cutHostIP(text string, p *api.Port) (string, error) {
 	}
 	ip, err := netip.ParseAddr(host)
 	if err != nil {
-		return "", fmt.Errorf("%q is no IP address", host)
+		return "", fmt.Errorf("%q is not an IP address", host)
 	}
 	p.HostIP = ip.Unmap().String()
 	return rest, nil
@@ -173,7 +173,7 @@ func findPort(ports []api.Port, text string) (int, error) {
 	case len(found) > 1:
 		return 0, fmt.Errorf("port %q: the VM has %d of them: name one of %s", text, len(found), specPortsText(ports))
 	case len(ports) == 0:
-		return 0, errors.New("the VM has no ports")
+		return 0, errors.New("the VM does not have ports")
 	}
 	return 0, fmt.Errorf("port %q: the VM has no such port: it has %s", text, specPortsText(ports))
 }

@@ -64,7 +64,7 @@ func TestAddPorts(t *testing.T) {
 		t.Errorf("the names are %s", names)
 	}
 	if len(have) != 1 {
-		t.Error("the VM's own list was changed")
+		t.Error("the VM's list was changed")
 	}
 	for _, text := range []string{"80", "tcp-80=81", "x"} {
 		if _, err := addPorts(have, []string{text}); err == nil {
@@ -104,7 +104,7 @@ func TestRemovePorts(t *testing.T) {
 	}
 	for texts, want := range map[string]string{"80": "has 2 of them", "53": "no such port", "nope": "for example", "web web": "no such port"} {
 		_, _, err := removePorts(have, strings.Fields(texts))
-		if texts == "web web" { // its name is no port any more
+		if texts == "web web" { // its name is not shown as a port any more
 			want = "is not a number"
 		}
 		assert.ErrorSays(t, "without "+texts, err, want)

@@ -29,7 +29,7 @@ const defaultWait = 10 * time.Minute
 type powerVerb struct {
 	use, short, long string
 	examples         []string
-	// begun and done are what is printed of a VM, before and after a wait.
+	// begun and done are the words that are printed about a VM, before and after a wait.
 	begun, done string
 	// change returns the change of the spec, or nil and why there is none.
 	change func(vm *api.VirtualMachine, now time.Time) (*powerChange, string, error)
@@ -57,7 +57,7 @@ func newPowerCommand(o *Options, verb powerVerb) *cobra.Command {
 		GroupID: groupLifecycle,
 		Short:   verb.short,
 		Long:    verb.short + ".\n\n" + verb.long,
-		Example: o.examples(verb.examples...),
+		Example: o.formatExamples(verb.examples...),
 		RunE:    func(cmd *cobra.Command, args []string) error { return p.run(cmd.Context(), args) },
 
 		ValidArgsFunction: o.CompleteVMs,
@@ -69,80 +69,80 @@ func newPowerCommand(o *Options, verb powerVerb) *cobra.Command {
 }
 
 func (p *powerOptions) run(ctx context.Context, args []string) error {
-	if err := p.parse(args); err != nil {
+	if err := p.parseNames(args); err != nil {
 		return err
 	}
-	found, err := p.find(ctx, p.Options)
+	found, err := p.findVMs(ctx, p.Options)
 	if err != nil {
 		return err
 	}
 	w := &waiter{open: map[types.UID]*awaited{}}
-	forEach(found, func(one *selected) { p.change(ctx, one) }, func(one *selected) {
-		if p.report(one); one.err == nil && p.wait {
+	forEach(found, func(one *selected) { p.changeVM(ctx, one) }, func(one *selected) {
+		if p.reportRequest(one); one.err == nil && p.wait {
 			w.open[one.vm.UID] = &awaited{vm: one.vm, reached: whenPowered(one.vm.Generation), unchanged: one.unchanged != ""}
 		}
 	})
-	if err := errors.Join(ctx.Err(), p.await(ctx, w)); err != nil {
+	if err := errors.Join(ctx.Err(), p.awaitVMs(ctx, w)); err != nil {
 		return err
 	}
 	return p.result()
 }
 
-// change changes one VM.
-func (p *powerOptions) change(ctx context.Context, one *selected) {
-	if one.err != nil {
+// changeVM changes one VM.
+func (p *powerOptions) changeVM(ctx context.Context, chosen *selected) {
+	if chosen.err != nil {
 		return
 	}
-	if one.vm.DeletionTimestamp != nil {
-		one.err = errDeleting
+	if chosen.vm.DeletionTimestamp != nil {
+		chosen.err = errDeleting
 		return
 	}
-	change, unchanged, err := p.verb.change(one.vm, p.Clock.Now())
+	change, unchanged, err := p.verb.change(chosen.vm, p.Clock.Now())
 	if change == nil || err != nil {
-		one.unchanged, one.err = unchanged, err
+		chosen.unchanged, chosen.err = unchanged, err
 		return
 	}
-	patched, err := p.patchVM(ctx, one, map[string]any{"spec": change})
+	patched, err := p.patchVM(ctx, chosen, map[string]any{"spec": change})
 	if err != nil {
-		one.err = err
+		chosen.err = err
 		return
 	}
-	one.vm = patched
+	chosen.vm = patched
 }
 
 // patchVM changes fields of a VM. It is a merge patch and no server-side apply, as with kubectl
 // scale: the user's word counts, and those who apply the field get a conflict that names
 // this program.
-func (o *Options) patchVM(ctx context.Context, one *selected, change any) (*api.VirtualMachine, error) {
+func (o *Options) patchVM(ctx context.Context, chosen *selected, change any) (*api.VirtualMachine, error) {
 	body, err := json.Marshal(change)
 	if err != nil {
 		return nil, fmt.Errorf("write the change: %w", err)
 	}
-	vms, err := o.VMs(one.namespace)
+	vms, err := o.VMs(chosen.namespace)
 	if err != nil {
 		return nil, err
 	}
-	vm, err := vms.Patch(ctx, one.name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager})
+	vm, err := vms.Patch(ctx, chosen.name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager})
 	if err != nil {
-		return nil, describeVMError(err, one.namespace, one.name)
+		return nil, describeVMError(err, chosen.namespace, chosen.name)
 	}
 	return vm, nil
 }
 
-// report prints what was requested of one VM, unless it is printed after the wait.
-func (p *powerOptions) report(one *selected) {
+// reportRequest prints what was requested of one VM, unless it is printed after the wait.
+func (p *powerOptions) reportRequest(chosen *selected) {
 	switch {
-	case one.err != nil:
-		p.fail(one.name, one.err)
-	case one.unchanged != "":
-		_, _ = fmt.Fprintf(p.Out, "%s unchanged (%s)\n", p.nameOf(one.vm), one.unchanged)
+	case chosen.err != nil:
+		p.addFailure(chosen.name, chosen.err)
+	case chosen.unchanged != "":
+		_, _ = fmt.Fprintf(p.Out, "%s unchanged (%s)\n", p.nameOf(chosen.vm), chosen.unchanged)
 	case !p.wait:
-		_, _ = fmt.Fprintf(p.Out, "%s %s\n", p.nameOf(one.vm), p.verb.begun)
+		_, _ = fmt.Fprintf(p.Out, "%s %s\n", p.nameOf(chosen.vm), p.verb.begun)
 	}
 }
 
-// await waits for the VMs, and reports each.
-func (p *powerOptions) await(ctx context.Context, w *waiter) error {
+// awaitVMs waits for the VMs, and reports each.
+func (p *powerOptions) awaitVMs(ctx context.Context, w *waiter) error {
 	ctx, cancel := withTimeout(ctx, p.timeout)
 	defer cancel()
 	line := p.newProgressLine(w.describe)
@@ -151,20 +151,20 @@ func (p *powerOptions) await(ctx context.Context, w *waiter) error {
 		switch {
 		case errors.Is(err, errTimeout):
 			p.failed = true
-			line.print(p.ErrOut, "error: %s: %s: %s", one.vm.Name, err, doing(one.vm))
+			line.printAbove(p.ErrOut, "error: %s: %s: %s", one.vm.Name, err, activityOf(one.vm))
 		case err != nil:
 			p.failed = true
-			line.print(p.ErrOut, "error: %s", p.describeFor(one.vm.Name, err))
+			line.printAbove(p.ErrOut, "error: %s", p.describeFor(one.vm.Name, err))
 		default:
 			if !one.unchanged {
-				line.print(p.Out, "%s %s", p.nameOf(one.vm), p.verb.done)
+				line.printAbove(p.Out, "%s %s", p.nameOf(one.vm), p.verb.done)
 			}
 			if text := p.unappliedText(one.vm); text != "" {
-				line.print(p.ErrOut, "%s %s", screenOf(p.ErrOut).paint("Warning:", yellow), text)
+				line.printAbove(p.ErrOut, "%s %s", screenOf(p.ErrOut).paintText("Warning:", yellow), text)
 			}
 		}
 	}
-	return p.Options.await(ctx, w)
+	return p.Options.awaitVMs(ctx, w)
 }
 
 // unappliedText says what of a VM's spec does not apply yet.
@@ -178,8 +178,8 @@ func (o *Options) unappliedText(vm *api.VirtualMachine) string {
 	return ""
 }
 
-// warn prints a warning as kubectl does.
-func (o *Options) warn(text string) {
+// printWarning prints a warning as kubectl does.
+func (o *Options) printWarning(text string) {
 	s := screenOf(o.ErrOut)
-	_, _ = fmt.Fprintf(o.ErrOut, "%s %s\n", s.paint("Warning:", yellow), text)
+	_, _ = fmt.Fprintf(o.ErrOut, "%s %s\n", s.paintText("Warning:", yellow), text)
 }

@@ -34,7 +34,7 @@ type progressLine struct {
 	ended   chan struct{}
 }
 
-// newProgressLine begins a line with what describe returns, which must be safe to call at any
+// newProgressLine begins a line with the text of describe, which must be safe to call at any
 // time. The caller stops it.
 func (o *Options) newProgressLine(describe func() string) *progressLine {
 	p := &progressLine{err: o.ErrOut, clock: o.Clock, describe: describe}
@@ -54,40 +54,40 @@ func (p *progressLine) run() {
 		case <-p.stopped:
 			return
 		case <-ticker.C():
-			p.draw()
+			p.drawLine()
 		}
 	}
 }
 
-func (p *progressLine) draw() {
+func (p *progressLine) drawLine() {
 	text := p.describe()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.erase()
+	p.eraseLine()
 	if text == "" {
 		return
 	}
 	s := screenOf(p.err)
 	frames := []rune(spinner)
 	p.frame++
-	_, _ = fmt.Fprintf(p.err, "%s %s", s.paint(string(frames[p.frame%len(frames)]), green), shorten(printable.Line(text), s.width-3))
+	_, _ = fmt.Fprintf(p.err, "%s %s", s.paintText(string(frames[p.frame%len(frames)]), green), shortenText(printable.Line(text), s.width-3))
 	p.drawn = true
 }
 
-// erase removes the line. The caller has the lock.
-func (p *progressLine) erase() {
+// eraseLine removes the line. The caller has the lock.
+func (p *progressLine) eraseLine() {
 	if p.drawn {
 		_, _ = io.WriteString(p.err, "\r\x1b[K")
 	}
 	p.drawn = false
 }
 
-// print prints a line that stays, above the one that is redrawn.
-func (p *progressLine) print(to io.Writer, format string, args ...any) {
+// printAbove prints a line that stays, above the one that is redrawn.
+func (p *progressLine) printAbove(out io.Writer, format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.erase()
-	_, _ = fmt.Fprintf(to, format+"\n", args...)
+	p.eraseLine()
+	_, _ = fmt.Fprintf(out, format+"\n", args...)
 }
 
 // stop removes the line. It may be called again.
@@ -100,5 +100,5 @@ func (p *progressLine) stop() {
 	p.stopped = nil
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.erase()
+	p.eraseLine()
 }

@@ -26,10 +26,10 @@ func NewResizeCommand(o *Options) *cobra.Command {
 		Use:     "resize NAME [--cpu N] [--memory SIZE] [--disk SIZE]",
 		GroupID: groupLifecycle,
 		Short:   "Change the CPUs, the memory or the root disk of a VM",
-		Long: "Change the CPUs, the memory or the root disk of a VM, and say what applies at once and what waits\n" +
+		Long: "Change the CPUs, the memory or the root disk of a VM, and say which change applies at once and which waits\n" +
 			"for a restart: docker applies CPUs and memory at once, qemu at the next restart. A disk can only\n" +
 			"grow; under docker its size means nothing.",
-		Example: o.examples("resize web --cpu 4", "resize web --cpu 4 --memory 8G --disk 80G"),
+		Example: o.formatExamples("resize web --cpu 4", "resize web --cpu 4 --memory 8G --disk 80G"),
 		Args:    func(_ *cobra.Command, args []string) error { return needOneName(args) },
 		RunE:    func(cmd *cobra.Command, args []string) error { return r.resize(cmd.Context(), args[0]) },
 
@@ -63,13 +63,13 @@ func sizeChange(vm *api.VirtualMachine, size corev1.ResourceList) *specChange {
 	resources := map[string]any{}
 	for _, name := range []corev1.ResourceName{api.ResourceCPU, api.ResourceMemory, api.ResourceRootDisk} {
 		want, asked := size[name]
-		have, had := vm.Spec.Resource[name]
-		if !asked || had && have.Cmp(want) == 0 {
+		have, found := vm.Spec.Resource[name]
+		if !asked || found && have.Cmp(want) == 0 {
 			continue
 		}
 		resources[string(name)] = want.String()
 		before := "default"
-		if had {
+		if found {
 			before = quantityText(name, have)
 		}
 		made.fields = append(made.fields, changedField{

@@ -41,9 +41,9 @@ func restartChange(vm *api.VirtualMachine, now time.Time) (*powerChange, string,
 // that is there already would restart nothing.
 func restartAt(vm *api.VirtualMachine, now time.Time) *powerChange {
 	at := metav1.NewTime(now.UTC().Truncate(time.Second))
-	for _, had := range []*metav1.Time{vm.Spec.RestartedAt, vm.Status.RestartedAt} {
-		if had != nil && !at.After(had.Time) {
-			at = metav1.NewTime(had.Add(time.Second))
+	for _, earlier := range []*metav1.Time{vm.Spec.RestartedAt, vm.Status.RestartedAt} {
+		if earlier != nil && !at.After(earlier.Time) {
+			at = metav1.NewTime(earlier.Add(time.Second))
 		}
 	}
 	return &powerChange{RestartedAt: &at}

@@ -23,7 +23,7 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 )
 
-// exitNotRun is the exit code of run if the VM's own is not known, as docker run has it.
+// exitNotRun is the exit code of run if the exit code of the VM is not known, as in docker run.
 const exitNotRun = 125
 
 // runOptions are the flags of run.
@@ -45,7 +45,7 @@ func NewRunCommand(o *Options) *cobra.Command {
 			"What follows -- are arguments for the image's entrypoint, or with --command what runs in its place.\n" +
 			"The VM is kept, and is not started again, unless --rm deletes it. After Ctrl-C it runs on without\n" +
 			"--rm, and is deleted with it; another Ctrl-C does not wait for that.",
-		Example: o.examples("run --rm --image python:3.13 -- python -c 'print(1)'", "run job --image busybox:1.37 --command -- sh -c 'exit 3'"),
+		Example: o.formatExamples("run --rm --image python:3.13 -- python -c 'print(1)'", "run job --image busybox:1.37 --command -- sh -c 'exit 3'"),
 		Args:    runArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name := ""
@@ -99,19 +99,19 @@ func (r *runOptions) run(ctx context.Context, arg string) error {
 		return err
 	}
 	r.restartPolicy = string(api.RestartNever)
-	wanted, secret, err := r.prepare(ctx, name)
+	wanted, secret, err := r.prepareObjects(ctx, name)
 	if err != nil {
 		return err
 	}
 	if err := r.checkStreams(ctx); err != nil {
 		return err
 	}
-	vm, err := r.create(context.WithoutCancel(ctx), wanted, secret) // after Ctrl-C it is known what was created
+	vm, err := r.createObjects(context.WithoutCancel(ctx), wanted, secret) // after Ctrl-C it is known what was created
 	if err != nil {
 		return err
 	}
 	_, _ = fmt.Fprintf(r.ErrOut, "%s created\n", vmName(vm.Name))
-	err = r.follow(ctx, vm)
+	err = r.followVM(ctx, vm)
 	if r.remove {
 		return r.removeVM(ctx, vm, err)
 	}
@@ -132,8 +132,8 @@ func (r *runOptions) checkStreams(ctx context.Context) error {
 	return err
 }
 
-// follow prints what a VM prints until it has ended, and returns its exit code as an error.
-func (r *runOptions) follow(ctx context.Context, vm *api.VirtualMachine) error {
+// followVM prints what a VM prints until it has ended, and returns its exit code as an error.
+func (r *runOptions) followVM(ctx context.Context, vm *api.VirtualMachine) error {
 	ctx, stop := printable.NewOutput(r.Out).WhileRead(ctx)
 	defer stop()
 	log := &jobLog{logsOptions: logsOptions{connection: connection{r.Options}, tail: -1}, vm: vm.Name}
@@ -145,12 +145,12 @@ func (r *runOptions) follow(ctx context.Context, vm *api.VirtualMachine) error {
 		r.timeout = 0 // it has run
 		if run := runOf(seen); first || run != log.run {
 			log.run = run
-			if err := log.print(ctx); err != nil {
+			if err := log.printLog(ctx); err != nil {
 				return err
 			}
 		}
 		if hasEnded(seen) {
-			return errors.Join(log.complete(ctx), r.exitError(seen))
+			return errors.Join(log.printMissing(ctx), r.exitError(seen))
 		}
 	}
 }
@@ -197,7 +197,7 @@ func (r *runOptions) removeVM(ctx context.Context, vm *api.VirtualMachine, ended
 	case errors.As(err, &missing) || apierrors.IsNotFound(err): // someone else has deleted it
 		return ended
 	case err == nil:
-		err = d.await(ctx, &waiter{open: map[types.UID]*awaited{vm.UID: {vm: vm, gone: true}}})
+		err = d.awaitDeletion(ctx, &waiter{open: map[types.UID]*awaited{vm.UID: {vm: vm, gone: true}}})
 	}
 	if err != nil {
 		err = fmt.Errorf("delete %s: %w", vm.Name, err)
@@ -208,11 +208,11 @@ func (r *runOptions) removeVM(ctx context.Context, vm *api.VirtualMachine, ended
 	case ended == nil:
 		return err
 	}
-	r.warn(r.describe(err)) // the end of the job counts more
+	r.printWarning(r.describe(err)) // the end of the job counts more
 	return ended
 }
 
-// whenRun awaits that a VM runs, in another run than the one that is known, or has ended for good.
+// whenRun awaits that a VM runs, in another run than the one that is known, or has ended and is not started again.
 func whenRun(generation int64, known string) goal {
 	return func(vm *api.VirtualMachine) (bool, error) {
 		isUp := vm.Status.Phase == api.PhaseActive && vm.Status.Server != nil && vm.Status.Server.Terminated == nil
@@ -253,46 +253,46 @@ type jobLog struct {
 	lost    error  // what has interrupted it
 }
 
-// print prints the log of a run until that is over. The loss of the log is not the end of the job.
-func (l *jobLog) print(ctx context.Context) error {
+// printLog prints the log of a run until that is over. The loss of the log is not the end of the job.
+func (l *jobLog) printLog(ctx context.Context) error {
 	l.printed = 0
-	if l.lost = l.copy(ctx, true); l.lost == nil {
+	if l.lost = l.copyLog(ctx, true); l.lost == nil {
 		return nil
 	}
-	if err := l.stopped(ctx); err != nil {
+	if err := l.stopReason(ctx); err != nil {
 		return err
 	}
-	l.warn(fmt.Sprintf("the log was interrupted, and is completed at the end: %s", l.describe(l.lost)))
+	l.printWarning(fmt.Sprintf("the log was interrupted, and is completed at the end: %s", l.describe(l.lost)))
 	return nil
 }
 
-// complete prints what is missing of an interrupted log.
-func (l *jobLog) complete(ctx context.Context) error {
+// printMissing prints what is missing of an interrupted log.
+func (l *jobLog) printMissing(ctx context.Context) error {
 	if l.lost == nil {
 		return nil
 	}
-	err := l.copy(ctx, false)
+	err := l.copyLog(ctx, false)
 	if err == nil {
 		return nil
 	}
-	if stopped := l.stopped(ctx); stopped != nil {
+	if stopped := l.stopReason(ctx); stopped != nil {
 		return stopped
 	}
-	l.warn(fmt.Sprintf("the end of the log is missing: %s", l.describe(err)))
+	l.printWarning(fmt.Sprintf("the end of the log is missing: %s", l.describe(err)))
 	return nil
 }
 
-// stopped returns an error if it is the user, or the reader of the output, who wants no more of the log.
-func (l *jobLog) stopped(ctx context.Context) error {
+// stopReason returns an error if the user, or the reader of the output, has ended the log.
+func (l *jobLog) stopReason(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	return printable.NewOutput(l.Out).Err()
 }
 
-// copy prints the log without what is printed already.
-func (l *jobLog) copy(ctx context.Context, follow bool) error {
-	at, err := l.connect(ctx, l.vm, streamsapi.Log)
+// copyLog prints the log without what is printed already.
+func (l *jobLog) copyLog(ctx context.Context, follow bool) error {
+	at, err := l.findStream(ctx, l.vm, streamsapi.Log)
 	if err != nil {
 		return err
 	}

@@ -28,7 +28,7 @@ func TestNameFor(t *testing.T) {
 	}
 }
 
-// TestWhenRun checks when the log of a VM is to be printed, and when it has ended for good.
+// TestWhenRun checks when the log of a VM is to be printed, and when its last run is over.
 func TestWhenRun(t *testing.T) {
 	t.Parallel()
 	server := func(run string, end *api.ServerTerminated) func(*api.VirtualMachineStatus) {
@@ -53,7 +53,7 @@ func TestWhenRun(t *testing.T) {
 		"ended unseen":           {vmWith(api.PhaseStopped, api.ReasonCompleted, isTrue).Status(server("", ended)).Obj(), "", true, nil},
 		"stopped by others":      {vmWith(api.PhaseStopped, api.ReasonStoppedAsAsked, isTrue).Status(server("1", ended)).Obj(), "1", true, nil},
 		"stalled":                {vmWith(api.PhaseFailed, api.ReasonInvalid, isFalse).Status(withCondition(api.ConditionStalled)).Obj(), "", false, errStalled},
-		"of before":              {vmWith(api.PhaseStopped, api.ReasonCompleted, isTrue).Status(server("1", ended)).Generation(3).Obj(), "", false, nil},
+		"the previous run":       {vmWith(api.PhaseStopped, api.ReasonCompleted, isTrue).Status(server("1", ended)).Generation(3).Obj(), "", false, nil},
 	} {
 		ok, err := whenRun(c.vm.Generation, c.known)(c.vm)
 		if ok != c.ok || !errors.Is(err, c.err) {

@@ -39,7 +39,7 @@ func (s *selection) nameOf(vm *api.VirtualMachine) string {
 	return vmName(vm.Name)
 }
 
-// batch is what verbs share that change several VMs and may wait for them.
+// batch has the flags and the result of a verb that changes several VMs and may wait for them.
 type batch struct {
 	*Options
 	selection
@@ -48,9 +48,9 @@ type batch struct {
 	failed  bool
 }
 
-// fail reports the failure of one VM, with which the others go on. After Ctrl-C there is nothing
+// addFailure reports the failure of one VM, with which the others go on. After Ctrl-C there is nothing
 // to report.
-func (b *batch) fail(name string, err error) {
+func (b *batch) addFailure(name string, err error) {
 	b.failed = true
 	if !errors.Is(err, context.Canceled) {
 		_, _ = fmt.Fprintf(b.ErrOut, "error: %s\n", b.describeFor(name, err))
@@ -65,8 +65,8 @@ func (b *batch) result() error {
 	return nil
 }
 
-// parse takes the names from the arguments.
-func (s *selection) parse(args []string) error {
+// parseNames takes the names from the arguments.
+func (s *selection) parseNames(args []string) error {
 	for _, arg := range args {
 		name, err := parseName(arg)
 		if err != nil {
@@ -120,8 +120,9 @@ type selected struct {
 // vmName returns the name of a VM as kubectl prints it.
 func vmName(name string) string { return "virtualmachine." + api.GroupName + "/" + name }
 
-// find reads the VMs. Its own error is one of all; a VM that is not found has its own.
-func (s *selection) find(ctx context.Context, o *Options) ([]*selected, error) {
+// findVMs reads the VMs. It fails as a whole only if they cannot be read at all. A VM that does not
+// exist has the error in selected.err.
+func (s *selection) findVMs(ctx context.Context, o *Options) ([]*selected, error) {
 	namespace, err := o.namespaceOf(s.allNamespaces)
 	if err != nil {
 		return nil, err
@@ -163,7 +164,7 @@ func (s *selection) findNamed(ctx context.Context, o *Options, namespace string)
 const parallelRequests = 8
 
 // forEach calls do for all VMs, some at a time, and then, in their order, after.
-func forEach(all []*selected, do, after func(*selected)) {
+func forEach(all []*selected, do, finish func(*selected)) {
 	turns := make(chan struct{}, parallelRequests)
 	done := make([]chan struct{}, len(all))
 	for i := range all {
@@ -181,8 +182,8 @@ func forEach(all []*selected, do, after func(*selected)) {
 	}()
 	for i, one := range all {
 		<-done[i]
-		if after != nil {
-			after(one)
+		if finish != nil {
+			finish(one)
 		}
 	}
 }

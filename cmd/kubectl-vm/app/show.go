@@ -30,9 +30,9 @@ func NewShowCommand(o *Options) *cobra.Command {
 		Use:     "show NAME...",
 		GroupID: groupObserve,
 		Short:   "Show a VM on half a screen",
-		Long: "Show what a VM is, where it runs, how it is reached and what it uses. explain says why it is\n" +
+		Long: "Show what a VM is, where it runs, how to reach it and how much it uses. explain says why it is\n" +
 			"not ready.",
-		Example: o.examples("show web", "show web -o yaml", "show web -o jsonpath='{.status.addresses[0]}'"),
+		Example: o.formatExamples("show web", "show web -o yaml", "show web -o jsonpath='{.status.addresses[0]}'"),
 		Args:    needNames,
 		RunE:    func(cmd *cobra.Command, args []string) error { return s.run(cmd.Context(), args) },
 
@@ -52,7 +52,7 @@ func needNames(_ *cobra.Command, args []string) error {
 
 func (s *showOptions) run(ctx context.Context, args []string) error {
 	selection := selection{}
-	if err := errors.Join(selection.parse(args), s.output.check()); err != nil {
+	if err := errors.Join(selection.parseNames(args), s.output.check()); err != nil {
 		return err
 	}
 	namespace, err := s.Namespace()
@@ -93,7 +93,7 @@ func (s *showOptions) showOne(ctx context.Context, namespace, name string, separ
 	return s.printView(v)
 }
 
-// tableOf returns what a VM is, where it runs, how it is reached and what it uses.
+// tableOf returns what a VM is, where it runs, how to reach it and how much it uses.
 func (o *Options) tableOf(vm *api.VirtualMachine) []row {
 	return []row{
 		{"Wanted", wantedText(vm)},
@@ -133,7 +133,7 @@ func (o *Options) sinceText(vm *api.VirtualMachine) string {
 }
 
 // instantText returns an instant that people compare with logs.
-func instantText(at time.Time) string { return at.UTC().Format("2006-01-02 15:04:05Z") }
+func instantText(instant time.Time) string { return instant.UTC().Format("2006-01-02 15:04:05Z") }
 
 func placeText(vm *api.VirtualMachine) string {
 	text := driverOf(vm)
@@ -155,7 +155,7 @@ func placeText(vm *api.VirtualMachine) string {
 func imageText(vm *api.VirtualMachine) string {
 	text := imageOf(vm)
 	if s := vm.Status.Server; s != nil && s.ImageID != "" {
-		text = strings.TrimPrefix(text+", "+shorten(s.ImageID, 26), ", ")
+		text = strings.TrimPrefix(text+", "+shortenText(s.ImageID, 26), ", ")
 	}
 	return text
 }
@@ -163,7 +163,7 @@ func imageText(vm *api.VirtualMachine) string {
 func cpuText(vm *api.VirtualMachine) string {
 	text := sizeText(vm, api.ResourceCPU)
 	if u, known := usageOf(vm); known {
-		text += fmt.Sprintf(", %.2f used (%s)", u.cpus, percent(u.cpuPercent))
+		text += fmt.Sprintf(", %.2f used (%s)", u.cpus, percentText(u.cpuPercent))
 	}
 	return text
 }
@@ -171,7 +171,7 @@ func cpuText(vm *api.VirtualMachine) string {
 func memoryText(vm *api.VirtualMachine) string {
 	text := sizeText(vm, api.ResourceMemory)
 	if u, known := usageOf(vm); known {
-		text += fmt.Sprintf(", %s used (%s)", bytesText(u.bytes, vm.Spec.Resource[api.ResourceMemory]), percent(u.memoryPercent))
+		text += fmt.Sprintf(", %s used (%s)", bytesText(u.bytes, vm.Spec.Resource[api.ResourceMemory]), percentText(u.memoryPercent))
 	}
 	return text
 }

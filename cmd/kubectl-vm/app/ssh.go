@@ -54,7 +54,7 @@ func NewSSHCommand(o *Options) *cobra.Command {
 			"The user of a cloud image that the VM names as cloud://NAME is known; else ssh decides.\n" +
 			"The VM's host key is accepted at the first login and then kept under the VM's UID:\n" +
 			"a VM that was deleted and created again is another host.",
-		Example: o.examples("ssh debian@web", "ssh debian@web -- uptime"),
+		Example: o.formatExamples("ssh debian@web", "ssh debian@web -- uptime"),
 		Args:    oneName(mayHaveCommand),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := s.readFlags(cmd); err != nil {
@@ -128,23 +128,23 @@ func (s *sshOptions) findVM(ctx context.Context, name string) (*api.VirtualMachi
 }
 
 // findDestination returns the destination that a VM is. The key of the host is stored under the VM's UID.
-func (s *sshOptions) findDestination(vm *api.VirtualMachine) (to destination, err error) {
+func (s *sshOptions) findDestination(vm *api.VirtualMachine) (destination destination, err error) {
 	known, err := knownHostsFile()
 	if err != nil {
-		return to, err
+		return destination, err
 	}
-	self, err := s.self()
+	self, err := s.selfCommand()
 	if err != nil {
-		return to, err
+		return destination, err
 	}
 	for _, option := range append(s.hostOptions(self, vm.Name, vm.UID, known), s.options...) {
-		to.args = append(to.args, "-o", option)
+		destination.args = append(destination.args, "-o", option)
 	}
 	if s.identity != "" {
-		to.args = append(to.args, "-i", s.identity)
+		destination.args = append(destination.args, "-i", s.identity)
 	}
-	to.host, to.user = vm.Name+"."+vm.Namespace+".vm", loginUser(vm)
-	return to, nil
+	destination.host, destination.user = vm.Name+"."+vm.Namespace+".vm", loginUser(vm)
+	return destination, nil
 }
 
 // loginUser returns the user of the cloud image that a VM's spec names, if the catalogue of this program has
@@ -153,15 +153,15 @@ func loginUser(vm *api.VirtualMachine) string {
 	if vm.Spec.Image == nil {
 		return ""
 	}
-	name, is := catalogue.NameOf(vm.Spec.Image.Source)
-	if !is {
+	name, found := catalogue.NameOf(vm.Spec.Image.Source)
+	if !found {
 		return ""
 	}
 	return catalogue.Shipped().User(name)
 }
 
-// self returns how this program is started again.
-func (s *sshOptions) self() ([]string, error) {
+// selfCommand returns how this program is started again.
+func (s *sshOptions) selfCommand() ([]string, error) {
 	if s.Self != nil {
 		return s.Self, nil
 	}

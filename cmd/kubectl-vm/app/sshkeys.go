@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
-// keyAuto is the value of --ssh-key for the user's own keys.
+// keyAuto is the value of --ssh-key for the keys of the user who runs the program.
 const keyAuto = "auto"
 
 const (
@@ -74,7 +74,7 @@ func ownKeys(ctx context.Context) ([]string, error) {
 	var all []string
 	for _, path := range paths {
 		if strings.HasSuffix(path, "-cert.pub") {
-			continue // a certificate is no key
+			continue // a certificate is not a key
 		}
 		content, err := readLimited(path, mostKeyBytes)
 		if err != nil {
@@ -92,7 +92,7 @@ func ownKeys(ctx context.Context) ([]string, error) {
 	return agentKeys(ctx)
 }
 
-var errNoKeys = errors.New("you have no public key in ~/.ssh/id_*.pub and none in an agent: make one with ssh-keygen -t ed25519, or name another file")
+var errNoKeys = errors.New("there is no public key in ~/.ssh/id_*.pub or in an agent: make one with ssh-keygen -t ed25519, or name another file")
 
 // agentKeys returns the keys of the user's agent.
 func agentKeys(ctx context.Context) ([]string, error) {
@@ -120,12 +120,12 @@ func parseKeys(text string) ([]string, error) {
 			continue
 		}
 		if !isPublicKey(line) {
-			return nil, fmt.Errorf("%q is no public key, which begins like ssh-ed25519 AAAA", shorten(printable.Line(line), 40))
+			return nil, fmt.Errorf("%q is not a public key, which begins like ssh-ed25519 AAAA", shortenText(printable.Line(line), 40))
 		}
 		keys = append(keys, line)
 	}
 	if len(keys) == 0 {
-		return nil, errors.New("it has no public key")
+		return nil, errors.New("it does not contain a public key")
 	}
 	return keys, nil
 }

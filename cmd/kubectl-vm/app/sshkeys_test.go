@@ -66,8 +66,8 @@ func TestReadKeys(t *testing.T) {
 		}
 	}
 	for value, want := range map[string]string{
-		filepath.Join(ssh, "private"): "private key", filepath.Join(ssh, "empty.pub"): "no public key", filepath.Join(ssh, "broken.pub"): "no public key",
-		filepath.Join(ssh, "absent"): "no such file", "ssh-ed25519 x": "no public key", ssh: "is a directory",
+		filepath.Join(ssh, "private"): "private key", filepath.Join(ssh, "empty.pub"): "not contain a public key", filepath.Join(ssh, "broken.pub"): "not a public key",
+		filepath.Join(ssh, "absent"): "no such file", "ssh-ed25519 x": "not a public key", ssh: "is a directory",
 	} {
 		if _, err := readKeys(t.Context(), []string{value}); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "--ssh-key") {
 			t.Errorf("%s: %v, want an error of --ssh-key with %q", value, err, want)

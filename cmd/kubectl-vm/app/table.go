@@ -30,7 +30,7 @@ type cell struct {
 	style style
 }
 
-// table is what list and top print.
+// table is the output of list and top.
 type table struct {
 	columns   []column
 	rows      [][]cell
@@ -54,7 +54,7 @@ func (t *table) write(w io.Writer, s screen) error {
 // lines returns the lines of the table.
 func (t *table) lines(s screen) []string {
 	widths := t.widths()
-	shown := t.fit(widths, s.width)
+	shown := t.fitColumns(widths, s.width)
 	lines := make([]string, 0, len(t.rows)+1)
 	if !t.noHeaders {
 		header := make([]cell, len(t.columns))
@@ -82,8 +82,8 @@ func (t *table) widths() []int {
 	return widths
 }
 
-// fit returns the columns that are shown.
-func (t *table) fit(widths []int, width int) []int {
+// fitColumns returns the columns that are shown.
+func (t *table) fitColumns(widths []int, width int) []int {
 	shown := make([]int, len(t.columns))
 	total := -columnGap
 	for i := range t.columns {
@@ -110,7 +110,7 @@ func (t *table) line(row []cell, shown, widths []int, s screen) string {
 			gap, pad = gap+pad, 0
 		}
 		b.WriteString(strings.Repeat(" ", gap))
-		b.WriteString(s.paint(row[i].text, row[i].style))
+		b.WriteString(s.paintText(row[i].text, row[i].style))
 		gap = pad + columnGap
 		if n == len(shown)-1 {
 			b.WriteByte('\n')

@@ -12,7 +12,7 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
-// screen is what is known of an output stream.
+// screen says how wide an output stream is, and whether it shows colors.
 type screen struct {
 	// terminal is set if people look at it.
 	terminal bool
@@ -55,16 +55,16 @@ const (
 	reset        = "\x1b[0m"
 )
 
-// paint returns a text in a style.
-func (s screen) paint(text string, with style) string {
-	if !s.color || with == plain || text == "" {
+// paintText returns a text in a style.
+func (s screen) paintText(text string, look style) string {
+	if !s.color || look == plain || text == "" {
 		return text
 	}
-	return string(with) + text + reset
+	return string(look) + text + reset
 }
 
-// shorten cuts a text to a width.
-func shorten(text string, width int) string {
+// shortenText cuts a text to a width.
+func shortenText(text string, width int) string {
 	runes := []rune(text)
 	if width <= 0 || len(runes) <= width {
 		return text

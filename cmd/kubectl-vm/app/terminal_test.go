@@ -78,7 +78,7 @@ func TestShorten(t *testing.T) {
 		width int
 		want  string
 	}{{"abcdef", 4, "abc…"}, {"abcd", 4, "abcd"}, {"äöüß", 3, "äö…"}, {"abc", 0, "abc"}, {"abc", -3, "abc"}, {"abc", 1, "…"}} {
-		if got := shorten(one.text, one.width); got != one.want {
+		if got := shortenText(one.text, one.width); got != one.want {
 			t.Errorf("%q in %d is %q, want %q", one.text, one.width, got, one.want)
 		}
 	}

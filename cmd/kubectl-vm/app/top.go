@@ -37,12 +37,12 @@ func NewTopCommand(o *Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "top",
 		GroupID: groupObserve,
-		Short:   "Show what VMs use",
-		Long: "Show what VMs use, those that use most first.\n\n" +
-			"CPU is in CPUs, and MEMORY in bytes; both are followed by what the VM has, and by the share of\n" +
+		Short:   "Show how much VMs use",
+		Long: "Show how much VMs use, those that use most first.\n\n" +
+			"CPU is in CPUs, and MEMORY in bytes; both are followed by the size of the VM, and by the share of\n" +
 			"it. Drover takes a sample of each server every 30 s (--usage-period), and reports changes of at\n" +
 			"least one per cent.",
-		Example: o.examples("top", "top -A --sort-by memory"),
+		Example: o.formatExamples("top", "top -A --sort-by memory"),
 		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return t.run(cmd.Context()) },
 	}
@@ -119,8 +119,8 @@ func (t *topOptions) row(vm *api.VirtualMachine) []cell {
 	hasCPU, memory := sizeText(vm, api.ResourceCPU), vm.Spec.Resource[api.ResourceMemory]
 	cpu, cpuShare, used, share := none+"/"+hasCPU, none, none+"/"+memory.String(), none
 	if u, known := usageOf(vm); known {
-		cpu, cpuShare = strconv.FormatFloat(u.cpus, 'f', 2, 64)+"/"+hasCPU, percent(u.cpuPercent)
-		used, share = bytesText(u.bytes, memory)+"/"+memory.String(), percent(u.memoryPercent)
+		cpu, cpuShare = strconv.FormatFloat(u.cpus, 'f', 2, 64)+"/"+hasCPU, percentText(u.cpuPercent)
+		used, share = bytesText(u.bytes, memory)+"/"+memory.String(), percentText(u.memoryPercent)
 	}
 	row := []cell{{text: vm.Name}, stateOf(vm), {text: cpu}, {text: cpuShare}, {text: used}, {text: share}}
 	if t.allNamespaces {

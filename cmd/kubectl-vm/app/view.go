@@ -17,7 +17,7 @@ import (
 // mostColumns is how wide a text may be that is easy to read.
 const mostColumns = 100
 
-// view is what show and explain print of a VM. A part that is empty is left out.
+// view has the parts that show and explain print of a VM. A part that is empty is left out.
 type view struct {
 	diagnosis
 	// table says what the VM is.
@@ -32,7 +32,7 @@ type row struct{ name, value string }
 
 // viewOf returns the view of a VM, without its events.
 func (o *Options) viewOf(vm *api.VirtualMachine) view {
-	return view{diagnosis: o.diagnose(vm), table: o.tableOf(vm)}
+	return view{diagnosis: o.diagnoseVM(vm), table: o.tableOf(vm)}
 }
 
 var verdictStyles = map[verdict]style{verdictHealthy: green, verdictWaiting: yellow, verdictNeedsYou: red}
@@ -41,7 +41,7 @@ func (o *Options) printView(v view) error {
 	s := screenOf(o.Out)
 	s.width = min(s.width, mostColumns)
 	var b strings.Builder
-	b.WriteString(s.paint(v.headline, bold+verdictStyles[v.verdict]) + ".\n")
+	b.WriteString(s.paintText(v.headline, bold+verdictStyles[v.verdict]) + ".\n")
 	if v.message != "" {
 		writeIndented(&b, s, "  ", v.message)
 	}
@@ -68,7 +68,7 @@ func writeTable(b *strings.Builder, s screen, table []row) {
 			continue
 		}
 		lines := printable.Wrap(printable.Line(r.value), max(s.width-valueColumn, 0))
-		fmt.Fprintf(b, "  %s%s\n", s.paint(fmt.Sprintf("%-*s", valueColumn-2, r.name), faint), lines[0])
+		fmt.Fprintf(b, "  %s%s\n", s.paintText(fmt.Sprintf("%-*s", valueColumn-2, r.name), faint), lines[0])
 		for _, line := range lines[1:] {
 			b.WriteString(strings.Repeat(" ", valueColumn) + line + "\n")
 		}
@@ -79,7 +79,7 @@ func writeSteps(b *strings.Builder, s screen, steps []string) {
 	if len(steps) == 0 {
 		return
 	}
-	fmt.Fprintf(b, "\n%s\n", s.paint("What to do:", bold))
+	fmt.Fprintf(b, "\n%s\n", s.paintText("What to do:", bold))
 	for _, step := range steps {
 		writeIndented(b, s, "  ", step)
 	}

@@ -145,8 +145,8 @@ func (o *Options) listForTable(ctx context.Context, namespace string, opts metav
 	return vms, nil
 }
 
-// errNoList means that an answer is no list.
-var errNoList = errors.New("it is no list")
+// errNoList means that an answer is not a list.
+var errNoList = errors.New("it is not a list")
 
 func readList(r io.Reader) ([]api.VirtualMachine, error) {
 	var list struct {

@@ -78,7 +78,7 @@ func TestSelection(t *testing.T) {
 		"something else":    {args: "pod/a", want: "not the name of a VM"},
 	}
 	for name, test := range tests {
-		err := test.selection.parse(strings.Fields(test.args))
+		err := test.selection.parseNames(strings.Fields(test.args))
 		if fmt.Sprint(err) == "<nil>" && test.want == "" {
 			continue
 		}
@@ -87,7 +87,7 @@ func TestSelection(t *testing.T) {
 		}
 	}
 	s := selection{}
-	if err := s.parse([]string{"a", "vm/b", "a"}); err != nil || strings.Join(s.names, " ") != "a b" {
+	if err := s.parseNames([]string{"a", "vm/b", "a"}); err != nil || strings.Join(s.names, " ") != "a b" {
 		t.Errorf("the names are %v and %v", s.names, err)
 	}
 }
@@ -158,7 +158,7 @@ func TestReadServersAgain(t *testing.T) {
 			before := connection.Load()
 			_, err := s.readServers(t.Context())
 			if err == nil && connection.Load() != before {
-				err = errors.New("each has its own")
+				err = errors.New("each fails")
 			}
 			return err
 		})

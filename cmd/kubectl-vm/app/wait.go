@@ -95,19 +95,19 @@ type waiter struct {
 	seen func(vm *api.VirtualMachine)
 }
 
-// await waits until the wait for every VM has ended. What ends it before is an error of those
+// awaitVMs waits until the wait for every VM has ended. What ends it before is an error of those
 // that are left, unless it is the user's Ctrl-C, which is returned.
-func (o *Options) await(ctx context.Context, w *waiter) error {
+func (o *Options) awaitVMs(ctx context.Context, w *waiter) error {
 	if len(w.open) == 0 {
 		return nil
 	}
 	namespace, opts := w.scope()
-	err := o.follow(ctx, namespace, opts, observer{all: w.seeAll, one: w.seeOne})
+	err := o.followVMs(ctx, namespace, opts, observer{all: w.seeAll, one: w.seeOne})
 	if errors.Is(err, context.Canceled) {
 		return err
 	}
 	for _, one := range w.remaining() {
-		w.end(one, err)
+		w.endWait(one, err)
 	}
 	return nil
 }
@@ -117,7 +117,7 @@ func (w *waiter) scope() (namespace string, opts metav1.ListOptions) {
 	first := true
 	for _, one := range w.open {
 		if first {
-			namespace, opts, first = one.vm.Namespace, named(one.vm.Name), false
+			namespace, opts, first = one.vm.Namespace, selectName(one.vm.Name), false
 			continue
 		}
 		opts = metav1.ListOptions{}
@@ -142,7 +142,7 @@ func (w *waiter) seeAll(vms []api.VirtualMachine) bool {
 	present := make(map[types.UID]bool, len(vms))
 	for i := range vms {
 		present[vms[i].UID] = true
-		w.see(&vms[i])
+		w.observeVM(&vms[i])
 	}
 	for _, one := range w.remaining() {
 		if !present[one.vm.UID] {
@@ -154,21 +154,21 @@ func (w *waiter) seeAll(vms []api.VirtualMachine) bool {
 
 func (w *waiter) seeOne(kind watch.EventType, vm *api.VirtualMachine) bool {
 	if kind != watch.Deleted {
-		w.see(vm)
-	} else if one := w.find(vm.UID); one != nil {
+		w.observeVM(vm)
+	} else if one := w.findAwaited(vm.UID); one != nil {
 		w.seeDeletion(one)
 	}
 	return len(w.remaining()) == 0
 }
 
-func (w *waiter) find(uid types.UID) *awaited {
+func (w *waiter) findAwaited(uid types.UID) *awaited {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.open[uid]
 }
 
-func (w *waiter) see(vm *api.VirtualMachine) {
-	one := w.find(vm.UID)
+func (w *waiter) observeVM(vm *api.VirtualMachine) {
+	one := w.findAwaited(vm.UID)
 	if one == nil {
 		return
 	}
@@ -182,23 +182,23 @@ func (w *waiter) see(vm *api.VirtualMachine) {
 		return
 	}
 	if done, err := one.reached(vm); done || err != nil {
-		w.end(one, err)
+		w.endWait(one, err)
 	}
 }
 
-func (w *waiter) seeDeletion(one *awaited) {
-	if one.gone {
-		w.end(one, nil)
+func (w *waiter) seeDeletion(vm *awaited) {
+	if vm.gone {
+		w.endWait(vm, nil)
 		return
 	}
-	w.end(one, errDeletedMeanwhile)
+	w.endWait(vm, errDeletedMeanwhile)
 }
 
-func (w *waiter) end(one *awaited, err error) {
+func (w *waiter) endWait(vm *awaited, err error) {
 	w.mu.Lock()
-	delete(w.open, one.vm.UID)
+	delete(w.open, vm.vm.UID)
 	w.mu.Unlock()
-	w.ended(one, err)
+	w.ended(vm, err)
 }
 
 // describe returns what is waited for, in one line.
@@ -206,17 +206,17 @@ func (w *waiter) describe() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, one := range w.open {
-		text := fmt.Sprintf("waiting for %s: %s", one.vm.Name, doing(one.vm))
+		text := fmt.Sprintf("waiting for %s: %s", one.vm.Name, activityOf(one.vm))
 		if more := len(w.open) - 1; more > 0 {
-			text = fmt.Sprintf("waiting for %d VMs, %s: %s", more+1, one.vm.Name, doing(one.vm))
+			text = fmt.Sprintf("waiting for %d VMs, %s: %s", more+1, one.vm.Name, activityOf(one.vm))
 		}
 		return text
 	}
 	return ""
 }
 
-// doing returns what goes on with a VM, in a few words.
-func doing(vm *api.VirtualMachine) string {
+// activityOf returns what goes on with a VM, in a few words.
+func activityOf(vm *api.VirtualMachine) string {
 	text := stateOf(vm).text
 	if r := vm.Status.Reason; r != "" && r != text {
 		text += ", " + r

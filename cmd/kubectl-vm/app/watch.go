@@ -46,9 +46,9 @@ type follower struct {
 	list, watch client.VirtualMachineInterface
 }
 
-// follow calls an observer with the VMs of a namespace, or of all with "", until that has seen
+// followVMs calls an observer with the VMs of a namespace, or of all with "", until that has seen
 // enough or ctx ends. The cluster has answered before, so no failure of it is final.
-func (o *Options) follow(ctx context.Context, namespace string, opts metav1.ListOptions, see observer) (err error) {
+func (o *Options) followVMs(ctx context.Context, namespace string, opts metav1.ListOptions, see observer) (err error) {
 	f := &follower{Options: o, opts: opts, observer: see}
 	if f.list, err = o.VMs(namespace); err != nil {
 		return err
@@ -121,8 +121,8 @@ func (f *follower) listAndWatch(ctx context.Context) (enough bool, err error) {
 	return false, nil
 }
 
-// named selects the VM of a name.
-func named(name string) metav1.ListOptions {
+// selectName selects the VM of a name.
+func selectName(name string) metav1.ListOptions {
 	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()}
 }
 

@@ -20,28 +20,28 @@ type Level string
 
 // The levels, from good to bad.
 const (
-	// LevelOK : all is as it should be.
+	// LevelOK means that all is as it should be.
 	LevelOK Level = "ok"
-	// LevelNote : something is worth knowing, and nothing has to be done.
+	// LevelNote means that something is worth knowing, and nothing has to be done.
 	LevelNote Level = "note"
-	// LevelWarning : Drover works, with a restriction, or soon will not.
+	// LevelWarning means that Drover works with a restriction, or will soon stop working.
 	LevelWarning Level = "warning"
-	// LevelError : Drover, or a driver that it should run, does not work.
+	// LevelError means that Drover, or a driver that it should run, does not work.
 	LevelError Level = "error"
 )
 
 // levels has the levels from good to bad.
 var levels = []Level{LevelOK, LevelNote, LevelWarning, LevelError}
 
-// Finding is what a check has found.
+// Finding is the result of a check.
 type Finding struct {
 	// Name of the check, and the Group under which it is shown.
 	Name  string `json:"name"`
 	Group string `json:"group"`
 	Level Level  `json:"level"`
-	// Observed is what is so, with the values that were read.
+	// Observed describes the state, with the values that were read.
 	Observed string `json:"observed"`
-	// Meaning is what follows from it for the person who reads it.
+	// Meaning says which effect that has for the person who reads it.
 	Meaning string `json:"meaning,omitempty"`
 	// Fix says what to do, and Command is the one command that does it, if there is one.
 	Fix     string `json:"fix,omitempty"`
@@ -74,7 +74,7 @@ func (f Finding) Means(format string, args ...any) Finding {
 	return f
 }
 
-// FixedBy returns the finding with what to do about it.
+// FixedBy returns the finding with the steps that resolve it.
 func (f Finding) FixedBy(format string, args ...any) Finding {
 	f.Fix = fmt.Sprintf(format, args...)
 	return f
@@ -104,7 +104,7 @@ const DefaultWithin = 5 * time.Second
 func Run(ctx context.Context, checks []Check) []Finding {
 	results := make([]<-chan []Finding, len(checks))
 	for i, c := range checks {
-		results[i] = c.start(ctx)
+		results[i] = c.startCheck(ctx)
 	}
 	var all []Finding
 	for i, result := range results {
@@ -117,12 +117,12 @@ func Run(ctx context.Context, checks []Check) []Finding {
 }
 
 // graceful is how long a check that notices the end of its time may take to report that
-// in its own words.
+// itself.
 const graceful = 200 * time.Millisecond
 
-// start runs the check in the background. What it found is sent at the latest when its time
+// startCheck runs the check in the background. What it found is sent at the latest when its time
 // is over, even if it is stuck then.
-func (c Check) start(ctx context.Context) <-chan []Finding {
+func (c Check) startCheck(ctx context.Context) <-chan []Finding {
 	within := cmp.Or(c.Within, DefaultWithin)
 	found, result := make(chan []Finding, 1), make(chan []Finding, 1)
 	ctx, cancel := context.WithTimeout(ctx, within)

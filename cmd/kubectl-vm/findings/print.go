@@ -15,7 +15,7 @@ import (
 
 // Style says how findings are printed.
 type Style struct {
-	// Width is that of the terminal, in characters.
+	// Width is the width of the terminal, in characters.
 	Width int
 	// Color colors the levels.
 	Color bool
@@ -26,7 +26,7 @@ const (
 	minWidth = 30
 	// indent begins the lines below a heading.
 	indent = "  "
-	// levelWidth is that of the column of levels.
+	// levelWidth is the width of the column of levels.
 	levelWidth = len(LevelWarning)
 )
 
@@ -36,8 +36,8 @@ const bold = "1"
 // colors are the codes of the levels' colors.
 var colors = map[Level]string{LevelOK: "32", LevelNote: "36", LevelWarning: "33", LevelError: "31;1"}
 
-// paint gives a text a color or a weight, where the style has them.
-func (s Style) paint(text, code string) string {
+// paintText gives a text a color or a weight, where the style has them.
+func (s Style) paintText(text, code string) string {
 	if !s.Color || code == "" {
 		return text
 	}
@@ -74,7 +74,7 @@ func (s Style) printRows(text *bytes.Buffer, all []Finding) {
 			if group != "" {
 				text.WriteByte('\n')
 			}
-			fmt.Fprintf(text, "%s\n", s.paint(printable.Line(f.Group), bold))
+			fmt.Fprintf(text, "%s\n", s.paintText(printable.Line(f.Group), bold))
 			name = ""
 		}
 		if f.Name == name && f.Group == group {
@@ -90,7 +90,7 @@ func (s Style) printRows(text *bytes.Buffer, all []Finding) {
 func (s Style) printFinding(text *bytes.Buffer, f Finding, names int) {
 	margin := indent + strings.Repeat(" ", levelWidth+names+4)
 	width := max(s.Width-len(margin), minWidth)
-	level := s.paint(fmt.Sprintf("%-*s", levelWidth, f.Level), colors[f.Level])
+	level := s.paintText(fmt.Sprintf("%-*s", levelWidth, f.Level), colors[f.Level])
 	first, weight := fmt.Sprintf("%s%s  %-*s  ", indent, level, names, f.Name), ""
 	if f.Level == LevelWarning || f.Level == LevelError {
 		weight = bold
@@ -99,7 +99,7 @@ func (s Style) printFinding(text *bytes.Buffer, f Finding, names int) {
 		if i > 0 {
 			first = margin
 		}
-		fmt.Fprintf(text, "%s%s\n", first, s.paint(line, weight))
+		fmt.Fprintf(text, "%s%s\n", first, s.paintText(line, weight))
 	}
 	for _, line := range wrapParagraphs(f.Meaning, width) {
 		fmt.Fprintf(text, "%s%s\n", margin, line)

@@ -25,23 +25,23 @@ type Output struct {
 }
 
 // NewOutput returns an Output that writes to another writer. A writer that is an Output is returned itself.
-func NewOutput(to io.Writer) *Output {
-	if out, ok := to.(*Output); ok {
+func NewOutput(raw io.Writer) *Output {
+	if out, ok := raw.(*Output); ok {
 		return out
 	}
-	return &Output{to: to, failed: make(chan struct{})}
+	return &Output{to: raw, failed: make(chan struct{})}
 }
 
 // Write implements io.Writer.
 func (o *Output) Write(p []byte) (int, error) {
 	n, err := o.to.Write(p)
 	if err != nil {
-		o.fail(err)
+		o.recordFailure(err)
 	}
 	return n, err
 }
 
-func (o *Output) fail(err error) {
+func (o *Output) recordFailure(err error) {
 	o.once.Do(func() {
 		o.err = err
 		close(o.failed)
@@ -93,7 +93,7 @@ func (o *Output) watchReader(ctx context.Context, fd int32) {
 		case err != nil: // then the next write tells
 			return
 		case n > 0:
-			o.fail(syscall.EPIPE)
+			o.recordFailure(syscall.EPIPE)
 			return
 		}
 	}

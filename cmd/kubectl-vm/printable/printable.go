@@ -65,7 +65,7 @@ func JSON(out io.Writer, value any) error {
 	return err
 }
 
-// writer is an output to which everything goes by Text.
+// writer is an output that passes everything through Text.
 type writer struct{ raw io.Writer }
 
 // NewWriter returns an output that is fit for a terminal whatever is written to it.
@@ -88,7 +88,7 @@ func (w writer) Write(p []byte) (int, error) {
 }
 
 // Wrap breaks a text into lines of at most width characters, at spaces. A word that is longer
-// has a line of its own. Width 0 means no limit.
+// gets a separate line. Width 0 means no limit.
 func Wrap(text string, width int) []string {
 	var lines []string
 	line, length := "", 0

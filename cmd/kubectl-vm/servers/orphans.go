@@ -46,7 +46,7 @@ func (r *Remover) Remove(ctx context.Context, uids []string) error {
 	if err != nil {
 		return err
 	}
-	chosen, err := r.choose(look, uids)
+	chosen, err := r.chooseOrphans(look, uids)
 	if err != nil {
 		return err
 	}
@@ -58,18 +58,18 @@ func (r *Remover) Remove(ctx context.Context, uids []string) error {
 			return err
 		}
 	}
-	if err := approve(ctx, look, chosen, nil); err != nil {
+	if err := updateApprovals(ctx, look, chosen, nil); err != nil {
 		return fmt.Errorf("approve the removal: %w", err)
 	}
 	if r.Timeout == 0 {
 		_, _ = fmt.Fprintf(r.Out, "Approved: %s. Drover removes them after it has read engine and API twice more.\n", Count(len(chosen), "server"))
 		return nil
 	}
-	return r.wait(ctx, chosen)
+	return r.waitForRemoval(ctx, chosen)
 }
 
-// choose returns the orphans of some UIDs, or says why one is none.
-func (r *Remover) choose(look *Look, uids []string) ([]Server, error) {
+// chooseOrphans returns the orphans with these UIDs, or says why one of them is not an orphan.
+func (r *Remover) chooseOrphans(look *Look, uids []string) ([]Server, error) {
 	var chosen []Server
 	var errs []error
 	orphans := look.Orphans()
@@ -81,7 +81,7 @@ func (r *Remover) choose(look *Look, uids []string) ([]Server, error) {
 			}
 		}
 		if len(chosen) == before {
-			errs = append(errs, r.explain(look, types.UID(uid)))
+			errs = append(errs, r.explainRefusal(look, types.UID(uid)))
 		}
 	}
 	for _, s := range chosen {
@@ -90,13 +90,13 @@ func (r *Remover) choose(look *Look, uids []string) ([]Server, error) {
 	return chosen, errors.Join(errs...)
 }
 
-// explain says why a UID names no orphan.
-func (r *Remover) explain(look *Look, uid types.UID) error {
+// explainRefusal says why a UID does not name an orphan.
+func (r *Remover) explainRefusal(look *Look, uid types.UID) error {
 	for _, s := range look.Servers {
 		switch {
 		case s.UID != uid:
 		case s.Retained:
-			return fmt.Errorf("%s was released, and is no orphan: docs/kubectl-vm.md says how to remove it", uid)
+			return fmt.Errorf("%s was released, so it is not an orphan: docs/kubectl-vm.md says how to remove it", uid)
 		case look.Owners[uid]:
 			return fmt.Errorf("%s belongs to the VirtualMachine %s: delete that", uid, nameOf(s))
 		case s.Error != "":
@@ -115,8 +115,8 @@ func checkDriver(look *Look, s Server) error {
 	return fmt.Errorf("%s is a server of driver %s, which Drover does not run: start it with --vm-driver=%s", s.UID, s.Driver, strings.Join(append(slices.Clone(look.Drivers), s.Driver), ","))
 }
 
-// approve adds approvals, and removes those of servers that are gone.
-func approve(ctx context.Context, look *Look, chosen, done []Server) error {
+// updateApprovals adds approvals, and removes those of servers that are gone.
+func updateApprovals(ctx context.Context, look *Look, chosen, done []Server) error {
 	const resource = "configmaps"
 	approvals := &corev1.ConfigMap{}
 	err := look.Core.Get().Namespace(metav1.NamespaceSystem).Resource(resource).Name(streams.OrphanApprovalsName).Do(ctx).Into(approvals)
@@ -147,9 +147,9 @@ func approve(ctx context.Context, look *Look, chosen, done []Server) error {
 	return look.Core.Patch(types.MergePatchType).Namespace(metav1.NamespaceSystem).Resource(resource).Name(streams.OrphanApprovalsName).Body(patch).Do(ctx).Error()
 }
 
-// wait waits until the controller has removed the servers. A failure to look may pass, as while
-// a replica starts, unless it is one of rights.
-func (r *Remover) wait(ctx context.Context, chosen []Server) error {
+// waitForRemoval waits until the controller has removed the servers. A look that fails is repeated, since
+// a replica may be starting, unless the user lacks the rights.
+func (r *Remover) waitForRemoval(ctx context.Context, chosen []Server) error {
 	_, _ = fmt.Fprintln(r.Out, "Approved. Drover reads engine and API twice more, then removes them ...")
 	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
@@ -160,7 +160,7 @@ func (r *Remover) wait(ctx context.Context, chosen []Server) error {
 		look, err := r.Look(ctx)
 		if err == nil {
 			if chosen = r.reportGone(look, chosen); len(chosen) == 0 {
-				if err = approve(ctx, look, nil, all); err == nil {
+				if err = updateApprovals(ctx, look, nil, all); err == nil {
 					return nil
 				}
 			}
@@ -179,7 +179,7 @@ func (r *Remover) wait(ctx context.Context, chosen []Server) error {
 	}
 }
 
-// timeoutError says what was waited for in vain, and what failed last.
+// timeoutError names a server that was not removed in time, and the last failure.
 func (r *Remover) timeoutError(left []Server, last error) error {
 	if len(left) == 0 {
 		return fmt.Errorf("all are removed, but the approval stays: %w", last)
@@ -197,7 +197,7 @@ func (r *Remover) reportGone(look *Look, waited []Server) []Server {
 	var left []Server
 	for _, s := range waited {
 		isThere := slices.ContainsFunc(look.Servers, func(other Server) bool { return other.UID == s.UID && other.ID == s.ID })
-		// An engine that does not answer has no id.
+		// The id of an engine that does not answer is unknown.
 		isKnown := s.EngineID != "" && slices.Contains(look.Answered, Engine{s.Driver, s.EngineID})
 		switch {
 		case !isKnown:

@@ -35,9 +35,9 @@ type Server struct {
 // Engine names an engine.
 type Engine struct{ Driver, ID string }
 
-// Look is what was found at a look at the engines and, after that, at the API.
+// Look is the result of reading the engines and, after that, the API.
 type Look struct {
-	// Servers are those of the engines that Answered.
+	// Servers has the servers of the engines in Answered.
 	Servers  []Server
 	Answered []Engine
 	// Owners are the UIDs of all VirtualMachines.
@@ -50,13 +50,13 @@ type Look struct {
 
 // Orphans returns the servers that no VirtualMachine owns.
 func (l *Look) Orphans() []Server {
-	return l.filter(func(s Server) bool { return s.MayBeOrphan && !l.Owners[s.UID] })
+	return l.selectServers(func(s Server) bool { return s.MayBeOrphan && !l.Owners[s.UID] })
 }
 
 // Retained returns the servers that were released.
-func (l *Look) Retained() []Server { return l.filter(func(s Server) bool { return s.Retained }) }
+func (l *Look) Retained() []Server { return l.selectServers(func(s Server) bool { return s.Retained }) }
 
-func (l *Look) filter(keep func(Server) bool) []Server {
+func (l *Look) selectServers(keep func(Server) bool) []Server {
 	return slices.DeleteFunc(slices.Clone(l.Servers), func(s Server) bool { return !keep(s) })
 }
 
@@ -115,11 +115,11 @@ func PrintJSON(out io.Writer, all []Server) error {
 func nameOf(s Server) string { return printable.Line(s.Namespace + "/" + s.Name) }
 
 // Count returns a number of things, such as servers.
-func Count(n int, what string) string {
+func Count(n int, noun string) string {
 	if n == 1 {
-		return "1 " + what
+		return "1 " + noun
 	}
-	return fmt.Sprintf("%d %ss", n, what)
+	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // IsYes reports whether the answer to a question is yes.

@@ -51,13 +51,13 @@ func TestChoose(t *testing.T) {
 		t.Errorf("released are %+v", got)
 	}
 	r := &Remover{Program: "kubectl vm"}
-	for uid, says := range map[string]string{
-		"owned": "belongs to the VirtualMachine default/a", "kept": "was released, and is no orphan", "broken": "repair it",
+	for uid, message := range map[string]string{
+		"owned": "belongs to the VirtualMachine default/a", "kept": "was released, so it is not an orphan", "broken": "repair it",
 		"none": `has the UID "none"`, "off": "start it with --vm-driver=docker,qemu",
 	} {
-		assert.ErrorSays(t, uid, assert.ErrorOf(r.choose(look, []string{uid})), says)
+		assert.ErrorSays(t, uid, assert.ErrorOf(r.chooseOrphans(look, []string{uid})), message)
 	}
-	if chosen, err := r.choose(look, []string{"orphan", "orphan"}); err != nil || len(chosen) != 1 {
+	if chosen, err := r.chooseOrphans(look, []string{"orphan", "orphan"}); err != nil || len(chosen) != 1 {
 		t.Errorf("got %+v, %v", chosen, err)
 	}
 }
@@ -159,7 +159,7 @@ func TestWait(t *testing.T) {
 				}
 				return nil, nil
 			}}
-			err := r.wait(t.Context(), []Server{s})
+			err := r.waitForRemoval(t.Context(), []Server{s})
 			if (err == nil) != (c.says == nil) || c.looked > 0 && looked != c.looked {
 				t.Errorf("after %d looks: %v", looked, err)
 			}
@@ -172,7 +172,7 @@ func TestWait(t *testing.T) {
 	}
 }
 
-// newCore returns an API that fails once, and then has no approvals.
+// newCore returns an API that fails once, and then lacks approvals.
 func newCore() rest.Interface {
 	code := http.StatusServiceUnavailable
 	return &fake.RESTClient{

@@ -46,7 +46,7 @@ const (
 type Client struct {
 	config *rest.Config
 	base   *url.URL
-	// http is for plain responses. One of a configuration with a Dial keeps connections of its own.
+	// http is for plain responses. One of a configuration with a Dial does not share connections.
 	http *http.Client
 	// pod is the pod that is the VM, if the API server serves its streams: see ForPod.
 	pod string
@@ -84,7 +84,7 @@ func streamConfig(config *rest.Config) *rest.Config {
 	own := rest.CopyConfig(config)
 	own.Timeout = 0 // it would end a stream
 	if own.Dial == nil {
-		own.Dial = dialer().DialContext
+		own.Dial = newDialer().DialContext
 	}
 	return own
 }
@@ -117,7 +117,7 @@ func readConfigMap(ctx context.Context, config *rest.Config) (*corev1.ConfigMap,
 		return nil, err
 	}
 	path := base.JoinPath("api/v1/namespaces", streams.ConfigMapNamespace, "configmaps", streams.ConfigMapName)
-	body, err := get(ctx, transport, path)
+	body, err := getBody(ctx, transport, path)
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("this cluster serves no consoles, logs, commands and ports of VMs; start drover-controller with --streams-address: %w in %s", err, streams.ConfigMapNamespace)
@@ -132,15 +132,15 @@ func readConfigMap(ctx context.Context, config *rest.Config) (*corev1.ConfigMap,
 	return &found, nil
 }
 
-// dialer ends a connection within two minutes whose other end is gone without a word. Otherwise
+// newDialer ends a connection within two minutes whose other end is gone without a word. Otherwise
 // a log would wait for its next line for ever. WebSockets have pings besides.
-func dialer() *net.Dialer {
+func newDialer() *net.Dialer {
 	return &net.Dialer{
 		Timeout: 30 * time.Second, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 15 * time.Second, Count: 4},
 	}
 }
 
-// useAddress changes a configuration to that of a server of its own. It replaces the API
+// useAddress changes a configuration so that it reaches another server. It replaces the API
 // server's CA, and does not take over insecure-skip-tls-verify.
 func useAddress(config *rest.Config, address, ca string) error {
 	target, err := url.Parse(address)
@@ -171,7 +171,7 @@ func (c *Client) URL(namespace, name string, s streams.Stream, query url.Values)
 
 // Get returns the body of a stream that is a plain response: Log and Interfaces.
 func (c *Client) Get(ctx context.Context, namespace, name string, s streams.Stream, query url.Values) (io.ReadCloser, error) {
-	body, err := get(ctx, c.http, c.URL(namespace, name, s, query))
+	body, err := getBody(ctx, c.http, c.URL(namespace, name, s, query))
 	status := (*apierrors.StatusError)(nil)
 	if errors.As(err, &status) && status.ErrStatus.Code == http.StatusNotFound && status.ErrStatus.Kind == "" {
 		err = c.notServed()
@@ -180,21 +180,21 @@ func (c *Client) Get(ctx context.Context, namespace, name string, s streams.Stre
 }
 
 // notServed is the error of a server that does not know the path of streams, which it answers
-// with a 404 that is no Status.
+// with a 404 that does not contain a Status.
 func (c *Client) notServed() error {
 	return fmt.Errorf("no Drover serves consoles, logs, commands and ports of VMs at %s: it runs without its controller (drover up --without-controller), or ConfigMap %s names another server", c.base, streams.ConfigMapName)
 }
 
-// GetPath returns the body of what is served at a path besides streams.
+// GetPath returns the body that is served at a path which is not a stream.
 func (c *Client) GetPath(ctx context.Context, path string) (io.ReadCloser, error) {
-	return get(ctx, c.http, c.base.JoinPath(path))
+	return getBody(ctx, c.http, c.base.JoinPath(path))
 }
 
-// Connect opens a WebSocket and copies until the stream ends. Its error is that of the
+// Connect opens a WebSocket and copies until the stream ends. Its error tells the
 // server's final status.
 func (c *Client) Connect(ctx context.Context, u *url.URL, o remotecommand.StreamOptions) error {
 	if c.pod != "" {
-		o.Tty, o.TerminalSizeQueue = false, nil // the container has no terminal, the guest has
+		o.Tty, o.TerminalSizeQueue = false, nil // the container runs without a terminal, the guest has one
 	}
 	executor, err := remotecommand.NewWebSocketExecutor(c.config, http.MethodGet, u.String())
 	if err != nil {
@@ -222,7 +222,7 @@ func (c *Client) ConnectPort(ctx context.Context, namespace, name string, port u
 	return c.Connect(ctx, u, remotecommand.StreamOptions{Stdin: conn, Stdout: conn})
 }
 
-func get(ctx context.Context, client *http.Client, u *url.URL) (io.ReadCloser, error) {
+func getBody(ctx context.Context, client *http.Client, u *url.URL) (io.ReadCloser, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), http.NoBody)
 	if err != nil {
 		return nil, err

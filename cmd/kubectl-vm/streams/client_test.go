@@ -153,11 +153,11 @@ func TestNotServed(t *testing.T) {
 	})
 	client, err := Discover(t.Context(), serveAPI(t, target.URL, target.ca()))
 	assert.NoError(t, err)
-	for namespace, says := range map[string]string{"known": `"vm" not found`, "ns": "no Drover serves consoles"} {
+	for namespace, message := range map[string]string{"known": `"vm" not found`, "ns": "no Drover serves consoles"} {
 		_, err := client.Get(t.Context(), namespace, "vm", streams.Log, nil)
 		for kind, err := range map[string]error{"Get": err, "Connect": client.Connect(t.Context(), client.URL(namespace, "vm", streams.Console, nil), remotecommand.StreamOptions{Stdout: io.Discard})} {
-			if err = Cause(err); err == nil || !strings.Contains(err.Error(), says) || apierrors.IsNotFound(err) != (namespace == "known") {
-				t.Errorf("%s in %s gives %v, want %q", kind, namespace, err, says)
+			if err = Cause(err); err == nil || !strings.Contains(err.Error(), message) || apierrors.IsNotFound(err) != (namespace == "known") {
+				t.Errorf("%s in %s gives %v, want %q", kind, namespace, err, message)
 			}
 		}
 	}

@@ -61,12 +61,12 @@ func (s *ConsoleSession) Run(ctx context.Context) error {
 		}
 	}()
 	if s.terminal != nil {
-		s.note("Console of %s/%s. Ctrl-] leaves.", s.Namespace, s.Name)
+		s.printNote("Console of %s/%s. Ctrl-] leaves.", s.Namespace, s.Name)
 		restore, err := s.terminal.MakeRaw()
 		if err != nil {
 			return err
 		}
-		defer s.note("Left the console.")
+		defer s.printNote("Left the console.")
 		defer restore()
 	}
 	return s.stayConnected(ctx)
@@ -80,7 +80,7 @@ func (s *ConsoleSession) stayConnected(ctx context.Context) error {
 		if EndReason(err) == streams.ReasonConsoleTaken {
 			s.readOnly = true
 		}
-		s.note("%s. Connecting again, from the last lines on; Ctrl-] leaves.", describeEnd(err))
+		s.printNote("%s. Connecting again, from the last lines on; Ctrl-] leaves.", describeEnd(err))
 		connected, err = s.connectAgain(ctx)
 	}
 	if hasEnded := ctx.Err() != nil || s.terminal == nil && EndReason(err) == streams.ReasonServerStopped; !hasEnded {
@@ -130,8 +130,8 @@ func (s *ConsoleSession) connect(ctx context.Context) (connected bool, err error
 	return used.seen.Load(), err
 }
 
-// note prints a line, which also starts a line where the terminal is raw.
-func (s *ConsoleSession) note(format string, args ...any) {
+// printNote prints a line, which also starts a line where the terminal is raw.
+func (s *ConsoleSession) printNote(format string, args ...any) {
 	_, _ = fmt.Fprintf(s.Notes, "\r\n%s\r\n", printable.Line(fmt.Sprintf(format, args...)))
 }
 

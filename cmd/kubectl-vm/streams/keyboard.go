@@ -15,8 +15,8 @@ const LeaveKey = 0x1d
 // keptChunks is how many reads of the keyboard wait for a connection.
 const keptChunks = 64
 
-// Keyboard reads what a person types, or a pipe, for one connection after another. A reader
-// of each connection's own could not be interrupted, and would take the next key.
+// Keyboard reads what a person types, or a pipe, for one connection after another. A separate
+// reader for each connection could not be interrupted, and would take the next key.
 type Keyboard struct {
 	typed chan []byte
 	left  chan struct{} // closed once LeaveKey was typed
@@ -24,8 +24,8 @@ type Keyboard struct {
 	rest  []byte
 }
 
-// ReadKeyboard starts reading. If in is a terminal, LeaveKey ends it and is not passed on,
-// and what is typed while nothing takes it is lost; of a pipe nothing is.
+// ReadKeyboard starts reading. If in is a terminal, LeaveKey ends it and is not passed on.
+// Keys that are typed while nothing reads them are lost; the input of a pipe is kept.
 func ReadKeyboard(in io.Reader, isTerminal bool) *Keyboard {
 	k := &Keyboard{typed: make(chan []byte, keptChunks), left: make(chan struct{}), turn: make(chan struct{}, 1)}
 	go k.run(in, isTerminal)
@@ -42,7 +42,7 @@ func (k *Keyboard) run(in io.Reader, isTerminal bool) {
 			chunk, _, left = bytes.Cut(chunk, []byte{LeaveKey})
 		}
 		if len(chunk) > 0 {
-			k.keep(chunk, isTerminal)
+			k.keepInput(chunk, isTerminal)
 		}
 		if left {
 			close(k.left)
@@ -54,7 +54,7 @@ func (k *Keyboard) run(in io.Reader, isTerminal bool) {
 	}
 }
 
-func (k *Keyboard) keep(chunk []byte, mayDrop bool) {
+func (k *Keyboard) keepInput(chunk []byte, mayDrop bool) {
 	if !mayDrop {
 		k.typed <- chunk
 		return

@@ -111,7 +111,7 @@ func openPort(tunnel httpstream.Connection, port string) (data, failure httpstre
 	if err != nil {
 		return nil, nil, err
 	}
-	_ = failure.Close() // nothing is sent by it
+	_ = failure.Close() // nothing is sent through it
 	headers.Set(corev1.StreamType, corev1.StreamTypeData)
 	data, err = tunnel.CreateStream(headers)
 	return data, failure, err

@@ -25,8 +25,8 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestForPod checks what is asked of the API server for a VM that is a pod, and what its refusals
-// become: those of rights stay, and a machine that does not run may come back.
+// TestForPod checks which requests go to the API server for a VM that is a pod, and which errors its
+// refusals become: missing rights stay, and a machine that does not run may come back.
 func TestForPod(t *testing.T) {
 	t.Parallel()
 	var asked string
@@ -110,11 +110,11 @@ func TestPodPortOfSilentServer(t *testing.T) {
 	assert.ErrorIs(t, "a connection whose context has ended", c.ConnectPort(ctx, "blue", "web", 22, connectionOf(strings.NewReader(""), io.Discard)), context.Canceled)
 }
 
-func connectionOf(from io.Reader, to io.Writer) io.ReadWriter {
+func connectionOf(reader io.Reader, writer io.Writer) io.ReadWriter {
 	return struct {
 		io.Reader
 		io.Writer
-	}{from, to}
+	}{reader, writer}
 }
 
 // servePorts serves the ports of a pod as API servers do. Port 22 says what it got once it has all; all

@@ -48,7 +48,7 @@ type PortForwarder struct {
 
 // Run opens all ports, or none, and serves them until ctx ends.
 func (f *PortForwarder) Run(ctx context.Context, forwards []Forward) error {
-	listeners, err := f.listen(ctx, forwards)
+	listeners, err := f.openListeners(ctx, forwards)
 	defer func() {
 		for _, l := range listeners {
 			_ = l.Close()
@@ -59,15 +59,15 @@ func (f *PortForwarder) Run(ctx context.Context, forwards []Forward) error {
 	}
 	var all sync.WaitGroup
 	for i, l := range listeners {
-		f.note("Forwarding %s -> %d", l.Addr(), forwards[i].Remote)
+		f.printNote("Forwarding %s -> %d", l.Addr(), forwards[i].Remote)
 		context.AfterFunc(ctx, func() { _ = l.Close() })
-		all.Go(func() { f.serve(ctx, l, forwards[i].Remote) })
+		all.Go(func() { f.serveConnections(ctx, l, forwards[i].Remote) })
 	}
 	all.Wait()
 	return nil
 }
 
-func (f *PortForwarder) listen(ctx context.Context, forwards []Forward) ([]net.Listener, error) {
+func (f *PortForwarder) openListeners(ctx context.Context, forwards []Forward) ([]net.Listener, error) {
 	var all []net.Listener
 	var config net.ListenConfig
 	for _, forward := range forwards {
@@ -80,8 +80,8 @@ func (f *PortForwarder) listen(ctx context.Context, forwards []Forward) ([]net.L
 	return all, nil
 }
 
-// serve serves connections until the listener is closed, and waits for those it has.
-func (f *PortForwarder) serve(ctx context.Context, l net.Listener, remote uint16) {
+// serveConnections serves connections until the listener is closed, and waits for those it has.
+func (f *PortForwarder) serveConnections(ctx context.Context, l net.Listener, remote uint16) {
 	var all sync.WaitGroup
 	defer all.Wait()
 	for {
@@ -91,7 +91,7 @@ func (f *PortForwarder) serve(ctx context.Context, l net.Listener, remote uint16
 		}
 		all.Go(func() {
 			if err := f.Connect(ctx, remote, conn); err != nil && ctx.Err() == nil {
-				f.note("A connection to port %d failed: %v", remote, Cause(err))
+				f.printNote("A connection to port %d failed: %v", remote, Cause(err))
 			}
 		})
 	}
@@ -140,6 +140,6 @@ func (l local) Write(p []byte) (int, error) {
 	return n, err
 }
 
-func (f *PortForwarder) note(format string, args ...any) {
+func (f *PortForwarder) printNote(format string, args ...any) {
 	_, _ = fmt.Fprintln(f.Notes, printable.Line(fmt.Sprintf(format, args...)))
 }
