@@ -163,7 +163,7 @@ var reasons = map[string]Advice{
 	},
 	api.ReasonMachineUserUnavailable: {
 		Need: Person, Means: "The user that machines run as does not exist on the host, or Drover may not switch to it.",
-		Do: "Create the user on Drover's host, or name another one with --qemu-user: see \"Users\" in docs/qemu.md.",
+		Do: "Create the user on Drover's host, or name another one with --qemu-user: see \"Users\" in docs/confinement.md.",
 	},
 	api.ReasonExhausted: {
 		Need: Attention, Means: "The engine lacks a resource that the server needs. The message above has the needed and the available amount.",
@@ -176,7 +176,7 @@ var reasons = map[string]Advice{
 			"({kubectl} edit vm {vm}).",
 		ByDriver: map[string]string{
 			docker: "docker pull on the engine's host shows the full answer of the registry.",
-			qemu:   "docs/qemu.md says where images may come from, and how Drover logs in to a registry.",
+			qemu:   "docs/images.md says where images may come from, and how Drover logs in to a registry.",
 		},
 	},
 	api.ReasonNameConflict: {
@@ -211,7 +211,7 @@ var reasons = map[string]Advice{
 	},
 	api.ReasonNotConfined: {
 		Need: Nothing, Means: "The machine has Drover's user and no Landlock: only a filter of system calls confines it.",
-		Do: "An operator may give each machine a separate user: see \"Users\" in docs/qemu.md.",
+		Do: "An operator may give each machine a separate user: see \"Users\" in docs/confinement.md.",
 	},
 }
 

@@ -31,10 +31,10 @@ func TestShipped(t *testing.T) {
 	}
 	_, err := c.Find("none", "amd64")
 	_, names, _ := strings.Cut(fmt.Sprint(err), "the names are ")
-	docs := framework.ReadFile(t, filepath.Join("..", "..", "..", "docs", "qemu.md"))
+	docs := framework.ReadFile(t, filepath.Join("..", "..", "..", "docs", "images.md"))
 	for name := range strings.SplitSeq(names, ", ") {
 		if !strings.Contains(docs, "`"+name+"`") {
-			t.Errorf("docs/qemu.md does not have %s", name)
+			t.Errorf("docs/images.md does not have %s", name)
 		}
 	}
 }

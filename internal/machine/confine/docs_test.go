@@ -14,11 +14,11 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestDocsOfSockets compares the sockets of each program in docs/qemu.md with the answers
+// TestDocsOfSockets compares the sockets of each program in docs/confinement.md with the answers
 // of its filters.
 func TestDocsOfSockets(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../../docs/qemu.md")
+	page, err := os.ReadFile("../../../docs/confinement.md")
 	assert.NoError(t, err)
 	type filter = func(arch, number uint32, arguments ...uint32) int
 	qemu := []filter{newFilter(t, makeFilter(Policy{}))}
@@ -46,7 +46,7 @@ func TestDocsOfSockets(t *testing.T) {
 	} {
 		row := fmt.Sprintf("| %s | %s | %s | %s |", c.what, mayCall(qemu, c.call, c.arguments...), mayCall(supervisor, c.call, c.arguments...), mayCall(broker, c.call, c.arguments...))
 		if !strings.Contains(string(page), row+"\n") {
-			t.Errorf("docs/qemu.md lacks the row %s", row)
+			t.Errorf("docs/confinement.md lacks the row %s", row)
 		}
 	}
 	_, files, _ := strings.Cut(string(page), "| files by path | ")
@@ -54,7 +54,7 @@ func TestDocsOfSockets(t *testing.T) {
 	for _, path := range systemFiles {
 		isLibrary := strings.Contains(path, "/lib") || strings.HasPrefix(path, "/etc/ld.so")
 		if !isLibrary && !strings.Contains(files, "`"+path+"`") {
-			t.Errorf("docs/qemu.md does not say that QEMU reads %s", path)
+			t.Errorf("docs/confinement.md does not say that QEMU reads %s", path)
 		}
 	}
 }

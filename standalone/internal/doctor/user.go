@@ -173,5 +173,5 @@ func judgeMachineUser(f machineUserFacts) []findings.Finding {
 		return one(findings.OK("machines run in the group of %s, each with a user ID of its own", f.name))
 	}
 	return one(findings.Note("machines run as Drover's own user, %s", f.user.Name).
-		Means("A guest that breaks out of QEMU is held by Landlock and the filter of system calls alone. Only a Drover that is root can give each machine a user of its own: docs/qemu.md, Users."))
+		Means("A guest that breaks out of QEMU is held by Landlock and the filter of system calls alone. Only a Drover that is root can give each machine a user of its own: docs/confinement.md, Users."))
 }
