@@ -124,6 +124,7 @@ var packages = []testPackage{
 	{"internal/image", raced, 32},
 	{"internal/inventory", raced, 32},
 	{"internal/leader", raced, 32},
+	{"internal/logrepeat", raced, 32},
 	{"internal/streams", raced, 32},
 	{"internal/streams/endpoint", raced, 32},
 	{"standalone/internal/supervisor", raced, 32},
