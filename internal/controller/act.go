@@ -23,9 +23,9 @@ type outcome struct {
 	partial bool
 }
 
-// act begins the decided action and returns the channel on which its outcome
+// startAction starts the decided action and returns the channel on which its outcome
 // arrives.
-func (s *step) act(ctx context.Context) <-chan outcome {
+func (s *step) startAction(ctx context.Context) <-chan outcome {
 	result := make(chan outcome, 1)
 	vm, action, target := s.vm.DeepCopy(), s.decision.Action, s.driverTarget()
 	keptPower := powerWithoutSpec(translate.Observed(&s.observed.Observation))
@@ -51,9 +51,9 @@ func powerWithoutSpec(observed policy.Observed) driver.Power {
 // callDriver calls the driver. A call that has begun continues while the controller
 // stops; the guard cancels it when the Lease may be lost.
 //
-// If a Secret of the spec is missing, the driver gets the power state alone, where the operation
-// needs no more. Otherwise the operation fails. With keptPower, which is the server's present power state, the driver is
-// called all the same: it removes the remains of the last run, or applies the operator's settings to a machine that runs.
+// If a Secret of the spec is missing, the driver gets only the power state, where that is enough for
+// the operation. Otherwise the operation fails. With keptPower, which is the server's present power state, the driver
+// is called nevertheless: it removes the remains of the last run, or applies the operator's settings to a machine that runs.
 func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, action policy.Action, target driver.Target, keptPower driver.Power) outcome {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()

@@ -24,7 +24,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// addDriver adds a second driver to the rig, named other, with its own engine.
+// addDriver adds a second driver to the rig, named other, with another engine.
 func (g *rig) addDriver() (*fake.Memory, *inventory.Inventory) {
 	g.t.Helper()
 	first, engine := g.inv, g.engine
@@ -119,8 +119,8 @@ func TestReplacedManifest(t *testing.T) {
 	}
 }
 
-// TestDeletionWithoutABinding checks that every driver must confirm that it has no
-// server, since the engine of the server is unknown.
+// TestDeletionWithoutABinding checks that every driver must confirm that it does not have
+// the server, since the engine of the server is unknown.
 func TestDeletionWithoutABinding(t *testing.T) {
 	lose := func(g *rig) {
 		g.t.Helper()
@@ -212,7 +212,7 @@ func TestCopiedObject(t *testing.T) {
 	}
 }
 
-// wantOwnBinding checks that the VM is bound to the engine of the rig, in its own name.
+// wantOwnBinding checks that the VM is bound to the engine of the rig, by a binding with the VM's name.
 func (g *rig) wantOwnBinding() {
 	g.t.Helper()
 	want := api.Binding{Driver: "fake", EngineID: g.inv.Get("").EngineID, UID: "uid-1"}
@@ -222,7 +222,7 @@ func (g *rig) wantOwnBinding() {
 	}
 }
 
-// TestBindingOfAnotherObject checks that the VM's own binding wins over that of another object,
+// TestBindingOfAnotherObject checks that the VM's binding wins over the binding of another object,
 // wherever each of them is, and that the server goes on.
 func TestBindingOfAnotherObject(t *testing.T) {
 	for name, change := range map[string]func(*api.VirtualMachine){
@@ -253,7 +253,7 @@ func TestBindingOfAnotherObject(t *testing.T) {
 }
 
 // TestDeletedCopy checks that a copy that is deleted before it was bound goes, once every driver
-// that runs here has said that it has no server of it.
+// that runs here has said that it does not have a server of the copy.
 func TestDeletedCopy(t *testing.T) {
 	for name, driverName := range map[string]string{"of a driver that runs": "", "of a driver that does not": "xen"} {
 		t.Run(name, func(t *testing.T) {

@@ -27,14 +27,14 @@ import (
 var clockErrors = map[string]time.Duration{"ahead": time.Hour, "behind": -time.Hour, "right": 0}
 
 // deletedAt makes the cache show a deletion by an API server whose clock is wrong.
-func (g *rig) deletedAt(at time.Time) {
+func (g *rig) deletedAt(when time.Time) {
 	g.t.Helper()
 	g.delete()
 	g.r.Client.Client = interceptor.NewClient(g.api, interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
 			err := c.Get(ctx, key, obj, opts...)
 			if obj.GetDeletionTimestamp() != nil {
-				obj.SetDeletionTimestamp(&metav1.Time{Time: at})
+				obj.SetDeletionTimestamp(&metav1.Time{Time: when})
 			}
 			return err
 		},
@@ -160,7 +160,7 @@ func TestCrashesByAnotherClock(t *testing.T) {
 }
 
 // TestRetryOfAPredecessorWithAnotherClock checks that a new leader waits the full
-// backoff from its own start, and reports that.
+// backoff from the moment when it starts, and reports that.
 func TestRetryOfAPredecessorWithAnotherClock(t *testing.T) {
 	for name, off := range clockErrors {
 		t.Run(name, func(t *testing.T) {
@@ -232,43 +232,43 @@ func TestRefusedStopUnderADeletion(t *testing.T) {
 func TestFactTimes(t *testing.T) {
 	var s factTimes
 	vm := vmtest.ReportedVM().Status(vmtest.Failing(api.OperationCreate, 1, time.Second)).Obj()
-	first := s.update(vm, vmtest.Gone(), vmtest.T0)
-	again := s.update(vm, vmtest.Gone(), vmtest.T0.Add(time.Minute))
+	first := s.updateTimes(vm, vmtest.Gone(), vmtest.T0)
+	again := s.updateTimes(vm, vmtest.Gone(), vmtest.T0.Add(time.Minute))
 	if first != again || !first.Failure.Equal(vmtest.T0) || !first.Operation.Equal(vmtest.T0) {
 		t.Errorf("%+v, later %+v: want both since %s", first, again, vmtest.T0)
 	}
 	vm.Status.Operation.Attempts++
-	if got := s.update(vm, vmtest.Gone(), vmtest.T0.Add(time.Minute)); !got.Failure.Equal(vmtest.T0.Add(time.Minute)) || !got.Operation.Equal(vmtest.T0) {
+	if got := s.updateTimes(vm, vmtest.Gone(), vmtest.T0.Add(time.Minute)); !got.Failure.Equal(vmtest.T0.Add(time.Minute)) || !got.Operation.Equal(vmtest.T0) {
 		t.Errorf("another failure: %+v", got)
 	}
 	twin := vm.DeepCopy()
 	twin.UID = "uid-2"
-	if got := s.update(twin, vmtest.Gone(), vmtest.T0.Add(time.Hour)); !got.Operation.Equal(vmtest.T0.Add(time.Hour)) {
+	if got := s.updateTimes(twin, vmtest.Gone(), vmtest.T0.Add(time.Hour)); !got.Operation.Equal(vmtest.T0.Add(time.Hour)) {
 		t.Errorf("another VM of the same name: %+v", got)
 	}
 	left := vmtest.Present(driver.StateStopped)
 	left.Server.NeedsEnsure = true
-	s.update(vm, left, vmtest.T0)
-	if got := s.update(vm, left, vmtest.T0.Add(time.Hour)); !got.Cleanup.Equal(vmtest.T0) {
+	s.updateTimes(vm, left, vmtest.T0)
+	if got := s.updateTimes(vm, left, vmtest.T0.Add(time.Hour)); !got.Cleanup.Equal(vmtest.T0) {
 		t.Errorf("what the last run has left: %+v, want it since %s", got, vmtest.T0)
 	}
 	vm.Status.Operation = nil
-	if got := s.update(vm, vmtest.Present(driver.StateRunning), vmtest.T0); got != (policy.Instants{}) || s.get(keyOf(vm)) != nil {
+	if got := s.updateTimes(vm, vmtest.Present(driver.StateRunning), vmtest.T0); got != (policy.Instants{}) || s.get(keyOf(vm)) != nil {
 		t.Errorf("at rest: %+v, %v recorded", got, s.get(keyOf(vm)))
 	}
 }
 
-// TestTimesOfARun checks that a run counts from when this process observed it. A
-// run that was over by then has no time.
+// TestTimesOfARun checks that a run counts from when this process observed it. The
+// time of a run that was over by then is unknown.
 func TestTimesOfARun(t *testing.T) {
 	var s factTimes
 	over, crashing := vmtest.ShortRun(1, 3, 0)
 	vm := vmtest.ReportedVM().Status(crashing).Obj()
-	if got := s.update(vm, over, vmtest.T0); got.Exit != vmtest.T0 || !got.Run.IsZero() {
+	if got := s.updateTimes(vm, over, vmtest.T0); got.Exit != vmtest.T0 || !got.Run.IsZero() {
 		t.Errorf("a run that was not observed: %+v", got)
 	}
-	s.update(vm, vmtest.Present(driver.StateRunning), vmtest.T0.Add(time.Second))
-	got := s.update(vm, over, vmtest.T0.Add(3*time.Second))
+	s.updateTimes(vm, vmtest.Present(driver.StateRunning), vmtest.T0.Add(time.Second))
+	got := s.updateTimes(vm, over, vmtest.T0.Add(3*time.Second))
 	if length := got.Exit.Sub(got.Run); length != 2*time.Second {
 		t.Errorf("a run that was observed lasted %s", length)
 	}

@@ -32,7 +32,7 @@ func (g *rig) newHistory() *recorder.Recorder {
 	return history
 }
 
-// outcomes returns the steps of the VM and what came of them.
+// outcomes returns the steps of the VM and their outcomes.
 func (g *rig) outcomes() string {
 	var lines []string
 	for _, r := range g.r.Decisions.History(key).Decisions {

@@ -29,7 +29,7 @@ func wantGrowing(t *testing.T, waits []time.Duration) {
 
 func (g *rig) killed() fake.Exit { return fake.Exit{Code: 137, At: g.clock.Now()} }
 
-// ephemeral has the server be gone between two runs, as that of an ephemeral VM.
+// ephemeral removes the server between two runs, as the driver of an ephemeral VM does.
 func (g *rig) ephemeral(fails func() bool) {
 	g.engine.ensure = func(spec driver.ServerSpec, live call) (driver.Server, error) {
 		s := g.server()
@@ -68,8 +68,8 @@ func TestStartAfterAStopThatOthersForced(t *testing.T) {
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
 
-// TestDrainOfAFailedRun checks that a guest which has failed for good, before it was seen to run,
-// stays so when it is drained later.
+// TestDrainOfAFailedRun checks that a guest which has failed finally, before it was seen to run,
+// stays failed when it is drained later.
 func TestDrainOfAFailedRun(t *testing.T) {
 	g := newRunning(t, fake.Options{BootTime: time.Hour}, framework.NewVM("vm").RestartPolicy(api.RestartNever))
 	g.clock.Step(time.Minute)
@@ -149,7 +149,7 @@ func TestPauseThatTakesLong(t *testing.T) {
 	g.reconcile()
 	g.engine.ensure = func(spec driver.ServerSpec, live call) (driver.Server, error) {
 		if g.server().State == driver.StateRunning { // a pause: takes long
-			err := assert.Poll(t.Context(), "the pause is reported", func() error { // not in the test's own goroutine
+			err := assert.Poll(t.Context(), "the pause is reported", func() error { // not in the goroutine of the test
 				g.clock.Step(progressDelay)
 				if reason := g.vm().Status.Reason; reason != api.ReasonUpdating {
 					return errors.New(reason)

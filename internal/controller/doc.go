@@ -14,9 +14,9 @@
 //	act.go        carries out the action through the driver
 //	report.go     one status write if something changed, then the events
 //
-// outcome.go records what came of an action, status.go builds the status, and
-// events.go the events. memory.go has what this process knows from earlier passes, and
-// vmclient/ what it has written itself.
+// outcome.go records the outcome of an action, status.go builds the status, and
+// events.go the events. memory.go keeps facts that this process knows from earlier passes,
+// and vmclient/ the objects that it has written itself.
 //
 // setup.go sets up a controller for each driver and fills the queue of a new
 // leader. The work queue is in queue/, and probe/ runs the readiness probes.

@@ -31,8 +31,8 @@ var successReasons = map[api.OperationType]string{
 	api.OperationUpdate:  api.EventUpdated,
 }
 
-// addSuccessEvent records what was done, once it is complete. A server that was created is that before it
-// is up, which may take long in a cluster; that it was started is an event of its own.
+// addSuccessEvent records an action once it is complete. A creation is complete before the server is up,
+// which may take long in a cluster; its start is a separate event.
 func (p *pass) addSuccessEvent(action policy.Action, existed bool) {
 	reason, server := successReasons[action.Operation], p.observed.Server
 	isCreated := action.Operation == api.OperationCreate && server.State == driver.StateStarting
@@ -104,8 +104,8 @@ func (p *pass) addChangeEvents(before *api.VirtualMachineStatus) {
 }
 
 // hasStarted reports whether a server runs now that was starting when the pass began: after its creation,
-// of which the event may be due still, or after an end of its own, when the operation lasts until the run
-// has proven stable.
+// whose event may still be due, or after it ended by itself, when the operation lasts until the run has
+// proven stable.
 func (p *pass) hasStarted(op *api.Operation) bool {
 	isStart := op == nil || op.Type == api.OperationCreate || op.Type == api.OperationStart
 	return isStart && p.wasStarting && p.observed.IsRunning()
@@ -181,7 +181,7 @@ func (p *pass) emitEvents(before *api.VirtualMachineStatus) {
 	p.events, p.ended = nil, nil
 }
 
-// allEvents returns the event of what was observed, then those of what was done.
+// allEvents returns the event of the observation, then the events of the actions.
 func (f *facts) allEvents() []pendingEvent {
 	if f.ended == nil {
 		return f.events

@@ -28,9 +28,9 @@ func passOf(vm *framework.VMBuilder, o inventory.Observation) *pass {
 	return &pass{r: &Reconciler{Driver: "pod"}, facts: facts{base: object, vm: object.DeepCopy(), observed: observation{Observation: o}}}
 }
 
-// disrupted adds a disruption to what is observed of a server.
-func disrupted(o inventory.Observation, by string) inventory.Observation {
-	return vmtest.ChangeServer(o, func(s *driver.Server) { s.Disruption = by })
+// disrupted adds a disruption to an observation of a server.
+func disrupted(o inventory.Observation, cause string) inventory.Observation {
+	return vmtest.ChangeServer(o, func(s *driver.Server) { s.Disruption = cause })
 }
 
 // wantEvent checks that an event has a kind, a reason and a text. None is wanted if the reason is
@@ -45,7 +45,7 @@ func wantEvent(t *testing.T, got *pendingEvent, kind, reason, text string) {
 	}
 }
 
-// TestDetectEnd checks which ends of runs have an event of their own, and that what others do to a
+// TestDetectEnd checks which ends of runs have a separate event, and that an action of others on a
 // server is not taken for a crash.
 func TestDetectEnd(t *testing.T) {
 	t.Parallel()
@@ -154,7 +154,7 @@ func onlyEvent(t *testing.T, p *pass) *pendingEvent {
 	return nil
 }
 
-// TestChangeEvents checks the events of what the status shows, each once.
+// TestChangeEvents checks the events of changes that the status shows, each once.
 func TestChangeEvents(t *testing.T) {
 	t.Parallel()
 	status := func(reason string, state driver.State, op *api.Operation) api.VirtualMachineStatus {
@@ -233,7 +233,7 @@ func TestHeldDeletion(t *testing.T) {
 		t.Errorf("DeletionBlocked is %+v", blocked)
 	}
 	if op == nil || op.NextRetryTime == nil {
-		t.Errorf("the operation has no time of its next try: %+v", op)
+		t.Errorf("the operation lacks the time of its next try: %+v", op)
 	}
 	held := slices.DeleteFunc(g.eventTexts(), func(e string) bool { return !strings.Contains(e, api.ReasonDeletionHeld) })
 	if len(held) != 1 || !strings.Contains(held[0], "backup.example/hold") {

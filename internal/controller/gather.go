@@ -14,18 +14,18 @@ import (
 	"cloudnative.tw/drover/internal/policy"
 )
 
-// observation is what is known of a VirtualMachine's server. It is live if the
+// observation is the known state of a VirtualMachine's server. It is live if the
 // engine itself has just answered, and nothing was done since.
 type observation struct {
 	inventory.Observation
 	live bool
 }
 
-// gather combines the VirtualMachine, the inventory's answer, and what an earlier
+// gatherFacts combines the VirtualMachine, the inventory's answer, and the work that an earlier
 // pass could not report. before is the VirtualMachine before this pass has bound it,
 // and vm itself if there was nothing to write. A status that was copied with the
 // object says nothing about this one and counts as empty.
-func (r *Reconciler) gather(ctx context.Context, before, vm *api.VirtualMachine) facts {
+func (r *Reconciler) gatherFacts(ctx context.Context, before, vm *api.VirtualMachine) facts {
 	written := before != vm
 	if policy.IsStatusCopied(vm) {
 		vm = vm.DeepCopy()
@@ -102,8 +102,8 @@ func (s *step) ensureLive(ctx context.Context) error {
 }
 
 // observeOutcome updates the observation after an action. After anything but a
-// clear success it queries the engine for what exists now. It returns the action's
-// error or, if a removal cannot be confirmed, that.
+// clear success it asks the engine which server exists now. It returns the action's
+// error or, if a removal cannot be confirmed, the error of the query.
 func (s *step) observeOutcome(ctx context.Context, err error) error {
 	if err == nil && s.decision.Action.Step != policy.StepDelete {
 		s.observeCached()
@@ -115,10 +115,10 @@ func (s *step) observeOutcome(ctx context.Context, err error) error {
 	return err
 }
 
-// confirm verifies by live reads what the decided step depends on. Caches may
+// confirmDecision verifies with live reads the facts that the decided step depends on. Caches may
 // lag behind users and behind the previous leader, which may have created or deleted
 // the server or removed the finalizer. If confirmed is false, the pass decides again.
-func (s *step) confirm(ctx context.Context) (confirmed bool, err error) {
+func (s *step) confirmDecision(ctx context.Context) (confirmed bool, err error) {
 	switch action := s.decision.Action; {
 	case action.Step == policy.StepFinish:
 		return s.confirmGone(ctx), nil
@@ -229,10 +229,10 @@ func deletionBlockerText(vm *api.VirtualMachine, cause string) string {
 		api.AnnotationBound, cause, vm.UID, api.FinalizerServer)
 }
 
-// input returns what the next decision is made from, and what is recorded of it: facts of the
-// object and its server that are named here, and no others. The readiness probe of a server that
-// the last step started begins here.
-func (r *Reconciler) input(known facts) policy.Input {
+// inputOf returns the input of the next decision, which is also recorded: facts of the object and
+// its server that are named here, and no others. The readiness probe of a server that the last
+// step started begins here.
+func (r *Reconciler) inputOf(known facts) policy.Input {
 	now := r.Clock.Now()
 	probe := r.probes.Check(known.base, known.observed.Observation)
 	if text := known.observed.Server.NotReady; text != "" && known.vm.Spec.ReadinessProbe == nil {
@@ -243,6 +243,6 @@ func (r *Reconciler) input(known facts) policy.Input {
 		Now: now, VM: translate.VM(known.vm), Observed: translate.Observed(&known.observed.Observation),
 		Driver: r.Driver, Drivers: policy.ListOf(r.Drivers...), Epoch: r.leaderEpoch(),
 		Done: known.operation, PassedGeneration: known.passedGeneration, Probe: probe,
-		Since: r.times.update(known.vm, known.observed.Observation, now), DeletionBlocker: translate.Truncate(known.deletionBlocker),
+		Since: r.times.updateTimes(known.vm, known.observed.Observation, now), DeletionBlocker: translate.Truncate(known.deletionBlocker),
 	}
 }

@@ -115,7 +115,7 @@ func plant(v reflect.Value, path string) {
 func TestOnlyAllowedTextsAreRecorded(t *testing.T) {
 	t.Parallel()
 	p := fullStep()
-	in := p.r.input(p.facts)
+	in := p.r.inputOf(p.facts)
 	text, err := json.Marshal(decisions.New(in, policy.Decide(in)).Input)
 	assert.NoError(t, err)
 	var tree map[string]any
@@ -156,7 +156,7 @@ func TestOnlyAllowedTextsAreRecorded(t *testing.T) {
 func TestEveryFactIsFilledIn(t *testing.T) {
 	t.Parallel()
 	p := fullStep()
-	in := p.r.input(p.facts)
+	in := p.r.inputOf(p.facts)
 	p.observed.Answer = inventory.Gone
 	var check func(path string, v reflect.Value)
 	check = func(path string, v reflect.Value) {
@@ -170,7 +170,7 @@ func TestEveryFactIsFilledIn(t *testing.T) {
 			t.Errorf("%s is empty", path)
 		}
 	}
-	in.VM.IsBound = true // another binding than that of the annotation
+	in.VM.IsBound = true // a binding that differs from the annotation
 	exit := &in.Observed.Server.Exit
 	exit.NeverRan, exit.NotStarted = true, true // TestExitFacts
 	check("VM", reflect.ValueOf(in.VM))
@@ -201,7 +201,7 @@ func TestTextsAreCut(t *testing.T) {
 		for n := translate.MaxText/len(letters) - 3; n < translate.MaxText/len(letters)+3; n++ {
 			p := stepOf(vmtest.ReportedVM().Obj(), vmtest.Unknown(time.Hour))
 			p.observed.Cause = errors.New(strings.Repeat(letters, n))
-			for _, text := range []string{p.r.input(p.facts).Observed.Cause, policy.Decide(p.r.input(p.facts)).Status.Message} {
+			for _, text := range []string{p.r.inputOf(p.facts).Observed.Cause, policy.Decide(p.r.inputOf(p.facts)).Status.Message} {
 				if len(text) > translate.MaxText || len(text) < translate.MaxText-4*len(letters) || !utf8.ValidString(text) {
 					t.Fatalf("%d of %q: %d bytes", n, letters, len(text))
 				}

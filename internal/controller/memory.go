@@ -40,9 +40,9 @@ func (p *perVM[T]) forget(key types.NamespacedName) { p.values.Delete(key) }
 // for one that does not wait. A fact is a text that changes with it.
 type factTimes struct{ perVM[map[string]time.Time] }
 
-// update returns since when the facts hold. It records new facts as of now, and
+// updateTimes returns since when the facts hold. It records new facts as of now, and
 // drops those that no longer hold.
-func (s *factTimes) update(vm *api.VirtualMachine, observed inventory.Observation, now time.Time) (since policy.Instants) {
+func (s *factTimes) updateTimes(vm *api.VirtualMachine, observed inventory.Observation, now time.Time) (since policy.Instants) {
 	before, next := s.get(keyOf(vm)), map[string]time.Time{}
 	record := func(instant *time.Time, at time.Time, of ...string) {
 		fact := strings.Join(append(of, string(vm.UID)), "/")
@@ -107,9 +107,9 @@ type stage struct {
 // stages has the stages that are not written yet.
 type stages struct{ perVM[stage] }
 
-// since returns since when passes have found the stage that a status would have now,
-// while the API has another one.
-func (s *stages) since(vm *api.VirtualMachine, next *api.VirtualMachineStatus, now time.Time) time.Time {
+// foundSince returns when passes first found the stage that a status would have now,
+// while the API still has another one.
+func (s *stages) foundSince(vm *api.VirtualMachine, next *api.VirtualMachineStatus, now time.Time) time.Time {
 	key := keyOf(vm)
 	if !isProgress(&vm.Status, next) || vm.Status.Reason == next.Reason {
 		s.forget(key)
@@ -122,9 +122,9 @@ func (s *stages) since(vm *api.VirtualMachine, next *api.VirtualMachineStatus, n
 	return now
 }
 
-// unreportedWork is what a pass did but could not write, for example after a conflict.
+// unreportedWork is the work that a pass did but could not write, for example after a conflict.
 type unreportedWork struct {
-	// base is the object in the API. status is the one that follows from what was done.
+	// base is the object in the API. status is the status after the work.
 	base   *api.VirtualMachine
 	status *api.VirtualMachineStatus
 	events []pendingEvent

@@ -165,7 +165,7 @@ func startsLater(operation api.OperationType, observed inventory.Observation) bo
 
 // recordFailure records the operation's failure in the pass's status, where the next
 // decision finds it. It records nothing while the inventory has the engine as
-// unreachable, since that is no failure of the operation. Until the inventory has
+// unreachable, since the operation has not failed then. Until the inventory has
 // noticed an outage, the call counts as a failure. It also records nothing while another engine
 // answers, which knows nothing of the server.
 func (s *step) recordFailure(err error) {
@@ -203,7 +203,7 @@ func (s *step) recordRestart() {
 }
 
 // failedOperation returns the operation that failed, with its earlier attempts. If an operation
-// counts starts, it goes on to count, with the failure of what was to change the run.
+// counts starts, it continues to count, with the failure of the action that was to change the run.
 func (s *step) failedOperation() *api.Operation {
 	op := s.newOperation()
 	op.Run = s.decision.Action.EndRun

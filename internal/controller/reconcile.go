@@ -80,8 +80,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil {
 		return resultForError(err)
 	}
-	known := r.gather(ctx, vm, bound)
-	decision := r.decide(known) //nolint:contextcheck // a readiness probe outlives the pass that starts it
+	known := r.gatherFacts(ctx, vm, bound)
+	decision := r.decideFrom(known) //nolint:contextcheck // a readiness probe outlives the pass that starts it
 	for steps := 0; decision.Action.Step != policy.StepNone && steps < maxSteps; steps++ {
 		var succeeded bool
 		if known, succeeded, err = r.takeStep(ctx, known, decision); err != nil || vmclient.IsFinalized(known.base) {
@@ -90,20 +90,20 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		}
 		known, decision = r.decideNext(known, decision, succeeded) //nolint:contextcheck // as above
 	}
-	known, result, err := r.report(ctx, known, decision)
+	known, result, err := r.reportStatus(ctx, known, decision)
 	r.storeUnreported(known, decision)
 	return result, err
 }
 
-// facts is what a pass knows: what gather returns, and what each step returns after it.
+// facts has the knowledge of a pass: gatherFacts returns it, and each step returns it updated.
 type facts struct {
 	// base is the object as in the API. baseLive is set once the API itself has
 	// confirmed it in this pass.
 	base     *api.VirtualMachine
 	baseLive bool
-	// vm is base, with the status that follows from what was done.
+	// vm is base, with the status that follows from the steps that were taken.
 	vm *api.VirtualMachine
-	// observed is what is known of the server.
+	// observed is the known state of the server.
 	observed observation
 	// passedGeneration is the generation of the spec that was last passed to the driver.
 	passedGeneration int64
@@ -118,7 +118,7 @@ type facts struct {
 	done
 }
 
-// done is what the steps of a pass have done.
+// done has the results of the steps of a pass.
 type done struct {
 	// operation is the one that has just succeeded.
 	operation api.OperationType
@@ -134,16 +134,16 @@ type done struct {
 	ended  *pendingEvent
 }
 
-// pass is what a status and its events follow from: facts, and what was decided from them.
+// pass has the facts and the decision from which a status and its events follow.
 type pass struct {
 	r *Reconciler
 	facts
 	decision policy.Decision
 }
 
-// decide decides from what is known now.
-func (r *Reconciler) decide(known facts) policy.Decision {
-	in := r.input(known)
+// decideFrom makes the decision that follows from the present facts.
+func (r *Reconciler) decideFrom(known facts) policy.Decision {
+	in := r.inputOf(known)
 	decision := policy.Decide(in)
 	r.Decisions.Record(in, decision)
 	return decision
@@ -152,14 +152,14 @@ func (r *Reconciler) decide(known facts) policy.Decision {
 // decideNext decides again after a step. If the step that has just succeeded is due again, it had
 // no effect, which counts as a failure.
 func (r *Reconciler) decideNext(known facts, last policy.Decision, succeeded bool) (facts, policy.Decision) {
-	decision := r.decide(known)
+	decision := r.decideFrom(known)
 	if !succeeded || !decision.Action.IsSameStep(last.Action) {
 		return known, decision
 	}
 	s := step{pass: pass{r, known, last}}
 	s.recordFailure(fmt.Errorf("the %s driver reports success, and the server is %s still", r.Driver, stateText(known.observed.Observation)))
 	r.finishDecision(known.base, decisions.Failed, s.failure)
-	return s.facts, r.decide(s.facts)
+	return s.facts, r.decideFrom(s.facts)
 }
 
 // step is a step that a pass takes.
@@ -174,7 +174,7 @@ type step struct {
 // cannot be recorded; then the pass ends without a report.
 func (r *Reconciler) takeStep(ctx context.Context, known facts, decision policy.Decision) (_ facts, succeeded bool, err error) {
 	s := step{pass: pass{r, known, decision}}
-	succeeded, err = s.take(ctx)
+	succeeded, err = s.takeStep(ctx)
 	switch {
 	case err != nil:
 		r.finishDecision(s.base, decisions.Ended, err)
@@ -188,11 +188,11 @@ func (r *Reconciler) takeStep(ctx context.Context, known facts, decision policy.
 	return s.facts, succeeded, err
 }
 
-// take confirms what the step depends on, acts, observes what exists now, and records the outcome
+// takeStep confirms what the step depends on, acts, observes what exists now, and records the outcome
 // in the facts.
-func (s *step) take(ctx context.Context) (succeeded bool, err error) {
+func (s *step) takeStep(ctx context.Context) (succeeded bool, err error) {
 	action := s.decision.Action
-	if confirmed, err := s.confirm(ctx); !confirmed || err != nil {
+	if confirmed, err := s.confirmDecision(ctx); !confirmed || err != nil {
 		return false, err
 	}
 	if action.Step == policy.StepFinish {
@@ -204,7 +204,7 @@ func (s *step) take(ctx context.Context) (succeeded bool, err error) {
 		}
 	}
 	existed := s.observed.Answer == inventory.Present
-	result := s.awaitOutcome(ctx, s.act(ctx))
+	result := s.awaitOutcome(ctx, s.startAction(ctx))
 	if first, ok := errors.AsType[*driver.RecordFirstError](result.err); ok {
 		if result.err, err = s.recordObjects(ctx, first); result.err == nil || err != nil {
 			return false, err

@@ -58,7 +58,7 @@ type rig struct {
 	statusErr error
 	// prunesObjects makes the API drop status.objects.
 	prunesObjects bool
-	// cached, if set, is what the cache has.
+	// cached, if set, is the object in the cache.
 	cached *api.VirtualMachine
 	// deposed, if set, is why the reconciler may not act.
 	deposed error
@@ -144,10 +144,10 @@ func (m *interceptedDriver) disguise(s *driver.Server) {
 }
 
 // errNoDeadline fails calls that an engine which hangs would never let end.
-var errNoDeadline = errors.New("the call has no deadline")
+var errNoDeadline = errors.New("the call lacks a deadline")
 
 func (m *interceptedDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
-	if _, has := ctx.Deadline(); !has {
+	if _, ok := ctx.Deadline(); !ok {
 		return driver.Server{}, errNoDeadline
 	}
 	m.mu.Lock()
@@ -162,7 +162,7 @@ func (m *interceptedDriver) Ensure(ctx context.Context, spec driver.ServerSpec) 
 }
 
 func (m *interceptedDriver) Delete(ctx context.Context, t driver.Target, retain bool) error {
-	if _, has := ctx.Deadline(); !has {
+	if _, ok := ctx.Deadline(); !ok {
 		return errNoDeadline
 	}
 	live := func() error { return m.Driver.Delete(ctx, t, retain) }
@@ -245,17 +245,17 @@ func (g *rig) newReconciler() {
 const (
 	// triesBeforeStep are about two seconds.
 	triesBeforeStep = 40
-	// maxRefreshPause is that of the inventory.
+	// maxRefreshPause equals the constant of the inventory.
 	maxRefreshPause = 100 * time.Millisecond
 )
 
 // eventually waits for the inventory. A refresh during which the test has stepped the
 // clock took long by that clock. The pause that follows it ends only by another step,
 // which is as long as the longest pause.
-func (g *rig) eventually(what string, ok func() bool) {
+func (g *rig) eventually(condition string, ok func() bool) {
 	g.t.Helper()
 	tries := 0
-	assert.Eventually(g.t, what, func(testing.TB) error {
+	assert.Eventually(g.t, condition, func(testing.TB) error {
 		if ok() {
 			return nil
 		}
@@ -427,17 +427,17 @@ func TestProbeBeginsWithTheServer(t *testing.T) {
 	}
 }
 
-// TestEngineCheckPreventsReady checks that the engine's own check of a server counts for Ready, unless
+// TestEngineCheckPreventsReady checks that the check of a server by its engine counts for Ready, unless
 // the spec has a probe.
 func TestEngineCheckPreventsReady(t *testing.T) {
 	t.Parallel()
 	unhealthy := vmtest.ChangeServer(vmtest.Present(driver.StateRunning), func(s *driver.Server) { s.NotReady = "the check fails" })
 	p := stepOf(vmtest.ReportedVM().Obj(), unhealthy)
-	if got := policy.Decide(p.r.input(p.facts)).Status; got.Ready || got.Reason != api.ReasonProbeFailing || got.Message != "the check fails" || got.Phase != api.PhaseActive {
+	if got := policy.Decide(p.r.inputOf(p.facts)).Status; got.Ready || got.Reason != api.ReasonProbeFailing || got.Message != "the check fails" || got.Phase != api.PhaseActive {
 		t.Errorf("without a probe it is %+v", got)
 	}
 	p = stepOf(vmtest.ReportedVM().ReadinessProbe(80).Obj(), unhealthy)
-	if got := p.r.input(p.facts).Probe; strings.Contains(got.Message, "the check fails") {
+	if got := p.r.inputOf(p.facts).Probe; strings.Contains(got.Message, "the check fails") {
 		t.Errorf("with a probe that is %+v", got)
 	}
 }
@@ -530,7 +530,7 @@ func TestSlowCreateShowsCreating(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm"))
 	g.engine.ensure = func(_ driver.ServerSpec, live call) (driver.Server, error) {
-		err := assert.Poll(t.Context(), "the creation is reported", func() error { // not in the test's own goroutine
+		err := assert.Poll(t.Context(), "the creation is reported", func() error { // not in the goroutine of the test
 			g.clock.Step(progressDelay)
 			if p := g.vm().Status.Phase; p != api.PhaseCreating {
 				return errors.New(string(p))
@@ -913,7 +913,7 @@ func TestRestartWithAFailingResume(t *testing.T) {
 }
 
 // TestEngineUnavailableForOneServer checks that an engine that answers, but not
-// about this server, is no outage. It is reported, and retried with growing delays.
+// about this server, does not count as an outage. It is reported, and retried with growing delays.
 func TestEngineUnavailableForOneServer(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm"))
@@ -1049,8 +1049,8 @@ func crashInCall(t *testing.T, g *rig) {
 	t.Helper()
 	vm, err := g.r.Client.Read(t.Context(), key)
 	assert.NoError(t, err)
-	known := g.r.gather(t.Context(), vm, vm)
-	p := step{pass: pass{r: g.r, facts: known, decision: g.r.decide(known)}}
+	known := g.r.gatherFacts(t.Context(), vm, vm)
+	p := step{pass: pass{r: g.r, facts: known, decision: g.r.decideFrom(known)}}
 	if !p.decision.Action.RecordFirst {
 		t.Fatal("no intent")
 	}
@@ -1174,7 +1174,7 @@ func TestSecretCreatedLater(t *testing.T) {
 	secret := g.createSecret("other")
 	g.clock.Step(2 * time.Second)
 	g.reconcile()
-	if m := g.vm().Status.Message; m != `spec.userData: Secret "init" has no key "user-data"` {
+	if m := g.vm().Status.Message; m != `spec.userData: Secret "init" lacks the key "user-data"` {
 		t.Errorf("message %q", m)
 	}
 	secret.Data["user-data"] = []byte("#cloud-config")

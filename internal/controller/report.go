@@ -32,9 +32,9 @@ const (
 	restartPeriod = 10 * time.Second
 )
 
-// report writes the status if it changed, and then emits the events. A change that
+// reportStatus writes the status if it changed, and then emits the events. A change that
 // can wait is delayed. It returns what is known then.
-func (r *Reconciler) report(ctx context.Context, known facts, decision policy.Decision) (facts, ctrl.Result, error) {
+func (r *Reconciler) reportStatus(ctx context.Context, known facts, decision policy.Decision) (facts, ctrl.Result, error) {
 	p, now := &pass{r, known, decision}, r.Clock.Now()
 	wake := decision.WakeAt
 	if decision.Action.Step != policy.StepNone {
@@ -44,7 +44,7 @@ func (r *Reconciler) report(ctx context.Context, known facts, decision policy.De
 		return known, resultAt(now, wake), nil
 	}
 	next := p.newStatus(now)
-	since := r.stages.since(p.base, &next, now)
+	since := r.stages.foundSince(p.base, &next, now)
 	if until := throttleUntil(&p.base.Status, &next, p.operation != "" || len(p.events) > 0, since, now); now.Before(until) {
 		return known, resultAt(now, policy.Earliest(until, wake)), nil
 	}
@@ -63,7 +63,7 @@ func (r *Reconciler) report(ctx context.Context, known facts, decision policy.De
 }
 
 // writeStatus writes the pass's status to the API if it differs there in more than
-// its time. The record of what was done is written even if ctx has ended. It reports whether
+// its time. The record of the actions is written even if ctx has ended. It reports whether
 // another process has changed the status right after that.
 func (p *pass) writeStatus(ctx context.Context) (isOvertaken bool, err error) {
 	now := p.r.Clock.Now()
@@ -82,7 +82,7 @@ func (p *pass) writeStatus(ctx context.Context) (isOvertaken bool, err error) {
 		return false, err
 	}
 	p.base, p.vm, p.baseLive = vm, vm.DeepCopy(), true
-	p.r.times.update(p.vm, p.observed.Observation, now) // an operation that begins with this write began now
+	p.r.times.updateTimes(p.vm, p.observed.Observation, now) // an operation that begins with this write began now
 	return isOvertaken, nil
 }
 
@@ -130,8 +130,8 @@ func (r *Reconciler) mayReport() error {
 }
 
 // throttleUntil returns until when a change may wait. Progress may wait, and so may
-// what the engine's own restarts change. What Drover did or failed to do, as acted
-// says, is reported at once, and so is until when it waits. But the next stage of a
+// changes that restarts by the engine make. An action of Drover or its failure, which acted
+// tells, is reported at once, and so is until when it waits. But the next stage of a
 // creation that goes well, or of a deletion, is reported only if it lasts for
 // progressPeriod since it was first seen: thousands that are made or removed at once
 // would else be written again for a stage that is over soon.
@@ -158,8 +158,8 @@ func throttleUntil(base, next *api.VirtualMachineStatus, acted bool, since, now 
 	return time.Time{}
 }
 
-// isRestarting reports whether a change is one that the engine's own restarts make. A server that was starting
-// and no longer is was started by Drover, also after a crash.
+// isRestarting reports whether a change comes from a restart that the engine makes by itself. A server that was
+// starting and no longer is was started by Drover, also after a crash.
 func isRestarting(base, next *api.VirtualMachineStatus) bool {
 	wasStarting := base.Server != nil && base.Server.State == string(driver.StateStarting)
 	if wasStarting && next.Phase != api.PhaseCreating && next.Reason != api.ReasonRestarting {
@@ -188,9 +188,9 @@ func isFetching(base, next *api.VirtualMachineStatus) bool {
 }
 
 // resultAt requeues the VirtualMachine for a time, if there is one.
-func resultAt(now, at time.Time) ctrl.Result {
-	if at.IsZero() {
+func resultAt(now, due time.Time) ctrl.Result {
+	if due.IsZero() {
 		return ctrl.Result{}
 	}
-	return ctrl.Result{RequeueAfter: max(at.Sub(now), time.Millisecond)}
+	return ctrl.Result{RequeueAfter: max(due.Sub(now), time.Millisecond)}
 }

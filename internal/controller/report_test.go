@@ -48,8 +48,8 @@ func statusOf(vm *api.VirtualMachine, observed inventory.Observation) api.Virtua
 // statusAfter decides from the pass's input, as changed, and returns the status that
 // follows.
 func (s *step) statusAfter(change func(*policy.Input)) api.VirtualMachineStatus {
-	in := s.r.input(s.facts)
-	in.Epoch = 0 // the leader of what vmtest has as refused
+	in := s.r.inputOf(s.facts)
+	in.Epoch = 0 // the leader whose refusal vmtest has
 	if change != nil {
 		change(&in)
 	}
@@ -115,7 +115,7 @@ func TestRestartCount(t *testing.T) {
 		observed inventory.Observation
 		want     int64
 	}{
-		"the first start is none":       {vmtest.ReportedVM(), started(vmtest.T0), 0},
+		"the first start is not a restart":       {vmtest.ReportedVM(), started(vmtest.T0), 0},
 		"the same run":                  {had(vmtest.T0), started(vmtest.T0), 4},
 		"the same run, nanoseconds":     {had(vmtest.T0), started(vmtest.T0.Add(999 * time.Nanosecond)), 4},
 		"another run":                   {had(vmtest.T0), started(vmtest.T0.Add(time.Second)), 5},
@@ -150,7 +150,7 @@ func TestConditions(t *testing.T) {
 		"stalled":                {vmtest.ReportedVM().Status(vmtest.Refused), vmtest.Gone(), "FFT--T"},
 		"deletion, engine away":  {vmtest.ReportedVM().DeletionTimestamp(vmtest.T0), vmtest.Unknown(time.Minute), "FUF-T-"},
 		"deletion under way":     {vmtest.ReportedVM().DeletionTimestamp(vmtest.T0), vmtest.Present(driver.StateStopping), "FFT---"},
-		"deletion is blocked no more": {vmtest.ReportedVM().DeletionTimestamp(vmtest.T0).Status(func(s *api.VirtualMachineStatus) {
+		"deletion is no longer blocked": {vmtest.ReportedVM().DeletionTimestamp(vmtest.T0).Status(func(s *api.VirtualMachineStatus) {
 			s.Conditions = []metav1.Condition{{Type: api.ConditionDeletionBlocked, Status: metav1.ConditionTrue}}
 		}), vmtest.Present(driver.StateStopping), "FFT---"},
 	}
@@ -254,7 +254,7 @@ func TestThrottleUntil(t *testing.T) {
 }
 
 // TestStagesThatLastAreReported checks that a stage counts from when it was first seen, however
-// long ago the status was written, and that the next one is counted from its own beginning.
+// long ago the status was written, and that the next one is counted from the time when it began.
 func TestStagesThatLastAreReported(t *testing.T) {
 	stamp := metav1.NewMicroTime(vmtest.T0.Add(-time.Hour))
 	vm := vmtest.ReportedVM().Status(func(s *api.VirtualMachineStatus) {
@@ -274,7 +274,7 @@ func TestStagesThatLastAreReported(t *testing.T) {
 	} {
 		now, next := vmtest.T0.Add(step.after), vm.Status.DeepCopy()
 		next.Reason = step.reason
-		until := throttleUntil(&vm.Status, next, true, seen.since(vm, next, now), now)
+		until := throttleUntil(&vm.Status, next, true, seen.foundSince(vm, next, now), now)
 		if want := vmtest.T0.Add(step.want); step.want != 0 && !until.Equal(want) || step.want == 0 && until.After(now) {
 			t.Errorf("after %s, %s waits until %s, want %s", step.after, step.reason, until, want)
 		}
@@ -291,8 +291,8 @@ func TestReportIsThrottled(t *testing.T) {
 	stamp := metav1.NewMicroTime(vmtest.T0.Add(-time.Second))
 	vm := vmtest.ReportedVM().Status(func(s *api.VirtualMachineStatus) { s.LastUpdateTime = &stamp }).Obj()
 	p := stepOf(vm, vmtest.Present(driver.StateRestarting))
-	p.decision = p.r.decide(p.facts)
-	_, result, err := p.r.report(t.Context(), p.facts, p.decision)
+	p.decision = p.r.decideFrom(p.facts)
+	_, result, err := p.r.reportStatus(t.Context(), p.facts, p.decision)
 	if err != nil || result.RequeueAfter != 9*time.Second {
 		t.Errorf("%+v, %v: a client that is not there was to be left alone for 9 s", result, err)
 	}
@@ -318,10 +318,10 @@ func TestOwnStepsAreNotThrottled(t *testing.T) {
 			assert.NoError(t, g.api.Status().Update(t.Context(), vm))
 			p := stepOf(vm, vmtest.Present(driver.StateRestarting))
 			p.r = g.r
-			p.decision = p.r.decide(p.facts)
+			p.decision = p.r.decideFrom(p.facts)
 			tc.change(p)
 			g.wantWrites(tc.writes, func() {
-				if _, _, err := p.r.report(t.Context(), p.facts, p.decision); err != nil {
+				if _, _, err := p.r.reportStatus(t.Context(), p.facts, p.decision); err != nil {
 					t.Error(err)
 				}
 			})
@@ -401,7 +401,7 @@ func TestWriteThatTheAPIHasLost(t *testing.T) {
 }
 
 // TestStatusOfALeaderBefore checks that a status of an earlier leader that comes to the cache late does
-// not stay, while this process's own writes enqueue nothing.
+// not stay, while the writes of this process enqueue nothing.
 func TestStatusOfALeaderBefore(t *testing.T) {
 	s := newStandby(t)
 	s.epoch.Store(7)
@@ -511,7 +511,7 @@ func TestWriteConfirmsTheObject(t *testing.T) {
 			return errors.New("the API is away")
 		},
 	})
-	p.decision = p.r.decide(p.facts)
+	p.decision = p.r.decideFrom(p.facts)
 	if err := p.confirmObject(t.Context()); err == nil {
 		t.Error("it was confirmed without a read")
 	}
@@ -562,7 +562,7 @@ func TestProgressIsReportedAfterItsDelay(t *testing.T) {
 	timers := framework.NewFakeClock(vmtest.T0)
 	refused := make(chan struct{}, 1)
 	p.r.Clock, p.r.MayAct = timers, func() error { refused <- struct{}{}; return errors.New("not now") }
-	p.decision = p.r.decide(p.facts)
+	p.decision = p.r.decideFrom(p.facts)
 	results, ended := make(chan outcome), make(chan struct{})
 	go func() { defer close(ended); p.awaitOutcome(t.Context(), results) }()
 	awaitTimer(t, timers)
@@ -592,7 +592,7 @@ func TestProgressThatMayWait(t *testing.T) {
 	p := stepOf(vm.Obj(), vmtest.Present(driver.StateRunning))
 	timers := framework.NewFakeClock(vmtest.T0)
 	p.r.Clock, p.r.MayAct = timers, func() error { t.Error("it is written"); return errors.New("not now") }
-	p.decision = p.r.decide(p.facts)
+	p.decision = p.r.decideFrom(p.facts)
 	results, failed := make(chan outcome), errors.New("stopping failed")
 	go func() {
 		awaitTimer(t, timers)
@@ -647,7 +647,7 @@ func TestReportRequeuesWithStepsLeft(t *testing.T) {
 	r := &Reconciler{Clock: framework.NewFakeClock(vmtest.T0)}
 	known := facts{base: vmtest.ReportedVM().Obj()}
 	decision := policy.Decision{Action: policy.Action{Step: policy.StepEnsure}, Status: policy.StatusIntent{Unchanged: true}}
-	if _, result, err := r.report(t.Context(), known, decision); err != nil || result.RequeueAfter == 0 {
+	if _, result, err := r.reportStatus(t.Context(), known, decision); err != nil || result.RequeueAfter == 0 {
 		t.Errorf("%+v, %v", result, err)
 	}
 }

@@ -265,8 +265,8 @@ func TestUnrecordedRestartIsNotBegun(t *testing.T) {
 	g.wantRestarts(2)
 }
 
-// TestRestartThatFailedLate checks that what has waited for a restart waits no more, although the
-// call that restarted the server failed after the run had begun.
+// TestRestartThatFailedLate checks that changes that waited for a restart are no longer pending, although
+// the call that restarted the server failed after the run had begun.
 func TestRestartThatFailedLate(t *testing.T) {
 	g := newRunning(t, fake.Options{ShutdownTime: 3 * time.Second}, framework.NewVM("vm"))
 	g.edit(func(s *api.VirtualMachineSpec) { s.SSHAuthorizedKeys = []string{"ssh-ed25519 AAAA"} })

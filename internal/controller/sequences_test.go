@@ -24,7 +24,7 @@ import (
 var errConflict = apierrors.NewConflict(api.Resource("virtualmachines"), "vm", nil)
 
 // TestGraceOfAStop checks that a guest that ignores the signal is forced off after
-// the grace period, although Drover's own write about the stop wakes no pass.
+// the grace period, although the write of Drover about the stop does not start a pass.
 func TestGraceOfAStop(t *testing.T) {
 	g := newRunning(t, fake.Options{ShutdownTime: time.Hour}, framework.NewVM("vm").GracePeriod(10))
 	g.setAction(api.ActionStopped)

@@ -58,8 +58,8 @@ type Options struct {
 	NewQueue func(controller string, limiter workqueue.TypedRateLimiter[reconcile.Request]) queue.Queue
 }
 
-// Setup adds one controller per driver to the manager. Each has its own work queue
-// and workers, so that a slow engine delays only its own VMs. One more controller
+// Setup adds one controller per driver to the manager. Each has a separate work queue
+// and workers, so that a slow engine delays only the VMs on it. One more controller
 // reports VMs whose driver does not run here. Setup returns the reconcilers in the
 // order of the inventories.
 func Setup(ctx context.Context, mgr ctrl.Manager, o Options) ([]*Reconciler, error) {
@@ -119,7 +119,7 @@ func (r *Reconciler) addController(mgr ctrl.Manager, o Options) error {
 }
 
 // eventHandler returns a handler that enqueues a VirtualMachine when a user has
-// changed it. This process's own writes enqueue nothing.
+// changed it. The writes of this process enqueue nothing.
 func (r *Reconciler) eventHandler() handler.TypedEventHandler[*api.VirtualMachine, reconcile.Request] {
 	return handler.TypedFuncs[*api.VirtualMachine, reconcile.Request]{
 		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*api.VirtualMachine], q queue.Queue) {
@@ -198,9 +198,9 @@ func (r *Reconciler) enqueueAll(ctx context.Context, q queue.Queue) {
 
 // listCached returns the VirtualMachines of the driver in the cache, either all or
 // those of an index. The caller must not change them.
-func (r *Reconciler) listCached(ctx context.Context, of ...client.ListOption) []*api.VirtualMachine {
+func (r *Reconciler) listCached(ctx context.Context, options ...client.ListOption) []*api.VirtualMachine {
 	var all api.VirtualMachineList
-	if err := r.Client.List(ctx, &all, append(of, client.UnsafeDisableDeepCopy)...); err != nil {
+	if err := r.Client.List(ctx, &all, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
 		ctrl.LoggerFrom(ctx).Error(err, "List the VirtualMachines in the cache", "driver", r.Driver)
 		return nil
 	}

@@ -79,7 +79,7 @@ func changesRun(operation api.OperationType) bool {
 }
 
 // restartRequest returns spec.restartedAt as a status keeps it: nil, or whole seconds. A status
-// with anything else would differ from what the API server has of it, and be written in every pass.
+// with anything else would differ from the copy that the API server keeps, and be written in every pass.
 func restartRequest(vm *api.VirtualMachine) *metav1.Time {
 	want := vm.Spec.RestartedAt
 	if want.IsZero() {
@@ -90,12 +90,12 @@ func restartRequest(vm *api.VirtualMachine) *metav1.Time {
 
 // withNextTry adds the time of the next try, and corrects one that was written by
 // another process's clock.
-func withNextTry(op *api.Operation, at time.Time) *api.Operation {
-	if at.IsZero() || op.NextRetryTime != nil && op.NextRetryTime.Sub(at).Abs() < time.Second {
+func withNextTry(op *api.Operation, due time.Time) *api.Operation {
+	if due.IsZero() || op.NextRetryTime != nil && op.NextRetryTime.Sub(due).Abs() < time.Second {
 		return op
 	}
 	op = op.DeepCopy()
-	op.NextRetryTime = new(metav1.NewMicroTime(at))
+	op.NextRetryTime = new(metav1.NewMicroTime(due))
 	return op
 }
 
@@ -179,7 +179,7 @@ type conditionWriter struct {
 	now        metav1.Time
 }
 
-func (w conditionWriter) set(kind string, status metav1.ConditionStatus, reason, message string) {
+func (w conditionWriter) setCondition(kind string, status metav1.ConditionStatus, reason, message string) {
 	meta.SetStatusCondition(w.all, metav1.Condition{
 		Type: kind, Status: status, Reason: reason, Message: translate.Truncate(message),
 		ObservedGeneration: w.generation, LastTransitionTime: w.now,
@@ -189,7 +189,7 @@ func (w conditionWriter) set(kind string, status metav1.ConditionStatus, reason,
 // setOnlyIf sets a condition that is either true or absent.
 func (w conditionWriter) setOnlyIf(holds bool, kind, reason, message string) {
 	if holds {
-		w.set(kind, metav1.ConditionTrue, reason, message)
+		w.setCondition(kind, metav1.ConditionTrue, reason, message)
 	} else {
 		meta.RemoveStatusCondition(w.all, kind)
 	}
@@ -200,18 +200,18 @@ func (p *pass) setConditions(all *[]metav1.Condition, now time.Time) {
 	w := conditionWriter{all, p.vm.Generation, metav1.NewTime(now)}
 	unknown := intent.Unobserved || p.observed.Answer == inventory.Unknown
 	lost := p.observed.Server.State == driver.StateUnknown || p.observed.Server.HostLost
-	w.set(api.ConditionReady, triState(intent.Ready, intent.Phase == api.PhaseUnknown), intent.Reason, intent.Message)
-	w.set(api.ConditionRunning, triState(p.observed.IsRunning(), unknown || lost), p.runningReason(*all), "")
+	w.setCondition(api.ConditionReady, triState(intent.Ready, intent.Phase == api.PhaseUnknown), intent.Reason, intent.Message)
+	w.setCondition(api.ConditionRunning, triState(p.observed.IsRunning(), unknown || lost), p.runningReason(*all), "")
 	if unknown {
-		w.set(api.ConditionObserved, metav1.ConditionFalse, intent.Reason, intent.Message)
+		w.setCondition(api.ConditionObserved, metav1.ConditionFalse, intent.Reason, intent.Message)
 	} else {
-		w.set(api.ConditionObserved, metav1.ConditionTrue, api.ReasonObserved, "")
+		w.setCondition(api.ConditionObserved, metav1.ConditionTrue, api.ReasonObserved, "")
 	}
 	w.setOnlyIf(intent.Pending != "", api.ConditionRestartRequired, api.ReasonChangePending, policy.PendingText(p.vm.Spec.Action, intent.Pending))
 	w.setOnlyIf(intent.Blocked, api.ConditionDeletionBlocked, intent.Reason, intent.Message)
 	w.setOnlyIf(intent.Stalled, api.ConditionStalled, intent.Reason, intent.Message)
 	if c := p.observed.Server.Confinement; c != nil && !unknown && p.observed.Answer == inventory.Present {
-		w.set(api.ConditionConfined, triState(c.Reason == api.ReasonConfined, false), c.Reason, c.Message)
+		w.setCondition(api.ConditionConfined, triState(c.Reason == api.ReasonConfined, false), c.Reason, c.Message)
 	} else {
 		meta.RemoveStatusCondition(all, api.ConditionConfined)
 	}

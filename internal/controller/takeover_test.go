@@ -104,8 +104,8 @@ func TestStoppedByThePredecessor(t *testing.T) {
 }
 
 // TestRestartBesideAnOldList checks that a new leader whose list is older than the server, or than its
-// last start, ends the run that there is on a restart. Its adoption of the server is no creation,
-// with which the request would count as done.
+// last start, ends the run that there is on a restart. It adopts the server, which does not count as
+// a creation: with one, the request would be done.
 func TestRestartBesideAnOldList(t *testing.T) {
 	t.Parallel()
 	for name, isCreated := range map[string]bool{"before the creation": false, "before the last start": true} {
@@ -174,7 +174,7 @@ func TestFailureBesideAnOldList(t *testing.T) {
 	t.Parallel()
 	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	if g.vm().Status.Server == nil {
-		t.Fatal("the status has no server")
+		t.Fatal("the status does not name a server")
 	}
 	g.engine.outdated.Store(true)
 	g.startInventory()
@@ -229,8 +229,8 @@ func TestDeletionBesideAnOldList(t *testing.T) {
 	g.wantNothing()
 }
 
-// TestReadyBesideAnOldList checks that a new leader does not take what its list has of the server for the
-// outcome of what its predecessor began later.
+// TestReadyBesideAnOldList checks that a new leader does not take the server in its list for the outcome
+// of an action that its predecessor began later.
 func TestReadyBesideAnOldList(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{ShutdownTime: time.Hour})

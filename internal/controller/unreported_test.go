@@ -184,7 +184,7 @@ func TestRefusedField(t *testing.T) {
 // status of a later pass.
 func TestUnreportedServerOfAnotherEngine(t *testing.T) {
 	t.Parallel()
-	for name, isUnobserved := range map[string]bool{"its own engine": false, "another engine": true} {
+	for name, isUnobserved := range map[string]bool{"the VM's engine": false, "another engine": true} {
 		p := stepOf(vmtest.ReportedVM().Obj(), vmtest.Present(driver.StateStarting))
 		p.unreported, p.decision.Status.Unobserved = true, isUnobserved
 		p.r.storeUnreported(p.facts, p.decision)

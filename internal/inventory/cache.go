@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// cache is what an Inventory knows, behind one lock: nothing in it calls the engine.
+// cache has the knowledge of an Inventory, behind one lock: nothing in it calls the engine.
 type cache struct {
 	clock clock.WithTicker
 
@@ -46,7 +46,7 @@ type cache struct {
 	checkDue   chan struct{} // a call found the engine failing
 }
 
-// entry is what is known about one UID. It outlives the server while an action is
+// entry has the facts about one UID. It outlives the server while an action is
 // under way or a creation is unsettled.
 type entry struct {
 	servers        []driver.Server
@@ -61,7 +61,7 @@ type entry struct {
 }
 
 // Subscribe registers fn for every change that was not made by an action of this
-// process. The inventory calls fn from its own goroutines, so fn must not block.
+// process. The inventory calls fn from its goroutines, so fn must not block.
 func (c *cache) Subscribe(fn func(Change)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -152,7 +152,7 @@ const noteLife = 10 * time.Minute
 // releases it in place of removing it.
 func (c *cache) NoteRetained(uid types.UID) { c.noted.Store(uid, c.clock.Now()) }
 
-// toRetain returns the UIDs of what was noted.
+// toRetain returns the UIDs that were noted.
 func (c *cache) toRetain() []types.UID { return c.noted.Keys() }
 
 // forgetNotes drops old notes about VirtualMachines that have left no server.
@@ -326,7 +326,7 @@ func (c *cache) noteRefresh(uids []types.UID, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, uid := range uids {
-		c.held.note(uid, err, c.clock.Now())
+		c.held.noteResult(uid, err, c.clock.Now())
 	}
 }
 

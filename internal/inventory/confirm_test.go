@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// replaceEngine replaces the engine with one that has no servers.
+// replaceEngine replaces the engine with an empty one.
 func (g *fixture) replaceEngine(id string) {
 	g.engine.withLock(func() {
 		g.engine.engineID = func(string) string { return id }

@@ -33,7 +33,7 @@ type (
 )
 
 // hookedDriver stands between the inventory and the driver and replaces calls where a
-// test sets so. do is what the driver would have done.
+// test sets so. do is the call that the driver would have got.
 type hookedDriver struct {
 	*fake.Driver
 	mu             sync.Mutex
@@ -225,9 +225,9 @@ func (g *fixture) countChangesOfAll() (n int) {
 	return n
 }
 
-func (g *fixture) waitUntil(what string, ok func() bool) {
+func (g *fixture) waitUntil(condition string, ok func() bool) {
 	g.t.Helper()
-	assert.Eventually(g.t, what, func(testing.TB) error {
+	assert.Eventually(g.t, condition, func(testing.TB) error {
 		if ok() {
 			return nil
 		}

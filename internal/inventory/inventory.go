@@ -16,15 +16,14 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// Answer is what an inventory reports about a UID.
+// Answer says whether the engine has a server with a UID.
 type Answer int
 
-// The answers.
 const (
 	// Unknown means that the engine has not been listed completely yet, or is
 	// unreachable. Nothing may be created or deleted on this answer.
 	Unknown Answer = iota
-	// Gone means that the engine has no server with this UID.
+	// Gone means that the engine does not have a server with this UID.
 	Gone
 	// Present means that the engine has a server with this UID.
 	Present
@@ -68,7 +67,7 @@ func (o Observation) IsRunning() bool {
 	return o.Answer == Present && o.Server.State == driver.StateRunning
 }
 
-// Change notifies a subscriber of what may need a reconcile pass.
+// Change notifies a subscriber of a change that may need a reconcile pass.
 type Change struct {
 	// All is set when the whole engine appeared or disappeared; the rest is empty
 	// then.
@@ -139,7 +138,7 @@ func setDefault(d *time.Duration, v time.Duration) {
 
 // GetLive queries the engine for one UID. The answer counts, and enters the cache, once
 // the engine has confirmed that it is the known one. The answer of a call that fails is
-// Unknown. If the caller's own deadline ended it, it proves nothing about the engine.
+// Unknown. If the caller's deadline ended it, it proves nothing about the engine.
 // After any other failure the loop checks the engine itself.
 func (i *Inventory) GetLive(ctx context.Context, uid types.UID) (Observation, error) {
 	result, err := i.queryEngine(ctx, uid)
@@ -230,7 +229,7 @@ func (i *Inventory) checkCallError(err error) {
 	}
 }
 
-// listResult is what the engine reported for some UIDs, or for all if uids is empty.
+// listResult is the engine's list of the servers with some UIDs, or of all if uids is empty.
 type listResult struct {
 	began uint64 // seq when the query began
 	found map[types.UID][]driver.Server

@@ -369,7 +369,7 @@ func TestOutageAndReturn(t *testing.T) {
 	}
 	g.waitUntil("the outage is reported", func() bool { return g.countChangesOfAll() >= 1 })
 	g.memory.SetAvailable(true)
-	// The clock may also overtake a call, which is one more outage, with a return of its own.
+	// The clock may also overtake a call, which is one more outage that ends separately.
 	g.waitUntil("it is back", func() bool {
 		g.clock.Step(retryPeriod)
 		seen = g.inv.Get("a")
@@ -397,7 +397,7 @@ func TestFailedRefreshIsNoOutage(t *testing.T) {
 	}
 }
 
-// TestRefreshesAreMarked checks that the driver can tell a refresh, which is no proof, from any other list.
+// TestRefreshesAreMarked checks that the driver can tell a refresh, which proves nothing, from any other list.
 func TestRefreshesAreMarked(t *testing.T) {
 	t.Parallel()
 	g := newListedFixture(t)
@@ -417,7 +417,7 @@ func TestRefreshesAreMarked(t *testing.T) {
 	assert.NoError(t, assert.ErrorOf(g.inv.GetLive(t.Context(), "a")))
 	assert.NoError(t, g.inv.listAll(t.Context()))
 	if n := others.Load() - before; n < 2 { // the loop may have listed meanwhile
-		t.Errorf("of a live look and a complete list, %d are no refresh", n)
+		t.Errorf("of a live look and a complete list, %d are not refreshes", n)
 	}
 }
 
@@ -539,7 +539,7 @@ func TestDuplicatesAndReleasedServers(t *testing.T) {
 }
 
 // TestEnsureOnlyFieldsAreNoChange checks that another error value of the same
-// text is no change either.
+// text does not count as a change either.
 func TestEnsureOnlyFieldsAreNoChange(t *testing.T) {
 	base := driver.Server{UID: "a", ID: "1", State: driver.StateRunning, Err: errors.New("stuck")}
 	for name, tc := range map[string]struct {
@@ -566,8 +566,8 @@ func TestEnsureOnlyFieldsAreNoChange(t *testing.T) {
 	}
 }
 
-// TestEnsureOnlyFieldsOfEither checks that it does not matter which of two servers has what
-// only Ensure reports, and what that is.
+// TestEnsureOnlyFieldsOfEither checks that it does not matter which of two servers has the fields
+// that only Ensure reports, or which values they have.
 func TestEnsureOnlyFieldsOfEither(t *testing.T) {
 	listed := driver.Server{UID: "a", ID: "1", State: driver.StateRunning}
 	for name, change := range map[string]func(s *driver.Server, field string){

@@ -18,7 +18,7 @@ import (
 const (
 	// retryPeriod is the time between two tries to reach a lost engine.
 	retryPeriod = time.Second
-	// maxRefreshPause is the longest pause between two refreshes of what events have
+	// maxRefreshPause is the longest pause between two refreshes of servers that events have
 	// named.
 	maxRefreshPause = 100 * time.Millisecond
 )
@@ -184,7 +184,7 @@ func (i *Inventory) followEvents(ctx context.Context, events <-chan types.UID) e
 			i.markChanged(uid)
 		case <-refreshDue:
 			var pause time.Duration
-			if pause, err = i.refresh(ctx); pause > 0 {
+			if pause, err = i.refreshUIDs(ctx); pause > 0 {
 				refreshDue, pauseOver = nil, i.Clock.After(pause)
 			}
 			holdOver = i.nextHoldOver()
@@ -204,9 +204,9 @@ func (i *Inventory) followEvents(ctx context.Context, events <-chan types.UID) e
 	}
 }
 
-// refresh refreshes the UIDs that events have named, and returns how long the next refresh waits. An
-// error about one of them is no outage: only a complete list that fails is.
-func (i *Inventory) refresh(ctx context.Context) (pause time.Duration, err error) {
+// refreshUIDs refreshes the UIDs that events have named, and returns how long the next refresh waits. An
+// error about one of them does not mean an outage: only a complete list that fails does.
+func (i *Inventory) refreshUIDs(ctx context.Context) (pause time.Duration, err error) {
 	began := i.Clock.Now()
 	err = i.refreshChanged(ctx)
 	if err == nil || ctx.Err() != nil {
@@ -254,9 +254,9 @@ func newHolds() holds {
 	return holds{map[types.UID]time.Time{}, workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](retryPeriod, maxHold)}
 }
 
-func (h holds) note(uid types.UID, err error, now time.Time) {
+func (h holds) noteResult(uid types.UID, err error, now time.Time) {
 	if err == nil {
-		h.forget(uid)
+		h.forgetUID(uid)
 		return
 	}
 	h.until[uid] = now.Add(h.backoff.When(uid))
@@ -266,12 +266,12 @@ func (h holds) note(uid types.UID, err error, now time.Time) {
 func (h holds) forgetOld(now time.Time) {
 	for uid, until := range h.until {
 		if now.Sub(until) > maxHold {
-			h.forget(uid)
+			h.forgetUID(uid)
 		}
 	}
 }
 
-func (h holds) forget(uid types.UID) {
+func (h holds) forgetUID(uid types.UID) {
 	delete(h.until, uid)
 	h.backoff.Forget(uid)
 }

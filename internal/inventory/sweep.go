@@ -15,10 +15,9 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// OrphanPolicy is what to do with a server that no VirtualMachine owns.
+// OrphanPolicy says how to treat a server that no VirtualMachine owns.
 type OrphanPolicy string
 
-// The orphan policies.
 const (
 	OrphanDelete OrphanPolicy = "delete"
 	OrphanReport OrphanPolicy = "report"
@@ -39,12 +38,12 @@ type Sweep struct {
 	// Epoch returns the epoch of the leader that sweeps.
 	Epoch  func() uint64
 	Policy OrphanPolicy
-	// Grace is how long a server must have had no owner.
+	// Grace is how long a server must have been without an owner.
 	Grace time.Duration
 	// Max, if positive, allows that many orphans at once.
 	Max int
 	// Approved, if not nil, reads which servers a person has approved to be removed, by UID and
-	// ID, whatever Policy and Max say. They too must have had no owner in two readings.
+	// ID, whatever Policy and Max say. They too must have been without an owner in two readings.
 	Approved func(context.Context) (map[driver.Target]bool, error)
 	// Report is called for every orphan found, deleted or kept.
 	Report func(Finding)
@@ -56,7 +55,7 @@ type Sweep struct {
 // Owners reads the UIDs of all VirtualMachines.
 type Owners func(context.Context) (map[types.UID]bool, error)
 
-// Finding is what a sweep reports. Server is unset if it is Frozen.
+// Finding is the report of a sweep about a server. Server is unset if it is Frozen.
 type Finding struct {
 	Server   driver.Server
 	Deleted  bool
@@ -248,7 +247,7 @@ func (s *Sweep) allOwned(ctx context.Context) (bool, error) {
 	return !slices.ContainsFunc(uids, func(uid types.UID) bool { return !owners[uid] }), nil
 }
 
-// findOrphans returns the servers that may be swept, and those of them that have no owner
+// findOrphans returns the servers that may be swept, and those of them without an owner
 // in the cache or in the API. It reads the engine first and the live API after, so
 // that a VM created meanwhile counts as an owner.
 func (s *Sweep) findOrphans(ctx context.Context) (servers, found []driver.Server, err error) {
@@ -270,7 +269,7 @@ func (s *Sweep) findOrphans(ctx context.Context) (servers, found []driver.Server
 }
 
 // listEngine returns the servers and fetches that may be swept. It leaves out
-// servers without an ID, about which the engine knows no more: they may be another
+// servers without an ID, about which the engine knows nothing else: they may be another
 // cluster's.
 func (s *Sweep) listEngine(ctx context.Context) ([]driver.Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
@@ -294,7 +293,7 @@ func (s *Sweep) readOwners(ctx context.Context, read Owners) (map[types.UID]bool
 	return owners, nil
 }
 
-// countReadings counts this reading for what was found and drops the rest.
+// countReadings counts this reading for the servers that were found and drops the rest.
 func (s *Sweep) countReadings(found []driver.Server) {
 	next := make(map[types.UID]*orphan, len(found))
 	for _, server := range found {
@@ -320,7 +319,7 @@ func (s *Sweep) updateFreeze(orphans, servers int) bool {
 	}
 	if frozen && !s.frozen {
 		s.Report(Finding{Frozen: true, Message: fmt.Sprintf(
-			"%d of %d %s servers have no VirtualMachine, more than the %d that are removed without asking: review them, then remove them by hand (kubectl vm orphans delete) or allow it with --orphan-max=%d",
+			"%d of %d %s servers are without a VirtualMachine, more than the %d that are removed without asking: review them, then remove them by hand (kubectl vm orphans delete) or allow it with --orphan-max=%d",
 			orphans, servers, s.Inventory.Name, limit, orphans)})
 	}
 	s.frozen = frozen

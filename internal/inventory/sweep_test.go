@@ -30,7 +30,7 @@ type sweepFixture struct {
 	findings  []Finding
 }
 
-// newSweepFixture returns a sweep of an engine with servers, which have no VM unless owners has them.
+// newSweepFixture returns a sweep of an engine with servers, each without a VM unless owners has it.
 func newSweepFixture(t *testing.T, servers int) *sweepFixture {
 	t.Helper()
 	b := &sweepFixture{fixture: newFixture(t), owners: map[types.UID]bool{}}
@@ -216,7 +216,7 @@ func TestOwnedServersNeedNoLiveRead(t *testing.T) {
 }
 
 // TestUnsettledCreationNeedsNoLiveRead checks that a UID of which only a creation with an
-// unknown outcome is known has no server that could be an orphan.
+// unknown outcome is known does not have a server that could be an orphan.
 func TestUnsettledCreationNeedsNoLiveRead(t *testing.T) {
 	b := newSweepFixture(t, 0)
 	b.startLoop().waitForAnswer("none", Gone)
@@ -338,7 +338,7 @@ func TestOrphanIsReportedOnce(t *testing.T) {
 }
 
 // TestFailedDeletionBlocksNoOther checks that a failure does not block other orphans,
-// and that a server that vanished is no failure.
+// and that a server that vanished does not count as a failure.
 func TestFailedDeletionBlocksNoOther(t *testing.T) {
 	b := newSweepFixture(t, 3).withoutGrace()
 	b.engine.delete = func(target driver.Target, do func() error) error {
@@ -374,8 +374,8 @@ func TestSweepPeriod(t *testing.T) {
 	}
 }
 
-// TestYoungOrphansDelayNoOther checks that what has had no owner for too short a time does not
-// delay what comes after it in the engine's list.
+// TestYoungOrphansDelayNoOther checks that a server which has only just lost its owner does not
+// delay the servers after it in the engine's list.
 func TestYoungOrphansDelayNoOther(t *testing.T) {
 	b := newSweepFixture(t, 0)
 	engine := &fetchingDriver{hookedDriver: b.engine, uids: []types.UID{"f1"}}
@@ -654,10 +654,10 @@ func TestUnreadableApprovals(t *testing.T) {
 	b.wantRemaining("")
 }
 
-func (b *sweepFixture) sweepOnceFails(says string) {
+func (b *sweepFixture) sweepOnceFails(message string) {
 	b.t.Helper()
-	if err := b.sweep.RunOnce(b.t.Context()); err == nil || !strings.Contains(err.Error(), says) {
-		b.t.Errorf("got %v, want %q", err, says)
+	if err := b.sweep.RunOnce(b.t.Context()); err == nil || !strings.Contains(err.Error(), message) {
+		b.t.Errorf("got %v, want %q", err, message)
 	}
 }
 
@@ -770,7 +770,7 @@ func TestReleaseEnded(t *testing.T) {
 	b.engine.withLock(func() {
 		b.engine.releaseEnded = func(ctx context.Context, _ []types.UID) error {
 			if _, bounded := ctx.Deadline(); !bounded {
-				t.Error("the call has no deadline")
+				t.Error("the call lacks a deadline")
 			}
 			calls++
 			return failure

@@ -88,10 +88,10 @@ func TestSamplesOfAnotherRunAreDropped(t *testing.T) {
 
 // waitForRates advances the clock until a sample was taken after all earlier
 // changes.
-func (g *fixture) waitForRates(what string, ok func(*Rates) bool) {
+func (g *fixture) waitForRates(condition string, ok func(*Rates) bool) {
 	g.t.Helper()
 	g.waitUntil("it waits", g.clock.HasWaiters)
-	g.waitUntil(what, func() bool {
+	g.waitUntil(condition, func() bool {
 		g.clock.Step(30 * time.Second)
 		return ok(g.inv.Get("a").Rates)
 	})
@@ -134,7 +134,7 @@ func TestNoSampleWithoutRunningServers(t *testing.T) {
 	g.editServer("a", func(r *fake.Record) { r.ClusterID, r.State = "cluster", driver.StateStopped })
 	g.waitForAnswer("a", Present)
 	lists := g.engine.countLists()
-	g.waitUntil("two periods went by", func() bool {
+	g.waitUntil("two periods have passed", func() bool {
 		g.clock.Step(30 * time.Second)
 		return g.engine.countLists() >= lists+2
 	})

@@ -155,12 +155,12 @@ func (a *leaseAPI) holder() string {
 	return *lease.Spec.HolderIdentity
 }
 
-func (a *leaseAPI) watch(via *connection, from uint64) *watcher {
+func (a *leaseAPI) watch(via *connection, version uint64) *watcher {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	w := &watcher{api: a, via: via, out: make(chan watch.Event, 10000)}
 	a.watchers[w] = true
-	if a.lease != nil && a.version > from {
+	if a.lease != nil && a.version > version {
 		w.sendEvent(watch.Event{Type: watch.Modified, Object: a.lease.DeepCopy()})
 	}
 	return w

@@ -49,7 +49,7 @@ func (l *Lock) ensureClaim(ctx context.Context) error {
 		return nil
 	}
 	for {
-		wait, err := l.claim.try(ctx)
+		wait, err := l.claim.tryToHold(ctx)
 		if err != nil || wait <= 0 {
 			return err
 		}
@@ -62,19 +62,19 @@ func (l *Lock) ensureClaim(ctx context.Context) error {
 // term returns how long a claim lasts.
 func (c *claim) term() time.Duration { return claimTerms * c.opts.Settings.Lease }
 
-// try creates or renews the claim. If another Lease has it, try returns the longest time to
+// tryToHold creates or renews the claim. If another Lease has it, try returns the longest time to
 // wait before the next try.
-func (c *claim) try(ctx context.Context) (wait time.Duration, err error) {
+func (c *claim) tryToHold(ctx context.Context) (wait time.Duration, err error) {
 	ctx, cancel := withTimeout(ctx, 2*c.opts.Settings.RequestTimeout())
 	defer cancel()
 	sent := c.opts.Boot()
-	lease, err := c.read(ctx)
+	lease, err := c.readLease(ctx)
 	if err == nil {
-		if wait, rival := c.observe(lease); wait > 0 {
+		if wait, rival := c.observeLease(lease); wait > 0 {
 			c.setRival(rival)
 			return wait, nil
 		}
-		err = c.write(ctx, lease)
+		err = c.writeLease(ctx, lease)
 	}
 	switch {
 	case apierrors.IsForbidden(err):
@@ -103,7 +103,7 @@ func (l *Lock) refreshClaim(ctx context.Context) error {
 
 // renewClaim renews the claim, and ends leadership if another Drover has it.
 func (l *Lock) renewClaim(ctx context.Context) error {
-	wait, err := l.claim.try(ctx)
+	wait, err := l.claim.tryToHold(ctx)
 	switch {
 	case err != nil:
 		return err
@@ -122,8 +122,8 @@ func (c *claim) isFresh() bool {
 	return c.forbidden || c.held && c.opts.Boot()-c.renewed <= 2*c.opts.Settings.Lease
 }
 
-// read returns the claim, or nil if there is none.
-func (c *claim) read(ctx context.Context) (*coordinationv1.Lease, error) {
+// readLease returns the claim, or nil if there is none.
+func (c *claim) readLease(ctx context.Context) (*coordinationv1.Lease, error) {
 	lease, err := c.opts.Claims.Get(ctx, ClaimName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, nil //nolint:nilnil // Nil is the answer for no claim.
@@ -131,14 +131,14 @@ func (c *claim) read(ctx context.Context) (*coordinationv1.Lease, error) {
 	return lease, err
 }
 
-// observe returns the other Lease that has the claim, and the least time that the
+// observeLease returns the other Lease that has the claim, and the least time that the
 // claim still lasts. That time counts from when the claim was observed to change, on
-// this process's own clock.
-func (c *claim) observe(lease *coordinationv1.Lease) (remaining time.Duration, rival string) {
+// the clock of this process.
+func (c *claim) observeLease(lease *coordinationv1.Lease) (remaining time.Duration, rival string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now, s := c.opts.Boot(), &c.observed
-	s.update(lease, 0, now, c.term())
+	s.updateFrom(lease, 0, now, c.term())
 	rival = cmp.Or(s.holder(), c.rival) // the claim may have been deleted by hand
 	if rival == "" || rival == c.opts.lease() {
 		return 0, ""
@@ -146,8 +146,8 @@ func (c *claim) observe(lease *coordinationv1.Lease) (remaining time.Duration, r
 	return s.availableAt(c.term()) - now, rival
 }
 
-// write renews the claim, creates it, or takes over one that has expired.
-func (c *claim) write(ctx context.Context, observed *coordinationv1.Lease) error {
+// writeLease renews the claim, creates it, or takes over one that has expired.
+func (c *claim) writeLease(ctx context.Context, observed *coordinationv1.Lease) error {
 	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: ClaimName}}
 	if observed != nil {
 		next = observed.DeepCopy()
@@ -231,6 +231,6 @@ func (c *claim) reportForbidden(err error) {
 	c.forbidden = true
 	c.mu.Unlock()
 	if !reported {
-		c.opts.Log.Error(err, "A second Drover in this cluster would not be noticed: the controller may not write the cluster's claim, so apply its RBAC anew", "claim", metav1.NamespaceSystem+"/"+ClaimName)
+		c.opts.Log.Error(err, "A second Drover in this cluster would not be noticed: the controller may not write the cluster's claim, so apply its RBAC again", "claim", metav1.NamespaceSystem+"/"+ClaimName)
 	}
 }

@@ -188,7 +188,7 @@ func TestForbiddenClaim(t *testing.T) {
 		blue.claims.failure = apierrors.NewForbidden(resource, ClaimName, errors.New("by RBAC"))
 		leader := startReplica(t, blue, "b", DefaultSettings(), func(o *Options) {
 			o.Log = funcr.New(func(_, args string) {
-				if strings.Contains(args, "RBAC anew") {
+				if strings.Contains(args, "RBAC again") {
 					lines++
 				}
 			}, funcr.Options{})

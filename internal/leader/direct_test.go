@@ -169,7 +169,7 @@ func checkWrittenLease(t *testing.T) {
 	check("released", "", 1, time.Now(), time.Now())
 }
 
-// TestReleaseIsRepeated checks how often a release is sent, and what is made of the answers.
+// TestReleaseIsRepeated checks how often a release is sent, and how its answers are read.
 func TestReleaseIsRepeated(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -222,7 +222,7 @@ func TestReleaseOfALostLease(t *testing.T) {
 		d := newDirectLock(t).lead()
 		d.loseLease()
 		requests := len(d.leases.requests())
-		if err := d.release(t.Context()); !errors.Is(err, ErrLost) || len(d.leases.requests()) != requests {
+		if err := d.releaseLease(t.Context()); !errors.Is(err, ErrLost) || len(d.leases.requests()) != requests {
 			t.Errorf("%v, and %d requests", err, len(d.leases.requests())-requests)
 		}
 	})
@@ -254,7 +254,7 @@ func TestFailedAcquisition(t *testing.T) {
 			claims.fail()
 			d.opts.Claims = claims
 		}, "boom"},
-		"the answer has no version": {func(d *directLock) { d.opts.Leases = unversionedLeases{d.leases} }, `resourceVersion "x" is not a number`},
+		"the answer lacks a version": {func(d *directLock) { d.opts.Leases = unversionedLeases{d.leases} }, `resourceVersion "x" is not a number`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
@@ -308,7 +308,7 @@ func TestLostRace(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				d := newDirectLock(t)
 				tc.before(d)
-				assert.NoError(t, d.lease.read(t.Context()))
+				assert.NoError(t, d.lease.readLease(t.Context()))
 				tc.meanwhile(d)
 				ended := begin(d.update)
 				if tc.wait > 0 {
@@ -436,7 +436,7 @@ func checkCallsOfALeader(t *testing.T) {
 	warm := 0
 	d := newDirectLock(t, func(o *Options) { o.Warm = func(context.Context) error { warm++; return nil } })
 	assert.ErrorIs(t, "a release before it leads", d.Update(t.Context(), resourcelock.LeaderElectionRecord{}), ErrNotLeading)
-	if err := d.renew(t.Context()); !errors.Is(err, ErrNotLeading) || d.Healthy() != nil {
+	if err := d.renewLease(t.Context()); !errors.Is(err, ErrNotLeading) || d.Healthy() != nil {
 		t.Errorf("a renewal before it leads: %v; healthy: %v", err, d.Healthy())
 	}
 	_ = d.get()
@@ -467,7 +467,7 @@ func TestLossBeforeTheAnswer(t *testing.T) {
 		d.leases.setHooks(nil, func(verb string) error {
 			if verb == "create" {
 				d.api.edit(func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = new("stranger") })
-				return d.lease.read(t.Context())
+				return d.lease.readLease(t.Context())
 			}
 			return nil
 		})

@@ -19,8 +19,8 @@ var (
 	ErrReleasing  = errors.New("this process is about to release the Lease")
 )
 
-// checkPeriod is how often the guard checks its own clock while calls run. Timers
-// stop while the host is suspended, and that clock does not.
+// checkPeriod is how often the guard compares clocks while calls run. Timers stop
+// while the host is suspended, and the clock that the guard reads does not.
 const checkPeriod = time.Second
 
 // Guard is the right to act. A call that changes something on an engine must Enter

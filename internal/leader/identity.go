@@ -23,7 +23,7 @@ func Identity(wanted string) (string, error) {
 	if name == "" {
 		host, err := os.Hostname()
 		if err != nil {
-			return "", fmt.Errorf("no holder identity was given, and the host has no name: %w", err)
+			return "", fmt.Errorf("no holder identity was given, and the name of the host is unknown: %w", err)
 		}
 		name = host
 	}

@@ -157,7 +157,7 @@ func (l *Lock) Healthy() error {
 // Confirm reads the Lease live and reports whether this process still leads. If it
 // does not, leadership is lost as if the watch had shown it.
 func (l *Lock) Confirm(ctx context.Context) (leads bool, err error) {
-	if err := l.lease.read(ctx); err != nil {
+	if err := l.lease.readLease(ctx); err != nil {
 		return false, err
 	}
 	l.lease.mu.Lock()
@@ -183,7 +183,7 @@ func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 		err = l.opts.Warm(ctx)
 	}
 	if err == nil {
-		err = l.lease.read(ctx)
+		err = l.lease.readLease(ctx)
 	}
 	if err == nil && !leading {
 		err = l.lease.awaitAvailable(ctx)
@@ -234,33 +234,33 @@ func (l *Lock) Create(ctx context.Context, _ resourcelock.LeaderElectionRecord) 
 	if err != nil {
 		return err
 	}
-	err = l.acquire(ctx)
+	err = l.acquireLease(ctx)
 	l.recordTry(err)
 	return err
 }
 
 // Update renews, acquires or, for a record without a holder, releases the Lease. It
-// writes its own times: the elector's are from before it waited.
+// writes the present times, since the elector's are from before it waited.
 func (l *Lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	leading, err := l.leadingState()
 	switch {
 	case err != nil:
 		return err
 	case record.HolderIdentity == "" && leading:
-		return l.release(ctx)
+		return l.releaseLease(ctx)
 	case record.HolderIdentity == "":
 		return ErrNotLeading
 	case leading:
-		err = l.renew(ctx)
+		err = l.renewLease(ctx)
 	default:
-		err = l.acquire(ctx)
+		err = l.acquireLease(ctx)
 	}
 	l.recordTry(err)
 	return err
 }
 
-// acquire acquires the Lease, and goes back to waiting if another process was faster.
-func (l *Lock) acquire(ctx context.Context) error {
+// acquireLease acquires the Lease, and goes back to waiting if another process was faster.
+func (l *Lock) acquireLease(ctx context.Context) error {
 	for {
 		if err := l.ensureClaim(ctx); err != nil {
 			return err
@@ -269,7 +269,7 @@ func (l *Lock) acquire(ctx context.Context) error {
 		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) {
 			return err
 		}
-		if err := l.lease.read(ctx); err != nil {
+		if err := l.lease.readLease(ctx); err != nil {
 			return err
 		}
 		if err := l.lease.awaitAvailable(ctx); err != nil {
@@ -298,7 +298,7 @@ func (l *Lock) tryAcquire(ctx context.Context) error {
 	next.Spec.HolderIdentity, next.Spec.LeaseTransitions = &l.opts.Identity, &transitions
 	next.Spec.AcquireTime, next.Spec.RenewTime = &now, &now
 	next.Spec.LeaseDurationSeconds = l.opts.Settings.leaseSeconds()
-	answer, version, err := l.lease.write(ctx, next)
+	answer, version, err := l.lease.writeLease(ctx, next)
 	if err != nil {
 		return err
 	}
@@ -317,11 +317,11 @@ func (l *Lock) becomeLeader(answer *coordinationv1.Lease, epoch uint64, sent tim
 	l.leading = true
 	close(l.elected)
 	l.guard.open(epoch, sent, l.opts.Settings.guardTerm())
-	l.lease.observeLocked(l.lease.updateWith(answer, epoch)) // the Lease may have been lost meanwhile
+	l.lease.recordObservationLocked(l.lease.updateWith(answer, epoch)) // the Lease may have been lost meanwhile
 }
 
-// renew renews the Lease, and extends the guard from the moment of sending.
-func (l *Lock) renew(ctx context.Context) error {
+// renewLease renews the Lease, and extends the guard from the moment of sending.
+func (l *Lock) renewLease(ctx context.Context) error {
 	if err := l.refreshClaim(ctx); err != nil {
 		return err
 	}
@@ -331,12 +331,12 @@ func (l *Lock) renew(ctx context.Context) error {
 	}
 	sent, now := l.opts.Boot(), metav1.NewMicroTime(l.opts.Clock.Now())
 	next.Spec.RenewTime, next.Spec.LeaseDurationSeconds = &now, l.opts.Settings.leaseSeconds()
-	answer, version, err := l.lease.write(ctx, next)
+	answer, version, err := l.lease.writeLease(ctx, next)
 	if err != nil {
 		return err
 	}
 	l.guard.extend(sent, l.opts.Settings.guardTerm())
-	l.lease.observe(l.lease.updateWith(answer, version))
+	l.lease.recordObservation(l.lease.updateWith(answer, version))
 	return nil
 }
 
@@ -357,10 +357,10 @@ func (l *Lock) ownLease() (*coordinationv1.Lease, error) {
 // way, or its answer can be lost.
 const releaseTries = 3
 
-// release clears the holder, so that another process can acquire the Lease at once. It
+// releaseLease clears the holder, so that another process can acquire the Lease at once. It
 // does so only if no call is in flight and the Lease, as last read, is this process's.
-// client-go's own release can clear a successor's.
-func (l *Lock) release(ctx context.Context) error {
+// The release of client-go can clear a successor's.
+func (l *Lock) releaseLease(ctx context.Context) error {
 	l.guard.closeForRelease()
 	if n := l.guard.InFlight(); n > 0 {
 		return fmt.Errorf("the Lease is not released: %d calls to engines have not ended", n)
@@ -371,7 +371,7 @@ func (l *Lock) release(ctx context.Context) error {
 		if err = l.clearHolder(ctx); err == nil || errors.Is(err, ErrLost) {
 			return err
 		}
-		if readErr := l.lease.read(ctx); readErr == nil && !l.lease.isHolder() {
+		if readErr := l.lease.readLease(ctx); readErr == nil && !l.lease.isHolder() {
 			return nil // the answer to an earlier try was lost
 		}
 	}
@@ -386,17 +386,17 @@ func (l *Lock) clearHolder(ctx context.Context) error {
 	now := metav1.NewMicroTime(l.opts.Clock.Now())
 	next.Spec.HolderIdentity, next.Spec.LeaseDurationSeconds = new(""), new(int32(1))
 	next.Spec.AcquireTime, next.Spec.RenewTime = &now, &now
-	answer, version, err := l.lease.write(ctx, next)
+	answer, version, err := l.lease.writeLease(ctx, next)
 	if err != nil {
 		return err
 	}
 	l.opts.Log.Info("Released leadership", "lease", l.Describe(), "identity", l.opts.Identity)
-	l.lease.observe(l.lease.updateWith(answer, version))
+	l.lease.recordObservation(l.lease.updateWith(answer, version))
 	return nil
 }
 
 // endLeadership ends leadership before a release is sent, so that the Lock does not treat
-// its own release as a loss. It cannot be undone.
+// the release as a loss. It cannot be undone.
 func (l *Lock) endLeadership() {
 	l.lease.mu.Lock()
 	defer l.lease.mu.Unlock()

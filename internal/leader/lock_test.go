@@ -52,15 +52,15 @@ func wantLeader(t *testing.T, want *replica, all ...*replica) {
 }
 
 // startThree starts a leader and two standbys.
-func startThree(t *testing.T) (api *leaseAPI, leader, one, two *replica) {
+func startThree(t *testing.T) (api *leaseAPI, leader, first, second *replica) {
 	t.Helper()
 	api = newLeaseAPI()
 	leader = startReplica(t, api, "leader", DefaultSettings())
 	advance(handoverLimit)
-	one, two = startReplica(t, api, "one", DefaultSettings()), startReplica(t, api, "two", DefaultSettings())
+	first, second = startReplica(t, api, "one", DefaultSettings()), startReplica(t, api, "two", DefaultSettings())
 	advance(5 * time.Second)
-	wantLeader(t, leader, leader, one, two)
-	return api, leader, one, two
+	wantLeader(t, leader, leader, first, second)
+	return api, leader, first, second
 }
 
 func TestReleasedLeaseIsAcquiredAtOnce(t *testing.T) {
@@ -170,7 +170,7 @@ func TestForeignHolder(t *testing.T) {
 	})
 }
 
-// TestLeaderGoesOn checks that a short disconnection and a change that keeps the holder are no losses.
+// TestLeaderGoesOn checks that leadership outlives a short disconnection and a change that keeps the holder.
 func TestLeaderGoesOn(t *testing.T) {
 	t.Parallel()
 	for name, disturb := range map[string]func(api *leaseAPI, leader *replica){
@@ -417,7 +417,7 @@ func TestEditedLeaseOfDisconnectedLeader(t *testing.T) {
 		"shortened": {0, func(api *leaseAPI) {
 			api.edit(func(l *coordinationv1.Lease) { l.Spec.LeaseDurationSeconds = new(int32(1)) })
 		}},
-		"made anew": {0, func(api *leaseAPI) {
+		"created again": {0, func(api *leaseAPI) {
 			api.edit(nil)
 			_, _ = api.create(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "it"}})
 		}},

@@ -13,7 +13,7 @@ var (
 	conflictDesc    = prometheus.NewDesc("drover_leader_conflict", "1 while another Drover in this cluster has the claim to lead, so that this one does not act.", nil, nil)
 )
 
-// collector is a type of its own because Lock.Describe belongs to the elector's
+// collector is a separate type because Lock.Describe belongs to the elector's
 // interface.
 type collector struct{ lock *Lock }
 

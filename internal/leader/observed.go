@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 )
 
-// observedLease is what a replica knows of the Lease.
+// observedLease is the Lease as a replica knows it.
 type observedLease struct {
 	known bool
 	// version is the newest resourceVersion observed.
@@ -34,7 +34,7 @@ func (s *observedLease) updateIfNewer(lease *coordinationv1.Lease, version uint6
 	if s.known && version <= s.version {
 		return false
 	}
-	s.update(lease, version, now, leaseDuration)
+	s.updateFrom(lease, version, now, leaseDuration)
 	return true
 }
 
@@ -48,12 +48,12 @@ func (s *observedLease) updateLive(lease *coordinationv1.Lease, version, before 
 	}
 	same := s.known && version == s.version && (lease == nil) == (s.lease == nil)
 	if !same {
-		s.update(lease, version, now, leaseDuration)
+		s.updateFrom(lease, version, now, leaseDuration)
 	}
 	return !same
 }
 
-func (s *observedLease) update(lease *coordinationv1.Lease, version uint64, now time.Duration, leaseDuration time.Duration) {
+func (s *observedLease) updateFrom(lease *coordinationv1.Lease, version uint64, now time.Duration, leaseDuration time.Duration) {
 	s.updateRenewal(lease, now)
 	switch {
 	case lease == nil && s.holder() != "":

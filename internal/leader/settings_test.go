@@ -49,8 +49,8 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestRequestTimeout checks that both rules hold, whatever the durations are, and what the defaults
-// give.
+// TestRequestTimeout checks that both rules hold, whatever the durations are, and which timeout the
+// defaults give.
 func TestRequestTimeout(t *testing.T) {
 	t.Parallel()
 	if got := DefaultSettings().RequestTimeout(); got != 3*time.Second || DefaultSettings().Margin() != time.Second {

@@ -28,8 +28,8 @@ type view struct {
 	changed  chan struct{} // closed when observed changes
 }
 
-// read reads the Lease live from the API.
-func (v *view) read(ctx context.Context) error {
+// readLease reads the Lease live from the API.
+func (v *view) readLease(ctx context.Context) error {
 	v.mu.Lock()
 	before := v.observed.version
 	v.mu.Unlock()
@@ -47,20 +47,20 @@ func (v *view) read(ctx context.Context) error {
 			return err
 		}
 	}
-	v.observe(func(s *observedLease, now time.Duration) bool {
+	v.recordObservation(func(s *observedLease, now time.Duration) bool {
 		return s.updateLive(lease, version, before, now, v.opts.Settings.Lease)
 	})
 	return nil
 }
 
-// observe records an observation and notifies waiters and the Lock.
-func (v *view) observe(update func(s *observedLease, now time.Duration) bool) {
+// recordObservation records an observation and notifies waiters and the Lock.
+func (v *view) recordObservation(update func(s *observedLease, now time.Duration) bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.observeLocked(update)
+	v.recordObservationLocked(update)
 }
 
-func (v *view) observeLocked(update func(s *observedLease, now time.Duration) bool) {
+func (v *view) recordObservationLocked(update func(s *observedLease, now time.Duration) bool) {
 	before := v.observed.holder()
 	if update(&v.observed, v.opts.Boot()) {
 		close(v.changed)
@@ -77,10 +77,10 @@ func (v *view) updateWith(lease *coordinationv1.Lease, version uint64) func(*obs
 	}
 }
 
-// write creates or updates the Lease. Once the request is sent, it waits for the
+// writeLease creates or updates the Lease. Once the request is sent, it waits for the
 // answer even if ctx ends: a process that is stopping must know whether it has the
 // Lease, in order to release it.
-func (v *view) write(ctx context.Context, next *coordinationv1.Lease) (*coordinationv1.Lease, uint64, error) {
+func (v *view) writeLease(ctx context.Context, next *coordinationv1.Lease) (*coordinationv1.Lease, uint64, error) {
 	ctx, cancel := withTimeout(context.WithoutCancel(ctx), v.opts.Settings.RequestTimeout())
 	defer cancel()
 	var answer *coordinationv1.Lease
@@ -117,8 +117,8 @@ func nameTimeout(ctx context.Context, err error) error {
 }
 
 // electionRecord returns the Lease as last read. The raw form is the whole spec:
-// client-go's own truncates times to seconds, so a renewal could look like no
-// change.
+// the one of client-go truncates times to seconds, so a renewal could look as if
+// nothing had changed.
 func (v *view) electionRecord(leading bool) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -150,7 +150,7 @@ func (v *view) hasRecentRenewal() bool {
 	return v.observed.renewedTerm == v.opts.Settings.Lease && v.opts.Boot()-v.observed.renewedAt <= v.opts.Settings.Lease+Spare
 }
 
-// awaitAvailable returns when the Lease is available: it has no holder, or it has expired
+// awaitAvailable returns when the Lease is available: nobody holds it, or it has expired
 // and a live read has just confirmed that it was not renewed.
 func (v *view) awaitAvailable(ctx context.Context) error {
 	for {
@@ -160,7 +160,7 @@ func (v *view) awaitAvailable(ctx context.Context) error {
 		if v.hasNoHolder() {
 			return nil
 		}
-		if err := v.read(ctx); err != nil {
+		if err := v.readLease(ctx); err != nil {
 			return err
 		}
 		v.mu.Lock()
@@ -172,7 +172,7 @@ func (v *view) awaitAvailable(ctx context.Context) error {
 	}
 }
 
-// hasNoHolder reports whether the Lease has no holder.
+// hasNoHolder reports whether nobody holds the Lease.
 func (v *view) hasNoHolder() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()

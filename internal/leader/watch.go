@@ -54,7 +54,7 @@ func (l *Lock) Watch(ctx context.Context) {
 }
 
 func (v *view) listAndWatch(ctx context.Context) error {
-	from, err := v.list(ctx)
+	from, err := v.listLease(ctx)
 	if err != nil {
 		return err
 	}
@@ -89,8 +89,8 @@ func (v *view) nameSelector() metav1.ListOptions {
 	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, v.opts.Name).String()}
 }
 
-// list returns the resourceVersion to watch from.
-func (v *view) list(ctx context.Context) (from string, err error) {
+// listLease returns the resourceVersion to watch from.
+func (v *view) listLease(ctx context.Context) (resourceVersion string, err error) {
 	v.mu.Lock()
 	before := v.observed.version
 	v.mu.Unlock()
@@ -111,7 +111,7 @@ func (v *view) list(ctx context.Context) (from string, err error) {
 			return "", err
 		}
 	}
-	v.observe(func(s *observedLease, now time.Duration) bool {
+	v.recordObservation(func(s *observedLease, now time.Duration) bool {
 		return s.updateLive(lease, version, before, now, v.opts.Settings.Lease)
 	})
 	return all.ResourceVersion, nil
@@ -135,6 +135,6 @@ func (v *view) observeEvent(e watch.Event) error {
 	if e.Type == watch.Deleted {
 		lease = nil
 	}
-	v.observe(v.updateWith(lease, version))
+	v.recordObservation(v.updateWith(lease, version))
 	return nil
 }

@@ -20,11 +20,11 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
 
-// resource is what the streams are subresources of.
+// resource is the resource whose subresources the streams are.
 var resource = schema.GroupResource{Group: api.SchemeGroupVersion.Group, Resource: "virtualmachines"}
 
-// authorize asks whether the user may use the stream.
-func (c *call) authorize(ctx context.Context) error {
+// authorizeUser asks whether the user may use the stream.
+func (c *call) authorizeUser(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, c.times.open)
 	defer cancel()
 	return c.authorizeAs(ctx, authorizer.AttributesRecord{
@@ -39,16 +39,16 @@ func (c *call) authorizeAs(ctx context.Context, a authorizer.AttributesRecord) e
 	switch {
 	case err != nil:
 		c.Log.Error(err, "Could not ask whether a user may use a stream")
-		return failure(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the API server does not answer whether %q may use this stream", c.user.GetName())
+		return newStatusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the API server does not answer whether %q may use this stream", c.user.GetName())
 	case decision != authorizer.DecisionAllow:
-		return forbidden(a)
+		return forbiddenError(a)
 	}
 	c.authorized = c.Clock.Now()
 	return nil
 }
 
-// forbidden reads like an answer of the API server.
-func forbidden(a authorizer.AttributesRecord) error {
+// forbiddenError reads like an answer of the API server.
+func forbiddenError(a authorizer.AttributesRecord) error {
 	full := schema.GroupResource{Group: a.APIGroup, Resource: a.Resource + "/" + a.Subresource}
 	scope := "at the cluster scope"
 	if a.Namespace != "" {
@@ -58,9 +58,9 @@ func forbidden(a authorizer.AttributesRecord) error {
 		" resource \""+full.Resource+"\" in API group \""+full.Group+"\" "+scope))
 }
 
-// watch ends a stream that has been idle for long, whose VirtualMachine is gone, or whose
+// watchAuthorization ends a stream that has been idle for long, whose VirtualMachine is gone, or whose
 // user has lost the right.
-func (c *call) watch() {
+func (c *call) watchAuthorization() {
 	ticker := c.Clock.NewTicker(c.times.check)
 	defer ticker.Stop()
 	asked := c.Clock.Now()
@@ -86,19 +86,19 @@ func (c *call) checkIdle(now time.Time) error {
 	if now.Sub(time.Unix(c.last.Load(), 0)) < c.times.idle {
 		return nil
 	}
-	return failure(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, "nothing was transferred for %s", c.times.idle)
+	return newStatusError(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, "nothing was transferred for %s", c.times.idle)
 }
 
 // checkVM returns an error if the VirtualMachine is certainly gone.
 func (c *call) checkVM() error {
 	vm, err := c.readVM(c.ctx)
 	if apierrors.IsNotFound(err) || err == nil && vm.UID != c.vm.UID {
-		return failure(http.StatusGone, metav1.StatusReasonGone, "VirtualMachine %s/%s was deleted", c.namespace, c.name)
+		return newStatusError(http.StatusGone, metav1.StatusReasonGone, "VirtualMachine %s/%s was deleted", c.namespace, c.name)
 	}
 	return nil
 }
 
-// identityKey is the key of a context for what WithIdentity stores.
+// identityKey is the key of the value that WithIdentity stores in a context.
 type identityKey struct{}
 
 // WithIdentity returns the context of a request whose stream ends soon after isKnown returns
@@ -116,7 +116,7 @@ func (c *call) checkRight(now time.Time) error {
 	confirmed := c.authorized
 	err := c.checkAccount(c.ctx)
 	if err == nil {
-		err = c.authorize(c.ctx)
+		err = c.authorizeUser(c.ctx)
 	}
 	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || now.Sub(confirmed) >= c.times.unanswered {
 		return err
@@ -138,10 +138,10 @@ func (c *call) checkAccount(ctx context.Context) error {
 	err = c.Live.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, &account)
 	switch {
 	case apierrors.IsNotFound(err), err == nil && string(account.UID) != c.user.GetUID():
-		return failure(http.StatusUnauthorized, metav1.StatusReasonUnauthorized, "ServiceAccount %s/%s was deleted", namespace, name)
+		return newStatusError(http.StatusUnauthorized, metav1.StatusReasonUnauthorized, "ServiceAccount %s/%s was deleted", namespace, name)
 	case err != nil:
 		c.Log.Error(err, "Could not read whether the ServiceAccount of a stream still exists", "user", c.user.GetName())
-		return unavailable("the API server does not answer whether %q still exists", c.user.GetName())
+		return unavailableError("the API server does not answer whether %q still exists", c.user.GetName())
 	}
 	return nil
 }

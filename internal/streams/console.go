@@ -16,12 +16,12 @@ import (
 
 // serveConsole joins the client with the console until the server stops.
 func (c *call) serveConsole() error {
-	consoler, err := offered[driver.Consoler](c)
+	consoler, err := capability[driver.Consoler](c)
 	if err != nil {
 		return err
 	}
 	return c.serveJoined(func() (io.ReadWriteCloser, error) {
-		return within(c, func() (io.ReadWriteCloser, error) { return consoler.Console(c.ctx, c.vm.UID) })
+		return withTimeout(c, func() (io.ReadWriteCloser, error) { return consoler.Console(c.ctx, c.vm.UID) })
 	}, ending{errStopped, explainLoss})
 }
 
@@ -35,12 +35,12 @@ func explainLoss(err error) error {
 	if isKnown {
 		return err
 	}
-	return unavailable("the console was lost: %v", err)
+	return unavailableError("the console was lost: %v", err)
 }
 
 // ending is how a stream ends that is joined with a connection.
 type ending struct {
-	// atEOF is the end if the connection has no more to read.
+	// atEOF is the end once the connection was read to its end.
 	atEOF error
 	// onError returns the end if the connection fails.
 	onError func(error) error
@@ -58,5 +58,5 @@ func (c *call) serveJoined(open func() (io.ReadWriteCloser, error), ends ending)
 	closed := sync.OnceFunc(func() { _ = conn.Close() })
 	context.AfterFunc(c.ctx, closed)
 	defer closed()
-	return c.overWebSocket(func(s *session) error { return s.join(conn, ends) })
+	return c.overWebSocket(func(s *session) error { return s.joinConnection(conn, ends) })
 }

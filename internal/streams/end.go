@@ -20,44 +20,44 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// The ends of streams that no failure of the stream's own is the cause of.
+// The ends of streams that are not caused by a failure of the stream itself.
 var (
 	errFinished   = errors.New("finished")
 	errClientLeft = errors.New("the client left")
 
-	errNoUser   = failure(http.StatusUnauthorized, metav1.StatusReasonUnauthorized, "Unauthorized")
-	errNotKnown = failure(http.StatusUnauthorized, metav1.StatusReasonUnauthorized, "the cluster no longer accepts the certificate of the client")
-	errStopping = unavailable("the controller stops: try again, another one may serve this stream")
-	errStopped  = failure(http.StatusConflict, streams.ReasonServerStopped, "the server has stopped")
-	errTooSlow  = failure(http.StatusRequestTimeout, metav1.StatusReasonTimeout, "the client did not read for too long")
-	errSilent   = failure(http.StatusRequestTimeout, metav1.StatusReasonTimeout, "the client did not answer for too long")
+	errNoUser   = newStatusError(http.StatusUnauthorized, metav1.StatusReasonUnauthorized, "Unauthorized")
+	errNotKnown = newStatusError(http.StatusUnauthorized, metav1.StatusReasonUnauthorized, "the cluster no longer accepts the certificate of the client")
+	errStopping = unavailableError("the controller stops: try again, another one may serve this stream")
+	errStopped  = newStatusError(http.StatusConflict, streams.ReasonServerStopped, "the server has stopped")
+	errTooSlow  = newStatusError(http.StatusRequestTimeout, metav1.StatusReasonTimeout, "the client did not read for too long")
+	errSilent   = newStatusError(http.StatusRequestTimeout, metav1.StatusReasonTimeout, "the client did not answer for too long")
 )
 
 // ErrStarting is the answer until a Handler runs.
 var ErrStarting error = startingError()
 
-// failure returns an error that is answered as it is.
-func failure(code int32, reason metav1.StatusReason, format string, args ...any) *apierrors.StatusError {
+// newStatusError returns an error that is answered as it is.
+func newStatusError(code int32, reason metav1.StatusReason, format string, args ...any) *apierrors.StatusError {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: code, Reason: reason, Message: fmt.Sprintf(format, args...),
 	}}
 }
 
 func badRequest(format string, args ...any) *apierrors.StatusError {
-	return failure(http.StatusBadRequest, metav1.StatusReasonBadRequest, format, args...)
+	return newStatusError(http.StatusBadRequest, metav1.StatusReasonBadRequest, format, args...)
 }
 
-func unsupported(format string, args ...any) *apierrors.StatusError {
-	return failure(http.StatusNotImplemented, streams.ReasonUnsupported, format, args...)
+func unsupportedError(format string, args ...any) *apierrors.StatusError {
+	return newStatusError(http.StatusNotImplemented, streams.ReasonUnsupported, format, args...)
 }
 
-func unavailable(format string, args ...any) *apierrors.StatusError {
-	return failure(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, format, args...)
+func unavailableError(format string, args ...any) *apierrors.StatusError {
+	return newStatusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, format, args...)
 }
 
 // startingError makes clients try again by themselves.
 func startingError() *apierrors.StatusError {
-	err := unavailable("the controller starts")
+	err := unavailableError("the controller starts")
 	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
 	return err
 }
@@ -69,10 +69,10 @@ func exitCode(code int) error {
 	case code == 0:
 		return nil
 	case code < 0 || code > 255:
-		return failure(http.StatusInternalServerError, metav1.StatusReasonInternalError,
+		return newStatusError(http.StatusInternalServerError, metav1.StatusReasonInternalError,
 			"the command ended with exit code %d, which no client can exit with: 0 to 255 are possible", code)
 	}
-	err := failure(http.StatusInternalServerError, remotecommand.NonZeroExitCodeReason, "command terminated with non-zero exit code: %d", code)
+	err := newStatusError(http.StatusInternalServerError, remotecommand.NonZeroExitCodeReason, "command terminated with non-zero exit code: %d", code)
 	err.ErrStatus.Details = &metav1.StatusDetails{Causes: []metav1.StatusCause{{
 		Type: remotecommand.ExitCodeCauseType, Message: strconv.Itoa(code),
 	}}}
@@ -96,25 +96,25 @@ func asFailure(err error) *apierrors.StatusError {
 	}
 	switch {
 	case errors.Is(err, driver.ErrNotFound):
-		return failure(http.StatusConflict, metav1.StatusReasonConflict, "there is no server: %v", err)
+		return newStatusError(http.StatusConflict, metav1.StatusReasonConflict, "there is no server: %v", err)
 	case errors.Is(err, driver.ErrConsoleTaken):
-		return failure(http.StatusConflict, streams.ReasonConsoleTaken, "%v", err)
+		return newStatusError(http.StatusConflict, streams.ReasonConsoleTaken, "%v", err)
 	case errors.Is(err, driver.ErrRetry):
-		return failure(http.StatusConflict, metav1.StatusReasonConflict, "%v", err)
+		return newStatusError(http.StatusConflict, metav1.StatusReasonConflict, "%v", err)
 	case errors.Is(err, driver.ErrCommandNotFound):
-		return failure(http.StatusUnprocessableEntity, streams.ReasonCommandNotFound, "%v", err)
+		return newStatusError(http.StatusUnprocessableEntity, streams.ReasonCommandNotFound, "%v", err)
 	case errors.Is(err, driver.ErrCommandNotExecutable):
-		return failure(http.StatusUnprocessableEntity, streams.ReasonCommandNotExecutable, "%v", err)
+		return newStatusError(http.StatusUnprocessableEntity, streams.ReasonCommandNotExecutable, "%v", err)
 	case errors.Is(err, driver.ErrInvalid):
-		return failure(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, "%v", err)
+		return newStatusError(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, "%v", err)
 	case errors.Is(err, driver.ErrUnsupported):
-		return unsupported("%v", err)
+		return unsupportedError("%v", err)
 	case errors.Is(err, driver.ErrUnavailable):
-		return unavailable("%v", err)
+		return unavailableError("%v", err)
 	case errors.Is(err, context.DeadlineExceeded):
-		return failure(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, "the engine did not answer in time")
+		return newStatusError(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, "the engine did not answer in time")
 	}
-	return failure(http.StatusInternalServerError, metav1.StatusReasonInternalError, "%v", err)
+	return newStatusError(http.StatusInternalServerError, metav1.StatusReasonInternalError, "%v", err)
 }
 
 // Refuse answers a request whose stream does not begin.

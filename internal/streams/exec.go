@@ -11,7 +11,7 @@ import (
 
 // serveExec runs a command.
 func (c *call) serveExec() error {
-	executor, err := offered[driver.Executor](c)
+	executor, err := capability[driver.Executor](c)
 	if err != nil {
 		return err
 	}
@@ -23,7 +23,7 @@ func (c *call) serveExec() error {
 		return err
 	}
 	return c.overWebSocket(func(s *session) error {
-		code, err := executor.Exec(c.ctx, c.vm.UID, o.request(s))
+		code, err := executor.Exec(c.ctx, c.vm.UID, o.newRequest(s))
 		if err != nil {
 			return err
 		}
@@ -41,7 +41,7 @@ func (c *call) execOptions() (execOptions, error) {
 	p := parameters{Values: c.r.URL.Query()}
 	o := execOptions{
 		command: p.Values["command"],
-		stdin:   p.flag("stdin"), stdout: p.flag("stdout"), stderr: p.flag("stderr"), tty: p.flag("tty"),
+		stdin:   p.readFlag("stdin"), stdout: p.readFlag("stdout"), stderr: p.readFlag("stderr"), tty: p.readFlag("tty"),
 	}
 	switch {
 	case p.err != nil:
@@ -53,8 +53,8 @@ func (c *call) execOptions() (execOptions, error) {
 	return o, p.err
 }
 
-// request connects the command to the channels that were asked for.
-func (o execOptions) request(s *session) driver.ExecRequest {
+// newRequest connects the command to the channels that were asked for.
+func (o execOptions) newRequest(s *session) driver.ExecRequest {
 	r := driver.ExecRequest{Command: o.command, Stdout: io.Discard, Stderr: io.Discard, TTY: o.tty}
 	if o.stdin {
 		r.Stdin = s.stdin

@@ -139,9 +139,9 @@ type breakable struct {
 	fixture *fixture
 }
 
-func (b *breakable) SetReadDeadline(at time.Time) error {
+func (b *breakable) SetReadDeadline(deadline time.Time) error {
 	b.fixture.deadlines.Add(1)
-	return b.Conn.SetReadDeadline(at)
+	return b.Conn.SetReadDeadline(deadline)
 }
 
 func (b *breakable) Write(p []byte) (int, error) {
@@ -258,7 +258,7 @@ func (r *rules) set(change func()) {
 	change()
 }
 
-// lines are those of a log.
+// lines has the lines of a log.
 type lines struct {
 	mu   sync.Mutex
 	text []string
@@ -293,7 +293,7 @@ func (b bare) List(context.Context, ...types.UID) ([]driver.Server, error) {
 	return nil, fmt.Errorf("%w: away", driver.ErrUnavailable)
 }
 
-// stub is a driver whose streams are what a test sets.
+// stub is a driver whose streams a test sets.
 type stub struct {
 	driver.Driver
 	engineErr  error

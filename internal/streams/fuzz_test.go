@@ -61,7 +61,7 @@ func FuzzMessages(f *testing.F) {
 	})
 }
 
-// FuzzFrames does the same for what is no message: the bytes follow the handshake.
+// FuzzFrames does the same for bytes that are not valid messages and follow the handshake.
 func FuzzFrames(f *testing.F) {
 	for _, frame := range [][]byte{
 		nil,
@@ -84,7 +84,7 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
-// exchanged is what came of an exchange.
+// exchanged is the result of an exchange.
 type exchanged struct {
 	input []byte
 	end   metav1.Status
@@ -160,7 +160,7 @@ func expectedInput(messages [][]byte, isFirstText bool) (input []byte, wrong, is
 }
 
 // FuzzRequest checks that a request is for a stream of a VirtualMachine that can exist, or is
-// answered with what is wrong with it.
+// answered with the reason why it is wrong.
 func FuzzRequest(f *testing.F) {
 	good := streams.Path("demo", "vm", streams.Exec)
 	for _, c := range [][2]string{
@@ -176,7 +176,7 @@ func FuzzRequest(f *testing.F) {
 	f.Fuzz(func(t *testing.T, path, query string) {
 		c := &call{r: httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)}
 		c.r.URL = &url.URL{Path: path, RawQuery: query}
-		_, err := c.parse()
+		_, err := c.parsePath()
 		if err != nil {
 			checkRefusal(t, err)
 			return

@@ -5,7 +5,7 @@
 // that package apis/streams describes.
 //
 // Start with serve in handler.go, which takes a request through its steps. Each kind of
-// stream has a file of its own; session.go is the WebSocket that three of them use.
+// stream has a separate file; session.go is the WebSocket that three of them use.
 package streams
 
 import (
@@ -82,7 +82,7 @@ func New(o Options) *Handler {
 func (h *Handler) Start(ctx context.Context) error {
 	h.admission.open(ctx)
 	<-ctx.Done()
-	h.admission.wait()
+	h.admission.awaitStreams()
 	return nil
 }
 
@@ -93,7 +93,7 @@ func (h *Handler) NeedLeaderElection() bool { return false }
 // ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := &call{Handler: h, w: w, r: r}
-	err := c.serve(r.Context())
+	err := c.serveRequest(r.Context())
 	switch {
 	case err == nil, c.hijacked, errors.Is(err, errClientLeft):
 	case c.answered: // the client must not take a part of the response for all of it
@@ -124,9 +124,9 @@ type call struct {
 	in, out, last      atomic.Int64 // bytes, and the time of the last in Unix seconds
 }
 
-// serve takes the request through its steps. What a user may not use looks the same to them
+// serveRequest takes the request through its steps. What a user may not use looks the same to them
 // whether it exists or not, so the look-up comes after the authorization.
-func (c *call) serve(ctx context.Context) error {
+func (c *call) serveRequest(ctx context.Context) error {
 	who, ok := request.UserFrom(ctx)
 	if !ok {
 		return errNoUser
@@ -135,11 +135,11 @@ func (c *call) serve(ctx context.Context) error {
 	if c.r.URL.Path == streams.ServersPath {
 		return c.serveServers(ctx)
 	}
-	serve, err := c.parse()
+	serve, err := c.parsePath()
 	if err != nil {
 		return err
 	}
-	if err := c.authorize(ctx); err != nil {
+	if err := c.authorizeUser(ctx); err != nil {
 		return err
 	}
 	if c.stream == streams.Decisions {
@@ -148,7 +148,7 @@ func (c *call) serve(ctx context.Context) error {
 	if err := c.findVM(ctx); err != nil {
 		return err
 	}
-	ctx, leave, err := c.enter(ctx)
+	ctx, leave, err := c.beginStream(ctx)
 	if err != nil {
 		return err
 	}
@@ -156,25 +156,25 @@ func (c *call) serve(ctx context.Context) error {
 	if err := c.findDriver(ctx); err != nil {
 		return err
 	}
-	err = c.settle(serve(c))
-	c.audit(err)
+	err = c.finishStream(serve(c))
+	c.logStream(err)
 	return err
 }
 
-// enter counts the stream and gives it its context, until leave is called.
-func (c *call) enter(ctx context.Context) (own context.Context, leave func(), err error) {
-	lifetime, exit, err := c.admission.enter(c.vm.UID, c.namespace, c.user.GetName())
+// beginStream counts the stream and gives it its context, until leave is called.
+func (c *call) beginStream(ctx context.Context) (streamContext context.Context, leave func(), err error) {
+	lifetime, exit, err := c.admission.admitStream(c.vm.UID, c.namespace, c.user.GetName())
 	if err != nil {
 		return nil, nil, err
 	}
 	c.ctx, c.end = context.WithCancelCause(ctx)
 	stop := context.AfterFunc(lifetime, func() { c.end(errStopping) })
 	c.began = c.Clock.Now()
-	c.touch()
+	c.recordTraffic()
 	watching := make(chan struct{})
 	go func() {
 		defer close(watching)
-		c.watch()
+		c.watchAuthorization()
 	}()
 	return c.ctx, func() {
 		stop()
@@ -184,8 +184,8 @@ func (c *call) enter(ctx context.Context) (own context.Context, leave func(), er
 	}, nil
 }
 
-// settle ends the stream with err, unless it has ended before, and returns how it ended.
-func (c *call) settle(err error) error {
+// finishStream ends the stream with err, unless it has ended before, and returns how it ended.
+func (c *call) finishStream(err error) error {
 	if err == nil {
 		err = errFinished
 	}
@@ -195,17 +195,17 @@ func (c *call) settle(err error) error {
 		return nil
 	case !errors.Is(cause, context.Canceled):
 		return cause
-	case errors.Is(err, errTooSlow): // a write that fails ends the request's own context
+	case errors.Is(err, errTooSlow): // a write that fails ends the context of the request
 		return err
 	}
 	return errClientLeft
 }
 
-// touch records that there was traffic.
-func (c *call) touch() { c.last.Store(c.Clock.Now().Unix()) }
+// recordTraffic records that there was traffic.
+func (c *call) recordTraffic() { c.last.Store(c.Clock.Now().Unix()) }
 
-// audit logs a stream that was open. It never logs what was transferred.
-func (c *call) audit(end error) {
+// logStream logs a stream that was open. It never logs what was transferred.
+func (c *call) logStream(end error) {
 	if !c.answered {
 		return
 	}

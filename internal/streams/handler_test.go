@@ -54,7 +54,7 @@ func TestAnswers(t *testing.T) {
 		"no right, no VM":     {"mallory", streams.Path("demo", "none", streams.Log), 403, metav1.StatusReasonForbidden, `"none" is forbidden`},
 		"no VM":               {"alice", streams.Path("demo", "none", streams.Log), 404, metav1.StatusReasonNotFound, `"none" not found`},
 		"another namespace":   {"alice", streams.Path("other", "vm", streams.Log), 404, metav1.StatusReasonNotFound, `"vm" not found`},
-		"no server":           {"alice", streams.Path("demo", "unbound", streams.Log), 409, metav1.StatusReasonConflict, "has no server yet"},
+		"no server":           {"alice", streams.Path("demo", "unbound", streams.Log), 409, metav1.StatusReasonConflict, "does not exist yet"},
 		"driver elsewhere":    {"alice", streams.Path("demo", "elsewhere", streams.Log), 503, metav1.StatusReasonServiceUnavailable, `driver "other"`},
 		"another engine":      {"alice", streams.Path("demo", "replaced", streams.Log), 503, metav1.StatusReasonServiceUnavailable, "another engine"},
 		"not offered":         {"alice", streams.Path("demo", "bare", streams.Log), 501, streams.ReasonUnsupported, "driver bare does not offer the stream log"},

@@ -296,7 +296,7 @@ func TestLimits(t *testing.T) {
 	f.dial(t, "alice", f.url(streams.Console, ""))
 }
 
-func (f *fixture) expectTooMany(t *testing.T, url, says string) {
+func (f *fixture) expectTooMany(t *testing.T, url, message string) {
 	t.Helper()
 	_, response, err := f.tryDial("alice", url, streams.Protocol)
 	if err == nil {
@@ -306,7 +306,7 @@ func (f *fixture) expectTooMany(t *testing.T, url, says string) {
 	if response.StatusCode != http.StatusTooManyRequests || response.Header.Get("Retry-After") != "" {
 		t.Fatalf("error %v", err)
 	}
-	if text, _ := io.ReadAll(response.Body); !strings.Contains(string(text), says) {
+	if text, _ := io.ReadAll(response.Body); !strings.Contains(string(text), message) {
 		t.Errorf("the answer is %s", text)
 	}
 }
@@ -412,7 +412,7 @@ func countDescriptors(t testing.TB) int {
 	return len(all)
 }
 
-// TestLargeWrite checks that a large write is sent in parts, each with a deadline of its own.
+// TestLargeWrite checks that a large write is sent in parts, each with a separate deadline.
 func TestLargeWrite(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
@@ -451,17 +451,17 @@ func TestLimitPerUser(t *testing.T) {
 	t.Parallel()
 	a := newAdmission(1, 8)
 	a.open(t.Context())
-	_, exit, err := a.enter("1", "demo", "alice")
-	_, _, err2 := a.enter("2", "demo", "alice")
+	_, exit, err := a.admitStream("1", "demo", "alice")
+	_, _, err2 := a.admitStream("2", "demo", "alice")
 	if err != nil || err2 != nil {
 		t.Fatal(err, err2)
 	}
-	if _, _, err := a.enter("3", "demo", "alice"); err == nil || !strings.Contains(err.Error(), `"alice" has 2 open streams`) {
+	if _, _, err := a.admitStream("3", "demo", "alice"); err == nil || !strings.Contains(err.Error(), `"alice" has 2 open streams`) {
 		t.Errorf("the third: %v", err)
 	}
-	_, _, err = a.enter("3", "demo", "bob")
+	_, _, err = a.admitStream("3", "demo", "bob")
 	exit()
-	_, _, err2 = a.enter("1", "demo", "alice")
+	_, _, err2 = a.admitStream("1", "demo", "alice")
 	if err != nil || err2 != nil {
 		t.Error(err, err2)
 	}
@@ -475,7 +475,7 @@ func TestLimitPerNamespace(t *testing.T) {
 	a.open(t.Context())
 	var leave []func()
 	enter := func(namespace string, n int) error {
-		_, exit, err := a.enter(types.UID(fmt.Sprint(namespace, n)), namespace, fmt.Sprint(namespace, n))
+		_, exit, err := a.admitStream(types.UID(fmt.Sprint(namespace, n)), namespace, fmt.Sprint(namespace, n))
 		leave = append(leave, exit)
 		return err
 	}

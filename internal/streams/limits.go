@@ -43,16 +43,16 @@ func (a *admission) open(lifetime context.Context) {
 	a.lifetime = lifetime
 }
 
-// wait waits for the streams to end, after lifetime has ended.
-func (a *admission) wait() {
+// awaitStreams waits for the streams to end, after lifetime has ended.
+func (a *admission) awaitStreams() {
 	a.mu.Lock()
 	a.closed = true // whoever entered has been added
 	a.mu.Unlock()
 	a.all.Wait()
 }
 
-// enter counts a stream until exit is called. The stream has to end with lifetime.
-func (a *admission) enter(uid types.UID, namespace, user string) (lifetime context.Context, exit func(), err error) {
+// admitStream counts a stream until exit is called. The stream has to end with lifetime.
+func (a *admission) admitStream(uid types.UID, namespace, user string) (lifetime context.Context, exit func(), err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
@@ -74,10 +74,10 @@ func (a *admission) enter(uid types.UID, namespace, user string) (lifetime conte
 	a.perNamespace[namespace]++
 	a.total++
 	a.all.Add(1)
-	return a.lifetime, func() { a.exit(uid, namespace, user) }, nil
+	return a.lifetime, func() { a.dropStream(uid, namespace, user) }, nil
 }
 
-func (a *admission) exit(uid types.UID, namespace, user string) {
+func (a *admission) dropStream(uid types.UID, namespace, user string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.total--
@@ -94,5 +94,5 @@ func (a *admission) exit(uid types.UID, namespace, user string) {
 }
 
 func tooMany(format string, args ...any) error {
-	return failure(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, format, args...)
+	return newStatusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, format, args...)
 }

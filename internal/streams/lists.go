@@ -36,7 +36,7 @@ func (c *call) serveServers(ctx context.Context) error {
 		return err
 	}
 	err := c.writeJSON(c.listServers(ctx))
-	c.audit(err) // no line if nothing was answered
+	c.logStream(err) // no line if nothing was answered
 	return err
 }
 
@@ -98,14 +98,14 @@ func DescribeServer(s driver.Server) streams.Server {
 }
 
 func wrongMethod(method string) error {
-	return failure(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, "the method is %.20q: it must be GET", method)
+	return newStatusError(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, "the method is %.20q: it must be GET", method)
 }
 
 // serveInterfaces responds with the network interfaces that the server sees, or with the figures
 // of its network.
 func (c *call) serveInterfaces() error {
 	p := parameters{Values: c.r.URL.Query()}
-	statistics := p.flag("statistics")
+	statistics := p.readFlag("statistics")
 	if p.err != nil {
 		return p.err
 	}
@@ -114,7 +114,7 @@ func (c *call) serveInterfaces() error {
 	if statistics {
 		return c.serveStatistics(ctx)
 	}
-	lister, err := offered[driver.InterfaceLister](c)
+	lister, err := capability[driver.InterfaceLister](c)
 	if err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func (c *call) serveInterfaces() error {
 }
 
 func (c *call) serveStatistics(ctx context.Context) error {
-	reporter, err := offered[driver.NetworkReporter](c)
+	reporter, err := capability[driver.NetworkReporter](c)
 	if err != nil {
 		return err
 	}
@@ -151,6 +151,6 @@ func (c *call) serveDecisions(ctx context.Context) error {
 	history := c.Decisions(types.NamespacedName{Namespace: c.namespace, Name: c.name})
 	history.Decisions = slices.DeleteFunc(history.Decisions, func(r decisions.Record) bool { return r.Input.VM.UID != c.vm.UID })
 	err := c.writeJSON(history)
-	c.audit(err)
+	c.logStream(err)
 	return err
 }

@@ -24,8 +24,8 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestServers checks that all servers are listed to those with a right of its own, and that an
-// engine that does not answer hides none of another.
+// TestServers checks that all servers are listed to users with the separate right to list them, and that
+// an engine that does not answer hides none of another.
 func TestServers(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, func(h *Handler) {

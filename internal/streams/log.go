@@ -14,20 +14,20 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// serveLog responds with what the server printed.
+// serveLog responds with the output that the server has printed.
 func (c *call) serveLog() error {
-	reader, err := offered[driver.LogReader](c)
+	reader, err := capability[driver.LogReader](c)
 	if err != nil {
 		return err
 	}
 	p := parameters{Values: c.r.URL.Query()}
 	o := driver.LogOptions{
-		Follow: p.flag("follow"), Previous: p.flag("previous"), TailLines: p.number("tailLines", 0, math.MaxInt64),
+		Follow: p.readFlag("follow"), Previous: p.readFlag("previous"), TailLines: p.readNumber("tailLines", 0, math.MaxInt64),
 	}
 	if p.err != nil {
 		return p.err
 	}
-	log, err := within(c, func() (io.ReadCloser, error) { return reader.Logs(c.ctx, c.vm.UID, o) })
+	log, err := withTimeout(c, func() (io.ReadCloser, error) { return reader.Logs(c.ctx, c.vm.UID, o) })
 	if err != nil {
 		return err
 	}
@@ -52,7 +52,7 @@ func (b body) Write(p []byte) (int, error) {
 	_ = response.SetWriteDeadline(b.Clock.Now().Add(b.times.write)) // every connection can
 	n, err := b.w.Write(p)
 	b.out.Add(int64(n))
-	b.touch()
+	b.recordTraffic()
 	if err == nil {
 		err = response.Flush()
 	}

@@ -13,12 +13,12 @@ import (
 
 // servePort joins the client with a TCP port until the server closes the connection.
 func (c *call) servePort() error {
-	dialer, err := offered[driver.Dialer](c)
+	dialer, err := capability[driver.Dialer](c)
 	if err != nil {
 		return err
 	}
 	p := parameters{Values: c.r.URL.Query()}
-	port := p.number("port", 1, math.MaxUint16)
+	port := p.readNumber("port", 1, math.MaxUint16)
 	switch {
 	case p.err != nil:
 		return p.err

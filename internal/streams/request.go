@@ -31,12 +31,12 @@ var kinds = map[streams.Stream]kind{
 	streams.Decisions:   {"get", nil}, // of the controller, not of a server
 }
 
-// parse reads the path, and returns what serves it.
-func (c *call) parse() (serve func(*call) error, err error) {
+// parsePath reads the path, and returns what serves it.
+func (c *call) parsePath() (serve func(*call) error, err error) {
 	path, below := strings.CutPrefix(c.r.URL.Path, streams.PathPrefix+"/")
 	parts := strings.Split(path, "/")
 	if !below || len(parts) != 5 || parts[0] != "namespaces" || parts[2] != "virtualmachines" {
-		return nil, failure(http.StatusNotFound, metav1.StatusReasonNotFound, "no stream has this path: it must be %s", streams.Path("NAMESPACE", "NAME", "STREAM"))
+		return nil, newStatusError(http.StatusNotFound, metav1.StatusReasonNotFound, "no stream has this path: it must be %s", streams.Path("NAMESPACE", "NAME", "STREAM"))
 	}
 	c.namespace, c.name, c.stream = parts[1], parts[3], streams.Stream(parts[4])
 	if faults := validation.ValidateNamespaceName(c.namespace, false); len(faults) > 0 {
@@ -47,7 +47,7 @@ func (c *call) parse() (serve func(*call) error, err error) {
 	}
 	k, ok := kinds[c.stream]
 	if !ok {
-		return nil, failure(http.StatusNotFound, metav1.StatusReasonNotFound, "the stream is %.70q: it must be %s, %s, %s, %s, %s or %s",
+		return nil, newStatusError(http.StatusNotFound, metav1.StatusReasonNotFound, "the stream is %.70q: it must be %s, %s, %s, %s, %s or %s",
 			string(c.stream), streams.Console, streams.Exec, streams.PortForward, streams.Log, streams.Interfaces, streams.Decisions)
 	}
 	if c.r.Method != http.MethodGet {
@@ -56,24 +56,24 @@ func (c *call) parse() (serve func(*call) error, err error) {
 	return k.serve, nil
 }
 
-// parameters are those of the URL. Unknown ones are ignored, as the API server does.
+// parameters reads the parameters of the URL. Unknown ones are ignored, as the API server does.
 type parameters struct {
 	url.Values
 	err error
 }
 
-// flag reads a boolean parameter, which is false if it is missing.
-func (p *parameters) flag(name string) bool {
+// readFlag reads a boolean parameter, which is false if it is missing.
+func (p *parameters) readFlag(name string) bool {
 	if !p.Has(name) {
 		return false
 	}
 	value, err := strconv.ParseBool(p.Get(name))
-	p.check(name, "true or false", err)
+	p.checkValue(name, "true or false", err)
 	return value
 }
 
-// number reads a parameter that is a number from least to most, or nil if it is missing.
-func (p *parameters) number(name string, least, most int64) *int64 {
+// readNumber reads a parameter that is a number from least to most, or nil if it is missing.
+func (p *parameters) readNumber(name string, least, most int64) *int64 {
 	if !p.Has(name) {
 		return nil
 	}
@@ -81,11 +81,11 @@ func (p *parameters) number(name string, least, most int64) *int64 {
 	if err == nil && (value < least || value > most) {
 		err = strconv.ErrRange
 	}
-	p.check(name, fmt.Sprintf("a number from %d to %d", least, most), err)
+	p.checkValue(name, fmt.Sprintf("a number from %d to %d", least, most), err)
 	return &value
 }
 
-func (p *parameters) check(name, allowed string, err error) {
+func (p *parameters) checkValue(name, allowed string, err error) {
 	if err != nil && p.err == nil {
 		p.err = badRequest("parameter %s is %.70q: it must be %s", name, p.Get(name), allowed)
 	}

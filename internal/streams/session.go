@@ -33,7 +33,7 @@ const (
 	chunk = 16 << 10
 )
 
-// chunks are buffers for what clients send, which idle sessions do not hold.
+// chunks are buffers for the input of clients, which idle sessions do not hold.
 var chunks = sync.Pool{New: func() any { return new([chunk]byte) }}
 
 // upgrader opens WebSockets. Browsers, which may have a client certificate, may do so only
@@ -46,7 +46,7 @@ var upgrader = websocket.Upgrader{
 type session struct {
 	*call
 	ws *websocket.Conn
-	// stdin is what the client sends, io.EOF once it has closed that channel.
+	// stdin is the input of the client, io.EOF once it has closed that channel.
 	stdin   *io.PipeReader
 	toStdin *io.PipeWriter
 	sizes   chan driver.TerminalSize // the latest
@@ -65,7 +65,7 @@ func (c *call) checkHandshake() error {
 		return badRequest("the subprotocols of the WebSocket are %.200q: one must be %s", asked, streams.Protocol)
 	}
 	if !sameOrigin(c.r) {
-		return failure(http.StatusForbidden, metav1.StatusReasonForbidden, "the header Origin is %.200q: it must have the host %.200q, or be missing", c.r.Header.Get("Origin"), c.r.Host)
+		return newStatusError(http.StatusForbidden, metav1.StatusReasonForbidden, "the header Origin is %.200q: it must have the host %.200q, or be missing", c.r.Header.Get("Origin"), c.r.Host)
 	}
 	return nil
 }
@@ -83,7 +83,7 @@ func sameOrigin(r *http.Request) bool {
 func (c *call) overWebSocket(run func(*session) error) error {
 	own := upgrader
 	own.Error = func(w http.ResponseWriter, _ *http.Request, code int, err error) {
-		Refuse(w, failure(int32(code), "", "%v", err)) //nolint:gosec // an HTTP status
+		Refuse(w, newStatusError(int32(code), "", "%v", err)) //nolint:gosec // an HTTP status
 	}
 	ws, err := own.Upgrade(c.w, c.r, nil)
 	c.answered, c.hijacked = err == nil, true
@@ -92,16 +92,16 @@ func (c *call) overWebSocket(run func(*session) error) error {
 	}
 	s := &session{call: c, ws: ws, sizes: make(chan driver.TerminalSize, 1), received: make(chan struct{})}
 	s.stdin, s.toStdin = io.Pipe()
-	go s.receive()
+	go s.readClient()
 	go s.keepAlive()
-	err = c.settle(run(s))
-	s.close(err)
+	err = c.finishStream(run(s))
+	s.closeWith(err)
 	return err
 }
 
-// join copies between the client and conn until conn has no more to read. It needs conn to be closed when the
-// stream ends.
-func (s *session) join(conn io.ReadWriteCloser, ends ending) error {
+// joinConnection copies between the client and conn until conn was read to its end. It needs conn to be closed when
+// the stream ends.
+func (s *session) joinConnection(conn io.ReadWriteCloser, ends ending) error {
 	copied := make(chan struct{})
 	go func() {
 		defer close(copied)
@@ -117,15 +117,15 @@ func (s *session) join(conn io.ReadWriteCloser, ends ending) error {
 	} else {
 		err = ends.onError(err)
 	}
-	err = s.settle(err) // before stdin is closed, which is an error for the other copy
+	err = s.finishStream(err) // before stdin is closed, which is an error for the other copy
 	_ = s.stdin.Close()
 	<-copied
 	return err
 }
 
-// copyTo copies until io.EOF, with a buffer of its own.
-func copyTo(to io.Writer, from io.Reader) error {
-	_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, make([]byte, chunk))
+// copyTo copies until io.EOF, with a new buffer.
+func copyTo(writer io.Writer, reader io.Reader) error {
+	_, err := io.CopyBuffer(struct{ io.Writer }{writer}, struct{ io.Reader }{reader}, make([]byte, chunk))
 	return err
 }
 
@@ -141,21 +141,21 @@ func (c channel) Write(p []byte) (int, error) {
 		return 0, nil
 	}
 	written := 0
-	for part := range slices.Chunk(p, chunk) { // each has a deadline of its own
-		if err := c.send(c.number, part); err != nil {
+	for part := range slices.Chunk(p, chunk) { // each has a separate deadline
+		if err := c.sendMessage(c.number, part); err != nil {
 			err = writeError(err)
 			c.end(err)
 			return written, err
 		}
 		written += len(part)
 		c.out.Add(int64(len(part)))
-		c.touch()
+		c.recordTraffic()
 	}
 	return written, nil
 }
 
-// send sends a message.
-func (s *session) send(number byte, p []byte) error {
+// sendMessage sends a message.
+func (s *session) sendMessage(number byte, p []byte) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	if err := s.ws.SetWriteDeadline(s.Clock.Now().Add(s.times.write)); err != nil {
@@ -172,8 +172,8 @@ func (s *session) send(number byte, p []byte) error {
 	return errors.Join(err, w.Close())
 }
 
-// keepAlive sends pings, whose answers are proof of the client. It sends pongs too, since the
-// client's own pings are not read while a server does not read what the client sends.
+// keepAlive sends pings, whose answers are proof of the client. It sends pongs too, since
+// pings of the client are not read while a server does not read the input of the client.
 func (s *session) keepAlive() {
 	ticker := s.Clock.NewTicker(s.times.ping)
 	defer ticker.Stop()
@@ -184,7 +184,7 @@ func (s *session) keepAlive() {
 		case <-ticker.C():
 		}
 		for _, kind := range []int{websocket.PingMessage, websocket.PongMessage} {
-			// A deadline that passes spoils the connection, so it is that of any write.
+			// A deadline that passes spoils the connection, so it is as long as for any write.
 			if err := s.ws.WriteControl(kind, nil, s.Clock.Now().Add(s.times.write)); err != nil {
 				s.end(writeError(err))
 				return
@@ -193,9 +193,9 @@ func (s *session) keepAlive() {
 	}
 }
 
-// close sends how the stream has ended, and gives the client time to read that: a connection
+// closeWith sends how the stream has ended, and gives the client time to read that: a connection
 // that is closed before all of it was read loses what was sent.
-func (s *session) close(end error) {
+func (s *session) closeWith(end error) {
 	_ = s.stdin.Close() // what is received from now on is discarded
 	if !errors.Is(end, errClientLeft) && s.sendEnd(end) == nil {
 		timer := s.Clock.NewTimer(s.times.linger)
@@ -219,14 +219,14 @@ func (s *session) sendEnd(end error) error {
 	if err != nil {
 		return err
 	}
-	if err := s.send(remotecommand.StreamErr, text); err != nil {
+	if err := s.sendMessage(remotecommand.StreamErr, text); err != nil {
 		return err
 	}
 	return s.ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(websocket.CloseNormalClosure, ""), s.Clock.Now().Add(s.times.linger))
 }
 
-// receive takes what the client sends until the client leaves, which ends the stream.
-func (s *session) receive() {
+// readClient reads the messages of the client until it leaves, which ends the stream.
+func (s *session) readClient() {
 	defer close(s.received)
 	s.ws.SetReadLimit(maxMessage)
 	s.ws.SetPongHandler(func(string) error { return s.allowSilence() })
@@ -305,7 +305,7 @@ func (s *session) receiveInput(message io.Reader) error {
 		n, err := message.Read(buffer[:])
 		if n > 0 { // a pipe waits for a reader even to pass on nothing
 			s.in.Add(int64(n))
-			s.touch()
+			s.recordTraffic()
 			_, _ = s.toStdin.Write(buffer[:n]) // it fails once nothing reads the input any more
 		}
 		if err != nil {

@@ -60,7 +60,7 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// TestExecWithTerminal checks that sizes pass, and that all output is that of the terminal.
+// TestExecWithTerminal checks that sizes pass, and that all output is the output of the terminal.
 func TestExecWithTerminal(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
@@ -143,7 +143,7 @@ func TestCommandEndsWithClient(t *testing.T) {
 }
 
 // TestConsole checks that both of two callers read, that the second to write is refused, and
-// that the end of the server has a reason of its own.
+// that the end of the server has a separate reason.
 func TestConsole(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
@@ -419,7 +419,7 @@ func TestDeletedAccount(t *testing.T) {
 type unread struct{ client.Reader }
 
 func (u unread) Get(ctx context.Context, key client.ObjectKey, o client.Object, options ...client.GetOption) error {
-	if _, is := o.(*corev1.ServiceAccount); is {
+	if _, ok := o.(*corev1.ServiceAccount); ok {
 		return errors.New("away")
 	}
 	return u.Reader.Get(ctx, key, o, options...)

@@ -23,7 +23,7 @@ func (c *call) findVM(ctx context.Context) error {
 	case apierrors.IsNotFound(err):
 		return apierrors.NewNotFound(resource, c.name)
 	case err != nil:
-		return unavailable("VirtualMachine %s/%s could not be read", c.namespace, c.name)
+		return unavailableError("VirtualMachine %s/%s could not be read", c.namespace, c.name)
 	}
 	c.vm = vm
 	return nil
@@ -49,41 +49,41 @@ func (c *call) findDriver(ctx context.Context) error {
 	}
 	d, ok := c.Drivers[bound.Driver]
 	if !ok {
-		return unavailable("the server is one of driver %q, which does not run in the controller that was asked", bound.Driver)
+		return unavailableError("the server is one of driver %q, which does not run in the controller that was asked", bound.Driver)
 	}
 	identifier, ok := driver.As[driver.Identifier](d)
 	if !ok {
-		return unsupported("driver %s has no engine", bound.Driver)
+		return unsupportedError("driver %s does not have an engine", bound.Driver)
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.times.open)
 	defer cancel()
 	id, err := identifier.EngineID(ctx)
 	if err != nil {
-		return unavailable("the engine of driver %s does not answer", bound.Driver)
+		return unavailableError("the engine of driver %s does not answer", bound.Driver)
 	}
 	if bound.EngineID != "" && bound.EngineID != id {
-		return unavailable("the server is on another engine of driver %s than that of the controller that was asked", bound.Driver)
+		return unavailableError("the server is on another engine of driver %s, which this controller does not use", bound.Driver)
 	}
 	c.driver = d
 	return nil
 }
 
 func (c *call) noServer() error {
-	return failure(http.StatusConflict, metav1.StatusReasonConflict, "VirtualMachine %s/%s has no server yet", c.namespace, c.name)
+	return newStatusError(http.StatusConflict, metav1.StatusReasonConflict, "the server of VirtualMachine %s/%s does not exist yet", c.namespace, c.name)
 }
 
-// offered returns the driver's implementation of a stream.
-func offered[T any](c *call) (T, error) {
+// capability returns the driver's implementation of a stream.
+func capability[T any](c *call) (T, error) {
 	d, ok := driver.As[T](c.driver)
 	if !ok {
-		return d, unsupported("driver %s does not offer the stream %s", policy.BindingOf(c.vm).Driver, c.stream)
+		return d, unsupportedError("driver %s does not offer the stream %s", policy.BindingOf(c.vm).Driver, c.stream)
 	}
 	return d, nil
 }
 
-// within opens what lasts as long as the stream's context. It ends the stream if the engine
-// does not answer in time.
-func within[T any](c *call, ask func() (T, error)) (T, error) {
+// withTimeout opens a connection that lasts as long as the stream's context. It ends the stream if the
+// engine does not answer in time.
+func withTimeout[T any](c *call, ask func() (T, error)) (T, error) {
 	timer := c.Clock.AfterFunc(c.times.open, func() { c.end(context.DeadlineExceeded) })
 	defer timer.Stop()
 	return ask()

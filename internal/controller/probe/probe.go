@@ -79,7 +79,7 @@ func (b *Prober) Check(vm *api.VirtualMachine, observed inventory.Observation) p
 	}
 	if b.driver == nil && len(observed.Server.Addresses) == 0 {
 		b.Forget(key)
-		return policy.ProbeResult{Wanted: true, Completed: true, Message: "readinessProbe: the server has no address"}
+		return policy.ProbeResult{Wanted: true, Completed: true, Message: "readinessProbe: the server does not have an address"}
 	}
 	target := b.targetOf(spec, observed)
 	b.mu.Lock()

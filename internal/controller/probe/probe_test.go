@@ -48,16 +48,16 @@ func awaitResult(t *testing.T, d driver.Prober, port int32, server driver.Server
 }
 
 // TestProbedByDriverOrAddress checks that the driver probes if it can, whatever the
-// address. Otherwise the server is probed at its own address and port.
+// address. Otherwise the prober dials the address and the port of the server.
 func TestProbedByDriverOrAddress(t *testing.T) {
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "127.0.0.1:0")
 	assert.NoError(t, err)
 	port := int32(listener.Addr().(*net.TCPAddr).Port) //nolint:gosec // a port
 	local := driver.Server{Addresses: []string{"127.0.0.1"}, Ports: []driver.Port{{Protocol: "TCP", Port: port, HostPort: 1}}}
 	if state := awaitResult(t, nil, port, local); !state.OK {
-		t.Errorf("the server's own address: %+v", state)
+		t.Errorf("the address of the server: %+v", state)
 	}
-	if state := awaitResult(t, nil, port, driver.Server{}); state.OK || !strings.Contains(state.Message, "no address") {
+	if state := awaitResult(t, nil, port, driver.Server{}); state.OK || !strings.Contains(state.Message, "does not have an address") {
 		t.Errorf("without an address: %+v", state)
 	}
 	for _, server := range []driver.Server{local, {}} {

@@ -11,20 +11,20 @@ import (
 )
 
 // lines has the requests that are due, in a line for each namespace, and shares the workers between
-// the lines. It is the storage of a workqueue, which calls Push, Touch, Pop and Len under its own
-// lock: pick chooses what the next Pop returns.
+// the lines. It is the storage of a workqueue, which calls Push, Touch, Pop and Len under another
+// lock: pickRequest chooses the request that the next Pop returns.
 type lines struct {
 	mu      sync.Mutex
 	changed *sync.Cond // a request is due, a worker is free, or the lines are closed
 	workers int
 	busy    int    // workers that have a request
-	order   uint64 // of what is added and handed out
+	order   uint64 // number of the last request that was added or handed out
 	turns   int    // requests handed out
 	closed  bool
 	lines   map[string]*line // by namespace
 	due     map[reconcile.Request]*entry
-	// priorities are those with which requests were added that are not handed out yet, and handedOut those
-	// of requests that workers have.
+	// priorities has the priority of each request that was added and not handed out yet, handedOut of each
+	// request that a worker has.
 	priorities, handedOut map[reconcile.Request]int
 	picked                []*entry
 }
@@ -70,28 +70,28 @@ func mayHaveWorker(busy, idle int) bool { return busy == 0 || busy+1 <= maxShare
 // priority are delayed by others without end.
 const turnPeriod = 4
 
-// next returns the line whose first request is handed out next, nil if there is none: the one with the highest
+// nextLine returns the line whose first request is handed out next, nil if there is none: the one with the highest
 // priority, and of several the one that was served longest ago.
-func (l *lines) next() (next *line) {
+func (l *lines) nextLine() (next *line) {
 	var first *entry
 	isTurn := (l.turns+1)%turnPeriod == 0
-	for _, of := range l.lines {
-		e, ok := of.requests.Min()
+	for _, candidate := range l.lines {
+		e, ok := candidate.requests.Min()
 		switch {
-		case !ok || !mayHaveWorker(of.busy, l.workers-l.busy):
-		case next == nil, !isTurn && e.priority > first.priority, (isTurn || e.priority == first.priority) && of.served < next.served:
-			next, first = of, e
+		case !ok || !mayHaveWorker(candidate.busy, l.workers-l.busy):
+		case next == nil, !isTurn && e.priority > first.priority, (isTurn || e.priority == first.priority) && candidate.served < next.served:
+			next, first = candidate, e
 		}
 	}
 	return next
 }
 
-// pick waits until a request may be handed out, which the next Pop returns. closed is set once no more are.
-func (l *lines) pick() (closed bool) {
+// pickRequest waits until a request may be handed out, which the next Pop returns. closed is set once the queue is closed.
+func (l *lines) pickRequest() (closed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	next := l.next()
-	for ; next == nil && !l.closed; next = l.next() {
+	next := l.nextLine()
+	for ; next == nil && !l.closed; next = l.nextLine() {
 		l.changed.Wait()
 	}
 	if l.closed {
@@ -108,15 +108,15 @@ func (l *lines) pick() (closed bool) {
 	return false
 }
 
-// finish notes that the worker of a request is free.
-func (l *lines) finish(request reconcile.Request) {
+// finishRequest notes that the worker of a request is free.
+func (l *lines) finishRequest(request reconcile.Request) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.handedOut, request)
 	l.busy--
-	of := l.lines[request.Namespace]
-	of.busy--
-	if of.busy == 0 && of.requests.Len() == 0 {
+	namespace := l.lines[request.Namespace]
+	namespace.busy--
+	if namespace.busy == 0 && namespace.requests.Len() == 0 {
 		delete(l.lines, request.Namespace)
 	}
 	l.changed.Broadcast()

@@ -25,7 +25,7 @@ const (
 	PriorityRoutine = handler.LowPriority
 )
 
-// PriorityOf returns the priority of a VirtualMachine, by what the object itself
+// PriorityOf returns the priority of a VirtualMachine. It depends on the work that the object
 // shows to be unfinished.
 func PriorityOf(vm *api.VirtualMachine) int {
 	switch {

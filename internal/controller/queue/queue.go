@@ -63,10 +63,10 @@ func (q *fairQueue) AddWithOpts(o priorityqueue.AddOpts, requests ...reconcile.R
 
 // GetWithPriority implements priorityqueue.PriorityQueue.
 func (q *fairQueue) GetWithPriority() (r reconcile.Request, priority int, shutdown bool) {
-	if q.lines.pick() {
+	if q.lines.pickRequest() {
 		return r, 0, true
 	}
-	r, shutdown = q.Queue.Get() // of what was picked
+	r, shutdown = q.Queue.Get() // the request that was picked
 	return r, q.lines.priorityOf(r), shutdown
 }
 
@@ -79,7 +79,7 @@ func (q *fairQueue) Get() (r reconcile.Request, shutdown bool) {
 // Done implements workqueue.TypedInterface.
 func (q *fairQueue) Done(r reconcile.Request) {
 	q.Queue.Done(r)
-	q.lines.finish(r)
+	q.lines.finishRequest(r)
 }
 
 // Len implements workqueue.TypedInterface: it returns how many requests are due.

@@ -86,8 +86,8 @@ type held map[string][]reconcile.Request
 
 // take has workers take requests as long as one gets any.
 func (h held) take(l *lines) {
-	for l.busy < l.workers && l.next() != nil {
-		_ = l.pick()
+	for l.busy < l.workers && l.nextLine() != nil {
+		_ = l.pickRequest()
 		r := l.Pop()
 		h[r.Namespace] = append(h[r.Namespace], r)
 	}
@@ -108,14 +108,14 @@ func TestNamespacesShareWorkers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l, has := newLines(tc.workers), held{}
+			l, handedOutTo := newLines(tc.workers), held{}
 			for n, want := range tc.want {
 				namespace := strconv.Itoa(n)
 				for n := range 48 {
 					l.Push(in(namespace, n))
 				}
-				if has.take(l); len(has[namespace]) != want {
-					t.Errorf("namespace %s has %d workers, want %d", namespace, len(has[namespace]), want)
+				if handedOutTo.take(l); len(handedOutTo[namespace]) != want {
+					t.Errorf("namespace %s has %d workers, want %d", namespace, len(handedOutTo[namespace]), want)
 				}
 			}
 		})
@@ -126,7 +126,7 @@ func TestNamespacesShareWorkers(t *testing.T) {
 // workers where many other namespaces have more deletions than there are workers.
 func TestRoutineBesideDeletions(t *testing.T) {
 	t.Parallel()
-	l, has := newLines(4), held{}
+	l, handedOutTo := newLines(4), held{}
 	for namespace := range 8 {
 		for n := range 48 {
 			r := in(strconv.Itoa(namespace), n)
@@ -134,18 +134,18 @@ func TestRoutineBesideDeletions(t *testing.T) {
 			l.Push(r)
 		}
 	}
-	has.take(l)
+	handedOutTo.take(l)
 	l.setPriority(in("small", 1), PriorityRoutine)
 	l.Push(in("small", 1))
 	handedOut := 0
-	for len(has["small"]) == 0 && handedOut < 8*48 {
-		for namespace, requests := range has {
-			l.finish(requests[0])
-			delete(has, namespace)
+	for len(handedOutTo["small"]) == 0 && handedOut < 8*48 {
+		for namespace, requests := range handedOutTo {
+			l.finishRequest(requests[0])
+			delete(handedOutTo, namespace)
 			handedOut++
 			break
 		}
-		has.take(l)
+		handedOutTo.take(l)
 	}
 	if limit := turnPeriod * 9; handedOut > limit { // each of the others had its turn before
 		t.Errorf("it got a worker after %d others, want at most %d", handedOut, limit)
@@ -161,11 +161,11 @@ func TestTurnsOfOnePriority(t *testing.T) {
 		l.Push(r)
 	}
 	for _, want := range []reconcile.Request{in("a", 1), in("b", 1), in("a", 2), in("b", 2), in("a", 3)} {
-		_ = l.pick()
+		_ = l.pickRequest()
 		if got := l.Pop(); got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
-		l.finish(want)
+		l.finishRequest(want)
 	}
 	if len(l.lines) != 0 {
 		t.Errorf("%d lines are left", len(l.lines))

@@ -51,15 +51,15 @@ func NewFile(path string, log logr.Logger, c clock.WithTicker) *File {
 	return &File{path: path, maxBytes: maxFileBytes, log: log, clock: c, queue: make(chan any, maxQueued)}
 }
 
-// add has a record written. It never blocks.
-func (f *File) add(record *decisions.Record) { f.enqueue(record) }
+// addRecord puts a record into the queue of the writer. It never blocks.
+func (f *File) addRecord(record *decisions.Record) { f.enqueueLine(record) }
 
-// update has what became known later of a record written.
-func (f *File) update(e *entry) {
-	f.enqueue(decisions.Update{Replica: e.record.Replica, Sequence: e.record.Sequence, Later: e.later})
+// updateRecord has the facts written that became known later about a record.
+func (f *File) updateRecord(e *entry) {
+	f.enqueueLine(decisions.Update{Replica: e.record.Replica, Sequence: e.record.Sequence, Later: e.later})
 }
 
-func (f *File) enqueue(line any) {
+func (f *File) enqueueLine(line any) {
 	if f == nil {
 		return
 	}
@@ -80,7 +80,7 @@ func (f *File) Start(ctx context.Context) error {
 	for {
 		select {
 		case line := <-f.queue:
-			f.write(line)
+			f.writeLine(line)
 			continue
 		case <-ctx.Done():
 		}
@@ -89,20 +89,20 @@ func (f *File) Start(ctx context.Context) error {
 	for {
 		select {
 		case line := <-f.queue:
-			f.write(line)
+			f.writeLine(line)
 		default:
 			return nil
 		}
 	}
 }
 
-func (f *File) write(line any) {
+func (f *File) writeLine(line any) {
 	if f.file == nil && f.clock.Now().Before(f.retryAt) {
 		f.lost++
 		return
 	}
-	if err := f.append(line); err != nil {
-		f.fail(err)
+	if err := f.appendLine(line); err != nil {
+		f.reportFailure(err)
 		return
 	}
 	if f.failed {
@@ -111,7 +111,7 @@ func (f *File) write(line any) {
 	}
 }
 
-func (f *File) fail(err error) {
+func (f *File) reportFailure(err error) {
 	if !f.failed {
 		f.log.Error(err, "Decisions are not written; that disturbs nothing else", "file", f.path)
 	}
@@ -119,7 +119,7 @@ func (f *File) fail(err error) {
 	f.close()
 }
 
-func (f *File) append(line any) error {
+func (f *File) appendLine(line any) error {
 	text, err := json.Marshal(line)
 	if err != nil {
 		return err
@@ -158,7 +158,7 @@ func (f *File) open() error {
 	switch {
 	case err != nil:
 	case !info.Mode().IsRegular():
-		err = fmt.Errorf("%s is no regular file", f.path)
+		err = fmt.Errorf("%s is not a regular file", f.path)
 	case !isOwn(info):
 		err = fmt.Errorf("%s belongs to another user, or has another name too", f.path)
 	default:
@@ -180,7 +180,7 @@ func isOwn(info fs.FileInfo) bool {
 
 func (f *File) close() {
 	if f.file != nil {
-		_ = f.file.Close() // each write has returned its own error
+		_ = f.file.Close() // each write has returned its error
 		f.file = nil
 	}
 }

@@ -49,7 +49,7 @@ func read(t *testing.T, path string) decisions.File {
 	return f
 }
 
-// TestFile writes decisions and what became of them, by two processes one after the other, the
+// TestFile writes decisions and their outcomes with two processes one after the other, the
 // first of which is killed in a line.
 func TestFile(t *testing.T) {
 	t.Parallel()

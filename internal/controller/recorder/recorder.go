@@ -5,7 +5,7 @@
 // memory, and the last 32 to 64 MiB in a file if one is named.
 //
 // Start with Recorder. It never waits for anything but a lock that is held for a moment: records
-// are encoded when someone reads them, and file.go writes them in a goroutine of its own.
+// are encoded when someone reads them, and file.go writes them in a separate goroutine.
 package recorder
 
 import (
@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/policy/decisions"
 )
 
-// The bounds of what is kept in memory. A VirtualMachine without a record has each routine pass
+// The bounds of the records in memory. A VirtualMachine without a record has each routine pass
 // recorded again, so there has to be room for one of each of 10,000.
 const (
 	maxPerVM   = 32
@@ -81,19 +81,19 @@ func (r *Recorder) Record(in policy.Input, d policy.Decision) {
 	key := record.Key()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	last := r.last(key)
+	last := r.lastRecord(key)
 	if last != nil && last.record.IsRepeated(&record) {
 		last.later.Repeats++
 		last.later.Until = record.At()
 		return
 	}
 	if last != nil && last.later.Repeats > 0 {
-		r.File.update(last)
+		r.File.updateRecord(last)
 	}
 	r.sequence++
 	kept := record // a repeated one stays on the stack
 	kept.Sequence = r.sequence
-	r.add(key, &kept)
+	r.addRecord(key, &kept)
 }
 
 // Finish records what came of the last decision of a VirtualMachine.
@@ -103,16 +103,16 @@ func (r *Recorder) Finish(key types.NamespacedName, outcome decisions.Outcome) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if last := r.last(key); last != nil {
+	if last := r.lastRecord(key); last != nil {
 		last.later.Outcome = outcome
 		size := len(outcome.Error)
 		last.bytes, r.bytes = last.bytes+size, r.bytes+size
-		r.File.update(last)
+		r.File.updateRecord(last)
 	}
 }
 
-// last returns the last record of a VirtualMachine, or nil.
-func (r *Recorder) last(key types.NamespacedName) *entry {
+// lastRecord returns the last record of a VirtualMachine, or nil.
+func (r *Recorder) lastRecord(key types.NamespacedName) *entry {
 	all := r.byVM[key]
 	if len(all) == 0 {
 		return nil
@@ -120,22 +120,22 @@ func (r *Recorder) last(key types.NamespacedName) *entry {
 	return all[len(all)-1].Value.(*entry)
 }
 
-// add adds a record, and drops old ones to stay within the limits.
-func (r *Recorder) add(key types.NamespacedName, record *decisions.Record) {
+// addRecord adds a record, and drops old ones to stay within the limits.
+func (r *Recorder) addRecord(key types.NamespacedName, record *decisions.Record) {
 	e := &entry{record: record, bytes: record.Bytes()}
 	if all := r.byVM[key]; len(all) >= r.limits.perVM {
-		r.drop(all[0])
+		r.dropRecord(all[0])
 	}
 	for r.oldest.Len() > 0 && (r.oldest.Len() >= r.limits.records || r.bytes+e.bytes > r.limits.bytes) {
-		r.drop(r.oldest.Front())
+		r.dropRecord(r.oldest.Front())
 	}
 	r.bytes += e.bytes
 	r.byVM[key] = append(r.byVM[key], r.oldest.PushBack(e))
-	r.File.add(record)
+	r.File.addRecord(record)
 }
 
-// drop drops a record, which is the oldest one of its VirtualMachine.
-func (r *Recorder) drop(element *list.Element) {
+// dropRecord drops a record, which is the oldest one of its VirtualMachine.
+func (r *Recorder) dropRecord(element *list.Element) {
 	e := r.oldest.Remove(element).(*entry)
 	key := e.record.Key()
 	r.bytes -= e.bytes

@@ -175,7 +175,7 @@ func TestReadersAndWriters(t *testing.T) {
 	all.Wait()
 }
 
-// BenchmarkDecide measures a decision, and what it costs to record it: one that repeats the last
+// BenchmarkDecide measures a decision, and the cost of recording it: one that repeats the last
 // one, and a new one.
 func BenchmarkDecide(b *testing.B) {
 	in := policytest.ReportedVM().Observing(policytest.Present(policy.StateRunning))

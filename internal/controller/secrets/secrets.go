@@ -48,16 +48,16 @@ type reader struct {
 }
 
 // readData returns the text of a data source.
-func (r reader) readData(ctx context.Context, field string, from *api.DataSource) (driver.Secret, error) {
+func (r reader) readData(ctx context.Context, field string, source *api.DataSource) (driver.Secret, error) {
 	switch {
-	case from == nil:
+	case source == nil:
 		return driver.Secret{}, nil
-	case from.Inline != nil:
-		return driver.NewSecret(*from.Inline), nil
-	case from.SecretKeyRef == nil:
+	case source.Inline != nil:
+		return driver.NewSecret(*source.Inline), nil
+	case source.SecretKeyRef == nil:
 		return driver.Secret{}, nil
 	}
-	text, err := r.readKey(ctx, *from.SecretKeyRef)
+	text, err := r.readKey(ctx, *source.SecretKeyRef)
 	if err != nil {
 		return driver.Secret{}, unavailableError(field, err)
 	}
@@ -65,9 +65,9 @@ func (r reader) readData(ctx context.Context, field string, from *api.DataSource
 }
 
 // readEnv returns environment variables with their values.
-func (r reader) readEnv(ctx context.Context, from []api.EnvVar) ([]driver.EnvVar, error) {
-	env, size := make([]driver.EnvVar, 0, len(from)), 0
-	for n, v := range from {
+func (r reader) readEnv(ctx context.Context, variables []api.EnvVar) ([]driver.EnvVar, error) {
+	env, size := make([]driver.EnvVar, 0, len(variables)), 0
+	for n, v := range variables {
 		value, found, err := r.readValue(ctx, v)
 		if err != nil {
 			return nil, unavailableError(fmt.Sprintf("env[%d]", n), err)
@@ -124,7 +124,7 @@ func (r reader) readKey(ctx context.Context, ref api.SecretKeyRef) (string, erro
 	}
 	value, ok := secret.Data[ref.Key]
 	if !ok {
-		return "", missingError(fmt.Sprintf("Secret %q has no key %q", ref.Name, ref.Key))
+		return "", missingError(fmt.Sprintf("Secret %q lacks the key %q", ref.Name, ref.Key))
 	}
 	return string(value), nil
 }

@@ -28,7 +28,7 @@ type cluster struct {
 	err     error
 }
 
-func (c *cluster) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+func (c *cluster) Get(_ context.Context, key client.ObjectKey, object client.Object, _ ...client.GetOption) error {
 	c.reads[key.Name]++
 	if c.err != nil {
 		return c.err
@@ -37,7 +37,7 @@ func (c *cluster) Get(_ context.Context, key client.ObjectKey, into client.Objec
 	if !ok || key.Namespace != "default" {
 		return apierrors.NewNotFound(corev1.Resource("secrets"), key.Name)
 	}
-	into.(*corev1.Secret).Data = data
+	object.(*corev1.Secret).Data = data
 	return nil
 }
 
@@ -65,7 +65,7 @@ func TestEnv(t *testing.T) {
 			"",
 		},
 		"no Secret":              {[]api.EnvVar{{Name: "A"}, from("B", "none", "a")}, nil, `spec.env[1]: Secret "none" does not exist in the VirtualMachine's namespace`},
-		"no key":                 {[]api.EnvVar{from("A", "one", "none")}, nil, `spec.env[0]: Secret "one" has no key "none"`},
+		"no key":                 {[]api.EnvVar{from("A", "one", "none")}, nil, `spec.env[0]: Secret "one" lacks the key "none"`},
 		"optional":               {[]api.EnvVar{optional(from("A", "none", "a")), optional(from("B", "one", "none")), optional(from("C", "one", "a"))}, []string{"C=secret one\n"}, ""},
 		"optional and bad":       {[]api.EnvVar{optional(from("A", "one", "nul"))}, nil, `spec.env[0]: the key "nul" of Secret "one" cannot be the value of an environment variable: it must be UTF-8 text without NUL characters`},
 		"no text":                {[]api.EnvVar{from("A", "one", "binary")}, nil, "must be UTF-8 text"},

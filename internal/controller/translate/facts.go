@@ -108,8 +108,8 @@ func timeOf(t *metav1.Time) time.Time { return ptr.Deref(t, metav1.Time{}).Time 
 // MicroTime returns the time, zero for none.
 func MicroTime(t *metav1.MicroTime) time.Time { return ptr.Deref(t, metav1.MicroTime{}).Time }
 
-// Truncate returns a text as valid UTF-8, cut to what the CRD allows. A longer one does not stay
-// in memory.
+// Truncate returns a text as valid UTF-8, cut to the length that the CRD allows. A longer one does
+// not stay in memory.
 func Truncate(text string) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	if len(text) <= MaxText {

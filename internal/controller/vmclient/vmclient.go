@@ -106,34 +106,34 @@ func (c *Client) UpdateStatus(ctx context.Context, vm *api.VirtualMachine) (isOv
 		return false, err
 	}
 	c.recordReport(vm, true)
-	return c.keep(ctx, vm), nil
+	return c.keepWritten(ctx, vm), nil
 }
 
 // PatchMetadata writes an object's finalizers and binding, the only metadata that Drover changes,
 // and returns it as written. It fails with a conflict if the object was changed meanwhile.
-func (c *Client) PatchMetadata(ctx context.Context, from, to *api.VirtualMachine) (*api.VirtualMachine, error) {
+func (c *Client) PatchMetadata(ctx context.Context, base, wanted *api.VirtualMachine) (*api.VirtualMachine, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	change := map[string]any{"resourceVersion": from.ResourceVersion, "finalizers": to.Finalizers}
-	if bound := to.Annotations[api.AnnotationBound]; bound != from.Annotations[api.AnnotationBound] {
+	change := map[string]any{"resourceVersion": base.ResourceVersion, "finalizers": wanted.Finalizers}
+	if bound := wanted.Annotations[api.AnnotationBound]; bound != base.Annotations[api.AnnotationBound] {
 		change["annotations"] = map[string]string{api.AnnotationBound: bound}
 	}
 	content, err := json.Marshal(map[string]any{"metadata": change})
 	if err != nil {
-		return from, err
+		return base, err
 	}
-	if err := c.Patch(ctx, to, client.RawPatch(types.MergePatchType, content)); err != nil {
-		return from, err
+	if err := c.Patch(ctx, wanted, client.RawPatch(types.MergePatchType, content)); err != nil {
+		return base, err
 	}
-	_ = c.keep(ctx, to) // a changed status causes a separate event
-	return to, nil
+	_ = c.keepWritten(ctx, wanted) // a changed status causes a separate event
+	return wanted, nil
 }
 
 // IsForeign reports whether an event brings a status that this process has not written, or shows that
 // the API may have lost a write of this process.
 func (c *Client) IsForeign(old, cached *api.VirtualMachine) bool {
 	_ = c.newerOf(cached) // drops a write that the cache has by now
-	isDoubted := c.doubt(old, cached)
+	isDoubted := c.doubtWrite(old, cached)
 	return isDoubted || c.isForeignStatus(old, cached)
 }
 
@@ -173,10 +173,10 @@ func (c *Client) newerOf(cached *api.VirtualMachine) *api.VirtualMachine {
 	return own.DeepCopy()
 }
 
-// keep keeps an object that was just written, until the cache has it. The cache may have it already,
+// keepWritten keeps an object that was just written, until the cache has it. The cache may have it already,
 // if the event came before the answer. It reports whether the cache has a status by now that another
 // process wrote after that.
-func (c *Client) keep(ctx context.Context, vm *api.VirtualMachine) (isOvertaken bool) {
+func (c *Client) keepWritten(ctx context.Context, vm *api.VirtualMachine) (isOvertaken bool) {
 	c.recordWrite(vm)
 	cached := &api.VirtualMachine{}
 	if err := c.Get(ctx, keyOf(vm), cached); err != nil {
@@ -195,10 +195,10 @@ func (c *Client) recordWrite(vm *api.VirtualMachine) {
 	delete(c.doubted, key)
 }
 
-// doubt has the next read verify the last write of an object, if there is one that the cache does not
+// doubtWrite has the next read verify the last write of an object, if there is one that the cache does not
 // have. An event that brings nothing newer comes from a list: of an API server that is behind, or of an
 // API that was restored and has lost the write.
-func (c *Client) doubt(old, cached *api.VirtualMachine) (doubted bool) {
+func (c *Client) doubtWrite(old, cached *api.VirtualMachine) (doubted bool) {
 	order, err := resourceversion.CompareResourceVersion(cached.ResourceVersion, old.ResourceVersion)
 	c.mu.Lock()
 	defer c.mu.Unlock()

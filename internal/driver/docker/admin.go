@@ -45,7 +45,7 @@ func (a admin) RemoveRetained(ctx context.Context, t driver.Target) error {
 		return err
 	}
 	if err != nil || !isRetained(i.name) || i.id != t.ID || i.cluster != a.ClusterID || i.uid != t.UID {
-		return driver.Errorf(driver.ErrNotFound, "this cluster has no released container of UID %s with id %s", t.UID, t.ID)
+		return driver.Errorf(driver.ErrNotFound, "no released container of this cluster has the UID %s and the id %s", t.UID, t.ID)
 	}
-	return i.remove(ctx, true)
+	return i.removeContainer(ctx, true)
 }

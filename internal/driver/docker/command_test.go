@@ -26,7 +26,7 @@ func envOf(pairs ...string) (env []driver.EnvVar) {
 }
 
 // TestCommandChanged checks that a change makes another container at the next start, that the order of
-// variables is no change, and that no label has a value, or a hash of one.
+// variables does not matter, and that no label has a value, or a hash of one.
 func TestCommandChanged(t *testing.T) {
 	t.Parallel()
 	d, spec := newServer(t, guestImages(t).plain)
@@ -77,7 +77,7 @@ func TestBadCommand(t *testing.T) {
 		`spec.command: the program "/nope" does not exist in it, image ` + g.plain: {g.plain, func(s *driver.ServerSpec) { s.Command = []string{"/nope"} }},
 		`spec.command: the program "nope" is in no folder of its PATH`:             {g.plain, func(s *driver.ServerSpec) { s.Command, s.Args = []string{"nope"}, []string{"x"} }},
 		`spec.args: the program "nope" is in no folder of its PATH`:                {bare, func(s *driver.ServerSpec) { s.Args = []string{"nope"} }},
-		`has no command to run: set spec.command or spec.args`:                     {bare, func(*driver.ServerSpec) {}},
+		`does not name a command to run: set spec.command or spec.args`:            {bare, func(*driver.ServerSpec) {}},
 		`spec.workingDir: /demo-guest cannot be entered`:                           {g.plain, func(s *driver.ServerSpec) { s.WorkingDir = "/demo-guest" }},
 	} {
 		t.Run(want, func(t *testing.T) {

@@ -143,7 +143,7 @@ func TestRetained(t *testing.T) {
 	d, spec := newServer(t, guestImages(t).plain)
 	spec.RestartPolicy = driver.RestartAlways
 	s := ensureState(t, d, spec, driver.StateRunning)
-	createUnmanaged(t, containerName(spec)+RetainedSuffix, nil) // a name that is taken is no obstacle
+	createUnmanaged(t, containerName(spec)+RetainedSuffix, nil) // a name that is taken does not matter
 	assert.NoError(t, d.Delete(t.Context(), spec.Target, true))
 	in := inspectRaw(t, s.ID)
 	if !strings.HasSuffix(in.Name, RetainedSuffix) || in.State.Status != container.StateRunning || in.HostConfig.RestartPolicy.Name != "unless-stopped" {
@@ -251,7 +251,7 @@ func TestPorts(t *testing.T) {
 	assert.Eventually(t, "the port that the engine chose", func(testing.TB) error { return answersAt(t, fmt.Sprintf("127.0.0.1:%d", after.Ports[0].HostPort)) })
 }
 
-// portsOf returns what the engine publishes, by its own account: an entry for each port
+// portsOf returns the ports that the engine says it publishes: an entry for each port
 // that it publishes for both IPv4 and IPv6, and one for each of two that differ. The engine
 // chooses them apart, and chooses different ones once a port was taken for one of the two.
 func portsOf(t *testing.T, id string) (all []driver.Port) {
@@ -326,7 +326,7 @@ func TestPortConflict(t *testing.T) {
 			spec := newSpec(t, d, guestImages(t).plain)
 			spec.Ports = []driver.Port{{Port: 81}, {Port: 80, HostPort: port}}
 			for range 2 {
-				wantError(t, assert.ErrorOf(d.Ensure(t.Context(), spec)), driver.ErrRetry, driver.ReasonPortConflict, fmt.Sprintf("spec.ports[1].hostPort: host port %d is taken", port))
+				wantError(t, assert.ErrorOf(d.Ensure(t.Context(), spec)), driver.ErrRetry, driver.ReasonPortConflict, fmt.Sprintf("spec.ports[1].hostPort: host port %d is in use", port))
 				if all := mustList(t, d, spec.UID); len(all) != 1 || all[0].State != driver.StateStopped || all[0].Exit != nil {
 					t.Fatalf("List shows %+v, want the container, never started", all)
 				}

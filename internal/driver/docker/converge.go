@@ -56,9 +56,9 @@ func (i *instance) takeNextStep(ctx context.Context, spec driver.ServerSpec) (do
 				return true, err
 			}
 		}
-		return i.stop(ctx, spec, next)
+		return i.stopServer(ctx, spec, next)
 	case stepReplace:
-		return i.replace(ctx, spec)
+		return i.replaceContainer(ctx, spec)
 	case kit.StepNone:
 		if len(pending) == 0 {
 			i.driver.fetches.ReleaseExcept(spec.UID) // in case of a change that was reverted
@@ -82,7 +82,7 @@ func (i *instance) nextStep(spec driver.ServerSpec, pending []string) kit.Step {
 	if i.state == container.StateRestarting && len(pending) > 0 {
 		spec.RestartRun = i.runID()
 	}
-	next := kit.NextStep(i.observe(), spec, i.driver.Clock.Now())
+	next := kit.NextStep(i.observedState(), spec, i.driver.Clock.Now())
 	if next == kit.StepStart && (len(pending) > 0 || i.state == container.StateDead) {
 		return stepReplace
 	}
@@ -108,17 +108,17 @@ func (s stopRequest) String() string {
 }
 
 // requestedStop returns the stop of the current run, if its stop was requested. Stops
-// of earlier runs are ignored: this run has a grace period of its own.
+// of earlier runs are ignored: each run has a separate grace period.
 func (i *instance) requestedStop() (stopRequest, bool) {
 	s, ok := i.driver.stops.Load(i.id)
 	return s, ok && i.hasRun() && s.runID == i.runID()
 }
 
-// stop sends the signal, or SIGKILL for a stop that is forced. It uses the engine's kill
+// stopServer sends the signal, or SIGKILL for a stop that is forced. It uses the engine's kill
 // rather than its stop, which would block for the whole grace period. Either one keeps the
 // engine's restarter from starting the container again.
-func (i *instance) stop(ctx context.Context, spec driver.ServerSpec, next kit.Step) (done bool, err error) {
-	request := stopRequest{runID: i.runID(), deadline: kit.StopDeadline(i.observe(), spec), forced: next == kit.StepKill}
+func (i *instance) stopServer(ctx context.Context, spec driver.ServerSpec, next kit.Step) (done bool, err error) {
+	request := stopRequest{runID: i.runID(), deadline: kit.StopDeadline(i.observedState(), spec), forced: next == kit.StepKill}
 	if next != kit.StepWait {
 		if err := i.sendSignal(ctx, request.forced); err != nil {
 			return true, err
@@ -127,7 +127,7 @@ func (i *instance) stop(ctx context.Context, spec driver.ServerSpec, next kit.St
 	i.driver.stops.Store(i.id, request)
 	// The engine answers after it has cleaned up a guest that ended at once, so that a
 	// deletion continues without an event.
-	if err := i.refresh(ctx); err != nil {
+	if err := i.inspectAgain(ctx); err != nil {
 		return true, err
 	}
 	_, stopping := i.requestedStop()
@@ -181,7 +181,7 @@ func (i *instance) changePower(ctx context.Context, spec driver.ServerSpec, next
 	if err := i.ignoreStateConflict(err); err != nil {
 		return err
 	}
-	return i.refresh(ctx)
+	return i.inspectAgain(ctx)
 }
 
 var portTaken = regexp.MustCompile(`port is already allocated|address already in use`)
@@ -192,7 +192,7 @@ var portTaken = regexp.MustCompile(`port is already allocated|address already in
 func (i *instance) handleStartError(ctx context.Context, spec driver.ServerSpec, err error) error {
 	err = explainStart(spec, i.image, err)
 	if errors.Is(err, driver.ErrInvalid) && i.startedAt.IsZero() {
-		if removal := i.remove(ctx, false); removal != nil && !errors.Is(removal, driver.ErrNotFound) {
+		if removal := i.removeContainer(ctx, false); removal != nil && !errors.Is(removal, driver.ErrNotFound) {
 			return removal
 		}
 	}
@@ -207,7 +207,7 @@ func explainStart(spec driver.ServerSpec, image string, err error) error {
 	}
 	switch {
 	case portTaken.MatchString(text):
-		return driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry, "%s is taken by another program or container: %w", takenPort(spec.Ports, text), err))
+		return driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry, "%s is in use by another program or container: %w", takenPort(spec.Ports, text), err))
 	case diskFull.MatchString(text):
 		return driver.Errorf(driver.ErrExhausted, "%w", err)
 	case errdefs.IsNotFound(err), errdefs.IsConflict(err), errdefs.IsInvalidArgument(err):
@@ -217,7 +217,7 @@ func explainStart(spec driver.ServerSpec, image string, err error) error {
 }
 
 // takenPort names the field that the engine's message refers to. Several ports may have one host port, each on
-// an address of its own.
+// another address.
 func takenPort(ports []driver.Port, text string) string {
 	for _, isPrecise := range []bool{true, false} {
 		for i, p := range ports {
@@ -233,9 +233,9 @@ func takenPort(ports []driver.Port, text string) string {
 	return "spec.ports: a host port"
 }
 
-// replace recreates a container, with the fields that could not be changed. If Drover
+// replaceContainer recreates a container, with the fields that could not be changed. If Drover
 // crashes in between, there is no container, and the next Ensure creates it.
-func (i *instance) replace(ctx context.Context, spec driver.ServerSpec) (done bool, err error) {
+func (i *instance) replaceContainer(ctx context.Context, spec driver.ServerSpec) (done bool, err error) {
 	d := i.driver
 	if err := d.checkCapacity(ctx, spec); err != nil {
 		return true, err
@@ -244,7 +244,7 @@ func (i *instance) replace(ctx context.Context, spec driver.ServerSpec) (done bo
 		return true, err
 	}
 	force := i.state == container.StateDead
-	if err := i.remove(ctx, force); err != nil && !errors.Is(err, driver.ErrNotFound) {
+	if err := i.removeContainer(ctx, force); err != nil && !errors.Is(err, driver.ErrNotFound) {
 		return true, err
 	}
 	created, err := d.createInstance(ctx, spec)
@@ -275,7 +275,7 @@ func (i *instance) updateContainer(ctx context.Context, spec driver.ServerSpec) 
 	if err := i.updateLimitsAndPolicy(ctx, spec); err != nil {
 		return err
 	}
-	return i.refresh(ctx)
+	return i.inspectAgain(ctx)
 }
 
 func (i *instance) matchesLimitsAndPolicy(spec driver.ServerSpec) bool {
@@ -323,8 +323,8 @@ func changeContainer[O, R any](ctx context.Context, i *instance, action string, 
 	})
 }
 
-// refresh inspects the container again.
-func (i *instance) refresh(ctx context.Context) error {
+// inspectAgain inspects the container again.
+func (i *instance) inspectAgain(ctx context.Context) error {
 	now, err := i.driver.inspectContainer(ctx, i.id)
 	if errdefs.IsNotFound(err) {
 		return i.goneError()

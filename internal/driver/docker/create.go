@@ -45,7 +45,7 @@ func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) (*ins
 }
 
 // checkCapacity compares the spec with the host's capacity before the engine is called:
-// Docker refuses too many CPUs with a text of its own and accepts any amount of memory.
+// Docker refuses too many CPUs with a text that does not name the field, and accepts any amount of memory.
 func (d *Driver) checkCapacity(ctx context.Context, spec driver.ServerSpec) error {
 	host, err := d.engine.Machine(ctx)
 	switch {
@@ -87,7 +87,7 @@ func (d *Driver) createInstance(ctx context.Context, spec driver.ServerSpec) (*i
 	if spec.Power != driver.PowerOff {
 		return i, nil // it is inspected after its start
 	}
-	return i, i.refresh(ctx)
+	return i, i.inspectAgain(ctx)
 }
 
 // imageReference returns the image reference of the spec, or the default.
@@ -132,7 +132,7 @@ func containerName(spec driver.ServerSpec) string {
 
 var invalidInNames = regexp.MustCompile(`[^a-zA-Z0-9_.-]`)
 
-// namePart makes s valid in a container name. The API's own rules leave little to
+// namePart makes s valid in a container name. The rules of the API leave little to
 // replace.
 func namePart(s string, limit int) string {
 	s = invalidInNames.ReplaceAllString(s, "-")
@@ -278,7 +278,7 @@ func (d *Driver) findNameHolder(ctx context.Context, spec driver.ServerSpec, nam
 			return nil, driver.Errorf(driver.ErrRetry, "out of time: %w", err)
 		}
 	}
-	return nil, driver.Errorf(driver.ErrRetry, "the container name %s is taken by a creation under way", name)
+	return nil, driver.Errorf(driver.ErrRetry, "a creation under way has taken the container name %s", name)
 }
 
 func nameConflictError(other *instance) error {

@@ -32,12 +32,12 @@ type daemon struct {
 	output  bytes.Buffer
 }
 
-// newDaemon starts an engine in its own network namespace, where its bridge is not that of
-// another.
+// newDaemon starts an engine in a separate network namespace, where it does not share its bridge
+// with another.
 func newDaemon(t *testing.T) *daemon {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("an engine of the test's own needs root")
+		t.Skip("the test starts an engine, which needs root")
 	}
 	dir, err := os.MkdirTemp("", "drover-dockerd-") //nolint:usetesting // t.TempDir may be too long for a socket
 	assert.NoError(t, err)
@@ -66,7 +66,7 @@ func (d *daemon) host() string { return "unix://" + filepath.Join(d.dir, "docker
 
 func (d *daemon) start(t *testing.T) {
 	t.Helper()
-	d.process = exec.Command("dockerd", "--host", d.host(), "--data-root", filepath.Join(d.dir, "data"), //nolint:noctx // stopped by its own signal
+	d.process = exec.Command("dockerd", "--host", d.host(), "--data-root", filepath.Join(d.dir, "data"), //nolint:noctx // stopped by the test with a signal
 		"--exec-root", filepath.Join(d.dir, "exec"), "--pidfile", filepath.Join(d.dir, "pid"),
 		"--iptables=false", "--ip6tables=false", "--userland-proxy=false")
 	d.process.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNET}
@@ -117,7 +117,7 @@ func (d *daemon) client(t *testing.T) *client.Client {
 // TestEngineRestart ends and starts the engine. Running servers run again, after a crash of
 // the engine at the latest by Ensure, stopped ones stay off, and nothing is created twice.
 func TestEngineRestart(t *testing.T) {
-	tier.Full(t, "it starts two engines of its own, twice each; the contract's LoseEngine keeps the loss of a connection")
+	tier.Full(t, "it starts two engines, twice each; the contract's LoseEngine keeps the loss of a connection")
 	t.Parallel()
 	t.Run("stopped", func(t *testing.T) { testEngineRestart(t, false) })
 	t.Run("killed", func(t *testing.T) { testEngineRestart(t, true) })
@@ -175,12 +175,12 @@ func testEngineRestart(t *testing.T, crashed bool) {
 	checkStopped(t, d, before, on.UID)
 }
 
-// checkStopped checks that there are the servers of before, and that all but one are off as then.
+// checkStopped checks that the earlier servers are there, and that all but one are off as they were.
 func checkStopped(t *testing.T, d *Driver, before map[types.UID]driver.Server, running types.UID) {
 	t.Helper()
 	all := mustList(t, d)
 	if len(all) != len(before) {
-		t.Errorf("List shows %+v, want the %d servers of before", all, len(before))
+		t.Errorf("List shows %+v, want the %d earlier servers", all, len(before))
 	}
 	for _, s := range all {
 		was := before[s.UID]

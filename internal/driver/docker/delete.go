@@ -30,13 +30,13 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	case err != nil:
 		return err
 	case retain:
-		return d.instanceFromSummary(s).retain(ctx)
+		return d.instanceFromSummary(s).retainContainer(ctx)
 	}
-	return d.instanceFromSummary(s).remove(ctx, true)
+	return d.instanceFromSummary(s).removeContainer(ctx, true)
 }
 
-// remove removes the container together with its anonymous volumes.
-func (i *instance) remove(ctx context.Context, force bool) error {
+// removeContainer removes the container together with its anonymous volumes.
+func (i *instance) removeContainer(ctx context.Context, force bool) error {
 	err := changeContainer(ctx, i, "remove container "+engine.ShortID(i.id), (*client.Client).ContainerRemove,
 		client.ContainerRemoveOptions{Force: force, RemoveVolumes: true})
 	if errdefs.IsConflict(err) && force {
@@ -45,17 +45,17 @@ func (i *instance) remove(ctx context.Context, force bool) error {
 	return explainRefusal(err)
 }
 
-// retain marks the container as released by renaming it, and does nothing else.
-func (i *instance) retain(ctx context.Context) error {
+// retainContainer marks the container as released by renaming it, and does nothing else.
+func (i *instance) retainContainer(ctx context.Context) error {
 	name := cmp.Or(i.name, engine.ShortID(i.id))
-	err := i.rename(ctx, name+RetainedSuffix)
+	err := i.renameContainer(ctx, name+RetainedSuffix)
 	if errdefs.IsConflict(err) {
-		err = i.rename(ctx, name+"."+engine.ShortID(i.id)+RetainedSuffix)
+		err = i.renameContainer(ctx, name+"."+engine.ShortID(i.id)+RetainedSuffix)
 	}
 	return explainRefusal(err)
 }
 
-func (i *instance) rename(ctx context.Context, name string) error {
+func (i *instance) renameContainer(ctx context.Context, name string) error {
 	return changeContainer(ctx, i, "rename container "+engine.ShortID(i.id)+" to "+name, (*client.Client).ContainerRename,
 		client.ContainerRenameOptions{NewName: name})
 }

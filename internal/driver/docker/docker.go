@@ -4,7 +4,7 @@
 // Package docker runs servers as containers of a Docker Engine (20.10 or newer).
 //
 // Start with Ensure in ensure.go, whose phases are a file each: instance.go finds a server's
-// container and has what an inspection says of it, spec.go checks the spec, create.go makes a
+// container and reads its inspection, spec.go checks the spec, create.go makes a
 // container, with pull.go for its image, and converge.go takes it to the spec, one step of
 // nextStep after the other. The other files have one concern each: delete.go removes
 // containers, list.go inspects many cheaply, usage.go samples them, watch.go follows the
@@ -70,12 +70,12 @@ type Options struct {
 	// PIDs is how many processes and threads a new container may have. 0 means no limit.
 	PIDs int64
 	// LogSize is at which size the log file of a new container is rotated, a quantity, and LogFiles
-	// how many are kept. An empty size means what the engine's own settings say.
+	// how many are kept. If the size is empty, the settings of the engine apply.
 	LogSize  string
 	LogFiles int
 	// Host overrides DOCKER_HOST.
 	Host string
-	// CallTimeout limits a call whose context has no deadline.
+	// CallTimeout limits a call whose context lacks a deadline.
 	CallTimeout time.Duration
 	// PullStall is how long a pull may go without any progress.
 	PullStall time.Duration
@@ -119,8 +119,8 @@ var (
 	_ driver.InterfaceLister = (*Driver)(nil)
 )
 
-// New returns a driver for the engine given by DOCKER_HOST, DOCKER_CERT_PATH and
-// DOCKER_TLS_VERIFY. It does not connect to the engine.
+// New returns a driver for the engine that DOCKER_HOST, DOCKER_CERT_PATH and
+// DOCKER_TLS_VERIFY name. It does not connect to the engine.
 func New(o Options) (*Driver, error) {
 	if o.ClusterID == "" {
 		return nil, fmt.Errorf("docker: a cluster id is needed")

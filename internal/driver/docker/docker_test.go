@@ -24,7 +24,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// notFenced lists the cases that do not apply; docs/adr/0007 has what holds instead.
+// notFenced lists the cases that do not apply; docs/adr/0007 says which guarantees hold instead.
 var notFenced = map[string]string{
 	"FenceOldEpoch":        "Docker Engine cannot compare epochs",
 	"FenceOutlivesServers": "Docker Engine cannot compare epochs",
@@ -90,7 +90,7 @@ func (s awaitingDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (dri
 	return server, err
 }
 
-// awaitGuest waits until the guest's own HTTP service answers, or its run is over or paused: another caller may stop it.
+// awaitGuest waits until the HTTP service of the guest answers, or its run is over or paused: another caller may stop it.
 func awaitGuest(ctx context.Context, d driver.Driver, server driver.Server) {
 	_ = assert.Poll(ctx, "the guest answers", func() error {
 		if len(server.Addresses) == 0 {
@@ -182,11 +182,11 @@ var importGuests = sync.OnceValues(func() (images, error) {
 	return g, err
 })
 
-// callGuest calls the guest's own HTTP service.
+// callGuest calls the HTTP service of the guest.
 func callGuest(t *testing.T, s driver.Server, path string, args ...any) {
 	t.Helper()
 	if len(s.Addresses) == 0 {
-		t.Fatalf("the server has no address: %+v", s)
+		t.Fatalf("the server does not have an address: %+v", s)
 	}
 	url := "http://" + s.Addresses[0] + fmt.Sprintf(path, args...)
 	assert.Eventually(t, url, func(testing.TB) error {

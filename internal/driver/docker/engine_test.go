@@ -224,7 +224,7 @@ func TestListInspectsChanges(t *testing.T) {
 	inspects()
 	drainEvents(events)
 	if n := inspects(); n != 0 {
-		t.Errorf("with a Watch a list of what did not change took %d inspections, want none", n)
+		t.Errorf("with a Watch a list of unchanged servers took %d inspections, want none", n)
 	}
 	s := mustList(t, d, specs[0].UID)[0]
 	assert.NoError(t, assert.ErrorOf(guestImages(t).client.ContainerRestart(t.Context(), s.ID, client.ContainerRestartOptions{})))

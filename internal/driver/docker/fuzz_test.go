@@ -182,7 +182,7 @@ func FuzzLabels(f *testing.F) {
 	})
 }
 
-// checkLabelled checks that a server is what labels say.
+// checkLabelled checks that a server is as labels say.
 func checkLabelled(t *testing.T, s driver.Server, labels map[string]string) {
 	t.Helper()
 	if s.UID != types.UID(labels[LabelUID]) || s.Namespace != labels[LabelNamespace] || s.Name != labels[LabelName] || s.ID == "" {

@@ -38,7 +38,7 @@ type instance struct {
 	startedAt, finishedAt time.Time
 	exitCode              int
 	oomKilled             bool
-	health                container.HealthStatus // empty if the image has no check
+	health                container.HealthStatus // empty if the image does not define a check
 	cpuMilli, memory      int64
 	restartPolicy         container.RestartPolicyMode
 	stopSignal            string
@@ -253,8 +253,8 @@ func (i *instance) serverState() driver.State {
 	return driver.StateStopped
 }
 
-// observe returns the container as kit.NextStep takes it.
-func (i *instance) observe() kit.Observed {
+// observedState returns the container as kit.NextStep takes it.
+func (i *instance) observedState() kit.Observed {
 	stop, isStopping := i.requestedStop()
 	return kit.Observed{State: i.serverState(), Run: i.runID(), IsStopping: isStopping, StopBy: stop.deadline}
 }

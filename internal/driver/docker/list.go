@@ -127,7 +127,7 @@ type inspectionCache struct {
 }
 
 // cacheEntry is replaced at every event. An inspection that began before the event then
-// has an entry that is in the cache no more.
+// has an entry that is no longer in the cache.
 type cacheEntry struct {
 	instance    *instance // as last inspected, or nil
 	inspectedAt time.Time // zero if there was an event since

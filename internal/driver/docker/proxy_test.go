@@ -76,7 +76,7 @@ func (p *engineProxy) reconnect() {
 		p.t.Errorf("listening on %s: %v", p.path, err)
 		return
 	}
-	p.server = &http.Server{Handler: p, ErrorLog: nil, ConnState: p.noteUpgrade} //nolint:gosec // a test's own socket
+	p.server = &http.Server{Handler: p, ErrorLog: nil, ConnState: p.noteUpgrade} //nolint:gosec // the socket of a test
 	go func(s *http.Server) { _ = s.Serve(l) }(p.server)
 }
 

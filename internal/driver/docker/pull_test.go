@@ -97,9 +97,9 @@ func mustList(t *testing.T, d *Driver, uids ...types.UID) []driver.Server {
 }
 
 // awaitListed waits until List returns the only server of a UID in the expected condition.
-func awaitListed(t *testing.T, d *Driver, uid types.UID, what string, ok func(driver.Server) bool) (s driver.Server) {
+func awaitListed(t *testing.T, d *Driver, uid types.UID, condition string, ok func(driver.Server) bool) (s driver.Server) {
 	t.Helper()
-	assert.Eventually(t, "List to show "+what, func(testing.TB) error {
+	assert.Eventually(t, "List to show "+condition, func(testing.TB) error {
 		all := mustList(t, d, uid)
 		if len(all) != 1 || !ok(all[0]) {
 			return fmt.Errorf("it shows %+v", all)
@@ -165,7 +165,7 @@ func TestImageID(t *testing.T) {
 // eventDelay is how late an event may be and not count as one of the next change.
 const eventDelay = 200 * time.Millisecond
 
-// drainEvents takes the events of what has happened until there is a pause.
+// drainEvents takes the events that have occurred, until there is a pause.
 func drainEvents(events <-chan types.UID) {
 	for {
 		select {
@@ -332,7 +332,7 @@ func TestPullBeforeRestart(t *testing.T) {
 	}
 }
 
-// secret is what a registry answers, and must not be shown.
+// secret is the answer of a registry, which must not be shown.
 const secret = "hunter2"
 
 // TestPullErrorsHideAnswers checks that a registry's answer is neither in an error nor in the

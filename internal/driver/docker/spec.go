@@ -17,7 +17,7 @@ import (
 
 // checkSpec rejects a spec that no container can have.
 func (d *Driver) checkSpec(spec driver.ServerSpec) error {
-	if scheme, _, is := strings.Cut(d.imageReference(spec), "://"); is {
+	if scheme, _, ok := strings.Cut(d.imageReference(spec), "://"); ok {
 		return driver.Errorf(driver.ErrInvalid, "spec.image.source begins with %q, which the docker driver does not take: it must be an image reference such as nginx or registry.example.org/team/app:v1", scheme+"://")
 	}
 	if _, err := reference.ParseAnyReference(d.imageReference(spec)); err != nil {
@@ -60,7 +60,7 @@ type specChange struct {
 	wantsProcess process.Requested
 }
 
-// hasOtherImage compares with what was requested at creation, which no engine
+// hasOtherImage compares with the image that was requested at creation, which no engine
 // normalises. An empty image means the default at that time, so a new default is not a
 // change of the spec.
 func (c specChange) hasOtherImage() bool {
@@ -97,8 +97,8 @@ var fields = slices.Concat(driver.Fields[specChange]{
 		Differs: func(c specChange) bool { return c.has.process.WorkingDir != c.wantsProcess.WorkingDir },
 	},
 	{Name: "image.checksum", Support: driver.Unsupported, Hint: "the docker driver cannot check it; name the image by digest (name@sha256:...) or leave it out"},
-	{Name: "image.kernel", Support: driver.Unsupported, Hint: "containers boot no kernel of their own; use driver qemu or leave it out"},
-	{Name: "volumes", Support: driver.Unsupported, Hint: "the docker driver has no disks; use driver qemu or leave it out"},
+	{Name: "image.kernel", Support: driver.Unsupported, Hint: "containers run on the host's kernel; use driver qemu or leave it out"},
+	{Name: "volumes", Support: driver.Unsupported, Hint: "the docker driver does not offer disks; use driver qemu or leave it out"},
 	{Name: "userData", Support: driver.Unsupported, Hint: "the docker driver cannot run cloud-init; use driver qemu or leave it out"},
 	{Name: "networkData", Support: driver.Unsupported, Hint: "the docker driver cannot run cloud-init; use driver qemu or leave it out"},
 	{Name: "sshAuthorizedKeys", Support: driver.Unsupported, Hint: "the docker driver cannot install SSH keys; use driver qemu or leave it out"},

@@ -54,7 +54,7 @@ func TestConsoleOfTerminal(t *testing.T) {
 	c, shown := mustConsole(t, d, spec)
 	shown.WaitForText(t, "the shell is up\r\n")
 	assert.NoError(t, assert.ErrorOf(io.WriteString(c, "a\x10\x11b\n"))) // Ctrl-P Ctrl-Q, by which docker attach leaves
-	shown.WaitForText(t, "heard a\x10b\r\n")                             // Ctrl-Q is the terminal's own
+	shown.WaitForText(t, "heard a\x10b\r\n")                             // the terminal itself handles Ctrl-Q
 	l, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{})
 	assert.NoError(t, err)
 	text, err := io.ReadAll(l)
@@ -155,8 +155,8 @@ func (w *signalWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestCommandEndsWithItsCaller checks that a command and what it started end when the caller
-// leaves, by their environment and not by their name.
+// TestCommandEndsWithItsCaller checks that a command and its children end when the caller leaves,
+// found by their environment and not by their name.
 func TestCommandEndsWithItsCaller(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
@@ -200,7 +200,7 @@ func awaitProcesses(t *testing.T, id, text string, want int) {
 	})
 }
 
-// TestCommandWithoutShell checks that Exec ends with its caller in a container that has no
+// TestCommandWithoutShell checks that Exec ends with its caller in a container that lacks a
 // shell to end the command.
 func TestCommandWithoutShell(t *testing.T) {
 	t.Parallel()
@@ -245,7 +245,7 @@ func TestTerminalInput(t *testing.T) {
 		"":                 "0 ends",
 		"a\n":              "a ends",
 		"unfinished":       "unfinished ends",
-		"p\x10\x11q\n":     "p\x10q ends", // Ctrl-Q is the terminal's own
+		"p\x10\x11q\n":     "p\x10q ends", // the terminal itself handles Ctrl-Q
 		"\x1e\x1e\n":       "\x1e\x1e ends",
 		"\x1eback\x1e x\n": "\x1eback\x1e x ends",
 	} {
@@ -315,7 +315,7 @@ func streamCalls(d *Driver, spec driver.ServerSpec) map[string]func(context.Cont
 }
 
 // TestStreamsOfHangingEngine checks that no call waits for an engine that does not answer,
-// although its context has no deadline.
+// although its context lacks a deadline.
 func TestStreamsOfHangingEngine(t *testing.T) {
 	t.Parallel()
 	plain := newDriver(t, Options{})
@@ -393,7 +393,7 @@ func TestLogsOfOtherDriver(t *testing.T) {
 	shown.WaitForText(t, "later\n")
 }
 
-// TestPreviousLog checks the last lines of what came before a run, with lines that the engine
+// TestPreviousLog checks the last lines of the output before a run, with lines that the engine
 // stores in parts, and one without an end.
 func TestPreviousLog(t *testing.T) {
 	t.Parallel()

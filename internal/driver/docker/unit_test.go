@@ -266,15 +266,15 @@ func TestExplainStart(t *testing.T) {
 	}{
 		"port of a container": {
 			"driver failed programming external connectivity on endpoint x (8f): Bind for 0.0.0.0:8080 failed: port is already allocated",
-			driver.ErrRetry, driver.ReasonPortConflict, "spec.ports[1].hostPort: host port 8080 is taken",
+			driver.ErrRetry, driver.ReasonPortConflict, "spec.ports[1].hostPort: host port 8080 is in use",
 		},
 		"port of a program": {
 			"driver failed programming external connectivity on endpoint x (8f): Error starting userland proxy: listen tcp4 0.0.0.0:808: bind: address already in use",
-			driver.ErrRetry, driver.ReasonPortConflict, "spec.ports[0].hostPort: host port 808 is taken",
+			driver.ErrRetry, driver.ReasonPortConflict, "spec.ports[0].hostPort: host port 808 is in use",
 		},
 		"port of a program, 28 and later": {
 			"failed to set up container networking: driver failed programming external connectivity on endpoint x (8f): failed to bind host port for 0.0.0.0:8080:172.17.0.2:81/tcp: address already in use",
-			driver.ErrRetry, driver.ReasonPortConflict, "spec.ports[1].hostPort: host port 8080 is taken",
+			driver.ErrRetry, driver.ReasonPortConflict, "spec.ports[1].hostPort: host port 8080 is in use",
 		},
 		"command that does not exist": {
 			`failed to create shim: OCI runtime create failed: container_linux.go:380: starting container process caused: exec: "/nope": stat /nope: no such file or directory: unknown`,
@@ -284,7 +284,7 @@ func TestExplainStart(t *testing.T) {
 			`failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: error during container init: exec: "a \"b\"": executable file not found in $PATH: unknown`,
 			driver.ErrInvalid, "", `runs the command "a \"b\"", which is in no folder of its PATH;`,
 		},
-		"command that is no program": {
+		"command that is not a program": {
 			`failed to create task for container: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: exec: "/etc": permission denied: unknown`,
 			driver.ErrInvalid, "", `runs the command "/etc", which is not an executable file;`,
 		},
@@ -296,11 +296,11 @@ func TestExplainStart(t *testing.T) {
 		},
 		"port of a program on one address": {
 			"failed to set up container networking: driver failed programming external connectivity on endpoint x (8f): failed to bind host port for 10.0.0.1:9090:172.17.0.2:83/tcp: address already in use",
-			driver.ErrRetry, driver.ReasonPortConflict, "spec.ports[3].hostPort: host port 9090 is taken",
+			driver.ErrRetry, driver.ReasonPortConflict, "spec.ports[3].hostPort: host port 9090 is in use",
 		},
 		"port of a program on one IPv6 address": {
 			"driver failed programming external connectivity on endpoint x (8f): Bind for [::1]:9090 failed: port is already allocated",
-			driver.ErrRetry, driver.ReasonPortConflict, "spec.ports[4].hostPort: host port 9090 is taken",
+			driver.ErrRetry, driver.ReasonPortConflict, "spec.ports[4].hostPort: host port 9090 is in use",
 		},
 		"full disk": {"mkdir /var/lib/docker/x: no space left on device", driver.ErrExhausted, "", "no space left"},
 	} {
@@ -308,7 +308,7 @@ func TestExplainStart(t *testing.T) {
 			err := explainStart(spec, "img", errors.New(c.err))
 			wantError(t, err, c.kind, c.reason, c.want)
 			if isRaw := strings.Contains(err.Error(), c.err); isRaw == errors.Is(c.kind, driver.ErrInvalid) {
-				t.Errorf("the engine's own text is in it: %v: %v", isRaw, err)
+				t.Errorf("the text of the engine is in it: %v: %v", isRaw, err)
 			}
 		})
 	}

@@ -73,7 +73,7 @@ func (i *instance) sampleUsage(ctx context.Context) (*driver.Usage, error) {
 	defer cancel()
 	stats, err := i.readStats(ctx)
 	if errdefs.IsNotFound(err) || errdefs.IsConflict(err) {
-		return nil, nil //nolint:nilnil // a sample of what has ended is neither
+		return nil, nil //nolint:nilnil // a server that has ended gives neither a sample nor an error
 	}
 	if err != nil || stats.Read.Year() <= 1 {
 		return nil, err

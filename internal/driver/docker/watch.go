@@ -14,7 +14,7 @@ import (
 )
 
 // watchedActions lists the events after which a container's record may differ. A signal is
-// not among them, because its effect is an event of its own.
+// not among them, because its effect is a separate event.
 var watchedActions = []string{
 	string(events.ActionCreate), string(events.ActionStart), string(events.ActionRestart),
 	string(events.ActionStop), string(events.ActionDie), string(events.ActionOOM),
@@ -26,7 +26,7 @@ var watchedActions = []string{
 // Watch implements driver.Driver: it sends the engine's events of this cluster's
 // containers, and the progress and ends of fetches.
 func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
-	// Events are requested from the engine's own time on, because an engine answers the request
+	// Events are requested from the time on that the engine has, because an engine answers the request
 	// slightly before it begins to listen.
 	limited, end := d.calls.Limit(ctx)
 	since, err := d.engine.SystemTime(limited)

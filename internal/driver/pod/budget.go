@@ -17,7 +17,7 @@ import (
 
 // ensureBudget creates or updates the PodDisruptionBudget that the spec asks for, or removes it.
 func (c *convergence) ensureBudget(ctx context.Context) error {
-	r := c.recorded(objects.KindBudget, c.Key.Name)
+	r := c.recordedObject(objects.KindBudget, c.Key.Name)
 	if r == nil && !c.spec.BlockEviction || c.budget != nil || c.hasNoBudget {
 		return nil // nothing to do, or this call has done it
 	}
@@ -71,15 +71,15 @@ func (c *convergence) updateBudget(ctx context.Context, have *policyv1.PodDisrup
 // cluster does so by itself, unless the VirtualMachine is deleted with orphan propagation. A pod tells
 // whether there may be one. An object with the name, the labels and a nonce is Drover's, or was forged by
 // a user who may edit the namespace.
-func (d *Driver) removeOrphanedBudget(ctx context.Context, of *instance.Instance) error {
-	if of.Pod != nil && of.Pod.Annotations[objects.AnnotationEviction] == "" {
+func (d *Driver) removeOrphanedBudget(ctx context.Context, server *instance.Instance) error {
+	if server.Pod != nil && server.Pod.Annotations[objects.AnnotationEviction] == "" {
 		return nil
 	}
-	budgets := d.Policy.PodDisruptionBudgets(of.Key.Namespace)
-	have, err := budgets.Get(ctx, of.Key.Name, metav1.GetOptions{})
-	isOurs := err == nil && have.Labels[objects.LabelUID] == string(of.UID) && have.Labels[objects.LabelCluster] == d.Objects.ClusterID && have.Annotations[objects.AnnotationNonce] != ""
+	budgets := d.Policy.PodDisruptionBudgets(server.Key.Namespace)
+	have, err := budgets.Get(ctx, server.Key.Name, metav1.GetOptions{})
+	isOurs := err == nil && have.Labels[objects.LabelUID] == string(server.UID) && have.Labels[objects.LabelCluster] == d.Objects.ClusterID && have.Annotations[objects.AnnotationNonce] != ""
 	if isOurs {
 		err = budgets.Delete(ctx, have.Name, onlyAs(have))
 	}
-	return objects.Explain("delete", objects.KindBudget, of.Key, objects.IgnoreNotFound(err))
+	return objects.Explain("delete", objects.KindBudget, server.Key, objects.IgnoreNotFound(err))
 }

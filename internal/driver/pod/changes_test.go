@@ -121,6 +121,6 @@ func TestReadiness(t *testing.T) {
 	}
 	plain.restart(t)
 	if r := plain.pod(t).Spec.Containers[0].ReadinessProbe; r == nil {
-		t.Error("the next pod has no probe")
+		t.Error("the next pod lacks a probe")
 	}
 }

@@ -30,7 +30,7 @@ func (c *convergence) setPaused(ctx context.Context, paused bool) error {
 	}
 	at, ok := instance.MachineOf(c.Pod)
 	if !ok {
-		return driver.Errorf(driver.ErrRetry, "spec.action: the pod %s has no address", c.Key)
+		return driver.Errorf(driver.ErrRetry, "spec.action: the pod %s does not have an address", c.Key)
 	}
 	if !paused {
 		if err := c.driver.machines.Resume(ctx, at); err != nil {
@@ -207,7 +207,7 @@ func (d streaming) Logs(ctx context.Context, uid types.UID, o driver.LogOptions)
 	case err != nil:
 		return nil, err
 	case len(pods) == 0:
-		return nil, driver.Errorf(driver.ErrRetry, "the server of UID %s has no pod, and the log of the last one went with it", uid)
+		return nil, driver.Errorf(driver.ErrRetry, "the server of UID %s does not have a pod, and the log of the last one went with it", uid)
 	case o.Previous:
 		return nil, driver.Errorf(driver.ErrRetry, "no earlier run is known: the log of a run goes with its pod")
 	}

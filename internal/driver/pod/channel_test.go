@@ -160,8 +160,8 @@ func TestPausedByOthers(t *testing.T) {
 	s.deleteAll(t)
 }
 
-// TestHangingMachine checks that machines that do not answer cost themselves the sample, and no
-// more than their own calls.
+// TestHangingMachine checks that machines that do not answer lose only their sample, and delay
+// only the calls to them.
 func TestHangingMachine(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -267,7 +267,7 @@ func (s *server) record(t *testing.T) {
 func (s *server) converge(t *testing.T) *convergence {
 	t.Helper()
 	c := s.d.newConvergence(s.ServerSpec)
-	assert.NoError(t, c.prepare(t.Context()))
+	assert.NoError(t, c.prepareObjects(t.Context()))
 	return c
 }
 

@@ -38,8 +38,8 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// shared is a real etcd and kube-apiserver with the controllers that collect garbage. It has no
-// nodes: a kubelet of the tests acts for them.
+// shared is a real etcd and kube-apiserver with the controllers that collect garbage. It runs
+// without nodes: a kubelet of the tests acts for them.
 var shared *framework.Cluster
 
 func TestMain(m *testing.M) {
@@ -79,7 +79,7 @@ func newWorld(t *testing.T) *world {
 	return newWorldIn(t, shared)
 }
 
-// newIsolatedWorld is newWorld with a cluster id of its own, for tests that count or check what a driver
+// newIsolatedWorld is newWorld with a separate cluster id, for tests that count or check what a driver
 // releases: drivers with the same id do that in all namespaces.
 func newIsolatedWorld(t *testing.T) *world {
 	t.Helper()

@@ -118,7 +118,7 @@ func (e *contractEngine) ignoresStop(p *corev1.Pod) bool {
 	return m.isStubborn || m.isPaused
 }
 
-// begin starts a simulated machine, which listens at an address of its own.
+// begin starts a simulated machine, which listens at a separate address.
 func (e *contractEngine) begin(p *corev1.Pod) (string, func() (int32, string), error) {
 	secret, err := e.kube.CoreV1().Secrets(p.Namespace).Get(context.Background(), objects.SecretOf(p), metav1.GetOptions{})
 	if err != nil {
@@ -126,7 +126,7 @@ func (e *contractEngine) begin(p *corev1.Pod) (string, func() (int32, string), e
 	}
 	at, ok := objects.ControlPortOf(p)
 	if !ok {
-		return "", nil, fmt.Errorf("pod %s has no control port", p.Name)
+		return "", nil, fmt.Errorf("pod %s lacks a control port", p.Name)
 	}
 	listener, address, err := e.listen(at)
 	if err != nil {

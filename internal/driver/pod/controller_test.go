@@ -93,7 +93,7 @@ func (v *vm) wait(t *testing.T, phase string, withUsage bool) {
 	})
 }
 
-// TestController has the real controller run VirtualMachines, in a cluster of its own: in the shared one, it
+// TestController has the real controller run VirtualMachines, in a separate cluster: in the shared one, it
 // would reconcile those of all tests.
 func TestController(t *testing.T) {
 	t.Parallel()
@@ -153,7 +153,7 @@ func testLife(t *testing.T, w *world) {
 		t.Errorf("the released pod is held: %v, %v", held, err)
 	}
 	assert.NoError(t, w.kube.CoreV1().Pods(w.namespace).Delete(t.Context(), s.base(), metav1.DeleteOptions{}))
-	assert.Eventually(t, "the released pod has no finalizer", func(t testing.TB) error {
+	assert.Eventually(t, "the released pod has lost its finalizer", func(t testing.TB) error {
 		if _, err := s.holds(t); err == nil {
 			return errors.New("it is there")
 		}

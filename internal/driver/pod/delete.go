@@ -43,17 +43,17 @@ func (d *Driver) deleteServer(ctx context.Context, t driver.Target, retain bool)
 		return err
 	}
 	if retain {
-		return w.retain(ctx)
+		return w.retainServer(ctx)
 	}
 	if err := w.recordRefusal(ctx); err != nil {
 		return err
 	}
-	return w.remove(ctx)
+	return w.removeServer(ctx)
 }
 
-// remove takes the next steps of a removal: the pod, then the disks. No disk is removed while a machine
+// removeServer takes the next steps of a removal: the pod, then the disks. No disk is removed while a machine
 // may use it.
-func (w *writer) remove(ctx context.Context) error {
+func (w *writer) removeServer(ctx context.Context) error {
 	if w.Pod != nil && w.End() == nil {
 		if err := w.endPod(ctx, objects.MinimalGrace); err != nil {
 			return err
@@ -86,10 +86,10 @@ func (w *writer) deleteClaim(ctx context.Context, claim *corev1.PersistentVolume
 	return objects.Explain("delete", objects.KindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, objects.IgnoreNotFound(err))
 }
 
-// retain releases the server: objects that outlive the VirtualMachine have to lose it as their owner
+// retainServer releases the server: objects that outlive the VirtualMachine have to lose it as their owner
 // before it is gone, or the garbage collector would delete them. The object that IsRetained looks at is
 // changed last, since a repeated call does nothing after that.
-func (w *writer) retain(ctx context.Context) error {
+func (w *writer) retainServer(ctx context.Context) error {
 	mark := func(c *corev1.PersistentVolumeClaim) {
 		metav1.SetMetaDataLabel(&c.ObjectMeta, objects.LabelRetained, "true")
 	}

@@ -44,7 +44,7 @@ func TestDestinations(t *testing.T) {
 	})
 }
 
-// connect has the network of pods lead to the other host by a link of its own, and to all else by the node. The other
+// connect has the network of pods lead to the other host by a separate link, and to all else by the node. The other
 // host serves metadata too, and pods may send pings, as container runtimes allow.
 func connect(t *testing.T, n *podtest.Node, around destinations.Surroundings) {
 	t.Helper()

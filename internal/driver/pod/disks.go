@@ -31,37 +31,37 @@ type claims struct {
 
 // ensureClaim creates the PVC of a disk unless it exists. It never creates a second one, since an empty
 // disk would take the place of one that is gone.
-func (c *claims) ensureClaim(ctx context.Context, of objects.Disk) error {
-	if claim := c.Claims[of.Name]; claim != nil {
+func (c *claims) ensureClaim(ctx context.Context, disk objects.Disk) error {
+	if claim := c.Claims[disk.Name]; claim != nil {
 		return c.checkRecorded(objects.KindClaim, claim)
 	}
-	key := types.NamespacedName{Namespace: c.Key.Namespace, Name: objects.ClaimName(c.Key.Name, of.Name)}
-	recorded := c.recorded(objects.KindClaim, key.Name)
+	key := types.NamespacedName{Namespace: c.Key.Namespace, Name: objects.ClaimName(c.Key.Name, disk.Name)}
+	recorded := c.recordedObject(objects.KindClaim, key.Name)
 	switch {
 	case recorded == nil:
 		return c.recordFirst(nil, c.newIntents(ctx)...)
 	case recorded.UID != "":
-		return objects.LostClaimError(key, recorded.UID, of, c.unlabelled(key.Name))
+		return objects.LostClaimError(key, recorded.UID, disk, c.unlabelledClaim(key.Name))
 	}
-	created, err := c.driver.Client.PersistentVolumeClaims(key.Namespace).Create(ctx, c.driver.Objects.NewClaim(c.spec, of, recorded.Nonce), metav1.CreateOptions{})
+	created, err := c.driver.Client.PersistentVolumeClaims(key.Namespace).Create(ctx, c.driver.Objects.NewClaim(c.spec, disk, recorded.Nonce), metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		if err := c.Read(ctx); err != nil {
 			return err
 		}
-		if c.Claims[of.Name] == nil { // neither an earlier try nor another leader has made it
+		if c.Claims[disk.Name] == nil { // neither an earlier try nor another leader has made it
 			return objects.TakenError(objects.KindClaim, key)
 		}
-		return c.ensureClaim(ctx, of)
+		return c.ensureClaim(ctx, disk)
 	}
 	if err == nil {
 		c.Note(created)
-		c.Claims[of.Name] = created
+		c.Claims[disk.Name] = created
 	}
 	return objects.Explain("create", objects.KindClaim, key, err)
 }
 
-// unlabelled returns the PVC of a name that lacks the labels of the server, nil if there is none.
-func (c *claims) unlabelled(name string) metav1.Object {
+// unlabelledClaim returns the PVC of a name that lacks the labels of the server, nil if there is none.
+func (c *claims) unlabelledClaim(name string) metav1.Object {
 	for _, o := range c.Unlabelled {
 		if claim, ok := o.(*corev1.PersistentVolumeClaim); ok && claim.Name == name {
 			return claim
@@ -70,7 +70,7 @@ func (c *claims) unlabelled(name string) metav1.Object {
 	return nil
 }
 
-// fittedSpec returns the spec with disks that are no larger than their volumes have room for.
+// fittedSpec returns the spec with disks that fit into their volumes.
 func (c *claims) fittedSpec() driver.ServerSpec {
 	spec := c.spec
 	spec.RootDiskBytes, spec.Volumes = objects.Fit(spec.RootDiskBytes, c.Claims.Root()), slices.Clone(spec.Volumes)
@@ -102,10 +102,10 @@ func (c *claims) growDisks(ctx context.Context) error {
 }
 
 // growClaim enlarges the PVC of a disk to the size in the spec.
-func (c *claims) growClaim(ctx context.Context, of objects.Disk) error {
-	claim, wanted := c.Claims[of.Name], objects.ClaimSize(of.Bytes)
+func (c *claims) growClaim(ctx context.Context, disk objects.Disk) error {
+	claim, wanted := c.Claims[disk.Name], objects.ClaimSize(disk.Bytes)
 	isOurs := claim != nil && c.checkRecorded(objects.KindClaim, claim) == nil
-	if !isOurs || of.Bytes == 0 || claim.Status.Phase != corev1.ClaimBound {
+	if !isOurs || disk.Bytes == 0 || claim.Status.Phase != corev1.ClaimBound {
 		return nil
 	}
 	has := claim.Spec.Resources.Requests[corev1.ResourceStorage]
@@ -118,7 +118,7 @@ func (c *claims) growClaim(ctx context.Context, of objects.Disk) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%s: the PVC has %s and needs %s: %w", of.Field, objects.DescribeSize(has), objects.DescribeSize(wanted), err)
+	return fmt.Errorf("%s: the PVC has %s and needs %s: %w", disk.Field, objects.DescribeSize(has), objects.DescribeSize(wanted), err)
 }
 
 // growGuest enlarges the disks of a guest that runs, and records that on the pod.
@@ -151,16 +151,16 @@ func (c *claims) growGuest(ctx context.Context) error {
 // nextDisks returns the settings that the disks of a pod should have now, and the sizes of those that are
 // to grow. A disk that has left the spec is kept until it is recorded as made, so that no other disk is
 // made in its place.
-func (c *claims) nextDisks(has map[string]objects.DiskSettings) (next map[string]objects.DiskSettings, sizes control.Sizes) {
+func (c *claims) nextDisks(present map[string]objects.DiskSettings) (next map[string]objects.DiskSettings, sizes control.Sizes) {
 	wanted := c.diskSettings()
 	next, sizes.Volumes = map[string]objects.DiskSettings{}, map[string]int64{}
-	for name, before := range has {
-		if r := c.recorded(objects.KindClaim, objects.ClaimName(c.Key.Name, name)); r != nil && !r.Made {
+	for name, before := range present {
+		if r := c.recordedObject(objects.KindClaim, objects.ClaimName(c.Key.Name, name)); r != nil && !r.Made {
 			next[name] = before
 		}
 	}
 	for _, of := range objects.DisksOf(c.spec) {
-		before, known := has[of.Name]
+		before, known := present[of.Name]
 		if !known {
 			continue // the next pod has it
 		}
@@ -176,7 +176,7 @@ func (c *claims) nextDisks(has map[string]objects.DiskSettings) (next map[string
 	return next, sizes
 }
 
-// markClaims records on each PVC its own UID, and on the PVC of the root disk which pod may run.
+// markClaims records on each PVC the UID of that PVC, and on the PVC of the root disk which pod may run.
 func (c *claims) markClaims(ctx context.Context) error {
 	for _, claim := range c.Claims.Volumes() {
 		if claim.Annotations[objects.AnnotationClaim] != "" {

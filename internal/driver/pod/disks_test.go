@@ -43,8 +43,8 @@ func (s *server) settle(t *testing.T) {
 	t.Helper()
 	assert.Eventually(t, s.Name+" is settled", func(t testing.TB) error {
 		for name, c := range s.claims(t) {
-			if wants, has := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage]; wants.Cmp(has) != 0 {
-				return fmt.Errorf("the volume of %q has %s", name, has.String())
+			if requested, actual := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage]; requested.Cmp(actual) != 0 {
+				return fmt.Errorf("the volume of %q has %s", name, actual.String())
 			}
 		}
 		if s.list(t).NeedsEnsure {
@@ -260,14 +260,14 @@ func TestDeletedClaim(t *testing.T) {
 }
 
 // wantRefusal repeats Ensure until it fails for a reason, and checks the text.
-func (s *server) wantRefusal(t *testing.T, reason, says string) {
+func (s *server) wantRefusal(t *testing.T, reason, message string) {
 	t.Helper()
 	assert.Eventually(t, "a refusal because of "+reason, func(t testing.TB) error {
 		_, err := s.ensure(t)
 		if driver.ReasonOf(err) != reason {
 			return fmt.Errorf("Ensure returns %w", err)
 		}
-		assert.ErrorIs(t, reason, err, driver.ErrRetry, says)
+		assert.ErrorIs(t, reason, err, driver.ErrRetry, message)
 		return nil
 	})
 }
@@ -326,10 +326,10 @@ func (s *server) takeLabels(t *testing.T) {
 }
 
 // wantLabels checks that PVCs have the labels that they had.
-func (s *server) wantLabels(t *testing.T, before map[string]corev1.PersistentVolumeClaim) {
+func (s *server) wantLabels(t *testing.T, earlier map[string]corev1.PersistentVolumeClaim) {
 	t.Helper()
 	now := s.claims(t)
-	for name, c := range before {
+	for name, c := range earlier {
 		if !maps.Equal(now[name].Labels, c.Labels) || now[name].UID != c.UID {
 			t.Errorf("the PVC %q has %v, and had %v", name, now[name].Labels, c.Labels)
 		}

@@ -51,7 +51,7 @@ func TestDeletedPodsAreReleased(t *testing.T) {
 			return fmt.Errorf("it has finalizers %v: %w, %w", now.Finalizers, err, ensureErr)
 		})
 	}
-	assert.ErrorIs(t, "the start of what is refused", assert.ErrorOf(refused.ensure(t)), driver.ErrUnsupported, "hostPort")
+	assert.ErrorIs(t, "the start of a refused server", assert.ErrorOf(refused.ensure(t)), driver.ErrUnsupported, "hostPort")
 }
 
 // TestMadeByALostPod checks that the disks of a guest that was seen to run count as made after its pod is lost,
@@ -73,7 +73,7 @@ func TestMadeByALostPod(t *testing.T) {
 			return err
 		}
 		for _, disk := range []string{objects.RootDisk, "data"} {
-			if r := s.d.newConvergence(s.ServerSpec).recorded(objects.KindClaim, objects.ClaimName(s.base(), disk)); r == nil || !r.Made {
+			if r := s.d.newConvergence(s.ServerSpec).recordedObject(objects.KindClaim, objects.ClaimName(s.base(), disk)); r == nil || !r.Made {
 				return fmt.Errorf("the disk %q is recorded as %+v", disk, r)
 			}
 		}

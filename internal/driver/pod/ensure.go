@@ -38,10 +38,10 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 		if err := c.recordUnknown(ctx); err != nil {
 			return err
 		}
-		if err := c.prepare(ctx); err != nil {
+		if err := c.prepareObjects(ctx); err != nil {
 			return err
 		}
-		if err := c.converge(ctx); err != nil {
+		if err := c.convergeServer(ctx); err != nil {
 			return c.recordClaims(err)
 		}
 		s = c.describeServer()
@@ -82,9 +82,9 @@ func (c *convergence) recordUnknown(ctx context.Context) error {
 	return c.recordFirst(nil, c.newIntents(ctx)...)
 }
 
-// prepare reads the objects, refuses those that Ensure must not touch, and removes a deleted pod that has
+// prepareObjects reads the objects, refuses those that Ensure must not touch, and removes a deleted pod that has
 // ended.
-func (c *convergence) prepare(ctx context.Context) error {
+func (c *convergence) prepareObjects(ctx context.Context) error {
 	if err := c.Read(ctx); err != nil {
 		return err
 	}
@@ -148,9 +148,9 @@ func (c *convergence) checkIdentity(ctx context.Context) error {
 	return driver.Errorf(driver.ErrRetry, "the pod %s is not this VirtualMachine's, and its kubelet has yet to remove it", c.Key)
 }
 
-// converge takes the steps that are possible without waiting. A disk that cannot grow does not keep the
+// convergeServer takes the steps that are possible without waiting. A disk that cannot grow does not keep the
 // other steps from being taken.
-func (c *convergence) converge(ctx context.Context) error {
+func (c *convergence) convergeServer(ctx context.Context) error {
 	if err := c.checkDeletedClaim(); err != nil {
 		return err
 	}
@@ -286,7 +286,7 @@ func (c *convergence) adoptPod(ctx context.Context) error {
 // status of the VirtualMachine, and on the PVC. The pod object remains until its kubelet has unmounted the
 // volumes: Server.IsLeaving.
 func (c *convergence) removePod(ctx context.Context) error {
-	if r := c.recorded(objects.KindPod, c.Key.Name); c.End() != nil && r != nil && !r.Ended {
+	if r := c.recordedObject(objects.KindPod, c.Key.Name); c.End() != nil && r != nil && !r.Ended {
 		ended := *r
 		ended.UID, ended.Ended, ended.Images = c.Pod.UID, true, endedImages(c.Pod, r.Images)
 		return c.recordFirst(nil, ended)
@@ -295,10 +295,10 @@ func (c *convergence) removePod(ctx context.Context) error {
 }
 
 // checkLost returns an error if nothing tells whether the machine runs, because its container or its pod
-// is lost. A pod that the PVC does not record still had its scheduling gate, and a pod whose record has no
+// is lost. A pod that the PVC does not record still had its scheduling gate, and a pod whose record lacks a
 // UID was never seen.
 func (c *convergence) checkLost() error {
-	r := c.recorded(objects.KindPod, c.Key.Name)
+	r := c.recordedObject(objects.KindPod, c.Key.Name)
 	if c.Pod == nil && c.spec.Ephemeral && r != nil && r.UID != "" && !r.Ended && r.UID != c.Asserted {
 		return lostError(instance.PodLostText(c.Key))
 	}
@@ -330,7 +330,7 @@ func (c *convergence) createPod(ctx context.Context) error {
 	if err := c.ensureBudget(ctx); err != nil {
 		return err
 	}
-	r := c.recorded(objects.KindPod, c.Key.Name)
+	r := c.recordedObject(objects.KindPod, c.Key.Name)
 	on := c.driver.kvm.Choose(ctx, c.spec.Placement)
 	pod, err := c.driver.Objects.NewPod(c.fittedSpec(), objects.Run{Nonce: r.Nonce, Images: r.Images, Disks: c.diskSettings(), Digests: c.digests, Made: c.madeDisks(), Root: c.Claims.Root(), KVM: on, Ungated: !c.hasGate()})
 	if err != nil {
@@ -389,7 +389,7 @@ func (c *convergence) removeGate(ctx context.Context) error {
 // made never changes, so it is not among them: see objects.RefusedImage.
 func (c *convergence) pendingFields() []string {
 	has, wants := objects.ReadSettings(c.Pod), c.driver.Objects.Settings(c.spec, c.digests)
-	if r := c.recorded(objects.KindClaim, c.base); has.Kernel == nil && wants.Kernel == nil && r != nil && r.Made {
+	if r := c.recordedObject(objects.KindClaim, c.base); has.Kernel == nil && wants.Kernel == nil && r != nil && r.Made {
 		wants.Image, wants.Checksum = has.Image, has.Checksum
 	}
 	return objects.PendingFields(has, wants)
@@ -414,7 +414,7 @@ func (c *convergence) isGatedOutdated(ctx context.Context) bool {
 // fails.
 func (c *convergence) ensureSecret(ctx context.Context) error {
 	name := objects.SecretOf(c.Pod)
-	r, pod := c.recorded(objects.KindSecret, name), c.recorded(objects.KindPod, c.Key.Name)
+	r, pod := c.recordedObject(objects.KindSecret, name), c.recordedObject(objects.KindPod, c.Key.Name)
 	switch {
 	case r != nil && r.UID != "",
 		c.driver.machines.HasAnswered(c.Pod.UID),                      // with the keys in it
@@ -492,7 +492,7 @@ func (c *convergence) describeServer() driver.Server {
 	if c.Pod != nil && c.Pod.DeletionTimestamp == nil && c.End() == nil && !objects.IsGated(c.Pod) && !c.spec.PowerOnly {
 		s.Pending = c.pendingFields()
 	}
-	s.Refused = objects.RefusedImage(c.spec.Image, c.recorded(objects.KindClaim, c.base))
+	s.Refused = objects.RefusedImage(c.spec.Image, c.recordedObject(objects.KindClaim, c.base))
 	return s
 }
 

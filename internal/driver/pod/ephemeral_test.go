@@ -45,7 +45,7 @@ func (s *server) wantNeverRan(t *testing.T, later *server) {
 	later.deleteAll(t)
 }
 
-// TestEphemeral follows a server whose pod has no scheduling gate. It runs nothing before it has its
+// TestEphemeral follows a server whose pod lacks a scheduling gate. It runs nothing before it has its
 // Secret, which another leader makes for the pod that it finds.
 func TestEphemeral(t *testing.T) {
 	t.Parallel()
@@ -108,7 +108,7 @@ func TestLateEphemeralPod(t *testing.T) {
 }
 
 // TestEphemeralSecret has a tenant make the Secret first, and the controller end before it has
-// recorded its own. Either way another pod gets another Secret.
+// recorded the Secret that it makes. Either way another pod gets another Secret.
 func TestEphemeralSecret(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -136,7 +136,7 @@ func TestEphemeralSecret(t *testing.T) {
 }
 
 // TestEphemeralWrites counts what the driver writes for a server from its creation to its removal.
-// Of a pod, only the removal of the finalizer comes in addition to what a bare one needs.
+// For a pod, only the removal of the finalizer is added to the writes that a bare pod needs.
 func TestEphemeralWrites(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -252,8 +252,8 @@ func TestStartOfChangedEphemeral(t *testing.T) {
 	s.wantGone(t)
 }
 
-// TestForeignPodAfterLoss has a user put a pod of his own in the place of one that is lost. That it
-// ends proves nothing of the lost one.
+// TestForeignPodAfterLoss has a user put another pod in the place of one that is lost. That it
+// ends proves nothing about the lost one.
 func TestForeignPodAfterLoss(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

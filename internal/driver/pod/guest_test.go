@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestGuest reaches the guest of a real machine, which has no agent and ends when x is typed. A pod
+// TestGuest reaches the guest of a real machine, which runs without an agent and ends when x is typed. A pod
 // that was made without --pod-streams offers nothing.
 func TestGuest(t *testing.T) {
 	t.Parallel()
@@ -28,16 +28,16 @@ func TestGuest(t *testing.T) {
 	s.usage(t) // the guest runs, which this kubelet does not wait for, and its disk is made
 	d, ok := openWith(t, shared.Config, clusterID, 0, true).(streaming)
 	if !ok {
-		t.Fatal("a driver with --pod-streams has no streams")
+		t.Fatal("a driver with --pod-streams lacks streams")
 	}
-	assert.ErrorIs(t, "a console of a pod of before", assert.ErrorOf(d.Console(t.Context(), s.UID)), driver.ErrUnsupported, "restart the VM", "--pod-streams")
+	assert.ErrorIs(t, "a console of a pod from before --pod-streams", assert.ErrorOf(d.Console(t.Context(), s.UID)), driver.ErrUnsupported, "restart the VM", "--pod-streams")
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	assert.ErrorIs(t, "a console of a machine that is off", assert.ErrorOf(d.Console(t.Context(), s.UID)), driver.ErrRetry, "")
 
 	s.d = d.Driver
 	s.turn(t, driver.PowerOn, driver.StateRunning)
 	if secret, err := w.kube.CoreV1().Secrets(s.Namespace).Get(t.Context(), objects.SecretOf(s.pod(t)), metav1.GetOptions{}); err != nil || len(secret.Data[control.GuestCAFile]) == 0 {
-		t.Errorf("the pod has no authority of those who reach its guest: %v", err)
+		t.Errorf("the pod lacks the authority of those who reach its guest: %v", err)
 	}
 	first, second := s.openConsole(t, d), s.openConsole(t, d)
 	readFirst, readSecond := streams.ReadAll(t, first), streams.ReadAll(t, second)

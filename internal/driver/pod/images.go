@@ -89,7 +89,7 @@ func (c *claims) hasResolved(recorded *driver.Object) bool {
 // knownImages returns the images of the last pod that the next one keeps. A pod that is lost may have run
 // with them, so they count as proven.
 func (s *record) knownImages() (known []driver.ResolvedImage) {
-	r := s.recorded(objects.KindPod, s.base)
+	r := s.recordedObject(objects.KindPod, s.base)
 	if r == nil {
 		return nil
 	}
@@ -120,7 +120,7 @@ func (c *claims) recordMadeDisks() {
 	}
 	kept := objects.ReadSettings(c.Pod)
 	for name := range kept.Disks {
-		r := c.recorded(objects.KindClaim, objects.ClaimName(c.Key.Name, name))
+		r := c.recordedObject(objects.KindClaim, objects.ClaimName(c.Key.Name, name))
 		if r == nil || r.Made || !c.HasMadeDisk(name) {
 			continue
 		}
@@ -138,7 +138,7 @@ func (c *claims) recordMadeDisks() {
 // recordDisksOfLostPod records the disks as made if the pod is gone without a proof of its end and its
 // guest was seen to run. The image of the root disk is not known any more then.
 func (s *record) recordDisksOfLostPod() {
-	pod := s.recorded(objects.KindPod, s.base)
+	pod := s.recordedObject(objects.KindPod, s.base)
 	if pod == nil || pod.UID == "" || pod.Ended || string(pod.UID) != s.spec.SeenRun {
 		return
 	}
@@ -153,7 +153,7 @@ func (s *record) recordDisksOfLostPod() {
 func (s *record) madeDisks() map[string]driver.ResolvedImage {
 	made := map[string]driver.ResolvedImage{}
 	for _, of := range objects.DisksOf(s.spec) {
-		r := s.recorded(objects.KindClaim, objects.ClaimName(s.base, of.Name))
+		r := s.recordedObject(objects.KindClaim, objects.ClaimName(s.base, of.Name))
 		if r == nil || !r.Made {
 			continue
 		}

@@ -270,7 +270,7 @@ func TestUnresolvedTags(t *testing.T) {
 }
 
 // TestLargeImage checks that a server whose machine has found an image that is larger than its disk is refused, with
-// the field, its value and what it has to be, that no pod is made until the spec differs, and that one is then.
+// the field, its value and the size that is needed, that no pod is made until the spec differs, and that one is then.
 func TestLargeImage(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

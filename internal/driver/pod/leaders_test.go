@@ -29,7 +29,7 @@ func TestTwoLeaders(t *testing.T) {
 		return c.updatePod(t.Context(), func(p *corev1.Pod) { p.Spec.SchedulingGates = nil })
 	}
 	for name, tc := range map[string]struct {
-		// before and after are what the one leader does before and after the other one removes
+		// before and after are the steps of the first leader before and after the second one removes
 		// the pod, which it has seen with its gate.
 		before, after func(one *convergence) error
 		stays         bool
@@ -63,20 +63,20 @@ func TestTwoLeaders(t *testing.T) {
 }
 
 // twoLeaders returns calls of two leaders that both see the server's first pod with its gate.
-func (s *server) twoLeaders(t *testing.T) (one, other *convergence) {
+func (s *server) twoLeaders(t *testing.T) (first, second *convergence) {
 	t.Helper()
 	s.record(t)
-	one = s.converge(t)
-	assert.NoError(t, errors.Join(one.ensureClaim(t.Context(), objects.Disk{Bytes: s.RootDiskBytes}), one.createPod(t.Context()), one.ensureSecret(t.Context())))
+	first = s.converge(t)
+	assert.NoError(t, errors.Join(first.ensureClaim(t.Context(), objects.Disk{Bytes: s.RootDiskBytes}), first.createPod(t.Context()), first.ensureSecret(t.Context())))
 	// Nobody changes the PVC from here on but the leaders.
 	assert.Eventually(t, "the PVC is bound", func(t testing.TB) error {
-		if err := one.Read(t.Context()); err != nil || one.Claims.Root().Status.Phase == corev1.ClaimBound {
+		if err := first.Read(t.Context()); err != nil || first.Claims.Root().Status.Phase == corev1.ClaimBound {
 			return err
 		}
 		return errors.New("it is not")
 	})
-	other = s.converge(t)
-	return one, other
+	second = s.converge(t)
+	return first, second
 }
 
 // TestNonceIsUsedOnce has one leader remove a pod with its scheduling gate, whose UID is not recorded yet. A

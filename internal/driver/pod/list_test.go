@@ -41,8 +41,8 @@ func (s *server) isListed(t *testing.T) (bool, error) {
 	return slices.ContainsFunc(all, func(have driver.Server) bool { return have.UID == s.UID }), err
 }
 
-// TestListHasOwnWrites checks that lists from informers have what was just written, however far the
-// informers are behind.
+// TestListHasOwnWrites checks that lists from informers have the objects that were just written, however
+// far the informers are behind.
 func TestListHasOwnWrites(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -157,14 +157,14 @@ func (c *requests) all() map[string]int {
 }
 
 // wantRequests checks what a call requests.
-func (c *requests) wantRequests(t *testing.T, what string, call func() error, want map[string]int) {
+func (c *requests) wantRequests(t *testing.T, name string, call func() error, want map[string]int) {
 	t.Helper()
 	c.all()
 	if err := call(); err != nil {
-		t.Fatalf("%s: %v", what, err)
+		t.Fatalf("%s: %v", name, err)
 	}
 	if got := c.all(); !maps.Equal(got, want) {
-		t.Errorf("%s requests %v, want %v", what, got, want)
+		t.Errorf("%s requests %v, want %v", name, got, want)
 	}
 }
 
@@ -264,7 +264,7 @@ func TestReadsOfReleased(t *testing.T) {
 	count.wantRequests(t, "a look at a released pod that runs", release, map[string]int{})
 	assert.NoError(t, w.kubelet.Finish(t.Context(), s.pod(t)))
 	count.all()
-	assert.Eventually(t, "the pod has no finalizer", func(t testing.TB) error {
+	assert.Eventually(t, "the pod has lost its finalizer", func(t testing.TB) error {
 		s.release(t)
 		if held, err := s.holds(t); held || err != nil {
 			return errors.Join(errors.New("it is held"), err)

@@ -24,7 +24,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// addNode has the kubelet run pods on a ready node of its own, which has a boot.
+// addNode has the kubelet run pods on a new node, which is ready and has a boot.
 func (w *world) addNode(t *testing.T) *corev1.Node {
 	t.Helper()
 	node, err := w.kube.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-" + w.namespace}}, metav1.CreateOptions{})
@@ -34,10 +34,10 @@ func (w *world) addNode(t *testing.T) *corev1.Node {
 }
 
 // postNode posts the status of a ready node in a boot.
-func (w *world) postNode(t *testing.T, node *corev1.Node, boot string, at time.Time) *corev1.Node {
+func (w *world) postNode(t *testing.T, node *corev1.Node, boot string, now time.Time) *corev1.Node {
 	t.Helper()
 	node.Status.NodeInfo.SystemUUID, node.Status.NodeInfo.BootID = "system", boot
-	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.NewTime(at)}}
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.NewTime(now)}}
 	posted, err := w.kube.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
 	assert.NoError(t, err)
 	return posted
@@ -145,7 +145,7 @@ func (w *world) injectInit(t *testing.T) {
 		tried := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "tried"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
 		p, err := w.kube.CoreV1().Pods(w.namespace).Create(t.Context(), tried, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err == nil && len(p.Spec.InitContainers) == 0 {
-			err = errors.New("a pod has no init containers")
+			err = errors.New("a pod lacks init containers")
 		}
 		return err
 	})

@@ -185,7 +185,7 @@ func TestSpecOfAWaitingPod(t *testing.T) {
 	}
 }
 
-// waitUntilSettled waits until the pod has no gate, and a node if it can get one, and returns its UID.
+// waitUntilSettled waits until the pod has lost its gate, and has a node if it can get one, and returns its UID.
 func (s *server) waitUntilSettled(t *testing.T, hasNode bool) (uid types.UID) {
 	t.Helper()
 	assert.Eventually(t, "the pod waits", func(t testing.TB) error {
@@ -203,8 +203,8 @@ func (s *server) waitUntilSettled(t *testing.T, hasNode bool) (uid types.UID) {
 	return uid
 }
 
-// TestKVM checks what a new pod requests, and what its machine is to use, before and after a node
-// offers KVM.
+// TestKVM checks what a new pod requests, and which accelerator its machine is to use, before and after
+// a node offers KVM.
 func TestKVM(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -221,8 +221,8 @@ func TestKVM(t *testing.T) {
 		s := w.newServer(t, vm)
 		s.d, s.Placement.NodeSelector = drivers[mode], selector
 		s.reach(t, driver.StateRunning)
-		described, has := s.described(t), s.pod(t).Spec.Containers[0].Resources
-		requested, limited := has.Requests[name], has.Limits[name]
+		described, resources := s.described(t), s.pod(t).Spec.Containers[0].Resources
+		requested, limited := resources.Requests[name], resources.Limits[name]
 		if described.Accelerator != accelerator || requested.Value() != requests || limited.Value() != requests {
 			t.Errorf("%s: the machine uses %s, and the pod requests %s of %s of KVM, want %s and %d of both",
 				vm, described.Accelerator, requested.String(), limited.String(), accelerator, requests)

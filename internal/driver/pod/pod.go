@@ -5,7 +5,7 @@
 // the pod if it is ephemeral, and at most one pod, whose container runs QEMU through drover-machine.
 //
 // Start with Ensure in ensure.go. Package objects makes the manifests, and package instance reads the
-// objects of a server and says what they prove. record.go has what the status has recorded, writer.go
+// objects of a server and says what they prove. record.go has the objects that the status has recorded, writer.go
 // changes objects, disks.go has PVCs and their growth, images.go the images of pods and disks, budget.go
 // the PodDisruptionBudget, delete.go removes a server, and list.go observes all. channel.go asks running
 // machines, by package machines, and package tags asks registries.
@@ -15,7 +15,7 @@
 //   - The pod's name derives from the VirtualMachine, so there is at most one pod.
 //   - The pod is created with a scheduling gate. The gate is removed once the PVC has recorded the pod, and
 //     the pod has its Secret, so a pod that a deposed leader makes runs nothing. The pod of an ephemeral
-//     server that is to run has no gate, because no kubelet starts it without its Secret.
+//     server that is to run is made without a gate, because no kubelet starts it without its Secret.
 //   - The pod has a finalizer, objects.FinalizerStopped, which is removed only once the end of its
 //     containers is proven (package instance). Until then the name is taken, whoever deletes the pod.
 //   - A pod that is gone although its end was not recorded proves nothing. Nothing is started then until an
@@ -62,8 +62,8 @@ const Name = "pod"
 
 // Options configure a Driver.
 type Options struct {
-	// Objects are what the objects of all servers have in common. Objects of another ClusterID are neither
-	// listed nor changed.
+	// Objects has the settings that the objects of all servers have in common. Objects of another ClusterID
+	// are neither listed nor changed.
 	Objects objects.Template
 	// Client reaches the cluster. Required.
 	Client corev1client.CoreV1Interface
@@ -84,7 +84,7 @@ type Options struct {
 	// Fetch limits the questions to registries and the size of an image that a machine fetches. With nil
 	// no registry is asked, and each node resolves the tags of images.
 	Fetch *image.Policy
-	// CallTimeout limits a call whose context has no deadline.
+	// CallTimeout limits a call whose context lacks a deadline.
 	CallTimeout time.Duration
 
 	Log   logr.Logger
@@ -132,8 +132,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.Assertions, "pod-assertions", o.Assertions, "pod: take the annotation cloudnative.tw/machine-is-off of a VirtualMachine as proof that its machine is off; only where the policy of config/pod restricts who may set it")
 }
 
-// CheckWithoutStreams refuses an option that has no effect where no streams are served: it would only add
-// to what an attacker can reach in machines.
+// CheckWithoutStreams refuses an option that has no effect where no streams are served: it would only let
+// an attacker reach more in machines.
 func (o *Options) CheckWithoutStreams() error {
 	if o.Streams {
 		return errors.New("--pod-streams is given without --streams-address, where streams would be served")
@@ -200,7 +200,7 @@ func New(o Options) (*Driver, error) {
 	}
 	d.reader = &instance.Reader{
 		ClusterID: o.Objects.ClusterID, Client: o.Client, Policy: o.Policy, Log: o.Log, Owner: o.Owner, AssertedOff: o.AssertedOff, LastStatus: d.machines.Last, Clock: o.Clock,
-		HasSecret: func(pod types.UID) bool { _, has := d.secrets.Load(pod); return has },
+		HasSecret: func(pod types.UID) bool { _, ok := d.secrets.Load(pod); return ok },
 	}
 	return d, nil
 }

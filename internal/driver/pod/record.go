@@ -22,8 +22,8 @@ type record struct {
 	base string // the name of the pod and of the root disk's PVC
 }
 
-// recorded returns the record of an object, nil if there is none.
-func (s *record) recorded(kind, name string) *driver.Object {
+// recordedObject returns the record of an object, nil if there is none.
+func (s *record) recordedObject(kind, name string) *driver.Object {
 	n := slices.IndexFunc(s.spec.Objects, func(o driver.Object) bool { return o.Kind == kind && o.Name == name })
 	if n < 0 {
 		return nil
@@ -54,7 +54,7 @@ func (s *record) recordFirst(failure error, changed ...driver.Object) error {
 // checkRecorded refuses an object that was not made for the VirtualMachine. Its UID has to be the recorded
 // one, or its nonce that of an intent whose UID is not recorded yet.
 func (c *claims) checkRecorded(kind string, o metav1.Object) error {
-	recorded := c.recorded(kind, o.GetName())
+	recorded := c.recordedObject(kind, o.GetName())
 	switch {
 	case recorded != nil && recorded.UID == o.GetUID():
 		return nil
@@ -109,10 +109,10 @@ func (c *claims) isNonceUsed(r *driver.Object) bool {
 // newIntents returns new records, with nonces, of the objects that the next steps create.
 func (c *claims) newIntents(ctx context.Context) []driver.Object {
 	var all []driver.Object
-	if r := c.recorded(objects.KindClaim, c.Key.Name); r == nil && !c.spec.Ephemeral {
+	if r := c.recordedObject(objects.KindClaim, c.Key.Name); r == nil && !c.spec.Ephemeral {
 		all = append(all, newIntent(objects.KindClaim, c.Key.Name))
 	}
-	if c.spec.BlockEviction && c.recorded(objects.KindBudget, c.Key.Name) == nil {
+	if c.spec.BlockEviction && c.recordedObject(objects.KindBudget, c.Key.Name) == nil {
 		all = append(all, newIntent(objects.KindBudget, c.Key.Name))
 	}
 	if c.spec.Power == driver.PowerOff && !c.spec.Ephemeral || c.Pod != nil {
@@ -122,7 +122,7 @@ func (c *claims) newIntents(ctx context.Context) []driver.Object {
 		all = append(all, c.newPodIntents(ctx)...)
 	}
 	for _, v := range c.spec.Volumes {
-		if name := objects.ClaimName(c.Key.Name, v.Name); c.recorded(objects.KindClaim, name) == nil {
+		if name := objects.ClaimName(c.Key.Name, v.Name); c.recordedObject(objects.KindClaim, name) == nil {
 			all = append(all, newIntent(objects.KindClaim, name))
 		}
 	}
@@ -138,8 +138,8 @@ func (c *claims) newPodIntents(ctx context.Context) []driver.Object {
 
 // isPodIntended reports whether the next pod and its Secret are recorded.
 func (c *claims) isPodIntended() bool {
-	r := c.recorded(objects.KindPod, c.Key.Name)
-	return r != nil && !r.Ended && r.UID == "" && !c.isNonceUsed(r) && c.hasResolved(r) && c.recorded(objects.KindSecret, objects.SecretName(c.Key.Name, r.Nonce)) != nil
+	r := c.recordedObject(objects.KindPod, c.Key.Name)
+	return r != nil && !r.Ended && r.UID == "" && !c.isNonceUsed(r) && c.hasResolved(r) && c.recordedObject(objects.KindSecret, objects.SecretName(c.Key.Name, r.Nonce)) != nil
 }
 
 // newIntent returns the record of an object that is to be created.

@@ -20,7 +20,7 @@ import (
 
 // mutatePods has a policy of the cluster change each new pod of a world, as a webhook may, until it is removed. It is
 // in force some time later.
-func (w *world) mutatePods(t *testing.T, name string, by admissionv1.Mutation) (remove func()) {
+func (w *world) mutatePods(t *testing.T, name string, mutation admissionv1.Mutation) (remove func()) {
 	t.Helper()
 	name += "-" + w.namespace
 	policies := w.kube.AdmissionregistrationV1()
@@ -35,7 +35,7 @@ func (w *world) mutatePods(t *testing.T, name string, by admissionv1.Mutation) (
 					Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
 				}}},
 			},
-			Mutations: []admissionv1.Mutation{by},
+			Mutations: []admissionv1.Mutation{mutation},
 		},
 	}, metav1.CreateOptions{})))
 	assert.NoError(t, assert.ErrorOf(policies.MutatingAdmissionPolicyBindings().Create(t.Context(), &admissionv1.MutatingAdmissionPolicyBinding{

@@ -100,7 +100,7 @@ func TestRetained(t *testing.T) {
 	}
 
 	assert.NoError(t, w.kubelet.Finish(t.Context(), ends.pod(t)))
-	assert.Eventually(t, "the pods have no finalizers", func(t testing.TB) error {
+	assert.Eventually(t, "the pods have lost their finalizers", func(t testing.TB) error {
 		s.release(t)
 		held, err := ends.holds(t)
 		if _, gone := s.holds(t); held || gone == nil {
@@ -215,7 +215,7 @@ func TestSlowKubelet(t *testing.T) {
 	s.wantGone(t)
 }
 
-// waitForgotten repeats Ensure, as long as the driver asks for it, until the pod has no finalizer.
+// waitForgotten repeats Ensure, as long as the driver asks for it, until the pod has lost its finalizer.
 func (s *server) waitForgotten(t *testing.T) {
 	t.Helper()
 	assert.Eventually(t, "the end is recorded", func(t testing.TB) error {
@@ -327,7 +327,7 @@ func TestRetainIsRepeated(t *testing.T) {
 		assert.NoError(t, err)
 		delete(found.Claims, objects.RootDisk)
 		found.Claims[volume].ResourceVersion = "1" // others have changed it
-		if err := (&writer{Instance: found, client: s.d.Client}).retain(t.Context()); !apierrors.IsConflict(err) {
+		if err := (&writer{Instance: found, client: s.d.Client}).retainServer(t.Context()); !apierrors.IsConflict(err) {
 			t.Errorf("with a conflict about %s the release returns %v", volume, err)
 		}
 		if again, err := s.d.reader.Find(t.Context(), s.Target, true); err != nil {

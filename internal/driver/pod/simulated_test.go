@@ -27,7 +27,7 @@ const echoPort, deadPort = 8080, 8081
 // some commands. TestGuest has a real one.
 type simulatedGuest struct {
 	mu      sync.Mutex
-	changed sync.Cond // of what follows
+	changed sync.Cond // of the fields that follow
 	printed string
 	open    int
 	typist  *simulatedConsole

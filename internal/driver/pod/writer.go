@@ -74,7 +74,7 @@ func (w *writer) updatePod(ctx context.Context, change func(*corev1.Pod)) error 
 const maxTries = 4
 
 // retryConflicts repeats a call that fails because another client has changed the object, as the kubelet and
-// volume provisioners do with new ones. Each call reads all objects again and decides anew. RetryOnConflict of
+// volume provisioners do with new ones. Each call reads all objects and decides again. RetryOnConflict of
 // client-go is not used, since it returns no error if a context has ended.
 func retryConflicts(call func() error) error {
 	for tries := 1; ; tries++ {

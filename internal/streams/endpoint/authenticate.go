@@ -49,12 +49,12 @@ func NewAuthorizer(config *rest.Config, client *http.Client) (authorizer.Authori
 	}
 	return authorizerfactory.DelegatingAuthorizerConfig{
 		SubjectAccessReviewClient: reviews,
-		AllowCacheTTL:             allowedTTL, DenyCacheTTL: forbiddenTTL, WebhookRetryBackoff: backoff(),
+		AllowCacheTTL:             allowedTTL, DenyCacheTTL: forbiddenTTL, WebhookRetryBackoff: newBackoff(),
 	}.New()
 }
 
-// backoff is between tries to reach the API server.
-func backoff() *wait.Backoff {
+// newBackoff is between tries to reach the API server.
+func newBackoff() *wait.Backoff {
 	return &wait.Backoff{Duration: 200 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 4}
 }
 
@@ -86,7 +86,7 @@ func newClients(o Options, ca dynamiccertificates.CAContentProvider) (*clients, 
 		return nil, err
 	}
 	config.TokenAccessReviewClient, config.TokenAccessReviewTimeout = reviews, reviewTimeout
-	config.CacheTTL, config.WebhookRetryBackoff = tokenTTL, backoff()
+	config.CacheTTL, config.WebhookRetryBackoff = tokenTTL, newBackoff()
 	check, _, err := config.New()
 	return &clients{Request: check, certificates: certificates, ca: ca, gate: newGate(o.Clock), next: o.Handler, log: o.Log}, err
 }
@@ -103,13 +103,13 @@ func (c *clients) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	who, err := c.identify(r)
+	who, err := c.identifyUser(r)
 	if err != nil {
 		streams.Refuse(w, err)
 		return
 	}
 	if conn, ok := r.Context().Value(connectionKey{}).(*connection); ok {
-		if err := conn.admit(who.GetName()); err != nil {
+		if err := conn.admitUser(who.GetName()); err != nil {
 			streams.Refuse(w, err)
 			return
 		}
@@ -121,17 +121,17 @@ func (c *clients) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.next.ServeHTTP(w, r.WithContext(ctx))
 }
 
-// identify returns the user of a request. One with a certificate is known without the API
+// identifyUser returns the user of a request. One with a certificate is known without the API
 // server, so strangers do not keep it out, and one without a token asks nothing of it.
-func (c *clients) identify(r *http.Request) (user.Info, error) {
+func (c *clients) identifyUser(r *http.Request) (user.Info, error) {
 	answer, ok, err := c.certificates.AuthenticateRequest(r)
 	switch {
 	case ok && err == nil:
 		return answer.User, nil
 	case !hasToken(r):
-		return nil, apierrors.NewUnauthorized(refusal(err))
+		return nil, apierrors.NewUnauthorized(refusalText(err))
 	}
-	leave, err := c.gate.enter(r)
+	leave, err := c.gate.admitRequest(r)
 	if err != nil {
 		return nil, err
 	}
@@ -142,16 +142,16 @@ func (c *clients) identify(r *http.Request) (user.Info, error) {
 	switch {
 	case !isAnswered:
 		c.log.Error(err, "Could not ask who a client is")
-		return nil, unavailable()
+		return nil, unavailableError()
 	case !ok:
 		c.log.V(2).Info("Client not authenticated", "cause", err)
-		return nil, apierrors.NewUnauthorized(refusal(err))
+		return nil, apierrors.NewUnauthorized(refusalText(err))
 	}
 	return answer.User, nil
 }
 
-// unavailable is the answer to clients that may be valid.
-func unavailable() error {
+// unavailableError is the answer to clients that may be valid.
+func unavailableError() error {
 	err := apierrors.NewServiceUnavailable("the API server does not answer who the client is")
 	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}
 	return err
@@ -161,7 +161,7 @@ func unavailable() error {
 // server cannot be reached, is too slow, or answers the controller with an error. What it says
 // of a token is an error of no kind of these.
 func isUnanswered(err error) bool {
-	for _, one := range causes(err) {
+	for _, one := range causesOf(err) {
 		_, isStatus := errors.AsType[*apierrors.StatusError](one)
 		_, isNetwork := errors.AsType[net.Error](one) // so are deadlines
 		if isStatus || isNetwork || errors.Is(one, io.ErrUnexpectedEOF) {
@@ -173,7 +173,7 @@ func isUnanswered(err error) bool {
 
 // hasCertificate reports whether the request came with a certificate of the CA of today that
 // was valid at a time. Such a certificate counts before a token.
-func (c *clients) hasCertificate(r *http.Request, at time.Time) bool {
+func (c *clients) hasCertificate(r *http.Request, now time.Time) bool {
 	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
 		return false
 	}
@@ -181,7 +181,7 @@ func (c *clients) hasCertificate(r *http.Request, at time.Time) bool {
 	if !ok {
 		return false
 	}
-	options.CurrentTime, options.Intermediates = at, x509.NewCertPool()
+	options.CurrentTime, options.Intermediates = now, x509.NewCertPool()
 	for _, one := range r.TLS.PeerCertificates[1:] {
 		options.Intermediates.AddCert(one)
 	}
@@ -197,9 +197,9 @@ func refuseBody(w http.ResponseWriter) {
 	streams.Refuse(w, apierrors.NewBadRequest("the request has a body: a stream has none"))
 }
 
-// refusal says more than "Unauthorized" only to whoever has the key of a certificate.
-func refusal(err error) string {
-	for _, one := range causes(err) {
+// refusalText says more than "Unauthorized" only to whoever has the key of a certificate.
+func refusalText(err error) string {
+	for _, one := range causesOf(err) {
 		invalid, ok := errors.AsType[x509.CertificateInvalidError](one)
 		switch {
 		case ok && invalid.Reason == x509.Expired:
@@ -211,8 +211,8 @@ func refusal(err error) string {
 	return "Unauthorized"
 }
 
-// causes returns the errors of the ways to authenticate, which errors.As does not see.
-func causes(err error) []error {
+// causesOf returns the errors of the ways to authenticate, which errors.As does not see.
+func causesOf(err error) []error {
 	if all, ok := errors.AsType[utilerrors.Aggregate](err); ok {
 		return all.Errors()
 	}

@@ -46,7 +46,7 @@ type content struct {
 func (c *clientCA) Start(ctx context.Context) error {
 	for {
 		pause := clientCAPeriod
-		if err := c.read(ctx); err != nil && ctx.Err() == nil {
+		if err := c.readCA(ctx); err != nil && ctx.Err() == nil {
 			pause = clientCARetry
 			c.Log.Error(err, "Could not read the CA of client certificates, will try again")
 		}
@@ -63,7 +63,7 @@ func (c *clientCA) Start(ctx context.Context) error {
 // NeedLeaderElection returns false: every replica serves streams.
 func (c *clientCA) NeedLeaderElection() bool { return false }
 
-func (c *clientCA) read(ctx context.Context) error {
+func (c *clientCA) readCA(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
 	var published corev1.ConfigMap

@@ -16,7 +16,7 @@ import (
 )
 
 // connections counts the open connections, so that the controller keeps descriptors for its
-// work. Those of users have places of their own, which strangers do not take.
+// work. Connections of users have separate places, which strangers do not take.
 type connections struct {
 	maxStrangers, maxUsers, maxPerUser int
 
@@ -63,8 +63,8 @@ func (a *connections) add(conn net.Conn) *connection {
 	return added
 }
 
-// excessOf returns the oldest connection of the network that has the most. An address has no
-// limit of its own, since it may be that of a proxy, which all users share.
+// excessOf returns the oldest connection of the network that has the most. A single address is
+// not limited further, since it may belong to a proxy, which all users share.
 func excessOf(strangers []*connection) *connection {
 	counts := map[netip.Prefix]int{}
 	most := 0
@@ -75,8 +75,8 @@ func excessOf(strangers []*connection) *connection {
 	return strangers[slices.IndexFunc(strangers, func(one *connection) bool { return counts[one.network] == most })]
 }
 
-// admit gives a connection of a stranger one of the users' places.
-func (c *connection) admit(user string) error {
+// admitUser gives a connection of a stranger one of the users' places.
+func (c *connection) admitUser(user string) error {
 	a := c.all
 	a.mu.Lock()
 	defer a.mu.Unlock()

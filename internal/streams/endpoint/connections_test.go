@@ -51,9 +51,9 @@ func newCrowd(t *testing.T, all *connections) *crowd {
 }
 
 // connect opens a connection from an address of the loopback network.
-func (c *crowd) connect(from string) net.Conn {
+func (c *crowd) connect(source string) net.Conn {
 	c.t.Helper()
-	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}
 	conn, err := dialer.DialContext(c.t.Context(), "tcp", c.url)
 	assert.NoError(c.t, err)
 	c.t.Cleanup(func() { _ = conn.Close() })
@@ -92,9 +92,9 @@ func (c *crowd) waitForStrangers(want int) {
 }
 
 // waitForEnd waits until the server has closed a connection.
-func (c *crowd) waitForEnd(what string, conn net.Conn) {
+func (c *crowd) waitForEnd(name string, conn net.Conn) {
 	c.t.Helper()
-	assert.Eventually(c.t, what+" has ended", func(testing.TB) error {
+	assert.Eventually(c.t, name+" has ended", func(testing.TB) error {
 		if isOpen(conn) {
 			return errors.New("it is open")
 		}
@@ -144,8 +144,8 @@ func TestConnectionsOfStrangers(t *testing.T) {
 	}
 }
 
-// TestConnectionsByAddress checks that those of an address that has the most of them make room, and
-// that an address by itself has no limit.
+// TestConnectionsByAddress checks that the connections of an address that has the most of them make
+// room, and that a single address is not limited.
 func TestConnectionsByAddress(t *testing.T) {
 	t.Parallel()
 	c := newCrowd(t, &connections{maxStrangers: 4, maxUsers: 4, maxPerUser: 4})

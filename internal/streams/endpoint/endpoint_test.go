@@ -82,7 +82,7 @@ func (a *reviewer) AuthenticateRequest(r *http.Request) (*authenticator.Response
 }
 
 // reviews returns how many tokens were reviewed, and how many at a time.
-func (a *reviewer) reviews() (asked, most int) {
+func (a *reviewer) reviews() (count, most int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.asked, a.most
@@ -101,7 +101,7 @@ func TestGate(t *testing.T) {
 			if token != "" {
 				r.Header.Set("Authorization", "Bearer "+token)
 			}
-			_, err := c.identify(r)
+			_, err := c.identifyUser(r)
 			return err
 		}
 		flood := func(meanwhile func()) (most int) {
@@ -218,15 +218,15 @@ func TestFullGate(t *testing.T) {
 	var leave func(bool, bool)
 	for range maxReviews {
 		var err error
-		if leave, err = g.enter(r); err != nil {
+		if leave, err = g.admitRequest(r); err != nil {
 			t.Fatal(err)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	assert.ErrorIs(t, "a client that left", assert.ErrorOf(g.enter(r.WithContext(ctx))), context.Canceled)
+	assert.ErrorIs(t, "a client that left", assert.ErrorOf(g.admitRequest(r.WithContext(ctx))), context.Canceled)
 	leave(false, false)
-	if _, err := g.enter(r); err != nil {
+	if _, err := g.admitRequest(r); err != nil {
 		t.Errorf("there is a place, and the answer is %v", err)
 	}
 }
@@ -255,7 +255,7 @@ func TestConnectionsInheritTimeouts(t *testing.T) {
 }
 
 // TestCertificateOfToday checks that a client's certificate counts as long as the cluster's CA
-// is the same, even past its own end, and no longer.
+// is the same, even after the CA has expired, and no longer.
 func TestCertificateOfToday(t *testing.T) {
 	t.Parallel()
 	began := time.Now()
@@ -300,24 +300,24 @@ func TestCertificateAtFullGate(t *testing.T) {
 	leave()
 	r := httptest.NewRequestWithContext(left, http.MethodGet, "/", http.NoBody)
 	r.Header.Set("Authorization", "Bearer token")
-	assert.ErrorIs(t, "a client with a token", assert.ErrorOf(c.identify(r)), context.Canceled)
+	assert.ErrorIs(t, "a client with a token", assert.ErrorOf(c.identifyUser(r)), context.Canceled)
 	r.TLS = &tls.ConnectionState{PeerCertificates: own}
-	if who, err := c.identify(r); err != nil || who.GetName() != "ann" || !slices.Contains(who.GetGroups(), user.AllAuthenticated) {
+	if who, err := c.identifyUser(r); err != nil || who.GetName() != "ann" || !slices.Contains(who.GetGroups(), user.AllAuthenticated) {
 		t.Errorf("a user with a certificate is %v, %v", who, err)
 	}
 }
 
 // newCAWithUser returns a CA, and a certificate of a user by it.
-func newCAWithUser(t *testing.T, until time.Time) (ca *x509.Certificate, own []*x509.Certificate) {
+func newCAWithUser(t *testing.T, until time.Time) (ca *x509.Certificate, certificates []*x509.Certificate) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	assert.NoError(t, err)
 	ca, err = certutil.NewSelfSignedCACert(certutil.Config{CommonName: "ca"}, key)
 	assert.NoError(t, err)
 	text, _ := framework.SignCertificate(t, "ann", until, ca, key)
-	own, err = certutil.ParseCertsPEM(text)
+	certificates, err = certutil.ParseCertsPEM(text)
 	assert.NoError(t, err)
-	return ca, own
+	return ca, certificates
 }
 
 // publish makes a CA that of the cluster.

@@ -42,7 +42,7 @@ type gate struct {
 	tokens    *lru.Cache // the digests of those that were valid last
 }
 
-// address is what is known of an address.
+// address has the counts of requests from an address.
 type address struct {
 	failures *rate.Limiter
 	// turn is held by each authentication while there were too many failures, one at a time.
@@ -53,10 +53,10 @@ func newGate(c clock.PassiveClock) *gate {
 	return &gate{clock: c, places: make(chan struct{}, maxReviews), addresses: lru.New(knownAddresses), tokens: lru.New(knownTokens)}
 }
 
-// enter waits for the turn of a request. leave is to be called with whether the API server has
+// admitRequest waits for the turn of a request. leave is to be called with whether the API server has
 // answered, and whether the credentials are valid. Tokens that were valid before do not wait
 // for those of others.
-func (g *gate) enter(r *http.Request) (leave func(isAnswered, isValid bool), err error) {
+func (g *gate) admitRequest(r *http.Request) (leave func(isAnswered, isValid bool), err error) {
 	from, token := g.addressOf(r.RemoteAddr), digestOf(r)
 	needed := []chan struct{}{g.places}
 	if from.failures.TokensAt(g.clock.Now()) < 1 && !g.isKnown(token) {
@@ -79,14 +79,14 @@ func (g *gate) enter(r *http.Request) (leave func(isAnswered, isValid bool), err
 	}
 	return func(isAnswered, isValid bool) {
 		if isAnswered {
-			g.remember(from, token, isValid)
+			g.rememberToken(from, token, isValid)
 		}
 		release()
 	}, nil
 }
 
-// remember keeps what the API server said of a token.
-func (g *gate) remember(from *address, token tokenDigest, isValid bool) {
+// rememberToken keeps what the API server said of a token.
+func (g *gate) rememberToken(sender *address, token tokenDigest, isValid bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if isValid {
@@ -94,7 +94,7 @@ func (g *gate) remember(from *address, token tokenDigest, isValid bool) {
 		return
 	}
 	g.tokens.Remove(token)
-	from.failures.ReserveN(g.clock.Now(), 1) // as a debt if there is none left
+	sender.failures.ReserveN(g.clock.Now(), 1) // as a debt if there is none left
 }
 
 func (g *gate) isKnown(token tokenDigest) bool {
@@ -106,10 +106,10 @@ func (g *gate) isKnown(token tokenDigest) bool {
 
 // addressOf returns what is known of an address. Those of one IPv6 network count as one, since
 // a client can have all of them.
-func (g *gate) addressOf(from string) *address {
+func (g *gate) addressOf(remote string) *address {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	key := networkOf(from)
+	key := networkOf(remote)
 	if known, ok := g.addresses.Get(key); ok {
 		return known.(*address) //nolint:forcetypeassert // it has no others
 	}
@@ -118,7 +118,7 @@ func (g *gate) addressOf(from string) *address {
 	return one
 }
 
-// tokenHeaders are those in which a token can be: as such, and as browsers send it.
+// tokenHeaders are the headers in which a token can be: as such, and as browsers send it.
 var tokenHeaders = []string{"Authorization", "Sec-Websocket-Protocol"}
 
 // tokenDigest identifies the token of a request.
@@ -138,7 +138,7 @@ func hasToken(r *http.Request) bool {
 }
 
 func networkOf(address string) netip.Prefix {
-	from, _ := netip.ParseAddrPort(address) // one that is no address is one network with its like
+	from, _ := netip.ParseAddrPort(address) // all texts that are not an address count as one network
 	ip, bits := from.Addr().Unmap().WithZone(""), 64
 	if ip.Is4() {
 		bits = 32

@@ -12,7 +12,7 @@ import (
 )
 
 // goneAfter is how long a client may not answer at the level of TCP. It ends connections that
-// are idle, such as that of a log without new lines, and those to which something is sent.
+// are idle, such as the one of a log without new lines, and those to which something is sent.
 const goneAfter = time.Minute
 
 // listenConfig makes connections end whose client is gone without a word.

@@ -35,7 +35,7 @@ func (p *publisher) Start(ctx context.Context) error {
 	ticker := p.Clock.NewTicker(publishPeriod)
 	defer ticker.Stop()
 	for {
-		if err := p.publish(ctx); err != nil && ctx.Err() == nil {
+		if err := p.publishAddress(ctx); err != nil && ctx.Err() == nil {
 			p.Log.Error(err, "Could not publish the address of streams, will try again", "namespace", streams.ConfigMapNamespace, "configMap", streams.ConfigMapName)
 		}
 		select {
@@ -49,7 +49,7 @@ func (p *publisher) Start(ctx context.Context) error {
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
 func (p *publisher) NeedLeaderElection() bool { return true }
 
-func (p *publisher) publish(ctx context.Context) error {
+func (p *publisher) publishAddress(ctx context.Context) error {
 	ca, err := readCA(p.CertDir)
 	if err != nil {
 		return err

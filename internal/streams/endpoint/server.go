@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package endpoint serves streams at an address of their own, for clusters whose API server
-// is not Drover's.
+// Package endpoint serves streams at a separate address, for clusters whose API server is
+// not Drover's.
 //
 // Start with New in server.go. authenticate.go asks who a client is, and publish.go says in a
 // ConfigMap where the endpoint is.

@@ -93,10 +93,10 @@ func (e *Client) Close() {
 	}
 }
 
-// connect returns a client that has negotiated an API version with the engine. A
+// connectEngine returns a client that has negotiated an API version with the engine. A
 // client is shared only after that, and dropped when the connection is lost, because
 // the engine that comes back may have another version.
-func (e *Client) connect(ctx context.Context) (*client.Client, error) {
+func (e *Client) connectEngine(ctx context.Context) (*client.Client, error) {
 	if c := e.connected.Load(); c != nil {
 		return c, nil
 	}
@@ -124,7 +124,7 @@ type Call func(ctx context.Context, c *client.Client) error
 // begins the message of an error, such as "list containers".
 func (e *Client) Read(ctx context.Context, action string, call Call) error {
 	point := crashpoint.Begin("docker read", action)
-	err := e.invoke(ctx, action, false, point, call)
+	err := e.invokeCall(ctx, action, false, point, call)
 	point.End()
 	return err
 }
@@ -133,13 +133,13 @@ func (e *Client) Read(ctx context.Context, action string, call Call) error {
 // the change was made.
 func (e *Client) Change(ctx context.Context, action string, call Call) error {
 	point := crashpoint.Begin("docker", action)
-	err := e.invoke(ctx, action, true, point, call)
+	err := e.invokeCall(ctx, action, true, point, call)
 	point.End()
 	return err
 }
 
-func (e *Client) invoke(ctx context.Context, action string, changes bool, point crashpoint.Point, call Call) error {
-	c, err := e.connect(ctx)
+func (e *Client) invokeCall(ctx context.Context, action string, changes bool, point crashpoint.Point, call Call) error {
+	c, err := e.connectEngine(ctx)
 	if err != nil {
 		return e.explainError(action, false, err)
 	}

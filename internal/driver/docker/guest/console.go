@@ -49,7 +49,7 @@ func (a *Access) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser
 	if err != nil {
 		return nil, err
 	}
-	conn, err := a.attach(ctx, of, client.ContainerAttachOptions{Stream: true, Stdout: true, Stderr: true, DetachKeys: noDetachKeys})
+	conn, err := a.attachTo(ctx, of, client.ContainerAttachOptions{Stream: true, Stdout: true, Stderr: true, DetachKeys: noDetachKeys})
 	if err != nil {
 		return nil, err
 	}
@@ -57,9 +57,9 @@ func (a *Access) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser
 	c := &console{access: a, of: of, screen: newScreen(), ctx: ctx, end: end}
 	context.AfterFunc(ctx, func() {
 		conn.Close()
-		c.release()
+		c.releaseWriter()
 	})
-	go c.show(ctx, conn.Reader)
+	go c.showOutput(ctx, conn.Reader)
 	if err := c.showEarlier(ctx); err != nil {
 		end(err)
 		return nil, c.explainFailure(ctx, err)
@@ -76,12 +76,12 @@ func (c *console) explainFailure(ctx context.Context, err error) error {
 	return cmp.Or(cause, err)
 }
 
-// attach opens a connection to the main process.
-func (a *Access) attach(ctx context.Context, to found, o client.ContainerAttachOptions) (conn client.HijackedResponse, err error) {
+// attachTo opens a connection to the main process.
+func (a *Access) attachTo(ctx context.Context, target found, o client.ContainerAttachOptions) (conn client.HijackedResponse, err error) {
 	ctx, cancel := a.withTimeout(ctx)
 	defer cancel()
-	err = a.options.Engine.Read(ctx, "attach to container "+engine.ShortID(to.ID), func(ctx context.Context, e *client.Client) error {
-		res, err := e.ContainerAttach(ctx, to.ID, o)
+	err = a.options.Engine.Read(ctx, "attach to container "+engine.ShortID(target.ID), func(ctx context.Context, e *client.Client) error {
+		res, err := e.ContainerAttach(ctx, target.ID, o)
 		conn = res.HijackedResponse
 		return err
 	})
@@ -91,8 +91,8 @@ func (a *Access) attach(ctx context.Context, to found, o client.ContainerAttachO
 	return conn, err
 }
 
-// showEarlier puts the end of the earlier output before what is shown. A log driver that
-// keeps nothing is no obstacle.
+// showEarlier puts the end of the earlier output before the output that is shown. A log driver
+// that keeps nothing does not fail it.
 func (c *console) showEarlier(ctx context.Context) error {
 	if err := c.access.checkUnchanged(ctx, c.of); err != nil {
 		return err
@@ -110,8 +110,8 @@ func (c *console) showEarlier(ctx context.Context) error {
 	return err
 }
 
-// earlierLines is more than the lines of what is shown of the earlier output, unless they are
-// very short.
+// earlierLines is more than the number of earlier lines that are shown, unless they are very
+// short.
 const earlierLines = "1000"
 
 func (c *console) readEarlier(ctx context.Context) ([]byte, error) {
@@ -123,9 +123,9 @@ func (c *console) readEarlier(ctx context.Context) ([]byte, error) {
 	return readEnd(l, earlierSize)
 }
 
-// show copies the output to the screen until the connection ends.
-func (c *console) show(ctx context.Context, from io.Reader) {
-	err := copyOutput(c.screen, from, c.of.hasTerminal())
+// showOutput copies the output to the screen until the connection ends.
+func (c *console) showOutput(ctx context.Context, reader io.Reader) {
+	err := copyOutput(c.screen, reader, c.of.hasTerminal())
 	if ctx.Err() == nil {
 		err = c.explainEnd(ctx, err)
 	} else {
@@ -197,7 +197,7 @@ func (c *console) openLine() (io.WriteCloser, error) {
 	if holder, taken := writers.LoadOrStore(c.of.ID, c); taken && holder != c {
 		return nil, driver.ErrConsoleTaken
 	}
-	conn, err := c.access.attach(c.ctx, c.of, client.ContainerAttachOptions{Stream: true, Stdin: true, DetachKeys: noDetachKeys})
+	conn, err := c.access.attachTo(c.ctx, c.of, client.ContainerAttachOptions{Stream: true, Stdin: true, DetachKeys: noDetachKeys})
 	if err != nil {
 		writers.Delete(c.of.ID)
 		return nil, err
@@ -209,12 +209,12 @@ func (c *console) openLine() (io.WriteCloser, error) {
 // Close ends the console.
 func (c *console) Close() error {
 	c.end(os.ErrClosed)
-	c.release()
+	c.releaseWriter()
 	return nil
 }
 
-// release gives up the right to write, once the console's context has ended.
-func (c *console) release() {
+// releaseWriter gives up the right to write, once the console's context has ended.
+func (c *console) releaseWriter() {
 	c.screen.endWith(context.Cause(c.ctx))
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -28,7 +28,7 @@ import (
 // dialTimeout limits the attempt at one address, so that there is time for another.
 const dialTimeout = 5 * time.Second
 
-// Dial implements driver.Dialer. It connects to the container's own address, else to a port
+// Dial implements driver.Dialer. It connects to the address of the container, else to a port
 // of the engine's host that leads to it. The engine's proxy may accept a connection there
 // that the container does not accept, and close it.
 func (a *Access) Dial(ctx context.Context, uid types.UID, port int32) (net.Conn, error) {
@@ -49,7 +49,7 @@ func (a *Access) Dial(ctx context.Context, uid types.UID, port int32) (net.Conn,
 	if at.own {
 		r.own = c.ownAddresses(uint16(port))
 	}
-	conn, err := r.dial(ctx)
+	conn, err := r.dialServer(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +70,7 @@ type place struct {
 
 const localhost = "127.0.0.1"
 
-// findPlace finds that out. Docker Desktop forwards the ports of its own virtual machine.
+// findPlace finds that out. Docker Desktop forwards the ports of the virtual machine that it runs.
 func (a *Access) findPlace(ctx context.Context, c found) (place, error) {
 	if c.isProcessHere() {
 		return place{own: true, host: localhost, here: true}, nil
@@ -94,7 +94,7 @@ func (a *Access) findPlace(ctx context.Context, c found) (place, error) {
 		"no port of this server can be reached: the Docker engine at %s is on another host, %.60q, whose address is not known", address, machine.Name)
 }
 
-// isThis reports whether an engine's host is this one, by what no guest can influence.
+// isThis reports whether an engine's host is this one. It compares facts that no guest can influence.
 func isThis(m engine.Machine) bool {
 	name, err := os.Hostname()
 	kernel, failed := os.ReadFile("/proc/sys/kernel/osrelease")
@@ -110,7 +110,7 @@ func isThis(m engine.Machine) bool {
 // network.
 func (c found) hasGatewayHere() bool {
 	addresses, _ := net.InterfaceAddrs()
-	names, networks := c.networks()
+	names, networks := c.sortedNetworks()
 	return slices.ContainsFunc(names, func(name string) bool {
 		gateway := networks[name].Gateway
 		return gateway.IsValid() && slices.ContainsFunc(addresses, func(a net.Addr) bool {
@@ -139,8 +139,8 @@ func (c found) isProcessHere() bool {
 	return err == nil && strings.Contains(string(groups), c.ID)
 }
 
-// networks returns the container's networks in the order of their names.
-func (c found) networks() (names []string, all map[string]*network.EndpointSettings) {
+// sortedNetworks returns the container's networks in the order of their names.
+func (c found) sortedNetworks() (names []string, all map[string]*network.EndpointSettings) {
 	if c.NetworkSettings == nil {
 		return nil, nil
 	}
@@ -150,7 +150,7 @@ func (c found) networks() (names []string, all map[string]*network.EndpointSetti
 }
 
 func (c found) ownAddresses(port uint16) (all []string) {
-	names, networks := c.networks()
+	names, networks := c.sortedNetworks()
 	for _, name := range names {
 		for _, ip := range []netip.Addr{networks[name].IPAddress, networks[name].GlobalIPv6Address} {
 			if ip.IsValid() {
@@ -163,14 +163,14 @@ func (c found) ownAddresses(port uint16) (all []string) {
 
 // publishedAddresses returns where the engine's host has the port open: on all of its
 // addresses, or on one, which only that host is sure to have.
-func (c found) publishedAddresses(port uint16, at place) (all []string) {
-	if c.NetworkSettings == nil || at.host == "" {
+func (c found) publishedAddresses(port uint16, location place) (all []string) {
+	if c.NetworkSettings == nil || location.host == "" {
 		return nil
 	}
 	for _, b := range c.NetworkSettings.Ports[network.MustParsePort(strconv.Itoa(int(port))+"/tcp")] {
-		host, isOne := at.host, b.HostIP.IsValid() && !b.HostIP.IsUnspecified()
+		host, isOne := location.host, b.HostIP.IsValid() && !b.HostIP.IsUnspecified()
 		switch {
-		case b.HostPort == "" || b.HostPort == "0", isOne && !at.here:
+		case b.HostPort == "" || b.HostPort == "0", isOne && !location.here:
 			continue
 		case isOne:
 			host = b.HostIP.String()
@@ -188,9 +188,9 @@ type route struct {
 	own, published []string
 }
 
-// dial tries one address after the other. If the container itself refuses, no other leads
+// dialServer tries one address after the other. If the container itself refuses, no other leads
 // further.
-func (r route) dial(ctx context.Context) (net.Conn, error) {
+func (r route) dialServer(ctx context.Context) (net.Conn, error) {
 	var failed error
 	for n, address := range append(slices.Clone(r.own), r.published...) {
 		if n == len(r.own) && errors.Is(failed, syscall.ECONNREFUSED) {
@@ -206,7 +206,7 @@ func (r route) dial(ctx context.Context) (net.Conn, error) {
 	case ctx.Err() != nil:
 		return nil, driver.Errorf(driver.ErrRetry, "connecting to port %d of the server: %w", r.port, context.Cause(ctx))
 	case failed == nil:
-		return nil, driver.Errorf(driver.ErrInvalid, "port %d of the server cannot be reached: it has no address that leads there, and spec.ports does not publish the port on one", r.port)
+		return nil, driver.Errorf(driver.ErrInvalid, "port %d of the server cannot be reached: no address of it leads there, and spec.ports does not publish the port on one", r.port)
 	}
 	return nil, driver.Errorf(driver.ErrRetry, "port %d of the server takes no connection: %w", r.port, failed)
 }

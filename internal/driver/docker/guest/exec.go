@@ -30,7 +30,7 @@ type execution struct {
 	of      found
 	request driver.ExecRequest
 	id      string // by the engine
-	mark    string // in the environment of the command and of what it starts
+	mark    string // in the environment of the command and of its children
 
 	started, refused bool
 	refusal          bytes.Buffer // what the engine sent in place of output
@@ -48,17 +48,17 @@ func (a *Access) Exec(ctx context.Context, uid types.UID, r driver.ExecRequest) 
 		return 0, err
 	}
 	x := &execution{access: a, of: of, request: r, mark: "DROVER_EXEC=" + string(uuid.NewUUID())}
-	if err := x.create(ctx); err != nil {
+	if err := x.createExec(ctx); err != nil {
 		return 0, err
 	}
-	conn, err := x.start(ctx)
+	conn, err := x.startExec(ctx)
 	if err != nil {
 		return 0, err
 	}
-	return x.run(ctx, conn)
+	return x.runCommand(ctx, conn)
 }
 
-func (x *execution) create(ctx context.Context) error {
+func (x *execution) createExec(ctx context.Context) error {
 	id, err := x.access.createExec(ctx, x.of.ID, client.ExecCreateOptions{
 		Cmd: x.request.Command, Env: []string{x.mark}, TTY: x.request.TTY, DetachKeys: noDetachKeys,
 		AttachStdin: x.request.Stdin != nil, AttachStdout: true, AttachStderr: true,
@@ -84,9 +84,9 @@ func (a *Access) createExec(ctx context.Context, container string, o client.Exec
 	return id, err
 }
 
-// start starts the command and returns the connection to it. Its refusal, if the engine
+// startExec starts the command and returns the connection to it. Its refusal, if the engine
 // refuses to start it, comes as output.
-func (x *execution) start(ctx context.Context) (conn client.HijackedResponse, err error) {
+func (x *execution) startExec(ctx context.Context) (conn client.HijackedResponse, err error) {
 	ctx, cancel := x.access.withTimeout(ctx)
 	defer cancel()
 	err = x.access.options.Engine.Change(ctx, "start a command in container "+engine.ShortID(x.of.ID), func(ctx context.Context, e *client.Client) error {
@@ -97,8 +97,8 @@ func (x *execution) start(ctx context.Context) (conn client.HijackedResponse, er
 	return conn, err
 }
 
-// run is connected to a command until it has ended.
-func (x *execution) run(ctx context.Context, conn client.HijackedResponse) (exitCode int, err error) {
+// runCommand is connected to a command until it has ended.
+func (x *execution) runCommand(ctx context.Context, conn client.HijackedResponse) (exitCode int, err error) {
 	running, end := context.WithCancel(ctx)
 	var sizes sync.WaitGroup
 	sizes.Go(func() { x.followSize(running) })
@@ -109,7 +109,7 @@ func (x *execution) run(ctx context.Context, conn client.HijackedResponse) (exit
 	if x.request.Stdin != nil {
 		go x.sendInput(conn)
 	}
-	err = x.receive(running, conn.Reader)
+	err = x.receiveOutput(running, conn.Reader)
 	if err == nil {
 		exitCode, err = x.awaitEnd(running)
 	}
@@ -168,7 +168,7 @@ func (x *execution) followSize(ctx context.Context) {
 				return
 			}
 			if size.Width > 0 && size.Height > 0 {
-				x.resize(ctx, size)
+				x.resizeTerminal(ctx, size)
 			}
 		case <-ctx.Done():
 			return
@@ -176,7 +176,7 @@ func (x *execution) followSize(ctx context.Context) {
 	}
 }
 
-func (x *execution) resize(ctx context.Context, size driver.TerminalSize) {
+func (x *execution) resizeTerminal(ctx context.Context, size driver.TerminalSize) {
 	ctx, cancel := x.access.withTimeout(ctx)
 	defer cancel()
 	_ = x.access.options.Engine.Read(ctx, "resize a terminal", func(ctx context.Context, e *client.Client) error {
@@ -185,14 +185,14 @@ func (x *execution) resize(ctx context.Context, size driver.TerminalSize) {
 	})
 }
 
-// receive copies the output until the command closes it.
-func (x *execution) receive(ctx context.Context, from io.Reader) error {
-	stdout, stderr := x.gate(ctx, x.request.Stdout), x.gate(ctx, x.request.Stderr)
+// receiveOutput copies the output until the command closes it.
+func (x *execution) receiveOutput(ctx context.Context, reader io.Reader) error {
+	stdout, stderr := x.gateOutput(ctx, x.request.Stdout), x.gateOutput(ctx, x.request.Stderr)
 	var err error
 	if x.request.TTY {
-		_, err = io.Copy(stdout, from)
+		_, err = io.Copy(stdout, reader)
 	} else {
-		_, err = stdcopy.StdCopy(stdout, stderr, from)
+		_, err = stdcopy.StdCopy(stdout, stderr, reader)
 	}
 	if failed, ok := errors.AsType[receiverError](err); ok {
 		return failed.error
@@ -203,10 +203,10 @@ func (x *execution) receive(ctx context.Context, from io.Reader) error {
 	return nil
 }
 
-// gate returns a writer that passes output on once it is known to be the command's.
-func (x *execution) gate(ctx context.Context, to io.Writer) io.Writer {
-	if to == nil {
-		to = io.Discard
+// gateOutput returns a writer that passes output on once it is known to be the command's.
+func (x *execution) gateOutput(ctx context.Context, writer io.Writer) io.Writer {
+	if writer == nil {
+		writer = io.Discard
 	}
 	return writerFunc(func(p []byte) (int, error) {
 		if err := x.awaitStart(ctx); err != nil {
@@ -215,7 +215,7 @@ func (x *execution) gate(ctx context.Context, to io.Writer) io.Writer {
 		if x.refused {
 			return x.refusal.Write(p)
 		}
-		n, err := to.Write(p)
+		n, err := writer.Write(p)
 		if err != nil {
 			err = receiverError{err}
 		}
@@ -251,7 +251,7 @@ func (x *execution) awaitStart(ctx context.Context) error {
 
 func (x *execution) awaitState(ctx context.Context, reached func(client.ExecInspectResult) bool) (state client.ExecInspectResult, err error) {
 	for {
-		state, err = x.inspect(ctx)
+		state, err = x.inspectExec(ctx)
 		if err != nil || reached(state) {
 			return state, err
 		}
@@ -261,7 +261,7 @@ func (x *execution) awaitState(ctx context.Context, reached func(client.ExecInsp
 	}
 }
 
-func (x *execution) inspect(ctx context.Context) (state client.ExecInspectResult, err error) {
+func (x *execution) inspectExec(ctx context.Context) (state client.ExecInspectResult, err error) {
 	ctx, cancel := x.access.withTimeout(ctx)
 	defer cancel()
 	err = x.access.options.Engine.Read(ctx, "inspect a command in container "+engine.ShortID(x.of.ID), func(ctx context.Context, e *client.Client) (err error) {
@@ -313,7 +313,7 @@ end KILL`
 // endWait is how long Exec stays, after its context has ended, to have the command ended.
 const endWait = 5 * time.Second
 
-// endCommand has the command ended. It is best effort: the container may have no shell.
+// endCommand has the command ended. It is best effort: the container may lack a shell.
 func (x *execution) endCommand(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWait)
 	defer cancel()

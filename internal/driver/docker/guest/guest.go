@@ -27,7 +27,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/docker/engine"
 )
 
-// Options are what an Access needs.
+// Options has the clients and settings that an Access needs.
 type Options struct {
 	Engine *engine.Client
 	// Find returns the id of the only container of a UID, among those of this cluster that
@@ -67,14 +67,14 @@ func (a *Access) findContainer(ctx context.Context, uid types.UID) (found, error
 	if err != nil {
 		return found{}, err
 	}
-	return a.inspect(ctx, id)
+	return a.inspectContainer(ctx, id)
 }
 
 func (a *Access) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, a.options.CallTimeout)
 }
 
-func (a *Access) inspect(ctx context.Context, id string) (found, error) {
+func (a *Access) inspectContainer(ctx context.Context, id string) (found, error) {
 	c, err := a.options.Engine.Inspect(ctx, id)
 	if errdefs.IsNotFound(err) {
 		err = driver.Errorf(driver.ErrNotFound, "container %s is gone", engine.ShortID(id))
@@ -82,7 +82,7 @@ func (a *Access) inspect(ctx context.Context, id string) (found, error) {
 	return found(c), err
 }
 
-// findRunning is findContainer for what needs a process in the container that runs.
+// findRunning is findContainer for calls that need a process in the container that runs.
 func (a *Access) findRunning(ctx context.Context, uid types.UID) (found, error) {
 	c, err := a.findContainer(ctx, uid)
 	if err == nil {
@@ -92,12 +92,12 @@ func (a *Access) findRunning(ctx context.Context, uid types.UID) (found, error) 
 }
 
 // checkUnchanged checks that the same run of the container goes on. A container that
-// stopped meanwhile has given its address to another one, and would be started by what
-// attaches to it.
+// stopped meanwhile has given its address to another one, and a call that attaches to it
+// would start it.
 func (a *Access) checkUnchanged(ctx context.Context, before found) error {
 	ctx, cancel := a.withTimeout(ctx)
 	defer cancel()
-	now, err := a.inspect(ctx, before.ID)
+	now, err := a.inspectContainer(ctx, before.ID)
 	if err != nil {
 		return err
 	}
@@ -116,7 +116,7 @@ type found container.InspectResponse
 func (c found) checkRunning() error {
 	switch {
 	case c.State == nil:
-		return driver.Errorf(driver.ErrRetry, "the server does not run: the engine has no state of container %s", engine.ShortID(c.ID))
+		return driver.Errorf(driver.ErrRetry, "the server does not run: the engine does not report the state of container %s", engine.ShortID(c.ID))
 	case c.State.Status == container.StatePaused:
 		return driver.Errorf(driver.ErrRetry, "the server is paused: resume it first")
 	case c.State.Status != container.StateRunning:

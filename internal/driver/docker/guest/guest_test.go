@@ -58,7 +58,7 @@ func TestOverlap(t *testing.T) {
 		a, b string
 		want int
 	}{{"", "", 0}, {"a", "", 0}, {"", "a", 0}, {"abc", "cd", 1}, {"abc", "abcd", 3}, {"abc", "bd", 0}, {"aXa", "aXb", 1}, {"abab", "abab", 4}, {"xbar\n", "bar\nnext", 4}} {
-		if got := overlap([]byte(c.a), []byte(c.b)); got != c.want {
+		if got := overlapLength([]byte(c.a), []byte(c.b)); got != c.want {
 			t.Errorf("%q and %q: got %d, want %d", c.a, c.b, got, c.want)
 		}
 	}
@@ -173,7 +173,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestRoute has a container that cannot be reached by its own address, and one that refuses.
+// TestRoute has a container whose address cannot be reached, and one that refuses.
 func TestRoute(t *testing.T) {
 	t.Parallel()
 	listener := framework.Listen(t, "tcp", "127.0.0.1:0")
@@ -186,14 +186,14 @@ func TestRoute(t *testing.T) {
 		want  error
 	}{
 		"own":                        {route{own: []string{open}}, nil},
-		"second of its own":          {route{own: []string{refusing, open}}, nil},
+		"second container address":   {route{own: []string{refusing, open}}, nil},
 		"published":                  {route{own: []string{unreachable}, published: []string{open}}, nil},
 		"published only":             {route{published: []string{open}}, nil},
 		"refused, though published":  {route{own: []string{refusing}, published: []string{open}}, driver.ErrRetry},
 		"unreachable, not published": {route{own: []string{unreachable}}, driver.ErrRetry},
 		"nowhere":                    {route{}, driver.ErrInvalid},
 	} {
-		conn, err := c.route.dial(t.Context())
+		conn, err := c.route.dialServer(t.Context())
 		assert.ErrorIs(t, name, err, c.want)
 		if err == nil {
 			_ = conn.Close()

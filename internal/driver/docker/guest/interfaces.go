@@ -24,7 +24,7 @@ func (a *Access) Interfaces(ctx context.Context, uid types.UID) ([]driver.Interf
 		return nil, c.checkRunning()
 	}
 	var all []driver.Interface
-	names, networks := c.networks()
+	names, networks := c.sortedNetworks()
 	for _, name := range names {
 		n := networks[name]
 		all = append(all, driver.Interface{Name: name, MAC: n.MacAddress.String(), Addresses: prefixesOf(n)})

@@ -35,7 +35,7 @@ func (a *Access) Logs(ctx context.Context, uid types.UID, o driver.LogOptions) (
 		return nil, err
 	}
 	if c.State == nil || engine.ParseTime(c.State.StartedAt).IsZero() {
-		return nil, driver.Errorf(driver.ErrRetry, "the server has not run yet, and has no log")
+		return nil, driver.Errorf(driver.ErrRetry, "the server has not run yet, so there is no log")
 	}
 	if o.Previous {
 		return a.openPrevious(ctx, c, o.TailLines)
@@ -75,10 +75,10 @@ func (a *Access) runBegin(c found) time.Time {
 	case c.isJob() && began.Sub(engine.ParseTime(c.Created)) < firstStart:
 		return time.Time{}
 	}
-	return earlier(began, ended).Add(-shortestStart)
+	return earlierOf(began, ended).Add(-shortestStart)
 }
 
-func earlier(a, b time.Time) time.Time {
+func earlierOf(a, b time.Time) time.Time {
 	if b.Before(a) {
 		return b
 	}
@@ -159,11 +159,11 @@ func (r endsWith) Read(p []byte) (int, error) {
 
 // copyOutput copies what a container prints. Without a terminal the engine sends standard
 // output and error in frames.
-func copyOutput(to io.Writer, from io.Reader, hasTerminal bool) (err error) {
+func copyOutput(writer io.Writer, reader io.Reader, hasTerminal bool) (err error) {
 	if hasTerminal {
-		_, err = io.Copy(to, from)
+		_, err = io.Copy(writer, reader)
 	} else {
-		_, err = stdcopy.StdCopy(to, to, from)
+		_, err = stdcopy.StdCopy(writer, writer, reader)
 	}
 	return err
 }

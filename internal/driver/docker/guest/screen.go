@@ -11,7 +11,7 @@ import (
 	"sync"
 )
 
-// Sizes of what a screen keeps.
+// How much output a screen keeps.
 const (
 	// screenSize is how much a reader may be behind. The engine holds up a container whose
 	// output an attached client does not take, so a console always does.
@@ -20,7 +20,7 @@ const (
 	earlierSize = 4 << 10
 )
 
-// screen has what a console printed and was not read yet.
+// screen has the output of a console that was not read yet.
 type screen struct {
 	mu      sync.Mutex
 	changed sync.Cond
@@ -73,12 +73,12 @@ func (s *screen) endWith(err error) {
 func (s *screen) putBefore(earlier []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.text = append(slices.Clip(earlier), s.text[overlap(earlier, s.text):]...)
+	s.text = append(slices.Clip(earlier), s.text[overlapLength(earlier, s.text):]...)
 	s.changed.Broadcast()
 }
 
-// overlap returns the length of the longest text that ends a and begins b.
-func overlap(a, b []byte) int {
+// overlapLength returns the length of the longest text that ends a and begins b.
+func overlapLength(a, b []byte) int {
 	for n := min(len(a), len(b)); n > 0; n-- {
 		if bytes.HasSuffix(a, b[:n]) {
 			return n

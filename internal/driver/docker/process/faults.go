@@ -23,7 +23,7 @@ var (
 func Fault(spec driver.ServerSpec, image, text string) error {
 	if m := badCommand.FindStringSubmatch(text); m != nil {
 		if field := fieldOf(spec, m[1]); field != "" {
-			return driver.Errorf(driver.ErrInvalid, "spec.%s: the program %s %s, image %s; correct it, or leave it out for the image's own", field, m[1], commandFaults[m[2]], image)
+			return driver.Errorf(driver.ErrInvalid, "spec.%s: the program %s %s, image %s; correct it, or leave it out to use the image's", field, m[1], commandFaults[m[2]], image)
 		}
 		return imageError(image, fmt.Sprintf("runs the command %s, which %s", m[1], commandFaults[m[2]]))
 	}
@@ -32,12 +32,12 @@ func Fault(spec driver.ServerSpec, image, text string) error {
 	}
 	if m := badDirectory.FindStringSubmatch(text); m != nil {
 		if spec.WorkingDir != "" {
-			return driver.Errorf(driver.ErrInvalid, "spec.workingDir: %s cannot be entered in image %s; name another folder, or leave it out for the image's own", m[1]+m[2], image)
+			return driver.Errorf(driver.ErrInvalid, "spec.workingDir: %s cannot be entered in image %s; name another folder, or leave it out to use the image's", m[1]+m[2], image)
 		}
 		return imageError(image, fmt.Sprintf("has the working directory %s, which cannot be entered", m[1]+m[2]))
 	}
 	if missingCommand.MatchString(text) {
-		return driver.Errorf(driver.ErrInvalid, "spec.image.source: image %s has no command to run: set spec.command or spec.args, or name another image", image)
+		return driver.Errorf(driver.ErrInvalid, "spec.image.source: image %s does not name a command to run: set spec.command or spec.args, or name another image", image)
 	}
 	return nil
 }
@@ -47,14 +47,14 @@ func fieldOf(spec driver.ServerSpec, program string) string {
 	switch {
 	case len(spec.Command) > 0:
 		return "command"
-	case len(spec.Args) > 0 && strconv.Quote(spec.Args[0]) == program: // the image has no entrypoint
+	case len(spec.Args) > 0 && strconv.Quote(spec.Args[0]) == program: // the image lacks an entrypoint
 		return "args"
 	}
 	return ""
 }
 
-func imageError(image, what string) error {
-	return driver.Errorf(driver.ErrInvalid, "spec.image.source: image %s %s; once the image is repaired, restart the VM, or name another image", image, what)
+func imageError(image, problem string) error {
+	return driver.Errorf(driver.ErrInvalid, "spec.image.source: image %s %s; once the image is repaired, restart the VM, or name another image", image, problem)
 }
 
 var commandFaults = map[string]string{

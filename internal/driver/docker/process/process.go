@@ -17,7 +17,7 @@ import (
 )
 
 // Labels record what was requested at creation, to detect later whether the spec has changed. The
-// engine's own record does not tell, because it has the image's settings as well.
+// engine's record does not tell, because it has the image's settings as well.
 const (
 	// LabelCommand and LabelArgs are hashes, since the texts may be long; empty if there are none.
 	LabelCommand = "cloudnative.tw/command"
@@ -42,7 +42,7 @@ func Configure(config *container.Config, spec driver.ServerSpec) {
 	config.Labels[LabelEnv] = strings.Join(names, "=")
 }
 
-// Requested is what was requested of a process, as texts that can be compared.
+// Requested has the settings that were requested for a process, as texts that can be compared.
 type Requested struct {
 	Command, Args, Env, WorkingDir string
 }
@@ -54,7 +54,7 @@ func RequestedBy(spec driver.ServerSpec) Requested {
 		env = append(env, v.Name+"="+v.Value.Reveal())
 	}
 	slices.Sort(env)
-	return Requested{Command: hash(spec.Command), Args: hash(spec.Args), Env: hash(env), WorkingDir: spec.WorkingDir}
+	return Requested{Command: hashList(spec.Command), Args: hashList(spec.Args), Env: hashList(env), WorkingDir: spec.WorkingDir}
 }
 
 // RequestedOf returns what was requested of a container. A container without the labels is older than
@@ -69,12 +69,12 @@ func RequestedOf(config *container.Config) Requested {
 	}
 	slices.Sort(env)
 	return Requested{
-		Command: config.Labels[LabelCommand], Args: config.Labels[LabelArgs], Env: hash(env), WorkingDir: config.Labels[LabelWorkingDir],
+		Command: config.Labels[LabelCommand], Args: config.Labels[LabelArgs], Env: hashList(env), WorkingDir: config.Labels[LabelWorkingDir],
 	}
 }
 
-// hash returns a text that differs for other lists, empty for an empty one. No element has a NUL.
-func hash(list []string) string {
+// hashList returns a text that differs for other lists, empty for an empty one. No element has a NUL.
+func hashList(list []string) string {
 	if len(list) == 0 {
 		return ""
 	}

@@ -35,15 +35,15 @@ func (p progress) addMessage(m jsonstream.Message, f Fetch) error {
 	}
 	p[m.ID] = now
 	f.Received(max(now.current-before.current, 0))
-	if total := p.expected(); total > 0 {
+	if total := p.expectedBytes(); total > 0 {
 		return f.Expect(total)
 	}
 	return nil
 }
 
-// expected returns how many bytes all layers have, as far as that is known. Until all layers are complete, it is
+// expectedBytes returns how many bytes all layers have, as far as that is known. Until all layers are complete, it is
 // more than was received.
-func (p progress) expected() (total int64) {
+func (p progress) expectedBytes() (total int64) {
 	for _, l := range p {
 		if l.complete {
 			total += l.total

@@ -207,7 +207,7 @@ func (e *env) wantRefused(t *testing.T, spec driver.ServerSpec, says ...string) 
 // testNoCommand checks that neither driver runs an image that names no command.
 func (e *env) testNoCommand(t *testing.T) {
 	spec := e.create(t, func(c *v1.Config) { c.Entrypoint, c.Cmd = nil, nil }, nil)
-	says := "has no command to run"
+	says := "does not name a command to run"
 	if e.IsMachine {
 		says = "the image has neither entrypoint nor command"
 	}

@@ -39,7 +39,7 @@ func TestDisruption(t *testing.T) {
 		"was drained, and has ended":      {onNode(deleted, byDrain, reported), true, "the pod was evicted, as by a drain, from node n1 (Eviction API: evicting)"},
 		"is to be preempted, and was not": {onNode(targeted(corev1.PodReasonPreemptionByScheduler, "x")), false, ""},
 		"preempted":                       {onNode(deleted, targeted(corev1.PodReasonPreemptionByScheduler, "a higher priority")), false, "the pod was preempted on node n1 (a higher priority)"},
-		"a target no more":                {onNode(withCondition(corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionFalse, Reason: "x"})), false, ""},
+		"no longer a target":              {onNode(withCondition(corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionFalse, Reason: "x"})), false, ""},
 		"by a later kind":                 {onNode(deleted, targeted("DeletionByNewcomer", "why")), false, "the pod was disrupted by DeletionByNewcomer on node n1 (why)"},
 		"evicted by the kubelet":          {onNode(withPhase(corev1.PodFailed, "Evicted"), reported, targeted(corev1.PodReasonTerminationByKubelet, "The node was low on resource: memory")), false, "the pod was ended by the kubelet of node n1 (The node was low on resource: memory)"},
 		"failed by the kubelet":           {onNode(withPhase(corev1.PodFailed, "Terminated"), reported), false, "the pod failed on node n1 (Terminated)"},
@@ -137,9 +137,9 @@ func TestServerOfADrainedPod(t *testing.T) {
 	if s.State != driver.StateStopping || s.Host != "n1" || !strings.HasPrefix(s.Progress, "the pod ends on node n1") || !strings.HasPrefix(s.Disruption, "the pod was evicted, as by a drain") {
 		t.Errorf("the server is %+v", s)
 	}
-	for ready, says := range map[corev1.ConditionStatus]bool{corev1.ConditionTrue: false, corev1.ConditionUnknown: true} {
+	for ready, isTold := range map[corev1.ConditionStatus]bool{corev1.ConditionTrue: false, corev1.ConditionUnknown: true} {
 		plain := (&Instance{reader: reader, Pod: onNode(deleted), Asserted: "other", node: nodeState{object: nodeOf("s", "a", ready, 0)}}).Server()
-		if !strings.HasPrefix(plain.Progress, "the pod ends on node n1") || strings.Contains(plain.Progress, "power it off") != says {
+		if !strings.HasPrefix(plain.Progress, "the pod ends on node n1") || strings.Contains(plain.Progress, "power it off") != isTold {
 			t.Errorf("a pod that was deleted on a node whose readiness is %s says %q", ready, plain.Progress)
 		}
 	}

@@ -62,7 +62,7 @@ func reportFailures(informer cache.SharedIndexInformer, notListed func(error)) e
 // newInformer returns an informer of the objects of one kind that the reader reads. It sends its first
 // list without a resource version, because with the default of 0 an API server that lags may return an old
 // state.
-func newInformer[L runtime.Object](r *Reader, of runtime.Object, list func(context.Context, metav1.ListOptions) (L, error),
+func newInformer[L runtime.Object](r *Reader, kind runtime.Object, list func(context.Context, metav1.ListOptions) (L, error),
 	follow func(context.Context, metav1.ListOptions) (watch.Interface, error),
 ) (cache.SharedIndexInformer, error) {
 	selector := objects.Selector(r.ClusterID)
@@ -77,7 +77,7 @@ func newInformer[L runtime.Object](r *Reader, of runtime.Object, list func(conte
 			o.LabelSelector = selector
 			return follow(ctx, o)
 		},
-	}, of, 0, cache.Indexers{indexUID: uidOf})
+	}, kind, 0, cache.Indexers{indexUID: uidOf})
 	return informer, informer.SetTransform(stripObject)
 }
 

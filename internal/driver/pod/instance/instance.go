@@ -41,7 +41,7 @@ type Instance struct {
 
 	// volumes are the names of the volumes whose PVCs are to be read.
 	volumes []string
-	// isEphemeral is set if the server has no root disk that lasts, and so no PVC.
+	// isEphemeral is set if the root disk of the server does not outlive its pod, so that there is no PVC.
 	isEphemeral bool
 	node        nodeState // of the pod
 	// recordsBoot is set if the node of a running machine is to be read, so that its boot can be recorded.

@@ -189,7 +189,7 @@ func (r *Reader) instanceOf(byKey map[types.NamespacedName]*Instance, o metav1.O
 	return byKey[key]
 }
 
-// IsNamed reports whether an object has the name that its labels require and is no foreign PVC. It must
+// IsNamed reports whether an object has the name that its labels require and is not a foreign PVC. It must
 // also be where its VirtualMachine is, if that is known.
 func (r *Reader) IsNamed(o metav1.Object) bool {
 	uid, vm := types.UID(o.GetLabels()[objects.LabelUID]), o.GetLabels()[objects.LabelName]

@@ -93,7 +93,7 @@ func ImageUse(p *corev1.Pod) (isUsed, hasFailed bool) {
 	switch {
 	case p.Spec.NodeName == "" || IsRejected(p):
 		return false, false
-	case ProvenEnd(p) == nil: // an operator has asserted the end, and what the kubelet reported last may be old
+	case ProvenEnd(p) == nil: // an operator has asserted the end, and the last report of the kubelet may be old
 		return true, false
 	}
 	isUsed = HasContainer(p)
@@ -142,11 +142,11 @@ func reportedEnd(pod *corev1.Pod) *driver.Exit {
 const codeKilled = 137
 
 // finishedAt returns when a container has ended, the zero time if that is not known.
-func finishedAt(s *corev1.ContainerStatus) (at time.Time) {
+func finishedAt(s *corev1.ContainerStatus) (finished time.Time) {
 	if s.State.Terminated != nil {
-		at = s.State.Terminated.FinishedAt.Time
+		finished = s.State.Terminated.FinishedAt.Time
 	}
-	return at
+	return finished
 }
 
 // mayRunOthers reports whether a container other than the machine's may run. The kubelet never reports the

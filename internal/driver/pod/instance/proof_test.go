@@ -226,7 +226,7 @@ func TestRecordedEnd(t *testing.T) {
 }
 
 // TestDisksOfASeenRun checks that a run which the status has seen has made its disks, also if its kubelet
-// reports no more than that the container has ended.
+// reports only that the container has ended.
 func TestDisksOfASeenRun(t *testing.T) {
 	t.Parallel()
 	reader := &Reader{LastStatus: neverSeen}

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package instance reads the objects of servers, and says what they prove: whether a pod has ended
-// for sure, and what state its server is in. It changes nothing.
+// Package instance reads the objects of servers, and says what they prove: whether a pod has certainly
+// ended, and in which state its server is. It changes nothing.
 //
 // Start with Instance in instance.go, which a Reader returns. proof.go says when a pod has ended, and
 // lost.go when nothing will tell that. state.go describes a server, and texts.go has the words for it.

@@ -182,7 +182,7 @@ func (i *Instance) describeMachine(s *driver.Server, last control.Status) {
 }
 
 // startOf returns when the machine's container was started.
-func startOf(p *corev1.Pod) (at time.Time) {
+func startOf(p *corev1.Pod) (started time.Time) {
 	status := objects.MachineStatus(p)
 	switch {
 	case status == nil:
@@ -191,7 +191,7 @@ func startOf(p *corev1.Pod) (at time.Time) {
 	case status.State.Terminated != nil:
 		return status.State.Terminated.StartedAt.Time
 	}
-	return at
+	return started
 }
 
 // addressesOf returns the IP addresses of a pod.

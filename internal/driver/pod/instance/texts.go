@@ -44,7 +44,7 @@ func startingText(p *corev1.Pod, node nodeState, copied *control.Copied) string 
 	return "the pod starts on node " + p.Spec.NodeName
 }
 
-// isGatedByDrover reports whether a pod is not scheduled because of Drover's own gate alone, which Drover
+// isGatedByDrover reports whether a pod is not scheduled only because of Drover's gate, which Drover
 // removes once it has recorded the pod. Users can do nothing about that one.
 func isGatedByDrover(p *corev1.Pod, scheduled corev1.PodCondition) bool {
 	others := len(p.Spec.SchedulingGates)
@@ -73,7 +73,7 @@ func lostNodeText(node nodeState) string {
 	if node.isReady() {
 		return ""
 	}
-	return "; if that node is lost for good, power it off and then set its taint " + corev1.TaintNodeOutOfService
+	return "; if that node does not come back, power it off and then set its taint " + corev1.TaintNodeOutOfService
 }
 
 // refusalText returns how an operator repeats an assertion that was refused, "" if none was.
@@ -119,7 +119,7 @@ const megabyte = 1_000_000
 func waitError(waits control.Wait) error {
 	switch waits {
 	case control.WaitRoom:
-		return errors.New("the guest waits: the volume of one of its disks has no room")
+		return errors.New("the guest waits: the volume of one of its disks is full")
 	case control.WaitDisk:
 		return errors.New("the guest waits: one of its disks fails")
 	case control.WaitNone:
@@ -194,7 +194,7 @@ func (i *Instance) Disruption() string {
 	return disruptionOf(i.Pod, i.IsDeletedHere)
 }
 
-// disruptionOf describes the disruption that a pod shows. A deletion by this driver is none.
+// disruptionOf describes the disruption that a pod shows. A deletion by this driver does not count as one.
 func disruptionOf(p *corev1.Pod, isDeletedHere bool) string {
 	c := findCondition(p, corev1.DisruptionTarget)
 	isOver := p.Status.Phase == corev1.PodFailed && p.Status.Reason != "" && !objects.HasEndDeadline(p)

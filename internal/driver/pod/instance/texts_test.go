@@ -11,8 +11,8 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// TestStartingText checks what is said of a pod that has not started: its own gate, which Drover removes
-// by itself, is no news to users, and nothing is said of a message that is missing.
+// TestStartingText checks what is said of a pod that has not started: nothing of Drover's gate, which
+// Drover removes by itself, and nothing of a message that is missing.
 func TestStartingText(t *testing.T) {
 	t.Parallel()
 	const ours, gates = "cloudnative.tw/stopped", "Scheduling is blocked due to non-empty scheduling gates"

@@ -32,7 +32,6 @@ import (
 // Mode says when pods request KVM.
 type Mode string
 
-// The modes.
 const (
 	// Auto requests KVM if a node offers it that the pod may run on.
 	Auto    Mode = "auto"
@@ -75,7 +74,7 @@ type Chooser struct {
 	readAt time.Time
 }
 
-// Choice is what was chosen for a pod.
+// Choice is the accelerator that was chosen for a pod.
 type Choice struct {
 	// Accelerator is the value for the machine's description.
 	Accelerator string
@@ -84,11 +83,11 @@ type Choice struct {
 }
 
 // AddTo adds the resource to the requests and limits of a container.
-func (c Choice) AddTo(to *corev1.ResourceRequirements) {
+func (c Choice) AddTo(requirements *corev1.ResourceRequirements) {
 	if c.Resource == "" {
 		return
 	}
-	for _, list := range []corev1.ResourceList{to.Requests, to.Limits} {
+	for _, list := range []corev1.ResourceList{requirements.Requests, requirements.Limits} {
 		list[c.Resource] = *resource.NewQuantity(1, resource.DecimalSI)
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestAllowed checks which nodes count for a pod that has no further wishes unless the case adds them.
+// TestAllowed checks which nodes count for a pod without further wishes, unless the case adds them.
 func TestAllowed(t *testing.T) {
 	t.Parallel()
 	taint := corev1.Taint{Key: "dedicated", Value: "vms", Effect: corev1.TaintEffectNoSchedule}

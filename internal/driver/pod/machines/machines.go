@@ -66,7 +66,7 @@ type cachedCredentials struct {
 	credentials control.Credentials
 }
 
-// observation is what was last observed of a machine.
+// observation is the last observation of a machine.
 type observation struct {
 	status control.Status
 	// isSilent is set if the machine did not answer the last question.
@@ -95,72 +95,72 @@ func (m *Machines) Forget(isPresent func(pod types.UID) bool) {
 }
 
 // Pause halts the guest. It may be repeated.
-func (m *Machines) Pause(ctx context.Context, at Machine) error {
-	return m.setState(ctx, at, control.StatePaused, (*control.Client).Pause)
+func (m *Machines) Pause(ctx context.Context, machine Machine) error {
+	return m.setState(ctx, machine, control.StatePaused, (*control.Client).Pause)
 }
 
 // Resume resumes a paused guest. It may be repeated.
-func (m *Machines) Resume(ctx context.Context, at Machine) error {
-	return m.setState(ctx, at, control.StateRunning, (*control.Client).Resume)
+func (m *Machines) Resume(ctx context.Context, machine Machine) error {
+	return m.setState(ctx, machine, control.StateRunning, (*control.Client).Resume)
 }
 
 // setState changes the state of a guest. If the call fails, the guest counts as in the other state, so
 // that the change is repeated.
-func (m *Machines) setState(ctx context.Context, at Machine, to control.State, change func(*control.Client, context.Context) error) error {
-	err := m.change(ctx, at, changeWithin, "is "+string(to), change)
+func (m *Machines) setState(ctx context.Context, machine Machine, state control.State, change func(*control.Client, context.Context) error) error {
+	err := m.changeMachine(ctx, machine, changeWithin, "is "+string(state), change)
 	if err != nil {
-		to = map[control.State]control.State{control.StatePaused: control.StateRunning, control.StateRunning: control.StatePaused}[to]
+		state = map[control.State]control.State{control.StatePaused: control.StateRunning, control.StateRunning: control.StatePaused}[state]
 	}
-	m.seen.Update(at.Pod, func(last observation, _ bool) (observation, bool) {
-		last.status.State, last.hasAnswered = to, last.hasAnswered || err == nil
+	m.seen.Update(machine.Pod, func(last observation, _ bool) (observation, bool) {
+		last.status.State, last.hasAnswered = state, last.hasAnswered || err == nil
 		return last, true
 	})
 	return err
 }
 
 // Probe waits until the guest itself has answered at a TCP port, as long as ctx allows.
-func (m *Machines) Probe(ctx context.Context, at Machine, port int32) error {
-	return m.call(ctx, at, control.CallWithin, func(c *control.Client, ctx context.Context) error { return c.Probe(ctx, port) })
+func (m *Machines) Probe(ctx context.Context, machine Machine, port int32) error {
+	return m.callMachine(ctx, machine, control.CallWithin, func(c *control.Client, ctx context.Context) error { return c.Probe(ctx, port) })
 }
 
 // Grow enlarges disks.
-func (m *Machines) Grow(ctx context.Context, at Machine, sizes control.Sizes) error {
-	return m.change(ctx, at, changeWithin, "grow", func(c *control.Client, ctx context.Context) error {
+func (m *Machines) Grow(ctx context.Context, machine Machine, sizes control.Sizes) error {
+	return m.changeMachine(ctx, machine, changeWithin, "grow", func(c *control.Client, ctx context.Context) error {
 		_, err := c.Grow(ctx, sizes)
 		return err
 	})
 }
 
 // SetGracePeriod sets how long the guest has to shut down once the pod is deleted.
-func (m *Machines) SetGracePeriod(ctx context.Context, at Machine, period time.Duration) error {
-	return m.change(ctx, at, sampleWithin, "grace period", func(c *control.Client, ctx context.Context) error { return c.SetGracePeriod(ctx, period) })
+func (m *Machines) SetGracePeriod(ctx context.Context, machine Machine, period time.Duration) error {
+	return m.changeMachine(ctx, machine, sampleWithin, "grace period", func(c *control.Client, ctx context.Context) error { return c.SetGracePeriod(ctx, period) })
 }
 
-// change makes a call that changes a machine.
-func (m *Machines) change(ctx context.Context, at Machine, within time.Duration, what string, do func(*control.Client, context.Context) error) error {
-	point := crashpoint.Begin("machine "+what, string(at.UID))
-	err := point.Inject(func(ctx context.Context) error { return m.call(ctx, at, within, do) })(ctx)
+// changeMachine makes a call that changes a machine.
+func (m *Machines) changeMachine(ctx context.Context, machine Machine, within time.Duration, name string, do func(*control.Client, context.Context) error) error {
+	point := crashpoint.Begin("machine "+name, string(machine.UID))
+	err := point.Inject(func(ctx context.Context) error { return m.callMachine(ctx, machine, within, do) })(ctx)
 	point.End()
 	return err
 }
 
-// call makes a call to a machine within a time.
-func (m *Machines) call(ctx context.Context, at Machine, within time.Duration, do func(*control.Client, context.Context) error) error {
+// callMachine makes a call to a machine within a time.
+func (m *Machines) callMachine(ctx context.Context, machine Machine, within time.Duration, do func(*control.Client, context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	c, err := m.client(ctx, at)
+	c, err := m.clientOf(ctx, machine)
 	if err != nil {
 		return err
 	}
 	err = do(c, ctx)
 	if errors.Is(err, control.ErrIdentity) {
-		m.clients.Delete(at.Pod) // they may date from when this host's clock was wrong
+		m.clients.Delete(machine.Pod) // they may date from when this host's clock was wrong
 	}
-	return explain(err)
+	return driverError(err)
 }
 
-// explain returns the error of a call as an error of package driver.
-func explain(err error) error {
+// driverError wraps the error of a call as an error of package driver.
+func driverError(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -168,7 +168,7 @@ func explain(err error) error {
 }
 
 // Sample asks machines for their usage. Machines that do not answer are missing in the result. It also
-// returns the UIDs of those whose state differs from what was last observed.
+// returns the UIDs of those whose state differs from the last observation.
 func (m *Machines) Sample(ctx context.Context, all []Machine) (samples []driver.Usage, changed []types.UID, err error) {
 	if len(all) == 0 {
 		return nil, nil, nil
@@ -216,13 +216,13 @@ func (m *Machines) orderSilentLast(all []Machine) []Machine {
 
 // sampleMachine asks one machine for its usage, nil if it does not answer or its guest has not started
 // yet. differs is set if its state has changed.
-func (m *Machines) sampleMachine(ctx context.Context, at Machine) (used *driver.Usage, differs bool) {
+func (m *Machines) sampleMachine(ctx context.Context, machine Machine) (used *driver.Usage, differs bool) {
 	var status control.Status
-	err := m.call(ctx, at, sampleWithin, func(c *control.Client, ctx context.Context) (err error) {
+	err := m.callMachine(ctx, machine, sampleWithin, func(c *control.Client, ctx context.Context) (err error) {
 		status, err = c.Status(ctx)
 		return err
 	})
-	m.seen.Update(at.Pod, func(last observation, _ bool) (observation, bool) {
+	m.seen.Update(machine.Pod, func(last observation, _ bool) (observation, bool) {
 		if last.isSilent = err != nil; last.isSilent {
 			return last, true
 		}
@@ -234,41 +234,41 @@ func (m *Machines) sampleMachine(ctx context.Context, at Machine) (used *driver.
 		return nil, differs
 	}
 	return &driver.Usage{
-		UID: at.UID, Run: string(at.Pod), CPU: time.Duration(status.CPUNanoseconds),
+		UID: machine.UID, Run: string(machine.Pod), CPU: time.Duration(status.CPUNanoseconds),
 		MemoryBytes: cmp.Or(status.GuestMemoryBytes, status.MemoryBytes), At: m.Clock.Now(),
 	}, differs
 }
 
-// client returns a client of a machine.
-func (m *Machines) client(ctx context.Context, at Machine) (*control.Client, error) {
-	credentials, err := m.clientCredentials(ctx, at)
+// clientOf returns a client of a machine.
+func (m *Machines) clientOf(ctx context.Context, machine Machine) (*control.Client, error) {
+	credentials, err := m.clientCredentials(ctx, machine)
 	if err != nil {
 		return nil, err
 	}
-	return newClient(at, credentials)
+	return newClient(machine, credentials)
 }
 
 // newClient returns a client of a machine that has these credentials.
-func newClient(at Machine, credentials control.Credentials) (*control.Client, error) {
-	config, err := credentials.ClientConfig(string(at.UID))
+func newClient(machine Machine, credentials control.Credentials) (*control.Client, error) {
+	config, err := credentials.ClientConfig(string(machine.UID))
 	if err != nil {
 		return nil, err
 	}
-	return control.NewClient(at.Address, config), nil
+	return control.NewClient(machine.Address, config), nil
 }
 
 // clientCredentials returns the cached client credentials for a machine, or derives them.
-func (m *Machines) clientCredentials(ctx context.Context, at Machine) (control.Credentials, error) {
-	if known, _ := m.clients.Load(at.Pod); known.uid == at.UID && known.nonce == at.Nonce {
+func (m *Machines) clientCredentials(ctx context.Context, machine Machine) (control.Credentials, error) {
+	if known, _ := m.clients.Load(machine.Pod); known.uid == machine.UID && known.nonce == machine.Nonce {
 		return known.credentials, nil
 	}
 	seed, err := m.readControlSeed(ctx)
 	if err != nil {
 		return control.Credentials{}, err
 	}
-	derived, err := control.ClientCredentials(seed, string(at.UID), at.Nonce, m.Clock.Now())
+	derived, err := control.ClientCredentials(seed, string(machine.UID), machine.Nonce, m.Clock.Now())
 	if err == nil {
-		m.clients.Store(at.Pod, cachedCredentials{at.UID, at.Nonce, derived})
+		m.clients.Store(machine.Pod, cachedCredentials{machine.UID, machine.Nonce, derived})
 	}
 	return derived, err
 }

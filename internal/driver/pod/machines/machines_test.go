@@ -74,9 +74,9 @@ func TestClientCredentialsOfAWrongClock(t *testing.T) {
 }
 
 // serveStatus serves the status of a machine that runs, and returns the address.
-func serveStatus(t *testing.T, seed []byte, at Machine) string {
+func serveStatus(t *testing.T, seed []byte, machine Machine) string {
 	t.Helper()
-	c, err := control.MachineCredentials(seed, nil, string(at.UID), at.Nonce, time.Now())
+	c, err := control.MachineCredentials(seed, nil, string(machine.UID), machine.Nonce, time.Now())
 	assert.NoError(t, err)
 	cert, err := tls.X509KeyPair(c.Cert, c.Key)
 	assert.NoError(t, err)

@@ -23,7 +23,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// The Secrets of the seeds are in a namespace in which tenants have no rights. The driver reads no other
+// The Secrets of the seeds are in a namespace that tenants cannot access. The driver reads no other
 // Secrets. The second exists only where people reach guests through Drover.
 const (
 	SeedNamespace = metav1.NamespaceSystem
@@ -52,7 +52,7 @@ func (m *Machines) NewEnd(ctx context.Context, uid types.UID, nonce string) (map
 }
 
 // Guest returns a client that reaches the guest of a machine. The client works for some minutes.
-func (m *Machines) Guest(ctx context.Context, at Machine) (*control.Client, error) {
+func (m *Machines) Guest(ctx context.Context, machine Machine) (*control.Client, error) {
 	seed, err := m.readControlSeed(ctx)
 	if err != nil {
 		return nil, err
@@ -61,11 +61,11 @@ func (m *Machines) Guest(ctx context.Context, at Machine) (*control.Client, erro
 	if err != nil {
 		return nil, err
 	}
-	credentials, err := control.GuestCredentials(seed, guestSeed, string(at.UID), at.Nonce, m.Clock.Now())
+	credentials, err := control.GuestCredentials(seed, guestSeed, string(machine.UID), machine.Nonce, m.Clock.Now())
 	if err != nil {
 		return nil, err
 	}
-	return newClient(at, credentials)
+	return newClient(machine, credentials)
 }
 
 // Digests returns the digests of the user-data and network data of a spec.

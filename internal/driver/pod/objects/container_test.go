@@ -16,7 +16,7 @@ import (
 )
 
 // TestContainersOfOthers checks that the machine's container is found by its name, where a webhook has put
-// another one first that looks like it, and that a pod without one is none.
+// another one first that looks like it, and that nothing is found in a pod without one.
 func TestContainersOfOthers(t *testing.T) {
 	t.Parallel()
 	const kvm = "example.com/kvm"
@@ -81,8 +81,8 @@ func TestMetaOfBarePod(t *testing.T) {
 	}
 }
 
-// TestEphemeralStorage checks that an ephemeral server asks for what its disk and log use, so that its node
-// has it and no limit of the namespace's default applies, and that less than that is refused by number.
+// TestEphemeralStorage checks that an ephemeral server requests the storage of its disk and log, so that its
+// node has it and no limit of the namespace's default applies, and that a smaller number is refused.
 func TestEphemeralStorage(t *testing.T) {
 	t.Parallel()
 	spec := driver.ServerSpec{Ephemeral: true, RootDiskBytes: 20 << 30}
@@ -106,7 +106,7 @@ func TestEphemeralStorage(t *testing.T) {
 	assert.NoError(t, CheckStorage(p, spec))
 	p, err = (&Template{}).NewPod(spec, Run{Nonce: "nonce"})
 	assert.NoError(t, err)
-	if _, has := MachineContainer(p).Resources.Limits[corev1.ResourceEphemeralStorage]; has {
+	if _, ok := MachineContainer(p).Resources.Limits[corev1.ResourceEphemeralStorage]; ok {
 		t.Error("a pod whose disk is in a PVC limits its ephemeral storage")
 	}
 }
@@ -131,12 +131,12 @@ func TestLabelsOfOthers(t *testing.T) {
 		c.spec.Labels = labels
 		p, err := (&Template{}).NewPod(c.spec, Run{Nonce: "nonce", Root: c.root})
 		assert.NoError(t, err)
-		if _, has := p.Labels[theirs]; has != c.want || has != (len(p.OwnerReferences) > 0) || !HasLabels(p, labels) {
+		if _, ok := p.Labels[theirs]; ok != c.want || ok != (len(p.OwnerReferences) > 0) || !HasLabels(p, labels) {
 			t.Errorf("%s: the pod has the labels %v and the owners %v", name, p.Labels, p.OwnerReferences)
 		}
 		p.OwnerReferences = nil
 		SetLabels(p, labels)
-		if _, has := p.Labels[theirs]; has {
+		if _, ok := p.Labels[theirs]; ok {
 			t.Errorf("%s: a pod that lost its owner keeps %v", name, p.Labels)
 		}
 	}
@@ -144,7 +144,7 @@ func TestLabelsOfOthers(t *testing.T) {
 		"claim":  (&Template{}).NewClaim(driver.ServerSpec{Labels: labels}, Disk{}, "nonce"),
 		"budget": (&Template{}).NewBudget(driver.ServerSpec{Labels: labels}, "nonce"),
 	} {
-		if _, has := object.GetLabels()[theirs]; has {
+		if _, ok := object.GetLabels()[theirs]; ok {
 			t.Errorf("the %s has the labels %v", name, object.GetLabels())
 		}
 	}

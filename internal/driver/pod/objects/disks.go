@@ -46,7 +46,7 @@ func DisksOf(spec driver.ServerSpec) []Disk {
 }
 
 // FindDisk returns a disk of a spec, nil if there is none of the name, and the source of its image.
-func FindDisk(spec driver.ServerSpec, name, rootImage string) (of *Disk, source string) {
+func FindDisk(spec driver.ServerSpec, name, rootImage string) (disk *Disk, source string) {
 	disks := DisksOf(spec)
 	if spec.Ephemeral {
 		disks = append(disks, Disk{Name: RootDisk, Field: "spec.resource.rootDisk", Bytes: spec.RootDiskBytes})
@@ -58,9 +58,9 @@ func FindDisk(spec driver.ServerSpec, name, rootImage string) (of *Disk, source 
 		}
 	}
 	if n := slices.IndexFunc(disks, func(d Disk) bool { return d.Name == name }); n >= 0 {
-		of = &disks[n]
+		disk = &disks[n]
 	}
-	return of, source
+	return disk, source
 }
 
 // ClaimName returns the name of the PVC of a disk.
@@ -72,18 +72,18 @@ func ClaimName(base, name string) string {
 }
 
 // NewClaim returns the PVC of a disk.
-func (t *Template) NewClaim(spec driver.ServerSpec, of Disk, nonce string) *corev1.PersistentVolumeClaim {
+func (t *Template) NewClaim(spec driver.ServerSpec, disk Disk, nonce string) *corev1.PersistentVolumeClaim {
 	mode := corev1.PersistentVolumeFilesystem
 	claim := &corev1.PersistentVolumeClaim{
-		ObjectMeta: t.newMeta(spec, ClaimName(BaseName(spec.Name, spec.UID), of.Name), nonce),
+		ObjectMeta: t.newMeta(spec, ClaimName(BaseName(spec.Name, spec.UID), disk.Name), nonce),
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.PersistentVolumeAccessMode(t.AccessMode)}, VolumeMode: &mode,
 			StorageClassName: spec.StorageClassName,
-			Resources:        corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: ClaimSize(of.Bytes)}},
+			Resources:        corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: ClaimSize(disk.Bytes)}},
 		},
 	}
-	if of.Name != RootDisk {
-		claim.Labels[LabelVolume] = of.Name
+	if disk.Name != RootDisk {
+		claim.Labels[LabelVolume] = disk.Name
 	}
 	return claim
 }
@@ -142,7 +142,7 @@ func RoomOf(claim *corev1.PersistentVolumeClaim) int64 {
 	return room.Value()
 }
 
-// Fit returns the size of a disk, reduced to what its volume has room for.
+// Fit returns the size of a disk, reduced to the room that its volume has.
 func Fit(bytes int64, claim *corev1.PersistentVolumeClaim) int64 {
 	if claim == nil || bytes == 0 {
 		return bytes

@@ -27,7 +27,7 @@ const (
 )
 
 // Explain returns the error of a request about an object as an error of package driver. It keeps the
-// cluster's own words, such as those about quotas, Pod Security or admission, since they say what to
+// text of the cluster, such as one about quotas, Pod Security or admission, since it says what to
 // change.
 func Explain(verb, kind string, key types.NamespacedName, err error) error {
 	if err == nil {
@@ -78,7 +78,7 @@ func UnknownError(kind string, o metav1.Object) error {
 }
 
 // LostClaimError returns the error of a PVC that is gone. another is the one that has its name now, or nil.
-func LostClaimError(key types.NamespacedName, uid types.UID, of Disk, another metav1.Object) error {
+func LostClaimError(key types.NamespacedName, uid types.UID, disk Disk, another metav1.Object) error {
 	text := "is gone, and no new disk is made in its place"
 	switch {
 	case another != nil && another.GetUID() == uid:
@@ -88,7 +88,7 @@ func LostClaimError(key types.NamespacedName, uid types.UID, of Disk, another me
 	default:
 		text += "; one that is restored from a backup is neither used nor deleted"
 	}
-	return driver.WithReason(reasonVolumeLost, driver.Errorf(driver.ErrRetry, "the PVC %s with UID %s, which has the %s, %s", key, uid, of.Describe(), text))
+	return driver.WithReason(reasonVolumeLost, driver.Errorf(driver.ErrRetry, "the PVC %s with UID %s, which has the %s, %s", key, uid, disk.Describe(), text))
 }
 
 // DeletedClaimError returns the error of a PVC that was deleted while a pod uses it.

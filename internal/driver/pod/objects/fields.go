@@ -14,7 +14,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// Settings are what a pod was made from. AnnotationSettings has them as JSON.
+// Settings are the settings that a pod was made from. AnnotationSettings has them as JSON.
 type Settings struct {
 	Digests `json:",inline"`
 
@@ -22,7 +22,7 @@ type Settings struct {
 	MemoryBytes int64  `json:"memoryBytes"`
 	Image       string `json:"image,omitempty"`
 	Checksum    string `json:"checksum,omitempty"` // of the image
-	// Images are what tags were resolved to.
+	// Images are the images that tags were resolved to.
 	Images    []driver.ResolvedImage `json:"images,omitempty"`
 	Kernel    *driver.Kernel         `json:"kernel,omitempty"`
 	Ports     []driver.Port          `json:"ports,omitempty"`
@@ -49,11 +49,11 @@ type volumeSettings struct {
 }
 
 // settingsChange has the settings of a pod and those that its spec asks for.
-type settingsChange struct{ has, wants Settings }
+type settingsChange struct{ present, wanted Settings }
 
 // PendingFields names the fields of the spec that wait for the next pod.
-func PendingFields(has, wants Settings) []string {
-	return fields.Pending(settingsChange{has, wants})
+func PendingFields(present, wanted Settings) []string {
+	return fields.Pending(settingsChange{present, wanted})
 }
 
 // maxSource, in characters, and maxDigest limit what the status of a VirtualMachine takes.
@@ -62,7 +62,7 @@ const (
 	maxDigest = 253
 )
 
-// ReadSettings returns what a pod was made from. Users may change the annotation, so a value that is
+// ReadSettings returns the settings that a pod was made from. Users may change the annotation, so a value that is
 // damaged or too long for the status is left out: it differs from the spec then and waits for a restart.
 func ReadSettings(p *corev1.Pod) (s Settings) {
 	_ = json.Unmarshal([]byte(p.Annotations[AnnotationSettings]), &s)
@@ -115,44 +115,44 @@ var fields = slices.Concat(driver.Fields[settingsChange]{
 	{Name: "action", Support: driver.AppliedLive},
 	{Name: "shutdownGracePeriodSeconds", Support: driver.AppliedLive},
 	{Name: "restartPolicy", Support: driver.AppliedLive},
-	{Name: "resource.cpu", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.CPUMilli })},
-	{Name: "resource.memory", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.MemoryBytes })},
+	{Name: "resource.cpu", Support: driver.AppliedAtRestart, Differs: comparePart(func(s Settings) any { return s.CPUMilli })},
+	{Name: "resource.memory", Support: driver.AppliedAtRestart, Differs: comparePart(func(s Settings) any { return s.MemoryBytes })},
 	{Name: "resource.rootDisk", Support: driver.AppliedLive}, // it may only grow
 	{
 		Name: "image", Support: driver.AppliedAtRestart, Parts: []string{"source", "checksum", "kernel.source", "kernel.initrd", "kernel.cmdline"},
-		Differs: differs(func(s Settings) any { return []any{s.Image, s.Checksum, s.Kernel} }),
+		Differs: comparePart(func(s Settings) any { return []any{s.Image, s.Checksum, s.Kernel} }),
 	},
 	{Name: "image.pullPolicy", Support: driver.AppliedLive},
 	{
 		Name: "volumes", Support: driver.AppliedAtRestart, Parts: []string{"name", "readOnly"},
-		Differs: differs(func(s Settings) any { return s.Volumes }),
+		Differs: comparePart(func(s Settings) any { return s.Volumes }),
 	},
 	{Name: "volumes.size", Support: driver.AppliedLive}, // it may only grow
 	{Name: "volumes.source.image", Support: driver.AppliedAtCreation, Parts: []string{"source", "checksum", "pullPolicy"}},
 	{Name: "volumes.source.image.kernel", Support: driver.Unsupported, Hint: "a volume is not booted; leave it out"},
 	{
 		Name: "ports", Support: driver.AppliedAtRestart, Parts: []string{"name", "protocol", "port"},
-		Differs: differs(func(s Settings) any { return s.Ports }),
+		Differs: comparePart(func(s Settings) any { return s.Ports }),
 	},
 	{Name: "ports.hostPort", Support: driver.Unsupported, Hint: "a machine answers at its pod's address; use a Service to expose it"},
 	{Name: "ports.hostIP", Support: driver.Unsupported, Hint: "a machine answers at its pod's address; use a Service to expose it"},
-	{Name: "sshAuthorizedKeys", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.SSHKeys })},
-	{Name: "userData", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.UserData })},
-	{Name: "networkData", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.NetworkData })},
+	{Name: "sshAuthorizedKeys", Support: driver.AppliedAtRestart, Differs: comparePart(func(s Settings) any { return s.SSHKeys })},
+	{Name: "userData", Support: driver.AppliedAtRestart, Differs: comparePart(func(s Settings) any { return s.UserData })},
+	{Name: "networkData", Support: driver.AppliedAtRestart, Differs: comparePart(func(s Settings) any { return s.NetworkData })},
 	{Name: "ephemeral", Support: driver.AppliedAtCreation},
 	{Name: "storageClassName", Support: driver.AppliedAtCreation},
 	{Name: "evictionPolicy", Support: driver.AppliedLive},
-	{Name: "nodeSelector", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.NodeSelector })},
-	{Name: "affinity", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.Affinity })},
-	{Name: "tolerations", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.Tolerations })},
-	{Name: "topologySpreadConstraints", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.TopologySpreadConstraints })},
-	{Name: "priorityClassName", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.PriorityClassName })},
-	{Name: "runtimeClassName", Support: driver.AppliedAtRestart, Differs: differs(func(s Settings) any { return s.Placement.RuntimeClassName })},
+	{Name: "nodeSelector", Support: driver.AppliedAtRestart, Differs: comparePart(func(s Settings) any { return s.Placement.NodeSelector })},
+	{Name: "affinity", Support: driver.AppliedAtRestart, Differs: comparePart(func(s Settings) any { return s.Placement.Affinity })},
+	{Name: "tolerations", Support: driver.AppliedAtRestart, Differs: comparePart(func(s Settings) any { return s.Placement.Tolerations })},
+	{Name: "topologySpreadConstraints", Support: driver.AppliedAtRestart, Differs: comparePart(func(s Settings) any { return s.Placement.TopologySpreadConstraints })},
+	{Name: "priorityClassName", Support: driver.AppliedAtRestart, Differs: comparePart(func(s Settings) any { return s.Placement.PriorityClassName })},
+	{Name: "runtimeClassName", Support: driver.AppliedAtRestart, Differs: comparePart(func(s Settings) any { return s.Placement.RuntimeClassName })},
 }, driver.UnsupportedCommandFields[settingsChange]())
 
-// differs returns a function that compares a part of the settings. Empty lists equal missing ones.
-func differs(part func(Settings) any) func(settingsChange) bool {
-	return func(c settingsChange) bool { return !equality.Semantic.DeepEqual(part(c.has), part(c.wants)) }
+// comparePart returns a function that compares a part of the settings. Empty lists equal missing ones.
+func comparePart(part func(Settings) any) func(settingsChange) bool {
+	return func(c settingsChange) bool { return !equality.Semantic.DeepEqual(part(c.present), part(c.wanted)) }
 }
 
 // SupportedFields returns how each field of a spec is supported.

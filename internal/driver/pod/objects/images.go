@@ -47,15 +47,15 @@ func needsImage(v driver.Volume, run Run) bool {
 // isSameImage reports whether an image is the one that a disk was made from. It compares names and
 // digests, and the checksums of images from web servers. If no checksum was recorded, the URLs have to be
 // the same.
-func isSameImage(i driver.Image, from driver.ResolvedImage) bool {
+func isSameImage(i driver.Image, resolved driver.ResolvedImage) bool {
 	switch {
 	case !isContainerDisk(i.Source):
-		return i.Checksum == from.Digest || from.Digest == "" && i.Source == from.Source
-	case i.Source == from.Source:
+		return i.Checksum == resolved.Digest || resolved.Digest == "" && i.Source == resolved.Source
+	case i.Source == resolved.Source:
 		return true
 	}
 	digest := digestOf(i.Source)
-	return digest != "" && digest == from.Digest
+	return digest != "" && digest == resolved.Digest
 }
 
 // RefusedImage returns why a root disk cannot have an image, nil unless the record of the PVC names

@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestTaggedImages checks which images are to be resolved, and what a pod names them by then.
+// TestTaggedImages checks which images are to be resolved, and how a pod names them afterwards.
 func TestTaggedImages(t *testing.T) {
 	t.Parallel()
 	digest := "sha256:" + strings.Repeat("a", 64)
@@ -67,7 +67,7 @@ func TestTaggedImages(t *testing.T) {
 	}
 }
 
-// TestRefusedImages checks that an image that no pod can get is refused with what is allowed.
+// TestRefusedImages checks that an image that no pod can get is refused with the allowed forms.
 func TestRefusedImages(t *testing.T) {
 	t.Parallel()
 	const url, checksum = "https://images.example/debian.qcow2?secret", "sha256:0000000000000000000000000000000000000000000000000000000000000000"

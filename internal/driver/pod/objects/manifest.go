@@ -53,7 +53,7 @@ const (
 // kubelet has reported anything.
 const MinimalGrace = 1
 
-// QuitMargin is how many seconds longer the grace period of a pod is than that of its guest.
+// QuitMargin is how many seconds the grace period of a pod lasts after the one of its guest.
 // drover-machine uses them to end QEMU before the kubelet kills it.
 const QuitMargin = 3
 
@@ -109,9 +109,9 @@ func (t *Template) NewPod(spec driver.ServerSpec, run Run) (*corev1.Pod, error) 
 }
 
 // SetMeta gives a pod the metadata that follows the spec: the labels of the VirtualMachine, the owner, whether
-// evictions are refused, and what the readiness probe asks.
+// evictions are refused, and the address that the readiness probe asks.
 func (t *Template) SetMeta(p *corev1.Pod, spec driver.ServerSpec, root *corev1.PersistentVolumeClaim) {
-	p.OwnerReferences = owners(spec, root)
+	p.OwnerReferences = ownersOf(spec, root)
 	addLabels(p, t.ownLabels(spec))
 	SetLabels(p, spec.Labels)
 	delete(p.Annotations, AnnotationEviction)
@@ -121,9 +121,9 @@ func (t *Template) SetMeta(p *corev1.Pod, spec driver.ServerSpec, root *corev1.P
 	setReadiness(p, spec)
 }
 
-// owners returns the owner of a pod, since drain evicts only pods that have one. It is the VirtualMachine,
+// ownersOf returns the owner of a pod, since drain evicts only pods that have one. It is the VirtualMachine,
 // unless the pod has to outlive it.
-func owners(spec driver.ServerSpec, root *corev1.PersistentVolumeClaim) []metav1.OwnerReference {
+func ownersOf(spec driver.ServerSpec, root *corev1.PersistentVolumeClaim) []metav1.OwnerReference {
 	switch {
 	case !spec.RetainOnDelete:
 		return vmOwner(spec)
@@ -162,7 +162,7 @@ func (t *Template) podSpec(spec driver.ServerSpec, run Run) corev1.PodSpec {
 			FSGroupChangePolicy: new(corev1.FSGroupChangeOnRootMismatch),
 			SeccompProfile:      &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 		},
-		Containers: []corev1.Container{t.container(spec, run)}, Volumes: t.podVolumes(spec, run),
+		Containers: []corev1.Container{t.machineContainer(spec, run)}, Volumes: t.podVolumes(spec, run),
 		NodeSelector: p.NodeSelector, Affinity: p.Affinity, TopologySpreadConstraints: p.TopologySpreadConstraints,
 		PriorityClassName: p.PriorityClassName, RuntimeClassName: p.RuntimeClassName,
 		Tolerations: append(nodeTolerations(), p.Tolerations...),
@@ -177,8 +177,8 @@ func nodeTolerations() []corev1.Toleration {
 	}
 }
 
-// container returns the container of the machine.
-func (t *Template) container(spec driver.ServerSpec, run Run) corev1.Container {
+// machineContainer returns the container of the machine.
+func (t *Template) machineContainer(spec driver.ServerSpec, run Run) corev1.Container {
 	amounts := corev1.ResourceList{
 		corev1.ResourceCPU:    *resource.NewMilliQuantity(spec.CPUMilli, resource.DecimalSI),
 		corev1.ResourceMemory: *resource.NewQuantity(spec.MemoryBytes+t.MemoryOverheadBytes, resource.BinarySI),

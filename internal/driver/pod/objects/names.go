@@ -21,8 +21,8 @@ import (
 // prefix begins the keys of the labels and annotations that only Drover writes.
 const prefix = "cloudnative.tw/"
 
-// Labels of every object of a server. A tenant can write them, so they only select: see the
-// package comment for what identifies an object.
+// Labels of every object of a server. A tenant can write them, so they only select: the
+// package comment says which marks identify an object.
 const (
 	LabelCluster = "cloudnative.tw/cluster"
 	LabelUID     = "cloudnative.tw/uid"
@@ -41,7 +41,7 @@ const (
 	AnnotationEpoch = "cloudnative.tw/epoch"
 	// AnnotationMachine, on a pod, is the description that drover-machine reads.
 	AnnotationMachine = "cloudnative.tw/machine"
-	// AnnotationSettings, on a pod, has what the pod was made from, to find changes of the spec.
+	// AnnotationSettings, on a pod, has the settings that the pod was made from, to find changes of the spec.
 	AnnotationSettings = "cloudnative.tw/settings"
 	// AnnotationRun, on the PVC of a root disk, is the UID of the last pod that could run.
 	AnnotationRun = "cloudnative.tw/run"
@@ -54,7 +54,7 @@ const (
 	// between them. No other pod is created with one. The VirtualMachine's status may have the next nonce
 	// by then.
 	AnnotationUsedNonces = "cloudnative.tw/used-nonces"
-	// AnnotationClaim, on a PVC, is its own UID. It is set before the first pod that can use the PVC. A
+	// AnnotationClaim, on a PVC, is the UID of this PVC. It is set before the first pod that can use the PVC. A
 	// copy of the PVC, such as one that is restored from a backup, has another UID.
 	AnnotationClaim = "cloudnative.tw/claim"
 	// AnnotationAssertionRefused, on a pod, is set once an operator has asserted that its machine is
@@ -63,7 +63,7 @@ const (
 	// AnnotationBoot, on a pod, has the system and the boot of the node in which the machine runs, as the
 	// kubelet reported them after the machine was started.
 	AnnotationBoot = "cloudnative.tw/boot"
-	// AnnotationReadiness, on a pod, is what its readiness probe asks, a description.Readiness as JSON.
+	// AnnotationReadiness, on a pod, tells its readiness probe whom to ask: a description.Readiness as JSON.
 	AnnotationReadiness = "cloudnative.tw/readiness"
 	// AnnotationEviction, on a pod, is EvictionBlock while a PodDisruptionBudget refuses evictions.
 	AnnotationEviction = "cloudnative.tw/eviction"
@@ -97,7 +97,7 @@ func BaseName(vm string, uid types.UID) string {
 	return vm[:min(len(vm), maxName)] + "-" + strings.ToLower(short[:min(len(short), 8)])
 }
 
-// SecretName returns the name of the Secret of a pod. Each pod has one of its own.
+// SecretName returns the name of the Secret of a pod. Each pod has a separate one.
 func SecretName(base, nonce string) string { return base + "-" + nonce[:min(len(nonce), 8)] }
 
 // ServerID returns the ID of a server, as in default/web-1a2b3c4d.
@@ -131,9 +131,9 @@ func (t *Template) RestoreLabels(o metav1.Object, spec driver.ServerSpec, volume
 	o.SetLabels(all)
 }
 
-// inherited returns the labels that a pod has from its VirtualMachine, so that Services and policies
+// inheritedLabels returns the labels that a pod has from its VirtualMachine, so that Services and policies
 // select it. A pod without an owner has none, for the same reason as a claim.
-func inherited(p *corev1.Pod, ofVM map[string]string) map[string]string {
+func inheritedLabels(p *corev1.Pod, ofVM map[string]string) map[string]string {
 	all := map[string]string{}
 	if len(p.OwnerReferences) > 0 {
 		maps.Copy(all, ofVM)
@@ -145,7 +145,7 @@ func inherited(p *corev1.Pod, ofVM map[string]string) map[string]string {
 // HasLabels reports whether a pod has the labels of its VirtualMachine, and none that the VirtualMachine
 // had before. A pod that has lost the record of its labels does not show the latter.
 func HasLabels(p *corev1.Pod, ofVM map[string]string) bool {
-	wanted := inherited(p, ofVM)
+	wanted := inheritedLabels(p, ofVM)
 	if len(wanted) > 0 && p.Annotations[AnnotationLabels] == "" {
 		return false
 	}
@@ -154,7 +154,7 @@ func HasLabels(p *corev1.Pod, ofVM map[string]string) bool {
 			return false
 		}
 	}
-	return !slices.ContainsFunc(labelsFromVM(p), func(key string) bool { _, has := wanted[key]; return !has })
+	return !slices.ContainsFunc(labelsFromVM(p), func(key string) bool { _, ok := wanted[key]; return !ok })
 }
 
 // SetLabels replaces the labels that a pod has from its VirtualMachine. The pod has its owner already.
@@ -163,7 +163,7 @@ func SetLabels(p *corev1.Pod, ofVM map[string]string) {
 		delete(p.Labels, key)
 	}
 	delete(p.Annotations, AnnotationLabels)
-	wanted := inherited(p, ofVM)
+	wanted := inheritedLabels(p, ofVM)
 	addLabels(p, wanted)
 	if keys := slices.Sorted(maps.Keys(wanted)); len(keys) > 0 {
 		metav1.SetMetaDataAnnotation(&p.ObjectMeta, AnnotationLabels, strings.Join(keys, ","))

@@ -16,7 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Template is what the objects of all servers have in common.
+// Template has the settings that the objects of all servers have in common.
 type Template struct {
 	// ClusterID is a label of every object.
 	ClusterID string
@@ -28,7 +28,7 @@ type Template struct {
 	ImageMaxBytes int64
 	// AccessMode is the access mode of all PVCs.
 	AccessMode string
-	// MemoryOverheadBytes is what a pod may use in addition to the memory of its guest.
+	// MemoryOverheadBytes is how much a pod may use in addition to the memory of its guest.
 	MemoryOverheadBytes int64
 }
 

@@ -35,8 +35,8 @@ func readinessOf(p *driver.Probe) string {
 }
 
 // readinessProbe returns the readiness probe of a pod, nil for a pod that is ready from its start on. It
-// asks drover-machine, since QEMU accepts connections for a guest that has not booted. The annotation has
-// what it asks, because the probe of a pod cannot change.
+// asks drover-machine, since QEMU accepts connections for a guest that has not booted. The annotation
+// says whom to ask, because the probe of a pod cannot change.
 func readinessProbe(p *driver.Probe) *corev1.Probe {
 	if p == nil {
 		return nil

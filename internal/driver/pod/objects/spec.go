@@ -81,8 +81,8 @@ func countClaims(spec driver.ServerSpec) int {
 	return len(names)
 }
 
-// checkVolumes rejects volumes that no pod can have. A claim is what has recorded the run of a pod,
-// and an ephemeral server has none that lasts.
+// checkVolumes rejects volumes that no pod can have. The run of a pod is recorded on its claim,
+// and an ephemeral server does not have a claim that lasts.
 func checkVolumes(spec driver.ServerSpec) error {
 	if spec.Ephemeral && len(spec.Volumes) > 0 {
 		return driver.Errorf(driver.ErrUnsupported, "spec.volumes: driver pod has none for an ephemeral server; leave them out, or ephemeral")

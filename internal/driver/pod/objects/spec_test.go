@@ -47,13 +47,13 @@ func TestRefusedVolumes(t *testing.T) {
 }
 
 // TestFit checks that the volume of a disk has room for it, and that a smaller volume has room for
-// what fit returns.
+// the size that Fit returns.
 func TestFit(t *testing.T) {
 	t.Parallel()
 	for _, bytes := range []int64{1 << 20, 10 << 30, 1<<50 - 512} {
 		claim := (&Template{}).NewClaim(driver.ServerSpec{}, Disk{Bytes: bytes}, "")
 		if got := Fit(bytes, claim); got != bytes {
-			t.Errorf("a disk of %d has %d in its own volume", bytes, got)
+			t.Errorf("a disk of %d has %d in a volume made for it", bytes, got)
 		}
 		less := Fit(2*bytes, claim)
 		if size := ClaimSize(max(less, 1)); less > bytes || less < bytes-bytes/100-64 || size.Value() > RoomOf(claim) {

@@ -119,7 +119,7 @@ func (k *Kubelet) Stop() {
 	}
 }
 
-// How long the kubelet waits when nothing has changed: for what it could not do yet, and for nothing.
+// How long the kubelet waits when nothing has changed: with work that it could not do yet, and without.
 const (
 	retryPause = 20 * time.Millisecond
 	idlePause  = time.Second
@@ -265,7 +265,7 @@ func (k *Kubelet) writeStatus(ctx context.Context, p *corev1.Pod) error {
 	return err
 }
 
-// inferredEnd is what a kubelet reports of a container that it does not find.
+// inferredEnd is the state that a kubelet reports of a container that it does not find.
 var inferredEnd = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: CodeKilled, Reason: "ContainerStatusUnknown"}}
 
 // endUnstarted reports the end of a pod that was deleted before its machine was started. Of containers that come
@@ -397,7 +397,7 @@ func (k *Kubelet) syncClaims(ctx context.Context) (errs []error) {
 		}
 		claims := k.Kube.CoreV1().PersistentVolumeClaims(c.Namespace)
 		var err error
-		wants, has := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage]
+		requested, actual := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage]
 		switch {
 		case c.DeletionTimestamp != nil && !slices.Contains(c.Finalizers, Protection): // others hold it
 		case c.DeletionTimestamp != nil:
@@ -407,8 +407,8 @@ func (k *Kubelet) syncClaims(ctx context.Context) (errs []error) {
 			}
 			c.Finalizers = slices.DeleteFunc(c.Finalizers, func(f string) bool { return f == Protection })
 			_, err = claims.Update(ctx, c, metav1.UpdateOptions{})
-		case wants.Cmp(has) != 0:
-			c.Status.Phase, c.Status.Capacity = corev1.ClaimBound, corev1.ResourceList{corev1.ResourceStorage: wants}
+		case requested.Cmp(actual) != 0:
+			c.Status.Phase, c.Status.Capacity = corev1.ClaimBound, corev1.ResourceList{corev1.ResourceStorage: requested}
 			_, err = claims.UpdateStatus(ctx, c, metav1.UpdateOptions{})
 		}
 		errs = append(errs, err)

@@ -155,11 +155,11 @@ func (n *Node) Begin(p *corev1.Pod) (address string, stop func() (int32, string)
 		n.containers = map[types.UID]*container{}
 	}
 	n.containers[p.UID] = c
-	return n.Address, c.end, nil
+	return n.Address, c.endedWith, nil
 }
 
-// end kills the machine, if it runs, and returns its exit code and termination message.
-func (c *container) end() (int32, string) {
+// endedWith kills the machine, if it runs, and returns its exit code and termination message.
+func (c *container) endedWith() (int32, string) {
 	if !c.hasEnded() {
 		_ = c.cmd.Process.Kill()
 		<-c.ended

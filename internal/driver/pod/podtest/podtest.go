@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podtest has what the contract tests of driver pod share. Their pods are run by a simulated kubelet in
+// Package podtest has the engine that the contract tests of driver pod share. Their pods are run by a simulated kubelet in
 // package pod, and by real kubelets in module test/cluster.
 //
 // Start with Engine, whose Harness the test completes. records.go does what the controller does.
@@ -31,7 +31,7 @@ import (
 // connections at once, so this has to be enough for the calls that a slow and busy host answers.
 const lossTimeout = 10 * time.Second
 
-// Engine is a cluster whose servers have no VirtualMachines. It creates the namespaces of servers, and
+// Engine is a cluster whose servers exist without VirtualMachines. It creates the namespaces of servers, and
 // keeps the record of their objects.
 type Engine struct {
 	// Cluster is the cluster with the pods.
@@ -65,16 +65,16 @@ func (e *Engine) Harness(spec driver.ServerSpec) drivertest.Harness {
 	return drivertest.Harness{
 		Open: func(t *testing.T, id string) driver.Driver {
 			t.Helper()
-			return e.record(e.Open(t, e.Cluster.Config, id, 0), id)
+			return e.recordObjects(e.Open(t, e.Cluster.Config, id, 0), id)
 		},
 		Spec:    func(*testing.T) driver.ServerSpec { return spec },
-		Losable: e.losable, OutOfBand: drivertest.OutOfBand{Remove: e.remove}, Visible: e.visible,
+		Losable: e.losableOf, OutOfBand: drivertest.OutOfBand{Remove: e.remove}, Visible: e.visible,
 		KeepsImage: true, FixedID: true, FencesEach: true, ResumesWatch: true, Skips: skips,
 	}
 }
 
-// losable opens a driver whose connection to the API server can be cut.
-func (e *Engine) losable(t *testing.T, id string) drivertest.Losable {
+// losableOf opens a driver whose connection to the API server can be cut.
+func (e *Engine) losableOf(t *testing.T, id string) drivertest.Losable {
 	t.Helper()
 	proxy := e.Cluster.NewAPIProxy(t)
 	config, err := clientcmd.BuildConfigFromFlags("", proxy.Kubeconfig)
@@ -82,7 +82,7 @@ func (e *Engine) losable(t *testing.T, id string) drivertest.Losable {
 		t.Fatal(err)
 	}
 	config.QPS = -1
-	return drivertest.Losable{Driver: e.record(e.Open(t, config, id, lossTimeout), id), Lose: proxy.Disconnect, Restore: proxy.Restore}
+	return drivertest.Losable{Driver: e.recordObjects(e.Open(t, config, id, lossTimeout), id), Lose: proxy.Disconnect, Restore: proxy.Restore}
 }
 
 // PodOf returns the pod of a server.
@@ -90,7 +90,7 @@ func (e *Engine) PodOf(t *testing.T, s driver.Server) *corev1.Pod {
 	t.Helper()
 	p, err := e.findPod(t.Context(), s)
 	if err != nil || p == nil {
-		t.Fatalf("%s has no pod: %v", s.ID, err)
+		t.Fatalf("the pod of %s is not found: %v", s.ID, err)
 	}
 	return p
 }
@@ -141,7 +141,7 @@ func (e *Engine) visible(t *testing.T, s driver.Server) string {
 	t.Helper()
 	claims, err := e.Kube.CoreV1().PersistentVolumeClaims(s.Namespace).List(t.Context(), labelsOf(s))
 	if err != nil || len(claims.Items) == 0 {
-		t.Fatalf("%s has no claim: %v", s.ID, err)
+		t.Fatalf("the claim of %s is not found: %v", s.ID, err)
 	}
 	text, err := json.Marshal([]any{e.PodOf(t, s), claims.Items})
 	if err != nil {

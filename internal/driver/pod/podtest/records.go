@@ -23,9 +23,9 @@ type record struct {
 	objects []driver.Object
 }
 
-// record wraps a driver so that the record of its servers is kept, as the controller does for
+// recordObjects wraps a driver so that the record of its servers is kept, as the controller does for
 // VirtualMachines.
-func (e *Engine) record(d driver.Driver, cluster string) driver.Driver {
+func (e *Engine) recordObjects(d driver.Driver, cluster string) driver.Driver {
 	return &recordingDriver{d, e, cluster}
 }
 
@@ -54,12 +54,12 @@ func (d *recordingDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (d
 		first, isFirst := errors.AsType[*driver.RecordFirstError](err)
 		switch {
 		case isFirst:
-			if d.e.write(d.key(spec.UID), has.version, first.Objects); first.Failure != nil {
+			if d.e.writeRecord(d.key(spec.UID), has.version, first.Objects); first.Failure != nil {
 				return s, first.Failure
 			}
 			continue
 		case err == nil:
-			d.e.write(d.key(spec.UID), has.version, s.Objects)
+			d.e.writeRecord(d.key(spec.UID), has.version, s.Objects)
 		}
 		return s, err
 	}
@@ -87,8 +87,8 @@ func (e *Engine) recordOf(key string) record {
 	return e.records[key]
 }
 
-// write writes a record unless another controller has written it since a version.
-func (e *Engine) write(key string, version int, objects []driver.Object) {
+// writeRecord writes a record unless another controller has written it since a version.
+func (e *Engine) writeRecord(key string, version int, objects []driver.Object) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.records == nil {

@@ -48,7 +48,7 @@ func (r *Resolver) Digests(ctx context.Context, sources []string) []driver.Resol
 	ctx, cancel := context.WithTimeout(ctx, resolveWithin)
 	defer cancel()
 	all, _ := kit.Each(ctx, maxAsked, sources, func(source string) (driver.ResolvedImage, error) {
-		digest, err := r.resolve(ctx, source)
+		digest, err := r.resolveTag(ctx, source)
 		found := driver.ResolvedImage{Source: source, Digest: digest, Unproven: digest != ""}
 		if err != nil {
 			found.Message = err.Error()
@@ -60,8 +60,8 @@ func (r *Resolver) Digests(ctx context.Context, sources []string) []driver.Resol
 
 var errSilent = errors.New("the registry did not answer in time")
 
-// resolve returns the digest of an image. Concurrent calls for the same image share one question.
-func (r *Resolver) resolve(ctx context.Context, source string) (string, error) {
+// resolveTag returns the digest of an image. Concurrent calls for the same image share one question.
+func (r *Resolver) resolveTag(ctx context.Context, source string) (string, error) {
 	repository := objects.RepositoryOf(source)
 	if until, ok := r.silent.Load(repository); ok && r.Clock.Now().Before(until) {
 		return "", errSilent
