@@ -7,6 +7,7 @@ package logrepeat
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -41,7 +42,7 @@ func (s *sink) Error(err error, msg string, keysAndValues ...any) {
 		return
 	}
 	if dropped > 0 {
-		keysAndValues = append(keysAndValues[:len(keysAndValues):len(keysAndValues)], "repeated", dropped)
+		keysAndValues = append(slices.Clip(keysAndValues), "repeated", dropped)
 	}
 	s.WithCallDepth(1).(*sink).LogSink.Error(err, msg, keysAndValues...) //nolint:forcetypeassert // it returns one
 }

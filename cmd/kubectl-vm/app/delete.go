@@ -256,7 +256,7 @@ func (d *deleteOptions) awaitDeletion(ctx context.Context, w *waiter) error {
 			line.printAbove(d.Out, "%s deleted", d.nameOf(one.vm))
 		}
 	}
-	return d.Options.awaitVMs(ctx, w)
+	return d.awaitVMs(ctx, w)
 }
 
 // serverName returns the engine's name of a server.
