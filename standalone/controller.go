@@ -27,7 +27,7 @@ import (
 // calls and fetches.
 const controllerStopTimeout = 5500 * time.Millisecond
 
-// controllerComponents returns Drover's own controller and, before it, the choice of its
+// controllerComponents returns the controller of Drover and, before it, the choice of its
 // drivers, which is shown to the user.
 func (o *upRun) controllerComponents(plane *controlplane.Config, console *progress) []supervisor.Component {
 	o.UseDataDir(plane.Dir.Layout)

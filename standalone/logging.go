@@ -54,11 +54,11 @@ func (l *logging) klogFatal(ctx context.Context) {
 	if ctx.Err() != nil {
 		select {}
 	}
-	l.fatal("a part of Kubernetes", errors.New("it cannot continue"))
+	l.reportFatal("a part of Kubernetes", errors.New("it cannot continue"))
 }
 
-// fatal reports in one line that a part cannot continue, and ends the process.
-func (l *logging) fatal(name string, err error) {
+// reportFatal reports in one line that a part cannot continue, and ends the process.
+func (l *logging) reportFatal(name string, err error) {
 	_, _ = fmt.Fprintf(printable.NewWriter(os.Stderr), "drover: %s gave up: %v (more in %s)\n", name, l.dir.Describe(err), l.dir.LogFile())
 	l.close()
 	os.Exit(1)

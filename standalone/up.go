@@ -89,7 +89,7 @@ func (o *upRun) prepareControlPlane(ctx context.Context, dir *datadir.Dir, log *
 			Dir: dir.PKI(), Clock: clock.RealClock{},
 			Hosts: o.servingHosts,
 		},
-		Log: log.writer, Fatal: log.fatal,
+		Log: log.writer, Fatal: log.reportFatal,
 		StoreQuota: quota, UnsafeNoFsync: o.UnsafeNoFsync, AllAPIs: o.AllAPIs,
 	}
 	if err := kubeconfig.BypassProxy(plane.URL()); err != nil {

@@ -25,7 +25,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// doctorReport is what drover doctor -o json prints.
+// doctorReport is the output of drover doctor -o json.
 type doctorReport struct {
 	Level    string
 	Findings []struct{ Name, Group, Level, Observed, Meaning, Fix, Command string }
@@ -81,7 +81,7 @@ func waitForLevels(t *testing.T, run func() commandResult, want map[string]strin
 	return r
 }
 
-// statusReport is what drover status -o json prints.
+// statusReport is the output of drover status -o json.
 type statusReport struct {
 	State, Version, Failure string
 	PID                     int
@@ -156,8 +156,8 @@ func (c inspected) wantStatus(t *testing.T, code int, want string, texts ...stri
 	}
 }
 
-// TestServers follows an installation with simulated servers, and what doctor, status, orphans,
-// retained and purge say of it: while it runs, after it was killed, after it was stopped. Servers
+// TestServers follows an installation with simulated servers, and the output of doctor, status,
+// orphans, retained and purge about it: while it runs, after it was killed, after it was stopped. Servers
 // outlive Drover, and the next start adopts them, until purge removes them.
 func TestServers(t *testing.T) {
 	t.Parallel()
@@ -191,7 +191,7 @@ func TestServers(t *testing.T) {
 	c.checkDamaged(t)
 	assertPurges(t, c.Cluster, "Data removed.", "", "--data", "--yes")
 	assert.ErrorIs(t, "the data dir", assert.ErrorOf(os.Stat(c.DataDir)), os.ErrNotExist)
-	assertRefused(t, runPurge(t, c.Cluster, ""), "drover: "+c.DataDir+" is no Drover data dir")
+	assertRefused(t, runPurge(t, c.Cluster, ""), "drover: "+c.DataDir+" is not a Drover data dir")
 }
 
 func (c inspected) checkRunning(t *testing.T) {
@@ -228,7 +228,7 @@ func serverVersion(t *testing.T, c *framework.Cluster) string {
 	return info.GitVersion
 }
 
-// TestUsage checks what help says, and the exit codes of wrong flags and of what is not there.
+// TestUsage checks the text of help, and the exit codes of wrong flags and of objects that are missing.
 func TestUsage(t *testing.T) {
 	t.Parallel()
 	missing := filepath.Join(t.TempDir(), "missing")
@@ -262,7 +262,7 @@ func TestUsage(t *testing.T) {
 	assert.ErrorIs(t, "a data dir", assert.ErrorOf(os.Stat(missing)), os.ErrNotExist)
 }
 
-// onDataDir returns a command line on the data dir, by its kubeconfig for what asks the controller.
+// onDataDir returns a command line on the data dir, with its kubeconfig for commands that ask the controller.
 func (c inspected) onDataDir(args ...string) []string {
 	if args[0] == "orphans" {
 		return append([]string{"vm", "--kubeconfig", filepath.Join(c.DataDir, "kubeconfig")}, args...)
@@ -272,11 +272,11 @@ func (c inspected) onDataDir(args ...string) []string {
 
 // wantRun runs a command on the data dir and requires an exit code, and a text on either
 // output.
-func (c inspected) wantRun(t *testing.T, stdin string, code int, says string, args ...string) {
+func (c inspected) wantRun(t *testing.T, stdin string, code int, message string, args ...string) {
 	t.Helper()
 	got := runDrover(t, stdin, nil, c.onDataDir(args...)...)
-	if got.code != code || !strings.Contains(got.out+got.errOut, says) {
-		t.Errorf("%v: %+v, want code %d and %q", args, got, code, says)
+	if got.code != code || !strings.Contains(got.out+got.errOut, message) {
+		t.Errorf("%v: %+v, want code %d and %q", args, got, code, message)
 	}
 }
 
@@ -414,7 +414,7 @@ func TestInspectingAsPlainUser(t *testing.T) {
 	want := map[string]string{"ports": "ok", "data-dir": "ok", "files": "ok", "machine-user": "note"}
 	waitForLevels(t, func() (r commandResult) {
 		out, err := command(t.Context(), "doctor", "-o", "json").Output()
-		if exit, is := errors.AsType[*exec.ExitError](err); is {
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 			r.code = exit.ExitCode()
 		}
 		r.out = string(out)
@@ -430,7 +430,7 @@ func TestInspectingAsPlainUser(t *testing.T) {
 		}
 	}
 	err := filepath.Walk(dir, func(path string, info os.FileInfo, err error) error {
-		if stat, is := info.Sys().(*syscall.Stat_t); is && stat.Uid != user.Uid {
+		if stat, ok := info.Sys().(*syscall.Stat_t); ok && stat.Uid != user.Uid {
 			t.Errorf("root left %s", path)
 		}
 		return err
@@ -473,5 +473,5 @@ func checkDoctorOfAPI(t *testing.T, cluster *framework.Cluster) {
 	crd := newObject("apiextensions.k8s.io/v1", "CustomResourceDefinition", "virtualmachines.cloudnative.tw", nil)
 	assert.NoError(t, c.Delete(t.Context(), crd))
 	waitForDeletion(t, c, crd)
-	requireServed("error", "the API has no CustomResourceDefinition virtualmachines.cloudnative.tw")
+	requireServed("error", "the API lacks the CustomResourceDefinition virtualmachines.cloudnative.tw")
 }

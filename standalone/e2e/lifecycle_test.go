@@ -34,8 +34,8 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// TestLife follows one data dir from the first start to the last end, since starts are what tests
-// here cost. Its path is longer than that of a socket may be.
+// TestLife follows one data dir from the first start to the last end, since starts are the costly
+// part of tests here. Its path is longer than the path of a socket may be.
 func TestLife(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), strings.Repeat("long-", 40), strings.Repeat("deep/", 20), "data")
@@ -58,7 +58,7 @@ func TestLife(t *testing.T) {
 }
 
 // makeLogWithoutMember makes the data dir of a first start that was killed before the log had the
-// entry that makes etcd a member of its own cluster.
+// entry that makes etcd a member of its cluster.
 func makeLogWithoutMember(t *testing.T, dir string) {
 	t.Helper()
 	member := filepath.Join(dir, "etcd", "member")
@@ -209,7 +209,7 @@ func TestStartErrorsAreOneLine(t *testing.T) {
 		"port in use":      {[]string{"--port", u.Port()}, "drover: port " + u.Port() + " on 127.0.0.1 is in use by another program"},
 		"no address":       {[]string{"--bind-address", "here"}, `drover: --bind-address "here" is not an IP address`},
 		"nothing writable": {[]string{"--data-dir", "/proc/drover"}, "drover: "},
-		"foreign folder":   {[]string{"--data-dir", foreign}, "drover: " + foreign + " is not empty and is no Drover data dir"},
+		"foreign folder":   {[]string{"--data-dir", foreign}, "drover: " + foreign + " is not empty and not a Drover data dir"},
 		"unknown driver":   {[]string{"--vm-driver", "vmware"}, "drover: --vm-driver is \"vmware\""},
 		"unknown flag":     {[]string{"--colour"}, "drover: unknown flag: --colour"},
 		"no threads":       {[]string{"--threads", "0"}, "drover: --threads is 0"},
@@ -273,11 +273,11 @@ func TestFullDisk(t *testing.T) {
 func mountTmpfs(t *testing.T, megabytes int) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("a file system of its own needs root")
+		t.Skip("the test mounts a file system, which needs root")
 	}
 	dir := t.TempDir()
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%dm", megabytes)); err != nil {
-		t.Skipf("a file system of its own cannot be mounted here: %v", err)
+		t.Skipf("the test cannot mount a file system here: %v", err)
 	}
 	t.Cleanup(func() {
 		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {

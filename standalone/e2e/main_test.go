@@ -39,7 +39,7 @@ type commandResult struct {
 	out, errOut string
 }
 
-// runDrover runs the program to its end, without the tester's own settings.
+// runDrover runs the program to its end, without the settings of the tester.
 func runDrover(t *testing.T, stdin string, env []string, args ...string) commandResult {
 	t.Helper()
 	var out, errOut bytes.Buffer

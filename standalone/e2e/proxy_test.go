@@ -96,7 +96,7 @@ func TestProxy(t *testing.T) {
 	}
 	own := runDrover(t, "", append(env, "KUBECONFIG="+filepath.Join(dir, "kubeconfig")), "kubectl", "get", "namespace", "default")
 	if own.code != 0 {
-		t.Errorf("drover kubectl with its own file as KUBECONFIG: %+v", own)
+		t.Errorf("drover kubectl with another file as KUBECONFIG: %+v", own)
 	}
 	port, err := os.ReadFile(filepath.Join(dir, "port"))
 	assert.NoError(t, err)
@@ -132,11 +132,11 @@ func addressOfHost(t *testing.T) string {
 			return n.IP.String()
 		}
 	}
-	t.Fatalf("the host has no address beside %s: %v", peer, addresses)
+	t.Fatalf("the host lacks an address beside %s: %v", peer, addresses)
 	return ""
 }
 
-// TestProxyOfForeignClusters checks that the API servers of others are reached by the proxy that the user has set.
+// TestProxyOfForeignClusters checks that the API servers of others are reached through the proxy that the user has set.
 func TestProxyOfForeignClusters(t *testing.T) {
 	t.Parallel()
 	bin := filepath.Dir(droverBinary(t))

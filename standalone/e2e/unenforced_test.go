@@ -48,7 +48,7 @@ var acted = []string{
 	"bindings", // it binds a Pod, and there is none
 }
 
-// refused has an object of each kind that is refused, and what the refusal says.
+// refused has an object of each kind that is refused, and the text of the refusal.
 var refused = map[string]struct{ manifest, says string }{
 	"endpoints":                         {`{apiVersion: v1, kind: Endpoints, subsets: [{addresses: [{ip: 192.0.2.1}], ports: [{port: 80}]}]}`, "kubectl vm port-forward"},
 	"limitranges":                       {`{apiVersion: v1, kind: LimitRange, spec: {limits: [{type: Container, max: {cpu: 1}}]}}`, "count/virtualmachines.cloudnative.tw"},
@@ -68,7 +68,7 @@ var refused = map[string]struct{ manifest, says string }{
 }
 
 // TestEveryKindIsActedOnOrRefused checks that of all kinds that are served and can be created, each is one that has
-// an effect here, or is refused with what to do instead.
+// an effect here, or is refused with another way to do it.
 func TestEveryKindIsActedOnOrRefused(t *testing.T) {
 	t.Parallel()
 	c := objectsFor(t, shared.Config)
@@ -137,10 +137,10 @@ func objectOf(t *testing.T, manifest, ns string) *unstructured.Unstructured {
 }
 
 // assertRefusal requires that a policy of Drover's has refused something.
-func assertRefusal(t *testing.T, name string, err error, says string) {
+func assertRefusal(t *testing.T, name string, err error, message string) {
 	t.Helper()
-	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "'drover-unenforced-") || !strings.Contains(err.Error(), says) {
-		t.Errorf("%s: got %v, want the refusal of a policy that says %q", name, err, says)
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "'drover-unenforced-") || !strings.Contains(err.Error(), message) {
+		t.Errorf("%s: got %v, want the refusal of a policy that says %q", name, err, message)
 	}
 }
 
@@ -163,7 +163,7 @@ func TestQuotaHolds(t *testing.T) {
 	waitForUse(t, c, quota, 1)
 	second := framework.NewVM("second").Namespace(ns)
 	assertExceeded(t, c.Create(t.Context(), second.Obj()))
-	assert.NoError(t, c.Update(t.Context(), first)) // an update of what there is takes nothing
+	assert.NoError(t, c.Update(t.Context(), first)) // an update of an existing object takes nothing
 
 	assert.NoError(t, c.Delete(t.Context(), first))
 	assert.Eventually(t, "the deletion makes room", func(testing.TB) error { return c.Create(t.Context(), second.Obj()) })
@@ -207,7 +207,7 @@ func assertExceeded(t *testing.T, err error) {
 	}
 }
 
-// TestQuotasOfOtherThings checks that a quota is accepted only for what it can count here.
+// TestQuotasOfOtherThings checks that a quota is accepted only for kinds that it can count here.
 func TestQuotasOfOtherThings(t *testing.T) {
 	t.Parallel()
 	c := objectsFor(t, shared.Config)
@@ -313,7 +313,7 @@ func makeUnenforced(t *testing.T, cluster *framework.Cluster) []client.Object {
 	return made
 }
 
-// checkUnenforced checks that a start restores the policies, and that objects of before can be labelled, lose their
+// checkUnenforced checks that a start restores the policies, and that earlier objects can be labelled, lose their
 // finalizers and go, though they are no longer accepted.
 func checkUnenforced(t *testing.T, cluster *framework.Cluster, made []client.Object) {
 	t.Helper()
@@ -333,7 +333,7 @@ func checkUnenforced(t *testing.T, cluster *framework.Cluster, made []client.Obj
 		}
 		assert.NoError(t, patch(`{"metadata":{"labels":{"a":"b"}}}`))
 		if _, ok := object.(*corev1.ResourceQuota); ok {
-			assertRefusal(t, "a quota of before that is changed", patch(`{"spec":{"hard":{"cpu":"9"}}}`), "spec.hard of cpu:")
+			assertRefusal(t, "an earlier quota that is changed", patch(`{"spec":{"hard":{"cpu":"9"}}}`), "spec.hard of cpu:")
 		}
 		assert.NoError(t, errors.Join(c.Delete(t.Context(), object), patch(`{"metadata":{"finalizers":null}}`)))
 		waitForDeletion(t, c, object)

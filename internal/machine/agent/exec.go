@@ -45,7 +45,7 @@ var (
 	// ErrEndUnknown means that the command may have been started, and may run.
 	ErrEndUnknown = errors.New("how the command ends is not known, and it may still run")
 	// ErrOutputCut means that a part of the output is missing.
-	ErrOutputCut = fmt.Errorf("the output is longer than %d MiB, which is what comes through the guest agent, and the rest is missing: use ssh for more", MaxOutput>>20)
+	ErrOutputCut = fmt.Errorf("the output is longer than %d MiB, which is the limit of the guest agent, and the rest is missing: use ssh for more", MaxOutput>>20)
 )
 
 // Words of Linux in a refusal to start a command.
@@ -170,7 +170,7 @@ func (c Command) Check() error {
 	case size > maxArguments:
 		return fmt.Errorf("%w: it has %d bytes: at most %d are possible", ErrCommand, size, maxArguments)
 	case len(c.Stdin) > MaxInput:
-		return fmt.Errorf("%w: its input has more than %d MiB, which is what the guest agent takes: use ssh for more", ErrCommand, MaxInput>>20)
+		return fmt.Errorf("%w: its input has more than %d MiB, which is the limit of the guest agent: use ssh for more", ErrCommand, MaxInput>>20)
 	}
 	return nil
 }

@@ -74,7 +74,7 @@ var failures = []struct {
 	{failedName, ErrFailed},
 }
 
-// failedName is the name of ErrFailed, and of errors without a name of their own.
+// failedName is the name of ErrFailed, and of errors without another name.
 const failedName = "Failed"
 
 // failureName returns the name by which an error is sent, "" for nil.
@@ -103,8 +103,8 @@ func failureOf(name string) error {
 	return fmt.Errorf("%w: an unknown failure", ErrProtocol)
 }
 
-// Client controls a machine. Each call has a connection of its own, since there may be thousands of
-// machines and calls are rare.
+// Client controls a machine. Each call opens a connection, since there may be thousands of machines
+// and calls are rare.
 type Client struct {
 	http   http.Client
 	dialer websocket.Dialer
@@ -139,7 +139,7 @@ func NewClient(address string, config *tls.Config) *Client {
 // Status implements Machine.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	var s Status
-	if err := c.call(ctx, http.MethodGet, statusPath, nil, &s); err != nil {
+	if err := c.makeCall(ctx, http.MethodGet, statusPath, nil, &s); err != nil {
 		return Status{}, err
 	}
 	if !s.isValid() {
@@ -169,32 +169,32 @@ var readableText = regexp.MustCompile(`^[A-Za-z0-9 /_()-]{0,100}$`)
 
 // Pause implements Machine.
 func (c *Client) Pause(ctx context.Context) error {
-	return c.call(ctx, http.MethodPost, pausePath, nil, nil)
+	return c.makeCall(ctx, http.MethodPost, pausePath, nil, nil)
 }
 
 // Resume implements Machine.
 func (c *Client) Resume(ctx context.Context) error {
-	return c.call(ctx, http.MethodPost, resumePath, nil, nil)
+	return c.makeCall(ctx, http.MethodPost, resumePath, nil, nil)
 }
 
 // Probe implements Machine. The machine waits for the guest as long as ctx allows.
 func (c *Client) Probe(ctx context.Context, port int32) error {
-	return c.call(ctx, http.MethodPost, probePath+"?port="+strconv.Itoa(int(port)), nil, nil)
+	return c.makeCall(ctx, http.MethodPost, probePath+"?port="+strconv.Itoa(int(port)), nil, nil)
 }
 
 // Grow implements Machine.
 func (c *Client) Grow(ctx context.Context, sizes Sizes) (grown Sizes, err error) {
-	err = c.call(ctx, http.MethodPost, growPath, sizes, &grown)
+	err = c.makeCall(ctx, http.MethodPost, growPath, sizes, &grown)
 	return grown, err
 }
 
 // SetGracePeriod implements Machine.
 func (c *Client) SetGracePeriod(ctx context.Context, period time.Duration) error {
-	return c.call(ctx, http.MethodPost, gracePath+"?seconds="+strconv.FormatInt(int64(period/time.Second), 10), nil, nil)
+	return c.makeCall(ctx, http.MethodPost, gracePath+"?seconds="+strconv.FormatInt(int64(period/time.Second), 10), nil, nil)
 }
 
-// call makes a request with the value in as its body, and reads the answer into out. Both may be nil.
-func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
+// makeCall makes a request with the value in as its body, and reads the answer into out. Both may be nil.
+func (c *Client) makeCall(ctx context.Context, method, path string, in, out any) error {
 	ctx, cancel := context.WithTimeout(ctx, CallWithin+2*connectWithin)
 	defer cancel()
 	var body bytes.Buffer

@@ -6,12 +6,12 @@
 // uses. One on the same host is controlled by HTTP over a Unix socket, with a token.
 //
 // Start with Client, which implements Machine. server.go serves them, and credentials.go makes
-// the certificates. local.go has what differs for a machine on the same host. guest.go has what clients reach
-// in the guest, guestclient.go and serveguest.go are the two ends of that, and stream.go has the messages
-// between them.
+// the certificates. local.go has the differences for a machine on the same host. guest.go has the services
+// that clients reach in the guest, guestclient.go and serveguest.go are the two ends of them, and stream.go has
+// the messages between them.
 //
-// Nothing that is sent has text of the machine's own that the client shows to a person, because a guest may
-// have broken out of the machine that answers.
+// The client shows no text of the machine to a person, because a guest may have broken out of the machine that
+// answers.
 package control
 
 import (
@@ -40,26 +40,25 @@ type Machine interface {
 // State is the state of a machine.
 type State string
 
-// The states.
 const (
-	// StateStarting : the machine makes its disks, or starts QEMU.
+	// StateStarting means that the machine makes its disks, or starts QEMU.
 	StateStarting State = "starting"
 	StateRunning  State = "running"
-	// StatePaused : the guest was paused by Machine.Pause.
+	// StatePaused means that the guest was paused by Machine.Pause.
 	StatePaused State = "paused"
-	// StateStopping : the guest was asked to shut down, or it has ended.
+	// StateStopping means that the guest was asked to shut down, or that it has ended.
 	StateStopping State = "stopping"
 )
 
-// Wait is what keeps a guest from running that should run.
+// Wait is the reason why a guest that should run does not.
 type Wait string
 
 // What guests wait for. Each guest continues by itself once the cause is gone.
 const (
 	WaitNone Wait = ""
-	// WaitRoom : the volume of a disk is full.
+	// WaitRoom means that the volume of a disk is full.
 	WaitRoom Wait = "room"
-	// WaitDisk : a disk reports errors.
+	// WaitDisk means that a disk reports errors.
 	WaitDisk Wait = "disk"
 )
 

@@ -25,7 +25,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// stub is a machine that answers with what a test sets.
+// stub is a machine whose answers a test sets.
 type stub struct {
 	status Status
 	err    error
@@ -82,7 +82,7 @@ func serve(t *testing.T, c Credentials, m Machine) string {
 	s, err := NewServer(t.Context(), c, m, nil)
 	assert.NoError(t, err)
 	listener := framework.Listen(t, "tcp", "127.0.0.1:0")
-	go func() { _ = s.serve(listener) }()
+	go func() { _ = s.serveTLS(listener) }()
 	t.Cleanup(func() { _ = s.http.Close() })
 	return listener.Addr().String()
 }
@@ -303,7 +303,7 @@ func TestOutside(t *testing.T) {
 	}
 }
 
-// TestServeRefusesItself checks that a listener closes connections of its own host, without an
+// TestServeRefusesItself checks that a listener closes connections from the same host, without an
 // answer.
 func TestServeRefusesItself(t *testing.T) {
 	t.Parallel()
@@ -356,7 +356,7 @@ func TestReadCredentials(t *testing.T) {
 		t.Errorf("got %v, %v", got, err)
 	}
 	machine.CA = []byte("none")
-	assert.ErrorSays(t, "without an authority", assert.ErrorOf(NewServer(t.Context(), machine, &stub{}, nil)), "ca.crt has no certificate")
+	assert.ErrorSays(t, "without an authority", assert.ErrorOf(NewServer(t.Context(), machine, &stub{}, nil)), "ca.crt does not contain a certificate")
 }
 
 // TestParseResolvers checks what is taken from a resolv.conf of a pod.
@@ -368,6 +368,6 @@ func TestParseResolvers(t *testing.T) {
 	}
 	for _, text := range []string{"", "search team.svc.cluster.local\n", "nameserver\n", "nameserver dns.example\n"} {
 		_, _, err := parseResolvers(text)
-		assert.ErrorIs(t, text, err, ErrNoResolver, "has no nameserver")
+		assert.ErrorIs(t, text, err, ErrNoResolver, "does not name a nameserver")
 	}
 }

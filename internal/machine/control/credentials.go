@@ -201,7 +201,7 @@ func (c Credentials) serverConfig() (config *tls.Config, guest *x509.Certificate
 	if c.GuestCA != nil {
 		block, _ := pem.Decode(c.GuestCA)
 		if block == nil {
-			return nil, nil, errors.New(GuestCAFile + " has no certificate")
+			return nil, nil, errors.New(GuestCAFile + " does not contain a certificate")
 		}
 		if guest, err = x509.ParseCertificate(block.Bytes); err != nil {
 			return nil, nil, fmt.Errorf("%s: %w", GuestCAFile, err)
@@ -221,7 +221,7 @@ func (c Credentials) newConfig() (*tls.Config, *x509.CertPool, error) {
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(c.CA) {
-		return nil, nil, errors.New(CAFile + " has no certificate")
+		return nil, nil, errors.New(CAFile + " does not contain a certificate")
 	}
 	return &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13}, pool, nil
 }

@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/agent"
 )
 
-// Guest is what people reach in a machine: the console of its guest, and the guest agent.
+// Guest has the services that people reach in a machine: the console of its guest, and the guest agent.
 type Guest interface {
 	// Console attaches to the serial console until it is closed or ctx ends. A reader first gets the end
 	// of the earlier output, then the output from then on, and io.EOF once the machine has ended. With
@@ -29,7 +29,7 @@ type Guest interface {
 	Exec(ctx context.Context, c Command) (exitCode int, err error)
 	// TakesInput reports whether a command gets input while it runs. Otherwise it starts once its input has ended.
 	TakesInput() bool
-	// Interfaces returns the guest's own view of its network interfaces, without the loopback one.
+	// Interfaces returns the network interfaces that the guest reports, without the loopback one.
 	Interfaces(ctx context.Context) ([]Interface, error)
 	// NetworkStatistics returns the figures of the guest's network. It needs no agent.
 	NetworkStatistics(ctx context.Context) (NetworkStatistics, error)
@@ -43,7 +43,7 @@ type Command struct {
 	Stdin io.Reader
 	// Stdout and Stderr receive the output. Neither is nil.
 	Stdout, Stderr io.Writer
-	// TTY gives the command a terminal, whose size is what Resize last sent. All output goes to Stdout.
+	// TTY gives the command a terminal, whose size is the last one from Resize. All output goes to Stdout.
 	TTY    bool
 	Resize <-chan TerminalSize
 }
@@ -54,7 +54,7 @@ type TerminalSize struct {
 	Height uint16 `json:"height"`
 }
 
-// ConvertSizes returns the sizes of a terminal in another type, until there are no more or ctx ends.
+// ConvertSizes returns the sizes of a terminal in another type, until from is closed or ctx ends.
 func ConvertSizes[From, To any](ctx context.Context, from <-chan From, convert func(From) To) <-chan To {
 	to := make(chan To)
 	go func() {
@@ -118,9 +118,9 @@ var (
 	// ErrInputOpen and ErrInputLong mean that a command's input has not ended in time, or is too long. The command
 	// was not started.
 	ErrInputOpen = fmt.Errorf("the input has not ended within %s: the guest agent starts a command only then, so pass a file, or use ssh or the console", inputWithin)
-	ErrInputLong = fmt.Errorf("the input has more than %d MiB, which is what the guest agent takes: use ssh for more", agent.MaxInput>>20)
+	ErrInputLong = fmt.Errorf("the input has more than %d MiB, which is the limit of the guest agent: use ssh for more", agent.MaxInput>>20)
 	// ErrTerminal means that the agent gives no command a terminal.
-	ErrTerminal = errors.New("tty: a command in this machine has no terminal, because the QEMU guest agent gives it none: leave it out, or use ssh or the console")
+	ErrTerminal = errors.New("tty: a command in this machine runs without a terminal, because the QEMU guest agent gives it none: leave it out, or use ssh or the console")
 	// ErrPaused means that the guest is paused.
 	ErrPaused = errors.New("the guest is paused")
 	// ErrNoAgent means that no agent has opened its device in the guest.
@@ -138,5 +138,5 @@ var (
 	// ErrEndUnknown means that the command may have been started, and may still run.
 	ErrEndUnknown = errors.New("how the command ends is not known, and it may still run")
 	// ErrOutputCut means that a part of the output is missing.
-	ErrOutputCut = fmt.Errorf("the output is longer than %d MiB, which is what comes through the guest agent, and the rest is missing: use ssh for more", agent.MaxOutput>>20)
+	ErrOutputCut = fmt.Errorf("the output is longer than %d MiB, which is the limit of the guest agent, and the rest is missing: use ssh for more", agent.MaxOutput>>20)
 )

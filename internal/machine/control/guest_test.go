@@ -31,7 +31,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// guestStub is a guest that answers with what a test sets.
+// guestStub is a guest whose answers a test sets.
 type guestStub struct {
 	err     error
 	code    int
@@ -59,7 +59,7 @@ func (g *guestStub) NetworkStatistics(context.Context) (NetworkStatistics, error
 	return NetworkStatistics{BytesIn: 3, Refused: 15, LastRefused: []Refusal{last}}, g.err
 }
 
-// Exec prints its input, and its arguments to the standard error. Without input of its own it waits.
+// Exec prints its input, and its arguments to the standard error. Without input it waits.
 func (g *guestStub) Exec(ctx context.Context, c Command) (int, error) {
 	if c.Args[0] == "sleep" {
 		if g.begun != nil {
@@ -95,7 +95,7 @@ func serveGuest(ctx context.Context, t *testing.T, g Guest) (guest, controls *Cl
 	s, err := NewServer(ctx, machine, &stub{status: Status{State: StateRunning}}, g)
 	assert.NoError(t, err)
 	listener := framework.Listen(t, "tcp", "127.0.0.1:0")
-	go func() { _ = s.serve(listener) }()
+	go func() { _ = s.serveTLS(listener) }()
 	t.Cleanup(func() { _ = s.http.Close() })
 	address := listener.Addr().String()
 	return NewClient(address, clientConfig(t, forGuest)), NewClient(address, clientConfig(t, forMachine))
@@ -176,7 +176,7 @@ func TestInputWithoutEnd(t *testing.T) {
 }
 
 // TestTerminal checks that a command has the size of its caller's terminal, and that input of a guest that takes it while
-// a command runs has no limit in time.
+// a command runs is not limited in time.
 func TestTerminal(t *testing.T) {
 	t.Parallel()
 	machine := httptest.NewTLSServer(newGuestHandler(&guestStub{streams: true}, time.Nanosecond))
@@ -206,7 +206,7 @@ func TestLostCommand(t *testing.T) {
 	<-g.begun
 	assert.ErrorIs(t, "a command whose input cannot be read", <-failed, os.ErrDeadlineExceeded)
 	if err := <-g.ended; err == nil {
-		t.Error("a command has no cause of its end")
+		t.Error("a command lacks the cause of its end")
 	}
 	go exec(nil)
 	<-g.begun
@@ -239,11 +239,11 @@ func TestLeftCommand(t *testing.T) {
 	assert.NoError(t, s.sendJSON(channelStart, commandMessage{Args: []string{"sleep"}}))
 	cancel()
 	if err := <-g.ended; err == nil {
-		t.Error("a command has no cause of its end")
+		t.Error("a command lacks the cause of its end")
 	}
 }
 
-// blocked has no input yet.
+// blocked is an input from which nothing can be read yet.
 type blocked struct{}
 
 func (blocked) Read([]byte) (int, error) { select {} }
@@ -381,7 +381,7 @@ func TestOddInterfaces(t *testing.T) {
 	}
 }
 
-// TestOddMessages checks that either end of a stream ends it at a message that is none.
+// TestOddMessages checks that either end of a stream ends it at an invalid message.
 func TestOddMessages(t *testing.T) {
 	t.Parallel()
 	g := &guestStub{ended: make(chan error, 1)}
@@ -399,12 +399,12 @@ func TestOddMessages(t *testing.T) {
 		for _, m := range messages {
 			assert.NoError(t, s.ws.WriteMessage(websocket.BinaryMessage, m))
 		}
-		if _, content, err := s.receive(); err == nil && !bytes.Contains(content, []byte("EndUnknown")) {
+		if _, content, err := s.receiveMessage(); err == nil && !bytes.Contains(content, []byte("EndUnknown")) {
 			t.Errorf("%s: the machine answers %q", name, content)
 		}
 		if len(messages) > 1 {
 			if err := <-g.ended; err == nil {
-				t.Error("a command has no cause of its end")
+				t.Error("a command lacks the cause of its end")
 			}
 		}
 	}

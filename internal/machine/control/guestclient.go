@@ -22,7 +22,7 @@ var _ Guest = (*Client)(nil)
 
 // Interfaces implements Guest.
 func (c *Client) Interfaces(ctx context.Context) (all []Interface, err error) {
-	if err = c.call(ctx, http.MethodGet, interfacesPath, nil, &all); err != nil {
+	if err = c.makeCall(ctx, http.MethodGet, interfacesPath, nil, &all); err != nil {
 		return nil, err
 	}
 	if slices.ContainsFunc(all, func(i Interface) bool { return !i.isValid() }) {
@@ -33,7 +33,7 @@ func (c *Client) Interfaces(ctx context.Context) (all []Interface, err error) {
 
 // NetworkStatistics implements Guest.
 func (c *Client) NetworkStatistics(ctx context.Context) (n NetworkStatistics, err error) {
-	if err = c.call(ctx, http.MethodGet, networkPath, nil, &n); err != nil {
+	if err = c.makeCall(ctx, http.MethodGet, networkPath, nil, &n); err != nil {
 		return NetworkStatistics{}, err
 	}
 	if !n.isValid() {
@@ -87,7 +87,7 @@ type boundedConn struct {
 	left atomic.Int64
 }
 
-// Read implements net.Conn. It fails with ErrProtocol once no more bytes can be read.
+// Read implements net.Conn. It fails with ErrProtocol once all bytes have been read that may be read.
 func (c *boundedConn) Read(p []byte) (int, error) {
 	if c.left.Load() <= 0 {
 		return 0, ErrProtocol
@@ -111,16 +111,16 @@ func (c *console) Read(p []byte) (int, error) {
 		if c.err != nil {
 			return 0, c.err
 		}
-		c.unread, c.err = c.next()
+		c.unread, c.err = c.nextOutput()
 	}
 	n := copy(p, c.unread)
 	c.unread = c.unread[n:]
 	return n, nil
 }
 
-// next waits for the next output.
-func (c *console) next() ([]byte, error) {
-	channel, content, err := c.receive()
+// nextOutput waits for the next output.
+func (c *console) nextOutput() ([]byte, error) {
+	channel, content, err := c.receiveMessage()
 	switch {
 	case err != nil:
 		return nil, err
@@ -139,7 +139,7 @@ func (c *console) next() ([]byte, error) {
 func (c *console) Write(p []byte) (int, error) { return outgoing{c.stream, channelInput}.Write(p) }
 
 // CloseWrite makes the machine end the console, so that another caller can write.
-func (c *console) CloseWrite() error { return c.send(channelInput, nil) }
+func (c *console) CloseWrite() error { return c.sendMessage(channelInput, nil) }
 
 // Close implements io.Closer.
 func (c *console) Close() error {
@@ -150,7 +150,7 @@ func (c *console) Close() error {
 // TakesInput implements Guest: a machine that does not take input refuses it.
 func (c *Client) TakesInput() bool { return true }
 
-// sendSizes sends the sizes of a terminal, until there are no more or the stream ends.
+// sendSizes sends the sizes of a terminal, until sizes is closed or the stream ends.
 func (s *stream) sendSizes(sizes <-chan TerminalSize) {
 	for {
 		select {
@@ -177,11 +177,11 @@ func (c *Client) Exec(ctx context.Context, command Command) (exitCode int, err e
 	go s.sendSizes(command.Resize)
 	if command.Stdin != nil {
 		go s.sendFrom(command.Stdin)
-	} else if err := s.send(channelInput, nil); err != nil {
+	} else if err := s.sendMessage(channelInput, nil); err != nil {
 		return 0, err
 	}
 	for {
-		channel, content, err := s.receive()
+		channel, content, err := s.receiveMessage()
 		switch {
 		case err != nil && ctx.Err() == nil && !errors.Is(err, errInput):
 			// The kind of the cause could mean that the command may be tried again.

@@ -79,7 +79,7 @@ func NewLocalServer(ctx context.Context, token string, m Local) *Server {
 	mux.HandleFunc("POST "+socketsPath, func(w http.ResponseWriter, r *http.Request) { serveSockets(r.Context(), w, m) })
 	mux.HandleFunc("POST "+joinPath, func(w http.ResponseWriter, _ *http.Request) { serveJoin(ctx, w, m) })
 	mux.HandleFunc("GET "+changesPath, func(w http.ResponseWriter, r *http.Request) { serveChanges(w, r, m) })
-	return &Server{ctx: ctx, isLocal: true, http: newHTTPServer(ctx, byToken(token, (&fence{}).refuse(mux)))}
+	return &Server{ctx: ctx, isLocal: true, http: newHTTPServer(ctx, byToken(token, (&fence{}).refuseStale(mux)))}
 }
 
 // epochHeader has the epoch of the leader that calls. A call of no leader has none, and is not compared.
@@ -91,20 +91,20 @@ type fence struct {
 	highest uint64
 }
 
-// refuse refuses calls of an epoch below the highest, and serves all others. A call may have waited for this program
+// refuseStale refuses calls of an epoch below the highest, and serves all others. A call may have waited for this program
 // for longer than its leader led.
-func (f *fence) refuse(served http.Handler) http.Handler {
+func (f *fence) refuseStale(served http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		err := f.admit(r.Header.Get(epochHeader))
+		err := f.admitEpoch(r.Header.Get(epochHeader))
 		if err != nil {
-			respond(w, nil, err)
+			sendAnswer(w, nil, err)
 			return
 		}
 		served.ServeHTTP(w, r)
 	})
 }
 
-func (f *fence) admit(text string) error {
+func (f *fence) admitEpoch(text string) error {
 	if text == "" {
 		return nil
 	}
@@ -145,7 +145,7 @@ func newHTTPServer(ctx context.Context, served http.Handler) *http.Server {
 }
 
 // A stream of changes has these bytes after the header of its answer: one for each change, the first at once, and
-// another one as a sign of life. It is no HTTP body, so that each end needs to keep only the connection.
+// another one as a sign of life. The bytes are sent outside of HTTP, so that each end keeps only the connection.
 const (
 	signChanged, signAlive = '!', '.'
 	// aliveEvery is the interval between two signs of life. A connection without one for deadAfter is
@@ -206,18 +206,18 @@ func NewLocalClient(token string, dial func(context.Context) (net.Conn, error)) 
 
 // Start calls Local.Start.
 func (c *Client) Start(ctx context.Context) error {
-	return c.call(ctx, http.MethodPost, startPath, nil, nil)
+	return c.makeCall(ctx, http.MethodPost, startPath, nil, nil)
 }
 
 // Stop calls Local.Stop.
 func (c *Client) Stop(ctx context.Context, id string, within time.Duration) error {
 	query := "?id=" + id + "&within=" + strconv.FormatInt(within.Milliseconds(), 10)
-	return c.call(ctx, http.MethodPost, stopPath+query, nil, nil)
+	return c.makeCall(ctx, http.MethodPost, stopPath+query, nil, nil)
 }
 
 // Quit calls Local.Quit.
 func (c *Client) Quit(ctx context.Context) error {
-	return c.call(ctx, http.MethodPost, quitPath, nil, nil)
+	return c.makeCall(ctx, http.MethodPost, quitPath, nil, nil)
 }
 
 // SetEpoch sets the epoch of the leader that the following calls are from; 0 is for no leader. A machine answers
@@ -235,8 +235,8 @@ func (c *Client) Token() string { return c.token }
 // many.
 const changesEvery = 20 * time.Millisecond
 
-// sleep waits for a time, or until ctx ends.
-func sleep(ctx context.Context, d time.Duration) {
+// sleepFor waits for a time, or until ctx ends.
+func sleepFor(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -277,7 +277,7 @@ func (c *Client) Watch(ctx context.Context, onChange func()) error {
 		n, err := conn.Read(part)
 		if bytes.IndexByte(part[:n], signChanged) >= 0 {
 			onChange()
-			sleep(ctx, changesEvery)
+			sleepFor(ctx, changesEvery)
 		}
 		if err != nil {
 			return explainError(err)

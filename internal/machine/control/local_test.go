@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// localStub is a machine on this host that answers with what a test sets.
+// localStub is a machine on this host whose answers a test sets.
 type localStub struct {
 	stub
 	guestStub

@@ -138,7 +138,7 @@ const (
 	socketsPath = "/v1/sockets"
 )
 
-// takenHead is the header of an answer after which the connection is no HTTP any more.
+// takenHead is the header of an answer after which the connection leaves HTTP.
 const takenHead = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 
 // maxPorts is how many ports a machine has at most.
@@ -190,14 +190,14 @@ const joinBuffer = 32 << 10
 func serveDial(w http.ResponseWriter, r *http.Request, n Network) {
 	port, err := strconv.ParseUint(r.URL.Query().Get("port"), 10, 16)
 	if err != nil || port == 0 {
-		respond(w, nil, errRequest)
+		sendAnswer(w, nil, errRequest)
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), CallWithin)
 	defer cancel()
 	guest, err := n.DialGuest(ctx, uint16(port))
 	if err != nil {
-		respond(w, nil, fmt.Errorf("%w: %w", ErrNoAnswer, err))
+		sendAnswer(w, nil, fmt.Errorf("%w: %w", ErrNoAnswer, err))
 		return
 	}
 	client, err := takeConnection(w)
@@ -227,14 +227,14 @@ func Carry(a, b net.Conn, size int) {
 }
 
 // copyTo copies what comes from one connection to another.
-func copyTo(to, from net.Conn, size int) {
-	_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, make([]byte, size))
-	if half, ok := to.(interface{ CloseWrite() error }); ok && err == nil {
+func copyTo(writer, reader net.Conn, size int) {
+	_, err := io.CopyBuffer(struct{ io.Writer }{writer}, struct{ io.Reader }{reader}, make([]byte, size))
+	if half, ok := writer.(interface{ CloseWrite() error }); ok && err == nil {
 		_ = half.CloseWrite()
 		return
 	}
-	Reset(to)
-	Reset(from)
+	Reset(writer)
+	Reset(reader)
 }
 
 // Reset ends a connection so that the other end learns that it was cut off.
@@ -299,7 +299,7 @@ func (c *Client) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
 // SetWanted implements Network.
 func (c *Client) SetWanted(ctx context.Context, w Wanted) (served []Port, err error) {
 	var answer servedPorts
-	if err := c.call(ctx, http.MethodPost, wantedPath, w, &answer); err != nil {
+	if err := c.makeCall(ctx, http.MethodPost, wantedPath, w, &answer); err != nil {
 		return nil, err
 	}
 	if !areValid(answer.Ports) {
@@ -309,20 +309,20 @@ func (c *Client) SetWanted(ctx context.Context, w Wanted) (served []Port, err er
 }
 
 // GiveSockets implements Network.
-func (c *Client) GiveSockets(ctx context.Context, of Revision, sockets map[Port]*os.File) error {
-	m := socketsMessage{Revision: of}
+func (c *Client) GiveSockets(ctx context.Context, revision Revision, sockets map[Port]*os.File) error {
+	m := socketsMessage{Revision: revision}
 	var files []*os.File
 	for p, f := range sockets {
 		m.Ports, files = append(m.Ports, p), append(files, f)
 	}
 	var answer ending
-	if err := c.exchange(ctx, socketsPath, m, &answer, files...); err != nil {
+	if err := c.exchangeMessage(ctx, socketsPath, m, &answer, files...); err != nil {
 		return err
 	}
 	return failureOf(answer.Failure)
 }
 
-// takeOver makes a request and returns its connection once it is no HTTP any more.
+// takeOver makes a request and returns its connection once that has left HTTP.
 func (c *Client) takeOver(ctx context.Context, method, path string) (*net.UnixConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, CallWithin+connectWithin)
 	defer cancel()
@@ -353,11 +353,11 @@ func (c *Client) takeOver(ctx context.Context, method, path string) (*net.UnixCo
 }
 
 // readTakenHead reads exactly the header of an answer, or the answer of a machine that refuses.
-func readTakenHead(from io.Reader) error {
+func readTakenHead(reader io.Reader) error {
 	head := make([]byte, 0, len(takenHead))
 	for !bytes.HasSuffix(head, []byte("\r\n\r\n")) {
 		var b [1]byte
-		if _, err := io.ReadFull(from, b[:]); err != nil {
+		if _, err := io.ReadFull(reader, b[:]); err != nil {
 			return explainError(err)
 		}
 		if head = append(head, b[0]); len(head) > maxHeader {
@@ -367,7 +367,7 @@ func readTakenHead(from io.Reader) error {
 	if string(head) == takenHead {
 		return nil
 	}
-	response, err := http.ReadResponse(bufio.NewReader(io.MultiReader(bytes.NewReader(head), io.LimitReader(from, maxAnswer))), nil)
+	response, err := http.ReadResponse(bufio.NewReader(io.MultiReader(bytes.NewReader(head), io.LimitReader(reader, maxAnswer))), nil)
 	if err != nil {
 		return ErrProtocol
 	}

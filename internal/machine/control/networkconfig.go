@@ -22,7 +22,7 @@ type NetworkConfig struct {
 	// Address is the guest's address, with the prefix length of the network of all machines. The first address of that
 	// network is the gateway's, which is the edge itself.
 	Address netip.Prefix `json:"address"`
-	// Hostname is what the guest is called, and Domain the domain in which it looks up short names.
+	// Hostname is the name of the guest, and Domain the domain in which it looks up short names.
 	Hostname string `json:"hostname,omitempty"`
 	Domain   string `json:"domain,omitempty"`
 	// MTU is the MTU of the guest's interface, in bytes.
@@ -38,7 +38,7 @@ func (c NetworkConfig) Gateway() netip.Addr { return c.Address.Masked().Addr().N
 type Egress struct {
 	// Deny closes everything but other machines.
 	Deny bool `json:"deny,omitempty"`
-	// Denied are ranges that are closed always, such as those of a cluster's Services.
+	// Denied are ranges that are always closed, such as the addresses of a cluster's Services.
 	Denied []netip.Prefix `json:"denied,omitempty"`
 	// Resolvers answer for names of the outside.
 	Resolvers []netip.AddrPort `json:"resolvers,omitempty"`
@@ -73,7 +73,7 @@ const (
 )
 
 // ReadResolvers returns the resolvers of this host or container, which resolv.conf(5) names, and the first domain in which
-// it looks up short names. It fails if there is no resolver, as while a program writes the file anew.
+// it looks up short names. It fails if there is no resolver, as while a program rewrites the file.
 func ReadResolvers() (resolvers []netip.AddrPort, domain string, err error) {
 	content, err := os.ReadFile("/etc/resolv.conf")
 	if err != nil {
@@ -83,7 +83,7 @@ func ReadResolvers() (resolvers []netip.AddrPort, domain string, err error) {
 }
 
 // ErrNoResolver means that a resolv.conf names no server that answers for names.
-var ErrNoResolver = errors.New("/etc/resolv.conf has no nameserver with an IP address")
+var ErrNoResolver = errors.New("/etc/resolv.conf does not name a nameserver with an IP address")
 
 func parseResolvers(text string) (resolvers []netip.AddrPort, domain string, err error) {
 	for line := range strings.Lines(text) {
@@ -111,7 +111,7 @@ type NetworkStatistics struct {
 	BytesIn    int64 `json:"bytesIn"`
 	PacketsOut int64 `json:"packetsOut"`
 	BytesOut   int64 `json:"bytesOut"`
-	// Dropped are packets that were not the guest's own, or broken.
+	// Dropped are packets with an address that the guest does not have, or broken ones.
 	Dropped int64 `json:"dropped"`
 	// Connections are open connections of TCP, and Flows open flows of UDP and of pings.
 	Connections int64 `json:"connections"`
@@ -138,7 +138,7 @@ const (
 	RefusedDenied    = "Denied"    // the operator has denied the range
 	RefusedNoEgress  = "NoEgress"  // the operator allows other machines alone
 	RefusedSpecial   = "Special"   // it is an address for special use
-	RefusedNoRoute   = "NoRoute"   // the host has no route to another host there
+	RefusedNoRoute   = "NoRoute"   // the host lacks a route to another host there
 	RefusedNoMachine = "NoMachine" // there is no machine that the guest may know
 	RefusedTooMany   = "TooMany"   // the machine has too many connections
 	RefusedNoAnswer  = "NoAnswer"  // there was no answer, or a refusal, from there

@@ -67,7 +67,7 @@ func SocketPair(kind int) (here, there *os.File, err error) {
 // joinPath is the path of the call of Peer. It takes over its connection.
 const joinPath = "/v1/join"
 
-// Limits of what others can ask for, a guest by its names and connections among them.
+// Limits of the requests of others: a guest asks through its names and connections.
 const (
 	// maxMessage limits a message, in bytes. That of 32 ports, which a machine has at most, is the longest.
 	maxMessage = 4 << 10
@@ -117,7 +117,7 @@ func SendMessage(conn *net.UnixConn, value any, sockets ...*os.File) error {
 }
 
 // ReceiveMessage receives a value, and at most so many sockets, which the caller closes, also after an error.
-func ReceiveMessage(conn *net.UnixConn, to any, mostSockets int) (sockets []*os.File, err error) {
+func ReceiveMessage(conn *net.UnixConn, message any, mostSockets int) (sockets []*os.File, err error) {
 	var length [4]byte
 	rights := make([]byte, unix.CmsgSpace(4*mostSockets))
 	n, rightsBytes, _, _, err := conn.ReadMsgUnix(length[:], rights)
@@ -145,7 +145,7 @@ func ReceiveMessage(conn *net.UnixConn, to any, mostSockets int) (sockets []*os.
 	}
 	text := make([]byte, size)
 	if _, err = io.ReadFull(conn, text); err == nil {
-		err = json.Unmarshal(text, to)
+		err = json.Unmarshal(text, message)
 	}
 	return sockets, err
 }
@@ -213,14 +213,14 @@ func (l *PeerLink) Follow() {
 		if len(sockets) > 0 {
 			answer.socket = sockets[0]
 		}
-		if !l.deliver(answer) { // the caller has given up
+		if !l.deliverAnswer(answer) { // the caller has given up
 			CloseFiles(sockets...)
 		}
 	}
 }
 
-// deliver gives an answer to its caller, and reports whether there is one.
-func (l *PeerLink) deliver(answer linkAnswer) bool {
+// deliverAnswer gives an answer to its caller, and reports whether there is one.
+func (l *PeerLink) deliverAnswer(answer linkAnswer) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	to := l.waiting[answer.ID]
@@ -244,8 +244,8 @@ func (l *PeerLink) Close() {
 	}
 }
 
-// call makes a call, with the sockets that go with it, and waits for its answer.
-func (l *PeerLink) call(ctx context.Context, c peerCall, sockets ...*os.File) (linkAnswer, error) {
+// makeCall makes a call, with the sockets that go with it, and waits for its answer.
+func (l *PeerLink) makeCall(ctx context.Context, c peerCall, sockets ...*os.File) (linkAnswer, error) {
 	answered := make(chan linkAnswer, 1)
 	l.mu.Lock()
 	if l.isOver || len(l.waiting) == maxPeerCalls {
@@ -269,13 +269,13 @@ func (l *PeerLink) call(ctx context.Context, c peerCall, sockets ...*os.File) (l
 		}
 		return answer, failureOf(answer.Failure)
 	case <-ctx.Done():
-		l.forget(c.ID, answered)
+		l.forgetCall(c.ID, answered)
 		return linkAnswer{}, ctx.Err()
 	}
 }
 
-// forget drops a call, and the socket of an answer that has come meanwhile.
-func (l *PeerLink) forget(id uint64, answered <-chan linkAnswer) {
+// forgetCall drops a call, and the socket of an answer that has come meanwhile.
+func (l *PeerLink) forgetCall(id uint64, answered <-chan linkAnswer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.waiting, id)
@@ -290,14 +290,14 @@ func (l *PeerLink) forget(id uint64, answered <-chan linkAnswer) {
 
 // Lookup implements Switchboard.
 func (l *PeerLink) Lookup(ctx context.Context, name string) (netip.Addr, error) {
-	answer, err := l.call(ctx, peerCall{Name: name})
+	answer, err := l.makeCall(ctx, peerCall{Name: name})
 	return answer.Address, err
 }
 
 // Dial implements Switchboard.
-func (l *PeerLink) Dial(ctx context.Context, protocol string, from uint16, to netip.AddrPort) (*os.File, error) {
-	c := PeerConn{Protocol: protocol, From: netip.AddrPortFrom(netip.IPv4Unspecified(), from), To: to}
-	answer, err := l.call(ctx, peerCall{Conn: &c})
+func (l *PeerLink) Dial(ctx context.Context, protocol string, sourcePort uint16, destination netip.AddrPort) (*os.File, error) {
+	c := PeerConn{Protocol: protocol, From: netip.AddrPortFrom(netip.IPv4Unspecified(), sourcePort), To: destination}
+	answer, err := l.makeCall(ctx, peerCall{Conn: &c})
 	if err == nil && answer.socket == nil {
 		err = ErrProtocol
 	}
@@ -306,7 +306,7 @@ func (l *PeerLink) Dial(ctx context.Context, protocol string, from uint16, to ne
 
 // Accept calls Peer.Accept of the machine at the other end.
 func (l *PeerLink) Accept(ctx context.Context, c PeerConn, socket *os.File) error {
-	answer, err := l.call(ctx, peerCall{Conn: &c}, socket)
+	answer, err := l.makeCall(ctx, peerCall{Conn: &c}, socket)
 	if answer.socket != nil {
 		_ = answer.socket.Close()
 	}
@@ -314,13 +314,13 @@ func (l *PeerLink) Accept(ctx context.Context, c PeerConn, socket *os.File) erro
 }
 
 // ServeSwitchboard answers a machine's calls until the connection or ctx ends.
-func ServeSwitchboard(ctx context.Context, conn *net.UnixConn, to Switchboard) error {
+func ServeSwitchboard(ctx context.Context, conn *net.UnixConn, board Switchboard) error {
 	return serveLink(ctx, conn, peerCallsASecond, func(ctx context.Context, call peerCall, _ *os.File) (address netip.Addr, socket *os.File, err error) {
 		switch {
 		case call.Name != "":
-			address, err = to.Lookup(ctx, call.Name)
+			address, err = board.Lookup(ctx, call.Name)
 		case call.Conn != nil:
-			socket, err = to.Dial(ctx, call.Conn.Protocol, call.Conn.From.Port(), call.Conn.To)
+			socket, err = board.Dial(ctx, call.Conn.Protocol, call.Conn.From.Port(), call.Conn.To)
 		default:
 			err = errRequest
 		}
@@ -395,7 +395,7 @@ func firstOf(files []*os.File) *os.File {
 	return files[0]
 }
 
-// serveJoin gives the machine a link, by two sockets: one for its own calls, and one for those to it.
+// serveJoin gives the machine a link of two sockets: one for calls from it, and one for calls to it.
 func serveJoin(ctx context.Context, w http.ResponseWriter, p Peer) {
 	conn, err := takeConnection(w)
 	if err != nil {
@@ -421,14 +421,14 @@ func serveJoin(ctx context.Context, w http.ResponseWriter, p Peer) {
 // Join gives the machine a link to a switchboard, by a socket for its calls and one for those to it.
 func (c *Client) Join(ctx context.Context, calls, accepts *os.File) error {
 	var answer peerAnswer
-	if err := c.exchange(ctx, joinPath, struct{}{}, &answer, calls, accepts); err != nil {
+	if err := c.exchangeMessage(ctx, joinPath, struct{}{}, &answer, calls, accepts); err != nil {
 		return err
 	}
 	return failureOf(answer.Failure)
 }
 
-// exchange sends a message with sockets, and receives the answer.
-func (c *Client) exchange(ctx context.Context, path string, message, answer any, sockets ...*os.File) error {
+// exchangeMessage sends a message with sockets, and receives the answer.
+func (c *Client) exchangeMessage(ctx context.Context, path string, message, answer any, sockets ...*os.File) error {
 	conn, err := c.takeOver(ctx, http.MethodPost, path)
 	if err != nil {
 		return err

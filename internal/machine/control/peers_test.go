@@ -44,8 +44,8 @@ func (*joined) SetWanted(_ context.Context, w Wanted) (served []Port, err error)
 	return w.Ports[1:], nil
 }
 
-func (j *joined) GiveSockets(_ context.Context, of Revision, sockets map[Port]*os.File) error {
-	if of != (Revision{2, 1}) {
+func (j *joined) GiveSockets(_ context.Context, revision Revision, sockets map[Port]*os.File) error {
+	if revision != (Revision{2, 1}) {
 		return ErrStale
 	}
 	j.given = sockets
@@ -71,13 +71,13 @@ func (exchange) Lookup(_ context.Context, name string) (netip.Addr, error) {
 	return netip.MustParseAddr("10.0.0.2"), nil
 }
 
-func (e exchange) Dial(ctx context.Context, protocol string, from uint16, to netip.AddrPort) (*os.File, error) {
+func (e exchange) Dial(ctx context.Context, protocol string, sourcePort uint16, destination netip.AddrPort) (*os.File, error) {
 	here, there, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = there.Close() }()
-	return here, e.to.Accept(ctx, PeerConn{protocol, netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), from), to}, there)
+	return here, e.to.Accept(ctx, PeerConn{protocol, netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), sourcePort), destination}, there)
 }
 
 // TestPeers checks that a machine finds another by its link, gets a socket that leads there, and learns of the link's end.

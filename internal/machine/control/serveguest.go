@@ -53,7 +53,7 @@ func (h *guestHandler) limitStreams(serve http.HandlerFunc) http.HandlerFunc {
 			defer func() { <-h.streams }()
 			serve(w, r)
 		default:
-			respond(w, nil, ErrBusy)
+			sendAnswer(w, nil, ErrBusy)
 		}
 	}
 }
@@ -64,7 +64,7 @@ func (h *guestHandler) serveConsole(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	console, err := h.guest.Console(ctx, r.URL.Query().Has("type"))
 	if err != nil {
-		respond(w, nil, err)
+		sendAnswer(w, nil, err)
 		return
 	}
 	defer func() { _ = console.Close() }()
@@ -75,7 +75,7 @@ func (h *guestHandler) serveConsole(w http.ResponseWriter, r *http.Request) {
 	context.AfterFunc(s.ctx, cancel) //nolint:contextcheck // it is the request's
 	go func() { s.end(s.receiveInput(console, nil)) }()
 	_, err = io.CopyBuffer(outgoing{s, channelOutput}, struct{ io.Reader }{console}, make([]byte, messageSize))
-	s.close(0, err)
+	s.closeWith(0, err)
 }
 
 // serveExec runs a command whose arguments, input and output pass through a stream.
@@ -85,7 +85,7 @@ func (h *guestHandler) serveExec(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var message commandMessage
-	if channel, content, err := s.receive(); err != nil || channel != channelStart || json.Unmarshal(content, &message) != nil {
+	if channel, content, err := s.receiveMessage(); err != nil || channel != channelStart || json.Unmarshal(content, &message) != nil {
 		s.end(errRequest)
 		return
 	}
@@ -105,7 +105,7 @@ func (h *guestHandler) serveExec(w http.ResponseWriter, r *http.Request) {
 	}()
 	code, err := h.guest.Exec(s.ctx, command) //nolint:contextcheck // it is the request's
 	_ = stdin.Close()                         // discard further input
-	s.close(code, err)
+	s.closeWith(code, err)
 }
 
 // upgradeToStream turns a request into a stream.
@@ -119,9 +119,9 @@ func upgradeToStream(ctx context.Context, w http.ResponseWriter, r *http.Request
 
 // receiveInput writes what the other end sends to a writer, until the other end leaves. It closes the
 // writer at the end of the input. sizes gets the last size of the terminal; nil refuses sizes.
-func (s *stream) receiveInput(to io.WriteCloser, sizes chan TerminalSize) error {
+func (s *stream) receiveInput(writer io.WriteCloser, sizes chan TerminalSize) error {
 	for {
-		channel, content, err := s.receive()
+		channel, content, err := s.receiveMessage()
 		switch {
 		case err != nil:
 			return err
@@ -133,10 +133,10 @@ func (s *stream) receiveInput(to io.WriteCloser, sizes chan TerminalSize) error 
 		case channel != channelInput:
 			return errRequest
 		case len(content) == 0:
-			_ = to.Close()
+			_ = writer.Close()
 			continue
 		}
-		if _, err := to.Write(content); err != nil && !errors.Is(err, io.ErrClosedPipe) {
+		if _, err := writer.Write(content); err != nil && !errors.Is(err, io.ErrClosedPipe) {
 			return err
 		}
 	}

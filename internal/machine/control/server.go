@@ -63,7 +63,7 @@ func byAuthority(guest *x509.Certificate, guests, others http.Handler) http.Hand
 	})
 }
 
-// Serve serves on a listener until its context ends. It closes connections from this host's own addresses,
+// Serve serves on a listener until its context ends. It closes connections from addresses of this host,
 // since QEMU's network makes these for the guest. They do not count as connections, so that a guest cannot
 // keep others away. A local server accepts all connections, and any number:
 // only Drover can make some.
@@ -72,11 +72,11 @@ func (s *Server) Serve(listener net.Listener) error {
 		defer context.AfterFunc(s.ctx, func() { _ = s.http.Close() })()
 		return s.http.Serve(listener)
 	}
-	return s.serve(outsideListener{listener, net.InterfaceAddrs})
+	return s.serveTLS(outsideListener{listener, net.InterfaceAddrs})
 }
 
-// serve serves TLS on a listener until the context ends.
-func (s *Server) serve(listener net.Listener) error {
+// serveTLS serves TLS on a listener until the context ends.
+func (s *Server) serveTLS(listener net.Listener) error {
 	defer context.AfterFunc(s.ctx, func() { _ = s.http.Close() })()
 	return s.http.ServeTLS(netutil.LimitListener(listener, maxConnections), "", "")
 }
@@ -170,15 +170,15 @@ func handleCall(mux *http.ServeMux, pattern string, call func(*http.Request) (an
 		r = r.WithContext(ctx)
 		r.Body = http.MaxBytesReader(w, r.Body, maxRequest)
 		answer, err := call(r)
-		respond(w, answer, err)
+		sendAnswer(w, answer, err)
 	})
 }
 
 // readRequest reads the body of a request.
-func readRequest(r *http.Request, to any) error {
+func readRequest(r *http.Request, request any) error {
 	decoder := json.NewDecoder(r.Body)
 	decoder.DisallowUnknownFields()
-	if decoder.Decode(to) != nil {
+	if decoder.Decode(request) != nil {
 		return errRequest
 	}
 	return nil
@@ -187,8 +187,8 @@ func readRequest(r *http.Request, to any) error {
 // errRequest means that the request of a client is invalid.
 var errRequest = errors.New("the request is not understood")
 
-// respond sends an answer, or only the name of an error.
-func respond(w http.ResponseWriter, answer any, err error) {
+// sendAnswer sends an answer, or only the name of an error.
+func sendAnswer(w http.ResponseWriter, answer any, err error) {
 	code := http.StatusOK
 	switch {
 	case errors.Is(err, errRequest):

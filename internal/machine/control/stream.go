@@ -98,8 +98,8 @@ func (s *stream) allowSilence() error { return s.ws.SetReadDeadline(deadlineAfte
 // deadlineAfter returns a deadline for the connection, which the system's clock measures.
 func deadlineAfter(d time.Duration) time.Time { return time.Now().Add(d) } //nolint:forbidigo // see above
 
-// send sends a message.
-func (s *stream) send(channel byte, content []byte) error {
+// sendMessage sends a message.
+func (s *stream) sendMessage(channel byte, content []byte) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	err := s.ws.SetWriteDeadline(deadlineAfter(sendWithin))
@@ -115,11 +115,11 @@ func (s *stream) sendJSON(channel byte, content any) error {
 	if err != nil {
 		return err
 	}
-	return s.send(channel, text)
+	return s.sendMessage(channel, text)
 }
 
-// receive waits for a message. An error ends the stream.
-func (s *stream) receive() (channel byte, content []byte, err error) {
+// receiveMessage waits for a message. An error ends the stream.
+func (s *stream) receiveMessage() (channel byte, content []byte, err error) {
 	var message []byte
 	if err = s.allowSilence(); err == nil {
 		_, message, err = s.ws.ReadMessage()
@@ -150,13 +150,13 @@ func (s *stream) endWith(err error) error {
 var errInput = errors.New("reading the input of the command")
 
 // sendFrom sends all that it reads, and then the end of the input. A failure to read ends the stream.
-func (s *stream) sendFrom(from io.Reader) {
-	_, err := io.CopyBuffer(outgoing{s, channelInput}, struct{ io.Reader }{from}, make([]byte, messageSize))
+func (s *stream) sendFrom(reader io.Reader) {
+	_, err := io.CopyBuffer(outgoing{s, channelInput}, struct{ io.Reader }{reader}, make([]byte, messageSize))
 	if err != nil {
 		s.end(fmt.Errorf("%w: %w", errInput, err))
 		return
 	}
-	_ = s.send(channelInput, nil)
+	_ = s.sendMessage(channelInput, nil)
 }
 
 // outgoing writes to a channel of the other end.
@@ -169,7 +169,7 @@ type outgoing struct {
 // Write implements io.Writer.
 func (o outgoing) Write(p []byte) (written int, err error) {
 	for part := range slices.Chunk(p, messageSize) {
-		if err := o.send(o.channel, part); err != nil {
+		if err := o.sendMessage(o.channel, part); err != nil {
 			return written, err
 		}
 		written += len(part)
@@ -177,9 +177,9 @@ func (o outgoing) Write(p []byte) (written int, err error) {
 	return written, nil
 }
 
-// close sends how the stream has ended, and waits for the other end to leave, because a connection that is
+// closeWith sends how the stream has ended, and waits for the other end to leave, because a connection that is
 // closed early loses what was sent. Its caller has another goroutine receive meanwhile.
-func (s *stream) close(code int, err error) {
+func (s *stream) closeWith(code int, err error) {
 	if s.sendJSON(channelEnd, ending{code, failureName(err)}) == nil {
 		select {
 		case <-s.ctx.Done():

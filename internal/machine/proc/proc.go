@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package proc finds, measures and ends processes of this host, by what the kernel shows
-// of them in /proc.
+// Package proc finds, measures and ends processes of this host, as the kernel shows them
+// in /proc.
 package proc
 
 import (
@@ -46,7 +46,7 @@ func Path(pid int, name string) string {
 }
 
 // HasOption reports whether a process has an option with a value on its command line,
-// each in an argument of its own.
+// each in a separate argument.
 func HasOption(pid int, option, value string) bool {
 	line, err := os.ReadFile(Path(pid, "cmdline"))
 	return err == nil && bytes.Contains(line, []byte("\x00"+option+"\x00"+value+"\x00"))

@@ -16,7 +16,7 @@ import (
 // tick is the unit of CPU time in /proc, the same on all architectures that Go supports.
 const tick = 10 * time.Millisecond
 
-// Usage is what a process has used.
+// Usage says how much a process has used.
 type Usage struct {
 	CPU         time.Duration
 	MemoryBytes int64

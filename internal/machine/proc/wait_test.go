@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestWait compares what a wait tells with the program's own end, and the threads that hundred of
-// them take.
+// TestWait compares the result of a wait with the end that the program has chosen, and counts the
+// threads that a hundred waits take.
 func TestWait(t *testing.T) {
 	threads := func() int { return pprof.Lookup("threadcreate").Count() }
 	const programs = 100

@@ -22,7 +22,7 @@ const statusRunning = "running"
 // Status implements control.Machine.
 func (s *Supervisor) Status(ctx context.Context) (control.Status, error) {
 	if s.Progress != nil && !s.isAttached() { // QEMU is yet to be started
-		out := s.progress.status()
+		out := s.progress.currentStatus()
 		if out.State == control.StateStarting {
 			out.Copied = s.Progress()
 		}
@@ -31,7 +31,7 @@ func (s *Supervisor) Status(ctx context.Context) (control.Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	isAttached := s.waitAttached(ctx) == nil
-	out := s.progress.status()
+	out := s.progress.currentStatus()
 	out.Wanted, out.ServedPorts = s.Network.Served()
 	if out.IsSilent = !isAttached; out.IsSilent {
 		return out, nil
@@ -42,7 +42,7 @@ func (s *Supervisor) Status(ctx context.Context) (control.Status, error) {
 	}
 	out.CPUNanoseconds, out.MemoryBytes = used.CPU.Nanoseconds(), used.MemoryBytes
 	if out.RunState, err = s.monitor.Status(ctx); err != nil {
-		s.wake() // to tell those who watch when it answers again
+		s.wakeUp() // to tell those who watch when it answers again
 		out.IsSilent = true
 		return out, nil
 	}
@@ -71,7 +71,7 @@ func (s *Supervisor) Resume(ctx context.Context) error {
 }
 
 // changeState takes a guest that runs or is paused to a run state.
-func (s *Supervisor) changeState(ctx context.Context, command, to string) error {
+func (s *Supervisor) changeState(ctx context.Context, command, state string) error {
 	if err := s.checkRunning(); err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func (s *Supervisor) changeState(ctx context.Context, command, to string) error 
 	switch {
 	case err != nil:
 		return control.ErrFailed
-	case status == to:
+	case status == state:
 		return nil
 	case status != statusRunning && status != machine.StatusPaused:
 		return control.ErrNotRunning
@@ -87,13 +87,13 @@ func (s *Supervisor) changeState(ctx context.Context, command, to string) error 
 	if err := s.monitor.Execute(ctx, command, nil, nil); err != nil {
 		return control.ErrFailed
 	}
-	s.Log.Info("Guest was changed by the control port", "runState", to)
+	s.Log.Info("Guest was changed by the control port", "runState", state)
 	return nil
 }
 
 // checkRunning refuses what only a guest can get that was started and is not to stop.
 func (s *Supervisor) checkRunning() error {
-	if s.progress.status().State != control.StateRunning {
+	if s.progress.currentStatus().State != control.StateRunning {
 		return control.ErrNotRunning
 	}
 	return nil
@@ -123,17 +123,17 @@ func (s *Supervisor) DialGuest(ctx context.Context, port uint16) (net.Conn, erro
 // SetWanted implements control.Network.
 func (s *Supervisor) SetWanted(ctx context.Context, w control.Wanted) (served []control.Port, err error) {
 	served, err = s.Network.SetWanted(ctx, w)
-	s.watches.notify()
+	s.watches.notifyAll()
 	return served, err
 }
 
 // GiveSockets implements control.Network.
-func (s *Supervisor) GiveSockets(ctx context.Context, of control.Revision, sockets map[control.Port]*os.File) error {
-	err := s.Network.GiveSockets(ctx, of, sockets)
+func (s *Supervisor) GiveSockets(ctx context.Context, revision control.Revision, sockets map[control.Port]*os.File) error {
+	err := s.Network.GiveSockets(ctx, revision, sockets)
 	if err != nil && !errors.Is(err, control.ErrStale) {
 		s.Log.Error(err, "Ports cannot be served")
 	}
-	s.watches.notify()
+	s.watches.notifyAll()
 	return err
 }
 

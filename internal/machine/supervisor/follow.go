@@ -19,7 +19,7 @@ func (s *Supervisor) Run(ctx context.Context) (End, error) {
 	defer s.client.Close()
 	f := follower{Supervisor: s}
 	for {
-		if end := f.look(ctx); end != nil {
+		if end := f.lookAtGuest(ctx); end != nil {
 			return *end, nil
 		}
 		check := s.Clock.NewTimer(s.progress.checkAfter())
@@ -56,22 +56,22 @@ func (f *follower) explainKill(how string) End {
 	if how != "" {
 		e.Message = "QEMU ended with " + how
 	}
-	if err := f.record(e); err != nil {
+	if err := f.recordEnd(e); err != nil {
 		f.Log.Error(err, "End of the machine could not be recorded", "reason", e.Reason)
 	}
 	return e
 }
 
-func (f *follower) record(e End) error {
+func (f *follower) recordEnd(e End) error {
 	if f.RecordEnd == nil {
 		return nil
 	}
 	return f.RecordEnd(e)
 }
 
-// look looks at the guest, helps it, and makes QEMU quit if the guest has ended or is to be ended by
+// lookAtGuest looks at the guest, helps it, and makes QEMU quit if the guest has ended or is to be ended by
 // force; nil means that it has not ended.
-func (f *follower) look(ctx context.Context) *End {
+func (f *follower) lookAtGuest(ctx context.Context) *End {
 	bounded, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	status, err := f.monitor.Status(bounded)
@@ -83,32 +83,32 @@ func (f *follower) look(ctx context.Context) *End {
 	why := f.progress.findForce()
 	switch {
 	case hasEnded:
-		return f.finish(ctx, End{Reason: reason})
+		return f.finishRun(ctx, End{Reason: reason})
 	case why != "":
-		return f.finish(ctx, End{Reason: machine.EndForced, Message: why})
+		return f.finishRun(ctx, End{Reason: machine.EndForced, Message: why})
 	case f.isSilent:
 		f.setWait(errors.New("QEMU does not answer"))
 		return nil
 	}
-	f.help(bounded, status)
+	f.helpGuest(bounded, status)
 	if err := f.process.CutLogs(); err != nil {
 		f.Log.Info("Logs could not be cut", "cause", err.Error())
 	}
 	return nil
 }
 
-// finish records an end and makes QEMU quit, with its disks consistent if that is possible. It returns
+// finishRun records an end and makes QEMU quit, with its disks consistent if that is possible. It returns
 // nil if the end cannot be recorded yet.
-func (f *follower) finish(ctx context.Context, e End) *End {
+func (f *follower) finishRun(ctx context.Context, e End) *End {
 	e.At = f.Clock.Now()
 	if e.Reason == machine.EndPanicked || e.Reason == machine.EndInternalError {
 		e.Output = f.process.LastOutput(lastOutput)
 	}
-	if err := f.record(e); err != nil {
+	if err := f.recordEnd(e); err != nil {
 		f.setWait(fmt.Errorf("the end of the run cannot be recorded, so QEMU does not quit yet: %w", err))
 		return nil
 	}
-	if f.quit(ctx) != nil {
+	if f.quitQEMU(ctx) != nil {
 		if err := f.process.Kill(ctx); err != nil && ctx.Err() == nil {
 			f.Log.Error(err, "QEMU could not be ended")
 		}
@@ -116,8 +116,8 @@ func (f *follower) finish(ctx context.Context, e End) *End {
 	return &e
 }
 
-// quit has QEMU end itself.
-func (f *follower) quit(ctx context.Context) error {
+// quitQEMU has QEMU end itself.
+func (f *follower) quitQEMU(ctx context.Context) error {
 	if f.isSilent {
 		return errors.New("QEMU does not answer")
 	}
@@ -130,9 +130,9 @@ func (f *follower) quit(ctx context.Context) error {
 	return f.process.WaitGone(bounded)
 }
 
-// help does what a guest in a run state needs: it resumes one that waits for its disk, and presses the
+// helpGuest does what a guest in a run state needs: it resumes one that waits for its disk, and presses the
 // power button of one that is to stop.
-func (f *follower) help(ctx context.Context, status string) {
+func (f *follower) helpGuest(ctx context.Context, status string) {
 	if status == machine.StatusIOError {
 		f.resumeDisk(ctx)
 		return
@@ -179,5 +179,5 @@ func (f *follower) setWait(cause error) {
 		f.Log.Info("Guest continues")
 	}
 	f.said = now
-	f.watches.notify()
+	f.watches.notifyAll()
 }

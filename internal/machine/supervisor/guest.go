@@ -26,8 +26,8 @@ var (
 	_ control.Guest   = (*Supervisor)(nil)
 )
 
-// guestFailures are what clients learn of a failure.
-var guestFailures = []struct{ of, as error }{
+// guestFailures has the error that clients get for a failure of the agent.
+var guestFailures = []struct{ from, to error }{
 	{agent.ErrCommandNotFound, control.ErrCommandNotFound},
 	{agent.ErrCommandNotExecutable, control.ErrCommandNotExecutable},
 	{agent.ErrCommand, control.ErrCommand},
@@ -42,11 +42,11 @@ var guestFailures = []struct{ of, as error }{
 	{context.DeadlineExceeded, control.ErrSilent}, // of a call, which has less time than the agent
 }
 
-// guestFailure returns what clients learn of an error.
+// guestFailure returns the error that clients get for a failure of the agent.
 func guestFailure(err error) error {
 	for _, f := range guestFailures {
-		if errors.Is(err, f.of) {
-			return f.as
+		if errors.Is(err, f.from) {
+			return f.to
 		}
 	}
 	return err
@@ -57,7 +57,7 @@ func (s *Supervisor) Console(ctx context.Context, types bool) (io.ReadWriteClose
 	if err := s.checkRunning(); err != nil {
 		return nil, err
 	}
-	return s.serial.attach(ctx, types)
+	return s.serial.openSession(ctx, types)
 }
 
 // TakesInput implements control.Guest.
@@ -78,7 +78,7 @@ func (s *Supervisor) Exec(ctx context.Context, c control.Command) (exitCode int,
 	a := s.guest
 	err = a.CheckExec(ctx) // before a person has typed
 	if err == nil {
-		exitCode, err = s.memory.exec(ctx, a, c)
+		exitCode, err = s.memory.execCommand(ctx, a, c)
 	}
 	return exitCode, guestFailure(err)
 }
@@ -99,8 +99,8 @@ func newExecMemory() execMemory {
 	return execMemory{semaphore.NewWeighted(control.MaxInputs), semaphore.NewWeighted(maxResults)}
 }
 
-// exec runs a command by an agent.
-func (m execMemory) exec(ctx context.Context, a agent.Agent, c control.Command) (exitCode int, err error) {
+// execCommand runs a command by an agent.
+func (m execMemory) execCommand(ctx context.Context, a agent.Agent, c control.Command) (exitCode int, err error) {
 	input, release, err := m.readInput(c.Stdin)
 	if err != nil {
 		return 0, err
@@ -132,9 +132,9 @@ func (m execMemory) exec(ctx context.Context, a agent.Agent, c control.Command) 
 
 // readInput reads the input of a command, which takes one of the places for input until release. Without
 // input it takes none.
-func (m execMemory) readInput(from io.Reader) (input []byte, release func(), err error) {
+func (m execMemory) readInput(reader io.Reader) (input []byte, release func(), err error) {
 	first := make([]byte, 1)
-	if _, err := io.ReadFull(from, first); errors.Is(err, io.EOF) {
+	if _, err := io.ReadFull(reader, first); errors.Is(err, io.EOF) {
 		return nil, func() {}, nil
 	} else if err != nil {
 		return nil, nil, err
@@ -143,7 +143,7 @@ func (m execMemory) readInput(from io.Reader) (input []byte, release func(), err
 		return nil, nil, control.ErrInputs
 	}
 	release = func() { m.inputs.Release(1) }
-	input, err = io.ReadAll(io.LimitReader(io.MultiReader(bytes.NewReader(first), from), agent.MaxInput+1))
+	input, err = io.ReadAll(io.LimitReader(io.MultiReader(bytes.NewReader(first), reader), agent.MaxInput+1))
 	if err == nil && len(input) > agent.MaxInput {
 		err = control.ErrInputLong
 	}
@@ -211,8 +211,8 @@ type agentLine struct {
 
 func newAgentLine(conn net.Conn) *agentLine { return &agentLine{conn, make(chan struct{}, 1)} }
 
-// take waits for the line.
-func (l *agentLine) take(ctx context.Context) (net.Conn, error) {
+// takeTurn waits for the line.
+func (l *agentLine) takeTurn(ctx context.Context) (net.Conn, error) {
 	timer := time.NewTimer(agentFreeWithin)
 	defer timer.Stop()
 	select {
@@ -236,12 +236,12 @@ type agentTurn struct {
 }
 
 // Read implements io.Reader.
-func (t *agentTurn) Read(p []byte) (int, error) { return t.use(t.Conn.Read, p) }
+func (t *agentTurn) Read(p []byte) (int, error) { return t.useLine(t.Conn.Read, p) }
 
 // Write implements io.Writer.
-func (t *agentTurn) Write(p []byte) (int, error) { return t.use(t.Conn.Write, p) }
+func (t *agentTurn) Write(p []byte) (int, error) { return t.useLine(t.Conn.Write, p) }
 
-func (t *agentTurn) use(call func([]byte) (int, error), p []byte) (int, error) {
+func (t *agentTurn) useLine(call func([]byte) (int, error), p []byte) (int, error) {
 	t.using.RLock()
 	defer t.using.RUnlock()
 	if t.isClosed.Load() {
@@ -250,7 +250,7 @@ func (t *agentTurn) use(call func([]byte) (int, error), p []byte) (int, error) {
 	return call(p)
 }
 
-// Close implements net.Conn. It gives the line to the next conversation once this one uses it no more.
+// Close implements net.Conn. It gives the line to the next conversation once this one has stopped using it.
 func (t *agentTurn) Close() error {
 	if t.isClosed.Swap(true) {
 		return net.ErrClosed

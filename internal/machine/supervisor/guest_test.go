@@ -15,8 +15,8 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestInputs checks that as many commands have input in memory as may, that one without input is none of
-// them, and that a place is free again after each end.
+// TestInputs checks that as many commands have input in memory as may, that one without input does not
+// count, and that a place is free again after each end.
 func TestInputs(t *testing.T) {
 	t.Parallel()
 	m := newExecMemory()

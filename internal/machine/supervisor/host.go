@@ -42,14 +42,14 @@ const (
 	outputFD
 	outputAsideFD
 	networkFD
-	// firstPortFD is the descriptor of the first port's socket. The program's own comes after the last of them.
+	// firstPortFD is the descriptor of the first port's socket. The descriptor of the program comes after the last of them.
 	firstPortFD
 )
 
-// Version is that of what the driver and the program on a host say to each other.
+// Version is the version of the messages between the driver and the program on a host.
 const Version = 6
 
-// HostConfig is what the program on a host is told.
+// HostConfig has the settings that the program on a host gets.
 type HostConfig struct {
 	Version int `json:"version"`
 	// Token is known by those who may connect.
@@ -61,7 +61,7 @@ type HostConfig struct {
 	StartedAt time.Time `json:"startedAt,omitzero"`
 	// LogBytes bounds each log.
 	LogBytes int64 `json:"logBytes"`
-	// StopID is that of a stop that was begun, empty for none; StopWithin is what is left of its time, 0 for ever.
+	// StopID is the ID of a stop that was begun, empty for none; StopWithin is the rest of its time, 0 for ever.
 	StopID     string        `json:"stopID,omitempty"`
 	StopWithin time.Duration `json:"stopWithin,omitempty"`
 	// Network configures the edge of the machine's network. Ports are the ports whose sockets the program inherits.
@@ -133,7 +133,7 @@ func runOnHost(ctx context.Context, open NetworkOpener, log logr.Logger) error {
 		{os.NewFile(serialLogFD, machine.SerialLogFile), os.NewFile(serialAsideFD, "aside"), config.LogBytes},
 		{os.NewFile(outputFD, machine.LogFile), os.NewFile(outputAsideFD, "aside"), config.LogBytes},
 	}}
-	go process.wait()
+	go process.awaitEnd()
 	if config.StopID != "" { // its time goes on while QEMU does not answer
 		_ = s.Stop(ctx, config.StopID, config.StopWithin)
 	}
@@ -143,7 +143,7 @@ func runOnHost(ctx context.Context, open NetworkOpener, log logr.Logger) error {
 	if err := s.Attach(ctx, 0, process, config.Accelerator, given.ends); err != nil {
 		return err
 	}
-	if err := adopt(ctx, s, config.StartedAt); err != nil {
+	if err := adoptQEMU(ctx, s, config.StartedAt); err != nil {
 		return err
 	}
 	_, err = s.Run(ctx)
@@ -181,7 +181,7 @@ func forceSilent(ctx context.Context, s *Supervisor, process Process) {
 		why := s.progress.findForce()
 		switch {
 		case ctx.Err() != nil || s.isAttached():
-			s.wake() // for Run, which may have missed a change
+			s.wakeUp() // for Run, which may have missed a change
 			return
 		case why == "":
 			continue
@@ -199,9 +199,9 @@ func forceSilent(ctx context.Context, s *Supervisor, process Process) {
 // drainWithin is how long readers of the console may take to leave it.
 const drainWithin = endWithin / 2
 
-func readConfig(from *os.File) (c HostConfig, err error) {
-	defer func() { _ = from.Close() }()
-	content, err := io.ReadAll(io.LimitReader(from, 1<<20))
+func readConfig(file *os.File) (c HostConfig, err error) {
+	defer func() { _ = file.Close() }()
+	content, err := io.ReadAll(io.LimitReader(file, 1<<20))
 	if err == nil {
 		err = json.Unmarshal(content, &c)
 	}
@@ -233,8 +233,8 @@ func openGiven() (g given, err error) {
 	return g, err
 }
 
-// adopt finds out how far a QEMU has come that may have had another supervisor.
-func adopt(ctx context.Context, s *Supervisor, startedAt time.Time) error {
+// adoptQEMU finds out how far a QEMU has come that may have had another supervisor.
+func adoptQEMU(ctx context.Context, s *Supervisor, startedAt time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
 	status, err := s.monitor.Status(ctx)
@@ -256,15 +256,15 @@ type handle struct {
 
 var _ Process = (*handle)(nil)
 
-// wait waits for the end of the process, whose handle becomes readable then. Only its parent learns how.
-func (h *handle) wait() {
-	if h.poll(-1) == nil {
+// awaitEnd waits for the end of the process, whose handle becomes readable then. Only its parent learns how.
+func (h *handle) awaitEnd() {
+	if h.pollEnd(-1) == nil {
 		h.gone <- ""
 	}
 }
 
-// poll waits for the end of the process, for ever if milliseconds are negative.
-func (h *handle) poll(milliseconds int) error {
+// pollEnd waits for the end of the process, for ever if milliseconds are negative.
+func (h *handle) pollEnd(milliseconds int) error {
 	for {
 		n, err := unix.Poll([]unix.PollFd{{Fd: processFD, Events: unix.POLLIN}}, milliseconds)
 		switch {
@@ -284,7 +284,7 @@ func (h *handle) Gone() <-chan string { return h.gone }
 // WaitGone implements Process.
 func (h *handle) WaitGone(ctx context.Context) error {
 	for ctx.Err() == nil {
-		if h.poll(int(proc.PollEvery.Milliseconds())) == nil {
+		if h.pollEnd(int(proc.PollEvery.Milliseconds())) == nil {
 			return nil
 		}
 	}
@@ -311,7 +311,7 @@ func (h *handle) LastOutput(most int) string { return machine.LastLine(h.logs[1]
 func (h *handle) CutLogs() error {
 	h.cutting.Lock()
 	defer h.cutting.Unlock()
-	return errors.Join(h.logs[0].cut(), h.logs[1].cut())
+	return errors.Join(h.logs[0].cutLog(), h.logs[1].cutLog())
 }
 
 // keptLog is a log that QEMU appends to, and the file that gets its end when it is cut.
@@ -320,4 +320,4 @@ type keptLog struct {
 	most        int64
 }
 
-func (l keptLog) cut() error { return machine.CutLog(l.file, l.aside, l.most) }
+func (l keptLog) cutLog() error { return machine.CutLog(l.file, l.aside, l.most) }

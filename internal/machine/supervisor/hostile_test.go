@@ -36,7 +36,7 @@ func hostileProgram(t *testing.T) string {
 	return path
 }
 
-// hostileTargets are what the program attacks: see test/hostile.
+// hostileTargets has the files and processes that the program attacks: see test/hostile.
 type hostileTargets struct {
 	Disk, Key, Own              string
 	Drover, QEMU, Other, Handle int
@@ -45,7 +45,7 @@ type hostileTargets struct {
 }
 
 // rights say of an attack whether it may succeed: of a program in the supervisor's place that runs as Drover's user,
-// and of one that root has given a user of its own. Of one that has called DenyStarts neither may, but for the network.
+// and of one that root has given a separate user. Of one that has called DenyStarts neither may, but for the network.
 type rights struct{ sameUser, ownUser bool }
 
 // allowed are the attacks that nothing denies. A supervisor makes
@@ -57,8 +57,8 @@ var allowed = map[string]rights{
 	"signal of QEMU": {true, true}, "signal of Drover": {true, false}, "signal of a machine": {true, false},
 }
 
-// TestHostileSupervisor runs a hostile program in a supervisor's place, as confined as that is, and checks what it can
-// do from its start, and what a supervisor can that its guest has broken out of.
+// TestHostileSupervisor runs a hostile program in a supervisor's place, as confined as that is. It checks which attacks
+// succeed from its start, and which succeed from a supervisor that its guest has taken over.
 func TestHostileSupervisor(t *testing.T) {
 	t.Parallel()
 	if !confine.FiltersCalls() || confine.ABI() < 6 {
@@ -90,7 +90,7 @@ func TestHostileSupervisor(t *testing.T) {
 	}
 }
 
-// maySucceed reports whether an attack of a program that has Drover's user or its own may succeed.
+// maySucceed reports whether an attack may succeed of a program that runs as Drover's user or as a separate one.
 func maySucceed(attack string, isBroken, isOwn bool) bool {
 	switch {
 	case isBroken:

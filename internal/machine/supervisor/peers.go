@@ -22,8 +22,8 @@ type Links struct {
 
 var _ control.Switchboard = (*Links)(nil)
 
-// follow makes calls go over a link until it ends.
-func (l *Links) follow(link *control.PeerLink) {
+// followLink makes calls go over a link until it ends.
+func (l *Links) followLink(link *control.PeerLink) {
 	l.mu.Lock()
 	l.all = append(l.all, link)
 	l.mu.Unlock()
@@ -33,8 +33,8 @@ func (l *Links) follow(link *control.PeerLink) {
 	l.all = slices.DeleteFunc(l.all, func(other *control.PeerLink) bool { return other == link })
 }
 
-// last returns the last link.
-func (l *Links) last() (*control.PeerLink, error) {
+// lastLink returns the last link.
+func (l *Links) lastLink() (*control.PeerLink, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.all) == 0 {
@@ -45,7 +45,7 @@ func (l *Links) last() (*control.PeerLink, error) {
 
 // Lookup implements control.Switchboard.
 func (l *Links) Lookup(ctx context.Context, name string) (netip.Addr, error) {
-	link, err := l.last()
+	link, err := l.lastLink()
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -53,16 +53,16 @@ func (l *Links) Lookup(ctx context.Context, name string) (netip.Addr, error) {
 }
 
 // Dial implements control.Switchboard.
-func (l *Links) Dial(ctx context.Context, protocol string, from uint16, to netip.AddrPort) (*os.File, error) {
-	link, err := l.last()
+func (l *Links) Dial(ctx context.Context, protocol string, sourcePort uint16, destination netip.AddrPort) (*os.File, error) {
+	link, err := l.lastLink()
 	if err != nil {
 		return nil, err
 	}
-	return link.Dial(ctx, protocol, from, to)
+	return link.Dial(ctx, protocol, sourcePort, destination)
 }
 
 // Join implements control.Peer.
-func (s *Supervisor) Join(link *control.PeerLink) { s.Links.follow(link) }
+func (s *Supervisor) Join(link *control.PeerLink) { s.Links.followLink(link) }
 
 // Accept implements control.Peer.
 func (s *Supervisor) Accept(ctx context.Context, c control.PeerConn, socket *os.File) error {

@@ -48,17 +48,17 @@ func TestLinks(t *testing.T) {
 		})
 	}
 	link, there := newLink(t)
-	go links.follow(link)
+	go links.followLink(link)
 	go func() { _ = control.ServeSwitchboard(t.Context(), there, switchboard{first}) }()
 	check("the link is used", first)
 
 	ended, itsEnd := newLink(t)
 	assert.NoError(t, itsEnd.Close())
-	links.follow(ended)
+	links.followLink(ended)
 	check("a link that had ended before it came is left out", first)
 
 	link, there = newLink(t)
-	go links.follow(link)
+	go links.followLink(link)
 	go func() { _ = control.ServeSwitchboard(t.Context(), there, switchboard{last}) }()
 	check("the last link is used", last)
 }

@@ -28,7 +28,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
-// Names in a machine's directory, of what is the supervisor's. None of it belongs to the supervisor's user.
+// Names of the supervisor's files in a machine's directory. None of them belongs to the supervisor's user.
 const (
 	lockFile  = "supervisor.lock"
 	socket    = "supervisor.sock"
@@ -52,7 +52,7 @@ var ErrNoQEMU = errors.New("QEMU does not run")
 
 // state is which supervisor was started last.
 type state struct {
-	// Token is what those who connect have to know.
+	// Token must be known to connect.
 	Token string `json:"token"`
 	// Program is the digest of the program.
 	Program string `json:"program"`
@@ -108,8 +108,8 @@ type Place struct {
 	Starts *proc.Starts
 }
 
-// MemoryBytes returns the memory that the supervisor has of its own, without the program, which all share; 0 if that is
-// not known.
+// MemoryBytes returns the memory that only the supervisor uses, without the program, which all share; 0 if that is not
+// known.
 func (p Place) MemoryBytes() int64 {
 	s, err := p.readState()
 	if err != nil || !s.isAlive() {
@@ -167,7 +167,7 @@ func (p Place) startNow(ctx context.Context, lock *os.File) error {
 		return err
 	}
 	now.Sockets = p.Sockets
-	return now.start(ctx, lock)
+	return now.startSupervisor(ctx, lock)
 }
 
 // IsSupervised reports whether the machine has a supervisor, which may be about to end.
@@ -236,14 +236,14 @@ func writeState(f *os.File, s state) error {
 	return err
 }
 
-// start starts a supervisor. The caller has its lock, which the supervisor inherits.
-func (p Place) start(ctx context.Context, lock *os.File) error {
+// startSupervisor starts a supervisor. The caller has its lock, which the supervisor inherits.
+func (p Place) startSupervisor(ctx context.Context, lock *os.File) error {
 	program, err := p.Program()
 	if err != nil {
-		return fmt.Errorf("the machine has no supervisor: %w", err)
+		return fmt.Errorf("the supervisor of the machine does not run: %w", err)
 	}
 	var files opened
-	defer files.close()
+	defer files.closeFiles()
 	if err := p.killLast(ctx); err != nil { // which has let go of its lock, and may run
 		return err
 	}
@@ -255,15 +255,15 @@ func (p Place) start(ctx context.Context, lock *os.File) error {
 	if err := p.Starts.Take(p.UUID); err != nil {
 		return fmt.Errorf("the supervisor is not started: %w: see %s", err, p.File(logFile))
 	}
-	if err := p.open(ctx, &o, &files); err != nil {
+	if err := p.openFiles(ctx, &o, &files); err != nil {
 		return err
 	}
-	return p.spawn(ctx, o, state{Token: o.Config.Token, Program: program.digest, Boot: proc.Boot()})
+	return p.spawnProcess(ctx, o, state{Token: o.Config.Token, Program: program.digest, Boot: proc.Boot()})
 }
 
-// spawn starts the process of a supervisor and records its process ID. Before, it records that a start is under way, so
+// spawnProcess starts the process of a supervisor and records its process ID. Before, it records that a start is under way, so
 // that the process of an interrupted start is searched for.
-func (p Place) spawn(ctx context.Context, o Order, s state) error {
+func (p Place) spawnProcess(ctx context.Context, o Order, s state) error {
 	f, err := p.openState()
 	if err != nil {
 		return err
@@ -286,17 +286,17 @@ func (p Place) spawn(ctx context.Context, o Order, s state) error {
 	return writeState(f, s)
 }
 
-// open opens the descriptors that a supervisor inherits, but for the handle on QEMU's process.
-func (p Place) open(ctx context.Context, o *Order, files *opened) (err error) {
-	if o.Listener, err = files.add(p.Listen(socket)); err != nil {
+// openFiles opens the descriptors that a supervisor inherits, but for the handle on QEMU's process.
+func (p Place) openFiles(ctx context.Context, o *Order, files *opened) (err error) {
+	if o.Listener, err = files.addFile(p.Listen(socket)); err != nil {
 		return err
 	}
 	for name, to := range map[string]**os.File{machine.EventsSocket: &o.Monitor, machine.SerialSocket: &o.Serial, machine.AgentSocket: &o.Agent, machine.NetworkSocket: &o.Network} {
-		if *to, err = files.add(p.dialFile(ctx, name)); err != nil {
+		if *to, err = files.addFile(p.dialFile(ctx, name)); err != nil {
 			return err
 		}
 	}
-	if o.Record, err = files.add(p.openRecord()); err != nil {
+	if o.Record, err = files.addFile(p.openRecord()); err != nil {
 		return err
 	}
 	p.openPorts(ctx, o, files)
@@ -304,7 +304,7 @@ func (p Place) open(ctx context.Context, o *Order, files *opened) (err error) {
 }
 
 // openLogs opens the logs, and renames the log of the last supervisor, which may say why that ended. Once all log files
-// exist, a later start creates none, for which a full disk would have no room.
+// exist, a later start creates none, which would fail on a full disk.
 func (p Place) openLogs(o *Order, files *opened) (err error) {
 	create := func(name string, flag int) (*os.File, error) {
 		return os.OpenFile(p.File(name), os.O_CREATE|unix.O_NOFOLLOW|flag, 0o600)
@@ -313,7 +313,7 @@ func (p Place) openLogs(o *Order, files *opened) (err error) {
 		machine.SerialLogFile: &o.SerialLog, machine.SerialLogFile + machine.OldLog: &o.SerialAside,
 		machine.LogFile: &o.Output, machine.LogFile + machine.OldLog: &o.OutputAside,
 	} {
-		if *to, err = files.add(create(name, os.O_RDWR)); err != nil {
+		if *to, err = files.addFile(create(name, os.O_RDWR)); err != nil {
 			return err
 		}
 	}
@@ -323,7 +323,7 @@ func (p Place) openLogs(o *Order, files *opened) (err error) {
 	}
 	if err == nil {
 		_ = os.Rename(p.File(logFile), p.File(logFile+machine.OldLog))
-		o.Errors, err = files.add(create(logFile, os.O_APPEND|os.O_WRONLY))
+		o.Errors, err = files.addFile(create(logFile, os.O_APPEND|os.O_WRONLY))
 	}
 	return err
 }
@@ -336,7 +336,7 @@ func (p Place) openPorts(ctx context.Context, o *Order, files *opened) {
 		socket := p.Sockets[port]
 		if socket == nil {
 			opened, _, err := control.Listen(ctx, port)
-			if socket, err = files.add(opened, err); err != nil {
+			if socket, err = files.addFile(opened, err); err != nil {
 				continue
 			}
 		}
@@ -369,7 +369,7 @@ func (p Place) openProcess(o *Order, files *opened) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrNoQEMU, err)
 	}
-	o.Process, _ = files.add(os.NewFile(uintptr(fd), "QEMU"), nil)
+	o.Process, _ = files.addFile(os.NewFile(uintptr(fd), "QEMU"), nil)
 	user, group, err := proc.UserOf(pid)
 	if err != nil || !p.IsOwnProcess(pid) { // another has the ID by now
 		return errors.Join(ErrNoQEMU, err)
@@ -377,7 +377,7 @@ func (p Place) openProcess(o *Order, files *opened) error {
 	isOwn := user == uint32(os.Geteuid()) //nolint:gosec // a user ID
 	switch {
 	case isOwn && p.AreSeparate:
-		return errors.New("it is not known which user QEMU runs as: it has Drover's own")
+		return errors.New("it is not known which user QEMU runs as: it has the user of Drover")
 	case !isOwn:
 		o.User = &confine.User{ID: user, GroupID: group}
 	}
@@ -405,14 +405,14 @@ func (p Place) dialFile(ctx context.Context, name string) (*os.File, error) {
 
 // checkQEMU refuses a QEMU that no supervisor can serve any more.
 func (p Place) checkQEMU() error {
-	if p.has(machine.NetworkSocket) || !p.has(machine.EventsSocket) {
+	if p.hasFile(machine.NetworkSocket) || !p.hasFile(machine.EventsSocket) {
 		return nil
 	}
 	return fmt.Errorf("an earlier version of Drover has started QEMU, without a network that a supervisor can serve: end its process %d, and Drover starts it again", p.PID())
 }
 
-// has reports whether a file of the machine's directory exists.
-func (p Place) has(name string) bool {
+// hasFile reports whether a file of the machine's directory exists.
+func (p Place) hasFile(name string) bool {
 	_, err := os.Lstat(p.File(name))
 	return err == nil
 }
@@ -460,7 +460,7 @@ func (p Place) Replace(ctx context.Context, token string) error {
 	case err == nil && s.Token != token: // another has taken its place
 		return nil
 	case err == nil && s.isAlive():
-		return p.kill(ctx, s)
+		return p.killSupervisor(ctx, s)
 	}
 	return p.KillAll(ctx)
 }
@@ -517,7 +517,7 @@ func (p Place) killLast(ctx context.Context) error {
 	if isUnknown(s, err) {
 		return p.KillAll(ctx)
 	}
-	return p.kill(ctx, s)
+	return p.killSupervisor(ctx, s)
 }
 
 // isLastAlive reports whether the supervisor that killLast would end still runs.
@@ -535,8 +535,8 @@ func isUnknown(s state, err error) bool {
 	return err == nil && s.PID == 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
 }
 
-// kill ends a supervisor, if it runs.
-func (p Place) kill(ctx context.Context, s state) error {
+// killSupervisor ends a supervisor, if it runs.
+func (p Place) killSupervisor(ctx context.Context, s state) error {
 	if err := proc.Kill(ctx, s.PID, func(int) bool { return s.isAlive() }); err != nil {
 		return fmt.Errorf("killing the supervisor %d of %s: %w", s.PID, p.UUID, err)
 	}
@@ -564,14 +564,14 @@ func (p Place) isSupervisor(pid int) bool {
 // opened are files that are closed together.
 type opened []*os.File
 
-func (o *opened) add(f *os.File, err error) (*os.File, error) {
+func (o *opened) addFile(f *os.File, err error) (*os.File, error) {
 	if err == nil {
 		*o = append(*o, f)
 	}
 	return f, err
 }
 
-func (o *opened) close() {
+func (o *opened) closeFiles() {
 	for _, f := range *o {
 		_ = f.Close()
 	}

@@ -40,7 +40,7 @@ const maxProgram = 256 << 20
 var Embedded []byte
 
 // InstallProgram copies the program into a folder, as a file of its content's hash that nobody can change but this
-// program's user, and opens it. Every supervisor is executed by that descriptor. The program is that of a path, or
+// program's user, and opens it. Every supervisor is executed by that descriptor. The program is the file at a path, or
 // Embedded, or else the one beside this program.
 func InstallProgram(folder, from string) (*Program, error) {
 	source, closeSource, err := openSource(from)
@@ -183,10 +183,10 @@ func (p *Program) IsLatest() bool {
 }
 
 // removeOthers removes other versions. Those who execute one keep it.
-func removeOthers(folder, but string) {
+func removeOthers(folder, kept string) {
 	versions, _ := filepath.Glob(filepath.Join(folder, "drover-machine-*"))
 	for _, path := range versions {
-		if path != but {
+		if path != kept {
 			_ = os.Remove(path)
 		}
 	}
@@ -232,7 +232,7 @@ func openProgram(path, digest string) (*Program, error) {
 	return &Program{f, digest}, nil
 }
 
-// findProgram returns the path of the program beside this one's own, as installed together.
+// findProgram returns the path of the program that is installed beside this one.
 func findProgram() (string, error) {
 	own, err := os.Executable()
 	if err != nil {

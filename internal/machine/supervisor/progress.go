@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// progress is how far a run has come and what was asked of it. It may be used by several goroutines.
+// progress has the progress of a run and the requests to it. It may be used by several goroutines.
 type progress struct {
 	clock clock.PassiveClock
 
@@ -43,10 +43,10 @@ func (p *progress) setAccelerator(name string) {
 }
 
 // noteStart notes when the guest was resumed first; zero means now.
-func (p *progress) noteStart(at time.Time) {
+func (p *progress) noteStart(started time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.startedAt = at; at.IsZero() {
+	if p.startedAt = started; started.IsZero() {
 		p.startedAt = p.clock.Now()
 	}
 }
@@ -77,8 +77,8 @@ func (p *progress) beginStop(id string, within time.Duration) (isNew bool) {
 	return true
 }
 
-// force notes why the run is to end at once. The first reason counts.
-func (p *progress) force(why string) {
+// forceEnd notes why the run is to end at once. The first reason counts.
+func (p *progress) forceEnd(why string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.forced = cmp.Or(p.forced, why)
@@ -128,8 +128,8 @@ func (p *progress) checkAfter() time.Duration {
 	return after
 }
 
-// status returns what is known without QEMU.
-func (p *progress) status() control.Status {
+// currentStatus returns what is known without QEMU.
+func (p *progress) currentStatus() control.Status {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	out := control.Status{State: control.StateRunning, StartedAt: p.startedAt, Waits: waitOf(p.waits), Fault: p.fault}

@@ -19,7 +19,7 @@ import (
 )
 
 // RecordSize is the size of a record of an end, whose room on the disk is taken beforehand. One that is all
-// zeros has no end yet.
+// zeros does not contain an end yet.
 const RecordSize = 4 << 10
 
 // maxText and maxOutput are how much of the texts of an end is recorded, in bytes. JSON may take twice as much for it.
@@ -61,8 +61,8 @@ func writeEnd(f *os.File, e End) error {
 }
 
 // ReadEnd reads the end that is recorded, nil for none. Whoever has written it may lie.
-func ReadEnd(from io.Reader) (*End, error) {
-	content, err := io.ReadAll(io.LimitReader(from, RecordSize))
+func ReadEnd(reader io.Reader) (*End, error) {
+	content, err := io.ReadAll(io.LimitReader(reader, RecordSize))
 	if err != nil {
 		return nil, err
 	}

@@ -77,8 +77,8 @@ func TestDamagedRecords(t *testing.T) {
 	}
 }
 
-// FuzzReadEnd checks that a record of any content has an end, none, or a damaged one, the same each time, that no more
-// of it is read than a record has, and that an end can be written down again.
+// FuzzReadEnd checks that a record of any content has an end, none, or a damaged one, the same each time, that nothing
+// beyond the size of a record is read, and that an end can be written down again.
 func FuzzReadEnd(f *testing.F) {
 	whole, err := os.CreateTemp(f.TempDir(), "")
 	assert.NoError(f, err)

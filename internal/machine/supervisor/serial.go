@@ -26,11 +26,11 @@ const (
 // type share the one line to the guest.
 type serialConsole struct {
 	line net.Conn
-	// cut cuts the log. It is called whenever the guest has printed so many bytes more, before any more is read: while
+	// cutLog cuts the log. It is called whenever the guest has printed so many bytes more, before any more is read: while
 	// there is a reader, QEMU logs only what was read. Without one QEMU drops the output and logs all of it, so the log
-	// has no bound as long as no supervisor runs. cut is nil where there is no log.
-	cut  func()
-	most int64
+	// grows without bound as long as no supervisor runs. cutLog is nil where there is no log.
+	cutLog func()
+	most   int64
 
 	mu      sync.Mutex
 	history []byte        // the last output
@@ -48,22 +48,22 @@ func newSerialConsole(line net.Conn) *serialConsole {
 	return &serialConsole{line: line, changed: make(chan struct{}), left: make(chan struct{}), typing: make(chan struct{}, 1)}
 }
 
-// follow takes what the guest prints, until QEMU ends. QEMU would block the guest if it was not read.
-func (c *serialConsole) follow(line io.Reader) {
-	defer c.end()
+// followOutput takes what the guest prints, until QEMU ends. QEMU would block the guest if it was not read.
+func (c *serialConsole) followOutput(line io.Reader) {
+	defer c.endOutput()
 	_, _ = io.CopyBuffer(struct{ io.Writer }{c}, struct{ io.Reader }{line}, make([]byte, 4<<10))
 }
 
 // Write takes what the guest prints. It waits for no reader.
 func (c *serialConsole) Write(p []byte) (int, error) {
-	if c.add(p) && c.cut != nil {
-		c.cut()
+	if c.addOutput(p) && c.cutLog != nil {
+		c.cutLog()
 	}
 	return len(p), nil
 }
 
-// add adds output, and reports whether the log has to be cut.
-func (c *serialConsole) add(p []byte) (mustCut bool) {
+// addOutput adds output, and reports whether the log has to be cut.
+func (c *serialConsole) addOutput(p []byte) (mustCut bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.history)+len(p) > 2*maxHistory {
@@ -72,42 +72,42 @@ func (c *serialConsole) add(p []byte) (mustCut bool) {
 	c.history = append(c.history, p[max(0, len(p)-maxHistory):]...)
 	before := c.printed
 	c.printed += int64(len(p))
-	c.notify()
+	c.notifyReaders()
 	return c.most > 0 && before/c.most != c.printed/c.most
 }
 
-// end marks the end of the guest's output. left is closed once no session is open: sessions
+// endOutput marks the end of the guest's output. left is closed once no session is open: sessions
 // read the rest of the output before they close.
-func (c *serialConsole) end() {
+func (c *serialConsole) endOutput() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.isOver = true
-	c.notify()
+	c.notifyReaders()
 	if c.open == 0 {
 		close(c.left)
 	}
 }
 
-func (c *serialConsole) notify() {
+func (c *serialConsole) notifyReaders() {
 	close(c.changed)
 	c.changed = make(chan struct{})
 }
 
 // readAfter returns output that comes after a number of bytes, and where it ends. Where nothing is
 // there yet, changed is closed once there is.
-func (c *serialConsole) readAfter(at int64, p []byte) (n int, end int64, changed <-chan struct{}, err error) {
+func (c *serialConsole) readAfter(position int64, p []byte) (n int, end int64, changed <-chan struct{}, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	at = max(at, c.printed-int64(len(c.history)))
-	n = copy(p, c.history[len(c.history)-int(c.printed-at):])
+	position = max(position, c.printed-int64(len(c.history)))
+	n = copy(p, c.history[len(c.history)-int(c.printed-position):])
 	if n == 0 && c.isOver {
 		err = io.EOF
 	}
-	return n, at + int64(n), c.changed, err
+	return n, position + int64(n), c.changed, err
 }
 
-// attach opens a session, which may type if it has the right to.
-func (c *serialConsole) attach(ctx context.Context, types bool) (*consoleSession, error) {
+// openSession opens a session, which may type if it has the right to.
+func (c *serialConsole) openSession(ctx context.Context, types bool) (*consoleSession, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if types && c.isTaken {
@@ -124,8 +124,8 @@ func (c *serialConsole) attach(ctx context.Context, types bool) (*consoleSession
 	return s, nil
 }
 
-// input sends what was typed to the guest. It waits for a guest that does not read.
-func (c *serialConsole) input(ctx context.Context, p []byte) (int, error) {
+// writeInput sends what was typed to the guest. It waits for a guest that does not read.
+func (c *serialConsole) writeInput(ctx context.Context, p []byte) (int, error) {
 	select {
 	case c.typing <- struct{}{}:
 	case <-ctx.Done():
@@ -168,7 +168,7 @@ type typist struct {
 }
 
 // Write implements io.Writer.
-func (t typist) Write(p []byte) (int, error) { return t.console.input(t.ctx, p) }
+func (t typist) Write(p []byte) (int, error) { return t.console.writeInput(t.ctx, p) }
 
 // consoleSession is one attached client.
 type consoleSession struct {
@@ -180,7 +180,7 @@ type consoleSession struct {
 	close   func()
 }
 
-// Read waits for what the guest prints.
+// Read waits for output of the guest.
 func (s *consoleSession) Read(p []byte) (int, error) {
 	for len(p) > 0 {
 		n, end, changed, err := s.console.readAfter(s.at, p)
@@ -201,7 +201,7 @@ func (s *consoleSession) Write(p []byte) (int, error) {
 	if !s.types || s.ctx.Err() != nil {
 		return 0, os.ErrClosed
 	}
-	return s.console.input(s.ctx, p)
+	return s.console.writeInput(s.ctx, p)
 }
 
 // Close ends the session.

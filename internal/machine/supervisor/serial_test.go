@@ -24,7 +24,7 @@ func newLine() (c *serialConsole, guest net.Conn) {
 
 func attach(t *testing.T, c *serialConsole, types bool) *consoleSession {
 	t.Helper()
-	s, err := c.attach(t.Context(), types)
+	s, err := c.openSession(t.Context(), types)
 	assert.NoError(t, err)
 	return s
 }
@@ -35,8 +35,8 @@ func TestLogIsCut(t *testing.T) {
 	const most, chunk, all = 1 << 10, 512, 100 << 10
 	c, _ := newLine()
 	log, printed := 0, 0
-	c.most, c.cut = most, func() { log = 0 }
-	c.follow(readerFunc(func([]byte) (int, error) {
+	c.most, c.cutLog = most, func() { log = 0 }
+	c.followOutput(readerFunc(func([]byte) (int, error) {
 		if log > most {
 			t.Errorf("%d bytes are read after a log of %d", chunk, log)
 		}
@@ -74,8 +74,8 @@ func TestConsoleReaders(t *testing.T) {
 	}
 	late, latest := attach(t, c, false), attach(t, c, false)
 	_, _ = io.WriteString(c, "last\n")
-	c.end()
-	assert.ErrorIs(t, "a reader after the end", assert.ErrorOf(c.attach(t.Context(), false)), control.ErrNotRunning)
+	c.endOutput()
+	assert.ErrorIs(t, "a reader after the end", assert.ErrorOf(c.openSession(t.Context(), false)), control.ErrNotRunning)
 	for name, r := range map[string]struct {
 		of          io.Reader
 		least, most int
@@ -109,7 +109,7 @@ func TestConsoleWriters(t *testing.T) {
 	t.Parallel()
 	c, guest := newLine()
 	writer := attach(t, c, true)
-	assert.ErrorIs(t, "another writer", assert.ErrorOf(c.attach(t.Context(), true)), control.ErrTaken)
+	assert.ErrorIs(t, "another writer", assert.ErrorOf(c.openSession(t.Context(), true)), control.ErrTaken)
 	if _, err := attach(t, c, false).Write([]byte("x")); err == nil {
 		t.Error("a reader may type")
 	}
@@ -132,7 +132,7 @@ func TestConsoleWriters(t *testing.T) {
 		assert.NoError(t, <-failed)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	waiting, err := c.attach(ctx, false)
+	waiting, err := c.openSession(ctx, false)
 	assert.NoError(t, err)
 	go func() { failed <- assert.ErrorOf(waiting.Read(make([]byte, 1))) }()
 	cancel()

@@ -22,7 +22,7 @@ import (
 // FollowCommand is the first argument of the program on a host.
 const FollowCommand = "follow"
 
-// ProgramName is what the program is called in lists of processes.
+// ProgramName is the name of the program in lists of processes.
 const ProgramName = "drover-machine"
 
 // MachineOption is followed by the machine's UUID, for those who look at processes.
@@ -36,7 +36,7 @@ type Order struct {
 	UUID string
 	// Dir is the working directory, the machine's. The program need not be able to open it.
 	Dir string
-	// User is the user to run as, nil for this program's own.
+	// User is the user to run as, nil for the user of this program.
 	User   *confine.User
 	Config HostConfig
 	// Lock is held by the program as long as it runs.

@@ -15,8 +15,8 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestOlderState checks that the state of an earlier version, which is shorter and has no sum, is read, also once it has
-// its room.
+// TestOlderState checks that the state of an earlier version, which is shorter and lacks a sum, is read, also once it
+// has its room.
 func TestOlderState(t *testing.T) {
 	t.Parallel()
 	p := Place{Machine: machine.Machine{Path: t.TempDir()}}
@@ -138,18 +138,20 @@ type endless struct {
 	end func() error
 }
 
-func (e endless) Read(to []byte) (int, error) {
-	if n, _ := e.Reader.Read(to); n > 0 {
+func (e endless) Read(buffer []byte) (int, error) {
+	if n, _ := e.Reader.Read(buffer); n > 0 {
 		return n, nil
 	}
 	return 0, e.end()
 }
 
-// WriteTo keeps io.Copy from the reader's own.
-func (e endless) WriteTo(to io.Writer) (int64, error) { return io.Copy(to, struct{ io.Reader }{e}) }
+// WriteTo keeps io.Copy from the WriteTo of the reader.
+func (e endless) WriteTo(writer io.Writer) (int64, error) {
+	return io.Copy(writer, struct{ io.Reader }{e})
+}
 
-// TestRoomSurvives checks that the room of the next version stays its own when copying is killed or fails, and that what
-// earlier versions have left is removed. Without such a room nothing is left of a copy that fails.
+// TestRoomSurvives checks that the room of the next version stays reserved when copying is killed or fails, and that
+// files of earlier versions are removed. Without such a room nothing is left of a copy that fails.
 func TestRoomSurvives(t *testing.T) {
 	t.Parallel()
 	failed := errors.New("no room")

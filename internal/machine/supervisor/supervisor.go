@@ -33,11 +33,11 @@ const (
 	answerWithin = time.Second
 	// checkEvery is the interval between two checks that no event asks for.
 	checkEvery = 10 * time.Second
-	// lastOutput is how much of what QEMU printed explains an end.
+	// lastOutput is how much of QEMU's output explains an end.
 	lastOutput = 1 << 10
 )
 
-// Ends are the connections to a QEMU. The supervisor makes none of its own.
+// Ends are the connections to a QEMU. The supervisor does not make others.
 type Ends struct {
 	Monitor, Serial, Agent, Network net.Conn
 }
@@ -52,7 +52,7 @@ type Process interface {
 	WaitGone(ctx context.Context) error
 	// Usage returns what the process uses.
 	Usage() (proc.Usage, error)
-	// LastOutput returns the end of what it printed, in one line.
+	// LastOutput returns the end of its output, in one line.
 	LastOutput(most int) string
 	// CutLogs keeps its logs short. It is called at any time where there is a log of the guest.
 	CutLogs() error
@@ -62,7 +62,7 @@ type Process interface {
 type End struct {
 	// Reason is one of package machine.
 	Reason string `json:"reason"`
-	// Message says more, for people, and Output is what QEMU printed last.
+	// Message says more, for people, and Output is the last output of QEMU.
 	Message string    `json:"message,omitempty"`
 	Output  string    `json:"output,omitempty"`
 	At      time.Time `json:"at"`
@@ -81,7 +81,7 @@ type Network interface {
 	Statistics() control.NetworkStatistics
 }
 
-// Config is what a supervisor is given.
+// Config has the settings of a supervisor.
 type Config struct {
 	// Network is the edge of the machine's network.
 	Network Network
@@ -109,7 +109,7 @@ type Config struct {
 type Supervisor struct {
 	Config
 
-	// What QEMU is reached by, once attached is closed.
+	// The connections to QEMU, which are set once attached is closed.
 	attached chan struct{}
 	process  Process
 	monitor  machine.Monitor
@@ -138,7 +138,7 @@ func New(c Config) *Supervisor {
 func (s *Supervisor) Attach(ctx context.Context, within time.Duration, process Process, accelerator string, ends Ends) error {
 	serial := newSerialConsole(ends.Serial)
 	if s.LogBytes > 0 {
-		serial.most, serial.cut = s.LogBytes, func() { _ = process.CutLogs() } // Run logs an error
+		serial.most, serial.cutLog = s.LogBytes, func() { _ = process.CutLogs() } // Run logs an error
 	}
 	bounded := ctx
 	if within > 0 {
@@ -155,15 +155,15 @@ func (s *Supervisor) Attach(ctx context.Context, within time.Duration, process P
 		if err := s.monitor.CheckAgent(ctx); err != nil {
 			return nil, err
 		}
-		return line.take(ctx)
+		return line.takeTurn(ctx)
 	}}
 	if s.GuestNonce != nil {
-		s.image = imageagent.New(s.GuestNonce, line.take)
+		s.image = imageagent.New(s.GuestNonce, line.takeTurn)
 	}
 	s.client, s.monitor = client, machine.Monitor{Executor: client}
 	s.progress.setAccelerator(accelerator)
 	close(s.attached)
-	go serial.follow(ends.Serial)
+	go serial.followOutput(ends.Serial)
 	go s.serveNetwork(ctx, ends.Network)
 	return nil
 }
@@ -171,7 +171,7 @@ func (s *Supervisor) Attach(ctx context.Context, within time.Duration, process P
 // serveNetwork carries the guest's network until QEMU ends.
 func (s *Supervisor) serveNetwork(ctx context.Context, link net.Conn) {
 	if err := s.Network.Serve(ctx, link); err != nil && ctx.Err() == nil {
-		s.Log.Error(err, "Guest has no network any more")
+		s.Log.Error(err, "The network of the guest has ended")
 	}
 }
 
@@ -207,17 +207,17 @@ func (s *Supervisor) onEvent(ctx context.Context, event qmp.Event) {
 		go s.setGuestClock(ctx)
 	}
 	if machine.ChangesState(event) {
-		s.wake()
+		s.wakeUp()
 	}
 }
 
-// wake has Run look at the guest, and tells those who watch.
-func (s *Supervisor) wake() {
+// wakeUp has Run look at the guest, and tells those who watch.
+func (s *Supervisor) wakeUp() {
 	select {
 	case s.changed <- struct{}{}:
 	default:
 	}
-	s.watches.notify()
+	s.watches.notifyAll()
 }
 
 // setGuestClock sets the clock of a guest that was resumed.
@@ -250,7 +250,7 @@ func (s *Supervisor) Start(ctx context.Context) error {
 	s.progress.noteStart(s.Clock.Now())
 	if err != nil { // the guest may run
 		s.Log.Info("QEMU does not answer", "cause", err.Error())
-		s.wake()
+		s.wakeUp()
 	}
 	return nil
 }
@@ -265,10 +265,12 @@ func (s *Supervisor) SetGracePeriod(_ context.Context, period time.Duration) err
 func (s *Supervisor) CurrentGracePeriod() time.Duration { return s.progress.currentGracePeriod() }
 
 // HasStarted reports whether the guest was resumed.
-func (s *Supervisor) HasStarted() bool { return !s.progress.status().StartedAt.IsZero() }
+func (s *Supervisor) HasStarted() bool { return !s.progress.currentStatus().StartedAt.IsZero() }
 
 // IsStopping reports whether a stop was begun.
-func (s *Supervisor) IsStopping() bool { return s.progress.status().State == control.StateStopping }
+func (s *Supervisor) IsStopping() bool {
+	return s.progress.currentStatus().State == control.StateStopping
+}
 
 // Stop has the guest shut down: it presses the power button until the guest has ended, and ends the run
 // by force after a time; 0 means never. A call of the same ID changes nothing.
@@ -276,7 +278,7 @@ func (s *Supervisor) Stop(_ context.Context, id string, within time.Duration) er
 	if s.progress.beginStop(id, within) {
 		s.Log.Info("Pressing the power button", "gracePeriod", within)
 	}
-	s.wake()
+	s.wakeUp()
 	return nil
 }
 
@@ -288,6 +290,6 @@ func (s *Supervisor) Quit(context.Context) error {
 
 // Force ends the run at once.
 func (s *Supervisor) Force(why string) {
-	s.progress.force(why)
-	s.wake()
+	s.progress.forceEnd(why)
+	s.wakeUp()
 }

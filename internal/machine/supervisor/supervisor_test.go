@@ -40,8 +40,8 @@ func TestWaits(t *testing.T) {
 		{machine.DiskFault{}.Explain(), control.WaitDisk},
 		{nil, control.WaitNone},
 	} {
-		if f.setWait(c.cause); s.progress.status().Waits != c.want {
-			t.Errorf("after %v the guest waits for %q, want %q", c.cause, s.progress.status().Waits, c.want)
+		if f.setWait(c.cause); s.progress.currentStatus().Waits != c.want {
+			t.Errorf("after %v the guest waits for %q, want %q", c.cause, s.progress.currentStatus().Waits, c.want)
 		}
 	}
 }

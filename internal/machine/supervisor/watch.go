@@ -11,7 +11,7 @@ type watches struct {
 	changed chan struct{} // closed at the next change, nil if nobody waits
 }
 
-func (w *watches) notify() {
+func (w *watches) notifyAll() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.changed != nil {
@@ -20,8 +20,8 @@ func (w *watches) notify() {
 	}
 }
 
-// next returns a channel that is closed at the next change.
-func (w *watches) next() <-chan struct{} {
+// nextChange returns a channel that is closed at the next change.
+func (w *watches) nextChange() <-chan struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.changed == nil {
@@ -31,4 +31,4 @@ func (w *watches) next() <-chan struct{} {
 }
 
 // Changed returns a channel that is closed when something about the machine has changed.
-func (s *Supervisor) Changed() <-chan struct{} { return s.watches.next() }
+func (s *Supervisor) Changed() <-chan struct{} { return s.watches.nextChange() }

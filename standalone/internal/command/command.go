@@ -4,8 +4,8 @@
 // Package command has the commands of drover that look at an installation, and clear it up,
 // from another process than the one that runs it.
 //
-// Start with Program.Commands; each command has its own file. output.go has what they print
-// in common, servers.go the servers that retained shows.
+// Start with Program.Commands; each command has a separate file. output.go has the output that
+// they have in common, servers.go the servers that retained shows.
 package command
 
 import (
@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/standalone/internal/doctor"
 )
 
-// Program is what the commands share.
+// Program has the settings that the commands share.
 type Program struct {
 	Version string
 	Clock   clock.WithTicker

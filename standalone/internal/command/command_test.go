@@ -61,7 +61,7 @@ func TestChooseByID(t *testing.T) {
 	}
 }
 
-// TestPrintServers checks that what is printed is what the API of streams says of a server.
+// TestPrintServers checks that the output matches the answer of the API of streams about a server.
 func TestPrintServers(t *testing.T) {
 	t.Parallel()
 	p := Program{Clock: clocktesting.NewFakeClock(now)}

@@ -32,7 +32,7 @@ func (p Program) newDoctorCommand() *cobra.Command {
 		Short: "Check this host and the installation on it, and say what to fix",
 		Long: `Check this host and the installation of Drover on it: KVM, control groups,
 confinement, limits of watches, the user of machines, QEMU, Docker, the data
-dir and its files, disk room and ports, and what the API serves and waits for.
+dir and its files, disk room and ports, and the API: its resources and webhooks.
 drover status shows what runs.
 
 It changes nothing, and works with or without root, and whether Drover runs or
@@ -40,7 +40,7 @@ not. As root it acts as the user who owns the data dir. It takes the settings of
 the drover up that runs or ran last, and else those of DROVER_ variables.
 
 The exit code is 0 without errors, 1 with errors and 2 for a wrong flag. Notes
-and warnings are no errors.`,
+and warnings do not count as errors.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.out = cmd.OutOrStdout()

@@ -104,7 +104,7 @@ func (o *imageOptions) usedDirs() ([]string, error) {
 	layout := datadir.Layout(path)
 	found, err := layout.Exists()
 	if err == nil && !found {
-		err = fmt.Errorf("%s is no Drover data dir", path)
+		err = fmt.Errorf("%s is not a Drover data dir", path)
 	}
 	if err != nil {
 		return nil, err

@@ -27,7 +27,7 @@ const (
 // Report prints an error and returns the exit code of the program.
 func Report(out io.Writer, err error) int {
 	code := 1
-	if exit, is := errors.AsType[*vm.ExitError](err); is {
+	if exit, ok := errors.AsType[*vm.ExitError](err); ok {
 		if code = exit.Code; exit.Err == nil {
 			return code
 		}
@@ -36,8 +36,8 @@ func Report(out io.Writer, err error) int {
 	return code
 }
 
-// useUsageCode gives wrong flags and arguments of a command, and of those below it, an exit
-// code of their own, since 1 is for what the command has found.
+// useUsageCode gives wrong flags and arguments of a command, and of those below it, a separate
+// exit code, since 1 is the code for the findings of the command.
 func useUsageCode(cmd *cobra.Command) {
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &vm.ExitError{Code: exitUsage, Err: err} })
 	for _, c := range append(cmd.Commands(), cmd) {
@@ -53,10 +53,10 @@ func useUsageCode(cmd *cobra.Command) {
 }
 
 // atLeastOne requires an argument, which is called what.
-func atLeastOne(what string) cobra.PositionalArgs {
+func atLeastOne(noun string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
-			return fmt.Errorf("name at least one %s: %s list shows them", what, cmd.Parent().CommandPath())
+			return fmt.Errorf("name at least one %s: %s list shows them", noun, cmd.Parent().CommandPath())
 		}
 		return nil
 	}

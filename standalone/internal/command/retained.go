@@ -43,9 +43,9 @@ func (p Program) newRetainedCommand() *cobra.Command {
 deleted with deletionPolicy Retain. They go on running, and Drover does not
 touch them any more. Drover may run or be stopped meanwhile.`,
 	}
-	list := o.newSubcommand("list", "Show the servers that were released", cobra.NoArgs, func(ctx context.Context, _ []string) error { return o.list(ctx) })
+	list := o.newSubcommand("list", "Show the servers that were released", cobra.NoArgs, func(ctx context.Context, _ []string) error { return o.listRetained(ctx) })
 	addOutputFlag(list.Flags(), &o.output)
-	remove := o.newSubcommand("delete ID...", "End and remove servers that were released, with their disks", atLeastOne("ID"), o.remove)
+	remove := o.newSubcommand("delete ID...", "End and remove servers that were released, with their disks", atLeastOne("ID"), o.removeRetained)
 	remove.Long = `End and remove servers that were released, by their IDs or the beginnings of
 these, after asking. A container goes with its anonymous volumes, a machine with
 all of its disks: nothing of them can be restored.`
@@ -66,16 +66,16 @@ func (o *retainedOptions) newSubcommand(use, short string, args cobra.Positional
 	return cmd
 }
 
-func (o *retainedOptions) list(ctx context.Context) error {
-	all, _, err := o.find(ctx)
+func (o *retainedOptions) listRetained(ctx context.Context) error {
+	all, _, err := o.findRetained(ctx)
 	if err != nil {
 		return err
 	}
 	return o.printServers(o.out, describeServers(all), servers.ByID, o.output, servers.NoRetained)
 }
 
-// find returns the servers that were released, and the cluster's id.
-func (o *retainedOptions) find(ctx context.Context) ([]server, string, error) {
+// findRetained returns the servers that were released, and the cluster's id.
+func (o *retainedOptions) findRetained(ctx context.Context) ([]server, string, error) {
 	h, err := o.findHost(o.dataDir)
 	if err != nil {
 		return nil, "", err
@@ -89,8 +89,8 @@ func (o *retainedOptions) find(ctx context.Context) ([]server, string, error) {
 	return slices.DeleteFunc(all, func(s server) bool { return !s.Retained }), cluster, err
 }
 
-func (o *retainedOptions) remove(ctx context.Context, ids []string) error {
-	all, cluster, err := o.find(ctx)
+func (o *retainedOptions) removeRetained(ctx context.Context, ids []string) error {
+	all, cluster, err := o.findRetained(ctx)
 	if err != nil {
 		return err
 	}

@@ -37,14 +37,14 @@ func (p Program) environment(cluster string) driver.Environment {
 func clusterOf(dir datadir.Layout) (string, error) {
 	found, err := dir.Exists()
 	if err == nil && !found {
-		err = fmt.Errorf("%s is no Drover data dir", dir)
+		err = fmt.Errorf("%s is not a Drover data dir", dir)
 	}
 	if err != nil {
 		return "", err
 	}
 	cluster, err := dir.ClusterID()
 	if err == nil && cluster == "" {
-		err = fmt.Errorf("%s: this Drover has never been ready, so it has no servers", dir)
+		err = fmt.Errorf("%s: this Drover has never been ready, so there are no servers", dir)
 	}
 	return cluster, err
 }

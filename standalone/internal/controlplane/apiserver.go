@@ -27,8 +27,8 @@ import (
 // issuer of the service-account tokens.
 const issuer = "https://kubernetes.default.svc.cluster.local"
 
-// apiServerArgs returns flags rather than setting fields, because flags are what Kubernetes
-// documents and keeps stable.
+// apiServerArgs returns flags rather than setting fields, because Kubernetes documents its flags
+// and keeps them stable.
 func (c *Config) apiServerArgs(etcd string) []string {
 	args := []string{
 		"--etcd-servers=" + etcd,
@@ -86,7 +86,7 @@ func unusedAdmission() []string {
 	}
 }
 
-// runAPIServer does not use kube-apiserver's own command, because that claims the
+// runAPIServer does not use the command of kube-apiserver, because that claims the
 // process's signals.
 func (c *Config) runAPIServer(etcd string) func(context.Context) error {
 	return func(ctx context.Context) error {

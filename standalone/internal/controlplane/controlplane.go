@@ -5,7 +5,7 @@
 // kube-controller-manager that Drover's users rely on, inside this process.
 //
 // Start with Config and its Components, which lists them in the order they start;
-// each part has its own file.
+// each part has a separate file.
 package controlplane
 
 import (
@@ -35,7 +35,7 @@ type Config struct {
 	Listener net.Listener
 	// Log receives etcd's log.
 	Log io.Writer
-	// Fatal ends the process after the named part has failed for good.
+	// Fatal ends the process after the named part has failed and is not started again.
 	Fatal func(name string, err error)
 	// StoreQuota is how many bytes all objects together may have.
 	StoreQuota int64
@@ -54,7 +54,7 @@ type Config struct {
 }
 
 // ServiceIP is the first address of kube-apiserver's range of service IPs. No
-// service answers there: Drover has no network of its own.
+// service answers there: Drover does not run a network for Services.
 var ServiceIP = net.IPv4(10, 0, 0, 1)
 
 // How long each component may take to become ready on a slow and busy host, where it needs

@@ -28,7 +28,7 @@ const (
 	snapshotEntries = 1000
 )
 
-// slowRequest is the limit above which etcd's own program reports a request as slow;
+// slowRequest is the limit above which the program etcd reports a request as slow;
 // embedded, etcd would report every request.
 const slowRequest = 300 * time.Millisecond
 
@@ -137,7 +137,7 @@ func (e *etcd) run(ctx context.Context) error {
 	e.keeper.Server = server.Server
 	e.keeper.Prepare(ctx)
 	close(e.ready)
-	defer e.keep(ctx)()
+	defer e.keepServing(ctx)()
 	select {
 	case err = <-server.Err():
 	case <-server.Server.StopNotify():
@@ -147,8 +147,8 @@ func (e *etcd) run(ctx context.Context) error {
 	return err
 }
 
-// keep keeps the store in order until the function that it returns is called.
-func (e *etcd) keep(ctx context.Context) (stop func()) {
+// keepServing keeps the store in order until the function that it returns is called.
+func (e *etcd) keepServing(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {

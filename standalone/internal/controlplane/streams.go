@@ -22,8 +22,8 @@ import (
 const (
 	// streamsPrefix begins the paths of streams.
 	streamsPrefix = streams.PathPrefix + "/"
-	// streamsName is the name of what allows every user to ask for a stream. What the user
-	// may do with which VirtualMachine is decided for each.
+	// streamsName is the name of the role and its binding that allow every user to ask for a
+	// stream. What the user may do with which VirtualMachine is decided for each.
 	streamsName = "drover-streams"
 )
 
@@ -36,7 +36,7 @@ func markStreamsLong(config *aggregator.Config) {
 	}
 }
 
-// serveStreams serves streams behind kube-apiserver's own authentication.
+// serveStreams serves streams behind the authentication of kube-apiserver.
 func serveStreams(server *aggregator.APIAggregator, handler http.Handler) {
 	server.GenericAPIServer.Handler.NonGoRestfulMux.UnlistedHandlePrefix(streamsPrefix, handler)
 }

@@ -29,7 +29,7 @@ func (c *Config) serveUsage(server *aggregator.APIAggregator) {
 		"drover_store_quota_bytes":      {"Size that all objects of the API may have.", func(u storekeeper.Usage) int64 { return u.Quota }},
 		"drover_store_history_bytes":    {"Size of replaced and deleted objects that etcd still has.", func(u storekeeper.Usage) int64 { return u.History }},
 		"drover_store_file_bytes":       {"Size of etcd's file.", func(u storekeeper.Usage) int64 { return u.File }},
-		"drover_store_in_use_bytes":     {"Size of what is not free in etcd's file.", func(u storekeeper.Usage) int64 { return u.InUse }},
+		"drover_store_in_use_bytes":     {"Size of the part of etcd's file that is not free.", func(u storekeeper.Usage) int64 { return u.InUse }},
 		"drover_store_file_limit_bytes": {"Size of etcd's file from which on etcd refuses all writes.", func(u storekeeper.Usage) int64 { return u.FileLimit }},
 	} {
 		_ = metrics.Registry.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: figure.help}, func() float64 {

@@ -59,7 +59,7 @@ func (l Layout) Run() string { return filepath.Join(string(l), runDir) }
 // Ready exists while everything runs, for scripts and tests that wait.
 func (l Layout) Ready() string { return filepath.Join(l.Run(), "ready") }
 
-// RunState is what the process that runs, or ran last, says of itself: see package runstate.
+// RunState is the file in which the process that runs, or ran last, describes itself: see package runstate.
 func (l Layout) RunState() string { return filepath.Join(l.Run(), "state.json") }
 
 // Logs holds log files.
@@ -188,7 +188,7 @@ func OpenExisting(path string) (*Dir, error) {
 	d := &Dir{Layout: Layout(path)}
 	found, err := d.Exists()
 	if err == nil && !found {
-		return nil, fmt.Errorf("%s is no Drover data dir: name the one of drover up by --data-dir or DROVER_DATA_DIR", path)
+		return nil, fmt.Errorf("%s is not a Drover data dir: name the one of drover up by --data-dir or DROVER_DATA_DIR", path)
 	}
 	if err == nil {
 		err = d.openFolder()
@@ -230,8 +230,8 @@ func (d *Dir) checkPath() error {
 	return nil
 }
 
-// openFolder opens the folder, which has to be the caller's own: its owner could read the keys
-// in it, and lead what is written there elsewhere.
+// openFolder opens the folder, which has to belong to the caller: its owner could read the keys
+// in it, and redirect files that are written there.
 func (d *Dir) openFolder() error {
 	if err := d.checkPath(); err != nil {
 		return err
@@ -281,7 +281,7 @@ func (l Layout) RefuseForeign() error {
 		return err
 	}
 	if len(entries) > 0 {
-		return fmt.Errorf("%s is not empty and is no Drover data dir: name an empty or a new folder", l)
+		return fmt.Errorf("%s is not empty and not a Drover data dir: name an empty or a new folder", l)
 	}
 	return nil
 }
@@ -369,8 +369,8 @@ func (d *Dir) prepareFolder() error {
 }
 
 // removeUninitializedEtcd removes the data of an etcd that never came up. Its log may lack
-// the entry that makes it a member of its own cluster; then it would wait for a
-// leader for ever. No write to it was ever acknowledged.
+// the entry that makes it a member of its cluster; then it would wait for a leader
+// for ever. No write to it was ever acknowledged.
 func (d *Dir) removeUninitializedEtcd() error {
 	if begun, err := d.isBegun(); err != nil || begun {
 		return err
@@ -430,7 +430,7 @@ func (d *Dir) writeWord(name, word string) error {
 }
 
 // Remove removes Drover's files from the data dir, and the folder itself if nothing else
-// is in it and this user may remove it. It returns the names of what is left.
+// is in it and this user may remove it. It returns the names of the files that are left.
 func (d *Dir) Remove() ([]string, error) {
 	names := []string{
 		etcdDir, pkiDir, runDir, logDir, driversDir, kubeconfigFile, portFile, clusterIDFile, etcdFile, enginesFile, formatFile,
@@ -450,7 +450,7 @@ func (d *Dir) removeIfEmpty() ([]string, error) {
 		return nil, err
 	}
 	if len(entries) == 0 {
-		// The folder above may be another user's, as that of a service is.
+		// The folder above may belong to another user, as for a service.
 		if err := os.Remove(string(d.Layout)); !errors.Is(err, fs.ErrPermission) {
 			return nil, err
 		}

@@ -67,7 +67,7 @@ func TestLockIsExclusive(t *testing.T) {
 			t.Errorf("%s got %v, want %s", name, err, want)
 		}
 		if _, ok := errors.AsType[*InUseError](err); !ok {
-			t.Errorf("%s: %v is no InUseError", name, err)
+			t.Errorf("%s: %v is not an InUseError", name, err)
 		}
 	}
 	assert.NoError(t, d.Close())
@@ -90,7 +90,7 @@ func TestOpenRefusesForeignFolder(t *testing.T) {
 	assert.NoError(t, os.WriteFile(filepath.Join(path, "thesis.txt"), nil, 0o600))
 	assert.NoError(t, os.Chmod(path, 0o755))
 	_, err := Open(path)
-	assert.ErrorSays(t, "a foreign folder", err, path+" is not empty and is no Drover data dir")
+	assert.ErrorSays(t, "a foreign folder", err, path+" is not empty and not a Drover data dir")
 	info, err := os.Stat(path)
 	assert.NoError(t, err)
 	if info.Mode().Perm() != 0o755 {
@@ -100,7 +100,7 @@ func TestOpenRefusesForeignFolder(t *testing.T) {
 
 func TestOpenExistingRequiresADataDir(t *testing.T) {
 	for name, path := range map[string]string{"missing": filepath.Join(t.TempDir(), "missing"), "empty": t.TempDir()} {
-		if _, err := OpenExisting(path); err == nil || !strings.HasPrefix(err.Error(), path+" is no Drover data dir: name ") {
+		if _, err := OpenExisting(path); err == nil || !strings.HasPrefix(err.Error(), path+" is not a Drover data dir: name ") {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}

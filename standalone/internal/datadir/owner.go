@@ -27,21 +27,21 @@ import (
 const answerWithin = 5 * time.Second
 
 // Within calls f, and gives up on it after a time, as on a file system that does not answer.
-func Within[T any](limit time.Duration, what string, f func() (T, error)) (T, error) {
-	return callUntil(time.After(limit), what, f)
+func Within[T any](limit time.Duration, task string, f func() (T, error)) (T, error) {
+	return callUntil(time.After(limit), task, f)
 }
 
 // Until is Within for a call that has a context: once that ends, the error is always what it ended
 // with, whether or not the call has noticed.
-func Until[T any](ctx context.Context, what string, f func() (T, error)) (T, error) {
-	value, err := callUntil(ctx.Done(), what, f)
+func Until[T any](ctx context.Context, task string, f func() (T, error)) (T, error) {
+	value, err := callUntil(ctx.Done(), task, f)
 	if err != nil && ctx.Err() != nil {
-		err = fmt.Errorf("%s: %w", what, ctx.Err())
+		err = fmt.Errorf("%s: %w", task, ctx.Err())
 	}
 	return value, err
 }
 
-func callUntil[T, S any](over <-chan S, what string, f func() (T, error)) (T, error) {
+func callUntil[T, S any](over <-chan S, task string, f func() (T, error)) (T, error) {
 	type result struct {
 		value T
 		err   error
@@ -56,7 +56,7 @@ func callUntil[T, S any](over <-chan S, what string, f func() (T, error)) (T, er
 		return r.value, r.err
 	case <-over:
 		var none T
-		return none, fmt.Errorf("%s: %w", what, context.DeadlineExceeded)
+		return none, fmt.Errorf("%s: %w", task, context.DeadlineExceeded)
 	}
 }
 
@@ -118,7 +118,7 @@ func BecomeOwner(path string) error {
 	return nil
 }
 
-// groupsOf returns the groups that a login gives to a user, such as that of Docker's socket.
+// groupsOf returns the groups that a login gives to a user, such as the group of Docker's socket.
 // A user whom the host does not list has the group of the folder alone.
 func groupsOf(uid, ofFolder int) (gid int, all []int, err error) {
 	listed, err := user.LookupId(strconv.Itoa(uid))
@@ -143,7 +143,7 @@ func groupsOf(uid, ofFolder int) (gid int, all []int, err error) {
 
 // OwnerOf returns the ID of the user who owns a file, or -1.
 func OwnerOf(info fs.FileInfo) int {
-	if stat, is := info.Sys().(*syscall.Stat_t); is {
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 		return int(stat.Uid)
 	}
 	return -1
@@ -158,8 +158,8 @@ func CheckRoots(path string) error {
 	return err
 }
 
-// Owner returns the user and the group of what a path names. It fails if anybody but that user
-// and root could put something else in its place, and so choose what root acts on. It follows
+// Owner returns the user and the group of the file at a path. It fails if anybody but that user
+// and root could put something else in its place, and so choose the file on which root acts. It follows
 // no symbolic links but those that root alone can change.
 func Owner(path string) (uid, gid int, err error) {
 	path, err = filepath.Abs(path)
@@ -167,7 +167,7 @@ func Owner(path string) (uid, gid int, err error) {
 		return 0, 0, err
 	}
 	last, err := Within(answerWithin, "looking at "+path, func() (step, error) {
-		found, err := walk(path)
+		found, err := walkPath(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			if err := checkSteps(found, 0, path); err != nil {
 				return step{}, err // and that user could make it
@@ -182,15 +182,15 @@ func Owner(path string) (uid, gid int, err error) {
 	return int(last.Uid), int(last.Gid), err
 }
 
-// step is a folder on the way to what a path names, or that itself.
+// step is a folder on the way to the file at a path, or that file.
 type step struct {
 	syscall.Stat_t
 
 	path string
 }
 
-// walk returns the steps to what an absolute path names, as far as they exist.
-func walk(path string) (found []step, err error) {
+// walkPath returns the steps to the file at an absolute path, as far as they exist.
+func walkPath(path string) (found []step, err error) {
 	const maxLinks = 40 // as in Linux
 	links, at, rest := 0, "/", splitPath(path)
 	for {
@@ -200,7 +200,7 @@ func walk(path string) (found []step, err error) {
 		}
 		switch {
 		case s.Mode&syscall.S_IFMT == syscall.S_IFLNK:
-			target, err := s.follow(found)
+			target, err := s.followLink(found)
 			if links++; err == nil && links > maxLinks {
 				err = &fs.PathError{Op: "look at", Path: path, Err: syscall.ELOOP}
 			}
@@ -221,8 +221,8 @@ func splitPath(path string) []string {
 	return strings.FieldsFunc(path, func(r rune) bool { return r == filepath.Separator })
 }
 
-// follow returns the path to which a link in the last of some folders leads.
-func (s step) follow(above []step) (string, error) {
+// followLink returns the path to which a link in the last of some folders leads.
+func (s step) followLink(above []step) (string, error) {
 	target, err := os.Readlink(s.path)
 	if err != nil {
 		return "", err
@@ -259,7 +259,7 @@ func checkMakers(path string) error {
 	if err != nil {
 		return err
 	}
-	above, err := Within(answerWithin, "looking at "+path, func() ([]step, error) { return walk(path) })
+	above, err := Within(answerWithin, "looking at "+path, func() ([]step, error) { return walkPath(path) })
 	switch {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("root does not use %s: %w", path, err)
@@ -280,7 +280,7 @@ func (s step) checkWriters() error {
 	return nil
 }
 
-// isPrivateGroup reports whether a group has no member but one user, by the files of accounts: a
+// isPrivateGroup reports whether one user is the only member of a group, by the files of accounts: a
 // user private group. A group from another source of accounts, such as LDAP, never is one.
 func isPrivateGroup(passwd, group string, uid, gid int) bool {
 	users, err := accounts.ParsePasswdFileFilter(passwd, func(u accounts.User) bool { return u.Uid == uid || u.Gid == gid })

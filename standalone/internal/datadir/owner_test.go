@@ -88,7 +88,7 @@ func TestOwner(t *testing.T) {
 		"link/in":            {0, ""},
 		"sticky/in":          {0, ""},
 		"sticky/root":        {0, ""},
-		"group":              {0, ""}, // root's own
+		"group":              {0, ""}, // the group of root
 		"root/alice":         {alice, ""},
 		"root/alice/in":      {alice, ""},
 		"link/alice/in":      {alice, ""},
@@ -209,8 +209,8 @@ func TestWithin(t *testing.T) {
 	assert.ErrorSays(t, "what does not answer", err, "reading it: ")
 }
 
-// TestUntil checks that a call ends with its context, and that it fails then with what the context ended with,
-// even if the call itself has noticed and says so in its own words.
+// TestUntil checks that a call ends with its context, and that it then fails with the cause of the context,
+// even if the call itself has noticed and returns another error.
 func TestUntil(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())

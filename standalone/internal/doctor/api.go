@@ -36,7 +36,7 @@ func FailedChecks(ctx context.Context, client rest.Interface) string {
 	}
 	var failed []string
 	for line := range strings.Lines(string(text)) {
-		if name, is := strings.CutPrefix(line, "[-]"); is {
+		if name, ok := strings.CutPrefix(line, "[-]"); ok {
 			name, _, _ = strings.Cut(name, " ")
 			failed = append(failed, name)
 		}

@@ -30,18 +30,18 @@ type dataDirFacts struct {
 	missing bool
 	parent  string // the nearest folder that exists, if it is missing
 	mode    fs.FileMode
-	foreign error  // why it is no data dir
+	foreign error  // why it is not a data dir
 	access  error  // why Drover may not write there
 	again   string // the command that runs the checks as root
 	ignored error  // why the settings of the last drover up are not taken
 }
 
 func gatherDataDir(_ context.Context, h *Host) dataDirFacts {
-	f := dataDirFacts{path: string(h.Layout), user: h.User, again: h.command("doctor"), ignored: errors.Join(h.PIDErr, h.StateErr)}
+	f := dataDirFacts{path: string(h.Layout), user: h.User, again: h.commandLine("doctor"), ignored: errors.Join(h.PIDErr, h.StateErr)}
 	info, err := os.Stat(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		f.missing, f.parent = true, nearestFolder(f.path)
-		f.access = h.User.try(func() error { return checkWritable(f.parent) })
+		f.access = h.User.tryAs(func() error { return checkWritable(f.parent) })
 		return f
 	}
 	if err == nil && !info.IsDir() {
@@ -53,7 +53,7 @@ func gatherDataDir(_ context.Context, h *Host) dataDirFacts {
 	}
 	f.mode = info.Mode().Perm()
 	f.foreign = h.Layout.RefuseForeign()
-	f.access = h.User.try(func() error { return checkWritable(f.path) })
+	f.access = h.User.tryAs(func() error { return checkWritable(f.path) })
 	return f
 }
 
@@ -78,30 +78,30 @@ func judgeDataDir(f dataDirFacts) []findings.Finding {
 	isOther := errors.Is(f.access, errOtherUser)
 	switch {
 	case f.missing && f.access != nil && !isOther:
-		return one(findings.Error("there is no %s, and user %s cannot make it: %v", f.path, f.user.Name, f.access).
+		return oneFinding(findings.Error("there is no %s, and user %s cannot make it: %v", f.path, f.user.Name, f.access).
 			Means("drover up does not start.").FixedBy("name another with --data-dir, or run drover up as root"))
 	case f.missing:
-		return one(findings.Note("there is no %s yet", f.path).Means("The first drover up makes it. Another one is named by --data-dir or DROVER_DATA_DIR."))
+		return oneFinding(findings.Note("there is no %s yet", f.path).Means("The first drover up makes it. Another one is named by --data-dir or DROVER_DATA_DIR."))
 	case errors.Is(f.foreign, fs.ErrPermission):
-		return one(findings.Note("%v", f.foreign).Means("What is in it could not be checked.").FixedByCommand("%s", f.again))
+		return oneFinding(findings.Note("%v", f.foreign).Means("What is in it could not be checked.").FixedByCommand("%s", f.again))
 	case f.foreign != nil:
-		return one(findings.Error("%v", f.foreign).Means("drover up does not start.").FixedBy("name another with --data-dir"))
+		return oneFinding(findings.Error("%v", f.foreign).Means("drover up does not start.").FixedBy("name another with --data-dir"))
 	case errors.Is(f.access, syscall.EROFS):
-		return one(findings.Error("%s is on a read-only file system", f.path).
+		return oneFinding(findings.Error("%s is on a read-only file system", f.path).
 			Means("Nothing can be stored. The kernel makes a file system read-only after errors of its disk.").
 			FixedBy("look into the kernel's log, repair the disk, and mount it again").FixedByCommand("sudo dmesg --level err"))
 	case f.access != nil && !isOther:
-		return one(findings.Error("user %s may not write to %s: %v", f.user.Name, f.path, f.access).Means("drover up does not start.").
+		return oneFinding(findings.Error("user %s may not write to %s: %v", f.user.Name, f.path, f.access).Means("drover up does not start.").
 			FixedByCommand("sudo chown %s %s && sudo chmod 700 %[2]s", printable.ShellWord(f.user.Name), printable.ShellWord(f.path)))
 	case errors.Is(f.ignored, fs.ErrPermission):
-		return one(findings.Note("%v", f.ignored).Means("Whether Drover runs is unknown, and its settings are not taken.").FixedByCommand("%s", f.again))
+		return oneFinding(findings.Note("%v", f.ignored).Means("Whether Drover runs is unknown, and its settings are not taken.").FixedByCommand("%s", f.again))
 	case f.ignored != nil:
-		return one(findings.Warning("%v", f.ignored).Means("The settings of the last drover up are not taken. The next start writes them again."))
+		return oneFinding(findings.Warning("%v", f.ignored).Means("The settings of the last drover up are not taken. The next start writes them again."))
 	case f.mode&others != 0:
-		return one(findings.Warning("other users can look into %s, whose mode is %#o", f.path, f.mode).
+		return oneFinding(findings.Warning("other users can look into %s, whose mode is %#o", f.path, f.mode).
 			Means("It has keys with all rights. The next start makes it private.").FixedByCommand("sudo chmod 700 %s", printable.ShellWord(f.path)))
 	}
-	return one(findings.OK("%s, private to its owner", f.path))
+	return oneFinding(findings.OK("%s, private to its owner", f.path))
 }
 
 // filesFacts are about the files in the data dir.
@@ -163,12 +163,12 @@ func judgeFiles(f filesFacts) []findings.Finding {
 	}
 	var all []findings.Finding
 	if len(f.foreign) > 0 {
-		all = append(all, findings.Warning("%s not user %s's: %s", countFiles(len(f.foreign), "is", "are"), f.owner.Name, shorten(f.foreign)).
+		all = append(all, findings.Warning("%s not user %s's: %s", countFiles(len(f.foreign), "is", "are"), f.owner.Name, shortenList(f.foreign)).
 			Means("Drover may not be able to read or replace them. A command that was run as another user has made them.").
 			FixedByCommand("sudo chown --recursive --from %s", quoteAll([]string{ownerOf(f.foreign[0]), f.owner.Name, f.path})))
 	}
 	if len(f.exposed) > 0 {
-		all = append(all, findings.Warning("%s secrets that others may read: %s", countFiles(len(f.exposed), "has", "have"), shorten(f.exposed)).
+		all = append(all, findings.Warning("%s secrets that others may read: %s", countFiles(len(f.exposed), "has", "have"), shortenList(f.exposed)).
 			Means("The folder above keeps others out while it is private, and copies of the files do not.").
 			FixedByCommand("sudo chmod 600 %s", quoteAll(f.exposed)))
 	}
@@ -201,8 +201,8 @@ func countFiles(n int, singular, plural string) string {
 	return fmt.Sprintf("%d files %s", n, plural)
 }
 
-// shorten names the first of some files.
-func shorten(paths []string) string {
+// shortenList names the first of some files.
+func shortenList(paths []string) string {
 	const shown = 3
 	if len(paths) <= shown {
 		return strings.Join(paths, ", ")
@@ -246,7 +246,7 @@ func gatherDisks(_ context.Context, h *Host) []diskFacts {
 			i = len(all)
 			places[info.Dev] = i
 			all = append(all, readDisk(path))
-			all[i].prune = h.command("image prune")
+			all[i].prune = h.commandLine("image prune")
 		}
 		if !slices.Contains(all[i].uses, use) {
 			all[i].uses = append(all[i].uses, use)
@@ -291,12 +291,12 @@ const (
 func judgeDisks(all []diskFacts) []findings.Finding {
 	var found []findings.Finding
 	for _, f := range all {
-		found = append(found, f.judge())
+		found = append(found, f.judgeRoom())
 	}
 	return found
 }
 
-func (f diskFacts) judge() findings.Finding {
+func (f diskFacts) judgeRoom() findings.Finding {
 	text := fmt.Sprintf("%s free of %s at %s (%s)", bytesize.Format(f.free), bytesize.Format(f.total), f.path, strings.Join(f.uses, ", "))
 	const full = "A full disk pauses guests, and keeps etcd from storing anything."
 	switch {

@@ -37,16 +37,17 @@ type Settings struct {
 	WithoutController bool
 }
 
-// Host is what the checks look at.
+// Host is the host that the checks examine.
 type Host struct {
 	Settings
 
 	Layout datadir.Layout
-	// Version is that of this program.
+	// Version is the version of this program.
 	Version string
 	Clock   clock.WithTicker
-	// PID is that of the Drover that holds the data dir, 0 for none, and State what it, or
-	// else the last one, says of itself; nil if that is not known. The errors say why.
+	// PID is the process of the Drover that holds the data dir, 0 for none, and State its
+	// description of itself, or else the one of the last; nil if that is not known. The errors
+	// say why.
 	PID      int
 	PIDErr   error
 	State    *runstate.State
@@ -75,7 +76,7 @@ func readHost(layout datadir.Layout, version string, c clock.WithTicker) *Host {
 	if h.State != nil && h.PID != 0 && h.State.PID != h.PID {
 		h.State = nil // of the run before, whose successor is starting
 	}
-	h.Known, _ = engines.Known(layout.Engines()) // a check of its own reports the error
+	h.Known, _ = engines.Known(layout.Engines()) // another check reports the error
 	h.User = findUser(h.PID, string(layout))
 	return h
 }
@@ -83,8 +84,8 @@ func readHost(layout datadir.Layout, version string, c clock.WithTicker) *Host {
 // runs reports whether a Drover runs here.
 func (h *Host) runs() bool { return h.PID != 0 }
 
-// command returns a command line that acts on this data dir with the rights that it takes.
-func (h *Host) command(verb string) string {
+// commandLine returns a command line that acts on this data dir with the rights that it takes.
+func (h *Host) commandLine(verb string) string {
 	line, usual := "sudo drover "+verb, datadir.Default(func(string) string { return "" }, 0)
 	if h.User.isCaller() && !h.User.isRoot() {
 		line, usual = "drover "+verb, datadir.Default(os.Getenv, h.User.ID)
@@ -117,35 +118,35 @@ const slow = 25 * time.Second
 
 // table has all checks, in the order in which they are shown.
 var table = []check{
-	{group: groupHost, name: "kvm", within: slow, run: both(gatherKVM, judgeKVM)},
-	{group: groupHost, name: "cgroup", run: both(gatherCgroup, judgeCgroup)},
-	{group: groupHost, name: "confinement", within: slow, run: both(gatherConfinement, judgeConfinement)},
-	{group: groupHost, name: "inotify", cheap: true, run: both(gatherInotify, judgeInotify)},
-	{group: groupHost, name: "machine-user", cheap: true, run: both(gatherMachineUser, judgeMachineUser)},
-	{group: groupEngines, name: "qemu", within: slow, run: both(gatherQEMU, judgeQEMU)},
-	{group: groupEngines, name: "docker", within: 2 * findings.DefaultWithin, run: both(gatherDocker, judgeDocker)},
-	{group: groupInstallation, name: "data-dir", cheap: true, run: both(gatherDataDir, judgeDataDir)},
-	{group: groupInstallation, name: "files", within: 2 * findings.DefaultWithin, run: both(gatherFiles, judgeFiles)},
-	{group: groupInstallation, name: "disk", cheap: true, run: both(gatherDisks, judgeDisks)},
-	{group: groupInstallation, name: "store", cheap: true, run: both(gatherStore, judgeStore)},
-	{group: groupInstallation, name: "ports", run: both(gatherPorts, judgePorts)},
-	{group: groupInstallation, name: "served", within: 2 * findings.DefaultWithin, run: both(gatherServed, judgeServed)},
+	{group: groupHost, name: "kvm", within: slow, run: gatherAndJudge(gatherKVM, judgeKVM)},
+	{group: groupHost, name: "cgroup", run: gatherAndJudge(gatherCgroup, judgeCgroup)},
+	{group: groupHost, name: "confinement", within: slow, run: gatherAndJudge(gatherConfinement, judgeConfinement)},
+	{group: groupHost, name: "inotify", cheap: true, run: gatherAndJudge(gatherInotify, judgeInotify)},
+	{group: groupHost, name: "machine-user", cheap: true, run: gatherAndJudge(gatherMachineUser, judgeMachineUser)},
+	{group: groupEngines, name: "qemu", within: slow, run: gatherAndJudge(gatherQEMU, judgeQEMU)},
+	{group: groupEngines, name: "docker", within: 2 * findings.DefaultWithin, run: gatherAndJudge(gatherDocker, judgeDocker)},
+	{group: groupInstallation, name: "data-dir", cheap: true, run: gatherAndJudge(gatherDataDir, judgeDataDir)},
+	{group: groupInstallation, name: "files", within: 2 * findings.DefaultWithin, run: gatherAndJudge(gatherFiles, judgeFiles)},
+	{group: groupInstallation, name: "disk", cheap: true, run: gatherAndJudge(gatherDisks, judgeDisks)},
+	{group: groupInstallation, name: "store", cheap: true, run: gatherAndJudge(gatherStore, judgeStore)},
+	{group: groupInstallation, name: "ports", run: gatherAndJudge(gatherPorts, judgePorts)},
+	{group: groupInstallation, name: "served", within: 2 * findings.DefaultWithin, run: gatherAndJudge(gatherServed, judgeServed)},
 }
 
-// both returns a check of facts that are gathered and then judged.
-func both[F any](gather func(context.Context, *Host) F, judge func(F) []findings.Finding) func(context.Context, *Host) []findings.Finding {
+// gatherAndJudge returns a check of facts that are gathered and then judged.
+func gatherAndJudge[F any](gather func(context.Context, *Host) F, judge func(F) []findings.Finding) func(context.Context, *Host) []findings.Finding {
 	return func(ctx context.Context, h *Host) []findings.Finding { return judge(gather(ctx, h)) }
 }
 
 // Examine runs all checks.
 func (h *Host) Examine(ctx context.Context) []findings.Finding {
-	return findings.Run(ctx, h.checks(func(check) bool { return true }))
+	return findings.Run(ctx, h.selectChecks(func(check) bool { return true }))
 }
 
 // Warnings runs the cheap checks and returns what is not well.
 func (h *Host) Warnings(ctx context.Context) []findings.Finding {
 	var found []findings.Finding
-	for _, f := range findings.Run(ctx, h.checks(func(c check) bool { return c.cheap })) {
+	for _, f := range findings.Run(ctx, h.selectChecks(func(c check) bool { return c.cheap })) {
 		if f.Level == findings.LevelWarning || f.Level == findings.LevelError {
 			found = append(found, f)
 		}
@@ -153,7 +154,7 @@ func (h *Host) Warnings(ctx context.Context) []findings.Finding {
 	return found
 }
 
-func (h *Host) checks(wanted func(check) bool) []findings.Check {
+func (h *Host) selectChecks(wanted func(check) bool) []findings.Check {
 	var all []findings.Check
 	for _, c := range table {
 		if wanted(c) {
@@ -166,5 +167,5 @@ func (h *Host) checks(wanted func(check) bool) []findings.Check {
 	return all
 }
 
-// one returns a single finding as a list.
-func one(f findings.Finding) []findings.Finding { return []findings.Finding{f} }
+// oneFinding returns a single finding as a list.
+func oneFinding(f findings.Finding) []findings.Finding { return []findings.Finding{f} }

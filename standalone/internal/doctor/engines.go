@@ -50,8 +50,8 @@ func (h *Host) needOf(name string, otherAnswers func() bool) need {
 	return unneeded
 }
 
-// absent returns a finding about an engine that is missing: a note if nothing here needs it.
-func absent(n need, text, driverName string) findings.Finding {
+// absentEngine returns a finding about an engine that is missing: a note if nothing here needs it.
+func absentEngine(n need, text, driverName string) findings.Finding {
 	switch n {
 	case needed:
 		return findings.Error("%s", text).Means("The %s driver cannot run servers. Those that it has are unknown until then, and go on running.", driverName)
@@ -100,7 +100,7 @@ type qemuFacts struct {
 
 func gatherQEMU(ctx context.Context, h *Host) qemuFacts {
 	f := qemuFacts{name: h.QEMU.Binary, install: installCommand("qemu-system-x86", "qemu-system-x86")}
-	program, err := h.program(&launch.Users{})
+	program, err := h.machineProgram(&launch.Users{})
 	if err != nil {
 		f.refused, f.user, f.asUser = err, h.User, fmt.Sprintf("sudo --user %s drover doctor --data-dir %s", datadir.SudoUser(h.User.ID), printable.ShellWord(string(h.Layout)))
 		return f
@@ -117,17 +117,17 @@ func gatherQEMU(ctx context.Context, h *Host) qemuFacts {
 func judgeQEMU(f qemuFacts) []findings.Finding {
 	switch {
 	case f.refused != nil && f.user.isRoot():
-		return one(findings.Error("%v", f.refused).Means("Who can change it has all rights of root once Drover runs it.").
+		return oneFinding(findings.Error("%v", f.refused).Means("Who can change it has all rights of root once Drover runs it.").
 			FixedBy("name a QEMU by --qemu-binary that root alone can change"))
 	case f.refused != nil:
-		return one(findings.Note("%v", f.refused).Means("Whether machines run on it, and how they are confined, could not be checked.").
+		return oneFinding(findings.Note("%v", f.refused).Means("Whether machines run on it, and how they are confined, could not be checked.").
 			FixedBy("run the checks as user %s", f.user.Name).FixedByCommand("%s", f.asUser))
 	case f.missing != nil:
-		return one(absent(f.need, f.missing.Error(), qemu.Name).FixedBy("install QEMU %s or newer", machine.MinVersion).FixedByCommand("%s", f.install))
+		return oneFinding(absentEngine(f.need, f.missing.Error(), qemu.Name).FixedBy("install QEMU %s or newer", machine.MinVersion).FixedByCommand("%s", f.install))
 	case f.err != nil:
-		return one(absent(f.need, f.err.Error(), qemu.Name).FixedBy("install a newer QEMU, and name it by --qemu-binary"))
+		return oneFinding(absentEngine(f.need, f.err.Error(), qemu.Name).FixedBy("install a newer QEMU, and name it by --qemu-binary"))
 	}
-	return one(findings.OK("%s %s (%s or newer is needed)", filepath.Base(f.name), f.version, machine.MinVersion))
+	return oneFinding(findings.OK("%s %s (%s or newer is needed)", filepath.Base(f.name), f.version, machine.MinVersion))
 }
 
 // dockerFacts are about the Docker engine.
@@ -155,7 +155,7 @@ func (f dockerFacts) isUsable() bool { return f.err == nil && !errors.Is(f.acces
 
 // hasQEMU reports whether Drover can run QEMU. One that only its user may run counts.
 func hasQEMU(ctx context.Context, h *Host) bool {
-	program, err := h.program(&launch.Users{})
+	program, err := h.machineProgram(&launch.Users{})
 	return err != nil || program.Check(ctx) == nil
 }
 
@@ -170,7 +170,7 @@ func gatherDockerEngine(ctx context.Context, h *Host) dockerFacts {
 	f.address = e.Address()
 	f.versions, f.err = e.Versions(ctx)
 	if socket, err := url.Parse(f.address); err == nil && socket.Scheme == "unix" {
-		f.access = h.User.try(func() error { return connectSocket(socket.Path) })
+		f.access = h.User.tryAs(func() error { return connectSocket(socket.Path) })
 		f.isDenied = errors.Is(connectSocket(socket.Path), unix.EACCES)
 	}
 	return f
@@ -188,19 +188,19 @@ func connectSocket(path string) error {
 func judgeDocker(f dockerFacts) []findings.Finding {
 	switch {
 	case f.isDenied && errors.Is(f.access, errOtherUser):
-		return one(findings.Note("you may not use the engine at %s", f.address).Means("Whether user %s may is unknown.", f.user.Name))
+		return oneFinding(findings.Note("you may not use the engine at %s", f.address).Means("Whether user %s may is unknown.", f.user.Name))
 	case f.err != nil && errors.Is(f.access, unix.EACCES):
-		return one(absent(f.need, fmt.Sprintf("the engine at %s may not be used by user %s", f.address, f.user.Name), docker.Name).
+		return oneFinding(absentEngine(f.need, fmt.Sprintf("the engine at %s may not be used by user %s", f.address, f.user.Name), docker.Name).
 			FixedBy("add the user to group docker, which gives it all rights on this host, and start Drover again").
 			FixedByCommand("sudo usermod --append --groups docker %s", printable.ShellWord(f.user.Name)))
 	case f.err != nil:
-		return one(absent(f.need, f.err.Error(), docker.Name).FixedBy("install Docker or start it, or set DOCKER_HOST").FixedByCommand("%s", f.install))
+		return oneFinding(absentEngine(f.need, f.err.Error(), docker.Name).FixedBy("install Docker or start it, or set DOCKER_HOST").FixedByCommand("%s", f.install))
 	case errors.Is(f.access, unix.EACCES):
-		return one(absent(f.need, fmt.Sprintf("Docker Engine %s answers, and user %s may not use it", f.versions.Engine, f.user.Name), docker.Name).
+		return oneFinding(absentEngine(f.need, fmt.Sprintf("Docker Engine %s answers, and user %s may not use it", f.versions.Engine, f.user.Name), docker.Name).
 			FixedBy("add the user to group docker, which gives it all rights on this host, and start Drover again").
 			FixedByCommand("sudo usermod --append --groups docker %s", printable.ShellWord(f.user.Name)))
 	}
-	return one(findings.OK("Engine %s (API %s) at %s", f.versions.Engine, f.versions.API, strings.TrimPrefix(f.address, "unix://")))
+	return oneFinding(findings.OK("Engine %s (API %s) at %s", f.versions.Engine, f.versions.API, strings.TrimPrefix(f.address, "unix://")))
 }
 
 // ShortName returns the name of an engine with the beginning of its id.

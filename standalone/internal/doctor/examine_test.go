@@ -236,7 +236,7 @@ func TestUserOfDrover(t *testing.T) {
 	}
 	secret := filepath.Join(t.TempDir(), "secret")
 	assert.NoError(t, os.WriteFile(secret, nil, 0o600))
-	if err := got.try(func() error { _, err := os.ReadFile(secret); return err }); !errors.Is(err, fs.ErrPermission) {
+	if err := got.tryAs(func() error { _, err := os.ReadFile(secret); return err }); !errors.Is(err, fs.ErrPermission) {
 		t.Errorf("with the owner's rights: %v", err)
 	}
 }
@@ -245,11 +245,11 @@ func TestUserOfDrover(t *testing.T) {
 func TestCommandLines(t *testing.T) {
 	t.Parallel()
 	h := &Host{Layout: "/var/lib/drover", User: User{ID: os.Geteuid() + 1, Name: "other"}}
-	if got := h.command("doctor"); got != "sudo drover doctor" {
+	if got := h.commandLine("doctor"); got != "sudo drover doctor" {
 		t.Errorf("got %q", got)
 	}
 	h.Layout = "/my data/it's"
-	if got := h.command("image prune"); got != `sudo drover image prune --data-dir '/my data/it'\''s'` {
+	if got := h.commandLine("image prune"); got != `sudo drover image prune --data-dir '/my data/it'\''s'` {
 		t.Errorf("got %q", got)
 	}
 }

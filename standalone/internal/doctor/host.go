@@ -32,7 +32,7 @@ type kvmFacts struct {
 	user      User
 	device    error // why Drover, or a machine's user, may not open the device
 	group     string
-	processor string // the module that the processor needs; empty if it has no virtualisation
+	processor string // the module that the processor needs; empty without virtualisation
 	probed    bool
 	probe     error // why no guest ran
 }
@@ -44,8 +44,8 @@ func gatherKVM(ctx context.Context, h *Host) kvmFacts {
 		f.device = err
 		return f
 	}
-	f.device = h.User.try(func() error { return users.CheckDevice(launch.KVMDevice) })
-	program, err := h.program(users)
+	f.device = h.User.tryAs(func() error { return users.CheckDevice(launch.KVMDevice) })
+	program, err := h.machineProgram(users)
 	if f.device != nil || err != nil || !h.User.isCaller() {
 		return f
 	}
@@ -59,9 +59,9 @@ func gatherKVM(ctx context.Context, h *Host) kvmFacts {
 	return f
 }
 
-// program returns the QEMU that machines run on. Root runs none that another user could change,
+// machineProgram returns the QEMU that machines run on. Root runs none that another user could change,
 // even as that user.
-func (h *Host) program(users *launch.Users) (*machine.Program, error) {
+func (h *Host) machineProgram(users *launch.Users) (*machine.Program, error) {
 	name := h.QEMU.Binary
 	if path, err := exec.LookPath(name); err == nil && h.ByRoot {
 		if err := datadir.CheckRoots(path); err != nil {
@@ -115,28 +115,28 @@ func judgeKVM(f kvmFacts) []findings.Finding {
 	meaning := emulated
 	switch f.requested {
 	case machine.AccelTCG:
-		return one(findings.Note("machines are emulated, as --qemu-accel=tcg says"))
+		return oneFinding(findings.Note("machines are emulated, as --qemu-accel=tcg says"))
 	case machine.AccelKVM:
 		problem, meaning = findings.Error, "Machines do not start, since --qemu-accel=kvm allows no emulation."
 	}
 	switch {
 	case errors.Is(f.device, errOtherUser):
-		return one(findings.Note("%s: %v", launch.KVMDevice, f.device))
+		return oneFinding(findings.Note("%s: %v", launch.KVMDevice, f.device))
 	case errors.Is(f.device, fs.ErrNotExist) && f.processor != "":
-		return one(problem("there is no %s, though the processor could have one", launch.KVMDevice).Means("%s", meaning).
+		return oneFinding(problem("there is no %s, though the processor could have one", launch.KVMDevice).Means("%s", meaning).
 			FixedBy("load the kernel's module").FixedByCommand("sudo modprobe %s", f.processor))
 	case errors.Is(f.device, fs.ErrNotExist):
-		return one(problem("there is no %s, and the processor shows no virtualisation", launch.KVMDevice).Means("%s", meaning).
+		return oneFinding(problem("there is no %s, and the processor shows no virtualisation", launch.KVMDevice).Means("%s", meaning).
 			FixedBy("on hardware, turn on VT-x or AMD-V in the firmware; in a virtual machine, turn on nested virtualisation on its host"))
 	case f.device != nil:
-		return one(fixDevice(problem("%v", f.device).Means("%s", meaning), f))
+		return oneFinding(fixDevice(problem("%v", f.device).Means("%s", meaning), f))
 	case f.probed && f.probe != nil:
-		return one(problem("%s opens, and no guest runs under it: %v", launch.KVMDevice, f.probe).Means("%s", meaning).
+		return oneFinding(problem("%s opens, and no guest runs under it: %v", launch.KVMDevice, f.probe).Means("%s", meaning).
 			FixedBy("in a virtual machine, its host may not support nested virtualisation well"))
 	case f.probed:
-		return one(findings.OK("a guest ran under %s", launch.KVMDevice))
+		return oneFinding(findings.OK("a guest ran under %s", launch.KVMDevice))
 	}
-	return one(findings.OK("%s opens as user %s", launch.KVMDevice, f.user.Name))
+	return oneFinding(findings.OK("%s opens as user %s", launch.KVMDevice, f.user.Name))
 }
 
 // fixDevice adds the command that lets Drover or its machines use the device.
@@ -167,7 +167,7 @@ func gatherCgroup(_ context.Context, h *Host) cgroupFacts {
 		f.folder, f.err = cgroup.Find()
 	}
 	if f.err == nil {
-		f.err = h.User.try(f.folder.Check)
+		f.err = h.User.tryAs(f.folder.Check)
 	}
 	return f
 }
@@ -183,13 +183,13 @@ func judgeCgroup(f cgroupFacts) []findings.Finding {
 	}
 	switch {
 	case errors.Is(f.err, errOtherUser):
-		return one(findings.Note("%v", f.err))
+		return oneFinding(findings.Note("%v", f.err))
 	case f.err != nil:
-		return one(findings.Note("control groups (version %d) %s cannot be divided: %v", version, of, f.err).
+		return oneFinding(findings.Note("control groups (version %d) %s cannot be divided: %v", version, of, f.err).
 			Means("A machine with a fraction of a CPU gets whole CPUs, and its status says so. Containers are not affected.").
 			FixedBy("run Drover as the service of config/systemd, which has Delegate=cpu, with systemd 254 or newer"))
 	}
-	return one(findings.OK("version %d; the group %s can be divided: %s", version, of, f.folder.Path))
+	return oneFinding(findings.OK("version %d; the group %s can be divided: %s", version, of, f.folder.Path))
 }
 
 // confinementFacts are about what confines machines.
@@ -208,7 +208,7 @@ func gatherConfinement(ctx context.Context, h *Host) confinementFacts {
 		users = &launch.Users{} // another check says so
 	}
 	f.exposures = users.FindExposuresOf(h.User.ID, h.User.allGroups(), h.QEMU.Dir)
-	program, err := h.program(users)
+	program, err := h.machineProgram(users)
 	if err == nil {
 		_, err = program.Version(ctx)
 	}

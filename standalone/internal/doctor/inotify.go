@@ -30,21 +30,21 @@ func gatherInotify(_ context.Context, h *Host) inotifyFacts {
 	if h.runs() {
 		f.count = instancesOfRun
 	}
-	f.err = h.User.try(func() error { return inotify.Check(f.count, "/") })
+	f.err = h.User.tryAs(func() error { return inotify.Check(f.count, "/") })
 	return f
 }
 
 func judgeInotify(f inotifyFacts) []findings.Finding {
 	if errors.Is(f.err, errOtherUser) {
-		return one(findings.Note("whether files can be watched: %v", f.err))
+		return oneFinding(findings.Note("whether files can be watched: %v", f.err))
 	}
 	if f.err == nil {
-		return one(findings.OK("user %s can watch files", f.user.Name))
+		return oneFinding(findings.OK("user %s can watch files", f.user.Name))
 	}
 	found := findings.Error("user %s cannot watch %d folders more: %v", f.user.Name, f.count, f.err).
 		Means("Drivers qemu and fake are unavailable, and renewed certificates are read late. Other programs of the user take what the host allows.")
 	if limit, ok := errors.AsType[*inotify.LimitError](f.err); ok {
-		return one(found.FixedBy("raise the limit, also for the next boot: write %q into /etc/sysctl.d/60-drover.conf", limit.Line).FixedByCommand("%s", limit.Command))
+		return oneFinding(found.FixedBy("raise the limit, also for the next boot: write %q into /etc/sysctl.d/60-drover.conf", limit.Line).FixedByCommand("%s", limit.Command))
 	}
-	return one(found.FixedBy("let the user have more open files"))
+	return oneFinding(found.FixedBy("let the user have more open files"))
 }

@@ -24,7 +24,7 @@ import (
 	"cloudnative.tw/drover/standalone/internal/storequota"
 )
 
-// judged is what a check finds from some facts, and what it has to say.
+// judged has the finding of a check about some facts, and the texts that it must contain.
 type judged struct {
 	found []findings.Finding
 	level findings.Level // the worst; "" for no finding
@@ -147,7 +147,7 @@ func TestJudgeHost(t *testing.T) {
 		"confinement: does not run":         {judgeConfinement(confinementFacts{filters: true, landlock: errors.New("it is not an ELF program")}), warning, []string{"not an ELF program"}},
 		"confinement: no filter":            {judgeConfinement(confinementFacts{abi: 9}), warning, []string{"not filtered"}},
 		"confinement: exposed":              {judgeConfinement(confinementFacts{abi: 9, filters: true, exposures: []string{"other users can look into /m: mode 0700 keeps them out"}}), warning, []string{"mode 0700"}},
-		"machine-user: there":               {judgeMachineUser(machineUserFacts{user: root, name: "drover-qemu", ids: "1-9"}), ok, []string{"drover-qemu", "of its own"}},
+		"machine-user: there":               {judgeMachineUser(machineUserFacts{user: root, name: "drover-qemu", ids: "1-9"}), ok, []string{"drover-qemu", "separate"}},
 		"machine-user: one for all":         {judgeMachineUser(machineUserFacts{user: root, name: "drover-qemu"}), ok, []string{"all machines"}},
 		"machine-user: missing":             {judgeMachineUser(machineUserFacts{user: root, name: "drover-qemu", err: errors.New("no user")}), warning, []string{"useradd", " drover-qemu"}},
 		"machine-user: Drover's":            {judgeMachineUser(machineUserFacts{user: plain}), note, []string{"drover"}},
@@ -212,7 +212,7 @@ func TestJudgeInstallation(t *testing.T) {
 		"data-dir: none yet":                {judgeDataDir(at(dataDirFacts{missing: true})), note, []string{"no /data yet"}},
 		"data-dir: not to be made":          {judgeDataDir(at(dataDirFacts{missing: true, access: denied})), mistaken, []string{"cannot make it", "--data-dir"}},
 		"data-dir: another's":               {judgeDataDir(at(dataDirFacts{mode: 0o700, access: errOtherUser})), ok, nil},
-		"data-dir: foreign":                 {judgeDataDir(at(dataDirFacts{foreign: errors.New("/data is not empty and is no Drover data dir")})), mistaken, []string{"no Drover data dir"}},
+		"data-dir: foreign":                 {judgeDataDir(at(dataDirFacts{foreign: errors.New("/data is not empty and not a Drover data dir")})), mistaken, []string{"not a Drover data dir"}},
 		"data-dir: not to be read":          {judgeDataDir(at(dataDirFacts{foreign: fs.ErrPermission})), note, []string{"sudo drover doctor"}},
 		"data-dir: read-only":               {judgeDataDir(at(dataDirFacts{mode: 0o700, access: &fs.PathError{Err: syscall.EROFS}})), mistaken, []string{"dmesg"}},
 		"data-dir: not writable":            {judgeDataDir(at(dataDirFacts{mode: 0o700, access: denied})), mistaken, []string{"chown drover /data"}},
@@ -251,7 +251,7 @@ func TestJudgePorts(t *testing.T) {
 	wantJudged(t, map[string]judged{
 		"free":                  {judge(portFacts{}), ok, []string{"port 6443 on 127.0.0.1 (--port) is free"}},
 		"taken":                 {judge(portFacts{taken: true, by: 7, name: "nginx"}), mistaken, []string{"nginx (process 7)", "drover up --port 0"}},
-		"taken by whom":         {judge(portFacts{taken: true}), mistaken, []string{"another program"}},
+		"in use by another":     {judge(portFacts{taken: true}), mistaken, []string{"another program"}},
 		"taken at first":        {judge(portFacts{taken: true, first: true}), note, []string{"another port"}},
 		"metrics taken":         {judge(portFacts{flag: "--metrics-bind-address", taken: true}), mistaken, []string{"--metrics-bind-address"}},
 		"Drover's":              {judge(portFacts{runs: true, ready: true, taken: true, by: 42}), ok, []string{"is Drover's"}},

@@ -52,9 +52,9 @@ func gatherPorts(ctx context.Context, h *Host) portsFacts {
 	}
 	_, notReady := os.Stat(h.Layout.Ready())
 	for _, p := range h.expectedPorts() {
-		p.runs, p.ready, p.pid, p.move = h.runs(), notReady == nil, h.PID, h.command("up --port 0")
+		p.runs, p.ready, p.pid, p.move = h.runs(), notReady == nil, h.PID, h.commandLine("up --port 0")
 		for _, l := range listeners {
-			if l.covers(p) {
+			if l.coversPort(p) {
 				p.taken = true
 				p.by, p.name = findSocketOwner(ctx, l.inode)
 			}
@@ -94,9 +94,9 @@ type listener struct {
 	inode uint64
 }
 
-// covers reports whether a listener takes connections to an address, or keeps another from
+// coversPort reports whether a listener takes connections to an address, or keeps another from
 // listening there.
-func (l listener) covers(p portFacts) bool {
+func (l listener) coversPort(p portFacts) bool {
 	wanted := net.ParseIP(p.address)
 	return l.port == p.port && (l.ip.IsUnspecified() || wanted == nil || wanted.IsUnspecified() || l.ip.Equal(wanted))
 }
@@ -108,7 +108,7 @@ func findListeners() ([]listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	sockets, err := kernel.NetTCP() //nolint:staticcheck // The package that it points to has no list of sockets with inodes.
+	sockets, err := kernel.NetTCP() //nolint:staticcheck // The package that it points to does not list sockets with inodes.
 	if err != nil {
 		return nil, err
 	}
@@ -145,21 +145,21 @@ func findSocketOwner(ctx context.Context, inode uint64) (pid int, name string) {
 
 func judgePorts(f portsFacts) []findings.Finding {
 	if f.err != nil {
-		return one(findings.Note("%v", f.err).Means("Whether the ports are free is unknown."))
+		return oneFinding(findings.Note("%v", f.err).Means("Whether the ports are free is unknown."))
 	}
 	var all []findings.Finding
 	for _, p := range f.ports {
-		all = append(all, p.judge())
+		all = append(all, p.judgePort())
 	}
 	return all
 }
 
-func (p portFacts) judge() findings.Finding {
+func (p portFacts) judgePort() findings.Finding {
 	where := fmt.Sprintf("port %d on %s (%s)", p.port, p.address, p.flag)
 	isOther := p.taken && p.by != 0 && p.by != p.pid
 	switch {
 	case p.runs && isOther:
-		return findings.Error("%s is another program's: %s", where, p.owner()).Means("Clients of Drover reach that one instead.").FixedBy("stop it, then start Drover again")
+		return findings.Error("%s is another program's: %s", where, p.ownerText()).Means("Clients of Drover reach that one instead.").FixedBy("stop it, then start Drover again")
 	case p.runs && p.taken:
 		return findings.OK("%s is Drover's", where)
 	case p.runs && p.ready:
@@ -167,17 +167,17 @@ func (p portFacts) judge() findings.Finding {
 	case p.runs:
 		return findings.Note("no program listens on %s yet", where)
 	case p.taken && p.first:
-		return findings.Note("%s is in use by %s", where, p.owner()).Means("The first start takes another port, and keeps it.")
+		return findings.Note("%s is in use by %s", where, p.ownerText()).Means("The first start takes another port, and keeps it.")
 	case p.taken && p.flag == "--port":
-		return findings.Error("%s is in use by %s", where, p.owner()).Means("drover up does not start: it keeps its port, which kubeconfigs name.").
+		return findings.Error("%s is in use by %s", where, p.ownerText()).Means("drover up does not start: it keeps its port, which kubeconfigs name.").
 			FixedBy("stop the other program, or take another port once").FixedByCommand("%s", p.move)
 	case p.taken:
-		return findings.Error("%s is in use by %s", where, p.owner()).Means("drover up does not start.").FixedBy("stop the other program, or give another address with %s", p.flag)
+		return findings.Error("%s is in use by %s", where, p.ownerText()).Means("drover up does not start.").FixedBy("stop the other program, or give another address with %s", p.flag)
 	}
 	return findings.OK("%s is free", where)
 }
 
-func (p portFacts) owner() string {
+func (p portFacts) ownerText() string {
 	if p.by == 0 {
 		return "another program"
 	}

@@ -120,7 +120,7 @@ func (f *servedFacts) findDead(ctx context.Context, all []webhook) {
 	found := make([]error, len(all))
 	var connecting sync.WaitGroup
 	for i, w := range all {
-		connecting.Go(func() { found[i] = w.connect(ctx) })
+		connecting.Go(func() { found[i] = w.connectOnce(ctx) })
 	}
 	connecting.Wait()
 	for i, w := range all {
@@ -168,8 +168,8 @@ func matchesAny(patterns []string, name string) bool {
 // connectTimeout bounds the connection to a webhook.
 const connectTimeout = 2 * time.Second
 
-// connect returns why a webhook does not answer.
-func (w *webhook) connect(ctx context.Context) error {
+// connectOnce returns why a webhook does not answer.
+func (w *webhook) connectOnce(ctx context.Context) error {
 	switch {
 	case w.client.Service != nil:
 		return fmt.Errorf("no Service answers here, and it is at %s/%s", w.client.Service.Namespace, w.client.Service.Name)
@@ -193,7 +193,7 @@ func judgeServed(f servedFacts) []findings.Finding {
 	case f.stopped:
 		return nil
 	case f.err != nil:
-		return one(findings.Warning("the API could not be asked for what it serves: %v", f.err).
+		return oneFinding(findings.Warning("the API could not be asked for its resources: %v", f.err).
 			Means("Whether it serves VirtualMachines, and which webhooks it waits for, is unknown. drover status says whether it is ready."))
 	}
 	found := judgeCRD(f.crd)
@@ -203,22 +203,22 @@ func judgeServed(f servedFacts) []findings.Finding {
 	if len(found) > 0 {
 		return found
 	}
-	return one(findings.OK("the API serves VirtualMachines; webhooks that are asked about them: %d", f.asked))
+	return oneFinding(findings.OK("the API serves VirtualMachines; webhooks that are asked about them: %d", f.asked))
 }
 
 func judgeCRD(crd *apiextensionsv1.CustomResourceDefinition) []findings.Finding {
 	const meaning = "Somebody has deleted it, and with it all VirtualMachines. No server is started, and kubectl vm finds none."
 	switch {
 	case crd == nil:
-		return one(findings.Error("the API has no CustomResourceDefinition %s", crdName).Means(meaning).
+		return oneFinding(findings.Error("the API lacks the CustomResourceDefinition %s", crdName).Means(meaning).
 			FixedBy("start drover up again, which installs it, and apply your manifests"))
 	case crd.DeletionTimestamp != nil:
-		return one(findings.Error("CustomResourceDefinition %s is being deleted", crdName).Means("%s It goes once Drover has removed all servers.", meaning).
+		return oneFinding(findings.Error("CustomResourceDefinition %s is being deleted", crdName).Means("%s It goes once Drover has removed all servers.", meaning).
 			FixedBy("wait until it is gone, start drover up again, which installs it, and apply your manifests"))
 	}
 	for _, c := range crd.Status.Conditions {
 		if c.Type == apiextensionsv1.Established && c.Status != apiextensionsv1.ConditionTrue {
-			return one(findings.Error("CustomResourceDefinition %s is not served: %s", crdName, c.Message).Means("No server is started, and kubectl vm finds none.").
+			return oneFinding(findings.Error("CustomResourceDefinition %s is not served: %s", crdName, c.Message).Means("No server is started, and kubectl vm finds none.").
 				FixedBy("remove what the message names, and start drover up again"))
 		}
 	}

@@ -44,7 +44,7 @@ func gatherStore(ctx context.Context, h *Host) storeFacts {
 	if !h.runs() {
 		return storeFacts{skipped: true}
 	}
-	f := storeFacts{kubectl: h.command("kubectl")}
+	f := storeFacts{kubectl: h.commandLine("kubectl")}
 	config, err := h.ClientConfig()
 	if err != nil {
 		f.err = err
@@ -67,22 +67,22 @@ func judgeStore(f storeFacts) []findings.Finding {
 		return nil
 	}
 	if f.err != nil {
-		return one(findings.Note("the API does not say what it stores: %v", f.err).Means("Whether there is room for more objects is unknown."))
+		return oneFinding(findings.Note("the API does not say what it stores: %v", f.err).Means("Whether there is room for more objects is unknown."))
 	}
 	u := f.usage
 	text := fmt.Sprintf("objects use %s of the %s that --store-quota allows; etcd's file has %s, of which %s are in use, and may grow to %s",
 		bytesize.Format(u.Objects), bytesize.Format(u.Quota), bytesize.Format(u.File), bytesize.Format(u.InUse), bytesize.Format(u.FileLimit))
 	switch {
 	case u.IsFull:
-		return one(f.fix(findings.Error("%s: the file is full", text).Means("Nothing can be stored or changed. Deletions work, and Drover makes their room usable within seconds.")))
+		return oneFinding(f.addRemedy(findings.Error("%s: the file is full", text).Means("Nothing can be stored or changed. Deletions work, and Drover makes their room usable within seconds.")))
 	case u.Objects >= u.Quota/100*warnPercent:
-		return one(f.fix(findings.Warning("%s", text).Means("Above %d %%, a namespace that has more than its share can store little more. The largest: %s.", storequota.CrowdedPercent, largestOf(u))))
+		return oneFinding(f.addRemedy(findings.Warning("%s", text).Means("Above %d %%, a namespace that has more than its share can store little more. The largest: %s.", storequota.CrowdedPercent, largestOf(u))))
 	}
-	return one(findings.OK("%s", text))
+	return oneFinding(findings.OK("%s", text))
 }
 
-// fix adds the commands that show and delete what the largest namespace has.
-func (f storeFacts) fix(problem findings.Finding) findings.Finding {
+// addRemedy adds the commands that show and delete what the largest namespace has.
+func (f storeFacts) addRemedy(problem findings.Finding) findings.Finding {
 	problem = problem.FixedBy("delete objects that are not needed, or start Drover with a larger --store-quota, which needs more memory")
 	for _, n := range f.usage.Largest {
 		if n.Name != "" {

@@ -35,16 +35,16 @@ type User struct {
 // the caller.
 func findUser(pid int, dir string) User {
 	if u, err := userOfProcess(pid); err == nil {
-		return u.named()
+		return u.withName()
 	}
 	var info syscall.Stat_t
 	if err := syscall.Stat(dir, &info); err == nil {
 		u := User{ID: int(info.Uid), GroupID: int(info.Gid), By: "owns " + dir}
 		if u.ID == os.Geteuid() {
 			u.Groups, _ = os.Getgroups()
-			return u.named()
+			return u.withName()
 		}
-		u = u.named()
+		u = u.withName()
 		u.Groups = groupsOf(u.Name)
 		return u
 	}
@@ -54,7 +54,7 @@ func findUser(pid int, dir string) User {
 func callingUser() User {
 	u := User{ID: os.Geteuid(), GroupID: os.Getegid(), By: "runs this command"}
 	u.Groups, _ = os.Getgroups()
-	return u.named()
+	return u.withName()
 }
 
 // userOfProcess reads the effective user and the groups of a process.
@@ -92,7 +92,7 @@ func parseIDs(text string) []int {
 	return ids
 }
 
-func (u User) named() User {
+func (u User) withName() User {
 	u.Name = datadir.UserName(u.ID)
 	return u
 }
@@ -120,8 +120,8 @@ func (u User) allGroups() []int { return append([]int{u.GroupID}, u.Groups...) }
 // errOtherUser means that something can only be found out as another user.
 var errOtherUser = errors.New("it can only be found out as root or as the user that Drover has")
 
-// try calls f with the user's rights.
-func (u User) try(f func() error) error {
+// tryAs calls f with the user's rights.
+func (u User) tryAs(f func() error) error {
 	switch {
 	case u.isCaller():
 		return f()
@@ -136,7 +136,7 @@ func (u User) try(f func() error) error {
 }
 
 // machineUsers returns the users that machines are started as: others than a Drover that is
-// root, and else Drover's own.
+// root, and else the user of Drover.
 func (h *Host) machineUsers() (*launch.Users, error) {
 	if !h.User.isRoot() {
 		return launch.NewUsers("", "")
@@ -164,14 +164,14 @@ func gatherMachineUser(_ context.Context, h *Host) machineUserFacts {
 func judgeMachineUser(f machineUserFacts) []findings.Finding {
 	switch {
 	case f.err != nil:
-		return one(findings.Warning("%v", f.err).
+		return oneFinding(findings.Warning("%v", f.err).
 			Means("The qemu driver starts no machine while Drover is root and has no other user for them. Docker is not affected.").
 			FixedByCommand("sudo useradd --system --no-create-home --shell /usr/sbin/nologin %s", printable.ShellWord(f.name)))
 	case f.user.isRoot() && f.ids == "":
-		return one(findings.OK("all machines run as user %s", f.name))
+		return oneFinding(findings.OK("all machines run as user %s", f.name))
 	case f.user.isRoot():
-		return one(findings.OK("machines run in the group of %s, each with a user ID of its own", f.name))
+		return oneFinding(findings.OK("machines run in the group of %s, each with a separate user ID", f.name))
 	}
-	return one(findings.Note("machines run as Drover's own user, %s", f.user.Name).
-		Means("A guest that breaks out of QEMU is held by Landlock and the filter of system calls alone. Only a Drover that is root can give each machine a user of its own: docs/confinement.md, Users."))
+	return oneFinding(findings.Note("machines run as the user of Drover, %s", f.user.Name).
+		Means("A guest that breaks out of QEMU is held by Landlock and the filter of system calls alone. Only a Drover that is root can give each machine a separate user: docs/confinement.md, Users."))
 }

@@ -24,17 +24,17 @@ var output sink
 
 func init() {
 	if err := zap.RegisterSink(scheme, func(*url.URL) (zap.Sink, error) { return &output, nil }); err != nil {
-		panic(err) // the scheme is a constant, so this is no error of a user
+		panic(err) // the scheme is a constant, so a user cannot cause this error
 	}
 	logutil.DefaultZapLoggerConfig.OutputPaths = []string{scheme + ":"}
 	logutil.DefaultZapLoggerConfig.ErrorOutputPaths = []string{scheme + ":"}
 }
 
 // SetOutput has the lines written to a log. Those before are dropped.
-func SetOutput(to io.Writer) {
+func SetOutput(writer io.Writer) {
 	output.mu.Lock()
 	defer output.mu.Unlock()
-	output.to = to
+	output.to = writer
 }
 
 // sink implements zap.Sink.

@@ -20,10 +20,10 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// logEnv names the log of TestClient, which runs in a process of its own.
+// logEnv names the log of TestClient, which runs in a separate process.
 const logEnv = "DROVER_TEST_ETCD_LOG"
 
-// TestClient asks a server that is no etcd. Package etcdlog itself must not import the client, which
+// TestClient asks a server that is not an etcd. Package etcdlog itself must not import the client, which
 // would then be initialised first.
 func TestClient(t *testing.T) {
 	path := os.Getenv(logEnv)

@@ -118,7 +118,7 @@ func TestForRoot(t *testing.T) {
 "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"%s}}], "users": [{"name": "u", "user": {%s}}]}`, strings.TrimSuffix(", "+c.cluster, ", "), c.user)
 			assert.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 			if got, err := ForRoot(path); err != nil || got != path {
-				t.Errorf("root's own: %q, %v", got, err)
+				t.Errorf("the kubeconfig of root: %q, %v", got, err)
 			}
 			assert.NoError(t, os.Lchown(path, int(user.Uid), int(user.Gid)))
 			got, err := ForRoot(path)
@@ -162,7 +162,7 @@ func TestForRootRefusesLinks(t *testing.T) {
 	}
 }
 
-// TestBypassProxy checks that the API server is added to what the user connects to directly, once.
+// TestBypassProxy checks that the API server is added once to the hosts that the user connects to directly.
 func TestBypassProxy(t *testing.T) {
 	for name, c := range map[string]struct{ upper, lower, address, want string }{
 		"nothing yet":        {"", "", "https://192.0.2.1:6443", "192.0.2.1:6443"},
@@ -181,5 +181,5 @@ func TestBypassProxy(t *testing.T) {
 			}
 		})
 	}
-	assert.ErrorSays(t, "of no address", BypassProxy("here"), `"here" of the API server has no host`)
+	assert.ErrorSays(t, "of no address", BypassProxy("here"), `"here" of the API server does not name a host`)
 }

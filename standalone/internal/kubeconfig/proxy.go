@@ -23,7 +23,7 @@ func BypassProxy(server string) error {
 		return err
 	}
 	if u.Host == "" {
-		return fmt.Errorf("the address %q of the API server has no host", server)
+		return fmt.Errorf("the address %q of the API server does not name a host", server)
 	}
 	direct := cmp.Or(os.Getenv("NO_PROXY"), os.Getenv("no_proxy")) // in the order of net/http
 	hosts := strings.FieldsFunc(direct, func(r rune) bool { return r == ',' })

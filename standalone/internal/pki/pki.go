@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pki makes and renews the certificates of one Drover installation: its own
+// Package pki makes and renews the certificates of one Drover installation: its
 // CA, the certificate that kube-apiserver presents, one client certificate for each
 // user, and the key that signs service-account tokens.
 //
@@ -78,7 +78,7 @@ func (s *Store) Admin() string { return filepath.Join(s.Dir, adminFile) }
 // ControllerManager is the certificate and key of kube-controller-manager.
 func (s *Store) ControllerManager() string { return filepath.Join(s.Dir, controllerManagerFile) }
 
-// Controller is the certificate and key of Drover's own controller.
+// Controller is the certificate and key of the controller of Drover.
 func (s *Store) Controller() string { return filepath.Join(s.Dir, controllerFile) }
 
 // ServiceAccountKey signs and checks service-account tokens.

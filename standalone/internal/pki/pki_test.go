@@ -39,9 +39,9 @@ func newStore(t *testing.T) (*Store, *clocktesting.FakeClock) {
 }
 
 // hostsWith returns a host's names and addresses, with further ones.
-func hostsWith(others ...string) func() []string {
+func hostsWith(names ...string) func() []string {
 	return func() []string {
-		return append(Hosts(net.IPv4(127, 0, 0, 1), net.IPv4(10, 0, 0, 1), "host", nil), others...)
+		return append(Hosts(net.IPv4(127, 0, 0, 1), net.IPv4(10, 0, 0, 1), "host", nil), names...)
 	}
 }
 
@@ -378,7 +378,7 @@ func startRenewal(t *testing.T, s *Store) (looks <-chan []string, ended <-chan e
 }
 
 // step moves the clock once RenewPeriodically waits for it.
-func step(t *testing.T, clock *clocktesting.FakeClock, by time.Duration) {
+func step(t *testing.T, clock *clocktesting.FakeClock, duration time.Duration) {
 	t.Helper()
 	assert.Eventually(t, "RenewPeriodically waits", func(testing.TB) error {
 		if !clock.HasWaiters() {
@@ -386,7 +386,7 @@ func step(t *testing.T, clock *clocktesting.FakeClock, by time.Duration) {
 		}
 		return nil
 	})
-	clock.Step(by)
+	clock.Step(duration)
 }
 
 func TestRenewPeriodically(t *testing.T) {

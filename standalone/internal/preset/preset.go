@@ -42,7 +42,7 @@ const (
 	applyTimeout = 20 * time.Second
 )
 
-// resources are those of the kinds in manifests.
+// resources has the resource of each kind in manifests.
 var resources = map[string]schema.GroupVersionResource{
 	"ClusterRole":                      {Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterroles"},
 	"ValidatingAdmissionPolicy":        {Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingadmissionpolicies"},
@@ -76,7 +76,7 @@ func NewSet(client dynamic.Interface, allAPIs bool) (*Set, error) {
 // Apply creates or restores the objects. It writes nothing if they are as they should be.
 func (s *Set) Apply(ctx context.Context) error {
 	for _, object := range s.wanted {
-		if err := s.restore(ctx, object); err != nil {
+		if err := s.restorePolicy(ctx, object); err != nil {
 			return fmt.Errorf("restore %s %s: %w", object.GetKind(), object.GetName(), err)
 		}
 	}
@@ -89,10 +89,10 @@ func (s *Set) Apply(ctx context.Context) error {
 	return nil
 }
 
-// restore creates or replaces an object. A server-side apply would keep what others have added,
+// restorePolicy creates or replaces an object. A server-side apply would keep what others have added,
 // such as a condition that switches a policy off. kube-apiserver writes nothing if an update
 // changes nothing.
-func (s *Set) restore(ctx context.Context, wanted *unstructured.Unstructured) error {
+func (s *Set) restorePolicy(ctx context.Context, wanted *unstructured.Unstructured) error {
 	objects := s.client.Resource(resources[wanted.GetKind()])
 	found, err := objects.Get(ctx, wanted.GetName(), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

@@ -82,7 +82,7 @@ func newSet(t *testing.T, s *server, allAPIs bool) *Set {
 	return set
 }
 
-// TestApply checks that a start with all APIs, whose objects may be for tests of what a cluster does, removes the
+// TestApply checks that a start with all APIs, whose objects may be for tests of a cluster's behaviour, removes the
 // policies of a start without.
 func TestApply(t *testing.T) {
 	t.Parallel()

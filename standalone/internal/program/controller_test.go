@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// TestOutputs checks that all that commands print goes by one function to the terminal.
+// TestOutputs checks that all output of commands goes through one function to the terminal.
 func TestOutputs(t *testing.T) {
 	t.Parallel()
 	all := []*cobra.Command{Program{}.newRootCommand()}
@@ -32,13 +32,13 @@ func TestOutputs(t *testing.T) {
 	}
 }
 
-// TestNoImagesFromTheDataDir checks that the drivers know the program's own folders.
+// TestNoImagesFromTheDataDir checks that the drivers know the folders of the program.
 func TestNoImagesFromTheDataDir(t *testing.T) {
 	t.Parallel()
 	o := newUpOptions()
 	o.UseDataDir("/data")
 	if own := o.Controller.OwnDirs; !slices.Equal(own, []string{"/data"}) {
-		t.Errorf("its own folders are %q", own)
+		t.Errorf("the folders of the program are %q", own)
 	}
 }
 

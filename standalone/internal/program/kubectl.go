@@ -37,7 +37,7 @@ func newKubectlCommand() *cobra.Command {
 	}
 }
 
-// runKubectl does what kubectl's own main does. If kubectl fails, the process ends
+// runKubectl does the same as the main function of kubectl. If kubectl fails, the process ends
 // with kubectl's exit code.
 func runKubectl(args []string) {
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}

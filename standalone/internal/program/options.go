@@ -55,7 +55,7 @@ stops, and the next start takes them over. Each flag can also be given as an
 environment variable DROVER_<FLAG>, for example DROVER_VM_DRIVER.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.complete(cmd); err != nil {
+			if err := o.completeFlags(cmd); err != nil {
 				return err
 			}
 			return p.Up(cmd.Context(), o, cmd.Flags())
@@ -77,7 +77,7 @@ func (o *UpOptions) addFlags(f *pflag.FlagSet) {
 	addDataDirFlag(f, &o.DataDir)
 	f.StringVar(&o.BindAddress, "bind-address", "127.0.0.1", "IP address that the API is served on")
 	f.IntVar(&o.Port, "port", 0, "port that the API is served on, this one or an error; 0 prefers that of the last start and else takes a free one (first start: 6443 if free)")
-	f.BoolVar(&o.WithoutController, "without-controller", false, "run only the API, for tests or for a controller of your own")
+	f.BoolVar(&o.WithoutController, "without-controller", false, "run only the API, for tests or for another controller")
 	f.IntVarP(&o.Verbosity, "verbosity", "v", 0, "verbosity of the log in DIR/logs")
 	f.StringVar(&o.storeQuota, "store-quota", "", "size that all objects of the API together may have, such as 512Mi; empty means a 32nd of the host's memory, from 64Mi to 1Gi")
 	f.BoolVar(&o.UnsafeNoFsync, "unsafe-no-fsync", false, "do not wait for the disk: for tests only, a crash of the host loses data")
@@ -89,8 +89,8 @@ func (o *UpOptions) addFlags(f *pflag.FlagSet) {
 	f.Lookup("fake-dir").Usage = "fake: folder with one file per server, shared by all controllers that use it (default DIR/drivers/fake)"
 }
 
-// complete checks the flags before anything is started.
-func (o *UpOptions) complete(cmd *cobra.Command) error {
+// completeFlags checks the flags before anything is started.
+func (o *UpOptions) completeFlags(cmd *cobra.Command) error {
 	if err := app.SetFromEnv(cmd.Flags()); err != nil {
 		return err
 	}
@@ -148,7 +148,7 @@ func settingsOf(h *doctor.Host) (doctor.Settings, error) {
 			return doctor.Settings{}, err
 		}
 	}
-	return up.settings(h.Layout)
+	return up.settingsOf(h.Layout)
 }
 
 // bypassProxy has requests to the API of a data dir use no proxy, if there is an API yet.
@@ -158,7 +158,7 @@ func bypassProxy(dir datadir.Layout) {
 	}
 }
 
-func (o *UpOptions) settings(dir datadir.Layout) (s doctor.Settings, err error) {
+func (o *UpOptions) settingsOf(dir datadir.Layout) (s doctor.Settings, err error) {
 	s = doctor.Settings{
 		BindAddress: o.BindAddress, Port: o.Port, VMDriver: o.Controller.VMDriver, WithoutController: o.WithoutController,
 		Addresses: map[string]string{
@@ -166,14 +166,14 @@ func (o *UpOptions) settings(dir datadir.Layout) (s doctor.Settings, err error) 
 			"--pprof-bind-address": o.Controller.PprofAddress,
 		},
 	}
-	if machines, is := o.Controller.Drivers[qemu.Name].(*qemu.Options); is {
+	if machines, ok := o.Controller.Drivers[qemu.Name].(*qemu.Options); ok {
 		s.QEMU = *machines
 	}
 	s.QEMU.Dir, err = filepath.Abs(cmp.Or(s.QEMU.Dir, filepath.Join(dir.Drivers(), qemu.Name)))
 	return s, err
 }
 
-// leaseHolder is the name under which every drover up holds the Lease of its own API.
+// leaseHolder is the name under which every drover up holds the Lease of the API that it runs.
 // Neither a pod nor a host can have that name.
 const leaseHolder = "drover_up"
 

@@ -36,7 +36,7 @@ func TestRunCommand(t *testing.T) {
 		t.Skip("newCommand runs this")
 	}
 	defer func() { fmt.Println("user:", os.Geteuid()) }()
-	if args, is := strings.CutPrefix(line, "kubectl "); is {
+	if args, ok := strings.CutPrefix(line, "kubectl "); ok {
 		os.Args = append([]string{"drover", "kubectl"}, strings.Fields(args)...)
 		fmt.Println("user:", os.Geteuid()) // the next lines may end the process
 		useDataDirKubeconfig(os.Args[2:])
@@ -58,12 +58,12 @@ func TestOthersKubeconfig(t *testing.T) {
 	makeDataDir(t, dir, config, user)
 	makeRecorder(t, program, "id -u >>"+ran+"\nexit 1", ran)
 	plain := fmt.Sprintf("user: %d\n", user.Uid)
-	for line, says := range map[string]string{
+	for line, text := range map[string]string{
 		"kubectl get --raw=/version": `user "u" names a program`, "vm list": `user "u" names a program`,
 		"purge --yes --data-dir=" + string(dir): plain,
 	} {
-		if out := runCommand(t, dir, line); !strings.Contains(out, says) {
-			t.Errorf("%s does not print %q:\n%s", line, says, out)
+		if out := runCommand(t, dir, line); !strings.Contains(out, text) {
+			t.Errorf("%s does not print %q:\n%s", line, text, out)
 		}
 	}
 	if users, err := os.ReadFile(ran); err != nil || len(users) > 0 {
@@ -71,8 +71,8 @@ func TestOthersKubeconfig(t *testing.T) {
 	}
 }
 
-// TestRootReadsItsFiles checks that root may use files of its own with the Drover of another
-// user, such as that of the systemd unit.
+// TestRootReadsItsFiles checks that root may use files of root with the Drover of another user,
+// such as the user of the systemd unit.
 func TestRootReadsItsFiles(t *testing.T) {
 	base, user, manifest := framework.PublicDir(t), framework.PlainUser(t), filepath.Join(t.TempDir(), "vm.yaml")
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -111,7 +111,7 @@ func makeDataDir(t *testing.T, dir datadir.Layout, config string, user *syscall.
 	assert.NoError(t, errors.Join(opened.Close(), os.WriteFile(dir.Kubeconfig(), []byte(config), 0o600), framework.ChownAll(string(dir), user)))
 }
 
-// runCommand runs a command in a process of its own, and returns its output.
+// runCommand runs a command in a separate process, and returns its output.
 func runCommand(t *testing.T, dir datadir.Layout, line string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestRunCommand$")
@@ -196,10 +196,10 @@ func TestPurgeOfService(t *testing.T) {
 	base, user := framework.PublicDir(t), framework.PlainUser(t)
 	dir := datadir.Layout(filepath.Join(base, "data"))
 	makeDataDir(t, dir, "", user)
-	for _, says := range []string{"Data removed.\n" + string(dir) + " stays, empty", "is empty: there is nothing to remove"} {
+	for _, text := range []string{"Data removed.\n" + string(dir) + " stays, empty", "is empty: there is nothing to remove"} {
 		out := runCommand(t, dir, "purge --yes --data")
-		if !strings.Contains(out, says) || !strings.Contains(out, "result: <nil>") {
-			t.Errorf("it does not print %q:\n%s", says, out)
+		if !strings.Contains(out, text) || !strings.Contains(out, "result: <nil>") {
+			t.Errorf("it does not print %q:\n%s", text, out)
 		}
 	}
 }
@@ -229,7 +229,7 @@ func TestDockerOfService(t *testing.T) {
 var changingCommands = []string{"purge --yes --data", "machines shutdown", "image prune", "status", "retained list", "doctor"}
 
 // TestLedAstray checks that root acts on no data dir to which another user's link leads, such as
-// that of root's own installation.
+// the data dir of an installation of root.
 func TestLedAstray(t *testing.T) {
 	base, user := framework.PublicDir(t), framework.PlainUser(t)
 	home, own := filepath.Join(base, "home"), datadir.Layout(filepath.Join(t.TempDir(), "own"))

@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package program has the commands of drover, but for what drover up runs: tests of it link no
-// kube-apiserver.
+// Package program has the commands of drover, except for the parts that drover up runs: its tests
+// do not link kube-apiserver.
 //
 // Start with Program.Main; options.go has the flags of drover up, and each of the other commands
-// its own file.
+// has a separate file.
 package program
 
 import (
@@ -26,7 +26,7 @@ import (
 // Program is drover.
 type Program struct {
 	Version string
-	// Up is what drover up does. The flags are those that were given.
+	// Up runs drover up. The flags are those that were given.
 	Up func(ctx context.Context, o *UpOptions, flags *pflag.FlagSet) error
 }
 
@@ -49,7 +49,7 @@ func (p Program) Main() int {
 }
 
 func (p Program) newRootCommand() *cobra.Command {
-	// Parts of Kubernetes register flags of their own here, which cobra would show.
+	// Parts of Kubernetes register their flags here, which cobra would show.
 	pflag.CommandLine = pflag.NewFlagSet("drover", pflag.ContinueOnError)
 	root := &cobra.Command{
 		Use:   "drover",
@@ -82,7 +82,7 @@ func addDataDirFlag(f *pflag.FlagSet, dir *string) {
 }
 
 // CloseDir closes the data dir of a run, in which nothing is ready any more, and returns the error
-// of the run or else its own.
+// of the run or else the error of closing.
 func CloseDir(dir *datadir.Dir, err error) error {
 	_ = dir.ClearReady()
 	if closeErr := dir.Close(); err == nil {

@@ -96,7 +96,7 @@ func (o *purgeOptions) run(ctx context.Context) (err error) {
 }
 
 // findServers lists the servers on the engines that this installation has used. An
-// installation that never became ready has no cluster id, and no servers.
+// installation that never became ready lacks a cluster id, and servers.
 func (o *purgeOptions) findServers(ctx context.Context, dir *datadir.Dir) (*purge.Found, error) {
 	cluster, err := dir.ClusterID()
 	if err != nil {

@@ -201,7 +201,7 @@ func TestImageCommands(t *testing.T) {
 		t.Errorf("it printed %q, %v", out, err)
 	}
 	assertOutput(t, "No images.\n", "image", "list", "--data-dir", h.data)
-	assert.ErrorSays(t, "of a folder that is none", assert.ErrorOf(runDrover(t, "image", "list", "--data-dir", t.TempDir())), "is no Drover data dir")
+	assert.ErrorSays(t, "of another folder", assert.ErrorOf(runDrover(t, "image", "list", "--data-dir", t.TempDir())), "is not a Drover data dir")
 }
 
 func assertOutput(t *testing.T, want string, args ...string) {
@@ -287,5 +287,5 @@ func TestMachinesShutdown(t *testing.T) {
 		t.Errorf("it lists %+v, %v", servers, err)
 	}
 	assertOutput(t, "No machines run.\n", "machines", "shutdown", "--data-dir", h.data)
-	assert.ErrorSays(t, "of a folder that is none", assert.ErrorOf(runDrover(t, "machines", "shutdown", "--data-dir", t.TempDir())), "is no Drover data dir")
+	assert.ErrorSays(t, "of another folder", assert.ErrorOf(runDrover(t, "machines", "shutdown", "--data-dir", t.TempDir())), "is not a Drover data dir")
 }

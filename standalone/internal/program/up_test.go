@@ -120,5 +120,5 @@ func TestLongDataDir(t *testing.T) {
 	t.Parallel()
 	o := newUpOptions()
 	o.DataDir, o.Controller.VMDriver = "/"+strings.Repeat("d", 80), "qemu"
-	assert.ErrorSays(t, "a long --data-dir", o.complete(&cobra.Command{}), "or by --data-dir of drover up")
+	assert.ErrorSays(t, "a long --data-dir", o.completeFlags(&cobra.Command{}), "or by --data-dir of drover up")
 }

@@ -66,7 +66,7 @@ type foundServer struct {
 func Find(ctx context.Context, engines []NamedEngine) (*Found, error) {
 	all, seen := &Found{}, map[driver.Target]error{}
 	for _, e := range engines {
-		servers, err := e.list(ctx)
+		servers, err := e.listServers(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("driver %s cannot list its servers: %w", e.Name, err)
 		}
@@ -80,8 +80,8 @@ func Find(ctx context.Context, engines []NamedEngine) (*Found, error) {
 	return all, nil
 }
 
-// list lists the servers of the engine, whose folder may be on storage that does not answer.
-func (e NamedEngine) list(ctx context.Context) ([]driver.Server, error) {
+// listServers lists the servers of the engine, whose folder may be on storage that does not answer.
+func (e NamedEngine) listServers(ctx context.Context) ([]driver.Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	return datadir.Until(ctx, "no answer", func() ([]driver.Server, error) { return e.Engine.List(ctx) })

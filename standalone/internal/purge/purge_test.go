@@ -104,7 +104,7 @@ func TestFindFailsIfAnEngineDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// slowEngine has no servers, and takes a time to say so.
+// slowEngine is empty, and takes a time to say so.
 type slowEngine struct {
 	fakeEngine
 
@@ -213,7 +213,7 @@ func (c *blockingEngine) Delete(ctx context.Context, _ driver.Target, _ bool) er
 	return driver.ErrNotFound
 }
 
-// TestRemoveInParallel checks that several servers are removed at a time, each with its own
+// TestRemoveInParallel checks that several servers are removed at a time, each with a separate
 // time limit.
 func TestRemoveInParallel(t *testing.T) {
 	const count = 3 * maxParallel

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package runstate is what a `drover up` says of itself, in a file of the data dir: for
-// commands that look at it from another process, and at its last run when it has ended.
+// Package runstate has the description that a `drover up` writes of itself into a file of the
+// data dir: for commands that look at it from another process, and at its last run when it has ended.
 //
 // Start with Recorder, which writes the file, and Read.
 package runstate
@@ -80,8 +80,8 @@ func NewRecorder(version string, c clock.PassiveClock, write func([]byte) error)
 	return &Recorder{clock: c, write: write, state: State{Version: version, PID: os.Getpid(), StartedAt: c.Now()}}
 }
 
-// update changes the state and writes it.
-func (r *Recorder) update(change func(s *State, now time.Time)) {
+// updateState changes the state and writes it.
+func (r *Recorder) updateState(change func(s *State, now time.Time)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	change(&r.state, r.clock.Now())
@@ -92,7 +92,7 @@ func (r *Recorder) update(change func(s *State, now time.Time)) {
 
 // Begin records the settings.
 func (r *Recorder) Begin(flags *pflag.FlagSet, getenv func(string) string) {
-	r.update(func(s *State, _ time.Time) {
+	r.updateState(func(s *State, _ time.Time) {
 		s.Args, s.Environment = changedFlags(flags), map[string]string{}
 		for _, name := range EngineVariables {
 			if value := getenv(name); value != "" {
@@ -107,7 +107,7 @@ func changedFlags(flags *pflag.FlagSet) []string {
 	var args []string
 	flags.Visit(func(f *pflag.Flag) {
 		values := []string{f.Value.String()}
-		if list, is := f.Value.(pflag.SliceValue); is {
+		if list, ok := f.Value.(pflag.SliceValue); ok {
 			values = list.GetSlice()
 		}
 		for _, value := range values {
@@ -119,17 +119,17 @@ func changedFlags(flags *pflag.FlagSet) []string {
 
 // Stopping records that a stop was requested.
 func (r *Recorder) Stopping() {
-	r.update(func(s *State, _ time.Time) { s.Stopping = true })
+	r.updateState(func(s *State, _ time.Time) { s.Stopping = true })
 }
 
 // SetDrivers records the drivers that run; the first is the default.
 func (r *Recorder) SetDrivers(names []string) {
-	r.update(func(s *State, _ time.Time) { s.Drivers = slices.Clone(names) })
+	r.updateState(func(s *State, _ time.Time) { s.Drivers = slices.Clone(names) })
 }
 
 // End records that the process ends, and why.
 func (r *Recorder) End(cause error) {
-	r.update(func(s *State, now time.Time) {
+	r.updateState(func(s *State, now time.Time) {
 		s.EndedAt = now
 		if cause != nil {
 			s.Failure = cause.Error()

@@ -25,7 +25,7 @@ import (
 // warnings have colors, and a tab in a cell would move columns.
 func (s *Status) Print(out io.Writer, now time.Time, style findings.Style) error {
 	var text bytes.Buffer
-	fmt.Fprintln(&text, printable.Line(s.headline(now)))
+	fmt.Fprintln(&text, printable.Line(s.headlineAt(now)))
 	if s.State != StateAbsent {
 		s.printBasics(&text, now)
 		s.printDrivers(&text)
@@ -37,11 +37,11 @@ func (s *Status) Print(out io.Writer, now time.Time, style findings.Style) error
 	return err
 }
 
-func (s *Status) headline(now time.Time) string {
+func (s *Status) headlineAt(now time.Time) string {
 	name := strings.TrimSpace("Drover " + s.Version)
 	since := ""
 	if !s.StartedAt.IsZero() {
-		since = ", for " + age(now, s.StartedAt)
+		since = ", for " + ageText(now, s.StartedAt)
 	}
 	switch s.State {
 	case StateAbsent:
@@ -59,16 +59,16 @@ func (s *Status) headline(now time.Time) string {
 func (s *Status) lastEnd(now time.Time) string {
 	switch {
 	case s.Failure != "":
-		return fmt.Sprintf(": it ended %s ago, since %s", age(now, s.EndedAt), s.Failure)
+		return fmt.Sprintf(": it ended %s ago, since %s", ageText(now, s.EndedAt), s.Failure)
 	case !s.EndedAt.IsZero():
-		return fmt.Sprintf(", since %s ago", age(now, s.EndedAt))
+		return fmt.Sprintf(", since %s ago", ageText(now, s.EndedAt))
 	case !s.StartedAt.IsZero():
 		return ": it was killed, or the host went down"
 	}
 	return ""
 }
 
-func age(now, then time.Time) string { return duration.HumanDuration(max(0, now.Sub(then))) }
+func ageText(now, then time.Time) string { return duration.HumanDuration(max(0, now.Sub(then))) }
 
 func (s *Status) printBasics(text *bytes.Buffer, now time.Time) {
 	table := tabwriter.NewWriter(text, 0, 0, 3, ' ', 0)
@@ -88,7 +88,7 @@ func (s *Status) printBasics(text *bytes.Buffer, now time.Time) {
 		row("API", "%s (Kubernetes %s)", s.API.URL, s.API.Version)
 	}
 	if l := s.Leader; l != nil {
-		row("leader", "%s, renewed %s ago", l.Identity, age(now, l.RenewedAt))
+		row("leader", "%s, renewed %s ago", l.Identity, ageText(now, l.RenewedAt))
 	}
 	if s.VMs != nil {
 		row("VMs", "%s", s.VMs)
@@ -102,7 +102,7 @@ func (v *VMs) String() string {
 		return "none"
 	}
 	parts := make([]string, 0, len(v.Phases))
-	for _, phase := range v.phases() {
+	for _, phase := range v.sortedPhases() {
 		parts = append(parts, fmt.Sprintf("%d %s", v.Phases[phase], cmp.Or(phase, "not observed yet")))
 	}
 	return strings.Join(parts, ", ")
@@ -123,13 +123,13 @@ func (s *Status) printDrivers(text *bytes.Buffer) {
 			running, orphans, retained = "?", "?", "?"
 		}
 		_, engine, _ := strings.Cut(doctor.ShortName(engines.Engine{Driver: d.Driver, ID: d.EngineID}), "/")
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", printable.Line(d.Driver), printable.Line(engine), printable.Line(cmp.Or(d.Version, "-")), d.state(), running, orphans, retained)
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", printable.Line(d.Driver), printable.Line(engine), printable.Line(cmp.Or(d.Version, "-")), d.stateText(), running, orphans, retained)
 	}
 	_ = table.Flush()
 }
 
-// state says in a word or two how the driver is.
-func (d Driver) state() string {
+// stateText says in a word or two how the driver is.
+func (d Driver) stateText() string {
 	switch {
 	case d.Error != "":
 		return "no answer"

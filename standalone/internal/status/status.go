@@ -38,13 +38,12 @@ import (
 // State says whether Drover runs.
 type State string
 
-// The states.
 const (
 	StateReady    State = "ready"
 	StateStarting State = "starting"
 	StateStopping State = "stopping"
 	StateStopped  State = "stopped"
-	// StateAbsent : there is no data dir.
+	// StateAbsent means that there is no data dir.
 	StateAbsent State = "absent"
 )
 
@@ -63,7 +62,7 @@ type Status struct {
 	Drivers []Driver  `json:"drivers"`
 	VMs     *VMs      `json:"virtualMachines,omitempty"`
 	Disk    *Disk     `json:"disk,omitempty"`
-	// Store is what the API stores, while Drover runs.
+	// Store is the usage of the API's store, while Drover runs.
 	Store    *storekeeper.Usage `json:"store,omitempty"`
 	Warnings []findings.Finding `json:"warnings"`
 }
@@ -109,7 +108,7 @@ type VMs struct {
 	Phases map[string]int `json:"phases"`
 }
 
-// Disk is that of the data dir.
+// Disk describes the file system that holds the data dir.
 type Disk struct {
 	FreeBytes  uint64 `json:"freeBytes"`
 	TotalBytes uint64 `json:"totalBytes"`
@@ -136,7 +135,7 @@ func Gather(ctx context.Context, h *doctor.Host) (*Status, error) {
 	warnings := make(chan []findings.Finding, 1)
 	go func() { warnings <- h.Warnings(ctx) }()
 	s.readDisk()
-	surveyed := s.survey(ctx, h) // before the API: a VirtualMachine that is new then owns its server
+	surveyed := s.surveyEngines(ctx, h) // before the API: a VirtualMachine that is new then owns its server
 	owners := s.readAPI(ctx, h)
 	s.setDrivers(h, surveyed, owners)
 	s.Warnings = append(s.Warnings, <-warnings...)
@@ -177,8 +176,8 @@ func (s *Status) readDisk() {
 	}
 }
 
-// survey looks at the engines, whether Drover runs or not.
-func (s *Status) survey(ctx context.Context, h *doctor.Host) []engines.Surveyed {
+// surveyEngines looks at the engines, whether Drover runs or not.
+func (s *Status) surveyEngines(ctx context.Context, h *doctor.Host) []engines.Surveyed {
 	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
 	defer cancel()
 	cluster, err := h.Layout.ClusterID()
@@ -187,12 +186,12 @@ func (s *Status) survey(ctx context.Context, h *doctor.Host) []engines.Surveyed 
 	}
 	all, err := engines.Survey(ctx, h.Layout.Engines(), driver.Environment{ClusterID: cluster, Clock: h.Clock, Log: logr.Discard()})
 	if err != nil {
-		s.warn("engines", "%v", err)
+		s.addWarning("engines", "%v", err)
 	}
 	return all
 }
 
-func (s *Status) warn(name, format string, args ...any) {
+func (s *Status) addWarning(name, format string, args ...any) {
 	f := findings.Warning(format, args...)
 	f.Name = name
 	s.Warnings = append(s.Warnings, f)
@@ -273,8 +272,8 @@ func (s *Status) readVMs(ctx context.Context, config *rest.Config) (map[types.UI
 		return page, reader.List(ctx, page, &client.ListOptions{Limit: o.Limit, Continue: o.Continue})
 	})
 	err = pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
-		vm, is := object.(*api.VirtualMachine)
-		if !is {
+		vm, ok := object.(*api.VirtualMachine)
+		if !ok {
 			return fmt.Errorf("the list of VirtualMachines has a %T", object)
 		}
 		vms.Total++
@@ -305,7 +304,7 @@ func (s *Status) setDrivers(h *doctor.Host, surveyed []engines.Surveyed, owners 
 		if e.Err != nil {
 			d.Error = e.Err.Error()
 		} else {
-			d.count(e.Servers, owners)
+			d.countServers(e.Servers, owners)
 		}
 		s.Drivers = append(s.Drivers, d)
 	}
@@ -318,7 +317,7 @@ func (s *Status) setDrivers(h *doctor.Host, surveyed []engines.Surveyed, owners 
 	slices.SortStableFunc(s.Drivers, func(a, b Driver) int { return order(a.Driver) - order(b.Driver) })
 }
 
-func (d *Driver) count(servers []driver.Server, owners map[types.UID]bool) {
+func (d *Driver) countServers(servers []driver.Server, owners map[types.UID]bool) {
 	orphans := 0
 	for _, server := range servers {
 		if server.Retained {
@@ -340,5 +339,5 @@ func (d *Driver) count(servers []driver.Server, owners map[types.UID]bool) {
 	}
 }
 
-// phases returns the phases in order.
-func (v *VMs) phases() []string { return slices.Sorted(maps.Keys(v.Phases)) }
+// sortedPhases returns the phases in order.
+func (v *VMs) sortedPhases() []string { return slices.Sorted(maps.Keys(v.Phases)) }

@@ -100,8 +100,8 @@ func printOfOthers(t *testing.T, text string) string {
 	return raw.String()
 }
 
-// TestPrintOfOthers checks that a terminal finds nothing to obey in what files of other users, and
-// servers and engines, have to say, and that it gets the lines and the colors of any other status.
+// TestPrintOfOthers checks that a terminal finds nothing to obey in texts from files of other users, and
+// from servers and engines, and that it gets the lines and the colors of any other status.
 func TestPrintOfOthers(t *testing.T) {
 	t.Parallel()
 	got, plain := printOfOthers(t, "x\x1b]0;a\x07\u202e\u009b31m\n"), printOfOthers(t, "x")
@@ -153,7 +153,7 @@ func TestDrivers(t *testing.T) {
 			t.Errorf("got %+v, want %+v", d, wanted[i])
 		}
 	}
-	if state := s.Drivers[2].state(); state != "not in use" {
+	if state := s.Drivers[2].stateText(); state != "not in use" {
 		t.Errorf("its state is %q", state)
 	}
 	s = &Status{}

@@ -21,7 +21,7 @@ import (
 // would hold up writes that enlarge the file.
 const pageSize = 10_000
 
-// tally is what a count of the store finds.
+// tally is the result of a count of the store.
 type tally struct {
 	byNamespace map[string]int64
 	live        map[uint64]revision // by the hash of the key
@@ -54,7 +54,7 @@ func (k *Keeper) countStore(ctx context.Context) (*tally, error) {
 		tx.RLock()
 		keys, values := tx.UnsafeRange(schema.Key, begin, end, pageSize)
 		for i := range keys {
-			if err := t.add(keys[i], values[i]); err != nil {
+			if err := t.addRevision(keys[i], values[i]); err != nil {
 				tx.RUnlock()
 				return nil, err
 			}
@@ -72,16 +72,16 @@ func (k *Keeper) countStore(ctx context.Context) (*tally, error) {
 	}
 }
 
-// objects returns the size of all objects.
-func (t *tally) objects() (sum int64) {
+// objectBytes returns the size of all objects.
+func (t *tally) objectBytes() (sum int64) {
 	for _, size := range t.byNamespace {
 		sum += size
 	}
 	return sum
 }
 
-// add adds a revision, which replaces the one before of the same key.
-func (t *tally) add(rev, value []byte) error {
+// addRevision adds a revision, which replaces the one before of the same key.
+func (t *tally) addRevision(rev, value []byte) error {
 	key, err := keyOf(value)
 	if err != nil {
 		return err
@@ -109,7 +109,7 @@ func keyOf(value []byte) ([]byte, error) {
 			return key, nil
 		}
 	}
-	return nil, errors.New("a revision in etcd's database has no key")
+	return nil, errors.New("a revision in etcd's database lacks a key")
 }
 
 // namespaceOf returns the namespace of an object that kube-apiserver has stored, and "" for

@@ -46,10 +46,10 @@ type Keeper struct {
 // UsagePath is where the API serves a Usage as JSON.
 const UsagePath = "/drover/store"
 
-// Usage is what the store holds, in bytes.
+// Usage is the size of the store's content, in bytes.
 type Usage struct {
-	// Objects may have Quota bytes in all. History is what they replaced and what etcd has not
-	// removed yet.
+	// Objects may have Quota bytes in all. History is the content that they replaced and that etcd
+	// has not removed yet.
 	Objects int64 `json:"objects"`
 	Quota   int64 `json:"quota"`
 	History int64 `json:"history"`
@@ -100,20 +100,20 @@ func (k *Keeper) Prepare(ctx context.Context) { k.tryRound(ctx, true) }
 
 // Run repeats rounds until ctx ends.
 func (k *Keeper) Run(ctx context.Context) {
-	for k.wait(ctx, max(period, share*k.counting), max(leastPeriod, share/10*k.counting)) {
+	for k.waitForRound(ctx, max(period, share*k.counting), max(leastPeriod, share/10*k.counting)) {
 		k.tryRound(ctx, false)
 	}
 }
 
 func (k *Keeper) tryRound(ctx context.Context, isStart bool) {
-	if err := k.round(ctx, isStart); err != nil && ctx.Err() == nil {
+	if err := k.runRound(ctx, isStart); err != nil && ctx.Err() == nil {
 		k.Log.Error(err, "Could not keep etcd's store in order, will try again")
 	}
 }
 
-// wait waits for the next round, which begins earlier if much is written. It returns false if
+// waitForRound waits for the next round, which begins earlier if much is written. It returns false if
 // ctx ended.
-func (k *Keeper) wait(ctx context.Context, usual, least time.Duration) bool {
+func (k *Keeper) waitForRound(ctx context.Context, usual, least time.Duration) bool {
 	for _, wait := range []struct {
 		until   time.Duration
 		pressed <-chan struct{}
@@ -131,8 +131,8 @@ func (k *Keeper) wait(ctx context.Context, usual, least time.Duration) bool {
 	return true
 }
 
-// round counts the store, acts if that is needed, and publishes the result.
-func (k *Keeper) round(ctx context.Context, isStart bool) error {
+// runRound counts the store, acts if that is needed, and publishes the result.
+func (k *Keeper) runRound(ctx context.Context, isStart bool) error {
 	k.Accounts.BeginCount()
 	now := k.Clock.Now()
 	k.past = append(k.past, moment{at: now, revision: k.Server.KV().Rev()})
@@ -142,37 +142,37 @@ func (k *Keeper) round(ctx context.Context, isStart bool) error {
 	}
 	k.counting = k.Clock.Since(now)
 	k.Accounts.EndCount(found.byNamespace)
-	err = errors.Join(k.compact(ctx, now, k.gather(found, isStart)), k.makeRoom(ctx, found, isStart))
-	k.publish(found)
+	err = errors.Join(k.compactHistory(ctx, now, k.gatherFacts(found, isStart)), k.makeRoom(ctx, found, isStart))
+	k.publishUsage(found)
 	return err
 }
 
-func (k *Keeper) gather(found *tally, isStart bool) facts {
+func (k *Keeper) gatherFacts(found *tally, isStart bool) facts {
 	backend := k.Server.Backend()
 	return facts{
 		quota: k.Accounts.Quota(), fileLimit: k.FileLimit, file: backend.Size(), inUse: backend.SizeInUse(),
-		objects: found.objects(), history: found.history, isFull: k.isFull(), isStart: isStart,
+		objects: found.objectBytes(), history: found.history, isFull: k.isFull(), isStart: isStart,
 		sinceCompact: k.Clock.Since(k.compacted), sinceDefragment: k.Clock.Since(k.defragmented),
 	}
 }
 
 // isFull reports whether etcd refuses writes for want of space.
-func (k *Keeper) isFull() bool { return len(k.alarms()) > 0 }
+func (k *Keeper) isFull() bool { return len(k.listAlarms()) > 0 }
 
-// alarms returns the alarms about space. The other alarm, about a damaged database, is not
+// listAlarms returns the alarms about space. The other alarm, about a damaged database, is not
 // for this package to end.
-func (k *Keeper) alarms() []*etcdserverpb.AlarmMember {
+func (k *Keeper) listAlarms() []*etcdserverpb.AlarmMember {
 	return slices.DeleteFunc(k.Server.Alarms(), func(a *etcdserverpb.AlarmMember) bool {
 		return a.Alarm != etcdserverpb.AlarmType_NOSPACE
 	})
 }
 
-// compact removes history that is older than needed.
-func (k *Keeper) compact(ctx context.Context, now time.Time, f facts) error {
+// compactHistory removes history that is older than needed.
+func (k *Keeper) compactHistory(ctx context.Context, now time.Time, f facts) error {
 	if !f.shouldCompact() {
 		return nil
 	}
-	revision := k.past.trim(now.Add(-f.retention()))
+	revision := k.past.trimBefore(now.Add(-f.retention()))
 	if revision == 0 {
 		return nil
 	}
@@ -186,14 +186,14 @@ func (k *Keeper) compact(ctx context.Context, now time.Time, f facts) error {
 	if err != nil {
 		return fmt.Errorf("remove the history before revision %d: %w", revision, err)
 	}
-	err = k.announce(ctx, revision)
+	err = k.announceCompaction(ctx, revision)
 	k.Server.Backend().ForceCommit() // pages that were freed count as free after the next commit
 	return err
 }
 
-// announce tells kube-apiserver what history was removed, by the key that its own compaction
-// uses. A full etcd refuses that, and the next compaction repeats it.
-func (k *Keeper) announce(ctx context.Context, revision int64) error {
+// announceCompaction tells kube-apiserver which history was removed, by the key that kube-apiserver's
+// compaction uses. A full etcd refuses that, and the next compaction repeats it.
+func (k *Keeper) announceCompaction(ctx context.Context, revision int64) error {
 	if k.isFull() {
 		return nil
 	}
@@ -203,7 +203,7 @@ func (k *Keeper) announce(ctx context.Context, revision int64) error {
 
 // makeRoom rewrites the file and ends the alarm, if that is needed and helps.
 func (k *Keeper) makeRoom(ctx context.Context, found *tally, isStart bool) error {
-	if f := k.gather(found, isStart); f.shouldDefragment() {
+	if f := k.gatherFacts(found, isStart); f.shouldDefragment() {
 		begin := k.Clock.Now()
 		k.defragmented = begin
 		if err := k.Server.Backend().Defrag(); err != nil {
@@ -211,7 +211,7 @@ func (k *Keeper) makeRoom(ctx context.Context, found *tally, isStart bool) error
 		}
 		k.Log.Info("Rewrote etcd's file", "bytes", f.file, "bytesAfter", k.Server.Backend().Size(), "took", k.Clock.Since(begin))
 	}
-	if !k.gather(found, isStart).hasRoom() {
+	if !k.gatherFacts(found, isStart).hasRoom() {
 		return nil
 	}
 	return k.endAlarms(ctx)
@@ -220,7 +220,7 @@ func (k *Keeper) makeRoom(ctx context.Context, found *tally, isStart bool) error
 func (k *Keeper) endAlarms(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	for _, alarm := range k.alarms() {
+	for _, alarm := range k.listAlarms() {
 		_, err := k.Server.Alarm(ctx, &etcdserverpb.AlarmRequest{
 			Action: etcdserverpb.AlarmRequest_DEACTIVATE, Alarm: alarm.Alarm, MemberID: alarm.MemberID,
 		})
@@ -232,8 +232,8 @@ func (k *Keeper) endAlarms(ctx context.Context) error {
 	return nil
 }
 
-func (k *Keeper) publish(found *tally) {
-	f := k.gather(found, false)
+func (k *Keeper) publishUsage(found *tally) {
+	f := k.gatherFacts(found, false)
 	u := Usage{Quota: f.quota, History: f.history, File: f.file, InUse: f.inUse, FileLimit: f.fileLimit, IsFull: f.isFull}
 	const shown = 5
 	u.Objects, u.Refused, u.Largest = k.Accounts.Largest(shown)

@@ -118,7 +118,7 @@ func TestFullStoreRecovers(t *testing.T) {
 	for i := 0; !latest.Get().IsFull; i++ { // rewriting the file makes some room the first times
 		if put(t, e, fmt.Sprintf("/registry/configmaps/a/%d", i), mebibyte) != nil {
 			clock.Step(fullPause)
-			assert.NoError(t, k.round(t.Context(), false))
+			assert.NoError(t, k.runRound(t.Context(), false))
 		}
 	}
 	if u := latest.Get(); !u.IsFull || u.Largest[0].Name != "a" {
@@ -126,9 +126,9 @@ func TestFullStoreRecovers(t *testing.T) {
 	}
 	remove(t, e, "/registry/configmaps/")
 	clock.Step(period)
-	assert.NoError(t, k.round(t.Context(), false))
+	assert.NoError(t, k.runRound(t.Context(), false))
 	clock.Step(2 * period)
-	assert.NoError(t, k.round(t.Context(), false))
+	assert.NoError(t, k.runRound(t.Context(), false))
 	assert.NoError(t, put(t, e, "x", 1))
 }
 
@@ -144,7 +144,7 @@ func TestHistoryIsRemoved(t *testing.T) {
 			t.Fatalf("with %+v: %v", latest.Get(), err)
 		}
 		clock.Step(period)
-		assert.NoError(t, k.round(t.Context(), false))
+		assert.NoError(t, k.runRound(t.Context(), false))
 	}
 	if u := latest.Get(); u.Objects > 2*mebibyte || u.History > 5*mebibyte {
 		t.Errorf("the usage is %+v", u)
@@ -163,7 +163,7 @@ func TestFileIsReused(t *testing.T) {
 	}
 	remove(t, e, "/registry/configmaps/")
 	assert.Eventually(t, "the file is small", func(t testing.TB) error { // etcd compacts in the background
-		assert.NoError(t, k.round(t.Context(), false))
+		assert.NoError(t, k.runRound(t.Context(), false))
 		clock.Step(shortRetention)
 		if u := latest.Get(); u.File > mebibyte {
 			return fmt.Errorf("the usage is %+v", u)

@@ -79,9 +79,9 @@ type moment struct {
 // past is a list of moments, oldest first.
 type past []moment
 
-// trim removes moments that are older than the given time, and returns the newest revision at
+// trimBefore removes moments that are older than the given time, and returns the newest revision at
 // that time, 0 if it is not known.
-func (p *past) trim(before time.Time) int64 {
+func (p *past) trimBefore(before time.Time) int64 {
 	revision := int64(0)
 	for len(*p) > 0 && !(*p)[0].at.After(before) {
 		revision = (*p)[0].revision

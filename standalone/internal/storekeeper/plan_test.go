@@ -63,10 +63,10 @@ func TestTrim(t *testing.T) {
 	t.Parallel()
 	at := func(seconds int64) time.Time { return time.Unix(seconds, 0) }
 	p := past{{at(1), 10}, {at(2), 20}, {at(3), 30}}
-	if got := p.trim(at(0)); got != 0 || len(p) != 3 {
+	if got := p.trimBefore(at(0)); got != 0 || len(p) != 3 {
 		t.Errorf("before all: %d, %v", got, p)
 	}
-	if got := p.trim(at(2)); got != 20 || len(p) != 1 {
+	if got := p.trimBefore(at(2)); got != 20 || len(p) != 1 {
 		t.Errorf("in between: %d, %v", got, p)
 	}
 }

@@ -42,8 +42,8 @@ type account struct {
 	fresh    int64 // admitted since
 	// extra is the part of these that was admitted beyond the account's share.
 	extra int64
-	// churn is the size of what updates and deletions have replaced, in the current period and
-	// the one before. It stays for a while as history in etcd and in the caches of kube-apiserver.
+	// churn is the size of the content that updates and deletions have replaced, in the current
+	// period and the one before. It stays for a while as history in etcd and in the caches of kube-apiserver.
 	churn [2]int64
 }
 
@@ -70,8 +70,8 @@ func (a *Accounts) Quota() int64 { return a.quota }
 // not wait for its turn.
 func (a *Accounts) Pressed() <-chan struct{} { return a.pressed }
 
-// change applies f to an account and to the sum of all.
-func (a *Accounts) change(namespace string, f func(*account)) {
+// changeAccount applies f to an account and to the sum of all.
+func (a *Accounts) changeAccount(namespace string, f func(*account)) {
 	f(a.accountOf(namespace))
 	f(&a.sum)
 }
@@ -86,9 +86,9 @@ func (a *Accounts) accountOf(namespace string) *account {
 	return own
 }
 
-// add records bytes of objects and of churn that are about to be written.
-func (a *Accounts) add(namespace string, growth, churn int64) {
-	a.change(namespace, func(x *account) {
+// addWrite records bytes of objects and of churn that are about to be written.
+func (a *Accounts) addWrite(namespace string, growth, churn int64) {
+	a.changeAccount(namespace, func(x *account) {
 		x.fresh += growth
 		x.churn[0] += churn
 	})
@@ -150,16 +150,16 @@ func (a *Accounts) EndCount(counted map[string]int64) {
 		if *x == (account{}) {
 			delete(a.accounts, namespace)
 		}
-		a.sum.add(x)
+		a.sum.addAccount(x)
 	}
-	if a.sum.bytes() <= a.percent(CrowdedPercent) {
+	if a.sum.bytes() <= a.percentOfQuota(CrowdedPercent) {
 		for _, x := range a.accounts {
 			x.extra = 0
 		}
 	}
 }
 
-func (a *account) add(x *account) {
+func (a *account) addAccount(x *account) {
 	a.stored += x.stored
 	a.late += x.late
 	a.counting += x.counting

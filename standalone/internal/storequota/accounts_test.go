@@ -97,10 +97,10 @@ func TestOthersCannotTakeAShare(t *testing.T) {
 	a, _ := newAccounts()
 	honest := map[string]int64{"": 2 * mebibyte, "small": 4096, "middle": 2 * mebibyte, "large": 10 * mebibyte}
 	for namespace, size := range honest {
-		a.change(namespace, func(x *account) { x.stored += size })
+		a.changeAccount(namespace, func(x *account) { x.stored += size })
 	}
 	for i := range 6 {
-		a.change(fmt.Sprint("hostile-", i), func(x *account) { x.stored += 4096 })
+		a.changeAccount(fmt.Sprint("hostile-", i), func(x *account) { x.stored += 4096 })
 	}
 	for range 2 { // as much in a second round, after a count
 		for i := range 6 {
@@ -134,7 +134,7 @@ func TestOthersCannotTakeAShare(t *testing.T) {
 func TestDeletionsReturnTheAllowance(t *testing.T) {
 	t.Parallel()
 	a, _ := newAccounts()
-	a.change("a", func(x *account) { x.stored += 90 * mebibyte })
+	a.changeAccount("a", func(x *account) { x.stored += 90 * mebibyte })
 	if got := fill(a, "a", 4096); got == 0 || got > mebibyte/2 {
 		t.Errorf("the allowance is %d bytes", got)
 	}
@@ -197,7 +197,7 @@ func TestChurn(t *testing.T) {
 		t.Errorf("%d bytes were replaced, then %+v", written, r)
 	}
 	if r := a.Admit(Write{Namespace: "a", Size: mebibyte, Growth: mebibyte}); r == nil {
-		t.Error("new objects are not bounded by what was replaced")
+		t.Error("new objects are not bounded by the replaced content")
 	}
 	if r := a.Admit(Write{Namespace: "a", Size: mebibyte, IsUpdate: true, IsVital: true}); r != nil {
 		t.Errorf("a finalizer could not be removed: %s", r.Message)

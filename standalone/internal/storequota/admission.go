@@ -26,9 +26,9 @@ const retryAfter = 10
 
 // Register adds the plugin to those of kube-apiserver, as the last but for two: what others
 // refuse need not be taken back, and ResourceQuota records nothing that this one refuses.
-func Register(o *genericoptions.AdmissionOptions, accounts *Accounts, own ...string) {
+func Register(o *genericoptions.AdmissionOptions, accounts *Accounts, users ...string) {
 	o.Plugins.Register(PluginName, func(io.Reader) (admission.Interface, error) {
-		return &plugin{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), accounts: accounts, own: own}, nil
+		return &plugin{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), accounts: accounts, own: users}, nil
 	})
 	at := slices.Index(o.RecommendedPluginOrder, "ResourceQuota")
 	o.RecommendedPluginOrder = slices.Insert(slices.Clone(o.RecommendedPluginOrder), max(0, at), PluginName)
@@ -39,7 +39,7 @@ type plugin struct {
 	*admission.Handler
 
 	accounts *Accounts
-	own      []string // names of Drover's own users
+	own      []string // names of the users of Drover itself
 }
 
 var _ admission.ValidationInterface = &plugin{}
@@ -66,11 +66,11 @@ func (p *plugin) Validate(ctx context.Context, a admission.Attributes, o admissi
 		w.IsUpdate, w.Growth = true, w.Size-sizes.sizeOf(a.GetOldObject())
 		w.IsVital = isLease(a) || removesFinalizer(a.GetOldObject(), a.GetObject())
 	}
-	return refuse(a, p.accounts.Admit(w))
+	return refusalError(a, p.accounts.Admit(w))
 }
 
-// refuse returns a refusal as an error of the API.
-func refuse(a admission.Attributes, r *Refusal) error {
+// refusalError returns a refusal as an error of the API.
+func refusalError(a admission.Attributes, r *Refusal) error {
 	switch {
 	case r == nil:
 		return nil

@@ -27,7 +27,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// interfaces are what kube-apiserver gives a plugin for its own kinds.
+// interfaces are the interfaces that kube-apiserver gives a plugin for built-in kinds.
 type interfaces struct{ admission.ObjectInterfaces }
 
 func (interfaces) GetObjectConvertor() runtime.ObjectConvertor {
@@ -129,7 +129,7 @@ func TestPluginOfFullNamespace(t *testing.T) {
 		fill(a, "blue", mebibyte)
 		admitAll(a, Write{Namespace: "blue", Size: 100, Growth: 100}) // the rest
 		if strings.Contains(name, "Lease that is") || strings.Contains(name, "another version") || strings.Contains(name, "finalizer's end") {
-			a.change("blue", func(x *account) { x.fresh += quota / 10 }) // nothing may grow at all
+			a.changeAccount("blue", func(x *account) { x.fresh += quota / 10 }) // nothing may grow at all
 		}
 		err := validate(t, &plugin{accounts: a, own: []string{"drover-controller"}}, c.request)
 		if (err != nil) != c.isRefused || err != nil && !apierrors.IsForbidden(err) {

@@ -40,7 +40,7 @@ type Write struct {
 	Size, Growth int64
 	// IsUpdate is set if the object existed before.
 	IsUpdate bool
-	// IsVital is set for what must not wait for other writes of its namespace: an update of
+	// IsVital is set for a write that must not wait for others of its namespace: an update of
 	// a Lease, or one that removes a finalizer.
 	IsVital bool
 	// Ticket, if not nil, gets what is recorded. What it had is taken back: kube-apiserver tries
@@ -61,7 +61,7 @@ func (a *Accounts) Admit(w Write) *Refusal {
 	defer a.mu.Unlock()
 	a.rotateChurn()
 	if w.Ticket != nil {
-		a.refund(w.Ticket)
+		a.refundTicket(w.Ticket)
 	}
 	own := a.accountOf(w.Namespace)
 	extra, refusal := a.checkSpace(own, w)
@@ -76,7 +76,7 @@ func (a *Accounts) Admit(w Write) *Refusal {
 	if w.IsUpdate {
 		churn = w.Size
 	}
-	a.add(w.Namespace, max(0, w.Growth), churn)
+	a.addWrite(w.Namespace, max(0, w.Growth), churn)
 	own.extra += extra
 	if w.Ticket != nil {
 		*w.Ticket = Ticket{namespace: w.Namespace, growth: max(0, w.Growth), churn: churn, extra: extra}
@@ -89,14 +89,14 @@ func (a *Accounts) RecordDeletion(namespace string, size int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.rotateChurn()
-	a.add(namespace, 0, size)
+	a.addWrite(namespace, 0, size)
 }
 
 // checkSpace refuses growth of namespaces that have more than their share of a crowded store
-// and have used their allowance. extra is what the write takes of the allowance.
+// and have used their allowance. extra is how much of the allowance the write takes.
 func (a *Accounts) checkSpace(own *account, w Write) (extra int64, refusal *Refusal) {
 	total := a.sum.bytes() + w.Growth
-	if w.Growth <= 0 || total <= a.percent(CrowdedPercent) {
+	if w.Growth <= 0 || total <= a.percentOfQuota(CrowdedPercent) {
 		return 0, nil
 	}
 	share := a.share()
@@ -112,7 +112,7 @@ func (a *Accounts) checkSpace(own *account, w Write) (extra int64, refusal *Refu
 	}
 	return 0, &Refusal{Message: fmt.Sprintf(
 		"%s has %s. All objects have %s of the %s that --store-quota of drover up allows: above %s, it may grow only while it has less than %s. Delete objects that are not needed, which is always possible, or start Drover with a larger --store-quota",
-		nameOf(w.Namespace), bytesize.Format(own.bytes()), bytesize.Format(a.sum.bytes()), bytesize.Format(a.quota), bytesize.Format(a.percent(CrowdedPercent)), bytesize.Format(share))}
+		nameOf(w.Namespace), bytesize.Format(own.bytes()), bytesize.Format(a.sum.bytes()), bytesize.Format(a.quota), bytesize.Format(a.percentOfQuota(CrowdedPercent)), bytesize.Format(share))}
 }
 
 // share returns how much a namespace may have in a crowded store: what those with more than
@@ -128,7 +128,7 @@ func (a *Accounts) share() int64 {
 		sizes = append(sizes, size)
 	}
 	slices.Sort(sizes)
-	left := a.percent(full) - a.quota/clusterPart
+	left := a.percentOfQuota(full) - a.quota/clusterPart
 	for i, size := range slices.Backward(sizes) {
 		if share := left / int64(i+1); size <= share {
 			return share
@@ -140,7 +140,7 @@ func (a *Accounts) share() int64 {
 
 // allowance returns by how much each namespace may grow beyond its share.
 func (a *Accounts) allowance() int64 {
-	return (a.quota - a.percent(full)) / int64(len(a.accounts)+toCome)
+	return (a.quota - a.percentOfQuota(full)) / int64(len(a.accounts)+toCome)
 }
 
 // checkChurn refuses writes while too many objects were replaced lately: each replaced object
@@ -158,7 +158,7 @@ func (a *Accounts) checkChurn(own *account, w Write) *Refusal {
 		nameOf(w.Namespace), bytesize.Format(own.churnBytes()), int(2*churnPeriod/time.Second), bytesize.Format(a.sum.churnBytes()), bytesize.Format(a.quota), bytesize.Format(a.quota/smallChurn))}
 }
 
-func (a *Accounts) percent(part int64) int64 { return a.quota / 100 * part }
+func (a *Accounts) percentOfQuota(part int64) int64 { return a.quota / 100 * part }
 
 // nameOf returns the name of an account for people.
 func nameOf(namespace string) string {

@@ -39,13 +39,13 @@ func (a *Accounts) WithRefunds(api http.Handler) http.Handler {
 		case http.StatusForbidden, http.StatusConflict, http.StatusUnprocessableEntity:
 			a.mu.Lock()
 			defer a.mu.Unlock()
-			a.refund(ticket)
+			a.refundTicket(ticket)
 		}
 	})
 }
 
-// refund takes back what a ticket has, and empties it.
-func (a *Accounts) refund(t *Ticket) {
+// refundTicket takes back what a ticket has, and empties it.
+func (a *Accounts) refundTicket(t *Ticket) {
 	own := a.accountOf(t.namespace)
 	growth, churn := own.subtract(t.growth, t.churn)
 	a.sum.subtract(growth, churn)

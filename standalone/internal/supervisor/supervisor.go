@@ -109,7 +109,7 @@ func (r *Runner) startAll(ctx context.Context, parts []Component) error {
 	return nil
 }
 
-// startComponent launches one part under its own context, so that it outlives ctx until
+// startComponent launches one part under a separate context, so that it outlives ctx until
 // its turn to stop, and waits until it is ready.
 func (r *Runner) startComponent(ctx context.Context, p Component) error {
 	if p.Run != nil {
@@ -131,7 +131,7 @@ func (r *Runner) startComponent(ctx context.Context, p Component) error {
 		case err := <-ready:
 			return r.explainFailure(ctx, p, err)
 		case <-notice.C():
-			r.Observer.Waiting(p.Name, noticeDelay, p.cause())
+			r.Observer.Waiting(p.Name, noticeDelay, p.failureCause())
 		}
 	}
 }
@@ -139,7 +139,7 @@ func (r *Runner) startComponent(ctx context.Context, p Component) error {
 // noticeDelay is after how long people are told that a component is not ready.
 const noticeDelay = 10 * time.Second
 
-func (c *Component) cause() error {
+func (c *Component) failureCause() error {
 	if c.Cause == nil {
 		return nil
 	}

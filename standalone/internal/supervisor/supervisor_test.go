@@ -105,7 +105,7 @@ func waitForRecord(d *recordingObserver, line string) func(context.Context) erro
 func TestFailedComponentStopsAll(t *testing.T) {
 	broken := errors.New("broken")
 	for name, tc := range map[string]struct {
-		end, up error // of the component, and of what is called once all are up
+		end, up error // of the component, and of the function that is called once all are up
 		want    string
 	}{
 		"with an error":    {broken, nil, "second failed: broken"},
