@@ -6,8 +6,8 @@
 // can switch one off, cut its link or end one of its programs.
 //
 // Tests call Start. Nothing is left of a cluster after Close, or after the process that
-// started it has been killed: all its processes are in one PID namespace, and what the
-// kernel does not remove with them is removed by another process, which waits for that.
+// started it has been killed: all its processes are in one PID namespace, and another
+// process removes the rest, such as control groups, once the kernel has ended them.
 package cluster
 
 import (

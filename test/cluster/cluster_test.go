@@ -107,7 +107,7 @@ func waitForNode(t *testing.T, node *cluster.Node, ready bool) {
 	})
 }
 
-// get is what a pod gets from a URL.
+// get returns the answer of a URL to a pod.
 func get(t *testing.T, pod, url string) string {
 	t.Helper()
 	var out string

@@ -112,7 +112,7 @@ func checkSeen(t *testing.T, left []string) {
 // TestNothingIsLeft starts clusters beside the one of the other tests and ends them in
 // every way. One that is detached outlives its starter.
 func TestNothingIsLeft(t *testing.T) {
-	tier.Full(t, "it starts clusters of its own; it tests the clusters of tests and nothing of Drover")
+	tier.Full(t, "it starts further clusters; it tests the clusters of tests and nothing of Drover")
 	for name, c := range map[string]struct {
 		isDetached bool
 		end        func(*testing.T, *exec.Cmd, *cluster.Cluster) error
@@ -193,13 +193,13 @@ func killChild(t *testing.T, parent *exec.Cmd, command string) error {
 			return syscall.Kill(p.PID, syscall.SIGKILL)
 		}
 	}
-	return fmt.Errorf("process %d has no child %s: %w", parent.Process.Pid, command, err)
+	return fmt.Errorf("process %d lacks a child %s: %w", parent.Process.Pid, command, err)
 }
 
 // TestKilledStart checks that nothing is left of a cluster whose starter was killed, also of
 // one that would be detached.
 func TestKilledStart(t *testing.T) {
-	tier.Full(t, "it starts clusters of its own; it tests the clusters of tests and nothing of Drover")
+	tier.Full(t, "it starts further clusters; it tests the clusters of tests and nothing of Drover")
 	dir := filepath.Join(t.TempDir(), "cluster")
 	_, before := leftovers(t, plan.Plan{Name: dir, Dir: dir})
 	cmd, _ := startChildOnly(t, cluster.Options{Nodes: 1, Dir: dir, Detached: true})

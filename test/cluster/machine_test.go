@@ -33,7 +33,7 @@ const (
 	machineUUID      = "5d0f0b0e-3a5c-4b7e-9d58-1f6a2c9e7b10"
 )
 
-// machineDescription is what drover-machine reads: a Linux guest whose disk is a copy of an
+// machineDescription describes a machine to drover-machine: a Linux guest whose disk is a copy of an
 // image, which counts its boots there.
 const machineDescription = `
 version: 1
@@ -118,8 +118,8 @@ func readMachineExample(t *testing.T, node *cluster.Node) *machineExample {
 	return &e
 }
 
-// create makes a namespace in which only restricted pods run, with the pod and what it needs. It returns when
-// the kubelet's probe has found that the guest answers.
+// create makes a namespace in which only restricted pods run, with the pod and the objects that it refers to. It
+// returns when the kubelet's probe has found that the guest answers.
 func (e *machineExample) create(t *testing.T) *corev1.Pod {
 	t.Helper()
 	createNamespace(t, machineNamespace)
@@ -187,7 +187,7 @@ func TestMachine(t *testing.T) {
 }
 
 // typeInto types at the console of a machine, as kubectl attach does. It asks for no output: with output,
-// containerd 2.4 may miss that the input is over, if it is over at once, and the session then has no end.
+// containerd 2.4 may miss that the input is over, if it is over at once, and the session then does not end.
 func typeInto(t *testing.T, namespace, name, text string) {
 	t.Helper()
 	request := shared.Client.CoreV1().RESTClient().Post().Namespace(namespace).Resource("pods").Name(name).SubResource("attach").

@@ -57,7 +57,7 @@ func (c *Cluster) NodeByName(name string) (*Node, error) {
 // HostIP is the address of this machine as pods see it.
 func (c *Cluster) HostIP() string { return c.plan.HostIP() }
 
-// ControlGroup returns a name below which a test may have control groups of its own. They
+// ControlGroup returns a name below which a test may have control groups. They
 // are removed with the cluster.
 func (c *Cluster) ControlGroup(name string) string { return path.Join("/", c.plan.Name, name) }
 

@@ -60,7 +60,7 @@ type podBench struct {
 }
 
 // TestBenchmarkPods measures what a VM of driver pod takes in addition to a pod: time, memory, and
-// the copy of its image to a disk that lasts. It is what make bench-cluster runs.
+// the copy of its image to a disk that lasts. make bench-cluster runs it.
 func TestBenchmarkPods(t *testing.T) {
 	if *rounds < 1 {
 		t.Skip("-rounds is not set: it is for make bench-cluster")
@@ -201,7 +201,7 @@ func (b *podBench) awaitPod(t *testing.T, from int, what string, match func(benc
 	return e
 }
 
-// barePods are what a VM is compared with. The first has the aim.
+// barePods are the pods with which a VM is compared. The first has the aim.
 var barePods = []string{"bare pod of its image", "the same without a volume", "bare pod of its spec"}
 
 // startFigures are who took which part of a start, and all of it.
@@ -328,7 +328,7 @@ func (b *podBench) measureCopies(t *testing.T) {
 		CompareWith("a plain program, with a sync", floor...)
 }
 
-// importCopied gives a node an image whose disk has no holes, and returns that disk.
+// importCopied gives a node an image whose disk is without holes, and returns that disk.
 func importCopied(t *testing.T, node *cluster.Node) string {
 	t.Helper()
 	dir := t.TempDir()

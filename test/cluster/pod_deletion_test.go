@@ -94,7 +94,7 @@ func (g *mountedGuest) checkMounted(t *testing.T, want bool) {
 	const superblock, magicAt, magic, incompatAt, needsRecovery = 1024, 0x38, 0xef53, 0x60, 0x4
 	content, err := os.ReadFile(g.disk)
 	if err != nil || len(content) < 2*superblock || binary.LittleEndian.Uint16(content[superblock+magicAt:]) != magic {
-		t.Fatalf("the disk of %s, with %d bytes, has no file system: %v", g.name, len(content), err)
+		t.Fatalf("the disk of %s, with %d bytes, lacks a file system: %v", g.name, len(content), err)
 	}
 	if is := binary.LittleEndian.Uint32(content[superblock+incompatAt:])&needsRecovery != 0; is != want {
 		t.Errorf("the file system of %s is mounted: %t, want %t", g.name, is, want)

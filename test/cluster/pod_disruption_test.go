@@ -47,7 +47,7 @@ func testDisruptions(t *testing.T, g *guest) {
 		{"controller killed in a loss", testControllerKilledUntilReturn},
 		{"node deleted", testNodeDeleted},
 	} {
-		// Its state is what the one before has left.
+		// Each case begins with the state that the one before has left.
 		if !t.Run(tc.name, func(t *testing.T) { tc.run(t, g) }) {
 			return
 		}
@@ -106,7 +106,7 @@ func testTaintOfHealthyNode(t *testing.T, g *guest) {
 	g.waitRun(t, before.UID)
 }
 
-// checkShutDown checks that the last run of the guest ended by its own shutdown.
+// checkShutDown checks that the last run of the guest ended by a shutdown.
 func (g *guest) checkShutDown(t *testing.T) {
 	t.Helper()
 	if end := g.claim(t).Annotations[objects.AnnotationEnd]; !strings.Contains(end, "Completed") {
@@ -362,7 +362,7 @@ func checkForwarded(t *testing.T, g *guest) {
 	}
 }
 
-// console is what a machine prints, as kubectl logs -f shows it.
+// console is the output of a machine, as kubectl logs -f shows it.
 type console struct {
 	mu   sync.Mutex
 	text bytes.Buffer

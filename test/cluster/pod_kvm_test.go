@@ -51,7 +51,7 @@ func testKVM(t *testing.T, w *podWorld) {
 	g.delete(t)
 }
 
-// setCapacity adds KVM to what a node has, or removes it, as a device plugin would.
+// setCapacity adds KVM to the capacity of a node, or removes it, as a device plugin would.
 func setCapacity(t *testing.T, node, change string) {
 	t.Helper()
 	path := "/status/capacity/" + strings.ReplaceAll(kvm.DefaultResource, "/", "~1")
@@ -60,12 +60,12 @@ func setCapacity(t *testing.T, node, change string) {
 	if _, err := nodes.Patch(context.WithoutCancel(t.Context()), node, types.JSONPatchType, []byte(patch), metav1.PatchOptions{}, "status"); err != nil {
 		t.Fatal(err)
 	}
-	assert.Eventually(t, "the kubelet offers it, or does no more", func(t testing.TB) error {
+	assert.Eventually(t, "the kubelet offers it, or no longer does", func(t testing.TB) error {
 		now, err := nodes.Get(context.WithoutCancel(t.Context()), node, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
-		if _, has := now.Status.Allocatable[kvm.DefaultResource]; has == (change == `"remove"`) {
+		if _, ok := now.Status.Allocatable[kvm.DefaultResource]; ok == (change == `"remove"`) {
 			return fmt.Errorf("allocatable is %v", now.Status.Allocatable)
 		}
 		return nil

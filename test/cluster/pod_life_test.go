@@ -54,7 +54,7 @@ func otherNode(t *testing.T, pod *corev1.Pod) *cluster.Node {
 	return nil
 }
 
-// guestReport is what the guest says about itself, as it was when it was booted.
+// guestReport is the guest's report about its boot.
 type guestReport struct {
 	Boots, MemoryKiB int
 	Disks            map[string]struct{ Size int64 }

@@ -116,8 +116,8 @@ func (o *machineOracle) checkSeen(t *testing.T, pod *corev1.Pod) {
 var podInGroup = regexp.MustCompile(`/pod([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/`)
 
 // runningMachines returns the UIDs of the cluster's pods in which drover-machine runs, by their names. The
-// pods of one VirtualMachine have one name, which is the name of their host. A process that has ended, and
-// that nobody has waited for, has no environment.
+// pods of one VirtualMachine have one name, which is the name of their host. The environment of a
+// process that has ended, and that nobody has waited for, is empty.
 func runningMachines() map[string]map[types.UID]bool {
 	all := map[string]map[types.UID]bool{}
 	group := []byte(":" + shared.ControlGroup("") + "/") // other clusters may be on this host

@@ -66,7 +66,7 @@ func createGuestService(t *testing.T, guest string) *corev1.Service {
 type endpointState struct {
 	pod   types.UID
 	ready bool
-	// log is what the guest had printed by then.
+	// log is the output of the guest until then.
 	log string
 }
 

@@ -212,7 +212,7 @@ func (g *guest) setAction(t *testing.T, action api.Action) {
 	g.patch(t, fmt.Sprintf(`{"spec":{"action":%q}}`, action))
 }
 
-// stop switches the guest off and waits until it has no pod.
+// stop switches the guest off and waits until its pod is gone.
 func (g *guest) stop(t *testing.T) {
 	t.Helper()
 	g.setAction(t, api.ActionStopped)
@@ -269,7 +269,7 @@ func (g *guest) pod(t *testing.T) *corev1.Pod {
 	t.Helper()
 	pod, err := g.findPod(t)
 	if err != nil || pod == nil {
-		t.Fatalf("%s has no pod: %v", g.name, err)
+		t.Fatalf("%s lacks a pod: %v", g.name, err)
 	}
 	return pod
 }
