@@ -71,7 +71,7 @@ func newAPIServer() *apiServer {
 	return &apiServer{objects: map[resourceKey]client.Object{}, first: firstVersion, version: firstVersion}
 }
 
-// normalize returns a copy of an object with what JSON keeps of it.
+// normalize returns a copy of an object that went through JSON.
 func normalize[T client.Object](object T) T {
 	content, err := json.Marshal(object)
 	if err != nil {
@@ -81,7 +81,7 @@ func normalize[T client.Object](object T) T {
 	if err := json.Unmarshal(content, next); err != nil {
 		panic(err)
 	}
-	return next.(T) //nolint:forcetypeassert // T's own type
+	return next.(T) //nolint:forcetypeassert // it has type T
 }
 
 // store logs a change and returns the object as stored.
@@ -239,7 +239,7 @@ type watcher struct {
 	ending  bool
 	closed  bool
 	stopped atomic.Bool // by the client
-	// version is that of the next event, which is delayed.
+	// version is the version of the next event, which is delayed.
 	version  uint64
 	notUntil time.Time
 }

@@ -19,7 +19,7 @@ import (
 // and only into a goroutine that waits for them, so that no select has two choices.
 type processClock struct {
 	process *process
-	// behind is how much the clock lags, as that of a virtual machine that was suspended.
+	// behind is how much the clock lags, as in a virtual machine that was suspended.
 	behind atomic.Int64 // nanoseconds
 
 	mu     sync.Mutex

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package schedules explores schedules of Drover's own parts in one process, under
+// Package schedules explores schedules of Drover's parts in one process, under
 // testing/synctest: two or three replicas, each with a manager of controller-runtime
 // (without servers), its cache, Drover's queue, reconcilers, inventory, Lock, guard and
 // fence; an API server in memory, and the fake driver's engine in memory.
@@ -18,9 +18,9 @@
 // sorts what waits by a stable name, and lets one operation go, which a seed chooses.
 // Then it waits again. Between two steps goroutines run in any order, which must not show:
 //
-//   - A select has no two ready cases. Messages go through channels without a buffer, and
+//   - A select never has two ready cases. Messages go through channels without a buffer, and
 //     only into a goroutine that is waiting there (clock_test.go, world_test.go).
-//   - Names tell operations apart by what they are for, not by when they came. Two that
+//   - Names tell operations apart by their purpose, not by when they came. Two that
 //     nothing tells apart go together.
 //   - client-go draws jitter from math/rand, which is seeded again wherever the runtime's
 //     order may have influenced how many numbers were drawn. This needs the setting

@@ -23,7 +23,7 @@ import (
 // engineClient is a process's driver: the fake one, whose calls pass the gate.
 type engineClient struct {
 	process *process
-	// driver is that of the engine, and other that of what may be in the engine's place.
+	// driver is the engine's driver, and other the driver of an engine that may take its place.
 	driver, other *fake.Driver
 }
 

@@ -21,7 +21,7 @@ import (
 type faults struct {
 	world  *world
 	random *rand.Rand
-	// share of calls that have a fate of their own.
+	// share of calls that get a separate fate.
 	share   float64
 	enabled bool
 	next    time.Time
@@ -293,7 +293,7 @@ func (f *faults) cut() {
 	})
 }
 
-// edits are what people do to servers, by name. They report whether there was anything to do.
+// edits are the changes of people to servers, by name. Each reports whether it had an effect.
 var edits = map[string]func(w *world, r fake.Record) bool{
 	"ended by hand": func(w *world, r fake.Record) bool {
 		if rules.StateAt(&r, time.Now()) != driver.StateRunning {

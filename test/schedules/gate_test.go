@@ -21,14 +21,14 @@ var errLost = errors.New("the connection was lost")
 // errKilled is the result of all calls of a process that was killed.
 var errKilled = errors.New("the process was killed")
 
-// connectionTimeout is when a client without a deadline of its own notices that its
-// connection is dead.
+// connectionTimeout is when a client without a deadline notices that its connection is
+// dead.
 const connectionTimeout = 45 * time.Second
 
 // operation is something that waits at the gate: a call of a process, or a message to it.
 type operation struct {
 	name  string
-	owner *process // nil for the world's own
+	owner *process // nil for the world
 	kind  kind
 	// run takes effect, on the scheduler's goroutine. It reports whether it could.
 	run func() bool
@@ -45,7 +45,7 @@ type operation struct {
 	late     bool // and it was decided whether it arrives nevertheless
 }
 
-// kind is what an operation is, by which faults are chosen.
+// kind is the kind of an operation, by which faults are chosen.
 type kind int
 
 const (
@@ -162,20 +162,20 @@ func (o *operation) isCut(now time.Time) bool {
 	return o.owner != nil && (o.kind == kindRead || o.kind == kindWrite) && !o.left && o.owner.cutUntil.After(now)
 }
 
-// fate is what becomes of a call.
+// fate is the outcome of a call.
 type fate int
 
 const (
 	fateNormal fate = iota
-	// fateLost : the call never arrives.
+	// fateLost means that the call never arrives.
 	fateLost
-	// fateUnanswered : the call is done, and the answer never arrives.
+	// fateUnanswered means that the call is done, and the answer never arrives.
 	fateUnanswered
-	// fateRefused : the call fails at once, and nothing is done.
+	// fateRefused means that the call fails at once, and nothing is done.
 	fateRefused
-	// fateFailedAfter : the call is done, and the answer says that it failed.
+	// fateFailedAfter means that the call is done, and the answer says that it failed.
 	fateFailedAfter
-	// fateSlow : the call is done, and the answer is late.
+	// fateSlow means that the call is done, and the answer is late.
 	fateSlow
 )
 
@@ -354,7 +354,7 @@ func (s *scheduler) endOrHold(o *operation) {
 		s.finish(o)
 	case o.fate == fateSlow:
 		o.done, o.notUntil = true, time.Now().Add(time.Duration(s.random.Int64N(int64(3*time.Second))))
-	default: // the caller gives up, by its own deadline or its connection's
+	default: // the caller gives up, by its deadline or its connection's
 		o.fail(errLost)
 		o.done, o.notUntil = true, time.Now().Add(connectionTimeout)
 	}

@@ -261,13 +261,13 @@ func (j *judge) unsettled() *rules.Violation {
 	}
 	for _, r := range j.world.memory.Records() {
 		if !r.Retained && r.UID != foreignUID && j.world.objectOf(r.UID) == nil {
-			return new(rules.Broken(rules.O2, "the server %s of %s has no VirtualMachine", r.ID, r.Name))
+			return new(rules.Broken(rules.O2, "the server %s of %s lacks a VirtualMachine", r.ID, r.Name))
 		}
 	}
 	return nil
 }
 
-// foreignUID is that of a server of another cluster on the same engine.
+// foreignUID is the UID of a server of another cluster on the same engine.
 const foreignUID types.UID = "99999999-0000-4000-8000-000000000000"
 
 // addForeign adds a server that is not Drover's.

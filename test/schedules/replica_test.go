@@ -237,7 +237,7 @@ func (p *process) mayBindToOther() bool {
 	return p.otherIDs.Load() > 0 || p.inventory.Get("").EngineID == p.world.otherID
 }
 
-// openEngines opens the engine, and what may be in its place.
+// openEngines opens the engine, or the one that has taken its place.
 func (p *process) openEngines() (engineClient, error) {
 	open := func(memory *fake.Memory) (*fake.Driver, error) {
 		return fake.New(fake.Options{

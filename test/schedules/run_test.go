@@ -17,7 +17,7 @@ type Options struct {
 	Trace io.Writer
 }
 
-// Result is what came of a schedule.
+// Result is the outcome of a schedule.
 type Result struct {
 	Seed       uint64
 	Violations []rules.Violation

@@ -25,16 +25,16 @@ type users struct {
 	names  []string
 	next   time.Time
 	active bool
-	// wanted is what was requested for each VirtualMachine that ever existed.
+	// wanted has the requests for each VirtualMachine that ever existed.
 	wanted     map[types.UID]*wanted
 	actions    int
 	tempo      int64
 	orphans    int
-	deleteNext string // name of what is deleted next, or empty
+	deleteNext string // name of the VirtualMachine that is deleted next, or empty
 	stamps     int
 }
 
-// wanted is what was requested for a VirtualMachine.
+// wanted has the requests for a VirtualMachine.
 type wanted struct {
 	rules.Requested
 
@@ -103,7 +103,7 @@ func (u *users) act() {
 }
 
 // create creates a VirtualMachine, unless that may be bound to another engine: one that is there, or
-// that a process has not noticed to be there no more.
+// whose end a process has not noticed.
 func (u *users) create(name string, detail int) {
 	if !u.world.exchangedAt.IsZero() || slices.ContainsFunc(u.world.processes(), (*process).mayBindToOther) {
 		return
@@ -160,7 +160,7 @@ func (u *users) removeFinalizer(vm *api.VirtualMachine) {
 	u.update(next, "loses its finalizer")
 }
 
-// settlePending adds the last request to what must have happened, if it has completed.
+// settlePending adds the last request to those that must have happened, if it has completed.
 func (u *users) settlePending(vm *api.VirtualMachine, want *wanted) (applied bool) {
 	applied = u.world.judge.checkApplied(vm) == nil
 	if applied {

@@ -208,8 +208,8 @@ func (w *watcher) end() bool {
 	return true
 }
 
-// closeWatches ends watches of the API server. Each client learns that by a message of its
-// own, so that not all begin their backoff at once.
+// closeWatches ends watches of the API server. Each client learns that by a separate
+// message, so that not all begin their backoff at once.
 func (w *world) closeWatches(of func(*watcher) bool) {
 	for _, s := range w.watchers {
 		if !s.closed && !s.stopped.Load() && of(s) {

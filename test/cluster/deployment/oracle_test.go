@@ -35,7 +35,7 @@ func TestAddContainers(t *testing.T) {
 		"not started":       {"first create", container.StateCreated, "O7: uid-1: vm-1 was started 0 times"},
 		"removed":           {"first create, first start, first destroy", "", "O7: uid-1: delete"},
 		"stopped":           {"first create, first start", container.StateExited, "O1: uid-1: vm-1: its server is Stopped"},
-		"lost":              {"first create, first start", "", "O1: uid-1: vm-1: it has no server"},
+		"lost":              {"first create, first start", "", "O1: uid-1: vm-1: it lacks a server"},
 	} {
 		vm := framework.NewVM("vm-1").UID(string(uid)).Action(api.ActionActive).Obj()
 		vm.Status = api.VirtualMachineStatus{

@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/journal"
 )
 
-// Requested is what users requested for one VirtualMachine.
+// Requested holds the requests of users for one VirtualMachine.
 type Requested struct {
 	Name string
 	// DeletedAt is when its deletion was requested, or zero.
@@ -35,20 +35,20 @@ func (r Requested) CheckStarts(uid types.UID, starts int) []Violation {
 	return []Violation{{Rule: O7, UID: uid, Text: fmt.Sprintf("%s was started %d times: %d to %d times were requested", r.Name, starts, r.AtLeast, r.AtMost)}}
 }
 
-// Evidence is what Judge judges: users who have waited for their last requests, and what came of these.
+// Evidence is the input of Judge: the requests of users, who have waited for the last ones, and the outcome.
 type Evidence struct {
 	// Journal is the engine's, in its order.
 	Journal []journal.Entry
 	// Processes are all processes of replicas that ever ran.
 	Processes []Process
-	// Starts are those of servers' processes, if others than the engine recorded them; its journal has none then.
+	// Starts are the starts of servers' processes, if others than the engine recorded them. Then its journal has none.
 	Starts []Start
-	// Requested is what users requested, for all VirtualMachines that ever existed.
+	// Requested has the requests of users for all VirtualMachines that ever existed.
 	Requested map[types.UID]Requested
 	// VMs and Servers are those that exist at the end.
 	VMs     map[types.UID]*api.VirtualMachine
 	Servers []Server
-	// Leftovers are what else was found at the end, and should not be there.
+	// Leftovers are other objects that were found at the end and should be gone.
 	Leftovers []string
 }
 

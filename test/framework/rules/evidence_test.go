@@ -152,8 +152,8 @@ func TestJudge(t *testing.T) {
 
 		"deleted and there":   {evidenceOfCreation().withFinalState(one, first).withDeletionRequested(), "O4 was deleted and still exists"},
 		"gone":                {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { delete(e.VMs, one) }), "O7 vm-1 is gone"},
-		"without a server":    {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { e.Servers = nil }), "O1 it has no server"},
-		"server without a VM": {evidenceOfCreation().withDeletionRequested().withFinalState(one, first).withChange(func(e *Evidence) { delete(e.VMs, one) }), "O2 has no VirtualMachine"},
+		"without a server":    {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { e.Servers = nil }), "O1 it lacks a server"},
+		"server without a VM": {evidenceOfCreation().withDeletionRequested().withFinalState(one, first).withChange(func(e *Evidence) { delete(e.VMs, one) }), "O2 lacks a VirtualMachine"},
 		"not ready":           {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { e.VMs[one].Status.Conditions = nil }), "O1 not Ready"},
 		"of another size":     {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { e.VMs[one].Spec.Resource[api.ResourceCPU] = resource.MustParse("3") }), "O1 2000m of CPU"},
 		"of another id":       {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { e.VMs[one].Status.Server.ID = "fake-2" }), "O1 its status has"},

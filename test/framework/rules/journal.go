@@ -25,7 +25,7 @@ type Process struct {
 	From, To time.Time
 }
 
-// ActionOutside is what others than Drover did to a server. Tests add its entries.
+// ActionOutside is an action of others than Drover on a server. Tests add its entries.
 const ActionOutside journal.Action = "outside"
 
 // Read reads the complete lines of a journal from an offset on, and moves the offset.
@@ -108,7 +108,7 @@ func DescribeEntry(e journal.Entry) string {
 	return fmt.Sprintf("%s%s at %s", e.Action, by, e.At.UTC().Format(time.StampMilli))
 }
 
-// History is what happened to a server, as far as its entries show it.
+// History has the changes of a server that its entries show.
 type History struct {
 	UID types.UID
 	// Applied are the entries whose change was made.
@@ -139,30 +139,30 @@ func (h *History) trace(entries []journal.Entry, final *journal.Snapshot, proces
 	broken := func(format string, args ...any) {
 		h.Violations = append(h.Violations, Violation{Rule: O1, UID: h.UID, Text: fmt.Sprintf(format, args...)})
 	}
-	var had *journal.Snapshot
+	var applied *journal.Snapshot
 	for n, entry := range entries {
-		if !isSameSnapshot(entry.Before, had) {
-			broken("%s found %s, and %s was left", DescribeEntry(entry), DescribeSnapshot(entry.Before), DescribeSnapshot(had))
+		if !isSameSnapshot(entry.Before, applied) {
+			broken("%s found %s, and %s was left", DescribeEntry(entry), DescribeSnapshot(entry.Before), DescribeSnapshot(applied))
 		}
 		next, at := final, time.Time{}
 		if n+1 < len(entries) {
 			next, at = entries[n+1].Before, entries[n+1].At
 		}
 		if !isSameSnapshot(entry.After, next) && isSameSnapshot(entry.Before, next) && hadExited(processes, entry, at) {
-			had = entry.Before
+			applied = entry.Before
 			continue
 		}
-		h.Applied, had = append(h.Applied, entry), entry.After
+		h.Applied, applied = append(h.Applied, entry), entry.After
 	}
-	if !isSameSnapshot(final, had) {
-		broken("there is %s at the end, and %s was left", DescribeSnapshot(final), DescribeSnapshot(had))
+	if !isSameSnapshot(final, applied) {
+		broken("there is %s at the end, and %s was left", DescribeSnapshot(final), DescribeSnapshot(applied))
 	}
 }
 
 // exitDetectionDelay is how long it takes to notice a process's end.
 const exitDetectionDelay = time.Second
 
-// hadExited reports whether the process that made an entry had ended by some time, or at
+// hadExited reports whether the process that made an entry applied ended by some time, or at
 // all where that is zero.
 func hadExited(processes []Process, entry journal.Entry, by time.Time) bool {
 	p := ProcessOf(processes, entry)
@@ -210,7 +210,7 @@ func (h History) checkCreation() []Violation {
 	for _, entry := range h.Applied {
 		switch {
 		case entry.Action == journal.ActionCreate && id != "":
-			all = append(all, Violation{Rule: O3, UID: h.UID, Text: fmt.Sprintf("%s, though %s had been created", DescribeEntry(entry), id)})
+			all = append(all, Violation{Rule: O3, UID: h.UID, Text: fmt.Sprintf("%s, though %s applied been created", DescribeEntry(entry), id)})
 		case entry.Action == ActionOutside:
 		case entry.Action != journal.ActionCreate && (entry.Before == nil || entry.After != nil && entry.After.ID != entry.Before.ID):
 			all = append(all, Violation{Rule: O3, UID: h.UID, Text: fmt.Sprintf("%s made %s of %s", DescribeEntry(entry), DescribeSnapshot(entry.After), DescribeSnapshot(entry.Before))})

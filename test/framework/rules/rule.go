@@ -50,7 +50,7 @@ var Sentences = map[Rule]string{
 	O9:  "what a guest has synced to its disks does not change or go back",
 	O10: "everything converges, and no process ends by itself",
 	O11: "a status names the server that exists, and the state that it has; none is Ready before a server of its UID was created",
-	O12: "user-data from a Secret, the controller's token and what a registry answers are in no log, event, status, command line, decision or record, neither as they are nor in base64",
+	O12: "user-data from a Secret, the controller's token and the answers of a registry are in no log, event, status, command line, decision or record, neither as they are nor in base64",
 	O13: "a process that lives on does not need more and more",
 	O14: "a recorded decision comes out the same when it is derived again",
 }
@@ -60,10 +60,10 @@ type Violation struct {
 	// Case repeats the run that broke the rule.
 	Case string
 	Rule Rule
-	// UID is that of the VirtualMachine that it is about.
+	// UID identifies the VirtualMachine that it is about.
 	UID  types.UID
 	Text string
-	// History is what the controllers decided, in sentences.
+	// History has the decisions of the controllers, in sentences.
 	History string
 }
 

@@ -18,7 +18,7 @@ func TestSentences(t *testing.T) {
 	}
 	for rule, sentence := range Sentences {
 		if row := "| " + string(rule) + " | " + sentence + " |\n"; !strings.Contains(string(docs), row) {
-			t.Errorf("docs/faults.md has no row %q", row)
+			t.Errorf("docs/faults.md lacks the row %q", row)
 		}
 	}
 }

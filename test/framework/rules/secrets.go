@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// CheckSecrets checks that none of some secrets, by what each is, is in what people can read, by where that is (O12).
+// CheckSecrets checks that no secret is in a readable place (O12). Both maps are keyed by a description.
 func CheckSecrets(secrets map[string]string, readable map[string]any) (broken []Violation, err error) {
 	for where, what := range readable {
 		text, err := json.Marshal(what)

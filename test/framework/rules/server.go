@@ -30,7 +30,7 @@ type Server struct {
 	Released bool
 	// Snapshot is the server as the driver's journal describes it, if it does.
 	Snapshot *journal.Snapshot
-	// Config is what can be compared between runs.
+	// Config is the part of the configuration that can be compared between runs.
 	Config string
 }
 
@@ -57,7 +57,7 @@ func StateAt(r *fake.Record, at time.Time) driver.State {
 	return r.State
 }
 
-// phases are what actions lead to, and states the states of servers in these phases.
+// phases are the phases to which actions lead, and states the states of servers in these phases.
 var (
 	phases = map[api.Action]api.Phase{
 		api.ActionActive: api.PhaseActive, api.ActionStopped: api.PhaseStopped, api.ActionPaused: api.PhasePaused,
@@ -104,7 +104,7 @@ func CheckApplied(vm *api.VirtualMachine, s *Server) error {
 	cpu := vm.Spec.Resource[api.ResourceCPU]
 	switch {
 	case s == nil:
-		return errors.New("it has no server")
+		return errors.New("it lacks a server")
 	case s.State != WantedState(vm.Spec.Action):
 		return fmt.Errorf("its server is %s for action %s", s.State, vm.Spec.Action)
 	case s.CPUMilli != UnknownCPU && s.CPUMilli != cpu.MilliValue():
@@ -124,7 +124,7 @@ func CheckServers(vms []*api.VirtualMachine, servers []Server) (broken []Violati
 		delete(byUID, vm.UID)
 	}
 	for uid, left := range byUID {
-		broken = append(broken, Violation{Rule: O2, UID: uid, Text: fmt.Sprintf("server %s of %s has no VirtualMachine", left[0].ID, left[0].Name)})
+		broken = append(broken, Violation{Rule: O2, UID: uid, Text: fmt.Sprintf("server %s of %s lacks a VirtualMachine", left[0].ID, left[0].Name)})
 	}
 	return broken
 }
@@ -150,7 +150,7 @@ func checkServersOf(vm *api.VirtualMachine, servers []Server) []Violation {
 	case hasID:
 		return []Violation{Broken(O11, "the status of %s has the server %s, which does not exist", vm.Name, vm.Status.Server.ID)}
 	case vm.Status.Phase == api.PhaseActive:
-		return []Violation{Broken(O1, "%s has no server", vm.Name)}
+		return []Violation{Broken(O1, "%s lacks a server", vm.Name)}
 	}
 	return nil
 }
