@@ -162,7 +162,7 @@ func (h *History) trace(entries []journal.Entry, final *journal.Snapshot, proces
 // exitDetectionDelay is how long it takes to notice a process's end.
 const exitDetectionDelay = time.Second
 
-// hadExited reports whether the process that made an entry applied ended by some time, or at
+// hadExited reports whether the process that made an entry had ended by some time, or at
 // all where that is zero.
 func hadExited(processes []Process, entry journal.Entry, by time.Time) bool {
 	p := ProcessOf(processes, entry)
@@ -210,7 +210,7 @@ func (h History) checkCreation() []Violation {
 	for _, entry := range h.Applied {
 		switch {
 		case entry.Action == journal.ActionCreate && id != "":
-			all = append(all, Violation{Rule: O3, UID: h.UID, Text: fmt.Sprintf("%s, though %s applied been created", DescribeEntry(entry), id)})
+			all = append(all, Violation{Rule: O3, UID: h.UID, Text: fmt.Sprintf("%s, though %s had been created", DescribeEntry(entry), id)})
 		case entry.Action == ActionOutside:
 		case entry.Action != journal.ActionCreate && (entry.Before == nil || entry.After != nil && entry.After.ID != entry.Before.ID):
 			all = append(all, Violation{Rule: O3, UID: h.UID, Text: fmt.Sprintf("%s made %s of %s", DescribeEntry(entry), DescribeSnapshot(entry.After), DescribeSnapshot(entry.Before))})
