@@ -46,9 +46,9 @@ func decideEnded(in Input) Decision {
 }
 
 // hasEndedUnasked reports whether a run is over that Drover was not asked to end. The operation Stop
-// is also that of a stop by others, which a disruption shows; driver pod shows one for each deletion
-// of a pod. A start after a stop by others counts it. A stop that has led to a server which is off as
-// asked has no operation any more, and the start after it counts nothing.
+// also stands for a stop by others, which a disruption shows; driver pod shows one for each deletion
+// of a pod. A start after a stop by others counts it. The operation of a stop that has led to a server
+// which is off as asked is over, and the start after it counts nothing.
 func hasEndedUnasked(in Input) bool {
 	server, status := in.Observed.Server, in.VM.Status
 	if !IsStoppedByDrover(status, server.Run) {

@@ -120,8 +120,8 @@ func TestCountedEviction(t *testing.T) {
 	}
 }
 
-// TestEvictedServerThatGoes checks that the evictions of a server that is gone between two runs, as that of
-// an ephemeral VM is, still count as evictions.
+// TestEvictedServerThatGoes checks that the evictions of a server that is gone between two runs, as the
+// server of an ephemeral VM is, still count as evictions.
 func TestEvictedServerThatGoes(t *testing.T) {
 	_, looping := policytest.ShortRun(137, 3, 0)
 	evicted := func(in *policy.Input) { in.VM.Status.Operation.Evicted = true }
@@ -204,7 +204,7 @@ func TestRunsEndedByOthers(t *testing.T) {
 }
 
 // TestCrashesOfAServerThatGoes checks that crashes count although the server is gone between two runs, as
-// that of an ephemeral VM is, and that each run counts once.
+// the server of an ephemeral VM is, and that each run counts once.
 func TestCrashesOfAServerThatGoes(t *testing.T) {
 	ended, crashing := policytest.ShortRun(1, 3, 0)
 	counted := func(in *policy.Input) {

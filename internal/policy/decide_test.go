@@ -384,20 +384,20 @@ func withDone(o api.OperationType) func(*policy.Input) { return func(in *policy.
 type check = func(*testing.T, policy.Decision)
 
 // want checks one part of a decision.
-func want[T comparable](what string, part func(policy.Decision) T, wanted T) check {
+func want[T comparable](description string, part func(policy.Decision) T, wanted T) check {
 	return func(t *testing.T, d policy.Decision) {
 		t.Helper()
 		if got := part(d); got != wanted {
-			t.Errorf("%s: got %v, want %v", what, got, wanted)
+			t.Errorf("%s: got %v, want %v", description, got, wanted)
 		}
 	}
 }
 
-func wantBoth(one, two check) check {
+func wantBoth(first, second check) check {
 	return func(t *testing.T, d policy.Decision) {
 		t.Helper()
-		one(t, d)
-		two(t, d)
+		first(t, d)
+		second(t, d)
 	}
 }
 

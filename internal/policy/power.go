@@ -148,8 +148,8 @@ func planEndedGuest(in Input, power Power) Decision {
 	return planWait(in, in.VM.Status.Operation.Type, api.ReasonStopping, server.Progress)
 }
 
-// isEndedByOthers reports whether others than Drover end a run that the spec wants, as a drain does: with a
-// grace period of their own, which the engine keeps to.
+// isEndedByOthers reports whether others than Drover end a run that the spec wants, as a drain does: with another
+// grace period, which the engine keeps to.
 func isEndedByOthers(in Input, operation api.OperationType) bool {
 	return in.Observed.Server.Disruption != "" && operation == api.OperationStop && powerOf(in) != PowerOff
 }

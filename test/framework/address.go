@@ -44,7 +44,7 @@ func FreePort(t testing.TB) int32 {
 func findFreePort(ctx context.Context) (int32, error) {
 	for range 100 {
 		port := rand.IntnRange(10_000, 30_000)
-		leased, err := lease(fmt.Sprintf("port-%d", port))
+		leased, err := leaseName(fmt.Sprintf("port-%d", port))
 		if err != nil {
 			return 0, err
 		}

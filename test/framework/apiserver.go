@@ -15,9 +15,9 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// BuildAPIServer builds the kube-apiserver that bin/drover contains as a program of its own.
+// BuildAPIServer builds the kube-apiserver that bin/drover contains as a separate program.
 func BuildAPIServer(binary string) error {
-	return build(binary, "standalone", "k8s.io/kubernetes/cmd/kube-apiserver", nil)
+	return buildBinary(binary, "standalone", "k8s.io/kubernetes/cmd/kube-apiserver", nil)
 }
 
 // APIServer is a further kube-apiserver of a cluster.

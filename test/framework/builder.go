@@ -29,7 +29,7 @@ func NewVM(name string) *VMBuilder {
 	return b
 }
 
-// Obj returns a copy of what was built.
+// Obj returns a copy of the VirtualMachine that was built.
 func (b *VMBuilder) Obj() *api.VirtualMachine { return b.vm.DeepCopy() }
 
 // Namespace sets metadata.namespace.
@@ -42,15 +42,15 @@ func (b *VMBuilder) UID(uid string) *VMBuilder { b.vm.UID = types.UID(uid); retu
 func (b *VMBuilder) Generation(n int64) *VMBuilder { b.vm.Generation = n; return b }
 
 // DeletionTimestamp sets metadata.deletionTimestamp.
-func (b *VMBuilder) DeletionTimestamp(at time.Time) *VMBuilder {
-	b.vm.DeletionTimestamp = &metav1.Time{Time: at}
+func (b *VMBuilder) DeletionTimestamp(deleted time.Time) *VMBuilder {
+	b.vm.DeletionTimestamp = &metav1.Time{Time: deleted}
 	return b
 }
 
 // Bound adds the finalizer and the binding.
-func (b *VMBuilder) Bound(to string) *VMBuilder {
+func (b *VMBuilder) Bound(driverName string) *VMBuilder {
 	b.vm.Finalizers = append(b.vm.Finalizers, api.FinalizerServer)
-	metav1.SetMetaDataAnnotation(&b.vm.ObjectMeta, api.AnnotationBound, to)
+	metav1.SetMetaDataAnnotation(&b.vm.ObjectMeta, api.AnnotationBound, driverName)
 	return b
 }
 
@@ -85,8 +85,8 @@ func (b *VMBuilder) RestartPolicy(p api.RestartPolicy) *VMBuilder {
 }
 
 // RestartedAt sets spec.restartedAt.
-func (b *VMBuilder) RestartedAt(at time.Time) *VMBuilder {
-	b.vm.Spec.RestartedAt = &metav1.Time{Time: at}
+func (b *VMBuilder) RestartedAt(restarted time.Time) *VMBuilder {
+	b.vm.Spec.RestartedAt = &metav1.Time{Time: restarted}
 	return b
 }
 
@@ -133,4 +133,4 @@ func (b *VMBuilder) Status(change func(*api.VirtualMachineStatus)) *VMBuilder {
 }
 
 // NewFakeClock returns a clock that stands still until the test moves it.
-func NewFakeClock(at time.Time) *testingclock.FakeClock { return testingclock.NewFakeClock(at) }
+func NewFakeClock(now time.Time) *testingclock.FakeClock { return testingclock.NewFakeClock(now) }

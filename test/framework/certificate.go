@@ -64,7 +64,7 @@ func SignCertificate(t testing.TB, name string, until time.Time, ca *x509.Certif
 	assert.NoError(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
-		NotBefore: earlier(until, time.Now()).Add(-2 * time.Hour), NotAfter: until,
+		NotBefore: earlierOf(until, time.Now()).Add(-2 * time.Hour), NotAfter: until,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
 	if ca == nil {
@@ -83,7 +83,7 @@ func SignCertificate(t testing.TB, name string, until time.Time, ca *x509.Certif
 	return certificate, key
 }
 
-func earlier(a, b time.Time) time.Time {
+func earlierOf(a, b time.Time) time.Time {
 	if a.Before(b) {
 		return a
 	}

@@ -66,7 +66,7 @@ func HasMessage(text string) VMCheck {
 // HasUsage requires that the server was sampled.
 func HasUsage(vm *api.VirtualMachine) error {
 	if vm.Status.Server == nil || vm.Status.Server.Usage == nil {
-		return errors.New("the status has no usage")
+		return errors.New("the status lacks the usage")
 	}
 	return nil
 }

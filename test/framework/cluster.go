@@ -203,7 +203,7 @@ func (c *Cluster) Stop() error {
 func (c *Cluster) Interrupt() error { return c.process.stopBySignal(syscall.SIGINT) }
 
 // Kill ends the cluster as a crash does. Its data stays for Start.
-func (c *Cluster) Kill() error { return c.process.kill() }
+func (c *Cluster) Kill() error { return c.process.killTree() }
 
 // Close stops the cluster, if it runs, and removes its data if that was
 // temporary.

@@ -21,7 +21,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// shared is the cluster of all tests that do not end one for good.
+// shared is the cluster of all tests that do not end their cluster.
 var shared *Cluster
 
 func TestMain(m *testing.M) { os.Exit(RunTests(m, &shared, ClusterOptions{})) }
@@ -44,8 +44,8 @@ func TestClusterDataSurvivesStopAndKill(t *testing.T) {
 	}
 }
 
-// TestVirtualClusters checks that each virtual cluster has an id, VirtualMachines and a kube-system of
-// its own.
+// TestVirtualClusters checks that each virtual cluster has a separate id, VirtualMachines and
+// kube-system.
 func TestVirtualClusters(t *testing.T) {
 	virtual, err := shared.ServeVirtual()
 	assert.NoError(t, err)

@@ -87,7 +87,7 @@ func RunHelm(t testing.TB, kubeconfig string, args ...string) (stdout, stderr st
 // TryHelm runs Helm without the settings of the user who tests.
 func TryHelm(t testing.TB, kubeconfig string, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
-	dir := t.TempDir() // not the tester's own settings
+	dir := t.TempDir() // not the settings of the tester
 	env := []string{"KUBECONFIG=" + kubeconfig, "HELM_CACHE_HOME=" + dir, "HELM_CONFIG_HOME=" + dir, "HELM_DATA_HOME=" + dir}
 	return RunCommand(t, CommandTimeout, env, HelmPath(t), args...)
 }

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package framework has what tests of all packages share, without importing a
+// Package framework has the parts that tests of all packages share, without importing a
 // package that they test: clusters, processes, VirtualMachines, engines and waits.
 //
 // Start with StartCluster in cluster.go, which runs the program drover as a child:

@@ -41,8 +41,8 @@ var (
 )
 
 // runEnv names the run of the tests that this process belongs to, if it belongs to one: test/suite
-// sets it. Images of a run have names of their own and runLabel, which containers inherit, so that
-// two runs do not see each other's.
+// sets it. Images of a run have different names and runLabel, which containers inherit, so that two
+// runs do not see each other's.
 const (
 	runEnv   = "DROVER_TEST_RUN"
 	runLabel = "cloudnative.tw/test-run"
@@ -147,7 +147,7 @@ var GuestArchive = sync.OnceValues(func() ([]byte, error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	program := filepath.Join(dir, "demo-guest")
-	if err := build(program, ".", "cloudnative.tw/drover/examples/demo-guest", []string{"CGO_ENABLED=0"}); err != nil {
+	if err := buildBinary(program, ".", "cloudnative.tw/drover/examples/demo-guest", []string{"CGO_ENABLED=0"}); err != nil {
 		return nil, err
 	}
 	content, err := os.ReadFile(program)

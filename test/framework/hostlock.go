@@ -29,8 +29,8 @@ var leases struct {
 	all []func() // a lock that nothing refers to is lost
 }
 
-// lease takes a lock until this process ends, and reports whether it was free.
-func lease(name string) (bool, error) {
+// leaseName takes a lock until this process ends, and reports whether it was free.
+func leaseName(name string) (bool, error) {
 	unlock, err := tryLock(name)
 	if unlock == nil {
 		return false, err

@@ -13,7 +13,7 @@ import (
 	"cloudnative.tw/drover/test/framework/filelock"
 )
 
-// ImageGuest is what boots a container image as a machine: files of bin/guest, which make guest builds.
+// ImageGuest has the files that boot a container image as a machine, from bin/guest, which make guest builds.
 type ImageGuest struct {
 	Kernel, Initramfs string
 }

@@ -114,9 +114,9 @@ func runAsPlainUser(t *testing.T, user *syscall.Credential, guest LinuxGuest, te
 }
 
 // CopyFile copies a file, which only its owner may use.
-func CopyFile(from, to string) error {
-	content, err := os.ReadFile(from)
-	return errors.Join(err, writeProgram(to, content, 0o700))
+func CopyFile(source, target string) error {
+	content, err := os.ReadFile(source)
+	return errors.Join(err, writeProgram(target, content, 0o700))
 }
 
 // WriteProgram writes a program that can be started at once.

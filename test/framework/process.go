@@ -30,7 +30,7 @@ func StartProcess(binary string, args, env []string) (*Process, error) {
 	return StartProcessAs(nil, binary, args, env)
 }
 
-// StartProcessAs starts a program as a user; nil means the test's own.
+// StartProcessAs starts a program as a user; nil means the user of the test.
 func StartProcessAs(user *syscall.Credential, binary string, args, env []string) (*Process, error) {
 	return startProcess(func(cmd *exec.Cmd) { cmd.SysProcAttr.Credential = user }, binary, args, env)
 }
@@ -55,7 +55,7 @@ func startProcess(configure func(*exec.Cmd), binary string, args, env []string) 
 func (p *Process) Stop() error { return p.process.stopBySignal(syscall.SIGTERM) }
 
 // Kill ends it as a crash does.
-func (p *Process) Kill() error { return p.process.kill() }
+func (p *Process) Kill() error { return p.process.killTree() }
 
 // PID of the process.
 func (p *Process) PID() int { return p.process.pid }
@@ -67,7 +67,7 @@ func (p *Process) HasEnded() bool { return p.process.hasEnded() }
 func (p *Process) Output() string { return p.output.String() }
 
 // TakeOutput returns its output since the last call, and drops it.
-func (p *Process) TakeOutput() string { return p.output.take() }
+func (p *Process) TakeOutput() string { return p.output.takeText() }
 
 // Wait waits for its end, without causing it, and returns how it ended.
 func (p *Process) Wait(ctx context.Context) error {
@@ -169,7 +169,7 @@ func (b *lockedBuffer) String() string {
 	return b.buf.String()
 }
 
-func (b *lockedBuffer) take() string {
+func (b *lockedBuffer) takeText() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	text := b.buf.String()
@@ -177,8 +177,8 @@ func (b *lockedBuffer) take() string {
 	return text
 }
 
-// kill ends the child as a crash does.
-func (p *childProcess) kill() error {
+// killTree ends the child as a crash does.
+func (p *childProcess) killTree() error {
 	err := p.stopBySignal(syscall.SIGKILL)
 	if _, ok := errors.AsType[*exec.ExitError](err); ok {
 		return nil

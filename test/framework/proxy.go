@@ -69,13 +69,13 @@ func (c *Cluster) NewAPIProxy(t testing.TB) *APIProxy {
 
 // writeKubeconfig writes the admin's kubeconfig for another address of the
 // server, whose certificate holds for name.
-func (c *Cluster) writeKubeconfig(path string, at net.Addr, name string) error {
+func (c *Cluster) writeKubeconfig(path string, address net.Addr, name string) error {
 	config, err := clientcmd.LoadFromFile(c.Kubeconfig)
 	if err != nil {
 		return err
 	}
 	for _, cluster := range config.Clusters {
-		cluster.Server, cluster.TLSServerName = fmt.Sprintf("https://%s", at), name
+		cluster.Server, cluster.TLSServerName = fmt.Sprintf("https://%s", address), name
 	}
 	return clientcmd.WriteToFile(*config, path)
 }

@@ -33,7 +33,7 @@ func fakePackages(t *testing.T, depends string) (env []string) {
 	return append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
 }
 
-// runLinuxGuest builds the guest with a cache of its own, and returns the folder that has its kernel.
+// runLinuxGuest builds the guest with a separate cache, and returns the folder that has its kernel.
 func runLinuxGuest(t *testing.T, env []string) (dir, out string, err error) {
 	t.Helper()
 	root, err := RepositoryRoot()

@@ -69,10 +69,10 @@ func (r *relay) Blackhole() {
 }
 
 // DelayReplies delays replies from now on. Requests are forwarded immediately.
-func (r *relay) DelayReplies(by time.Duration) {
+func (r *relay) DelayReplies(delay time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.delay = by
+	r.delay = delay
 }
 
 // Restore ends all disturbances and delivers what was held back.
@@ -111,7 +111,7 @@ func (r *relay) acceptConnections(l net.Listener) {
 }
 
 func (r *relay) forwardConnection(c net.Conn) {
-	s, err := r.dial()
+	s, err := r.dialTarget()
 	if err != nil || !r.addConnections(c, s) {
 		_ = c.Close()
 		return
@@ -123,8 +123,8 @@ func (r *relay) forwardConnection(c net.Conn) {
 	r.removeConnections(c, s)
 }
 
-// dial connects to the first of the remotes that answers.
-func (r *relay) dial() (conn net.Conn, err error) {
+// dialTarget connects to the first of the remotes that answers.
+func (r *relay) dialTarget() (conn net.Conn, err error) {
 	for _, remote := range r.remotes {
 		if conn, err = (&net.Dialer{}).DialContext(context.Background(), remote.Network(), remote.String()); err == nil {
 			return conn, nil
@@ -147,13 +147,13 @@ type delivery struct {
 
 // forwardStream forwards one direction of a connection until it ends, and then ends the
 // other one.
-func (r *relay) forwardStream(to, from net.Conn, late func() time.Duration) {
+func (r *relay) forwardStream(target, source net.Conn, late func() time.Duration) {
 	deliveries := make(chan delivery, 64)
 	go func() {
 		defer close(deliveries)
 		for {
 			content := make([]byte, chunkSize)
-			n, err := from.Read(content)
+			n, err := source.Read(content)
 			deliveries <- delivery{content[:n], time.Now().Add(late())}
 			if err != nil {
 				return
@@ -162,11 +162,11 @@ func (r *relay) forwardStream(to, from net.Conn, late func() time.Duration) {
 	}()
 	for p := range deliveries {
 		r.waitUntilDue(p.due)
-		if _, err := to.Write(p.content); err != nil {
+		if _, err := target.Write(p.content); err != nil {
 			break
 		}
 	}
-	_, _ = from.Close(), to.Close()
+	_, _ = source.Close(), target.Close()
 	for range deliveries { // lets the reader finish
 	}
 }

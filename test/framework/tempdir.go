@@ -20,7 +20,7 @@ func ShortTempDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "") //nolint:usetesting // t.TempDir has the test's name in it
 	if err == nil {
-		err = os.Chmod(dir, 0o755) // #nosec -- as t.TempDir has it: machines have users of their own
+		err = os.Chmod(dir, 0o755) // #nosec -- as t.TempDir has it: machines have different users
 	}
 	assert.NoError(t, err)
 	t.Cleanup(func() {
@@ -31,7 +31,7 @@ func ShortTempDir(t testing.TB) string {
 	return dir
 }
 
-// ListTree returns all files below a path with what a change of them changes.
+// ListTree returns all files below a path with the attributes that a change of them changes.
 func ListTree(t testing.TB, path string) []string {
 	t.Helper()
 	var all []string

@@ -157,10 +157,10 @@ func (v *VirtualClusters) New(ctx context.Context) (*Cluster, VirtualCluster, er
 }
 
 // CountWrites returns how many requests have written VirtualMachines and events of a virtual cluster.
-func (v *VirtualClusters) CountWrites(of VirtualCluster) int {
+func (v *VirtualClusters) CountWrites(cluster VirtualCluster) int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.writes[of]
+	return v.writes[cluster]
 }
 
 // Close ends the virtual clusters, and not the one that they are in.

@@ -12,7 +12,7 @@ import (
 )
 
 // conflictBackoff is for changes while a controller writes too: each of its writes may come
-// in between, and client-go's own backoff gives up after the fourth.
+// in between, and the backoff of client-go gives up after the fourth.
 var conflictBackoff = wait.Backoff{Duration: 20 * time.Millisecond, Factor: 1, Jitter: 1, Steps: 500}
 
 // RetryOnConflict calls change, which reads and writes an object, until there is no conflict.

@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// isBoundHere checks that a VirtualMachine is bound in its own name to the engine of another one.
+// isBoundHere checks that a VirtualMachine is bound, with its name, to the engine of another one.
 func isBoundHere(original *api.VirtualMachine) framework.VMCheck {
 	return func(vm *api.VirtualMachine) error {
 		want := api.Binding{Driver: "fake", EngineID: original.Status.Binding.EngineID, UID: vm.UID}

@@ -43,13 +43,13 @@ func TestDockerCreateWrites(t *testing.T) {
 
 const (
 	livesAtATime = 50
-	// spare is what connections, timers and the like may come and go by.
+	// spare is how many connections, timers and the like may come and go.
 	spare = 20
 )
 
-// TestGoroutinesEnd checks that a controller has no more goroutines and open descriptors after
-// creating and deleting VMs than after the first ones, which have made it as large as it gets: 50
-// more in the gate, 1,000 in the full tier.
+// TestGoroutinesEnd checks that creating and deleting VMs does not leave goroutines and open
+// descriptors in a controller, beyond those of the first VMs, which have made it as large as it
+// gets: 50 VMs in the gate, 1,000 in the full tier.
 func TestGoroutinesEnd(t *testing.T) {
 	t.Parallel()
 	turns := 1
@@ -64,10 +64,10 @@ func TestGoroutinesEnd(t *testing.T) {
 		runLifecycles(t, w, fmt.Sprintf("turn-%d", n))
 	}
 	for _, name := range []string{"go_goroutines", "process_open_fds"} {
-		assert.Eventually(t, "what "+name+" counts of all VMs has ended", func(t testing.TB) error {
+		assert.Eventually(t, name+" is as before the VMs", func(t testing.TB) error {
 			now := controller.ReadMetrics(t)
-			if had, has := before.Sum(name), now.Sum(name); had == 0 || has > had+spare {
-				return fmt.Errorf("%v, before it were %v", has, had)
+			if earlier, current := before.Sum(name), now.Sum(name); earlier == 0 || current > earlier+spare {
+				return fmt.Errorf("%v, before it were %v", current, earlier)
 			}
 			return nil
 		})

@@ -45,7 +45,7 @@ func withOwner(b *framework.VMBuilder, kind, apiVersion, name string, uid types.
 }
 
 // TestCascadingDeletion deletes an owner of VMs in each of the three ways. The garbage
-// collector does its part, and Drover its own.
+// collector and Drover each do their part.
 func TestCascadingDeletion(t *testing.T) {
 	t.Parallel()
 	for _, cascade := range []string{"foreground", "background", "orphan"} {

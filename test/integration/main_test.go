@@ -5,7 +5,7 @@
 // applies a VirtualMachine to a real kube-apiserver, and a server runs for it, is
 // reported, maintained and removed.
 //
-// Most tests share a cluster and a controller, with namespaces of their own.
+// Most tests share a cluster and a controller, each in another namespace.
 // test/outage tests failures around Drover.
 package integration
 
@@ -29,8 +29,8 @@ import (
 // events.
 var environment *testenv.Environment
 
-// waitForDeletions waits until the last tests' namespaces have no VirtualMachine. A controller that is
-// stopped in the middle of a removal may not end in time.
+// waitForDeletions waits until the VirtualMachines in the last tests' namespaces are gone. A controller
+// that is stopped in the middle of a removal may not end in time.
 func waitForDeletions() error {
 	ctx := context.Background()
 	return assert.Poll(ctx, "the VirtualMachines of all tests are gone", func() error {

@@ -176,10 +176,10 @@ func checkUsageUnderLoad(t *testing.T, vm *api.VirtualMachine) {
 	environment.WaitForVM(t, vm, hasUsage("CPU below 10 again", isLow))
 }
 
-func hasUsage(what string, ok func(api.Usage) bool) framework.VMCheck {
+func hasUsage(description string, ok func(api.Usage) bool) framework.VMCheck {
 	return func(vm *api.VirtualMachine) error {
 		if u := vm.Status.Server.Usage; u == nil || !ok(*u) {
-			return fmt.Errorf("usage is %+v: want %s", u, what)
+			return fmt.Errorf("usage is %+v: want %s", u, description)
 		}
 		return nil
 	}

@@ -51,7 +51,7 @@ func guestExit(code int) manualChange {
 	}
 }
 
-// manualChanges by driver and by what they do.
+// manualChanges has the changes of each driver, keyed by their effect.
 var manualChanges = map[string]map[string]manualChange{
 	"docker": {
 		"exit 0": guestExit(0),

@@ -65,7 +65,7 @@ func TestMachine(t *testing.T) {
 	vm = m.UpdateVM(t, vm, setAction(api.ActionStopped))
 	vm = m.WaitForVM(t, vm, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), framework.HasCondition(api.ConditionReady, metav1.ConditionTrue))
 	if s := vm.Status; len(s.Addresses) != 0 || len(s.Ports) != 0 {
-		t.Errorf("off it is reached by %v and %+v", s.Addresses, s.Ports)
+		t.Errorf("off it still has %v and %+v", s.Addresses, s.Ports)
 	}
 	// The guest's end is reported first; its QEMU is reaped after that.
 	assert.Eventually(t, "the process of the machine ends", func(t testing.TB) error {
@@ -82,7 +82,7 @@ func TestMachine(t *testing.T) {
 	m.checkManifest(t)
 }
 
-// checkManifest checks that a VM without an image boots the built-in one, with what its spec says.
+// checkManifest checks that a VM without an image boots the built-in one, with the settings of its spec.
 func (m *machineEnvironment) checkManifest(t *testing.T) {
 	t.Helper()
 	manifest, err := os.ReadFile("../../examples/test-vm.yaml")
@@ -141,8 +141,8 @@ func (m *machineEnvironment) checkNothingLeft(t *testing.T, vm *api.VirtualMachi
 	})
 }
 
-// TestPortLost checks that the status of a VM does not have a port which another program took while its machine had no
-// supervisor, that it says why, and that the port comes back.
+// TestPortLost checks that the status of a VM does not have a port which another program took while the supervisor of its
+// machine was away, that it says why, and that the port comes back.
 func TestPortLost(t *testing.T) {
 	t.Parallel()
 	m := newMachineEnvironment(t)

@@ -22,7 +22,7 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// hiddenText is what must not appear anywhere, without characters that an encoding escapes.
+// hiddenText is a text that must not appear anywhere, without characters that an encoding escapes.
 const hiddenText = "Xyzzy42PlughTheSecret"
 
 // TestSecretsAreNotExposed checks objects other than the Secret, events, files,

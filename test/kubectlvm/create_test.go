@@ -25,11 +25,11 @@ func TestCreateAndWait(t *testing.T) {
 	if r.code != 0 {
 		t.Fatalf("ended with %d: %s", r.code, r.errs)
 	}
-	want(t, r.out, "virtualmachine.cloudnative.tw/web created\n", "virtualmachine.cloudnative.tw/web is ready after ", "ports 18080:80\n")
+	wantTexts(t, r.out, "virtualmachine.cloudnative.tw/web created\n", "virtualmachine.cloudnative.tw/web is ready after ", "ports 18080:80\n")
 	if strings.Contains(r.out+r.errs, "\x1b") {
 		t.Errorf("there are escape sequences without a terminal: %q", r.out+r.errs)
 	}
-	vm := u.get("web")
+	vm := u.getVM("web")
 	if err := framework.IsActive(vm); err != nil {
 		t.Error(err)
 	}
@@ -37,8 +37,8 @@ func TestCreateAndWait(t *testing.T) {
 	if cpu.String() != "500m" || memory.String() != "64Mi" || disk.String() != "1G" || vm.Spec.RestartPolicy != api.RestartOnFailure || vm.Labels["tier"] != "front" {
 		t.Errorf("the VM is %+v, labels %v", vm.Spec, vm.Labels)
 	}
-	u.fails(1, []string{`error: virtualmachines "web" already exists in namespace "` + u.namespace + `"`}, "create", "web", "--cpu=4")
-	if cpu := u.get("web").Spec.Resource[api.ResourceCPU]; cpu.String() != "500m" {
+	u.mustFail(1, []string{`error: virtualmachines "web" already exists in namespace "` + u.namespace + `"`}, "create", "web", "--cpu=4")
+	if cpu := u.getVM("web").Spec.Resource[api.ResourceCPU]; cpu.String() != "500m" {
 		t.Errorf("a VM that exists was changed: %s CPUs", &cpu)
 	}
 }
@@ -46,35 +46,35 @@ func TestCreateAndWait(t *testing.T) {
 func TestCreateAppliesServerSide(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	u.create("web")
-	for _, entry := range u.get("web").ManagedFields {
+	u.createVM("web")
+	for _, entry := range u.getVM("web").ManagedFields {
 		if entry.Manager == "kubectl-vm" && entry.Operation == metav1.ManagedFieldsOperationApply {
 			return
 		}
 	}
-	t.Errorf("no fields are applied by kubectl-vm: %+v", u.get("web").ManagedFields)
+	t.Errorf("no fields are applied by kubectl-vm: %+v", u.getVM("web").ManagedFields)
 }
 
 func TestDryRunCreatesNothing(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
 	data := writeFile(t, "user-data", "#cloud-config\n")
-	manifest := u.must("create", "web", "--driver=fake", "--image=guest", "--port=80", "--user-data="+data, "--dry-run=client", "-o", "yaml")
-	want(t, manifest, "kind: Secret\n", "kind: VirtualMachine\n", "name: web-user-data\n")
+	manifest := u.mustRun("create", "web", "--driver=fake", "--image=guest", "--port=80", "--user-data="+data, "--dry-run=client", "-o", "yaml")
+	wantTexts(t, manifest, "kind: Secret\n", "kind: VirtualMachine\n", "name: web-user-data\n")
 	for _, text := range []string{"status", "creationTimestamp", "null"} {
 		if strings.Contains(manifest, text) {
 			t.Errorf("the manifest has %q:\n%s", text, manifest)
 		}
 	}
-	if out := u.must("create", "web", "--driver=fake", "--dry-run=client"); out != "virtualmachine.cloudnative.tw/web created (dry run)\n" {
+	if out := u.mustRun("create", "web", "--driver=fake", "--dry-run=client"); out != "virtualmachine.cloudnative.tw/web created (dry run)\n" {
 		t.Errorf("printed %q", out)
 	}
-	if out := u.must("create", "web", "--driver=fake", "--user-data="+data, "--dry-run=server", "--wait"); out != "virtualmachine.cloudnative.tw/web created (server dry run)\n" {
+	if out := u.mustRun("create", "web", "--driver=fake", "--user-data="+data, "--dry-run=server", "--wait"); out != "virtualmachine.cloudnative.tw/web created (server dry run)\n" {
 		t.Errorf("printed %q", out)
 	}
-	u.fails(1, []string{"--cpu \"nope\""}, "create", "web", "--cpu=nope", "--dry-run=client")
-	u.fails(1, []string{"must be a quantity from 10m to 4096"}, "create", "web", "--cpu=9999", "--dry-run=server")
-	if vm, secrets := u.find("web"), u.secrets(); vm != nil || len(secrets) != 0 {
+	u.mustFail(1, []string{"--cpu \"nope\""}, "create", "web", "--cpu=nope", "--dry-run=client")
+	u.mustFail(1, []string{"must be a quantity from 10m to 4096"}, "create", "web", "--cpu=9999", "--dry-run=server")
+	if vm, secrets := u.findVM("web"), u.listSecrets(); vm != nil || len(secrets) != 0 {
 		t.Fatalf("a dry run created %v and %d Secrets", vm, len(secrets))
 	}
 	environment.MustRunKubectl(t, manifest, "apply", "--namespace="+u.namespace, "--filename=-")
@@ -89,8 +89,8 @@ func writeFile(t testing.TB, name, content string) string {
 	return path
 }
 
-// secrets returns the Secrets of the namespace.
-func (u *user) secrets() []corev1.Secret {
+// listSecrets returns the Secrets of the namespace.
+func (u *user) listSecrets() []corev1.Secret {
 	u.t.Helper()
 	list, err := environment.KubeClient.CoreV1().Secrets(u.namespace).List(u.t.Context(), metav1.ListOptions{})
 	assert.NoError(u.t, err)
@@ -101,8 +101,8 @@ func TestUserDataIsRemovedWithTheVM(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
 	u.stdin = strings.NewReader("#cloud-config\npassword: hidden\n")
-	vm := u.create("web", "--user-data=-", "--network-data="+writeFile(t, "network", "version: 2\n"))
-	secrets := u.secrets()
+	vm := u.createVM("web", "--user-data=-", "--network-data="+writeFile(t, "network", "version: 2\n"))
+	secrets := u.listSecrets()
 	if len(secrets) != 1 || string(secrets[0].Data["user-data"]) != "#cloud-config\npassword: hidden\n" || string(secrets[0].Data["network-data"]) != "version: 2\n" {
 		t.Fatalf("the Secrets are %+v", secrets)
 	}
@@ -114,9 +114,9 @@ func TestUserDataIsRemovedWithTheVM(t *testing.T) {
 			t.Errorf("the VM came before its Secret: %s", e.Note)
 		}
 	}
-	u.must("delete", "web", "--yes")
+	u.mustRun("delete", "web", "--yes")
 	assert.Eventually(t, "the Secret is removed", func(testing.TB) error {
-		if left := u.secrets(); len(left) > 0 {
+		if left := u.listSecrets(); len(left) > 0 {
 			return fmt.Errorf("%d are left", len(left))
 		}
 		return nil
@@ -126,11 +126,11 @@ func TestUserDataIsRemovedWithTheVM(t *testing.T) {
 func TestRefusedVMLeavesNoSecret(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	r := u.fails(1, []string{"cpu is 9999"}, "create", "web", "--cpu=9999", "--user-data="+writeFile(t, "data", "password: hidden"))
+	r := u.mustFail(1, []string{"cpu is 9999"}, "create", "web", "--cpu=9999", "--user-data="+writeFile(t, "data", "password: hidden"))
 	if strings.Contains(r.out+r.errs, "hidden") {
 		t.Errorf("the user-data is printed: %s", r.errs)
 	}
-	if left := u.secrets(); len(left) > 0 {
+	if left := u.listSecrets(); len(left) > 0 {
 		t.Errorf("%d Secrets are left", len(left))
 	}
 }
@@ -138,7 +138,7 @@ func TestRefusedVMLeavesNoSecret(t *testing.T) {
 func TestCreateEndsWhenItStalls(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	u.fails(2, []string{"web created", "web is not ready: Failed, Invalid", "image.source", "What to do:", " edit vm web"},
+	u.mustFail(2, []string{"web created", "web is not ready: Failed, Invalid", "image.source", "What to do:", " edit vm web"},
 		"create", "web", "--driver=fake", "--image=an image with spaces", "--wait")
 }
 
@@ -149,8 +149,8 @@ func TestCreateTimesOut(t *testing.T) {
 	if r.code != 1 && r.code != 2 {                 // 2 after many failures
 		t.Errorf("it ended with %d", r.code)
 	}
-	want(t, r.out, "virtualmachine.cloudnative.tw/failing created\n")
-	want(t, r.errs, "out of luck (next try in ", "error: failing: timed out after 10s", "failing is not ready: Failed,", "What to do:")
+	wantTexts(t, r.out, "virtualmachine.cloudnative.tw/failing created\n")
+	wantTexts(t, r.errs, "out of luck (next try in ", "error: failing: timed out after 10s", "failing is not ready: Failed,", "What to do:")
 }
 
 // TestWaitSurvivesAnOutage cuts the connection to the API server during a wait.
@@ -160,7 +160,7 @@ func TestWaitSurvivesAnOutage(t *testing.T) {
 	proxy := environment.NewAPIProxy(t)
 	environment.CreateVM(t, framework.NewVM("web").Namespace(u.namespace).Driver("fake").UserDataSecret("later", "user-data"))
 	u.waitFor("web", framework.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable))
-	u.fails(2, []string{"SecretUnavailable", " create secret"}, "explain", "web")
+	u.mustFail(2, []string{"SecretUnavailable", " create secret"}, "explain", "web")
 	u.flags = []string{"--kubeconfig=" + proxy.Kubeconfig}
 	wait := u.start(t.Context(), "start", "web", "--wait")
 	wait.out.waitFor(t, "web unchanged")
@@ -173,7 +173,7 @@ func TestWaitSurvivesAnOutage(t *testing.T) {
 	default:
 	}
 	proxy.Restore()
-	if code := wait.wait(t); code != 0 || wait.errs.String() != "" {
+	if code := wait.waitForExit(t); code != 0 || wait.errs.String() != "" {
 		t.Errorf("it ended with %d: %s", code, wait.errs.String())
 	}
 }

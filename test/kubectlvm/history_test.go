@@ -25,32 +25,32 @@ func startHistory(t *testing.T, r *replicas) *history {
 	t.Helper()
 	h := &history{newUserOf(t, r.Environment), r}
 	r.SetFaults(t, failing+":\n  failCreate: 2\n  message: out of luck\n")
-	h.must("create", failing, "--driver=fake", "--cpu=1", "--wait")
-	h.must("stop", failing, "--wait")
+	h.mustRun("create", failing, "--driver=fake", "--cpu=1", "--wait")
+	h.mustRun("stop", failing, "--wait")
 	return h
 }
 
-// test reads the decisions, as several users and with a standby behind the same address, and
+// testHistory reads the decisions, as several users and with a standby behind the same address, and
 // derives them again.
-func (h *history) test(t *testing.T) {
+func (h *history) testHistory(t *testing.T) {
 	t.Helper()
-	checkHistory(t, h.must("explain", failing, "--history"),
+	checkHistory(t, h.mustRun("explain", failing, "--history"),
 		"Decisions about "+h.namespace+"/failing, the newest last.", "Replica replica-0_", "leads with epoch",
 		"Generation 1 wants it active. The fake engine does not have a server.", "So Drover creates the server. The status is Creating, Creating.",
 		"It failed after", "out of luck", "Create has failed 2 times in a row (OperationFailed)", "So Drover waits (Create). The status is Failed,",
 		"It succeeded after", "The status is Active, Running, ready.", "wants it stopped", "So Drover stops the server.", "StoppedAsAsked")
-	saved := writeFile(t, "history.json", h.must("explain", failing, "--history", "-o", "json"))
-	want(t, h.must("explain", "--replay", saved), "decisions about 1 VM were derived again by Drover dev: 0 differ.")
-	want(t, h.must("explain", "--replay", h.r.files[0]), " were derived again by Drover dev: 0 differ.") // of all VMs
+	saved := writeFile(t, "history.json", h.mustRun("explain", failing, "--history", "-o", "json"))
+	wantTexts(t, h.mustRun("explain", "--replay", saved), "decisions about 1 VM were derived again by Drover dev: 0 differ.")
+	wantTexts(t, h.mustRun("explain", "--replay", h.r.files[0]), " were derived again by Drover dev: 0 differ.") // of all VMs
 	h.checkTampered(t, saved)
 
 	viewer := h.r.signIn(t, h.user, "viewer")
 	h.r.Bind(t, h.namespace, "view", testenv.Person("viewer"))
-	viewer.eventually("explain", failing, "--history")
-	h.r.signIn(t, h.user, "stranger").fails(3, []string{`cannot get resource "virtualmachines/decisions"`}, "explain", failing, "--history")
-	h.fails(3, []string{"not found"}, "explain", "absent", "--history")
-	h.fails(3, []string{"--history and --replay exclude each other"}, "explain", "--history", "--replay", saved)
-	h.fails(3, []string{"no such file"}, "explain", "--replay", saved+"-absent")
+	viewer.eventuallyRun("explain", failing, "--history")
+	h.r.signIn(t, h.user, "stranger").mustFail(3, []string{`cannot get resource "virtualmachines/decisions"`}, "explain", failing, "--history")
+	h.mustFail(3, []string{"not found"}, "explain", "absent", "--history")
+	h.mustFail(3, []string{"--history and --replay exclude each other"}, "explain", "--history", "--replay", saved)
+	h.mustFail(3, []string{"no such file"}, "explain", "--replay", saved+"-absent")
 }
 
 func (h *history) testNextLeader(t *testing.T) {
@@ -61,7 +61,7 @@ func (h *history) testNextLeader(t *testing.T) {
 		}
 		return nil
 	})
-	h.must("delete", failing, "--yes")
+	h.mustRun("delete", failing, "--yes")
 	assert.Eventually(t, "the history is gone with its VM", func(testing.TB) error {
 		if got := h.run("explain", failing, "--history"); got.code != 3 || !strings.Contains(got.errs, "not found") {
 			return fmt.Errorf("it ends with %d and prints %s%s", got.code, got.out, got.errs)
@@ -73,7 +73,7 @@ func (h *history) testNextLeader(t *testing.T) {
 // checkHistory checks that a history has texts, within 80 columns.
 func checkHistory(t *testing.T, out string, texts ...string) {
 	t.Helper()
-	want(t, strings.Join(strings.Fields(out), " "), texts...)
+	wantTexts(t, strings.Join(strings.Fields(out), " "), texts...)
 	for line := range strings.Lines(out) {
 		if utf8.RuneCountInString(line) > 81 {
 			t.Errorf("a line is longer than 80: %s", line)
@@ -87,5 +87,5 @@ func (h *history) checkTampered(t *testing.T, saved string) {
 	text, err := os.ReadFile(saved)
 	assert.NoError(t, err)
 	tampered := writeFile(t, "tampered", strings.Replace(string(text), `"reason": "StoppedAsAsked"`, `"reason": "Other"`, 1))
-	h.fails(1, []string{h.namespace + "/" + failing, "status.reason differs:", "Drover dev decided Other\n", "Drover dev decides StoppedAsAsked\n", ": 1 differ."}, "explain", "--replay", tampered)
+	h.mustFail(1, []string{h.namespace + "/" + failing, "status.reason differs:", "Drover dev decided Other\n", "Drover dev decides StoppedAsAsked\n", ": 1 differ."}, "explain", "--replay", tampered)
 }

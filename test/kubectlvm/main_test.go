@@ -4,7 +4,7 @@
 // Package kubectlvm tests the verbs of kubectl-vm on a real API server with a real
 // controller, whose servers are simulated: the verbs see objects alone.
 //
-// Most tests share a cluster and a controller, with namespaces of their own.
+// Most tests share a cluster and a controller, each in another namespace.
 package kubectlvm
 
 import (
@@ -30,7 +30,7 @@ func startEnvironment() (func() error, error) {
 		return nil, err
 	}
 	environment = env
-	err = os.Setenv("KUBECONFIG", env.Kubeconfig) // completions have no flag
+	err = os.Setenv("KUBECONFIG", env.Kubeconfig) // completions cannot have a flag
 	for name, value := range settings {
 		err = errors.Join(err, os.Setenv(name, value))
 	}

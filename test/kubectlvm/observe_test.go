@@ -20,8 +20,8 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// fields returns a table by its rows' first columns.
-func fields(table string) map[string][]string {
+// tableFields returns a table by its rows' first columns.
+func tableFields(table string) map[string][]string {
 	rows := map[string][]string{}
 	for line := range strings.Lines(table) {
 		if row := strings.Fields(line); len(row) > 0 {
@@ -38,45 +38,45 @@ func TestList(t *testing.T) {
 	if r.code != 0 || r.out != "" || r.errs != "No VMs found in namespace \""+u.namespace+"\".\n" {
 		t.Errorf("an empty list is %+v", r)
 	}
-	u.create("web", "--port=18090:80", "--labels=app=web")
-	u.create("bad", "--image=guest")
-	u.must("stop", "bad", "--wait")
-	rows := fields(u.must("list"))
+	u.createVM("web", "--port=18090:80", "--labels=app=web")
+	u.createVM("bad", "--image=guest")
+	u.mustRun("stop", "bad", "--wait")
+	rows := tableFields(u.mustRun("list"))
 	if got := strings.Join(rows["NAME"], " "); got != "NAME STATE READY REASON CPU MEMORY ADDRESS PORTS AGE" {
 		t.Errorf("the header is %s", got)
 	}
-	if got := strings.Join(rows["web"][:8], " "); got != "web Active True Running 1 1G "+u.get("web").Status.Addresses[0]+" 18090:80" {
+	if got := strings.Join(rows["web"][:8], " "); got != "web Active True Running 1 1G "+u.getVM("web").Status.Addresses[0]+" 18090:80" {
 		t.Errorf("web is %s", got)
 	}
 	if got := strings.Join(rows["bad"][:8], " "); got != "bad Stopped True StoppedAsAsked 1 1G - -" {
 		t.Errorf("bad is %s", got)
 	}
-	if rows := fields(u.must("ls", "-l", "app=web", "--no-headers")); len(rows) != 1 || rows["web"] == nil {
+	if rows := tableFields(u.mustRun("ls", "-l", "app=web", "--no-headers")); len(rows) != 1 || rows["web"] == nil {
 		t.Errorf("with labels and without a header the list is %v", rows)
 	}
-	wide := fields(u.must("list", "-o", "wide"))
+	wide := tableFields(u.mustRun("list", "-o", "wide"))
 	if wide["bad"][9] != "fake" || !strings.Contains(strings.Join(wide["bad"], " "), " guest ") {
 		t.Errorf("wide, bad is %v", wide["bad"])
 	}
-	everywhere := fields(u.must("list", "-A"))
+	everywhere := tableFields(u.mustRun("list", "-A"))
 	if everywhere["NAMESPACE"] == nil || everywhere[u.namespace] == nil {
 		t.Error("the list of all namespaces lacks this one")
 	}
-	if got := u.must("list", "-o", "name"); got != "virtualmachine.cloudnative.tw/bad\nvirtualmachine.cloudnative.tw/web\n" {
+	if got := u.mustRun("list", "-o", "name"); got != "virtualmachine.cloudnative.tw/bad\nvirtualmachine.cloudnative.tw/web\n" {
 		t.Errorf("the names are %q", got)
 	}
-	u.fails(1, []string{`--output "table"`, "wide"}, "list", "-o", "table")
-	u.fails(1, []string{"takes no arguments"}, "list", "web")
+	u.mustFail(1, []string{`--output "table"`, "wide"}, "list", "-o", "table")
+	u.mustFail(1, []string{"takes no arguments"}, "list", "web")
 }
 
-// TestObjectsAreComplete compares with what the API server has.
+// TestObjectsAreComplete compares with the objects of the API server.
 func TestObjectsAreComplete(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	vm := u.create("web", "--port=18091:80")
+	vm := u.createVM("web", "--port=18091:80")
 	var list, one map[string]any
-	assert.NoError(t, json.Unmarshal([]byte(u.must("list", "-o", "json")), &list))
-	assert.NoError(t, json.Unmarshal([]byte(u.must("show", "web", "-o", "json")), &one))
+	assert.NoError(t, json.Unmarshal([]byte(u.mustRun("list", "-o", "json")), &list))
+	assert.NoError(t, json.Unmarshal([]byte(u.mustRun("show", "web", "-o", "json")), &one))
 	items, _ := list["items"].([]any)
 	if list["kind"] != "VirtualMachineList" || len(items) != 1 || one["kind"] != "VirtualMachine" {
 		t.Fatalf("got a %v of %d, and a %v", list["kind"], len(items), one["kind"])
@@ -88,7 +88,7 @@ func TestObjectsAreComplete(t *testing.T) {
 			t.Errorf("got %v", object)
 		}
 	}
-	if got := u.must("show", "web", "-o", "jsonpath={.status.ports[0].hostPort}"); got != "18091" {
+	if got := u.mustRun("show", "web", "-o", "jsonpath={.status.ports[0].hostPort}"); got != "18091" {
 		t.Errorf("the port is %s", got)
 	}
 }
@@ -96,48 +96,48 @@ func TestObjectsAreComplete(t *testing.T) {
 func TestShow(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	u.create("web", "--cpu=2", "--memory=64Mi", "--disk=1G", "--port=http=18092:80", "--port=81", "--labels=app=web")
-	out := u.must("show", "web", "vm/web")
+	u.createVM("web", "--cpu=2", "--memory=64Mi", "--disk=1G", "--port=http=18092:80", "--port=81", "--labels=app=web")
+	out := u.mustRun("show", "web", "vm/web")
 	if strings.Count(out, "web is ready: Active, Running.\n") != 1 {
 		t.Errorf("it is not shown once:\n%s", out)
 	}
-	want(t, out, "Wanted      active", "fake, engine ", "CPU         2", "Memory      64Mi", "root 1G", "http 18092:80, tcp-81 81 (not open)", "app=web", "removed when the VM is deleted", u.namespace)
-	u.fails(1, []string{"no VM is named"}, "show")
+	wantTexts(t, out, "Wanted      active", "fake, engine ", "CPU         2", "Memory      64Mi", "root 1G", "http 18092:80, tcp-81 81 (not open)", "app=web", "removed when the VM is deleted", u.namespace)
+	u.mustFail(1, []string{"no VM is named"}, "show")
 }
 
 func TestTop(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	big, small := u.create("big", "--cpu=2", "--memory=4G"), u.create("small", "--memory=100M")
+	big, small := u.createVM("big", "--cpu=2", "--memory=4G"), u.createVM("small", "--memory=100M")
 	for _, vm := range []*api.VirtualMachine{big, small} {
 		environment.WaitForVM(t, vm, framework.HasUsage)
 	}
-	rows := fields(u.must("top", "--sort-by=memory"))
+	rows := tableFields(u.mustRun("top", "--sort-by=memory"))
 	if got := rows["big"]; got[2] != "0.00/2" || got[4] != "1.00G/4G" || got[5] != "25.0%" {
 		t.Errorf("big is %v", got)
 	}
-	if out := u.must("top", "--sort-by=memory", "--no-headers"); !strings.HasPrefix(out, "big ") {
+	if out := u.mustRun("top", "--sort-by=memory", "--no-headers"); !strings.HasPrefix(out, "big ") {
 		t.Errorf("the first is not big:\n%s", out)
 	}
-	if out := u.must("top", "--sort-by=name", "--no-headers"); !strings.HasPrefix(out, "big ") {
+	if out := u.mustRun("top", "--sort-by=name", "--no-headers"); !strings.HasPrefix(out, "big ") {
 		t.Errorf("by name, the first is not big:\n%s", out)
 	}
-	u.fails(1, []string{"allowed are cpu, memory and name"}, "top", "--sort-by=age")
+	u.mustFail(1, []string{"allowed are cpu, memory and name"}, "top", "--sort-by=age")
 }
 
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	environment.WaitForEvent(t, u.create("good"), api.EventStarted)
-	u.fails(0, []string{"good is ready: Active, Running.", "answers: server fake-", "Last events:", "Started"}, "explain", "good")
-	u.must("create", "bad", "--driver=fake", "--image=a b")
+	environment.WaitForEvent(t, u.createVM("good"), api.EventStarted)
+	u.mustFail(0, []string{"good is ready: Active, Running.", "answers: server fake-", "Last events:", "Started"}, "explain", "good")
+	u.mustRun("create", "bad", "--driver=fake", "--image=a b")
 	u.waitFor("bad", framework.HasPhase(api.PhaseFailed, api.ReasonInvalid))
-	u.fails(2, []string{"bad is not ready: Failed, Invalid.", "failed once.", "tried again when the spec changes", "Stalled is True", " edit vm bad"}, "explain", "vm/bad")
-	u.must("create", "elsewhere", "--driver=not-here")
+	u.mustFail(2, []string{"bad is not ready: Failed, Invalid.", "failed once.", "tried again when the spec changes", "Stalled is True", " edit vm bad"}, "explain", "vm/bad")
+	u.mustRun("create", "elsewhere", "--driver=not-here")
 	u.waitFor("elsewhere", framework.HasPhase(api.PhaseFailed, api.ReasonUnknownDriver))
-	u.fails(2, []string{"UnknownDriver", "--vm-driver"}, "explain", "elsewhere")
+	u.mustFail(2, []string{"UnknownDriver", "--vm-driver"}, "explain", "elsewhere")
 	for _, args := range [][]string{{"explain", "none"}, {"explain"}, {"explain", "a", "b"}, {"explain", "good", "--nonsense"}, {"explain", "pod/good"}} {
-		u.fails(3, []string{"error: "}, args...)
+		u.mustFail(3, []string{"error: "}, args...)
 	}
 }
 
@@ -147,9 +147,9 @@ func TestExplainRetries(t *testing.T) {
 	u := newUser(t)
 	u.createFailing()
 	u.waitForFailures()
-	environment.WaitForEvent(t, u.get(failing), api.ReasonOperationFailed) // it is sent later than the status
+	environment.WaitForEvent(t, u.getVM(failing), api.ReasonOperationFailed) // it is sent later than the status
 	r := u.run("explain", failing)
-	want(t, r.out, "out of luck", "Drover has been creating the server for", "times in a row.", "Condition Ready has been False for", "What to do:", "Last events:")
+	wantTexts(t, r.out, "out of luck", "Drover has been creating the server for", "times in a row.", "Condition Ready has been False for", "What to do:", "Last events:")
 	if r.code != 1 && r.code != 2 { // 2 after many failures
 		t.Errorf("the exit code is %d", r.code)
 	}
@@ -159,9 +159,9 @@ func TestExplainRetries(t *testing.T) {
 func TestUnknownVM(t *testing.T) {
 	t.Parallel()
 	other, u := newUser(t), newUser(t)
-	other.must("create", "web", "--driver=fake")
+	other.mustRun("create", "web", "--driver=fake")
 	for _, args := range [][]string{{"show", "web"}, {"start", "web"}, {"resize", "web", "--cpu=1"}, {"port", "add", "web", "80"}, {"delete", "web", "--yes"}, {"show", "web", "-o", "yaml"}} {
-		r := u.fails(1, nil, args...)
+		r := u.mustFail(1, nil, args...)
 		if r.errs != `error: virtualmachines "web" not found in namespace "`+u.namespace+"\"\n" {
 			t.Errorf("%v says %q", args, r.errs)
 		}
@@ -172,25 +172,25 @@ func TestUnknownVM(t *testing.T) {
 func TestRights(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	u.create("web")
+	u.createVM("web")
 	environment.MustRunKubectl(t, "", "create", "role", "viewer", "--namespace="+u.namespace, "--verb=get,list,watch", "--resource=virtualmachines.cloudnative.tw")
 	environment.MustRunKubectl(t, "", "create", "rolebinding", "viewer", "--namespace="+u.namespace, "--role=viewer", "--user=jane")
 	u.flags = append(u.flags, "--as=jane")
-	u.eventually("list")
-	want(t, u.must("list"), "web")
-	u.must("show", "web")
-	u.must("top")
-	want(t, u.must("explain", "web"), "web is ready", "Its events cannot be read:", `User "jane" cannot list resource "events"`)
+	u.eventuallyRun("list")
+	wantTexts(t, u.mustRun("list"), "web")
+	u.mustRun("show", "web")
+	u.mustRun("top")
+	wantTexts(t, u.mustRun("explain", "web"), "web is ready", "Its events cannot be read:", `User "jane" cannot list resource "events"`)
 	for _, args := range [][]string{{"stop", "web"}, {"resize", "web", "--cpu=2"}, {"port", "add", "web", "80"}, {"delete", "web", "--yes"}, {"create", "new"}, {"create", "new", "--user-data=/dev/null"}} {
 		texts := []string{"error: ", "forbidden", `User "jane"`}
 		if args[len(args)-1] == "--user-data=/dev/null" {
 			texts = []string{"/dev/null is empty"}
 		}
-		u.fails(1, texts, args...)
+		u.mustFail(1, texts, args...)
 	}
 	u.flags[len(u.flags)-1] = "--as=joe"
-	u.fails(1, []string{"forbidden", `User "joe" cannot list resource "virtualmachines"`}, "list")
-	if vm := u.get("web"); vm.Spec.Action != api.ActionActive || vm.DeletionTimestamp != nil {
+	u.mustFail(1, []string{"forbidden", `User "joe" cannot list resource "virtualmachines"`}, "list")
+	if vm := u.getVM("web"); vm.Spec.Action != api.ActionActive || vm.DeletionTimestamp != nil {
 		t.Errorf("the VM was changed: %+v", vm.Spec)
 	}
 }
@@ -201,27 +201,27 @@ func TestUnreachableClusters(t *testing.T) {
 	proxy := environment.NewAPIProxy(t)
 	u.flags = []string{"--kubeconfig=" + proxy.Kubeconfig}
 	proxy.Disconnect()
-	u.fails(1, []string{"error: cannot reach the cluster at https://", "connection refused"}, "list")
-	u.fails(3, []string{"connection refused"}, "explain", "web")
+	u.mustFail(1, []string{"error: cannot reach the cluster at https://", "connection refused"}, "list")
+	u.mustFail(3, []string{"connection refused"}, "explain", "web")
 	proxy.Restore()
 	proxy.Blackhole()
-	u.fails(1, []string{"did not answer within 2s (--request-timeout)"}, "list", "--request-timeout=2s")
+	u.mustFail(1, []string{"did not answer within 2s (--request-timeout)"}, "list", "--request-timeout=2s")
 	proxy.Restore()
-	u.must("list")
+	u.mustRun("list")
 	u.flags = []string{"--kubeconfig=" + t.TempDir() + "/absent"}
-	u.fails(1, []string{"absent: no such file"}, "list")
+	u.mustFail(1, []string{"absent: no such file"}, "list")
 	u.flags = []string{"--kubeconfig=" + environment.Kubeconfig, "--context=none"}
-	u.fails(1, []string{"none"}, "list")
+	u.mustFail(1, []string{"none"}, "list")
 }
 
-// TestWithoutDrover uses an API server that has no VirtualMachines.
+// TestWithoutDrover uses an API server that does not serve VirtualMachines.
 func TestWithoutDrover(t *testing.T) {
 	t.Parallel()
 	u := &user{t: t, namespace: metav1.NamespaceDefault, flags: []string{"--kubeconfig=" + hideVirtualMachines(t)}, stdin: strings.NewReader("")}
 	for _, args := range [][]string{{"list"}, {"list", "-o", "json"}, {"show", "web"}, {"stop", "web"}, {"top"}, {"create", "web"}, {"delete", "web", "--yes"}, {"stop", "--all"}} {
-		u.fails(1, []string{"Drover is not installed in it"}, args...)
+		u.mustFail(1, []string{"Drover is not installed in it"}, args...)
 	}
-	u.fails(3, []string{"Drover is not installed in it"}, "explain", "web")
+	u.mustFail(3, []string{"Drover is not installed in it"}, "explain", "web")
 }
 
 // hideVirtualMachines returns a kubeconfig for the API server that answers requests for

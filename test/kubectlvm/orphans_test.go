@@ -27,16 +27,16 @@ func testOrphans(t *testing.T, r *replicas) {
 	u.checkNoOrphans()
 	orphan := makeOrphan(t, env, framework.NewVM("orphan").Namespace(u.namespace).Driver("fake"))
 
-	out := u.must("orphans", "list")
-	want(t, out, "UID ", string(orphan.UID), u.namespace+"/orphan")
+	out := u.mustRun("orphans", "list")
+	wantTexts(t, out, "UID ", string(orphan.UID), u.namespace+"/orphan")
 	if strings.Contains(out, string(owned.UID)) || strings.Contains(out, string(kept.UID)) {
 		t.Errorf("servers with an owner and released ones are listed:\n%s", out)
 	}
-	want(t, u.must("orphans", "list", "-o", "json"), `"uid": "`+string(orphan.UID)+`"`)
-	want(t, u.must("retained", "list"), u.namespace+"/kept")
-	u.fails(1, []string{"belongs to the VirtualMachine " + u.namespace + "/owned"}, "orphans", "delete", string(owned.UID), "--yes")
-	u.fails(1, []string{"no terminal to ask on"}, "orphans", "delete", string(orphan.UID))
-	want(t, u.must("orphans", "delete", string(orphan.UID), "--yes"), "Removed: fake server ", u.namespace+"/orphan")
+	wantTexts(t, u.mustRun("orphans", "list", "-o", "json"), `"uid": "`+string(orphan.UID)+`"`)
+	wantTexts(t, u.mustRun("retained", "list"), u.namespace+"/kept")
+	u.mustFail(1, []string{"belongs to the VirtualMachine " + u.namespace + "/owned"}, "orphans", "delete", string(owned.UID), "--yes")
+	u.mustFail(1, []string{"no terminal to ask on"}, "orphans", "delete", string(orphan.UID))
+	wantTexts(t, u.mustRun("orphans", "delete", string(orphan.UID), "--yes"), "Removed: fake server ", u.namespace+"/orphan")
 	u.checkNoOrphans()
 	if env.ReadFakeServer(t, orphan.UID) != nil || env.ReadFakeServer(t, owned.UID) == nil {
 		t.Error("not the orphan alone was removed")
@@ -67,7 +67,7 @@ func makeOrphan(t *testing.T, env *testenv.Environment, b *framework.VMBuilder) 
 
 func (u *user) checkNoOrphans() {
 	u.t.Helper()
-	if got := u.must("orphans", "list"); got != "Every server has a VirtualMachine.\n" {
+	if got := u.mustRun("orphans", "list"); got != "Every server has a VirtualMachine.\n" {
 		u.t.Errorf("orphans are:\n%s", got)
 	}
 }
@@ -79,10 +79,10 @@ func checkRightToListServers(t *testing.T, r *replicas, u *user) {
 	const name = "reviewer"
 	r.Bind(t, "", "admin", testenv.Person(name))
 	other := r.signIn(t, u, name)
-	other.fails(1, []string{`cannot list resource "virtualmachines/servers"`, "at the cluster scope"}, "orphans", "list")
+	other.mustFail(1, []string{`cannot list resource "virtualmachines/servers"`, "at the cluster scope"}, "orphans", "list")
 	r.CreateRole(t, name, rbacv1.PolicyRule{
 		APIGroups: []string{api.SchemeGroupVersion.Group}, Resources: []string{"virtualmachines/" + streams.Servers}, Verbs: []string{"list"},
 	})
 	r.Bind(t, "", name, testenv.Person(name))
-	other.eventually("orphans", "list")
+	other.eventuallyRun("orphans", "list")
 }

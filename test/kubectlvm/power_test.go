@@ -20,7 +20,7 @@ import (
 func TestPowerVerbs(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	first := u.create("web")
+	first := u.createVM("web")
 	for _, step := range []struct {
 		verb, printed string
 		check         framework.VMCheck
@@ -31,34 +31,34 @@ func TestPowerVerbs(t *testing.T) {
 		{"resume", "resumed", framework.IsActive},
 		{"restart", "restarted", framework.IsActive},
 	} {
-		if out := u.must(step.verb, "web", "--wait"); out != "virtualmachine.cloudnative.tw/web "+step.printed+"\n" {
+		if out := u.mustRun(step.verb, "web", "--wait"); out != "virtualmachine.cloudnative.tw/web "+step.printed+"\n" {
 			t.Errorf("%s printed %q", step.verb, out)
 		}
-		if err := step.check(u.get("web")); err != nil {
+		if err := step.check(u.getVM("web")); err != nil {
 			t.Errorf("after %s: %v", step.verb, err)
 		}
 	}
-	if count := u.get("web").Status.RestartCount - first.Status.RestartCount; count != 2 {
+	if count := u.getVM("web").Status.RestartCount - first.Status.RestartCount; count != 2 {
 		t.Errorf("the server was started %d times again, want by start and restart", count)
 	}
-	if out := u.must("start", "web", "--wait"); out != "virtualmachine.cloudnative.tw/web unchanged (action is already active)\n" {
+	if out := u.mustRun("start", "web", "--wait"); out != "virtualmachine.cloudnative.tw/web unchanged (action is already active)\n" {
 		t.Errorf("start printed %q", out)
 	}
-	if out := u.must("stop", "web"); out != "virtualmachine.cloudnative.tw/web stopping\n" {
+	if out := u.mustRun("stop", "web"); out != "virtualmachine.cloudnative.tw/web stopping\n" {
 		t.Errorf("stop printed %q", out)
 	}
-	u.fails(1, []string{"error: web: it is stopped"}, "restart", "web")
+	u.mustFail(1, []string{"error: web: it is stopped"}, "restart", "web")
 }
 
 // TestStartAgain starts a VM that ended by itself, which its action does not say.
 func TestStartAgain(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	vm := u.create("job", "--restart-policy=Never")
+	vm := u.createVM("job", "--restart-policy=Never")
 	endRun(t, vm)
 	u.waitFor("job", framework.HasPhase(api.PhaseStopped, api.ReasonCompleted))
-	u.must("start", "job", "--wait")
-	if err := framework.IsActive(u.get("job")); err != nil {
+	u.mustRun("start", "job", "--wait")
+	if err := framework.IsActive(u.getVM("job")); err != nil {
 		t.Error(err)
 	}
 }
@@ -67,24 +67,24 @@ func TestSeveralVMs(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
 	for _, name := range []string{"a", "b", "c"} {
-		u.must("create", name, "--driver=fake", "--labels=n="+name)
+		u.mustRun("create", name, "--driver=fake", "--labels=n="+name)
 	}
-	r := u.fails(1, []string{`error: virtualmachines "none" not found in namespace "` + u.namespace + `"`}, "stop", "c", "none", "vm/a", "a")
+	r := u.mustFail(1, []string{`error: virtualmachines "none" not found in namespace "` + u.namespace + `"`}, "stop", "c", "none", "vm/a", "a")
 	if r.out != "virtualmachine.cloudnative.tw/c stopping\nvirtualmachine.cloudnative.tw/a stopping\n" {
 		t.Errorf("stop printed %q, want the others in their order", r.out)
 	}
-	if out := u.must("stop", "-l", "n in (b,none)"); out != "virtualmachine.cloudnative.tw/b stopping\n" {
+	if out := u.mustRun("stop", "-l", "n in (b,none)"); out != "virtualmachine.cloudnative.tw/b stopping\n" {
 		t.Errorf("stop -l printed %q", out)
 	}
-	u.must("stop", "--all", "--wait")
+	u.mustRun("stop", "--all", "--wait")
 	for _, name := range []string{"a", "b", "c"} {
-		if err := framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)(u.get(name)); err != nil {
+		if err := framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)(u.getVM(name)); err != nil {
 			t.Error(err)
 		}
 	}
-	u.fails(0, []string{"No VMs found with labels \"n=none\""}, "start", "-l", "n=none")
-	u.fails(1, []string{"no VM is named"}, "start")
-	u.fails(1, []string{"not both"}, "start", "a", "--all")
+	u.mustFail(0, []string{"No VMs found with labels \"n=none\""}, "start", "-l", "n=none")
+	u.mustFail(1, []string{"no VM is named"}, "start")
+	u.mustFail(1, []string{"not both"}, "start", "a", "--all")
 }
 
 // TestAppliersGetAConflict checks that a verb's change is visible to those who apply the field.
@@ -94,7 +94,7 @@ func TestAppliersGetAConflict(t *testing.T) {
 	manifest := "apiVersion: cloudnative.tw/v1alpha1\nkind: VirtualMachine\nmetadata: {name: web}\nspec: {driver: fake, action: active, resource: {cpu: 1, memory: 64M}}\n"
 	apply := []string{"apply", "--server-side", "--field-manager=flux", "--namespace=" + u.namespace, "--filename=-"}
 	environment.MustRunKubectl(t, manifest, apply...)
-	u.must("stop", "web")
+	u.mustRun("stop", "web")
 	_, errs, err := environment.RunKubectl(t, manifest, apply...)
 	if err == nil || !strings.Contains(errs, `conflict with "kubectl-vm"`) {
 		t.Errorf("flux got %v and %s, want a conflict with kubectl-vm", err, errs)
@@ -116,7 +116,7 @@ func TestInterruptedWait(t *testing.T) {
 		return nil
 	})
 	cancel()
-	if code := restart.wait(t); code != 130 || strings.Contains(restart.errs.String(), "error") {
+	if code := restart.waitForExit(t); code != 130 || strings.Contains(restart.errs.String(), "error") {
 		t.Errorf("it ended with %d: %s", code, restart.errs.String())
 	}
 }
@@ -127,30 +127,30 @@ const patient = "--timeout=1h"
 func TestResizeSaysWhatApplies(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	u.create("web", "--cpu=1", "--memory=64Mi", "--port=http=18081:80")
-	out := u.must("resize", "web", "--cpu=2", "--memory=128Mi", "--disk=1G", patient)
-	want(t, out, "web resized\n", "cpu 1 -> 2", "memory 64Mi -> 128Mi", "rootDisk default -> 1G", "applied\n")
-	if got := u.must("resize", "web", "--cpu=2"); got != "virtualmachine.cloudnative.tw/web unchanged\n" {
+	u.createVM("web", "--cpu=1", "--memory=64Mi", "--port=http=18081:80")
+	out := u.mustRun("resize", "web", "--cpu=2", "--memory=128Mi", "--disk=1G", patient)
+	wantTexts(t, out, "web resized\n", "cpu 1 -> 2", "memory 64Mi -> 128Mi", "rootDisk default -> 1G", "applied\n")
+	if got := u.mustRun("resize", "web", "--cpu=2"); got != "virtualmachine.cloudnative.tw/web unchanged\n" {
 		t.Errorf("the same size printed %q", got)
 	}
-	u.fails(1, []string{"rootDisk may only grow: it was 1G and is now 500M"}, "resize", "web", "--disk=500M")
-	u.fails(1, []string{"nothing to change"}, "resize", "web")
-	u.fails(1, []string{`--memory "x"`}, "resize", "web", "--memory=x")
-	out = u.must("port", "add", "web", "18082:443", "53/udp", patient)
-	want(t, out, "web changed\n", "open tcp-443 18082:443   waits for a restart: "+u.program()+" restart web\n", "open udp-53 53/udp")
-	want(t, u.must("port", "rm", "web", "http", patient), "close http 18081:80", "waits for a restart")
-	u.fails(1, []string{"no such port: it has tcp-443 18082:443, udp-53 53/udp"}, "port", "rm", "web", "80")
-	u.fails(2, []string{"ChangePending", u.program() + " restart web"}, "explain", "web")
-	u.must("pause", "web", "--wait")
+	u.mustFail(1, []string{"rootDisk may only grow: it was 1G and is now 500M"}, "resize", "web", "--disk=500M")
+	u.mustFail(1, []string{"nothing to change"}, "resize", "web")
+	u.mustFail(1, []string{`--memory "x"`}, "resize", "web", "--memory=x")
+	out = u.mustRun("port", "add", "web", "18082:443", "53/udp", patient)
+	wantTexts(t, out, "web changed\n", "open tcp-443 18082:443   waits for a restart: "+u.program()+" restart web\n", "open udp-53 53/udp")
+	wantTexts(t, u.mustRun("port", "rm", "web", "http", patient), "close http 18081:80", "waits for a restart")
+	u.mustFail(1, []string{"no such port: it has tcp-443 18082:443, udp-53 53/udp"}, "port", "rm", "web", "80")
+	u.mustFail(2, []string{"ChangePending", u.program() + " restart web"}, "explain", "web")
+	u.mustRun("pause", "web", "--wait")
 	r := u.run("resume", "web", "--wait") // which does not await the ports
-	if want(t, r.out+r.errs, "web resumed\n", "Warning: ports of web waits for a restart: "+u.program()+" restart web"); r.code != 0 {
+	if wantTexts(t, r.out+r.errs, "web resumed\n", "Warning: ports of web waits for a restart: "+u.program()+" restart web"); r.code != 0 {
 		t.Errorf("resume ended with %d", r.code)
 	}
-	u.must("restart", "web", "--wait")
-	want(t, u.must("list"), "18082:443")
-	u.must("stop", "web", "--wait")
-	want(t, u.must("resize", "web", "--cpu=1"), "cpu 2 -> 1   applies when the VM is started\n")
-	if cpu := u.get("web").Spec.Resource[api.ResourceCPU]; cpu.String() != "1" {
+	u.mustRun("restart", "web", "--wait")
+	wantTexts(t, u.mustRun("list"), "18082:443")
+	u.mustRun("stop", "web", "--wait")
+	wantTexts(t, u.mustRun("resize", "web", "--cpu=1"), "cpu 2 -> 1   applies when the VM is started\n")
+	if cpu := u.getVM("web").Spec.Resource[api.ResourceCPU]; cpu.String() != "1" {
 		t.Errorf("the VM has %s CPUs", &cpu)
 	}
 }
@@ -159,7 +159,7 @@ func TestResizeSaysWhatApplies(t *testing.T) {
 func TestChangesOfPortsAreNotLost(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	u.create("web")
+	u.createVM("web")
 	const adders = 6
 	done := make(chan result, adders)
 	for n := range adders {
@@ -170,7 +170,7 @@ func TestChangesOfPortsAreNotLost(t *testing.T) {
 			t.Errorf("ended with %d: %s", r.code, r.errs)
 		}
 	}
-	if ports := u.get("web").Spec.Ports; len(ports) != adders {
+	if ports := u.getVM("web").Spec.Ports; len(ports) != adders {
 		t.Errorf("there are %d ports: %+v", len(ports), ports)
 	}
 }
@@ -178,23 +178,23 @@ func TestChangesOfPortsAreNotLost(t *testing.T) {
 func TestDelete(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	vm := u.create("web", "--disk=1G")
-	other := u.create("db")
-	r := u.fails(1, []string{"web: the VM and its server, which is Active, with its disks and all data on them (root 1G)", "confirm with --yes"}, "delete", "web")
+	vm := u.createVM("web", "--disk=1G")
+	other := u.createVM("db")
+	r := u.mustFail(1, []string{"web: the VM and its server, which is Active, with its disks and all data on them (root 1G)", "confirm with --yes"}, "delete", "web")
 	if r.out != "" {
 		t.Errorf("it printed %q", r.out)
 	}
-	if u.get("web").DeletionTimestamp != nil {
+	if u.getVM("web").DeletionTimestamp != nil {
 		t.Fatal("it was deleted without a confirmation")
 	}
-	r = u.fails(1, []string{`virtualmachines "none" not found`}, "delete", "none", "web", "--yes")
+	r = u.mustFail(1, []string{`virtualmachines "none" not found`}, "delete", "none", "web", "--yes")
 	if r.out != "virtualmachine.cloudnative.tw/web deleted\n" {
 		t.Errorf("it printed %q", r.out)
 	}
-	if u.find("web") != nil || environment.ReadFakeServer(t, vm.UID) != nil {
+	if u.findVM("web") != nil || environment.ReadFakeServer(t, vm.UID) != nil {
 		t.Error("the VM or its server is still there")
 	}
-	if err := framework.IsActive(u.get("db")); err != nil || environment.ReadFakeServer(t, other.UID) == nil {
+	if err := framework.IsActive(u.getVM("db")); err != nil || environment.ReadFakeServer(t, other.UID) == nil {
 		t.Errorf("the other VM is %v", err)
 	}
 }
@@ -202,9 +202,9 @@ func TestDelete(t *testing.T) {
 func TestDeleteKeepsTheServer(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	vm := u.create("web")
-	want(t, u.must("delete", "web", "--keep-server", "--yes"), "web deleted, its server fake-", "is kept\n")
-	if u.find("web") != nil {
+	vm := u.createVM("web")
+	wantTexts(t, u.mustRun("delete", "web", "--keep-server", "--yes"), "web deleted, its server fake-", "is kept\n")
+	if u.findVM("web") != nil {
 		t.Error("the VM is still there")
 	}
 	if environment.ReadReleasedServers(t)[vm.UID] == nil {
@@ -216,13 +216,13 @@ func TestDeleteKeepsTheServer(t *testing.T) {
 func TestDeleteTimesOut(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	vm := u.create("web")
+	vm := u.createVM("web")
 	environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Finalizers = append(vm.Finalizers, "example.com/other") })
-	u.fails(1, []string{"web: it is still being deleted: timed out after 1s"}, "delete", "web", "--yes", "--timeout=1s")
+	u.mustFail(1, []string{"web: it is still being deleted: timed out after 1s"}, "delete", "web", "--yes", "--timeout=1s")
 	for _, args := range [][]string{{"start", "web"}, {"resize", "web", "--cpu=3"}, {"delete", "web", "--keep-server", "--yes"}} {
-		u.fails(1, []string{"it is being deleted"}, args...)
+		u.mustFail(1, []string{"it is being deleted"}, args...)
 	}
-	environment.UpdateVM(t, u.get("web"), func(vm *api.VirtualMachine) {
+	environment.UpdateVM(t, u.getVM("web"), func(vm *api.VirtualMachine) {
 		vm.Finalizers = nil
 	})
 	environment.WaitForDeletion(t, vm)

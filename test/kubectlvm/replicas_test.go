@@ -102,7 +102,7 @@ func (r *replicas) signIn(t *testing.T, u *user, name string) *user {
 
 // TestReplicas has users of two replicas, one of which is killed while it leads. The tests of each
 // subject share the replicas and their end: of orphans, of the history of decisions, of a console
-// that is open all the time, and in the full tier of what a machine of Linux serves.
+// that is open all the time, and in the full tier of the services of a machine of Linux.
 func TestReplicas(t *testing.T) {
 	t.Parallel()
 	r := newReplicas(t)
@@ -112,8 +112,8 @@ func TestReplicas(t *testing.T) {
 	history := startHistory(t, r)
 	person := startConsole(t, r)
 	r.start(1)
-	history.test(t)
-	person.test(t)
+	history.testHistory(t)
+	person.testConsole(t)
 
 	r.all[0].MustKill()
 	history.testNextLeader(t)
@@ -143,9 +143,9 @@ func startConsole(t *testing.T, r *replicas) *consoleUser {
 	return p
 }
 
-func (p *consoleUser) test(t *testing.T) {
+func (p *consoleUser) testConsole(t *testing.T) {
 	t.Helper()
-	p.tty.start(t.Context(), p.user, "console", "vm")
+	p.tty.startCommand(t.Context(), p.user, "console", "vm")
 	p.tty.text.waitFor(t, "drover guest 1 A")
 	p.tty.typeText(t, "one")
 	p.tty.text.waitFor(t, "one")
@@ -159,22 +159,22 @@ func (p *consoleUser) testNextLeader(t *testing.T) {
 	t.Helper()
 	p.tty.text.waitFor(t, "The connection was lost. Connecting again")
 	p.tty.typeUntilSeen(t, "ace")
-	p.must("restart", "vm", "--wait") // which is work of the new leader
+	p.mustRun("restart", "vm", "--wait") // which is work of the new leader
 	p.tty.text.waitFor(t, "the server has stopped. Connecting again")
 	p.tty.text.waitFor(t, "drover guest 3 A")
 	p.tty.typeUntilSeen(t, "ten")
 
 	p.tty.typeText(t, "\x1d")
-	code := p.tty.wait(t)
+	code := p.tty.waitForExit(t)
 	text := p.tty.close()
 	if code != 0 || strings.Count(text, "Connecting again") != 2 || !strings.Contains(text, "Left the console.") {
 		t.Errorf("it ended with %d, and the terminal shows %q", code, text)
 	}
-	p.must("delete", "vm", "--yes")
+	p.mustRun("delete", "vm", "--yes")
 }
 
-// testLinuxMachine uses the log, commands and ports of a machine of Linux through a controller's
-// own address.
+// testLinuxMachine uses the log, commands and ports of a machine of Linux through the address of
+// a controller.
 func testLinuxMachine(t *testing.T, r *replicas) {
 	tier.Full(t, "it boots Linux; the gate keeps TestSSH, which runs commands and forwards a port, the console above, and the streams of machines in test/streams")
 	u := newUserOf(t, r.Environment)
@@ -184,14 +184,14 @@ func testLinuxMachine(t *testing.T, r *replicas) {
 		s.Image = &api.Image{Kernel: &api.Kernel{Source: guest.Kernel, Initrd: guest.Initrd, Cmdline: "console=ttyS0 quiet panic=-1 agent=honest"}}
 	}))
 
-	want(t, u.must("logs", "vm"), "drover linux guest 1 is up")
-	if got := u.must("exec", "vm", "--", "echo", "a b"); got != "a b\n" {
+	wantTexts(t, u.mustRun("logs", "vm"), "drover linux guest 1 is up")
+	if got := u.mustRun("exec", "vm", "--", "echo", "a b"); got != "a b\n" {
 		t.Errorf("echo printed %q", got)
 	}
-	u.fails(7, nil, "exec", "vm", "--", "exit", "7")
-	want(t, u.must("ip", "vm"), "eth0")
+	u.mustFail(7, nil, "exec", "vm", "--", "exit", "7")
+	wantTexts(t, u.mustRun("ip", "vm"), "eth0")
 	u.checkPortForward(t, 7)
-	u.must("delete", "vm", "--yes")
+	u.mustRun("delete", "vm", "--yes")
 }
 
 // checkPortForward exchanges a line with the port of a VM where the guest repeats what it
@@ -202,7 +202,7 @@ func (u *user) checkPortForward(t *testing.T, port int) {
 	forward := u.start(ctx, "port-forward", "vm", fmt.Sprintf(":%d", port))
 	defer func() {
 		cancel()
-		forward.wait(t)
+		forward.waitForExit(t)
 	}()
 	var address string
 	assert.Eventually(t, "the port is open", func(testing.TB) error {
@@ -222,7 +222,7 @@ func (u *user) checkPortForward(t *testing.T, port int) {
 	}
 }
 
-// typeUntilSeen types what the guest repeats, letters that are no commands to it. Keys may be lost
+// typeUntilSeen types letters that the guest repeats and does not take for commands. Keys may be lost
 // while the connection is not there again yet.
 func (tty *terminal) typeUntilSeen(t *testing.T, text string) {
 	t.Helper()

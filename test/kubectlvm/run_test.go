@@ -25,7 +25,7 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// TestRun runs jobs beside a `drover up` of their own, whose VMs are containers.
+// TestRun runs jobs beside a separate `drover up`, whose VMs are containers.
 func TestRun(t *testing.T) {
 	t.Parallel()
 	engine := framework.DockerClient(t)
@@ -63,8 +63,8 @@ func (u *runUser) deleteAll() {
 	}
 }
 
-// only returns the only VM of the namespace.
-func (u *runUser) only() *api.VirtualMachine {
+// onlyVM returns the only VM of the namespace.
+func (u *runUser) onlyVM() *api.VirtualMachine {
 	u.t.Helper()
 	list, err := u.env.VMClient.CloudnativeV1alpha1().VirtualMachines(u.namespace).List(u.t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 1 {
@@ -82,7 +82,7 @@ func testRunEnds(t *testing.T, u *runUser) {
 		if r.code != code || strings.Count(r.out, want) != 1 || strings.Count(r.out, "\n") != 1 {
 			t.Errorf("code %d ended with %d: %q: %s", code, r.code, r.out, r.errs)
 		}
-		vm := u.get(name)
+		vm := u.getVM(name)
 		if vm.Spec.RestartPolicy != api.RestartNever || !slices.Equal(vm.Spec.Args, []string{"an argument"}) || vm.Spec.WorkingDir != "/" || len(vm.Spec.Command) != 0 {
 			t.Errorf("the VM is %+v", vm.Spec)
 		}
@@ -97,21 +97,21 @@ func testRunEnds(t *testing.T, u *runUser) {
 }
 
 // testRunFollows checks that the output is printed as it comes, that a signal is an exit code, and that
-// --rm deletes the VM, which got a name of its own.
+// --rm deletes the VM, which got a generated name.
 func testRunFollows(t *testing.T, u *runUser) {
 	t.Helper()
 	j := u.start(t.Context(), u.runArgs("--rm")...)
 	j.out.waitFor(t, "the demo guest is up\n")
-	vm := u.only()
+	vm := u.onlyVM()
 	if image, _, _ := strings.Cut(framework.GuestPlain, ":"); !strings.HasPrefix(vm.Name, image+"-") {
 		t.Errorf("the VM of image %s has the name %s", framework.GuestPlain, vm.Name)
 	}
 	assert.NoError(t, assert.ErrorOf(u.engine.ContainerKill(t.Context(), vm.Status.Server.ID, client.ContainerKillOptions{Signal: "SIGKILL"})))
-	if code := j.wait(t); code != 137 || strings.Count(j.out.String(), "\n") != 1 {
+	if code := j.waitForExit(t); code != 137 || strings.Count(j.out.String(), "\n") != 1 {
 		t.Errorf("it ended with %d: %q: %s", code, j.out.String(), j.errs.String())
 	}
-	want(t, j.errs.String(), vm.Name+" created\n", vm.Name+" deleted\n")
-	if u.find(vm.Name) != nil {
+	wantTexts(t, j.errs.String(), vm.Name+" created\n", vm.Name+" deleted\n")
+	if u.findVM(vm.Name) != nil {
 		t.Error("the VM was not deleted")
 	}
 }
@@ -126,21 +126,21 @@ func testRunCtrlC(t *testing.T, u *runUser) {
 		j := u.start(ctx, u.runArgs(append(flags, name)...)...)
 		j.out.waitFor(t, "the demo guest is up\n")
 		cancel()
-		if code := j.wait(t); code != 130 {
+		if code := j.waitForExit(t); code != 130 {
 			t.Errorf("%s: it ended with %d: %s", name, code, j.errs.String())
 		}
-		if vm := u.find(name); (vm != nil) != (name == "kept") {
+		if vm := u.findVM(name); (vm != nil) != (name == "kept") {
 			t.Errorf("%s: the VM is %v", name, vm)
 		}
 		if name == "kept" {
-			want(t, j.errs.String(), "kept is kept. What it prints: ", " logs -f kept. To delete it: ", " delete kept\n")
+			wantTexts(t, j.errs.String(), "kept is kept. What it prints: ", " logs -f kept. To delete it: ", " delete kept\n")
 			u.waitFor(name, framework.IsActive)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if code := u.start(ctx, u.runArgs("early", "--rm")...).wait(t); code != 130 || u.find("early") != nil {
-		t.Errorf("early: it ended with %d, and the VM is %v", code, u.find("early"))
+	if code := u.start(ctx, u.runArgs("early", "--rm")...).waitForExit(t); code != 130 || u.findVM("early") != nil {
+		t.Errorf("early: it ended with %d, and the VM is %v", code, u.findVM("early"))
 	}
 }
 
@@ -155,8 +155,8 @@ func testRunBrokenPipe(t *testing.T, u *runUser) {
 	}()
 	_, err = bufio.NewReader(reader).ReadString('\n')
 	assert.NoError(t, errors.Join(err, reader.Close()))
-	if code := waitForExit(t, exit); code != 141 || u.find("piped") != nil {
-		t.Errorf("it ended with %d, and the VM is %v", code, u.find("piped"))
+	if code := waitForExit(t, exit); code != 141 || u.findVM("piped") != nil {
+		t.Errorf("it ended with %d, and the VM is %v", code, u.findVM("piped"))
 	}
 }
 
@@ -170,50 +170,50 @@ func testRunOutage(t *testing.T, u *runUser) {
 	j.out.waitFor(t, "the demo guest is up\n")
 	proxy.Disconnect()
 	j.errs.waitFor(t, "Warning: the log was interrupted, and is completed at the end: ")
-	id := u.get("job").Status.Server.ID
+	id := u.getVM("job").Status.Server.ID
 	assert.NoError(t, assert.ErrorOf(u.engine.ContainerKill(t.Context(), id, client.ContainerKillOptions{Signal: "SIGTERM"})))
 	u.waitFor("job", framework.HasPhase(api.PhaseStopped, api.ReasonCompleted))
 	proxy.Restore()
-	code, out := j.wait(t), j.out.String()
+	code, out := j.waitForExit(t), j.out.String()
 	if code != 0 || strings.Count(out, "the demo guest is up\n") != 1 || strings.Count(out, "ending on terminated\n") != 1 || strings.Count(out, "\n") != 2 {
 		t.Errorf("it ended with %d: %q: %s", code, out, j.errs.String())
 	}
 }
 
-// testNotRun checks the exit code for what is not run, that --rm deletes that too, and what is refused.
+// testNotRun checks the exit code for VMs that do not run, that --rm deletes these too, and which flags are refused.
 func testNotRun(t *testing.T, u *runUser) {
 	t.Helper()
-	u.fails(125, []string{"bad is not ready: Failed, Invalid", `spec.command: the program "/nope" does not exist in it`},
+	u.mustFail(125, []string{"bad is not ready: Failed, Invalid", `spec.command: the program "/nope" does not exist in it`},
 		u.runArgs("bad", "--rm", "--command", "--", "/nope", "x")...)
-	if vm := u.find("bad"); vm != nil {
+	if vm := u.findVM("bad"); vm != nil {
 		t.Errorf("the VM was not deleted: %+v", vm.Status)
 	}
-	u.fails(1, []string{"--image is required"}, "run", "x")
-	u.fails(1, []string{"run passes no input on"}, u.runArgs("x", "-it", "--", "sh")...)
-	u.fails(1, []string{"--command needs a command behind --"}, u.runArgs("x", "--command")...)
-	u.fails(1, []string{`--env "A": a variable is NAME=VALUE, and each is given once`}, u.runArgs("x", "--env=A=1", "--env=A=2")...)
-	u.fails(1, []string{"put -- before the arguments"}, u.runArgs("x", "sh")...)
-	u.fails(1, []string{"cpu is 9999"}, u.runArgs("x", "--rm", "--cpu=9999")...)
-	if vm := u.find("x"); vm != nil {
+	u.mustFail(1, []string{"--image is required"}, "run", "x")
+	u.mustFail(1, []string{"run passes no input on"}, u.runArgs("x", "-it", "--", "sh")...)
+	u.mustFail(1, []string{"--command needs a command behind --"}, u.runArgs("x", "--command")...)
+	u.mustFail(1, []string{`--env "A": a variable is NAME=VALUE, and each is given once`}, u.runArgs("x", "--env=A=1", "--env=A=2")...)
+	u.mustFail(1, []string{"put -- before the arguments"}, u.runArgs("x", "sh")...)
+	u.mustFail(1, []string{"cpu is 9999"}, u.runArgs("x", "--rm", "--cpu=9999")...)
+	if vm := u.findVM("x"); vm != nil {
 		t.Errorf("there is a VM: %+v", vm)
 	}
 }
 
-// TestCreateWithCommand checks what create sets of what a container image runs.
+// TestCreateWithCommand checks which fields of a container image's command create sets.
 func TestCreateWithCommand(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	vm := u.create("args", "--env=A=1=2", "--env=B=", "--working-dir=/srv", "--", "sh", "-c", "--wait")
+	vm := u.createVM("args", "--env=A=1=2", "--env=B=", "--working-dir=/srv", "--", "sh", "-c", "--wait")
 	if s := vm.Spec; !slices.Equal(s.Args, []string{"sh", "-c", "--wait"}) || len(s.Command) != 0 || s.WorkingDir != "/srv" || s.RestartPolicy != api.RestartNever ||
 		!slices.Equal(s.Env, []api.EnvVar{{Name: "A", Value: "1=2"}, {Name: "B"}}) {
 		t.Errorf("the VM is %+v", s)
 	}
-	vm = u.create("command", "--command", "--restart-policy=OnFailure", "--", "sh")
+	vm = u.createVM("command", "--command", "--restart-policy=OnFailure", "--", "sh")
 	if s := vm.Spec; !slices.Equal(s.Command, []string{"sh"}) || len(s.Args) != 0 || s.RestartPolicy != api.RestartOnFailure {
 		t.Errorf("the VM is %+v", s)
 	}
-	if vm = u.create("plain"); vm.Spec.RestartPolicy != api.RestartAlways {
+	if vm = u.createVM("plain"); vm.Spec.RestartPolicy != api.RestartAlways {
 		t.Errorf("the VM is %+v", vm.Spec)
 	}
-	u.fails(1, []string{"put -- before the command"}, "create", "web", "sh")
+	u.mustFail(1, []string{"put -- before the command"}, "create", "web", "sh")
 }

@@ -51,7 +51,7 @@ func newSSHUser(t *testing.T, copySize int, flags ...string) *sshUser {
 	})
 	dir := framework.ShortTempDir(t)
 	u := &sshUser{t: t, cluster: env, user: "ann", copySize: copySize, dir: dir, identity: filepath.Join(dir, "key")}
-	u.program, _ = plugin(t)
+	u.program, _ = pluginPath(t)
 	u.environment = append(os.Environ(), "KUBECONFIG="+env.Kubeconfig, "HOME="+dir, "XDG_CONFIG_HOME="+filepath.Join(dir, "it's a %d folder"), "SSH_AUTH_SOCK=")
 	out, err := exec.CommandContext(t.Context(), "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", u.identity).CombinedOutput()
 	if err != nil {
@@ -81,8 +81,8 @@ func (u *sshUser) run(stdin string, args ...string) result {
 	return result{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
 }
 
-// expect runs a verb, and checks its exit code, its output and a part of its errors.
-func (u *sshUser) expect(code int, out, errs string, args ...string) {
+// expectOutput runs a verb, and checks its exit code, its output and a part of its errors.
+func (u *sshUser) expectOutput(code int, out, errs string, args ...string) {
 	u.t.Helper()
 	if r := u.run("", args...); r.code != code || r.out != out || !strings.Contains(r.errs, errs) {
 		u.t.Errorf("kubectl vm %q ended with %d: %q, %q, want %d, %q, %q", args, r.code, r.out, r.errs, code, out, errs)
@@ -93,8 +93,8 @@ func (u *sshUser) ssh(args ...string) []string {
 	return append([]string{"ssh", "--identity", u.identity}, args...)
 }
 
-// create creates a VM to which the user may log in as ann.
-func (u *sshUser) create(name, image string) {
+// createVM creates a VM to which the user may log in as ann.
+func (u *sshUser) createVM(name, image string) {
 	u.t.Helper()
 	if r := u.run("", "create", name, "--image="+image, "--memory=128M", "--probe=22", "--wait"); r.code != 0 {
 		u.t.Fatalf("create ended with %d: %s", r.code, r.errs)
@@ -113,41 +113,41 @@ func TestSSH(t *testing.T) {
 	}
 	image := framework.SSHGuest(t)
 	u := newSSHUser(t, copySize, "--vm-driver=docker")
-	u.create("web", image)
-	u.create("db", image)
-	u.expect(0, "web\n", "Permanently added", u.ssh("ann@web", "--", "hostname")...)
-	u.expect(0, "db\n", "Permanently added", u.ssh("db", "-l", "ann", "--", "hostname")...)
-	u.expect(7, "ann\n", "", u.ssh("ann@web", "--", "whoami; exit 7")...)
-	u.expect(255, "", "nobody@web.default.vm: Permission denied (publickey)", u.ssh("nobody@web", "--", "id")...)
-	u.expect(255, "", "Permission denied (publickey)", "ssh", "ann@web", "--ssh-option=IdentityFile=none", "--ssh-option=IdentitiesOnly=yes", "--", "id")
-	u.expect(1, "", `virtualmachines "none" not found in namespace "default"`, u.ssh("ann@none", "--", "id")...)
+	u.createVM("web", image)
+	u.createVM("db", image)
+	u.expectOutput(0, "web\n", "Permanently added", u.ssh("ann@web", "--", "hostname")...)
+	u.expectOutput(0, "db\n", "Permanently added", u.ssh("db", "-l", "ann", "--", "hostname")...)
+	u.expectOutput(7, "ann\n", "", u.ssh("ann@web", "--", "whoami; exit 7")...)
+	u.expectOutput(255, "", "nobody@web.default.vm: Permission denied (publickey)", u.ssh("nobody@web", "--", "id")...)
+	u.expectOutput(255, "", "Permission denied (publickey)", "ssh", "ann@web", "--ssh-option=IdentityFile=none", "--ssh-option=IdentitiesOnly=yes", "--", "id")
+	u.expectOutput(1, "", `virtualmachines "none" not found in namespace "default"`, u.ssh("ann@none", "--", "id")...)
 	for range races { // ssh must not end its proxy before that has said why
-		u.expect(255, "", "error: port 23 of the server takes no connection", u.ssh("ann@web", "--port=23", "--", "id")...)
+		u.expectOutput(255, "", "error: port 23 of the server takes no connection", u.ssh("ann@web", "--port=23", "--", "id")...)
 	}
 	t.Run("interactive", func(t *testing.T) { u.testInteractive(t) })
 	t.Run("interrupted", func(t *testing.T) { u.testInterrupted(t) })
 	t.Run("copy", func(t *testing.T) { u.testCopy(t) })
 	u.testExecOfNoProgram()
 
-	u.expect(0, "virtualmachine.cloudnative.tw/web deleted\n", "", "delete", "web", "--yes")
-	u.create("web", image)
-	u.expect(0, "web\n", "Permanently added", u.ssh("ann@web", "--", "hostname")...)
-	u.expect(0, "virtualmachine.cloudnative.tw/web stopped\n", "", "stop", "web", "--wait")
+	u.expectOutput(0, "virtualmachine.cloudnative.tw/web deleted\n", "", "delete", "web", "--yes")
+	u.createVM("web", image)
+	u.expectOutput(0, "web\n", "Permanently added", u.ssh("ann@web", "--", "hostname")...)
+	u.expectOutput(0, "virtualmachine.cloudnative.tw/web stopped\n", "", "stop", "web", "--wait")
 	for _, args := range [][]string{u.ssh("ann@web"), {"cp", "key", "ann@web:"}, {"exec", "web", "--", "id"}, {"console", "web"}} {
-		u.expect(1, "", "web is stopped, to start it: kubectl vm start web\n", args...)
+		u.expectOutput(1, "", "web is stopped, to start it: kubectl vm start web\n", args...)
 	}
-	u.expect(0, "virtualmachine.cloudnative.tw/db paused\n", "", "pause", "db", "--wait")
+	u.expectOutput(0, "virtualmachine.cloudnative.tw/db paused\n", "", "pause", "db", "--wait")
 	for _, args := range [][]string{u.ssh("ann@db"), {"exec", "db", "--", "id"}} {
-		u.expect(1, "", "db is paused, to resume it: kubectl vm resume db\n", args...)
+		u.expectOutput(1, "", "db is paused, to resume it: kubectl vm resume db\n", args...)
 	}
 }
 
 // testExecOfNoProgram checks the exit codes that shells have.
 func (u *sshUser) testExecOfNoProgram() {
 	u.t.Helper()
-	u.expect(127, "", "error: ", "exec", "web", "--", "no-such-program")
-	u.expect(126, "", "error: ", "exec", "web", "--", "/etc")
-	u.expect(9, "", "", "exec", "web", "--", "sh", "-c", "exit 9")
+	u.expectOutput(127, "", "error: ", "exec", "web", "--", "no-such-program")
+	u.expectOutput(126, "", "error: ", "exec", "web", "--", "/etc")
+	u.expectOutput(9, "", "", "exec", "web", "--", "sh", "-c", "exit 9")
 }
 
 // TestSSHToMachine logs in to the Debian of hack/debian-guest.sh.
@@ -165,11 +165,11 @@ func TestSSHToMachine(t *testing.T) {
 	vm.Spec.Image.Kernel = &api.Kernel{Source: filepath.Join(guest, "vmlinuz"), Initrd: filepath.Join(guest, "initrd.img"), Cmdline: "root=/dev/vda rw console=ttyS0 panic=-1"}
 	vm, err := u.cluster.VMClient.CloudnativeV1alpha1().VirtualMachines("default").Create(t.Context(), vm, metav1.CreateOptions{})
 	assert.NoError(t, err)
-	t.Cleanup(func() { u.expect(0, "virtualmachine.cloudnative.tw/web deleted\n", "", "delete", "web", "--yes") })
+	t.Cleanup(func() { u.expectOutput(0, "virtualmachine.cloudnative.tw/web deleted\n", "", "delete", "web", "--yes") })
 	u.cluster.WaitForVM(t, vm, framework.IsActive)
-	u.expect(0, "", "", u.ssh("debian@web", "--", "cloud-init status --wait >/dev/null || :")...)
-	u.expect(7, "debian\n", "", u.ssh("debian@web", "--", "whoami; exit 7")...)
-	u.expect(1, "", "does not list this TCP port in spec.ports", "port-forward", "web", "8080:80")
+	u.expectOutput(0, "", "", u.ssh("debian@web", "--", "cloud-init status --wait >/dev/null || :")...)
+	u.expectOutput(7, "debian\n", "", u.ssh("debian@web", "--", "whoami; exit 7")...)
+	u.expectOutput(1, "", "does not list this TCP port in spec.ports", "port-forward", "web", "8080:80")
 	t.Run("interactive", func(t *testing.T) { u.testInteractive(t) })
 	t.Run("copy", func(t *testing.T) { u.testCopy(t) })
 	u.testExecOfNoProgram()
@@ -177,7 +177,7 @@ func TestSSHToMachine(t *testing.T) {
 
 // TestCopyToMachine copies files to and from a machine whose image has one program and nothing else.
 func TestCopyToMachine(t *testing.T) {
-	tier.Full(t, "it boots a machine beside a Drover of its own; the gate copies in the boots of package boot and of driver qemu")
+	tier.Full(t, "it boots a machine beside a separate Drover; the gate copies in the boots of package boot and of driver qemu")
 	program := filepath.Join(t.TempDir(), "program")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../internal/guest/boot/testdata/program")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -194,25 +194,25 @@ func TestCopyToMachine(t *testing.T) {
 	if r := u.run("", "create", "web", "--image="+host+"/scratch:1", "--memory=128Mi", "--wait"); r.code != 0 {
 		t.Fatalf("create ended with %d: %s", r.code, r.errs)
 	}
-	t.Cleanup(func() { u.expect(0, "virtualmachine.cloudnative.tw/web deleted\n", "", "delete", "web", "--yes") })
+	t.Cleanup(func() { u.expectOutput(0, "virtualmachine.cloudnative.tw/web deleted\n", "", "delete", "web", "--yes") })
 	content := make([]byte, u.copySize)
 	_, _ = rand.Read(content)
 	assert.NoError(t, os.MkdirAll(filepath.Join(u.dir, "folder", "a b"), 0o700))
 	assert.NoError(t, os.WriteFile(filepath.Join(u.dir, "folder", "a b", "c:d"), content, 0o640))
 	assert.NoError(t, os.Symlink("a b/c:d", filepath.Join(u.dir, "folder", "link")))
-	u.expect(0, "", "", "cp", "folder", "web:")
-	u.expect(0, "", "", "cp", "web:/work/folder", "back")
+	u.expectOutput(0, "", "", "cp", "folder", "web:")
+	u.expectOutput(0, "", "", "cp", "web:/work/folder", "back")
 	got, err := os.ReadFile(filepath.Join(u.dir, "back", "link"))
 	if err != nil || !bytes.Equal(got, content) {
 		t.Errorf("%d bytes of %d came back, %v", len(got), len(content), err)
 	}
-	u.expect(1, "", "no such file or directory", "cp", "web:/none", ".")
-	u.expect(1, "", "no such file or directory", "cp", "none", "web:/work")
-	u.expect(1, "", "no such file or directory", "cp", "key", "key.pub", "web:/none")
-	u.expect(1, "", "no such file or directory", "cp", "web:/program", "none/")
-	u.expect(1, "", "name a file or folder", "cp", "web:/", ".")
-	u.expect(1, "", "from a VM one path", "cp", "key", "web:/x", ".")
-	u.expect(255, "", "error: ", "cp", "root@web:/program", ".") // no ssh server
+	u.expectOutput(1, "", "no such file or directory", "cp", "web:/none", ".")
+	u.expectOutput(1, "", "no such file or directory", "cp", "none", "web:/work")
+	u.expectOutput(1, "", "no such file or directory", "cp", "key", "key.pub", "web:/none")
+	u.expectOutput(1, "", "no such file or directory", "cp", "web:/program", "none/")
+	u.expectOutput(1, "", "name a file or folder", "cp", "web:/", ".")
+	u.expectOutput(1, "", "from a VM one path", "cp", "key", "web:/x", ".")
+	u.expectOutput(255, "", "error: ", "cp", "root@web:/program", ".") // no ssh server
 }
 
 // testInteractive types into a shell on a terminal.
@@ -262,15 +262,15 @@ func (u *sshUser) testCopy(t *testing.T) {
 	must(os.MkdirAll(filepath.Join(u.dir, "folder", "a b"), 0o700))
 	must(os.WriteFile(filepath.Join(u.dir, "folder", "a b", "c:d"), content, 0o600))
 	cp := []string{"cp", "--identity", u.identity}
-	u.expect(0, "", "", append(cp, "-r", "folder", u.user+"@web:/tmp/")...)
-	u.expect(0, "", "", append(cp, "-r", u.user+"@web:/tmp/folder", "back")...)
+	u.expectOutput(0, "", "", append(cp, "-r", "folder", u.user+"@web:/tmp/")...)
+	u.expectOutput(0, "", "", append(cp, "-r", u.user+"@web:/tmp/folder", "back")...)
 	got, err := os.ReadFile(filepath.Join(u.dir, "back", "a b", "c:d"))
 	if err != nil || !bytes.Equal(got, content) {
 		t.Errorf("%d bytes of %d came back, %v", len(got), len(content), err)
 	}
-	u.expect(1, "", "not a regular file", append(cp, "folder", u.user+"@web:/tmp/other")...)
-	u.expect(1, "", "No such file or directory", append(cp, u.user+"@web:/tmp/none", ".")...)
-	u.expect(1, "", "one of the paths has to be in a VM", append(cp, u.user+"@web:/tmp/x", "ann@db:/tmp/x")...)
+	u.expectOutput(1, "", "not a regular file", append(cp, "folder", u.user+"@web:/tmp/other")...)
+	u.expectOutput(1, "", "No such file or directory", append(cp, u.user+"@web:/tmp/none", ".")...)
+	u.expectOutput(1, "", "one of the paths has to be in a VM", append(cp, u.user+"@web:/tmp/x", "ann@db:/tmp/x")...)
 }
 
 // TestLoginUser checks that ssh and scp log in as the user of the cloud image that a VM names, unless another
@@ -282,10 +282,10 @@ func TestLoginUser(t *testing.T) { //nolint:paralleltest // it replaces ssh
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	u := newUser(t)
-	u.create("cloud", "--image=cloud://debian/13")
-	u.create("own", "--image=cloud://house/1")
-	u.must("create", "image", "--driver=qemu", "--image=python:3.13")
-	u.create("other", "--image=https://images.example/debian/13")
+	u.createVM("cloud", "--image=cloud://debian/13")
+	u.createVM("own", "--image=cloud://house/1")
+	u.mustRun("create", "image", "--driver=qemu", "--image=python:3.13")
+	u.createVM("other", "--image=https://images.example/debian/13")
 	host := func(name string) string { return name + "." + u.namespace + ".vm" }
 	for _, c := range []struct{ args, ends string }{
 		{"ssh cloud", " -l debian -- " + host("cloud")},
@@ -299,7 +299,7 @@ func TestLoginUser(t *testing.T) { //nolint:paralleltest // it replaces ssh
 		{"ssh other", "ControlPath=none -- " + host("other")},
 		{"cp page other:/tmp", " -- page " + host("other") + ":/tmp"},
 	} {
-		if out := u.must(strings.Fields(c.args)...); !strings.HasSuffix(out, c.ends+"\n") {
+		if out := u.mustRun(strings.Fields(c.args)...); !strings.HasSuffix(out, c.ends+"\n") {
 			t.Errorf("kubectl vm %s runs %q, want %q at its end", c.args, out, c.ends)
 		}
 	}

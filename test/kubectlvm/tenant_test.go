@@ -27,7 +27,7 @@ import (
 func TestNamespaceOfATenant(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	u.create("vm")
+	u.createVM("vm")
 	var connections atomic.Int32
 	server := httptest.NewUnstartedServer(http.NotFoundHandler())
 	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
@@ -52,9 +52,9 @@ func TestNamespaceOfATenant(t *testing.T) {
 		t.Errorf("a tenant publishes an address in %s: %v", streams.ConfigMapNamespace, err)
 	}
 	for _, verb := range [][]string{{"console", "vm"}, {"logs", "vm"}, {"exec", "vm", "--", "true"}, {"ip", "vm"}} {
-		u.fails(1, []string{`configmaps "drover-streams" not found in kube-system`}, verb...)
+		u.mustFail(1, []string{`configmaps "drover-streams" not found in kube-system`}, verb...)
 	}
-	want(t, u.run("doctor").out, `"drover-streams"`)
+	wantTexts(t, u.run("doctor").out, `"drover-streams"`)
 	if n := connections.Load(); n != 0 {
 		t.Errorf("the tenant's server had %d connections", n)
 	}

@@ -58,15 +58,15 @@ func (tty *terminal) close() string {
 	return tty.text.String()
 }
 
-// start starts a verb on the terminal.
-func (tty *terminal) start(ctx context.Context, u *user, args ...string) {
+// startCommand starts a verb on the terminal.
+func (tty *terminal) startCommand(ctx context.Context, u *user, args ...string) {
 	go func() {
 		tty.exit <- app.Main(ctx, u.args(args), genericiooptions.IOStreams{In: tty.program, Out: tty.program, ErrOut: tty.program})
 	}()
 }
 
-// wait waits for the end of the verb, and returns its exit code.
-func (tty *terminal) wait(t testing.TB) int {
+// waitForExit waits for the end of the verb, and returns its exit code.
+func (tty *terminal) waitForExit(t testing.TB) int {
 	t.Helper()
 	return waitForExit(t, tty.exit)
 }
@@ -82,23 +82,23 @@ func (tty *terminal) typeText(t testing.TB, text string) {
 func TestDeleteAsks(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	u.create("web")
+	u.createVM("web")
 	for _, one := range []struct {
 		answer string
 		code   int
 		gone   bool
 	}{{"n\n", 1, false}, {"\n", 1, false}, {"\x04", 1, false}, {"y\n", 0, true}} {
 		tty := newTerminal(t, 80, 24)
-		tty.start(t.Context(), u, "delete", "web")
+		tty.startCommand(t.Context(), u, "delete", "web")
 		tty.text.waitFor(t, "Delete 1 VM? [y/N] ")
 		tty.typeText(t, one.answer)
-		code := tty.wait(t)
+		code := tty.waitForExit(t)
 		text := tty.close()
-		if code != one.code || (u.find("web") == nil) != one.gone {
+		if code != one.code || (u.findVM("web") == nil) != one.gone {
 			t.Errorf("the answer %q ended with %d: %q", one.answer, code, text)
 		}
 		if !one.gone {
-			want(t, text, "error: nothing was deleted")
+			wantTexts(t, text, "error: nothing was deleted")
 		}
 	}
 }
@@ -107,14 +107,14 @@ func TestDeleteAsks(t *testing.T) {
 func TestQuestionEndsByCtrlC(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	u.create("web")
+	u.createVM("web")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	tty := newTerminal(t, 80, 24)
-	tty.start(ctx, u, "delete", "web")
+	tty.startCommand(ctx, u, "delete", "web")
 	tty.text.waitFor(t, "[y/N] ")
 	cancel()
-	if code := tty.wait(t); code != 130 || u.find("web") == nil {
+	if code := tty.waitForExit(t); code != 130 || u.findVM("web") == nil {
 		t.Errorf("it ended with %d", code)
 	}
 	tty.typeText(t, "\n") // ends the read
@@ -124,12 +124,12 @@ func TestQuestionEndsByCtrlC(t *testing.T) {
 // TestColors looks for sequences that only a terminal may get.
 func TestColors(t *testing.T) {
 	u := newUser(t)
-	u.create("web")
+	u.createVM("web")
 	for noColor, colored := range map[string]bool{"": true, "1": false} {
 		t.Setenv("NO_COLOR", noColor)
 		tty := newTerminal(t, 80, 24)
-		tty.start(t.Context(), u, "list")
-		if code := tty.wait(t); code != 0 {
+		tty.startCommand(t.Context(), u, "list")
+		if code := tty.waitForExit(t); code != 0 {
 			t.Errorf("list ended with %d", code)
 		}
 		if text := tty.close(); strings.Contains(text, "\x1b[32mActive") != colored || strings.Contains(text, "\x1b") != colored {
@@ -145,13 +145,13 @@ func TestCreateOnATerminal(t *testing.T) {
 	u := newUser(t)
 	u.setFaults()
 	tty := newTerminal(t, 40, 24)
-	tty.start(t.Context(), u, "create", slow, "--driver=fake", "--wait")
+	tty.startCommand(t.Context(), u, "create", slow, "--driver=fake", "--wait")
 	tty.text.waitFor(t, "Creating")
-	if code := tty.wait(t); code != 0 {
+	if code := tty.waitForExit(t); code != 0 {
 		t.Errorf("it ended with %d", code)
 	}
 	text := tty.close()
-	want(t, text, "✓ server created", slow+" is ready after ")
+	wantTexts(t, text, "✓ server created", slow+" is ready after ")
 	for line := range strings.SplitSeq(strings.ReplaceAll(text, "\r\x1b[K", "\n"), "\n") {
 		if n := len([]rune(strings.TrimSuffix(line, "\r"))); n > 40 && strings.ContainsAny(line, "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏") {
 			t.Errorf("a line of %d characters would be broken: %q", n, line)
@@ -163,8 +163,8 @@ func TestCreateOnATerminal(t *testing.T) {
 func TestCompletion(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	u.create("web")
-	u.create("db")
+	u.createVM("web")
+	u.createVM("db")
 	complete := func(args ...string) string {
 		var out buffer
 		code := app.Main(t.Context(), append([]string{"/usr/bin/kubectl_complete-vm"}, args...), genericiooptions.IOStreams{In: u.stdin, Out: &out, ErrOut: io.Discard})
@@ -195,12 +195,12 @@ func TestCompletion(t *testing.T) {
 		t.Errorf("sto is completed by %q", got)
 	}
 	for _, shell := range []string{"bash", "zsh", "fish"} {
-		want(t, u.must("completion", shell), "kubectl-vm")
+		wantTexts(t, u.mustRun("completion", shell), "kubectl-vm")
 	}
 }
 
-// plugin returns the path of kubectl-vm, which make build puts beside the program that clusters run.
-func plugin(t *testing.T) (path, drover string) {
+// pluginPath returns the path of kubectl-vm, which make build puts beside the program that clusters run.
+func pluginPath(t *testing.T) (path, drover string) {
 	t.Helper()
 	drover, err := framework.DroverBinary()
 	path = filepath.Join(filepath.Dir(drover), "kubectl-vm")
@@ -217,8 +217,8 @@ func plugin(t *testing.T) (path, drover string) {
 func TestPlugin(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	u.create("web")
-	path, drover := plugin(t)
+	u.createVM("web")
+	path, drover := pluginPath(t)
 	run := func(program string, args ...string) (string, error) {
 		cmd := exec.CommandContext(t.Context(), program, args...)
 		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(path)+":"+os.Getenv("PATH"))

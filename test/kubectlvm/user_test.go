@@ -33,7 +33,7 @@ type user struct {
 	stdin     io.Reader
 }
 
-// newUser returns a user of the shared environment with a namespace of its own.
+// newUser returns a user of the shared environment with a new namespace.
 func newUser(t testing.TB) *user {
 	t.Helper()
 	return newUserOf(t, environment)
@@ -44,7 +44,7 @@ func newUserOf(t testing.TB, env *testenv.Environment) *user {
 	return &user{t: t, env: env, namespace: env.CreateNamespace(t), flags: []string{"--kubeconfig=" + env.Kubeconfig}, stdin: strings.NewReader("")}
 }
 
-// result is what a run has printed.
+// result is the output of a run.
 type result struct {
 	out, errs string
 	code      int
@@ -73,8 +73,8 @@ func (u *user) start(ctx context.Context, args ...string) *job {
 	return j
 }
 
-// wait waits for the end of the verb, and returns its exit code.
-func (j *job) wait(t testing.TB) int {
+// waitForExit waits for the end of the verb, and returns its exit code.
+func (j *job) waitForExit(t testing.TB) int {
 	t.Helper()
 	return waitForExit(t, j.exit)
 }
@@ -118,8 +118,8 @@ func (u *user) program() string {
 	return "kubectl vm " + strings.Replace(strings.Join(u.flags, " "), "=", " ", 1) + " --namespace " + u.namespace
 }
 
-// must is run for what must succeed, and returns the output.
-func (u *user) must(args ...string) string {
+// mustRun runs a command that must succeed, and returns the output.
+func (u *user) mustRun(args ...string) string {
 	u.t.Helper()
 	r := u.run(args...)
 	if r.code != 0 {
@@ -128,8 +128,8 @@ func (u *user) must(args ...string) string {
 	return r.out
 }
 
-// eventually is must for what a new role allows: the API server takes a moment to apply it.
-func (u *user) eventually(args ...string) {
+// eventuallyRun is mustRun for a command that a new role allows: the API server takes a moment to apply it.
+func (u *user) eventuallyRun(args ...string) {
 	u.t.Helper()
 	assert.Eventually(u.t, strings.Join(args, " ")+" is allowed", func(testing.TB) error {
 		if r := u.run(args...); r.code != 0 {
@@ -139,8 +139,8 @@ func (u *user) eventually(args ...string) {
 	})
 }
 
-// fails runs what must fail with a code, and with texts in what it prints.
-func (u *user) fails(code int, texts []string, args ...string) result {
+// mustFail runs a command that must fail with a code, and with texts in its output.
+func (u *user) mustFail(code int, texts []string, args ...string) result {
 	u.t.Helper()
 	r := u.run(args...)
 	if r.code != code {
@@ -154,25 +154,25 @@ func (u *user) fails(code int, texts []string, args ...string) result {
 	return r
 }
 
-// create creates a simulated VM that is ready, with further flags.
-func (u *user) create(name string, flags ...string) *api.VirtualMachine {
+// createVM creates a simulated VM that is ready, with further flags.
+func (u *user) createVM(name string, flags ...string) *api.VirtualMachine {
 	u.t.Helper()
-	u.must(append([]string{"create", name, "--driver=fake", "--wait"}, flags...)...)
-	return u.get(name)
+	u.mustRun(append([]string{"create", name, "--driver=fake", "--wait"}, flags...)...)
+	return u.getVM(name)
 }
 
-// get reads a VM.
-func (u *user) get(name string) *api.VirtualMachine {
+// getVM reads a VM.
+func (u *user) getVM(name string) *api.VirtualMachine {
 	u.t.Helper()
-	vm := u.find(name)
+	vm := u.findVM(name)
 	if vm == nil {
 		u.t.Fatalf("there is no VM %s", name)
 	}
 	return vm
 }
 
-// find is get for a VM that may not be there.
-func (u *user) find(name string) *api.VirtualMachine {
+// findVM is get for a VM that may not be there.
+func (u *user) findVM(name string) *api.VirtualMachine {
 	u.t.Helper()
 	vm, err := u.env.VMClient.CloudnativeV1alpha1().VirtualMachines(u.namespace).Get(u.t.Context(), name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -185,7 +185,7 @@ func (u *user) find(name string) *api.VirtualMachine {
 // waitFor waits for a VM to pass a check.
 func (u *user) waitFor(name string, check framework.VMCheck) {
 	u.t.Helper()
-	u.env.WaitForVM(u.t, u.get(name), check)
+	u.env.WaitForVM(u.t, u.getVM(name), check)
 }
 
 // buffer is a buffer that may be read while it is written.
@@ -206,7 +206,7 @@ func (b *buffer) String() string {
 	return b.text.String()
 }
 
-// failing is the name of VMs that are never created, and slow is that of VMs whose creation
+// failing is the name of VMs that are never created, and slow the name of VMs whose creation
 // takes long enough to be watched.
 const failing, slow = "failing", "slow"
 
@@ -234,8 +234,8 @@ func (u *user) waitForFailures() {
 	})
 }
 
-// want fails unless a text has all parts.
-func want(t testing.TB, text string, parts ...string) {
+// wantTexts fails unless a text has all parts.
+func wantTexts(t testing.TB, text string, parts ...string) {
 	t.Helper()
 	for _, part := range parts {
 		if !strings.Contains(text, part) {

@@ -64,7 +64,6 @@ type claim struct {
 // Outcome is the state of a fetch that a server waits for.
 type Outcome int
 
-// The outcomes.
 const (
 	// None means that the server does not wait, or that the failure was reported to it already.
 	None Outcome = iota
@@ -113,7 +112,7 @@ func (t *Tracker) StartFetch(ctx context.Context, spec driver.ServerSpec, key, d
 	if f == nil {
 		f = t.newFetch(context.WithoutCancel(ctx), key, description, get)
 		t.running[key] = f
-		t.enqueue(f)
+		t.enqueueFetch(f)
 	}
 	s := t.servers[spec.UID]
 	if s == nil {
@@ -168,8 +167,8 @@ func (t *Tracker) removeFetch(f *Fetch) {
 	}
 }
 
-// abandon ends a fetch: at once if it waits for a place, or else once its run has ended.
-func (t *Tracker) abandon(f *Fetch) {
+// abandonFetch ends a fetch: at once if it waits for a place, or else once its run has ended.
+func (t *Tracker) abandonFetch(f *Fetch) {
 	if f.waits {
 		close(f.done)
 		return
@@ -192,7 +191,7 @@ func (t *Tracker) releaseClaims(uid types.UID, except []string) []*Fetch {
 		delete(s.claims, key)
 		if c.fetch != nil && len(t.waitingServers(c.fetch)) == 0 {
 			t.removeFetch(c.fetch)
-			t.abandon(c.fetch)
+			t.abandonFetch(c.fetch)
 			cancelled = append(cancelled, c.fetch)
 		}
 	}
@@ -242,7 +241,7 @@ func (t *Tracker) abandonAll() []*Fetch {
 	all := slices.Collect(maps.Values(t.running))
 	for _, f := range all {
 		t.removeFetch(f)
-		if t.abandon(f); f.waits {
+		if t.abandonFetch(f); f.waits {
 			t.recordResult(f, errAbandoned)
 		}
 	}

@@ -280,8 +280,8 @@ func (r *rig) waits(uid types.UID, want bool) {
 	}
 }
 
-// TestTurns checks that no more fetches run than allowed, and that the others show that
-// they wait and begin in the order of arrival.
+// TestTurns checks that only as many fetches run as are allowed, and that the others show
+// that they wait and begin in the order of arrival.
 func TestTurns(t *testing.T) {
 	r := newRig(t)
 	r.Concurrency = 4
@@ -352,8 +352,8 @@ func TestFinal(t *testing.T) {
 }
 
 // TestAddTo checks that a server is found while its fetch becomes a server during the list,
-// that a server which exists is found once, with what it waits for, and that a released one
-// neither hides nor has the fetch of the next.
+// that a server which exists is found once, with the fetch that it waits for, and that a
+// released one neither hides nor has the fetch of the next.
 func TestAddTo(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

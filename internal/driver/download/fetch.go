@@ -65,15 +65,15 @@ func (t *Tracker) newFetch(ctx context.Context, key, description string, get fun
 		f.received.Store(0)
 		f.begunAt = t.Clock.Now()
 		f.reviewed = sample{at: f.begunAt}
-		go f.run(ctx, cancel, get)
+		go f.runFetch(ctx, cancel, get)
 	}
 	return f
 }
 
-// run is one run of a fetch, which is the only one unless the fetch loses its place.
-func (f *Fetch) run(ctx context.Context, cancel context.CancelCauseFunc, get func(context.Context, *Fetch) error) {
+// runFetch is one run of a fetch, which is the only one unless the fetch loses its place.
+func (f *Fetch) runFetch(ctx context.Context, cancel context.CancelCauseFunc, get func(context.Context, *Fetch) error) {
 	defer cancel(nil)
-	go f.watch(ctx, cancel)
+	go f.watchStall(ctx, cancel)
 	err := get(ctx, f)
 	switch cause := context.Cause(ctx); {
 	case err == nil:
@@ -96,15 +96,15 @@ func (t *Tracker) endRun(f *Fetch, err error) (changed []types.UID, isOver bool)
 	defer t.mu.Unlock()
 	defer t.admitWaiting()
 	if err != nil && !f.hasPlace && t.running[f.key] == f {
-		t.enqueue(f)
+		t.enqueueFetch(f)
 		return t.waitingServers(f), false
 	}
 	t.freePlace(f)
 	return t.recordResult(f, err), true
 }
 
-// watch cancels a run that makes no progress for too long, and reviews the fetch's place.
-func (f *Fetch) watch(ctx context.Context, cancel context.CancelCauseFunc) {
+// watchStall cancels a run that makes no progress for too long, and reviews the fetch's place.
+func (f *Fetch) watchStall(ctx context.Context, cancel context.CancelCauseFunc) {
 	reviews := f.tracker.Clock.NewTimer(reviewInterval)
 	defer reviews.Stop()
 	stall := f.tracker.Clock.NewTimer(f.tracker.Stall)
@@ -117,7 +117,7 @@ func (f *Fetch) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 			cancel(errStalled)
 			return
 		case <-reviews.C():
-			f.tracker.review(f)
+			f.tracker.reviewFetch(f)
 			reviews.Reset(reviewInterval)
 		case <-ctx.Done():
 			return

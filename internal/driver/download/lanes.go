@@ -14,7 +14,7 @@ import (
 // lane is a kind of fetch. Each kind has separate places, so that long fetches delay only other long ones.
 type lane int
 
-// The lanes. A fetch begins in the first one, and moves on with what it has received.
+// The lanes. A fetch begins in the first one, and moves on with the bytes that it has received.
 const (
 	quick lane = iota
 	// large is for contents of largeFrom bytes or more, or of unknown size.
@@ -43,8 +43,8 @@ const (
 // takes less than longestRun arrives, whatever others do.
 var turns = [laneCount]time.Duration{quick: time.Minute, large: 10 * time.Minute, slow: 15 * time.Minute}
 
-// review checks whether a fetch may keep its place.
-func (t *Tracker) review(f *Fetch) {
+// reviewFetch checks whether a fetch may keep its place.
+func (t *Tracker) reviewFetch(f *Fetch) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	defer t.admitWaiting()
@@ -60,15 +60,15 @@ func (t *Tracker) review(f *Fetch) {
 		f.cancel(errTooLong)
 	case !f.hasPlace, f.lane == slow, isComplete:
 	case isSlow, now.at.Sub(f.placedAt) >= turns[f.lane]:
-		t.demote(f)
+		t.demoteFetch(f)
 	}
 }
 
 // The following methods require the lock to be held.
 
-// demote moves a fetch to the slow lane. If that has no free place, the fetch stays where it is until another namespace
+// demoteFetch moves a fetch to the slow lane. If that is full, the fetch stays where it is until another namespace
 // needs its place. Only then does it lose the bytes that it has received.
-func (t *Tracker) demote(f *Fetch) {
+func (t *Tracker) demoteFetch(f *Fetch) {
 	switch {
 	case t.canHavePlace(slow, f.namespace):
 		t.givePlace(f, slow, f.namespace)
@@ -87,8 +87,8 @@ func (t *Tracker) isWanted(f *Fetch) bool {
 	return false
 }
 
-// count returns how many places a namespace has in a lane.
-func (t *Tracker) count(l lane, namespace string) (n int) {
+// countFetches returns how many places a namespace has in a lane.
+func (t *Tracker) countFetches(l lane, namespace string) (n int) {
 	for _, f := range t.placed {
 		if f.lane == l && f.namespace == namespace {
 			n++
@@ -100,7 +100,7 @@ func (t *Tracker) count(l lane, namespace string) (n int) {
 // isBelowShare reports whether a namespace has fewer places than it may have. No namespace takes all, so that fetches
 // that never end delay only those of the same namespace.
 func (t *Tracker) isBelowShare(l lane, namespace string) bool {
-	return t.Concurrency == 0 || t.count(l, namespace) < max(t.Concurrency-1, 1)
+	return t.Concurrency == 0 || t.countFetches(l, namespace) < max(t.Concurrency-1, 1)
 }
 
 // hasRoom reports whether a lane has a free place.
@@ -125,12 +125,12 @@ func (t *Tracker) findVictim(l lane, namespace string) (victim *Fetch) {
 	if l != slow {
 		return nil
 	}
-	now, own := t.Clock.Now(), t.count(l, namespace)
+	now, own := t.Clock.Now(), t.countFetches(l, namespace)
 	mayRotate := own == 0 && now.Sub(t.rotatedAt) >= turns[l]
 	rate := func(f *Fetch) float64 { return float64(f.received.Load()) / now.Sub(f.begunAt).Seconds() }
 	for _, f := range t.placed {
 		isOver := mayRotate && now.Sub(f.placedAt) >= turns[l]<<f.losses
-		mayLose := f.lane == l && (isOver || t.count(l, f.namespace) > own+1)
+		mayLose := f.lane == l && (isOver || t.countFetches(l, f.namespace) > own+1)
 		if mayLose && (victim == nil || rate(f) < rate(victim)) {
 			victim = f
 		}
@@ -143,7 +143,7 @@ func (t *Tracker) givePlace(f *Fetch, l lane, namespace string) {
 	t.freePlace(f)
 	if !t.hasRoom(l) {
 		victim := t.findVictim(l, namespace)
-		if t.count(l, victim.namespace) <= t.count(l, namespace)+1 {
+		if t.countFetches(l, victim.namespace) <= t.countFetches(l, namespace)+1 {
 			t.rotatedAt = t.Clock.Now()
 		}
 		t.takePlace(victim, l)
@@ -173,8 +173,8 @@ func (t *Tracker) nextNumber() uint64 {
 	return t.counter
 }
 
-// enqueue has a fetch wait for a place, behind those that do.
-func (t *Tracker) enqueue(f *Fetch) {
+// enqueueFetch has a fetch wait for a place, behind those that do.
+func (t *Tracker) enqueueFetch(f *Fetch) {
 	f.waits, f.arrival, f.status = true, t.nextNumber(), f.description+": "+errPlaceLost.Error()
 }
 
@@ -214,7 +214,7 @@ func (t *Tracker) findNext(l lane) (next *Fetch, namespace string) {
 	places, can := map[string]int{}, map[string]bool{}
 	for f, of := range t.waitingFor(l) {
 		if _, known := can[of]; !known {
-			places[of], can[of] = t.count(l, of), t.canHavePlace(l, of)
+			places[of], can[of] = t.countFetches(l, of), t.canHavePlace(l, of)
 		}
 		if can[of] && (next == nil || cmp.Or(
 			cmp.Compare(places[of], places[namespace]), cmp.Compare(t.served[of], t.served[namespace]),
@@ -225,7 +225,7 @@ func (t *Tracker) findNext(l lane) (next *Fetch, namespace string) {
 	return next, namespace
 }
 
-// forgetServed forgets the namespaces that have no servers waiting.
+// forgetServed forgets the namespaces without waiting servers.
 func (t *Tracker) forgetServed() {
 	if len(t.served) <= len(t.placed) {
 		return

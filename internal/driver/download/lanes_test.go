@@ -140,7 +140,7 @@ func TestFastFetchKeepsItsPlace(t *testing.T) {
 	r.run("last")
 }
 
-// TestLargeFetches checks that small contents do not wait for large ones, that a large one which has no place ends, and
+// TestLargeFetches checks that small contents do not wait for large ones, that a large one without a place ends, and
 // begins again when there is one, and that a content of unknown size counts as large.
 func TestLargeFetches(t *testing.T) {
 	t.Parallel()

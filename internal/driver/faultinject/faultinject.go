@@ -133,7 +133,7 @@ func (d *faultyDriver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	return out, nil
 }
 
-// forwardEvents forwards events until there are no more or the engine is to be
+// forwardEvents forwards events until in is closed or the engine is to be
 // unreachable.
 func (d *faultyDriver) forwardEvents(ctx context.Context, in <-chan types.UID, out chan<- types.UID) {
 	defer close(out)
@@ -233,8 +233,8 @@ func (f Fault) timeoutError(vm string) error {
 	return fmt.Errorf("%s for %s: %w", f.messageOr("the engine did not answer"), vm, context.DeadlineExceeded)
 }
 
-func (f Fault) messageOr(what string) string {
-	return cmp.Or(f.Message, what+" (simulated by the faults file)")
+func (f Fault) messageOr(fallback string) string {
+	return cmp.Or(f.Message, fallback+" (simulated by the faults file)")
 }
 
 func (d *faultyDriver) recordName(uid types.UID, vm string) {

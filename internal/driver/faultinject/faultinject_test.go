@@ -112,7 +112,7 @@ b: {failCreate: 1}
 	r.memory.Remove(uidOf("x/b"))
 	assert.ErrorIs(t, "Ensure, entry unchanged", r.ensureServer(t, "x/b"), nil)
 	r.writeFaults(t, "b: {failCreate: 2}")
-	assert.ErrorIs(t, "Ensure of what exists", r.ensureServer(t, "x/b"), nil)
+	assert.ErrorIs(t, "Ensure of an existing server", r.ensureServer(t, "x/b"), nil)
 	r.memory.Remove(uidOf("x/b"))
 	assert.ErrorIs(t, "Ensure, entry changed", r.ensureServer(t, "x/b"), driver.ErrRetry)
 	if n := len(r.memory.Records()); n != 3 {
@@ -216,7 +216,7 @@ func TestEngineUnavailable(t *testing.T) {
 	}
 }
 
-// TestInvalidFile checks that the log reports once what is wrong and what is allowed, and
+// TestInvalidFile checks that the log reports the error and the allowed values once, and
 // that the last valid content remains in force.
 func TestInvalidFile(t *testing.T) {
 	t.Parallel()

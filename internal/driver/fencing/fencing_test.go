@@ -135,7 +135,7 @@ func TestRefusalIsLoggedOnce(t *testing.T) {
 	d := fencing.Wrap("some", &recordingDriver{}, &fakeGate{closed: errors.New("closed")}, log, nil)
 	for range 3 {
 		if err := callBoth(t, d); !errors.Is(err, driver.ErrNotLeading) || errors.Is(err, driver.ErrFenced) {
-			t.Errorf("got error %v, want %v, which is no engine's", err, driver.ErrNotLeading)
+			t.Errorf("got error %v, want %v, which no engine returns", err, driver.ErrNotLeading)
 		}
 	}
 	if lines != 1 {

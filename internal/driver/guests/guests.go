@@ -4,7 +4,7 @@
 // Package guests reaches the guests of machines by their supervisors, for drivers whose servers are
 // machines.
 //
-// Start with Guests, which has what is the same for all of them.
+// Start with Guests, which has the parts that are the same for all of them.
 package guests
 
 import (
@@ -31,8 +31,8 @@ type Guests struct {
 	Explain func(error) error
 }
 
-// failures are the kinds of the contract for what fails with a guest. One that is missing here,
-// ErrEndUnknown, has no kind: the command may have been started.
+// failures are the kinds of the contract for failures of a guest. One that is missing here,
+// ErrEndUnknown, lacks a kind: the command may have been started.
 var failures = []struct{ from, kind error }{
 	{control.ErrTaken, driver.ErrConsoleTaken},
 	{control.ErrCommandNotFound, driver.ErrCommandNotFound},
@@ -56,8 +56,8 @@ var failures = []struct{ from, kind error }{
 	{control.ErrIdentity, driver.ErrRetry},
 }
 
-// classify gives an error of a guest its kind in the contract.
-func (g Guests) classify(err error) error {
+// classifyError gives an error of a guest its kind in the contract.
+func (g Guests) classifyError(err error) error {
 	if g.Explain != nil {
 		if explained := g.Explain(err); explained != nil {
 			return explained
@@ -79,7 +79,7 @@ func (g Guests) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser,
 			return nil, err
 		}
 		s, err := c.Console(ctx, types)
-		return s, g.classify(err)
+		return s, g.classifyError(err)
 	}
 	reads, err := attach(false)
 	if err != nil {
@@ -107,7 +107,7 @@ func (c *console) Write(p []byte) (int, error) {
 		return 0, err
 	}
 	n, err := to.Write(p)
-	return n, c.guests.classify(err)
+	return n, c.guests.classifyError(err)
 }
 
 func (c *console) openTypist() (*typist, error) {
@@ -197,7 +197,7 @@ func (g Guests) Exec(ctx context.Context, uid types.UID, r driver.ExecRequest) (
 	if errors.Is(err, control.ErrCommandNotFound) || errors.Is(err, control.ErrCommandNotExecutable) || errors.Is(err, control.ErrCommand) {
 		err = fmt.Errorf("%.80q: %w", r.Command[0], err)
 	}
-	return code, g.classify(err)
+	return code, g.classifyError(err)
 }
 
 // Interfaces implements driver.InterfaceLister, by the guest's agent.
@@ -208,7 +208,7 @@ func (g Guests) Interfaces(ctx context.Context, uid types.UID) ([]driver.Interfa
 	}
 	reported, err := c.Interfaces(ctx)
 	if err != nil {
-		return nil, g.classify(err)
+		return nil, g.classifyError(err)
 	}
 	found := make([]driver.Interface, len(reported))
 	for n, i := range reported {
@@ -225,7 +225,7 @@ func (g Guests) NetworkStatistics(ctx context.Context, uid types.UID) (driver.Ne
 	}
 	n, err := c.NetworkStatistics(ctx)
 	if err != nil {
-		return driver.NetworkStatistics{}, g.classify(err)
+		return driver.NetworkStatistics{}, g.classifyError(err)
 	}
 	out := driver.NetworkStatistics{
 		PacketsIn: n.PacketsIn, BytesIn: n.BytesIn, PacketsOut: n.PacketsOut, BytesOut: n.BytesOut, Dropped: n.Dropped,

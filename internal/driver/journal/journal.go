@@ -28,7 +28,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// Action is what an Entry records: one of the actions below, or a driver's own name
+// Action is the action that an Entry records: one of the actions below, or a driver's name
 // for a step.
 type Action string
 

@@ -172,8 +172,8 @@ func TestWrapRejectsPipe(t *testing.T) {
 	}
 }
 
-// TestPartialLine checks that an entry after an incomplete line begins on a line of its
-// own.
+// TestPartialLine checks that an entry after an incomplete line begins on a new
+// line.
 func TestPartialLine(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "journal")

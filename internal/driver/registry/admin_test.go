@@ -73,7 +73,7 @@ func (e adminEngine) startServer(t *testing.T, d driver.Driver, a driver.Admin, 
 	return server
 }
 
-// TestAdmin checks on real engines that a survey shows a cluster's own servers and changes
+// TestAdmin checks on real engines that a survey shows the servers of one cluster and changes
 // nothing, and that only a server that was released can be removed.
 func TestAdmin(t *testing.T) {
 	t.Parallel()

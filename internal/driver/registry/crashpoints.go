@@ -28,8 +28,8 @@ type crashingDriver struct {
 // Unwrap makes the optional interfaces of the driver reachable (driver.As).
 func (d *crashingDriver) Unwrap() driver.Driver { return d.Driver }
 
-// call calls a driver at a point. A call that fails returns nothing.
-func call[R any](ctx context.Context, p crashpoint.Point, do func(context.Context) (R, error)) (result R, err error) {
+// callDriver calls a driver at a point. A call that fails returns nothing.
+func callDriver[R any](ctx context.Context, p crashpoint.Point, do func(context.Context) (R, error)) (result R, err error) {
 	err = p.Inject(func(ctx context.Context) (err error) {
 		result, err = do(ctx)
 		return err
@@ -45,13 +45,13 @@ func call[R any](ctx context.Context, p crashpoint.Point, do func(context.Contex
 func (d *crashingDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	crashpoint.NameObject(string(spec.UID), spec.Name)
 	p := crashpoint.Begin(d.name+".Ensure", spec.Name)
-	return call(ctx, p, func(ctx context.Context) (driver.Server, error) { return d.Driver.Ensure(ctx, spec) })
+	return callDriver(ctx, p, func(ctx context.Context) (driver.Server, error) { return d.Driver.Ensure(ctx, spec) })
 }
 
 // Delete implements driver.Driver.
 func (d *crashingDriver) Delete(ctx context.Context, t driver.Target, retain bool) error {
 	p := crashpoint.Begin(d.name+".Delete", string(t.UID))
-	_, err := call(ctx, p, func(ctx context.Context) (struct{}, error) { return struct{}{}, d.Driver.Delete(ctx, t, retain) })
+	_, err := callDriver(ctx, p, func(ctx context.Context) (struct{}, error) { return struct{}{}, d.Driver.Delete(ctx, t, retain) })
 	return err
 }
 
@@ -62,7 +62,7 @@ func (d *crashingDriver) List(ctx context.Context, uids ...types.UID) ([]driver.
 		object = string(uids[0])
 	}
 	p := crashpoint.Begin(d.name+".List", object)
-	servers, err := call(ctx, p, func(ctx context.Context) ([]driver.Server, error) { return d.Driver.List(ctx, uids...) })
+	servers, err := callDriver(ctx, p, func(ctx context.Context) ([]driver.Server, error) { return d.Driver.List(ctx, uids...) })
 	for _, s := range servers {
 		crashpoint.NameObject(string(s.UID), s.Name)
 	}
@@ -72,12 +72,12 @@ func (d *crashingDriver) List(ctx context.Context, uids ...types.UID) ([]driver.
 // Usage implements driver.Driver.
 func (d *crashingDriver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
 	p := crashpoint.Begin(d.name+".Usage", "all")
-	return call(ctx, p, func(ctx context.Context) ([]driver.Usage, error) { return d.Driver.Usage(ctx, uids...) })
+	return callDriver(ctx, p, func(ctx context.Context) ([]driver.Usage, error) { return d.Driver.Usage(ctx, uids...) })
 }
 
 // Watch implements driver.Driver.
 func (d *crashingDriver) Watch(ctx context.Context) (<-chan types.UID, error) {
-	return call(ctx, crashpoint.Begin(d.name+".Watch", "engine"), d.Driver.Watch)
+	return callDriver(ctx, crashpoint.Begin(d.name+".Watch", "engine"), d.Driver.Watch)
 }
 
 // EngineID implements driver.Identifier.
@@ -86,5 +86,5 @@ func (d *crashingDriver) EngineID(ctx context.Context) (string, error) {
 	if !ok {
 		return "", errors.New("it does not report its engine's id")
 	}
-	return call(ctx, crashpoint.Begin(d.name+".EngineID", "engine"), identifier.EngineID)
+	return callDriver(ctx, crashpoint.Begin(d.name+".EngineID", "engine"), identifier.EngineID)
 }

@@ -77,7 +77,7 @@ func openQEMUAdmin(dir string, env driver.Environment) (driver.Admin, error) {
 }
 
 // OpenAdmin opens an engine beside the controllers that use it. dir is the folder that the
-// engine is; empty for one that is no folder.
+// engine is; empty for one that is not a folder.
 func OpenAdmin(name, dir string, env driver.Environment) (driver.Admin, error) {
 	for _, row := range rows {
 		if row.name == name {

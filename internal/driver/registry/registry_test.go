@@ -82,11 +82,11 @@ func TestAuto(t *testing.T) {
 	}
 	own.Binary = "qemu-of-nowhere"
 	opened, err = Open(t.Context(), Auto, o)
-	for _, says := range []string{
+	for _, text := range []string{
 		"no engine answers", "--vm-driver", "driver docker: ", "no-engine.sock", "sudo apt-get install docker.io",
 		"driver qemu: ", "qemu-of-nowhere is not installed", "sudo apt-get install qemu-system-x86",
 	} {
-		assert.ErrorSays(t, "without engines", err, says)
+		assert.ErrorSays(t, "without engines", err, text)
 	}
 	if len(opened) > 0 || strings.Contains(err.Error(), fake.Name) {
 		t.Errorf("opened %q, %v", names(opened), err)

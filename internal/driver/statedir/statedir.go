@@ -75,7 +75,7 @@ func Open(name, path string, subs ...string) (*Dir, error) {
 }
 
 // OpenExisting opens a folder that already is an engine, and creates nothing in
-// it: the engine's own user could not open what root creates.
+// it: the user of the engine could not open files that root creates.
 func OpenExisting(name, path string) (*Dir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -182,7 +182,7 @@ func (d *Dir) Explain(err error) error {
 	}
 	_ = d.MakeFolders()
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		return driver.Errorf(driver.ErrExhausted, "%s has no room left on its disk: %w", d.name, err)
+		return driver.Errorf(driver.ErrExhausted, "%s: there is no room left on its disk: %w", d.name, err)
 	}
 	return driver.Errorf(driver.ErrRetry, "%w", err)
 }

@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package filetree reads file systems back, for tests of those who write them: by a reader
-// that is not Drover's own, and by Linux.
+// Package filetree reads file systems back, for tests of their writers: with a reader that
+// is not Drover's, and with Linux.
 //
 // Start with Read and ReadMounted, which return the same for the same file system. Program
-// show reads the root that it runs in, such as that of a guest.
+// show reads the root that it runs in, such as the root of a guest.
 package filetree
 
 import (
@@ -34,7 +34,7 @@ import (
 // Tree is a file system: what is known of each file, by its path. The root is ".".
 type Tree map[string]File
 
-// File is what is known of a file, and Hash of its content.
+// File has the attributes of a file, and Hash the hash of its content.
 type File struct {
 	Mode, UID, GID uint32
 	Seconds        int64
@@ -81,12 +81,12 @@ func (t Tree) AddTwins(numbers map[string]int64) {
 func (t Tree) Diff(other Tree) string {
 	var lines []string
 	for _, path := range slices.Sorted(maps.Keys(t)) {
-		if have, is := other[path]; !is || have != t[path] {
-			lines = append(lines, fmt.Sprintf("%q: %+v, other %+v %v", path, t[path], have, is))
+		if have, ok := other[path]; !ok || have != t[path] {
+			lines = append(lines, fmt.Sprintf("%q: %+v, other %+v %v", path, t[path], have, ok))
 		}
 	}
 	for _, path := range slices.Sorted(maps.Keys(other)) {
-		if _, is := t[path]; !is {
+		if _, ok := t[path]; !ok {
 			lines = append(lines, fmt.Sprintf("%q: only in the other: %+v", path, other[path]))
 		}
 	}
@@ -228,8 +228,8 @@ func WalkFolder(dir string) (Tree, error) {
 }
 
 // Write writes a tree as text, whatever bytes its names have.
-func (t Tree) Write(to io.Writer) error {
-	text := base64.NewEncoder(base64.StdEncoding, to)
+func (t Tree) Write(writer io.Writer) error {
+	text := base64.NewEncoder(base64.StdEncoding, writer)
 	return errors.Join(gob.NewEncoder(text).Encode(t), text.Close())
 }
 

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fleet runs the replicas of a controller in processes of their own. As a kubelet does, it
+// Package fleet runs the replicas of a controller in separate processes. As a kubelet does, it
 // starts a replica again when its process has ended.
 //
 // Start with Fleet. lease.go has the Lease that replicas share.
@@ -25,7 +25,7 @@ import (
 type Command struct {
 	Program   string
 	Args, Env []string
-	// User is nil for the test's own.
+	// User is nil for the user of the test.
 	User *syscall.Credential
 }
 
@@ -82,12 +82,12 @@ func (f *Fleet) Start(replica string) (*Process, error) {
 		return nil, fmt.Errorf("start %s: %w", replica, err)
 	}
 	f.all = append(f.all, p)
-	f.supervisors.Go(func() { f.supervise(p) })
+	f.supervisors.Go(func() { f.superviseReplica(p) })
 	return p, nil
 }
 
-// supervise waits for the end of a process, and starts the next one of its replica.
-func (f *Fleet) supervise(p *Process) {
+// superviseReplica waits for the end of a process, and starts the next one of its replica.
+func (f *Fleet) superviseReplica(p *Process) {
 	_ = p.Wait(context.Background())
 	p.mu.Lock()
 	p.to = time.Now()
@@ -108,12 +108,12 @@ func (f *Fleet) IsStopped() bool { return f.stopped.Err() != nil }
 func (f *Fleet) Context() context.Context { return f.stopped }
 
 // Stop ends all processes by a signal: by SIGTERM, after which they are waited for, or by SIGKILL.
-func (f *Fleet) Stop(by syscall.Signal) {
+func (f *Fleet) Stop(signal syscall.Signal) {
 	f.mu.Lock()
 	f.stop()
 	for _, p := range f.all {
 		f.supervisors.Go(func() {
-			if by == syscall.SIGKILL {
+			if signal == syscall.SIGKILL {
 				_ = p.Kill()
 				return
 			}

@@ -16,13 +16,13 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// leaseName is that of every fleet's Lease.
+// leaseName is the name of every fleet's Lease.
 const leaseName = "drover-controller"
 
 // requestTimeout ends requests that are not answered.
 const requestTimeout = time.Minute
 
-// Lease is that of a fleet.
+// Lease is the Lease of a fleet.
 type Lease struct {
 	Kube      kubernetes.Interface
 	Namespace string

@@ -46,10 +46,10 @@ func newEvidence() *evidenceBuilder {
 }
 
 // withEntry adds a line to the journal; a sketch is "id run state", empty for none.
-func (s *evidenceBuilder) withEntry(pid int, epoch uint64, uid types.UID, action journal.Action, had, has string) *evidenceBuilder {
+func (s *evidenceBuilder) withEntry(pid int, epoch uint64, uid types.UID, action journal.Action, before, after string) *evidenceBuilder {
 	s.now++
 	s.Journal = append(s.Journal, journal.Entry{
-		At: atSecond(s.now), PID: pid, Epoch: epoch, UID: uid, Action: action, Before: parseSnapshot(had), After: parseSnapshot(has),
+		At: atSecond(s.now), PID: pid, Epoch: epoch, UID: uid, Action: action, Before: parseSnapshot(before), After: parseSnapshot(after),
 	})
 	return s
 }

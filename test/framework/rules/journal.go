@@ -125,17 +125,17 @@ func Trace(entries []journal.Entry, servers []Server, processes []Process) (all 
 		if have := final[uid]; len(have) > 0 {
 			left = have[0].Snapshot
 		}
-		h.trace(byServer[uid], left, processes)
+		h.traceEntries(byServer[uid], left, processes)
 		h.Violations = slices.Concat(epochDecreases(uid, byServer[uid]), h.Violations, h.checkCreation())
 		all = append(all, h)
 	}
 	return all
 }
 
-// trace follows the server from entry to entry. A change that neither the next entry
+// traceEntries follows the server from entry to entry. A change that neither the next entry
 // nor the final server shows was never made. That is correct only if its process had
 // ended.
-func (h *History) trace(entries []journal.Entry, final *journal.Snapshot, processes []Process) {
+func (h *History) traceEntries(entries []journal.Entry, final *journal.Snapshot, processes []Process) {
 	broken := func(format string, args ...any) {
 		h.Violations = append(h.Violations, Violation{Rule: O1, UID: h.UID, Text: fmt.Sprintf(format, args...)})
 	}
@@ -164,9 +164,9 @@ const exitDetectionDelay = time.Second
 
 // hadExited reports whether the process that made an entry had ended by some time, or at
 // all where that is zero.
-func hadExited(processes []Process, entry journal.Entry, by time.Time) bool {
+func hadExited(processes []Process, entry journal.Entry, when time.Time) bool {
 	p := ProcessOf(processes, entry)
-	return !p.To.IsZero() && (by.IsZero() || p.To.Before(by.Add(exitDetectionDelay)))
+	return !p.To.IsZero() && (when.IsZero() || p.To.Before(when.Add(exitDetectionDelay)))
 }
 
 // ProcessOf returns the process that made an entry; PIDs are reused.

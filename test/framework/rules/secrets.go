@@ -12,8 +12,8 @@ import (
 
 // CheckSecrets checks that no secret is in a readable place (O12). Both maps are keyed by a description.
 func CheckSecrets(secrets map[string]string, readable map[string]any) (broken []Violation, err error) {
-	for where, what := range readable {
-		text, err := json.Marshal(what)
+	for where, object := range readable {
+		text, err := json.Marshal(object)
 		if err != nil {
 			return nil, err
 		}

@@ -38,20 +38,20 @@ type Server struct {
 const UnknownCPU = -1
 
 // ServerOf returns the server of a record of the fake engine as it is at a time.
-func ServerOf(r *fake.Record, at time.Time) Server {
+func ServerOf(r *fake.Record, when time.Time) Server {
 	return Server{
-		UID: r.UID, ID: r.ID, Name: r.Name, State: StateAt(r, at), CPUMilli: r.CPUMilli, Released: r.Retained,
+		UID: r.UID, ID: r.ID, Name: r.Name, State: StateAt(r, when), CPUMilli: r.CPUMilli, Released: r.Retained,
 		Snapshot: &journal.Snapshot{ID: r.ID, Run: r.Run, State: r.State},
 	}
 }
 
 // StateAt returns the state that a record of the fake engine shows at a time: the record says so only once it is
 // changed.
-func StateAt(r *fake.Record, at time.Time) driver.State {
+func StateAt(r *fake.Record, when time.Time) driver.State {
 	switch {
-	case r.State == driver.StateRunning && at.Before(r.UpAt):
+	case r.State == driver.StateRunning && when.Before(r.UpAt):
 		return driver.StateStarting
-	case r.State == driver.StateStopping && !r.StopsAt.IsZero() && !at.Before(r.StopsAt):
+	case r.State == driver.StateStopping && !r.StopsAt.IsZero() && !when.Before(r.StopsAt):
 		return driver.StateStopped
 	}
 	return r.State

@@ -55,10 +55,10 @@ func Person(name string) rbacv1.Subject {
 }
 
 // Bind gives a ClusterRole to a subject, in a namespace, or everywhere where that is empty.
-func (env *Environment) Bind(t testing.TB, ns, role string, to rbacv1.Subject) {
+func (env *Environment) Bind(t testing.TB, ns, role string, subject rbacv1.Subject) {
 	t.Helper()
-	meta := metav1.ObjectMeta{Name: role + "-of-" + to.Name}
-	ref, subjects := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role}, []rbacv1.Subject{to}
+	meta := metav1.ObjectMeta{Name: role + "-of-" + subject.Name}
+	ref, subjects := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role}, []rbacv1.Subject{subject}
 	var err error
 	if ns == "" {
 		binding := &rbacv1.ClusterRoleBinding{ObjectMeta: meta, RoleRef: ref, Subjects: subjects}

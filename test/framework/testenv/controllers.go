@@ -131,13 +131,13 @@ func NewWithController(args ...string) (env *Environment, stop func() error, err
 // AnyMetricsAddress is the flag of a controller whose metrics are read: ControllerProcess finds its port.
 const AnyMetricsAddress = "--metrics-bind-address=127.0.0.1:0"
 
-// ControllerProcess is a controller in a process of its own, which can be killed.
+// ControllerProcess is a controller in a separate process, which can be killed.
 type ControllerProcess struct {
 	*framework.Process
 	t testing.TB
 }
 
-// StartControllerProcess starts a controller in a process of its own, that of the same
+// StartControllerProcess starts a controller in a separate process, which runs the same
 // program.
 func (env *Environment) StartControllerProcess(t testing.TB, variables []string, args ...string) *ControllerProcess {
 	t.Helper()

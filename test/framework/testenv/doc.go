@@ -3,7 +3,7 @@
 
 // Package testenv is the environment of tests of a whole Drover: a real API server, a
 // real Docker engine, the fake driver with a folder, and the controller, in this
-// process or in one of its own.
+// process or in a separate one.
 //
 // Start with Environment in environment.go. controllers.go runs controllers, vms.go
 // creates VirtualMachines and waits for their states; docker.go, fake.go and

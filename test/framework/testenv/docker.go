@@ -93,7 +93,7 @@ func RequestFromGuest(t testing.TB, vm *api.VirtualMachine, path string) {
 func TryGuestRequest(t testing.TB, vm *api.VirtualMachine, path string) error {
 	t.Helper()
 	if len(vm.Status.Addresses) == 0 {
-		t.Fatalf("%s/%s has no address", vm.Namespace, vm.Name)
+		t.Fatalf("%s/%s does not have an address", vm.Namespace, vm.Name)
 	}
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+vm.Status.Addresses[0]+path, nil)
 	if err != nil {

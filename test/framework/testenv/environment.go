@@ -54,8 +54,8 @@ func New() (*Environment, error) {
 	return NewWith(framework.ClusterOptions{})
 }
 
-// NewWith starts a cluster that may have a controller of its own, whose fake engine is not
-// that of FakeDir. The caller must Close it.
+// NewWith starts a cluster that may include a controller, whose fake engine is not the one
+// of FakeDir. The caller must Close it.
 func NewWith(opts framework.ClusterOptions) (*Environment, error) {
 	cluster, err := framework.NewCluster(opts)
 	if err != nil {

@@ -27,7 +27,7 @@ const parallelTests = "6"
 
 // RunTests runs a package's tests. Every TestMain that uses this package must call it,
 // because it also makes the test program a controller where a test needs one in a
-// process of its own. before, if any, runs first.
+// separate process. before, if any, runs first.
 func RunTests(m *testing.M, before func() (after func() error, err error)) int {
 	if os.Getenv(ControllerEnv) != "" {
 		return runController()

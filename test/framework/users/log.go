@@ -18,7 +18,7 @@ type Log struct {
 	requested map[types.UID]rules.Requested
 }
 
-func (l *Log) update(uid types.UID, change func(*rules.Requested)) {
+func (l *Log) updateRequest(uid types.UID, change func(*rules.Requested)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.requested == nil {

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package users acts as people who use VirtualMachines do, each with a VirtualMachine of
-// its own, and records what they requested: what a test then compares with what happened.
+// Package users acts as people who use VirtualMachines do, each with a separate
+// VirtualMachine, and records their requests, which a test then compares with the result.
 //
 // Start with User in users.go; log.go has the record.
 package users
@@ -109,7 +109,7 @@ func (u *User) CreateVM(ctx context.Context, vm *api.VirtualMachine, starts int)
 		return err
 	})
 	if err == nil {
-		u.Log.update(u.vm.UID, func(a *rules.Requested) { a.Name, a.AtMost = u.Name, starts })
+		u.Log.updateRequest(u.vm.UID, func(a *rules.Requested) { a.Name, a.AtMost = u.Name, starts })
 	}
 	return err
 }
@@ -157,7 +157,7 @@ func (u *User) requestAction(ctx context.Context, action api.Action) error {
 // requestStopAndStart requests a stop and a start, with no time to notice the first
 // request.
 func (u *User) requestStopAndStart(ctx context.Context) error {
-	u.Log.update(u.vm.UID, func(a *rules.Requested) { a.AtMost++ })
+	u.Log.updateRequest(u.vm.UID, func(a *rules.Requested) { a.AtMost++ })
 	if err := u.updateSpec(ctx, func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionStopped }); err != nil {
 		return err
 	}
@@ -169,7 +169,7 @@ func (u *User) requestStopAndStart(ctx context.Context) error {
 // restart is enough.
 func (u *User) requestRestart(ctx context.Context) error {
 	if u.Random.Float64() < impatientShare {
-		u.Log.update(u.vm.UID, func(a *rules.Requested) { a.AtMost++ })
+		u.Log.updateRequest(u.vm.UID, func(a *rules.Requested) { a.AtMost++ })
 		if err := u.updateSpec(ctx, u.nextRestart()); err != nil {
 			return err
 		}
@@ -188,7 +188,7 @@ func (u *User) nextRestart() func(*api.VirtualMachineSpec) {
 // applyChange changes the spec and waits until that is applied, which starts the server so
 // many times.
 func (u *User) applyChange(ctx context.Context, starts int, change func(*api.VirtualMachineSpec)) error {
-	u.Log.update(u.vm.UID, func(a *rules.Requested) { a.AtMost += starts })
+	u.Log.updateRequest(u.vm.UID, func(a *rules.Requested) { a.AtMost += starts })
 	if err := u.updateSpec(ctx, change); err != nil {
 		return err
 	}
@@ -217,7 +217,7 @@ func (u *User) logRequest(vm *api.VirtualMachine, err error) {
 	if err == nil {
 		entry = fmt.Sprintf("%s: generation %d, %s, restart %d", time.Now().UTC().Format(time.StampMilli), vm.Generation, vm.Spec.Action, u.restarts)
 	}
-	u.Log.update(u.vm.UID, func(a *rules.Requested) { a.Log = append(a.Log, entry) })
+	u.Log.updateRequest(u.vm.UID, func(a *rules.Requested) { a.Log = append(a.Log, entry) })
 }
 
 // WaitUntilApplied waits until the VirtualMachine is as its spec says.
@@ -230,7 +230,7 @@ func (u *User) WaitUntilApplied(ctx context.Context, starts int) error {
 		return CheckApplied(vm)
 	})
 	if err == nil {
-		u.Log.update(u.vm.UID, func(a *rules.Requested) { a.AtLeast += starts })
+		u.Log.updateRequest(u.vm.UID, func(a *rules.Requested) { a.AtLeast += starts })
 	}
 	return err
 }
@@ -242,7 +242,7 @@ func (u *User) WaitUntilApplied(ctx context.Context, starts int) error {
 // orphan sweep.
 func (u *User) DeleteVM(ctx context.Context) error {
 	uid := u.vm.UID
-	u.Log.update(uid, func(a *rules.Requested) { a.DeletedAt = time.Now() })
+	u.Log.updateRequest(uid, func(a *rules.Requested) { a.DeletedAt = time.Now() })
 	err := RetryRequest(ctx, func(ctx context.Context) error {
 		vm, err := u.VMs.Get(ctx, u.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
