@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package failover tests that of several controllers only one acts at a time,
-// whatever happens to them. Replicas run in processes of their own, each with its
-// own connection to a real API server. They share a fake engine and a journal, while
+// whatever happens to them. Replicas run in separate processes, each with a
+// connection to a real API server. They share a fake engine and a journal, while
 // users keep them busy and faults are injected.
 //
 // Start with runWithFaults in environment.go, whose evidence package rules judges; figures.go

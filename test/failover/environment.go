@@ -39,7 +39,7 @@ const (
 	pollPeriod = 5 * time.Millisecond
 )
 
-// size is what a tier makes of an environment: how many users are active, how many of them have a
+// size is the size of an environment in a tier: how many users are active, how many of them have a
 // server whose calls are slow, and how tight the replicas' leases are.
 type size struct {
 	users, slow int
@@ -59,7 +59,7 @@ func currentSize() size {
 	return gateSize
 }
 
-// latencies are those of the fake engine, one for each replica. A call that is
+// latencies are the latencies of the fake engine, one for each replica. A call that is
 // halted during its latency continues immediately, while a call that a fault slows down
 // is likely to be cut.
 var latencies = []string{"20ms", "50ms", "200ms"}

@@ -146,7 +146,7 @@ func TestFailover(t *testing.T) {
 // TestJudgeDetectsViolations checks that without guard and fence, replicas that were halted
 // act after their successors, and that the oracle reports it.
 func TestJudgeDetectsViolations(t *testing.T) {
-	tier.Full(t, "a program of its own, and minutes until replicas collide; the gate keeps TestJudge")
+	tier.Full(t, "it is a separate program, and replicas collide after minutes; the gate keeps TestJudge")
 	t.Parallel()
 	binary, seed := builtProgram(t, unfencedController), newSeed(t)
 	w := newEnvironment(t, binary, outputDir(t, "unfenced"), seed)

@@ -23,7 +23,7 @@ import (
 // Kind of a fault.
 type Kind string
 
-// The kinds.
+// The kinds of faults.
 const (
 	Halt         Kind = "SIGSTOP"
 	Kill         Kind = "SIGKILL"

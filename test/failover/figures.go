@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// Evidence is what came of an environment.
+// Evidence is the outcome of an environment.
 type Evidence struct {
 	rules.Evidence
 

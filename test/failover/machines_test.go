@@ -37,7 +37,7 @@ type machineEnvironment struct {
 	// engine is the folder of the machines, and log has their starts.
 	engine string
 	log    *processlog.Log
-	// user is the user that the replicas run as; nil means the test's own.
+	// user is the user that the replicas run as; nil means the user of the test.
 	user *syscall.Credential
 }
 

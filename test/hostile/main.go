@@ -17,10 +17,10 @@ import (
 	"cloudnative.tw/drover/internal/machine/confine"
 )
 
-// configFile is the descriptor of what a supervisor is told.
+// configFile is the descriptor of a supervisor's configuration.
 const configFile = 3
 
-// Targets are what it attacks.
+// Targets are the targets of its attacks.
 type Targets struct {
 	// Disk is another machine's, Key a file of Drover's, and Own a disk in the working directory.
 	Disk, Key, Own string
@@ -140,7 +140,7 @@ func start(path string) error {
 	return err
 }
 
-// executeMemory executes what is no program, so that this one is not replaced.
+// executeMemory tries to execute a file that is not a program, so that this one is not replaced.
 func executeMemory(fd int) error {
 	empty := []byte{0}
 	_, _, errno := unix.Syscall6(unix.SYS_EXECVEAT, uintptr(fd), uintptr(unsafe.Pointer(&empty[0])), 0, 0, unix.AT_EMPTY_PATH, 0) //nolint:gosec // a system call

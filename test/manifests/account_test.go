@@ -26,8 +26,8 @@ import (
 
 const accountName = "drover-controller"
 
-// TestAccount runs one controller that has only the rights of config/rbac, for all tests of what it and users
-// may do there.
+// TestAccount runs one controller that has only the rights of config/rbac, for all tests of its rights and of
+// users' rights there.
 func TestAccount(t *testing.T) {
 	t.Parallel()
 	w := testenv.Start(t)
@@ -161,7 +161,7 @@ func accountUser(t *testing.T, w *testenv.Environment) *rest.Config {
 	return w.TokenUser(w.RequestToken(t, namespace, accountName))
 }
 
-// testPermissions queries the API server for what the account may do.
+// testPermissions queries the API server for the rights of the account.
 func testPermissions(t *testing.T, w *testenv.Environment) {
 	controller := newUser(t, "", "token", accountUser(t, w))
 	check := func(t testing.TB, p permission) error {

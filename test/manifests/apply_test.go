@@ -51,8 +51,8 @@ func TestInstallations(t *testing.T) {
 	}
 }
 
-// checkNoWarnings fails the test on warnings: the API server warns of what it would
-// refuse elsewhere, such as a pod that is not restricted.
+// checkNoWarnings fails the test on warnings: the API server warns of objects that it
+// would refuse elsewhere, such as a pod that is not restricted.
 func checkNoWarnings(t *testing.T, stderr string) {
 	t.Helper()
 	for line := range strings.Lines(stderr) {
@@ -160,8 +160,8 @@ func testAllValues(t *testing.T, w *testenv.Environment) {
 	checkScraper(t, w, waitForToken(t, w.KubeClient, valuesNamespace, "drover-metrics-scraper"))
 }
 
-// checkScraper checks that the PodMonitor's token allows to read metrics, and no more than
-// every account may.
+// checkScraper checks that the PodMonitor's token allows to read metrics, beside the
+// rights of every account.
 func checkScraper(t *testing.T, w *testenv.Environment, token string) {
 	t.Helper()
 	scraper := newUser(t, "", "token", w.TokenUser(token)).client

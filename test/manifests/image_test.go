@@ -34,7 +34,7 @@ func TestImage(t *testing.T) {
 	w.DeleteVM(t, vm)
 	w.WaitForDeletion(t, vm)
 
-	docker(t, "stop", "--time=20", id) // it is process 1 there, for which signals have no default
+	docker(t, "stop", "--time=20", id) // it is process 1 there, for which signals lack a default
 	if code := testenv.InspectContainer(t, id).State.ExitCode; code != 0 {
 		t.Errorf("it ended with code %d", code)
 	}

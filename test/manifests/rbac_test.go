@@ -78,7 +78,7 @@ func TestComponentFlags(t *testing.T) {
 	t.Parallel()
 	for component, tc := range map[string]struct {
 		values   []string
-		defaults []string // flags that the chart sets to what they are anyway
+		defaults []string // flags that the chart sets to their defaults
 	}{
 		"streams": {[]string{"--set", "streams.enabled=true,streams.certSecret=drover-streams-tls"}, nil},
 		"pod":     {podValues, []string{"--pod-access-mode=ReadWriteOncePod", "--pod-kvm-resource=devices.kubevirt.io/kvm"}},

@@ -68,7 +68,7 @@ func flagsOf(t *testing.T, all []*unstructured.Unstructured) (flags []string) {
 		}
 		name = strings.ToLower(strings.ReplaceAll(name, "_", "-"))
 		if app.NewCommand().Flag(name) == nil {
-			t.Errorf("the controller has no flag --%s", name)
+			t.Errorf("the controller lacks the flag --%s", name)
 		}
 		flags = append(flags, fmt.Sprintf("--%s=%s", name, value))
 	}

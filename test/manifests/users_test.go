@@ -59,7 +59,7 @@ type user struct {
 	role        string
 	credentials string
 	client      kubernetes.Interface
-	// info is what the API server takes the user for.
+	// info is the user as the API server knows it.
 	info authenticationv1.UserInfo
 }
 

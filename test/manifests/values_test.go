@@ -69,7 +69,7 @@ func chartValues(t *testing.T) []chartValue {
 	assert.NoError(t, err)
 	schema := &valuesSchema{}
 	assert.NoError(t, json.Unmarshal(text, schema))
-	delete(schema.Properties, "global") // Helm's own, for charts that include this one
+	delete(schema.Properties, "global") // it is for charts that include this one
 	return collectValues(t, schema, readYAML(t, filepath.Join(chart, "values.yaml")), nil)
 }
 
@@ -119,8 +119,8 @@ func commentText(comment string) string {
 	return strings.Join(words, " ")
 }
 
-// TestChartReadme checks that the table of values in the chart's README is that of
-// values.yaml.
+// TestChartReadme checks that the chart's README has the table of values that values.yaml
+// gives.
 func TestChartReadme(t *testing.T) {
 	const begin = "TestChartReadme -update -->\n"
 	path := filepath.Join(chart, "README.md")
@@ -128,7 +128,7 @@ func TestChartReadme(t *testing.T) {
 	assert.NoError(t, err)
 	before, after, ok := strings.Cut(string(text), begin)
 	if !ok {
-		t.Fatalf("%s has no line that ends with %q", path, begin)
+		t.Fatalf("%s lacks a line that ends with %q", path, begin)
 	}
 	want := "\n" + valuesTable(t)
 	if *update {
@@ -144,7 +144,7 @@ func valuesTable(t *testing.T) string {
 	table.WriteString("| value | default | |\n| --- | --- | --- |\n")
 	for _, v := range chartValues(t) {
 		if v.description == "" {
-			t.Errorf("values.yaml has no comment for %s", v.name())
+			t.Errorf("values.yaml lacks a comment for %s", v.name())
 		}
 		shown := "`" + v.compact(t) + "`"
 		if len(shown) > 60 {
@@ -211,7 +211,7 @@ func TestChartValues(t *testing.T) {
 	}
 }
 
-// refusedValues are wrong values, and what the errors say.
+// refusedValues are wrong values, and texts of the errors.
 var refusedValues = map[string]struct {
 	value string
 	want  []string
@@ -226,7 +226,7 @@ var refusedValues = map[string]struct {
 	"a number for an interval":  {`metrics.podMonitor.interval=30`, []string{"at '/metrics/podMonitor/interval'", "want string"}},
 	"an interval without unit":  {`metrics.podMonitor.interval="30"`, []string{"at '/metrics/podMonitor/interval'"}},
 	"a pull secret without key": {`imagePullSecrets=["registry"]`, []string{"at '/imagePullSecrets/0'", "want object"}},
-	"a label that is no text":   {`podLabels={"team":1}`, []string{"at '/podLabels/team'", "want string"}},
+	"a label that is a number":  {`podLabels={"team":1}`, []string{"at '/podLabels/team'", "want string"}},
 	"an account without name":   {`serviceAccount.create=false`, []string{"serviceAccount.name is required if serviceAccount.create is false"}},
 	"a label of the selector": {`podLabels={"app.kubernetes.io/name":"mine"}`, []string{
 		"podLabels has app.kubernetes.io/name: allowed are labels other than", "app.kubernetes.io/component and app.kubernetes.io/name",
@@ -333,8 +333,8 @@ func TestChartAccount(t *testing.T) {
 	}
 }
 
-// TestChartOnOlderKubernetes checks that the CRD has no field that such an API server does
-// not know: Helm would stop.
+// TestChartOnOlderKubernetes checks that such an API server knows each field of the CRD:
+// otherwise Helm would stop.
 func TestChartOnOlderKubernetes(t *testing.T) {
 	t.Parallel()
 	for version, want := range map[string]bool{"1.29.15": false, "1.29.15-gke.100": false, "1.30.0": true, "1.36.3": true} {
@@ -356,7 +356,7 @@ func TestChartIcon(t *testing.T) {
 	assert.NoError(t, err)
 	before, rest, ok := strings.Cut(string(text), "\nicon: ")
 	if !ok {
-		t.Fatalf("%s has no icon", path)
+		t.Fatalf("%s lacks an icon", path)
 	}
 	got, after, _ := strings.Cut(rest, "\n")
 	want := "data:image/svg+xml;base64," + base64.StdEncoding.EncodeToString(svg)

@@ -8,7 +8,7 @@
 // CRD's schema; known.go has those that no schema says. pairs.go combines them so that each
 // two values of two fields meet. The tests apply them to a real API server and a controller,
 // one by one and in these combinations (values_test.go), on each driver, and random sequences
-// of what users do (users_test.go). A watch sees every state in between (states_test.go).
+// of users' actions (users_test.go). A watch sees every state in between (states_test.go).
 //
 // A new field of the CRD is covered without a change here, or a test says which value is
 // missing. The full tier runs everything; the gate a sample, always the same.

@@ -73,7 +73,7 @@ func TestDocker(t *testing.T) {
 	}).runAll()
 }
 
-// containerState is what a spec says of a container.
+// containerState is the part of a container that a spec determines.
 type containerState struct {
 	image            string
 	cpu, memory      int64
@@ -135,7 +135,7 @@ func TestQEMUContainers(t *testing.T) {
 	}).runAll()
 }
 
-// machineState is what a spec says of a machine.
+// machineState is the part of a machine that a spec determines.
 type machineState struct {
 	settings  string
 	processes int

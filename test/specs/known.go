@@ -16,7 +16,7 @@ type Known struct {
 	Whole map[string]Values
 	// Keys of maps.
 	Keys map[string][]string
-	// With is what the rules of an object need beside any of its fields.
+	// With has the fields that the rules of an object need beside any other.
 	With map[string]map[string]any
 	// Exclusive are fields of which at most one of each group may be set.
 	Exclusive [][]string
@@ -103,7 +103,7 @@ func KnownFor(driver, image string) Known {
 	return known
 }
 
-// podFields are those of pods that are not tried in rows, with values as a pod may have them. What the API
+// podFields are the fields of pods that are not tried in rows, with values as a pod may have them. What the API
 // server itself checks of a pod is not repeated here.
 var podFields = map[string]Values{
 	"ephemeral":        {Valid: []any{false, true}, Invalid: []any{"yes", 1}},
@@ -119,7 +119,7 @@ var podFields = map[string]Values{
 	"runtimeClassName":          {Valid: []any{"kata"}, Invalid: []any{1, "-"}},
 }
 
-// set returns a copy of a spec with a field set, and with what has to be beside it.
+// set returns a copy of a spec with a field set, and with the fields that have to be beside it.
 func (w *walker) set(spec map[string]any, path string, value any) (map[string]any, error) {
 	out, err := w.setAt(spec, "", steps(path), value)
 	if err != nil {

@@ -87,7 +87,7 @@ func (w *walker) walk(path string, s *apiextensions.JSONSchemaProps) error {
 func (w *walker) walkMap(path string, s *apiextensions.JSONSchemaProps) error {
 	keys := w.known.Keys[path]
 	if len(keys) == 0 {
-		return fmt.Errorf("spec.%s is a map, and known.go has no keys of it", path)
+		return fmt.Errorf("spec.%s is a map, and known.go lacks keys of it", path)
 	}
 	for _, key := range keys {
 		if err := w.addLeaf(path+"{"+key+"}", s.AdditionalProperties.Schema); err != nil {
@@ -106,7 +106,7 @@ func (w *walker) walkList(path string, s *apiextensions.JSONSchemaProps) error {
 	}
 	f := Field{Path: path, Valid: []any{[]any{}}, Invalid: []any{"text"}, Alone: true}
 	if s.MaxItems == nil {
-		return fmt.Errorf("spec.%s has no maxItems", path)
+		return fmt.Errorf("spec.%s lacks maxItems", path)
 	}
 	most, err := w.list(path, *s.MaxItems)
 	if err != nil {
@@ -131,7 +131,7 @@ func (w *walker) list(path string, n int64) ([]any, error) {
 		}
 		if object, ok := item.(map[string]any); ok {
 			object["name"] = fmt.Sprintf("n%d", i)
-			if _, has := object["port"]; has { // which is a key by a rule
+			if _, ok := object["port"]; ok { // which is a key by a rule
 				object["port"] = i + 1
 			}
 		}
@@ -142,19 +142,19 @@ func (w *walker) list(path string, n int64) ([]any, error) {
 
 // plain returns the plainest valid value of a field: its required fields.
 func (w *walker) plain(path string) (any, error) {
-	if value, has := w.first[path]; has {
+	if value, ok := w.first[path]; ok {
 		return value, nil
 	}
 	s := schemaAt(w.root, path)
 	if s == nil || s.Type != "object" {
-		return nil, fmt.Errorf("known.go has no valid value of spec.%s", path)
+		return nil, fmt.Errorf("known.go lacks a valid value of spec.%s", path)
 	}
 	object := maps.Clone(w.known.With[path])
 	if object == nil {
 		object = map[string]any{}
 	}
 	for _, name := range s.Required {
-		if _, has := object[name]; has {
+		if _, ok := object[name]; ok {
 			continue
 		}
 		value, err := w.plain(path + "." + name)

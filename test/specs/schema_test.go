@@ -43,7 +43,7 @@ func TestRows(t *testing.T) {
 	met := map[pair]bool{}
 	for _, row := range rows {
 		if row[1] != absent && row[2] != absent {
-			t.Errorf("%v has both of what excludes each other", row)
+			t.Errorf("%v has two fields that exclude each other", row)
 		}
 		for a, va := range row {
 			for b, vb := range row[:a] {

@@ -126,7 +126,7 @@ func (s *states) all() map[string]*api.VirtualMachine {
 	return maps.Clone(s.latest)
 }
 
-// report returns how many states were seen, and what was wrong with them.
+// report returns how many states were seen, and their violations.
 func (s *states) report() (seen int, violations []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -136,7 +136,7 @@ func (s *states) report() (seen int, violations []string) {
 var camelCase = regexp.MustCompile(`^[A-Z][A-Za-z0-9]*$`)
 
 // checkState returns what is wrong with a state: by the rules of kstatus and of the API's
-// conventions, and with what came before.
+// conventions, and with the state before.
 func checkState(before, vm *api.VirtualMachine) (wrong []string) {
 	is := func(kind string) bool { return meta.IsStatusConditionTrue(vm.Status.Conditions, kind) }
 	add := func(bad bool, format string, args ...any) {

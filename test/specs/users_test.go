@@ -28,8 +28,8 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// TestUsers runs random sequences of what users do on a fake engine, and compares what comes
-// of them with a model. rapid shortens a sequence that fails.
+// TestUsers runs random sequences of users' actions on a fake engine, and compares the
+// outcome with a model. rapid shortens a sequence that fails.
 func TestUsers(t *testing.T) {
 	t.Parallel()
 	began := time.Now()
@@ -67,7 +67,7 @@ type users struct {
 	sequences int
 }
 
-// model is what users expect of one VirtualMachine.
+// model is the state of one VirtualMachine that users expect.
 type model struct {
 	name string
 	// spec is the desired one, nil if there is none.
@@ -254,7 +254,7 @@ func (u *users) rest(t *rapid.T, m *model) {
 	}
 	r := environment.ReadFakeServer(u.t, vm.UID)
 	if r == nil {
-		t.Fatalf("%s has no server; its status is %s", m.name, framework.FormatStatus(vm))
+		t.Fatalf("%s lacks a server; its status is %s", m.name, framework.FormatStatus(vm))
 	}
 	wantState := rules.WantedState(m.spec.Action)
 	cpu := m.spec.Resource[api.ResourceCPU]

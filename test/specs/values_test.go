@@ -32,7 +32,7 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// engine is what the tests know of a driver's engine.
+// engine has the properties of a driver's engine.
 type engine struct {
 	name, image string
 	base        map[string]any
@@ -90,8 +90,8 @@ const (
 	ready   settled = "ready"
 	stalled settled = "stalled"
 	pending settled = "wait for a restart"
-	// waits is for what is not there and may come: a Secret, an image, memory.
-	waits settled = "wait for what is missing"
+	// waits is for missing things that may come: a Secret, an image, memory.
+	waits settled = "wait for missing things"
 )
 
 func (s *suite) failf(format string, args ...any) {
@@ -227,7 +227,7 @@ func (s *suite) apply(name string, spec map[string]any, changed []string, vm *ap
 
 // awaitRetry waits until a VirtualMachine has settled after a failure of the engine itself: on a busy host
 // runc may fail to freeze a container, and a machine may not start in time. Drover tries again. It
-// does not wait for what a spec is to wait for.
+// does not wait for the things that a spec is to wait for.
 func (s *suite) awaitRetry(name string, vm *api.VirtualMachine, err error, isToWait func(*api.VirtualMachine) bool) (*api.VirtualMachine, error) {
 	if err != nil {
 		return vm, err
@@ -267,8 +267,8 @@ func namesField(message, path string) bool {
 // saysAllowed are the words by which a refusal says what is allowed.
 var saysAllowed = regexp.MustCompile(`(?i)must|should|supported values|may not|may only|allowed|required|at most|immutable|once|exactly one|duplicate`)
 
-// checkRefused checks that an invalid value was refused, by the field's name, with what is
-// allowed.
+// checkRefused checks that an invalid value was refused, by the field's name, with the
+// allowed values.
 func (s *suite) checkRefused(f Field, value any, err error) {
 	s.count("refused")
 	if err == nil {
@@ -341,7 +341,7 @@ func (s *suite) checkEffect(what string, f Field, state any) {
 	}
 }
 
-// isSeen reports whether the engine shows that a field has a value which is none of the base's.
+// isSeen reports whether the engine shows that a field has a value that differs from the base's.
 func (s *suite) isSeen(f Field, value any) bool {
 	support := s.support[specName(f.Path)]
 	if !s.seesAll || support != driver.AppliedLive && support != driver.AppliedAtRestart || slices.Contains(s.known.Unseen, f.Path) || slices.Contains(s.known.Unseen, top(f.Path)) {
@@ -397,11 +397,11 @@ func (s *suite) rollBack(what, name string, from map[string]any) {
 	}
 }
 
-// replaceByBase replaces a spec by the base, but for what may only grow, and waits until that
-// settles.
+// replaceByBase replaces a spec by the base, except fields that may only grow, and waits until
+// that settles.
 func (s *suite) replaceByBase(name string, from map[string]any) (vm *api.VirtualMachine, back map[string]any, isWhole bool, err error) {
 	back = maps.Clone(s.base)
-	if at, has := from["restartedAt"]; has {
+	if at, ok := from["restartedAt"]; ok {
 		back["restartedAt"] = at
 	}
 	vm, err = s.replace(name, back)
@@ -581,7 +581,7 @@ func (s *suite) isMasking(f Field) bool {
 // maskedStride is how many times fewer of the rows run that are never ready.
 const maskedStride = 4
 
-// runRows runs values in rows, and each invalid value in a row. The rows with what keeps a
+// runRows runs values in rows, and each invalid value in a row. The rows whose values keep a
 // server from being ready are apart, since in them the rest settles unseen.
 func (s *suite) runRows(base string) (rows, run, pairs int) {
 	all := s.rowFields()

@@ -99,7 +99,7 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// TestTransport checks what the controller's own address speaks: TLS from 1.2 on, and
+// TestTransport checks the protocols at the controller's address: TLS from 1.2 on, and
 // HTTP/1.1.
 func TestTransport(t *testing.T) {
 	t.Parallel()
@@ -196,7 +196,7 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-// TestNoStreams checks that a `drover up` without a controller has no streams.
+// TestNoStreams checks that a `drover up` without a controller lacks streams.
 func TestNoStreams(t *testing.T) {
 	t.Parallel()
 	response := endpoint.get(t, endpoint.Config, streams.Path("default", "vm", streams.Log)) //nolint:bodyclose // it is closed
@@ -254,7 +254,7 @@ func (s *server) dropSessions(t *testing.T, namespace string, count int) {
 	}
 }
 
-// counts are those of a process.
+// counts are counts of a process.
 type counts struct{ goroutines, descriptors int }
 
 func (s *server) count(t testing.TB) counts {

@@ -157,7 +157,7 @@ func TestFairness(t *testing.T) {
 // TestStop checks that `drover up` ends open streams when it stops, says why, and does not
 // wait for their clients.
 func TestStop(t *testing.T) {
-	tier.Full(t, "it starts a cluster of its own; TestEndOfRights of internal/streams keeps that streams end with their server")
+	tier.Full(t, "it starts a cluster; TestEndOfRights of internal/streams keeps that streams end with their server")
 	t.Parallel()
 	env, err := testenv.NewWith(framework.ClusterOptions{WithController: true, Args: []string{"--vm-driver=fake"}})
 	assert.NoError(t, err)

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package streams tests consoles, logs, commands and ports from the outside, through both
-// servers of streams: the kube-apiserver of `drover up`, and the controller's own address
-// in a cluster. The servers of VMs are simulated.
+// servers of streams: the kube-apiserver of `drover up`, and the controller's address in
+// a cluster. The servers of VMs are simulated.
 //
 // Start with users_test.go for who may use what; hostile_test.go has clients that do not
 // behave, and life_test.go has how streams end.
@@ -38,7 +38,7 @@ func servers() map[string]*server {
 	return map[string]*server{"drover up": standalone, "controller": endpoint}
 }
 
-// server is what serves streams.
+// server serves streams.
 type server struct {
 	*testenv.Environment
 	// url and ca are where streams are served, as users find it.
@@ -132,7 +132,7 @@ func (s *server) at(user *rest.Config) *rest.Config {
 	return user
 }
 
-// createVM creates a VM in a namespace of its own, and waits until its server runs.
+// createVM creates a VM in a new namespace, and waits until its server runs.
 func (s *server) createVM(t *testing.T) (namespace string) {
 	t.Helper()
 	namespace = s.CreateNamespace(t)

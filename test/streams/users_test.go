@@ -128,7 +128,7 @@ func TestAddress(t *testing.T) {
 	t.Parallel()
 	for name, s := range servers() {
 		if s == endpoint {
-			continue // its roles are those of config/rbac: test/manifests
+			continue // its roles are in config/rbac: test/manifests
 		}
 		user, _ := s.NewAccount(t, s.CreateNamespace(t), "reader")
 		config, err := clientOf(t, user).CoreV1().ConfigMaps(streams.ConfigMapNamespace).Get(t.Context(), streams.ConfigMapName, metav1.GetOptions{})

@@ -34,13 +34,13 @@ func output(cmd *exec.Cmd) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// cacheDir is the folder outside of the checkout for what tests build and download: hack/cache.sh.
+// cacheDir is the folder outside of the checkout for files that tests build and download: hack/cache.sh.
 func cacheDir(ctx context.Context) (string, error) {
 	return output(exec.CommandContext(ctx, "hack/cache.sh"))
 }
 
-// buildTest builds a package's tests into a run's folder, and returns the program's path and what
-// the build cost. The program is kept in the cache, where go links it again only if it would
+// buildTest builds a package's tests into a run's folder, and returns the program's path and the
+// cost of the build. The program is kept in the cache, where go links it again only if it would
 // differ, whichever checkout it is built from.
 func (m *mark) buildTest(ctx context.Context, p testPackage, isRaced bool) (program string, c cost, err error) {
 	cache, err := cacheDir(ctx)

@@ -23,7 +23,7 @@ import (
 const frontLanes = 2
 
 // runGate runs what must pass before a change lands, or some packages of it. In front the packages
-// that start processes run, frontLanes at a time. Behind, with what the front leaves of the CPUs, the
+// that start processes run, frontLanes at a time. Behind, with the CPU time that the front leaves, the
 // next programs are built and the packages that start nothing are tested.
 func runGate(ctx context.Context, args []string) error {
 	front, behind, err := selectPackages(args)
@@ -124,13 +124,13 @@ func (m *mark) build(ctx context.Context, p testPackage) build {
 	return build{p, program, c, err}
 }
 
-// backgroundPriority is what processes of the lane behind run at, on the kernel's scale that ends
+// backgroundPriority is the priority of processes of the lane behind, on the kernel's scale that ends
 // at 19.
 const backgroundPriority = 10
 
 // runInBackground has the goroutine, and the processes that it starts, take what CPUs others leave.
 func runInBackground() {
-	runtime.LockOSThread() // a thread's priority is that of the processes it starts
+	runtime.LockOSThread() // the processes that a thread starts inherit its priority
 	_ = syscall.Setpriority(syscall.PRIO_PROCESS, syscall.Gettid(), backgroundPriority)
 }
 
@@ -178,7 +178,7 @@ func goTest(ctx context.Context, module string, isRaced bool, patterns []string)
 	return p
 }
 
-// minRoom is what a run needs of the disk at most.
+// minRoom is the room on the disk that a run needs at most.
 const minRoom = 8 << 30
 
 // checkPublic fails where other users cannot enter the folder for temporary files: root's tests run programs of theirs in

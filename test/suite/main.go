@@ -10,8 +10,8 @@
 //	suite check                    whether the tables of this command are right (make lint)
 //
 // Start with runGate in gate.go. packages.go says how each package runs, shards.go what the shards
-// of the full tier are. A run marks what it starts, which tells its leftovers from what else
-// the host runs: mark.go.
+// of the full tier are. A run marks what it starts, which tells its leftovers from other
+// processes of the host: mark.go.
 package main
 
 import (

@@ -29,12 +29,12 @@ const (
 	runLabel = "cloudnative.tw/test-run"
 )
 
-// mark is what tells what a run of the tests has started from what else the host runs: a variable
+// mark tells the processes of a run of the tests from others of the host: a variable
 // in the environment of its processes, a folder for temporary files, and a label of images. Two
 // runs on one host do not see each other's.
 type mark struct {
 	name string
-	// dir has the run's own files, and temp is TMPDIR of the tests.
+	// dir has the run's files, and temp is TMPDIR of the tests.
 	dir, temp string
 }
 
@@ -45,7 +45,7 @@ func newMark() (*mark, error) {
 	}
 	temp, err := makeTemp()
 	if err != nil {
-		return nil, fmt.Errorf("a folder for what the tests leave: %w", err)
+		return nil, fmt.Errorf("a folder for the files of the tests: %w", err)
 	}
 	return &mark{name: filepath.Base(temp), dir: dir, temp: temp}, os.Chmod(dir, 0o711) // #nosec -- others run its programs
 }

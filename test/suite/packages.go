@@ -226,7 +226,7 @@ func checkPackages(ctx context.Context) error {
 	}
 	for _, p := range packages {
 		if !slices.Contains(have, p.path) {
-			return fmt.Errorf("test/suite/packages.go has %s, which has no tests", p)
+			return fmt.Errorf("test/suite/packages.go has %s, which lacks tests", p)
 		}
 	}
 	return nil

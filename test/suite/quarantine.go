@@ -69,7 +69,7 @@ func (q quarantined) check(now time.Time) error {
 			return nil
 		}
 	}
-	return errors.Join(err, fmt.Errorf("%s has no %s", q.of, q.test))
+	return errors.Join(err, fmt.Errorf("%s lacks %s", q.of, q.test))
 }
 
 // skipFlags are the flags by which a package's tests leave out those in quarantine.

@@ -23,7 +23,7 @@ import (
 // testTimeout ends a package whose tests hang. The waits of tests end before, at 10 minutes.
 const testTimeout = 20 * time.Minute
 
-// cost is what a part of a run took. CPU seconds are those of the processes that the part has
+// cost is the cost of a part of a run. Its CPU seconds count the processes that the part has
 // waited for, so an engine that was started before does not count.
 type cost struct {
 	wall, cpu time.Duration
@@ -43,7 +43,7 @@ type part struct {
 	answered []string
 }
 
-// runMeasured runs a program in a process group of its own, which ends as a whole with ctx. The
+// runMeasured runs a program in a new process group, which ends as a whole with ctx. The
 // program is also killed with this process.
 func runMeasured(cmd *exec.Cmd) (output []byte, c cost, err error) {
 	runtime.LockOSThread() // for the kernel the thread that started a process is its parent
@@ -98,7 +98,7 @@ func (m *mark) run(ctx context.Context, r testRun) part {
 	return p
 }
 
-// printSummary prints what each test took, and what tests print of what they explored.
+// printSummary prints the time of each test, and the summaries that tests print.
 func printSummary(w io.Writer, output []byte) {
 	for line := range strings.Lines(string(output)) {
 		if !strings.HasPrefix(line, " ") && !strings.HasPrefix(line, "=== ") && line != "PASS\n" {
@@ -107,7 +107,7 @@ func printSummary(w io.Writer, output []byte) {
 	}
 }
 
-// finish ends what a run has left, prints its table and what has failed, and returns errReported
+// finish ends the processes that a run has left, prints its table and the failures, and returns errReported
 // if anything is wrong.
 func (m *mark) finish(ctx context.Context, parts []part) error {
 	left := m.sweep(ctx)

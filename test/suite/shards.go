@@ -28,7 +28,7 @@ type step struct {
 type shard struct {
 	name  string
 	steps []step
-	// short is what the gate runs of it in turn, within shortLimit.
+	// short is the step that the gate runs in turn, within shortLimit.
 	short step
 	// paths are the files and folders that concern it.
 	paths []string

@@ -172,7 +172,7 @@ func TestQuarantineIsChecked(t *testing.T) {
 		"no date":      {[]quarantined{{good.of, good.test, good.reason, "soon"}}, `"soon"`},
 		"too far":      {[]quarantined{{good.of, good.test, good.reason, "2026-06-01"}}, "30 days"},
 		"no reason":    {[]quarantined{{good.of, good.test, "", good.expires}}, "without a reason"},
-		"no test":      {[]quarantined{{good.of, "TestNothing", good.reason, good.expires}}, "has no TestNothing"},
+		"no test":      {[]quarantined{{good.of, "TestNothing", good.reason, good.expires}}, "lacks TestNothing"},
 		"no package":   {[]quarantined{{"nope", good.test, good.reason, good.expires}}, `"nope"`},
 		"five":         {slices.Repeat([]quarantined{good}, maxQuarantined), ""},
 		"one too many": {slices.Repeat([]quarantined{good}, maxQuarantined+1), "at most 5"},

@@ -79,7 +79,7 @@ func testMetrics(t *testing.T, d *Deployment) {
 		url := "https://" + net.JoinHostPort(address, "8443") + "/metrics"
 		text := getWithToken(t, url, prometheus)
 		if !strings.Contains(text, "drover_") {
-			t.Errorf("%s has no metrics of Drover: %.1000s", url, text)
+			t.Errorf("%s lacks metrics of Drover: %.1000s", url, text)
 		}
 		if strings.Contains(text, `leader_election_master_status{name="drover-controller"} 1`) {
 			leading++
@@ -90,7 +90,7 @@ func testMetrics(t *testing.T, d *Deployment) {
 	}
 }
 
-// waitForEndpoints returns the addresses of a Service, which are those of all replicas.
+// waitForEndpoints returns the addresses of a Service, one for each replica.
 func (d *Deployment) waitForEndpoints(t *testing.T, service string) (addresses []string) {
 	t.Helper()
 	assert.Eventually(t, "endpoints of Service "+service, func(t testing.TB) error {

@@ -206,7 +206,7 @@ func (d *Deployment) KeepBusy(t testing.TB, count uint64) (stop func()) {
 	}
 }
 
-// Judge fails the test with what should not have happened.
+// Judge fails the test with the rules that were broken.
 func (d *Deployment) Judge(t testing.TB) {
 	t.Helper()
 	e := rules.Evidence{Requested: d.requests.Requested(), VMs: map[types.UID]*api.VirtualMachine{}}

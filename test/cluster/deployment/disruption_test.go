@@ -78,8 +78,8 @@ func followReadyReplicas(events <-chan watch.Event, ready map[types.UID]bool) (l
 		}
 		ready[pod.UID] = event.Type != watch.Deleted && isReady(pod)
 		count := 0
-		for _, is := range ready {
-			if is {
+		for _, isReady := range ready {
+			if isReady {
 				count++
 			}
 		}

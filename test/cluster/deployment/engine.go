@@ -24,7 +24,7 @@ import (
 
 const enginePort = "2376"
 
-// Engine is a Docker engine of its own on this host. It listens at a socket, and with TLS at one
+// Engine is a further Docker engine on this host. It listens at a socket, and with TLS at one
 // address, and changes nothing of the host's network: its containers have none.
 type Engine struct {
 	// Client is connected to it, as its clients in the cluster are.
@@ -57,7 +57,7 @@ func StartEngine(t testing.TB, c *cluster.Cluster) *Engine {
 }
 
 // startProcess runs dockerd as the first process of a PID namespace, whose end ends
-// its containers and mounts too. It has a network namespace of its own, because an engine
+// its containers and mounts too. It has a separate network namespace, because an engine
 // without a bridge removes that of another engine, so it is given its listeners. TLS is for the
 // address alone.
 func (e *Engine) startProcess(t testing.TB, args []string) *framework.Process {
@@ -106,7 +106,7 @@ func (e *Engine) connect(t testing.TB) {
 	e.Client = c
 }
 
-// writeCertificates writes the client's files, and returns the engine's flags for its own.
+// writeCertificates writes the client's files, and returns the flags for the files of the engine.
 func writeCertificates(t testing.TB, dir, address string) []string {
 	t.Helper()
 	// The first is the certificate of the server, the other that of its authority.

@@ -50,8 +50,8 @@ func addFigures(r *bench.Report, fault Fault, seen []Handover) {
 	add("to the first reconcile", func(h Handover) time.Duration { return h.Reconciled })
 }
 
-// TestBenchmark measures each fault several times, while nothing else happens. It is what
-// make bench-cluster runs.
+// TestBenchmark measures each fault several times, while nothing else happens.
+// make bench-cluster runs it.
 func TestBenchmark(t *testing.T) {
 	if *runs < 1 {
 		t.Skip("-runs is not set: it is for make bench-cluster")

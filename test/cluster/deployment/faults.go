@@ -109,7 +109,7 @@ func findProcess(pod string) (*os.Process, error) {
 		return nil, err
 	}
 	for _, p := range all {
-		// A process that has ended meanwhile has no files.
+		// The files of a process that has ended meanwhile are gone.
 		if program, err := p.Executable(); err != nil || program != "/drover-controller" {
 			continue
 		}
@@ -117,5 +117,5 @@ func findProcess(pod string) (*os.Process, error) {
 			return os.FindProcess(p.PID)
 		}
 	}
-	return nil, fmt.Errorf("pod %s has no process", pod)
+	return nil, fmt.Errorf("pod %s lacks a process", pod)
 }

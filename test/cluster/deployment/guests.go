@@ -192,7 +192,7 @@ func (g *guests) requestWithoutDrover(t testing.TB, after string) {
 }
 
 // checkReinstalled has a Drover that was away for a while take over: what was requested
-// meanwhile is applied, and what is requested now. Nothing else happened to the containers.
+// meanwhile is applied, and every request of now. Nothing else happened to the containers.
 func (g *guests) checkReinstalled(t testing.TB) {
 	t.Helper()
 	if err := <-g.left; err != nil {

@@ -18,11 +18,11 @@ import (
 	"cloudnative.tw/drover/test/framework/users"
 )
 
-// handoverTimeout bounds a handover. The longest is that of a node without power, whose
+// handoverTimeout bounds a handover. The longest is the handover of a node without power, whose
 // Lease expires after 15 s.
 const handoverTimeout = 3 * time.Minute
 
-// Handover is what a fault did.
+// Handover is the effect of a fault.
 type Handover struct {
 	// Leaderless is how long no replica led; 0 if the leader did not change. A leader that
 	// releases the Lease leads until it was last seen there, any other until the fault.

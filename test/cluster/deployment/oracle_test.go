@@ -24,7 +24,7 @@ func TestAddContainers(t *testing.T) {
 	t.Parallel()
 	const uid = types.UID("uid-1")
 	for name, test := range map[string]struct {
-		events string // the name of a container and what happened to it
+		events string // the name of a container and its events
 		state  container.ContainerState
 		want   string
 	}{

@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// ContainerEvent is what happened to a container, by the engine's own account.
+// ContainerEvent is an event of a container, as the engine reports it.
 type ContainerEvent struct {
 	UID    types.UID
 	ID     string

@@ -10,7 +10,7 @@ import (
 )
 
 // OfStart returns the error of a start: what the cluster's programs printed, and below that the
-// cause, since the end of a long text is what a terminal shows.
+// cause, since a terminal shows the end of a long text.
 func OfStart(cause, cleanup error, printed string) error {
 	if cleanup != nil {
 		cause = fmt.Errorf("%w; it is not removed either: %w", cause, cleanup)

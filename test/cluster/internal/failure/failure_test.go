@@ -12,15 +12,15 @@ import (
 // TestOfStart checks that the cause is in the last line, which a terminal shows.
 func TestOfStart(t *testing.T) {
 	t.Parallel()
-	cause, cleanup := errors.New("node-2 has no route"), errors.New("a mount is busy")
+	cause, cleanup := errors.New("node-2 lacks a route"), errors.New("a mount is busy")
 	tests := map[string]struct {
 		cleanup error
 		printed string
 		want    string
 	}{
-		"with logs":           {nil, "==> a.log\nfirst\nlast\n", "start a cluster: node-2 has no route"},
-		"without logs":        {nil, "", "start a cluster: node-2 has no route"},
-		"that is not removed": {cleanup, "==> a.log\nlast\n", "start a cluster: node-2 has no route; it is not removed either: a mount is busy"},
+		"with logs":           {nil, "==> a.log\nfirst\nlast\n", "start a cluster: node-2 lacks a route"},
+		"without logs":        {nil, "", "start a cluster: node-2 lacks a route"},
+		"that is not removed": {cleanup, "==> a.log\nlast\n", "start a cluster: node-2 lacks a route; it is not removed either: a mount is busy"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 )
 
-// sysctls are what the kubelet wants. It reads these values and leaves those of the host,
+// sysctls are the values that the kubelet wants. It reads these values and leaves those of the host,
 // which all nodes share, as they are.
 var sysctls = map[string]string{
 	"vm/overcommit_memory":      "1",
@@ -26,7 +26,7 @@ var sysctls = map[string]string{
 	"kernel/keys/root_maxbytes": "25000000",
 }
 
-// mountAll gives the node what is its own on a machine. Nothing of it is seen by the
+// mountAll gives the node the files that a machine does not share. Nothing of it is seen by the
 // host, or by other nodes.
 func (n *node) mountAll() error {
 	if err := errors.Join(

@@ -45,7 +45,7 @@ func ForgetConnections() error {
 	return os.WriteFile("/proc/sys/net/ipv4/tcp_orphan_retries", []byte("1"), 0o644)
 }
 
-// AddPodRoutes routes to the pods of all nodes except one, which is that of the caller.
+// AddPodRoutes routes to the pods of all nodes except the caller's.
 func AddPodRoutes(p plan.Plan, except int) error {
 	for i := 1; i <= p.Nodes; i++ {
 		if i == except {

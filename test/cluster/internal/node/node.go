@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package node runs a node of a cluster: containerd, the kubelet and kube-proxy, in the
-// namespaces of a process tree of its own.
+// namespaces of a separate process tree.
 package node
 
 import (
@@ -67,7 +67,7 @@ func Init() error {
 			return err
 		}
 		if pid == child {
-			return fmt.Errorf("the node's own process has ended: %v", status)
+			return fmt.Errorf("the process of the node has ended: %v", status)
 		}
 	}
 }

@@ -71,7 +71,7 @@ func Read(dir string) (Plan, error) {
 }
 
 // CheckName refuses names that no cluster has. To clean up after one removes interfaces and
-// control groups, with what runs there, by its name.
+// control groups, with the processes there, by its name.
 func CheckName(name string) error {
 	if rest, ok := strings.CutPrefix(name, NamePrefix); !ok || rest == "" || strings.Contains(rest, "/") {
 		return fmt.Errorf("%q is not the name of a cluster", name)

@@ -11,7 +11,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestReadRefuses checks that no file makes a clean-up remove what is no cluster's.
+// TestReadRefuses checks that no file makes a clean-up remove anything that is not a cluster's.
 func TestReadRefuses(t *testing.T) {
 	t.Parallel()
 	for _, content := range []string{
