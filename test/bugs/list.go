@@ -79,7 +79,7 @@ var All = []Bug{
 		"internal/controller/setup.go", "	r.enqueueUnfinished(ctx, q)\n", "	if BUG {\n		return\n	}\n	r.enqueueUnfinished(ctx, q)\n",
 	}}},
 	{"wake-up-forgotten", "O4|O10", []Edit{{
-		"internal/controller/report.go", "	if at.IsZero() {\n		return ctrl.Result{}", "	if at.IsZero() || BUG {\n		return ctrl.Result{}",
+		"internal/controller/report.go", "	if due.IsZero() {\n		return ctrl.Result{}", "	if due.IsZero() || BUG {\n		return ctrl.Result{}",
 	}}},
 	{"ready-too-early", "O11", []Edit{{
 		"internal/policy/power.go", "		return planEnsure(in, api.OperationResume, PowerOn, api.ReasonStarting, \"\")\n	case StateStarting:",
