@@ -138,7 +138,7 @@ cluster-down: ## end the cluster that make cluster started, and remove all of it
 
 .PHONY: test-cluster
 test-cluster: ## the shards of make test-full that test that cluster, and Drover deployed on it
-	@$(MAKE) test-full SHARD="cluster cluster-pods cluster-disruption cluster-contract cluster-deployment"
+	@$(MAKE) test-full SHARD="cluster cluster-pods cluster-disruption cluster-objects cluster-contract cluster-deployment"
 
 .PHONY: lint
 lint: ## run golangci-lint on all modules, formatting included, kube-api-linter on apis/, check the tables of the tests, and that odd English decreases

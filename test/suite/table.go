@@ -146,7 +146,13 @@ var shards = []shard{
 	},
 	{
 		name:    "cluster-disruption",
-		steps:   []step{{of: "test/cluster", pattern: "TestPod(Deletion|Evicted|Objects|sElsewhere)$"}},
+		steps:   []step{{of: "test/cluster", pattern: "TestPod(Deletion|sElsewhere)$"}},
+		paths:   slices.Concat(controller, machine, nodes),
+		prepare: []string{"hack/cluster-deps.sh", "engine"},
+	},
+	{
+		name:    "cluster-objects",
+		steps:   []step{{of: "test/cluster", pattern: "TestPod(Evicted|Objects)$"}},
 		paths:   slices.Concat(controller, machine, nodes),
 		prepare: []string{"hack/cluster-deps.sh", "engine"},
 	},
