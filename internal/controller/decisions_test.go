@@ -16,6 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/policy/decisions"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 // newHistory returns a recorder whose decisions are derived again at the end of the test: so
@@ -23,10 +24,9 @@ import (
 func (g *rig) newHistory() *recorder.Recorder {
 	history := recorder.New(recorder.Options{Replica: "test", Clock: g.clock, Epoch: func() uint64 { return 7 }})
 	g.t.Cleanup(func() {
-		for _, record := range history.History(key).Decisions {
-			if differences := record.Replay(); len(differences) > 0 {
-				g.t.Errorf("derived again it differs: %+v\n%s", differences, decisions.Format(record))
-			}
+		all := history.History(key).Decisions
+		if broken := rules.CheckDecisions(all); len(broken) > 0 {
+			g.t.Errorf("%v\n%s", broken, decisions.Format(all...))
 		}
 	})
 	return history

@@ -65,7 +65,7 @@ func parseAnnotation(value string) *api.Binding {
 }
 
 // hasFinalizer reports whether a VirtualMachine has Drover's finalizer. controllerutil would
-// slow the start of kubectl-vm, which replays decisions.
+// slow the start of kubectl-vm, which prints decisions.
 func hasFinalizer(vm *api.VirtualMachine) bool {
 	return slices.Contains(vm.Finalizers, api.FinalizerServer)
 }

@@ -15,7 +15,7 @@
 //
 // Functions named decide choose between decisions, and those named plan make one.
 // binding.go has the driver and the engine that a VirtualMachine belongs to. Package
-// decisions has records of inputs and decisions, and derives decisions again.
+// decisions has records of inputs and decisions.
 package policy
 
 import (

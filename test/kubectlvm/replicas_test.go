@@ -24,12 +24,11 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// replicas are two controllers of a cluster, which simulate servers and run machines, record
-// their decisions in files, and serve streams behind one address.
+// replicas are two controllers of a cluster, which simulate servers, run machines, and serve
+// streams behind one address.
 type replicas struct {
 	*testenv.Environment
 	images string
-	files  [2]string
 	all    [2]*testenv.ControllerProcess
 	start  func(n int)
 }
@@ -50,10 +49,9 @@ func newReplicas(t *testing.T) *replicas {
 	assert.NoError(t, err)
 	r.allowDiscovery(t)
 	r.start = func(n int) {
-		r.files[n] = filepath.Join(temp, fmt.Sprint("decisions-", n))
 		r.all[n] = r.StartControllerProcess(t, []string{fmt.Sprintf("POD_NAME=replica-%d", n)},
 			"--vm-driver=fake,qemu", "--qemu-dir="+filepath.Join(temp, "qemu"), "--qemu-image-dirs="+r.images, "--qemu-accel=tcg",
-			"--leader-elect=true", "--lease-lock-namespace=default", "--decisions="+r.files[n], "--orphan-policy=report", "--orphan-grace=1s",
+			"--leader-elect=true", "--lease-lock-namespace=default", "--orphan-policy=report", "--orphan-grace=1s",
 			"--streams-address="+addresses[n], "--streams-cert-dir="+certs, "--streams-url=https://"+service.Address())
 		assert.Eventually(t, "the replica serves streams", func(t testing.TB) error {
 			conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", addresses[n])

@@ -4,19 +4,44 @@
 package specs
 
 import (
-	"errors"
+	"encoding/json"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 
 	"cloudnative.tw/drover/internal/policy/decisions"
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// readDecisions returns all that the controller has decided. A file that was full is beside the
-// present one.
-func (e *specEnvironment) readDecisions() ([]decisions.Record, error) {
-	return rules.ReadDecisions(e.decisions+".1", e.decisions)
+// decisionsLog has all that the controller has decided, as JSON.
+type decisionsLog struct {
+	mu   sync.Mutex
+	text []byte
+	err  error
+}
+
+// add adds a record, or an update of one.
+func (l *decisionsLog) add(line any) {
+	text, err := json.Marshal(line)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil {
+		l.err = err
+		return
+	}
+	l.text = append(append(l.text, text...), '\n')
+}
+
+// read returns all decisions.
+func (l *decisionsLog) read() ([]decisions.Record, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return nil, l.err
+	}
+	f, err := rules.ParseDecisions(l.text)
+	return f.Records, err
 }
 
 // showDecisions shows the last ones of a namespace at the end of a test, if it has failed.
@@ -26,20 +51,17 @@ func showDecisions(t *testing.T, ns string) {
 		if !t.Failed() {
 			return
 		}
-		all, err := environment.readDecisions()
+		all, err := environment.decisions.read()
 		all = slices.DeleteFunc(all, func(r decisions.Record) bool { return r.Input.VM.Namespace != ns })
 		t.Logf("the last decisions: %v\n%s", err, rules.FormatDecisions(all))
 	})
 }
 
-// replayDecisions returns an error if a decision comes out otherwise when it is derived again.
-func (e *specEnvironment) replayDecisions() error {
-	all, err := e.readDecisions()
+// check returns an error if a decision comes out otherwise when it is derived again.
+func (l *decisionsLog) check() error {
+	all, err := l.read()
 	if err != nil {
 		return err
-	}
-	if len(all) == 0 {
-		return errors.New("no decision was recorded")
 	}
 	if broken := rules.CheckDecisions(all); len(broken) > 0 {
 		return fmt.Errorf("%v", broken)

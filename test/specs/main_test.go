@@ -30,7 +30,7 @@ type specEnvironment struct {
 	objects         dynamic.Interface
 	qemuDir, images string
 	container       string // an image in a registry
-	decisions       string // the file of all of them
+	decisions       decisionsLog
 }
 
 func TestMain(m *testing.M) { os.Exit(testenv.RunTests(m, startEnvironment)) }
@@ -49,7 +49,7 @@ func startEnvironment() (func() error, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &specEnvironment{qemuDir: filepath.Join(temp, "qemu"), images: filepath.Join(temp, "images"), decisions: filepath.Join(temp, "decisions")}
+	e := &specEnvironment{qemuDir: filepath.Join(temp, "qemu"), images: filepath.Join(temp, "images")}
 	if err := os.Mkdir(e.images, 0o700); err != nil {
 		return nil, err
 	}
@@ -70,20 +70,24 @@ func startEnvironment() (func() error, error) {
 		return nil, err
 	}
 	e.container = container
-	var stop func() error
-	e.Environment, stop, err = testenv.NewWithController("--vm-driver=fake,docker,qemu", "--usage-period=1h", "--list-period=1h", "--orphan-grace=1s",
-		"--decisions="+e.decisions, "--qemu-dir="+e.qemuDir, "--qemu-image-dirs="+e.images, "--qemu-accel=tcg", "--image-hosts=127.0.0.1",
-		"--qemu-kernel="+filepath.Dir(kernel.Kernel), "--qemu-unchecked-images", "--image-plain-http-registries="+registry.Listener.Addr().String())
-	if err != nil {
+	if e.Environment, err = testenv.New(); err != nil {
 		return nil, err
 	}
+	e.WriteDecision = e.decisions.add
+	controller, err := e.StartController("--vm-driver=fake,docker,qemu", "--usage-period=1h", "--list-period=1h", "--orphan-grace=1s",
+		"--qemu-dir="+e.qemuDir, "--qemu-image-dirs="+e.images, "--qemu-accel=tcg", "--image-hosts=127.0.0.1",
+		"--qemu-kernel="+filepath.Dir(kernel.Kernel), "--qemu-unchecked-images", "--image-plain-http-registries="+registry.Listener.Addr().String())
+	if err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	stop := func() error { return errors.Join(controller.Stop(), e.Close()) }
 	if e.objects, err = dynamic.NewForConfig(e.Config); err != nil {
 		return nil, errors.Join(err, stop())
 	}
 	environment = e
 	return func() error {
 		registry.Close()
-		return errors.Join(e.waitSwept(), stop(), e.replayDecisions(), os.RemoveAll(temp))
+		return errors.Join(e.waitSwept(), stop(), e.decisions.check(), os.RemoveAll(temp))
 	}, nil
 }
 

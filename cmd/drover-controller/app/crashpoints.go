@@ -11,9 +11,11 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 
+	"github.com/spf13/pflag"
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,6 +24,26 @@ import (
 
 	"cloudnative.tw/drover/internal/crashpoint"
 )
+
+// addDecisionsFlag adds --decisions, which appends all decisions to a file, for test/faults.
+func addDecisionsFlag(fs *pflag.FlagSet, o *Options) {
+	fs.Func("decisions", "file to append every decision to", func(path string) error {
+		file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600) //nolint:gosec // The tests chose it.
+		o.WriteDecision = func(line any) { writeDecision(file, line) }
+		return err
+	})
+}
+
+// writeDecision writes a separate line, also after one that a killed process has not finished.
+func writeDecision(file *os.File, line any) {
+	text, err := json.Marshal(line)
+	if err == nil {
+		_, err = file.Write(slices.Concat([]byte("\n"), text, []byte("\n")))
+	}
+	if err != nil {
+		panic(err)
+	}
+}
 
 // addCrashPoints makes every request to the API server a crash point, for test/faults.
 func addCrashPoints(cfg *rest.Config) {

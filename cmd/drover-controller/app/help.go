@@ -24,7 +24,7 @@ var flagGroups = []struct {
 	{"Driver qemu", []string{"qemu-", "image-"}},
 	{"Driver fake", []string{"fake-"}},
 	{"Driver pod", []string{"pod-"}},
-	{"Controller", []string{"threads", "list-", "usage-", "orphan-", "decisions"}},
+	{"Controller", []string{"threads", "list-", "usage-", "orphan-"}},
 	{"High availability", []string{"leader-elect", "leader-elect-", "lease-lock-", "holder-"}},
 	{"Endpoints", []string{"streams-", "metrics-", "health-probe-", "pprof-"}},
 	{"Logging", []string{"v", "verbosity", "logtostderr"}},

@@ -5,15 +5,13 @@ package app
 
 import (
 	"k8s.io/utils/clock"
-	ctrl "sigs.k8s.io/controller-runtime"
 
 	"cloudnative.tw/drover/internal/controller/recorder"
 	"cloudnative.tw/drover/internal/leader"
 )
 
-// addHistory returns what records decisions. What writes them to a file, if one is named, is
-// added to the manager.
-func addHistory(mgr ctrl.Manager, o *Options, lock *leader.Lock, guard *leader.Guard) (*recorder.Recorder, error) {
+// newHistory returns a recorder of decisions.
+func newHistory(o *Options, lock *leader.Lock, guard *leader.Guard) (*recorder.Recorder, error) {
 	replica, err := leader.Identity(o.HolderIdentity)
 	if err != nil {
 		return nil, err
@@ -21,12 +19,9 @@ func addHistory(mgr ctrl.Manager, o *Options, lock *leader.Lock, guard *leader.G
 	if lock != nil {
 		replica = lock.Identity() // as the Lease has it
 	}
-	settings := recorder.Options{Replica: replica, Version: Version, Epoch: epochOf(guard), Clock: clock.RealClock{}}
-	if o.DecisionsFile != "" {
-		settings.File = recorder.NewFile(o.DecisionsFile, ctrl.Log.WithName("decisions"), clock.RealClock{})
-		err = mgr.Add(settings.File)
-	}
-	return recorder.New(settings), err
+	return recorder.New(recorder.Options{
+		Replica: replica, Version: Version, Epoch: epochOf(guard), Clock: clock.RealClock{}, Write: o.WriteDecision,
+	}), nil
 }
 
 // epochOf returns a function that returns the epoch while this process leads for certain, else 0.

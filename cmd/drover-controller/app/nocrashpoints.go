@@ -5,7 +5,13 @@
 
 package app
 
-import "k8s.io/client-go/rest"
+import (
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
+)
 
 // addCrashPoints does nothing: see crashpoints.go.
 func addCrashPoints(*rest.Config) {}
+
+// addDecisionsFlag does nothing: see crashpoints.go.
+func addDecisionsFlag(*pflag.FlagSet, *Options) {}

@@ -51,8 +51,9 @@ type Options struct {
 	OrphanPolicy string
 	OrphanMax    int
 
-	// DecisionsFile gets all decisions; empty means none.
-	DecisionsFile string
+	// WriteDecision, if not nil, gets each *decisions.Record and decisions.Update. Only tests set
+	// it; in builds with the tag faults, the flag --decisions does.
+	WriteDecision func(line any)
 
 	Streams StreamsOptions
 
@@ -115,7 +116,7 @@ func (o *Options) AddControllerFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.OrphanGrace, "orphan-grace", o.OrphanGrace, "how long a server must have been without a VirtualMachine before it is removed")
 	fs.StringVar(&o.OrphanPolicy, "orphan-policy", o.OrphanPolicy, "what to do with servers without a VirtualMachine: delete or report")
 	fs.IntVar(&o.OrphanMax, "orphan-max", o.OrphanMax, "raises the number of orphans that may be removed at once, which is 3 or a tenth of the servers, whichever is more")
-	fs.StringVar(&o.DecisionsFile, "decisions", o.DecisionsFile, "file to append every decision to, for kubectl vm explain --replay; at 32 MiB it becomes FILE.1")
+	addDecisionsFlag(fs, o)
 	o.Streams.addLimitFlags(fs)
 	o.Drivers.AddFlags(fs)
 }

@@ -80,7 +80,7 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 		return err
 	}
 	defer closeDrivers()
-	history, err := addHistory(mgr, o, lock, guard)
+	history, err := newHistory(o, lock, guard)
 	if err != nil {
 		return err
 	}

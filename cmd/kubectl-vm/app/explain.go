@@ -28,38 +28,33 @@ const mostEvents = 6
 
 type explainOptions struct {
 	*Options
-	history      bool
-	output, file string
+	history bool
+	output  string
 }
 
 // NewExplainCommand returns the verb explain.
 func NewExplainCommand(o *Options) *cobra.Command {
 	e := &explainOptions{Options: o}
 	cmd := &cobra.Command{
-		Use:     "explain NAME | --replay FILE",
+		Use:     "explain NAME",
 		GroupID: groupObserve,
 		Short:   "Say why a VM is not ready, and how to help",
 		Long: "Say in sentences why a VM is not ready: what Drover is doing, how often that failed, when it is\n" +
 			"tried again, whether the engine answers, what happened last, and how to help. For a machine also\n" +
 			"what its network has carried and refused, to everyone who may get virtualmachines/interfaces.\n\n" +
 			"--history shows what the controller has decided about the VM lately: when, what it saw, what\n" +
-			"it decided and how each step ended. It needs the right to get virtualmachines/decisions.\n" +
-			"--replay derives the decisions of a file again, by the rules of this program, and shows those\n" +
-			"that differ. The file is one of drover-controller --decisions, or of --history -o json.\n\n" +
+			"it decided and how each step ended. It needs the right to get virtualmachines/decisions.\n\n" +
 			"The exit code is\n" +
 			"  0  if the VM is as its spec says\n" +
 			"  1  if it is not yet, and time may help\n" +
 			"  2  if a person has to act\n" +
 			"  3  if nothing is known: no such VM, no answer, wrong flags\n" +
-			"With --history it is 0 or 3. With --replay it is 1 if a decision differs.",
+			"With --history it is 0 or 3.",
 		Example: o.formatExamples("explain web", "explain web >/dev/null && echo healthy", "explain web --history",
-			"explain web --history -o json >web.json", "explain --replay web.json"),
+			"explain web --history -o json >web.json"),
 		Args: func(_ *cobra.Command, args []string) error { return asUnexplained(e.checkFlags(args)) },
 		RunE: func(cmd *cobra.Command, args []string) error {
-			switch {
-			case e.file != "":
-				return asUnexplained(e.replayFile(e.file))
-			case e.history:
+			if e.history {
 				return asUnexplained(e.showHistory(cmd.Context(), args[0]))
 			}
 			return e.run(cmd.Context(), args[0])
@@ -76,9 +71,7 @@ func (e *explainOptions) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.BoolVar(&e.history, "history", false, "show the last decisions of the controller about the VM")
 	f.StringVarP(&e.output, "output", "o", "", "output format of --history: json")
-	f.StringVar(&e.file, "replay", "", "derive the decisions of this `FILE` again, and show those that differ")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"json"}, cobra.ShellCompDirectiveNoFileComp))
-	_ = cmd.MarkFlagFilename("replay")
 }
 
 // asUnexplained gives an error the exit code for a cause that is not known, unless it has a code already.

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 
@@ -28,8 +27,6 @@ const (
 	historyFailures = 3
 	// historyColumns is how wide the history is.
 	historyColumns = 80
-	// exitDiffers is the exit code of --replay if a decision differs.
-	exitDiffers = 1
 )
 
 // showHistory prints the last decisions about a VM.
@@ -136,69 +133,6 @@ func writeRecords(b *strings.Builder, s screen, records []decisions.Record, seve
 	}
 }
 
-// replayFile derives the decisions of a file again, and prints those that differ.
-func (e *explainOptions) replayFile(path string) error {
-	file, err := os.Open(path) //nolint:gosec // The user names it.
-	if err != nil {
-		return err
-	}
-	defer func() { _ = file.Close() }()
-	f, err := decisions.Read(file)
-	if err != nil {
-		return fmt.Errorf("read %s: %w", path, err)
-	}
-	var b strings.Builder
-	s := screenOf(e.Out)
-	s.width = historyColumns
-	differ := 0
-	vms := map[string]bool{}
-	for i := range f.Records {
-		vms[f.Records[i].Key().String()] = true
-		if e.replayRecord(&b, s, &f.Records[i]) {
-			differ++
-		}
-	}
-	if f.Broken > 0 {
-		_, _ = fmt.Fprintf(e.ErrOut, "warning: %d lines of %s cannot be read\n", f.Broken, path)
-	}
-	plural := "s"
-	if len(vms) == 1 {
-		plural = ""
-	}
-	writeIndented(&b, s, "", fmt.Sprintf("%d decisions about %d VM%s were derived again by Drover %s: %d differ.", len(f.Records), len(vms), plural, Version, differ))
-	if _, err := fmt.Fprint(e.Out, b.String()); err != nil {
-		return err
-	}
-	if differ > 0 {
-		return &ExitError{Code: exitDiffers}
-	}
-	return nil
-}
-
-// replayRecord derives a decision again, and reports whether it differs.
-func (e *explainOptions) replayRecord(b *strings.Builder, s screen, r *decisions.Record) bool {
-	differences := r.Replay()
-	if len(differences) == 0 {
-		return false
-	}
-	b.WriteString(s.paintText(printable.Line(r.Key().String()), bold))
-	writeRecords(b, s, []decisions.Record{*r}, true)
-	for _, d := range differences {
-		writeIndented(b, s, "  ", printable.Line(fmt.Sprintf("%s differs:", d.Field)))
-		writeIndented(b, s, "    ", printable.Line(fmt.Sprintf("Drover %s decided %s", r.Version, valueText(d.Recorded))))
-		writeIndented(b, s, "    ", printable.Line(fmt.Sprintf("Drover %s decides %s", Version, valueText(d.Derived))))
-	}
-	b.WriteString("\n")
-	return true
-}
-
-func valueText(value any) string {
-	if value == nil {
-		return "nothing"
-	}
-	return fmt.Sprintf("%v", value)
-}
-
 // checkFlags refuses flags that do not belong together.
 func (e *explainOptions) checkFlags(args []string) error {
 	switch {
@@ -206,12 +140,6 @@ func (e *explainOptions) checkFlags(args []string) error {
 		return fmt.Errorf("--output %q: allowed is json", e.output)
 	case e.output != "" && !e.history:
 		return errors.New("--output is for --history")
-	case e.file != "" && e.history:
-		return errors.New("--history and --replay exclude each other")
-	case e.file != "" && len(args) > 0:
-		return errors.New("--replay derives all decisions of a file: give no NAME")
-	case e.file == "":
-		return needOneName(args)
 	}
-	return nil
+	return needOneName(args)
 }

@@ -1,11 +1,10 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package recorder collects the records of decisions while a controller runs: the last ones in
-// memory, and the last 32 to 64 MiB in a file if one is named.
+// Package recorder collects the last records of decisions in memory while a controller runs.
 //
-// Start with Recorder. It never waits for anything but a lock that is held for a moment: records
-// are encoded when someone reads them, and file.go writes them in a separate goroutine.
+// Start with Recorder. It waits only for a lock that is held for a moment, since records are encoded
+// when someone reads them.
 package recorder
 
 import (
@@ -35,8 +34,9 @@ type Options struct {
 	// Epoch returns the epoch of this leader, 0 on a standby.
 	Epoch func() uint64
 	Clock clock.Clock
-	// File, if not nil, gets all records too.
-	File *File
+	// Write, if not nil, gets each *decisions.Record and decisions.Update, while a lock is held.
+	// Only tests set it.
+	Write func(line any)
 }
 
 // Recorder has the last decisions of each VirtualMachine. A nil Recorder records nothing.
@@ -88,7 +88,7 @@ func (r *Recorder) Record(in policy.Input, d policy.Decision) {
 		return
 	}
 	if last != nil && last.later.Repeats > 0 {
-		r.File.updateRecord(last)
+		r.writeUpdate(last)
 	}
 	r.sequence++
 	kept := record // a repeated one stays on the stack
@@ -107,7 +107,7 @@ func (r *Recorder) Finish(key types.NamespacedName, outcome decisions.Outcome) {
 		last.later.Outcome = outcome
 		size := len(outcome.Error)
 		last.bytes, r.bytes = last.bytes+size, r.bytes+size
-		r.File.updateRecord(last)
+		r.writeUpdate(last)
 	}
 }
 
@@ -131,7 +131,16 @@ func (r *Recorder) addRecord(key types.NamespacedName, record *decisions.Record)
 	}
 	r.bytes += e.bytes
 	r.byVM[key] = append(r.byVM[key], r.oldest.PushBack(e))
-	r.File.addRecord(record)
+	if r.Write != nil {
+		r.Write(record)
+	}
+}
+
+// writeUpdate writes what became known later of a record.
+func (r *Recorder) writeUpdate(e *entry) {
+	if r.Write != nil {
+		r.Write(decisions.Update{Replica: e.record.Replica, Sequence: e.record.Sequence, Later: e.later})
+	}
 }
 
 // dropRecord drops a record, which is the oldest one of its VirtualMachine.

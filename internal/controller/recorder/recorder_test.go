@@ -5,6 +5,7 @@ package recorder
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"sync"
@@ -17,6 +18,8 @@ import (
 	"cloudnative.tw/drover/internal/policy"
 	"cloudnative.tw/drover/internal/policy/decisions"
 	"cloudnative.tw/drover/internal/policy/policytest"
+	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 var key = types.NamespacedName{Namespace: "default", Name: "vm"}
@@ -54,9 +57,9 @@ func TestRepeatedDecisionsAreFolded(t *testing.T) {
 	var got []string
 	for _, d := range h.Decisions {
 		got = append(got, fmt.Sprint(d.Sequence, " ", cmp.Or(d.Decision.Action.Step, "wait"), " ", d.Decision.Status.Reason, " ", d.Repeats, " ", d.Outcome.Result))
-		if differences := d.Replay(); len(differences) > 0 {
-			t.Errorf("%+v", differences)
-		}
+	}
+	if broken := rules.CheckDecisions(h.Decisions); len(broken) > 0 {
+		t.Errorf("%v", broken)
 	}
 	want := []string{"1 ensure Creating 0 Failed", "2 ensure Creating 0 Succeeded", "3 wait Fetching 4 ", "4 wait Running 99 ", "5 wait Running 0 "}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
@@ -67,6 +70,46 @@ func TestRepeatedDecisionsAreFolded(t *testing.T) {
 	}
 	if h.Replica != "r" || h.Version != "v" || !h.Leads || h.Epoch != 7 || !h.Since.Equal(policytest.T0) {
 		t.Errorf("%+v", h)
+	}
+}
+
+// TestWrite writes decisions and their outcomes, by two processes one after the other, the
+// first of which is killed in a line.
+func TestWrite(t *testing.T) {
+	t.Parallel()
+	write := func(replica string) (written []byte) {
+		r := newRecorder()
+		r.Replica = replica
+		r.Write = func(line any) {
+			text, err := json.Marshal(line)
+			assert.NoError(t, err)
+			written = append(append(written, '\n'), text...)
+		}
+		record(r, "vm", policytest.Gone(), 0)
+		r.Finish(key, decisions.Outcome{At: policytest.T0, Result: decisions.Failed, Error: "boom"})
+		for range 3 {
+			record(r, "vm", policytest.Present(policy.StateRunning), time.Second)
+		}
+		record(r, "vm", policytest.Gone(), time.Minute)
+		return written
+	}
+	first := write("first")
+	f, err := rules.ParseDecisions(append(first[:len(first)-10], write("second")...))
+	if err != nil || len(f.Records) != 5 || f.Broken != 1 {
+		t.Fatalf("there are %d decisions and %d broken lines, %v", len(f.Records), f.Broken, err)
+	}
+	for n, want := range []struct {
+		replica string
+		result  decisions.Result
+		repeats int
+	}{{"first", decisions.Failed, 0}, {"first", "", 2}, {"second", decisions.Failed, 0}, {"second", "", 2}, {"second", "", 0}} {
+		got := f.Records[n]
+		if got.Replica != want.replica || got.Outcome.Result != want.result || got.Repeats != want.repeats {
+			t.Errorf("decision %d is %+v, want %+v", n, got, want)
+		}
+	}
+	if broken := rules.CheckDecisions(f.Records); len(broken) > 0 {
+		t.Errorf("%v", broken)
 	}
 }
 

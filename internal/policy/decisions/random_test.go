@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package decisions
+package decisions_test
 
 import (
 	"reflect"

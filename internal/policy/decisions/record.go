@@ -5,9 +5,8 @@
 // VirtualMachine's history and derive each decision again.
 //
 // Start with Record, which has the input and the decision unchanged except for their times, which
-// a record has by the host's clock. read.go reads files of records, replay.go derives a decision
-// again, and sentences.go describes it for people. The controller's package recorder collects
-// records.
+// a record has by the host's clock. sentences.go describes it for people. The controller's package
+// recorder collects records, and test/framework/rules derives decisions from them again.
 package decisions
 
 import (
@@ -37,6 +36,13 @@ type Later struct {
 	Repeats int       `json:"repeats,omitzero"`
 	Until   time.Time `json:"until,omitzero"`
 	Outcome Outcome   `json:"outcome,omitzero"`
+}
+
+// Update is the outcome of an earlier decision, in a file of test/faults.
+type Update struct {
+	Replica  string `json:"replica"`
+	Sequence uint64 `json:"sequence"`
+	Later    Later  `json:"later"`
 }
 
 // Outcome is the outcome of a step.
@@ -131,6 +137,12 @@ type History struct {
 	// Dropped is how many decisions, of any VirtualMachine, made room for newer ones.
 	Dropped   uint64   `json:"dropped,omitzero"`
 	Decisions []Record `json:"decisions"`
+}
+
+// Histories are the answers of several replicas, as kubectl vm explain --history -o json prints
+// them.
+type Histories struct {
+	Replicas []History `json:"replicas"`
 }
 
 // recordBytes is about how much memory a record takes in addition to its texts.

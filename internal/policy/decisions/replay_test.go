@@ -1,22 +1,23 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package decisions
+package decisions_test
 
 import (
 	"encoding/json"
 	"flag"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
 	"pgregory.net/rapid"
 
 	"cloudnative.tw/drover/internal/policy"
+	"cloudnative.tw/drover/internal/policy/decisions"
 	"cloudnative.tw/drover/internal/policy/policytest"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework/rules"
 	"cloudnative.tw/drover/test/tier"
 )
 
@@ -47,8 +48,8 @@ func TestRandomDecisionsReplay(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		in := likelyInput(t)
 		d := policy.Decide(in)
-		back := throughJSON(t, New(in, d))
-		if differences := back.Replay(); len(differences) > 0 {
+		back := throughJSON(t, decisions.New(in, d))
+		if differences := rules.Replay(&back); len(differences) > 0 {
 			t.Fatalf("%+v", differences)
 		}
 		n++
@@ -67,13 +68,13 @@ type fataler interface {
 }
 
 // throughJSON writes and reads a record.
-func throughJSON(t fataler, r Record) Record {
+func throughJSON(t fataler, r decisions.Record) decisions.Record {
 	t.Helper()
 	text, err := json.Marshal(r)
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
-	f, err := Read(strings.NewReader(string(text) + "\n"))
+	f, err := rules.ParseDecisions(text)
 	if err != nil || len(f.Records) != 1 {
 		t.Fatalf("%v: %s", err, text)
 	}
@@ -88,8 +89,8 @@ func TestAnyInputReplays(t *testing.T) {
 	setChecks(t, "1000", "10000")
 	rapid.Check(t, func(t *rapid.T) {
 		in := randomInput(t)
-		r := throughJSON(t, New(in, policy.Decide(in)))
-		if differences := r.Replay(); len(differences) > 0 {
+		r := throughJSON(t, decisions.New(in, policy.Decide(in)))
+		if differences := rules.Replay(&r); len(differences) > 0 {
 			t.Fatalf("%+v", differences)
 		}
 	})
@@ -102,8 +103,8 @@ func TestSteppedClock(t *testing.T) {
 	now := time.Now()
 	in := policytest.ReportedVM().Observing(policytest.Unknown(0))
 	in.Now, in.Observed.DownSince = now, now.Add(-policy.OutageDelay+time.Nanosecond)
-	r := throughJSON(t, New(in, policy.Decide(in)))
-	if differences := r.Replay(); len(differences) > 0 || r.Decision.WakeAt.Sub(r.Input.Now) != time.Nanosecond {
+	r := throughJSON(t, decisions.New(in, policy.Decide(in)))
+	if differences := rules.Replay(&r); len(differences) > 0 || r.Decision.WakeAt.Sub(r.Input.Now) != time.Nanosecond {
 		t.Errorf("%+v %s", differences, r.Decision.WakeAt)
 	}
 }
@@ -113,32 +114,11 @@ func TestSteppedClock(t *testing.T) {
 func TestAnotherPolicyDiffers(t *testing.T) {
 	t.Parallel()
 	in := policytest.ReportedVM().Observing(policytest.Gone())
-	r := New(in, policy.Decide(in))
+	r := decisions.New(in, policy.Decide(in))
 	r.Decision.Status.Reason, r.Decision.Action.ShortRuns = "Other", 3
-	differences := r.Replay()
+	differences := rules.Replay(&r)
 	if len(differences) != 2 || differences[0].Field != "action.shortRuns" || differences[1].Recorded != "Other" || differences[1].Derived != "Creating" {
 		t.Errorf("%+v", differences)
-	}
-}
-
-// TestReadIsBounded reads files with more decisions than there is memory for.
-func TestReadIsBounded(t *testing.T) {
-	t.Parallel()
-	for name, text := range map[string]string{
-		"lines":    strings.Repeat("{\"input\":{}}\n", 4),
-		"history":  `{"replicas":[{"decisions":[{},{},{},{}]}]}`,
-		"replicas": `{"replicas":[{"decisions":[{},{}]},{},{"decisions":null},{"decisions":[{},{}]}]}`,
-	} {
-		if f, err := readAtMost(4, strings.NewReader(text)); err != nil || len(f.Records) != 4 {
-			t.Errorf("%s: %d decisions, %v", name, len(f.Records), err)
-		}
-		f, err := readAtMost(3, strings.NewReader(text))
-		if err == nil || !strings.Contains(err.Error(), "more than 3 decisions") || len(f.Records) != 3 {
-			t.Errorf("%s: %d decisions, %v", name, len(f.Records), err)
-		}
-	}
-	if _, err := Read(strings.NewReader(`{"replicas":[{"decisions":7}]}`)); err == nil {
-		t.Error("a number is read as decisions")
 	}
 }
 
@@ -154,17 +134,16 @@ func TestReports(t *testing.T) {
 	for _, path := range files {
 		t.Run(filepath.Base(path), func(t *testing.T) {
 			t.Parallel()
-			file, err := os.Open(path)
+			text, err := os.ReadFile(path)
 			assert.NoError(t, err)
-			defer func() { _ = file.Close() }()
-			report, err := Read(file)
+			report, err := rules.ParseDecisions(text)
 			if err != nil || report.Broken > 0 {
 				t.Fatalf("%v, %d lines are broken", err, report.Broken)
 			}
 			for i := range report.Records {
-				differences := report.Records[i].Replay()
+				differences := rules.Replay(&report.Records[i])
 				if len(differences) > 0 {
-					t.Errorf("%+v\n%s", differences, Format(report.Records[i]))
+					t.Errorf("%+v\n%s", differences, decisions.Format(report.Records[i]))
 				}
 			}
 		})

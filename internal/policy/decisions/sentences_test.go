@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package decisions
+package decisions_test
 
 import (
 	"strings"
@@ -11,27 +11,28 @@ import (
 	"pgregory.net/rapid"
 
 	"cloudnative.tw/drover/internal/policy"
+	"cloudnative.tw/drover/internal/policy/decisions"
 	"cloudnative.tw/drover/internal/policy/policytest"
 )
 
 func TestSentences(t *testing.T) {
 	t.Parallel()
-	ended := Outcome{At: policytest.T0.Add(time.Second), Result: Ended, API: "Conflict"}
-	deposed := Outcome{At: policytest.T0.Add(2 * time.Second), Result: Ended, Error: "the Lease was lost: context canceled"}
+	ended := decisions.Outcome{At: policytest.T0.Add(time.Second), Result: decisions.Ended, API: "Conflict"}
+	deposed := decisions.Outcome{At: policytest.T0.Add(2 * time.Second), Result: decisions.Ended, Error: "the Lease was lost: context canceled"}
 	tests := map[string]struct {
 		change  func(*policy.Input)
-		outcome Outcome
-		later   Later
+		outcome decisions.Outcome
+		later   decisions.Later
 		want    string
 	}{
-		"a creation": {change: func(*policy.Input) {}, outcome: Outcome{At: policytest.T0.Add(time.Second), Result: Succeeded}, want: `default/vm 2026-01-02 03:04:05.000Z
+		"a creation": {change: func(*policy.Input) {}, outcome: decisions.Outcome{At: policytest.T0.Add(time.Second), Result: decisions.Succeeded}, want: `default/vm 2026-01-02 03:04:05.000Z
   Generation 2 wants it active. The fake engine does not have a server.
   So Drover creates the server. The status is Creating, Creating.
   It succeeded after 1s.
 `},
 		"an outage, twice": {change: func(in *policy.Input) {
 			in.Observed = policytest.Unknown(time.Minute)
-		}, later: Later{Repeats: 1, Until: policytest.T0.Add(time.Hour)}, want: `default/vm 2026-01-02 03:04:05.000Z, and again at 2026-01-02 04:04:05.000Z
+		}, later: decisions.Later{Repeats: 1, Until: policytest.T0.Add(time.Hour)}, want: `default/vm 2026-01-02 03:04:05.000Z, and again at 2026-01-02 04:04:05.000Z
   Generation 2 wants it active. The fake engine cannot be asked: connection refused.
   So there is nothing to do. The status is Unknown, EngineUnavailable: connection refused.
 `},
@@ -69,10 +70,10 @@ func TestSentences(t *testing.T) {
 	for name, tc := range tests {
 		in := policytest.ReportedVM().Observing(policytest.Gone())
 		tc.change(&in)
-		r := New(in, policy.Decide(in))
+		r := decisions.New(in, policy.Decide(in))
 		r.Later = tc.later
 		r.Outcome = tc.outcome
-		if got := Format(r); got != tc.want {
+		if got := decisions.Format(r); got != tc.want {
 			t.Errorf("%s:\n%s\nwant\n%s", name, got, tc.want)
 		}
 	}
@@ -83,8 +84,8 @@ func TestSentencesOfAnything(t *testing.T) {
 	setChecks(t, "100", "1000")
 	rapid.Check(t, func(t *rapid.T) {
 		in := randomInput(t)
-		r := New(in, policy.Decide(in))
-		r.Outcome = Outcome{At: in.Now, Result: Failed, Error: "boom"}
+		r := decisions.New(in, policy.Decide(in))
+		r.Outcome = decisions.Outcome{At: in.Now, Result: decisions.Failed, Error: "boom"}
 		text := strings.Join(r.Sentences(), "\n")
 		for _, part := range []string{"\nSo ", "boom", ". "} {
 			if !strings.Contains(text, part) {

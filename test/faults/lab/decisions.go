@@ -4,10 +4,7 @@
 package lab
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 
 	"cloudnative.tw/drover/test/framework/rules"
@@ -61,19 +58,6 @@ func (w *World) replayDecisions() ([]Violation, error) {
 
 // TakeReplayed returns how many decisions were derived again since the last call.
 func (l *Lab) TakeReplayed() int64 { return l.replayed.Swap(0) }
-
-// ForgetDecisions empties as many files, to which processes go on to append.
-func (w *World) ForgetDecisions(files int) error {
-	w.mu.Lock()
-	w.replayed = 0
-	w.mu.Unlock()
-	for n := range files {
-		if err := os.Truncate(w.decisionsFile(n), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
-	return nil
-}
 
 // Decisions returns the last decisions of all processes, in sentences.
 func (r *Replicas) Decisions() string { return r.world.Decisions(len(r.Processes())) }

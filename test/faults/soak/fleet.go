@@ -66,7 +66,7 @@ func startReplicas(w *lab.World, e lab.Engine, mayLose bool, broken func()) (*re
 		return fleet.Command{
 			Program: w.Program, Env: slices.Concat(w.Environment, e.Environment(w)),
 			Args: slices.Concat(args, lease, []string{
-				w.RecordDecisions(n), "--usage-period=10s", "--metrics-bind-address=127.0.0.1:0", "--pprof-bind-address=127.0.0.1:0",
+				"--usage-period=10s", "--metrics-bind-address=127.0.0.1:0", "--pprof-bind-address=127.0.0.1:0",
 			}),
 		}, err
 	}, r.judgeEnd)
@@ -143,12 +143,6 @@ func (r *replicas) end() { r.Stop(syscall.SIGTERM) }
 // evidence returns what is to be judged, and keeps it.
 func (r *replicas) evidence(e lab.Engine) lab.Evidence {
 	return lab.Evidence{
-		Engine: e, Processes: r.Processes(), Output: r.Output(), Decisions: r.world.Decisions(len(names)), Failures: r.Failures(),
+		Engine: e, Processes: r.Processes(), Output: r.Output(), Failures: r.Failures(),
 	}
-}
-
-// forget drops what was printed and decided.
-func (r *replicas) forget() error {
-	r.Forget()
-	return r.world.ForgetDecisions(len(names))
 }

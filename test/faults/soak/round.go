@@ -140,9 +140,7 @@ func (s *soak) rest(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := s.replicas.forget(); err != nil {
-		return err
-	}
+	s.replicas.Forget()
 	return s.world.Forget(ctx)
 }
 
@@ -155,7 +153,6 @@ func (s *soak) explain(err error) error {
 		return nil
 	}
 	seen := s.replicas.evidence(s.Engine)
-	s.decisions = seen.Decisions
 	if errors.Is(err, context.Canceled) {
 		for _, text := range seen.Failures {
 			s.result.Violations, err = append(s.result.Violations, lab.Violation{Rule: "O10", Text: "a process ended by itself: " + text}), errBroken

@@ -78,8 +78,6 @@ type soak struct {
 	injected int
 	killed   map[string]int // QEMUs, by name of the VirtualMachine
 	result   lab.Result
-	// decisions are the last before a rule was broken.
-	decisions string
 }
 
 // explore runs a soak of count lifecycles.
@@ -101,7 +99,7 @@ func (set Settings) explore(ctx context.Context, l *lab.Lab, count int, seed uin
 		s.result.Notes = append(s.result.Notes, fmt.Sprintf("%s %d times", name, n))
 	}
 	for n := range s.result.Violations {
-		s.result.Violations[n].Case, s.result.Violations[n].History = strconv.FormatUint(seed, 10), s.decisions
+		s.result.Violations[n].Case = strconv.FormatUint(seed, 10)
 	}
 	return s.result, err
 }

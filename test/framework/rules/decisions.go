@@ -5,17 +5,81 @@ package rules
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"slices"
 
+	"cloudnative.tw/drover/internal/policy"
 	"cloudnative.tw/drover/internal/policy/decisions"
 )
 
 // lastDecisions is how many FormatDecisions shows.
 const lastDecisions = 30
+
+// DecisionsFile is the content of a file of decisions.
+type DecisionsFile struct {
+	Records []decisions.Record
+	// Broken counts lines that cannot be read, such as the last one of a process that was killed.
+	Broken int
+}
+
+// ParseDecisions reads what --decisions has written, or kubectl vm explain --history -o json.
+func ParseDecisions(text []byte) (f DecisionsFile, err error) {
+	var all decisions.Histories
+	if json.Unmarshal(text, &all) == nil && all.Replicas != nil {
+		for _, h := range all.Replicas {
+			f.Records = append(f.Records, h.Decisions...)
+		}
+		return f, nil
+	}
+	index := map[string]int{} // of the record of a replica and sequence
+	for line := range bytes.Lines(text) {
+		if line = bytes.TrimSpace(line); len(line) > 0 && !f.add(index, line) {
+			f.Broken++
+		}
+	}
+	if len(f.Records) == 0 {
+		return f, errors.New("it does not contain any decisions")
+	}
+	return f, nil
+}
+
+// add adds a line, and reports whether it can be read. A line is a record, or an update, which lacks
+// an input.
+func (f *DecisionsFile) add(index map[string]int, text []byte) bool {
+	var line struct {
+		decisions.Record
+		Input *policy.Input    `json:"input"`
+		Later *decisions.Later `json:"later"`
+	}
+	if json.Unmarshal(text, &line) != nil || line.Input == nil && line.Later == nil {
+		return false
+	}
+	key := fmt.Sprint(line.Replica, "/", line.Sequence)
+	n, known := index[key]
+	switch {
+	case line.Input != nil:
+		line.Record.Input = *line.Input
+		index[key] = len(f.Records)
+		f.Records = append(f.Records, line.Record)
+	case known:
+		AddUpdate(&f.Records[n], *line.Later)
+	}
+	return true
+}
+
+// AddUpdate adds facts to a record that became known later.
+func AddUpdate(r *decisions.Record, later decisions.Later) {
+	if later.Repeats > 0 {
+		r.Repeats, r.Until = later.Repeats, later.Until
+	}
+	if later.Outcome != (decisions.Outcome{}) {
+		r.Outcome = later.Outcome
+	}
+}
 
 // ReadDecisions returns what controllers have decided, from files in which they recorded that, in
 // the order of time. A process may have recorded none, and one that was killed a part of the last.
@@ -28,8 +92,8 @@ func ReadDecisions(paths ...string) (all []decisions.Record, err error) {
 		if err != nil {
 			return nil, err
 		}
-		f, err := decisions.Read(bytes.NewReader(content))
-		if err != nil && (len(f.Records) > 0 || f.Broken == 0) {
+		f, err := ParseDecisions(content)
+		if err != nil && f.Broken == 0 {
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
 		all = append(all, f.Records...)
@@ -45,8 +109,9 @@ func FormatDecisions(all []decisions.Record) string {
 
 // CheckDecisions checks that decisions come out the same when they are derived again.
 func CheckDecisions(all []decisions.Record) (broken []Violation) {
-	for _, r := range all {
-		if differences := r.Replay(); len(differences) > 0 {
+	for i := range all {
+		r := &all[i]
+		if differences := Replay(r); len(differences) > 0 {
 			broken = append(broken, Broken(O14, "decision %d of %s about %s differs when it is derived again: %+v", r.Sequence, r.Replica, r.Key(), differences))
 		}
 	}

@@ -64,7 +64,7 @@ type LocalController struct {
 // StartController starts a controller in this process.
 func (env *Environment) StartController(args ...string) (*LocalController, error) {
 	o := app.NewOptions()
-	o.StopTimeout = -1 // Stop waits for the end
+	o.StopTimeout, o.WriteDecision = -1, env.WriteDecision // Stop waits for the end
 	flags := pflag.NewFlagSet("drover-controller", pflag.ContinueOnError)
 	o.AddFlags(flags)
 	if err := errors.Join(embedMachine(), flags.Parse(env.controllerArgs(args)), o.Validate()); err != nil {

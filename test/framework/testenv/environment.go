@@ -40,6 +40,8 @@ type Environment struct {
 	FakeDir string
 	// Namespace is where VMs of no other namespace are.
 	Namespace string
+	// WriteDecision, if set, gets what controllers of this process decide: see app.Options.
+	WriteDecision func(line any)
 
 	faults  string
 	temp    string

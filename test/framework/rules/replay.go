@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package decisions
+package rules
 
 import (
 	"reflect"
@@ -9,22 +9,22 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/policy"
+	"cloudnative.tw/drover/internal/policy/decisions"
 )
 
-// Replay derives the decision again by this version of Drover. It returns what differs from the
-// record, field by field, and nothing if both are equal.
-func (r *Record) Replay() []Difference {
-	derived := New(r.Input, policy.Decide(r.Input)).Decision
+// Replay derives a decision again. It returns what differs from the record, field by field, and
+// nothing if both are equal.
+func Replay(r *decisions.Record) []Difference {
+	derived := decisions.New(r.Input, policy.Decide(r.Input)).Decision
 	return compare("", reflect.ValueOf(r.Decision), reflect.ValueOf(derived))
 }
 
 // Difference is a field of a decision that differs.
 type Difference struct {
 	// Field is the path in the JSON of a decision, such as status.reason.
-	Field string `json:"field"`
+	Field string
 	// Recorded and Derived are the values, nil if there is none.
-	Recorded any `json:"recorded"`
-	Derived  any `json:"derived"`
+	Recorded, Derived any
 }
 
 func compare(path string, recorded, derived reflect.Value) (all []Difference) {
