@@ -117,7 +117,7 @@ var shards = []shard{
 	},
 	{
 		name:  "faults-api",
-		steps: []step{{of: "test/faults", pattern: "TestFaults/(answers|watch|old_lists|clock_of_the_API|second|^etcd$)"}},
+		steps: []step{{of: "test/faults", pattern: "TestFaults/(answers|watch|old_lists|clock_of_the_API|^etcd$)"}},
 		short: step{of: "test/faults", pattern: "TestFaults/^etcd$"},
 		paths: slices.Concat(controller, explorers, []string{"standalone"}),
 	},

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -75,7 +76,7 @@ func etcdCases() []etcdCase {
 // exploreEtcd runs cases one after another, since they disturb every world.
 func exploreEtcd(ctx context.Context, l *lab.Lab, isWanted func(etcdCase) bool) (result lab.Result, err error) {
 	begin := time.Now()
-	etcd, err := grpc.NewClient("unix:"+l.EtcdSocket(),
+	etcd, err := grpc.NewClient("unix:"+filepath.Join(l.DataDir, "run", "etcd.sock"),
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
 	if err != nil {
 		return result, err

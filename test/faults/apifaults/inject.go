@@ -34,15 +34,13 @@ type Faults struct {
 	recoveries []lab.Recovery
 	// isWanted reports whether a fault can be at an event.
 	isWanted func(event string) bool
-	// ofLeader is set if the events are those of the one that leads, whoever goes on.
-	ofLeader bool
 }
 
 // Cases implements crash.Source.
 func (f Faults) Cases(workload string, events []string) (all []crash.Case) {
 	for _, recovery := range f.recoveries {
 		of := slices.Clone(events)
-		if recovery == lab.ByStandby && !f.ofLeader {
+		if recovery == lab.ByStandby {
 			of = append(slices.DeleteFunc(of, isNotOfStandbys), leaseReleased, leaseTaken)
 		}
 		for _, event := range of {
@@ -57,7 +55,7 @@ func (f Faults) Cases(workload string, events []string) (all []crash.Case) {
 }
 
 // Watcher implements crash.Source.
-func (f Faults) Watcher() crash.Injector { return f.newInjector(lab.ByRestart, "", noFault{}) }
+func (f Faults) Watcher() crash.Injector { return newInjector(lab.ByRestart, "", noFault{}) }
 
 // Inject implements crash.Source.
 func (f Faults) Inject(ctx context.Context, _ *lab.Lab, parallel int, cases []crash.Case, run crash.Run) error {
@@ -67,7 +65,7 @@ func (f Faults) Inject(ctx context.Context, _ *lab.Lab, parallel int, cases []cr
 		if newFault == nil {
 			return fmt.Errorf("there is no fault %q", name)
 		}
-		return run(ctx, c, func() crash.Injector { return f.newInjector(c.Recovery, event, newFault()) })
+		return run(ctx, c, func() crash.Injector { return newInjector(c.Recovery, event, newFault()) })
 	})
 }
 
@@ -125,9 +123,9 @@ type injector struct {
 	over     chan struct{}  // closed when it is over
 }
 
-func (f Faults) newInjector(recovery lab.Recovery, event string, of fault) *injector {
+func newInjector(recovery lab.Recovery, event string, of fault) *injector {
 	i := &injector{event: event, fault: of, counts: map[string]int{}, begun: make(chan struct{}), over: make(chan struct{})}
-	if recovery == lab.ByStandby && !f.ofLeader {
+	if recovery == lab.ByStandby {
 		i.process = 1
 	}
 	return i

@@ -25,8 +25,7 @@ import (
 // are answered as they must be.
 var OldLists = Faults{
 	byName: map[string]func() fault{
-		"list of the begin":    func() fault { return &oldLists{} },
-		"list of before event": func() fault { return &oldLists{last: true} },
+		"list of the begin": func() fault { return &oldLists{} },
 	},
 	recoveries: []lab.Recovery{lab.ByRestart},
 	isWanted:   func(event string) bool { return strings.Contains(event, " virtualmachines ") },
@@ -35,9 +34,6 @@ var OldLists = Faults{
 // oldLists serves lists from the past to all processes but the first, which ends at the
 // event.
 type oldLists struct {
-	// last is set for the version before the event, and not that of the begin.
-	last bool
-
 	mu       sync.Mutex
 	first    string // version at the begin of the workload
 	newest   string
@@ -48,9 +44,6 @@ type oldLists struct {
 func (f *oldLists) occur(s *stream, e event) error {
 	f.mu.Lock()
 	f.old = cmp.Or(f.first, e.metadata().ResourceVersion)
-	if f.last && f.newest != "" {
-		f.old = f.newest
-	}
 	f.mu.Unlock()
 	s.injector.killLeader()
 	_ = s.deliver(e)

@@ -28,6 +28,8 @@ type Settings struct {
 	// Workloads are the names of those that are run, of which the gate has gateWorkloads; none
 	// means all.
 	Workloads []string
+	// Only is the name of the one case that is run in each size; empty means all cases.
+	Only string
 	// Short and Default are how many cases of one fault are run of each workload in these sizes.
 	// Without a short one the kind is left out of the gate. Larger sizes run all.
 	Short, Default int
@@ -94,6 +96,9 @@ func Kind(s Settings) lab.Kind {
 	return lab.Kind{
 		Name: s.Name, Sizes: s.sizes(), NeedsPods: slices.ContainsFunc(s.Engines, func(e lab.Engine) bool { return e.Name() == pod.Name }),
 		Explore: func(ctx context.Context, l *lab.Lab, size lab.Size) (lab.Result, error) {
+			if s.Only != "" {
+				return newRunner(l, bounds{}).replay(ctx, s.Only)
+			}
 			return newRunner(l, s.bounds(size)).explore(ctx)
 		},
 		Replay: func(ctx context.Context, l *lab.Lab, name string) (lab.Result, error) {

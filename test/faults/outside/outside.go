@@ -58,14 +58,9 @@ const (
 	Copied Disturbance = "copied"
 	// Superseded means that the leader is halted, and another one leads for a while.
 	Superseded Disturbance = "superseded"
-	// ClockAhead means that from then on the engine's clock is an hour ahead.
-	ClockAhead Disturbance = "clock ahead"
 	// ClockBehind means that from then on the engine's clock is an hour behind.
 	ClockBehind Disturbance = "clock behind"
 )
-
-// clockSteps have the step of the clock for each disturbance of it.
-var clockSteps = map[Disturbance]time.Duration{ClockAhead: time.Hour, ClockBehind: -time.Hour}
 
 // lasts is how long a disturbance lasts. QEMU and its supervisor have 5 s for a command. A supervisor is replaced if it
 // is silent for 15 s, as when it is halted forever.
@@ -86,14 +81,14 @@ func Disturb(ctx context.Context, e lab.Engine, w *lab.World, vm string, d Distu
 	if d == Away || d == Exchanged {
 		return e.Outage(ctx, w, d == Exchanged)
 	}
-	if step := clockSteps[d]; step != 0 {
+	if d == ClockBehind {
 		clock, ok := e.(interface {
 			StepClock(w *lab.World, step time.Duration) error
 		})
 		if !ok {
 			return nil, unknown(d)
 		}
-		return nil, clock.StepClock(w, step)
+		return nil, clock.StepClock(w, -time.Hour)
 	}
 	if f, ok := e.(folderEngine); ok && d == Restored {
 		return nil, restore(ctx, f, w)

@@ -51,7 +51,7 @@ func disturbQEMU(w *lab.World, dir, path string, s lab.Server, d Disturbance) (u
 			return nil, err
 		}
 		return nil, signal(qemus, s, syscall.SIGKILL)
-	case Stopped, Paused, Resized, Renamed, Away, Exchanged, Restored, Copied, Superseded, ClockAhead, ClockBehind, ContainerKilled, Halted:
+	case Stopped, Paused, Resized, Renamed, Away, Exchanged, Restored, Copied, Superseded, ClockBehind, ContainerKilled, Halted:
 	}
 	return nil, unknown(d)
 }
