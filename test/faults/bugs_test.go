@@ -82,10 +82,10 @@ func replaying(kind, name string) search {
 	})
 }
 
-// exploringShort explores a little of a kind.
-func exploringShort(kind string) search {
+// exploringOnce explores a kind of one case.
+func exploringOnce(kind string) search {
 	return func(ctx context.Context, l *lab.Lab) (lab.Result, error) {
-		return findKind(kind).Explore(ctx, l, lab.SizeShort)
+		return findKind(kind).Explore(ctx, l, lab.SizeDefault)
 	}
 }
 
@@ -191,7 +191,7 @@ var seededBugs = []seededBug{
 	{"empty-records-left", "power cuts, fake", "O10", exploringAgain("power cuts, fake"), quick},
 	{"installed-not-synced", "power cuts, qemu", "O10", exploringAgain("power cuts, qemu"), slow},
 	{"image-not-synced", "power cuts, qemu", "O10", exploringAgain("power cuts, qemu"), slow},
-	{"flushes-ignored", "guest writes", "O9", exploringShort("guest writes"), quick},
+	{"flushes-ignored", "guest writes", "O9", exploringOnce("guest writes"), quick},
 }
 
 // undecided are bugs with which nothing is decided about what breaks a rule.

@@ -105,7 +105,7 @@ var shards = []shard{
 	},
 	{
 		name:  "faults-qemu",
-		steps: []step{{of: "test/faults", pattern: "TestFaults/(_qemu$|_container$|guest_writes|^rest$)"}},
+		steps: []step{{of: "test/faults", pattern: "TestFaults/(_qemu$|_container$|^rest$)"}},
 		short: step{of: "test/faults", pattern: "TestFaults/engine,_qemu"},
 		paths: slices.Concat(controller, explorers, machine),
 	},
@@ -128,8 +128,8 @@ var shards = []shard{
 	},
 	{
 		name:    "debian",
-		steps:   []step{{of: "internal/driver/qemu", pattern: "TestDebian|TestSystemd"}, {of: "test/kubectlvm", pattern: "TestSSHToMachine"}},
-		paths:   slices.Concat(machine, []string{"standalone", "cmd/kubectl-vm", "hack/debian-guest.sh"}),
+		steps:   []step{{of: "internal/driver/qemu", pattern: "TestDebian|TestSystemd"}, {of: "test/kubectlvm", pattern: "TestSSHToMachine"}, {of: "test/faults", pattern: "TestFaults/guest_writes"}},
+		paths:   slices.Concat(machine, explorers, []string{"standalone", "cmd/kubectl-vm", "hack/debian-guest.sh"}),
 		prepare: []string{"hack/debian-guest.sh"},
 	},
 	{

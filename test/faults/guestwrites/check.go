@@ -5,7 +5,6 @@ package guestwrites
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -15,14 +14,10 @@ import (
 
 	"cloudnative.tw/drover/hack/guest/blocks"
 	"cloudnative.tw/drover/internal/machine/launch"
-	"cloudnative.tw/drover/test/faults/lab"
 )
 
 // imageTimeout bounds a run of qemu-img.
 const imageTimeout = time.Minute
-
-// shownFile is a file beside disks that are kept, with what the guest had shown.
-const shownFile = "shown.json"
 
 // diskName returns the file of a disk that is looked at.
 func diskName(disk int) string { return fmt.Sprintf("disk-%d.qcow2", disk) }
@@ -112,32 +107,4 @@ func runQEMUImg(ctx context.Context, args ...string) (string, error) {
 	defer cancel()
 	out, err := exec.CommandContext(ctx, "qemu-img", args...).CombinedOutput()
 	return string(out), err
-}
-
-// keep leaves a state that broke a rule for replay, and returns its folder.
-func (s state) keep() (string, error) {
-	dir, err := os.MkdirTemp("", "drover-guestwrites-")
-	if err != nil {
-		return "", err
-	}
-	shown, err := json.Marshal(s.shown)
-	return dir, errors.Join(err, s.write(dir), os.WriteFile(filepath.Join(dir, shownFile), shown, 0o600))
-}
-
-// replay checks the disks again that a violation has left.
-func replay(ctx context.Context, dir string) (lab.Result, error) {
-	var shown claims
-	content, err := os.ReadFile(filepath.Join(dir, shownFile))
-	if err == nil {
-		err = json.Unmarshal(content, &shown)
-	}
-	if err != nil {
-		return lab.Result{}, err
-	}
-	r := lab.Result{Points: 1, Runs: 1}
-	err = checkDisks(ctx, dir, shown)
-	if errors.As(err, new(lostError)) {
-		r.Violations, err = []lab.Violation{{Case: dir, Rule: "O9", Text: err.Error()}}, nil
-	}
-	return r, err
 }

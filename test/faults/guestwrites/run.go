@@ -13,10 +13,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/hack/guest/blocks"
@@ -57,43 +55,25 @@ func (e engine) NewVM(name string) *framework.VMBuilder {
 	})
 }
 
-// scenario is what takes place when the power is cut.
-type scenario struct {
-	name string
-	// request is what a user requests; nil for nothing.
-	request func(*api.VirtualMachine)
-	// within is after how many writes and flushes the power is cut at the latest.
-	within int
-}
+// cutWithin is after how many writes and flushes of a resize the power is cut at the latest.
+const cutWithin = 200
 
-var scenarios = []scenario{
-	{"resize", func(vm *api.VirtualMachine) {
-		size := *resource.NewQuantity(blocks.LargeSize, resource.BinarySI)
-		vm.Spec.Resource[api.ResourceRootDisk], vm.Spec.Volumes[0].Size = size, size
-	}, 200},
-	{"restart", func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = &metav1.Time{Time: time.Now()} }, 300},
-	{"stop", func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionStopped }, 150},
-	{"no request", nil, 200},
-}
-
-// run is a machine in a world of its own, whose power is cut again and again.
+// run is a machine whose power is cut, in a separate world.
 type run struct {
 	world    *lab.World
 	engine   engine
 	replicas *lab.Replicas
 	server   *nbdServer
 	random   *rand.Rand
-	// states are how many states of the files are looked at for each power cut.
-	states int
-	result *lab.Result
+	result   *lab.Result
 
 	mu     sync.Mutex
 	record *record
 }
 
 // startRun makes the world, and the machine in it.
-func startRun(ctx context.Context, l *lab.Lab, qemu lab.QEMU, random *rand.Rand, states int, result *lab.Result) (r *run, err error) {
-	r = &run{random: random, states: states, result: result, engine: engine{QEMU: qemu}}
+func startRun(ctx context.Context, l *lab.Lab, random *rand.Rand, result *lab.Result) (r *run, err error) {
+	r = &run{random: random, result: result, engine: engine{QEMU: lab.NewQEMU()}}
 	if r.world, err = l.NewWorld(ctx); err != nil {
 		return nil, err
 	}
@@ -194,15 +174,19 @@ func (r *run) shown() claims {
 	return claims{}
 }
 
-// play cuts the power during a scenario, looks at what may be left, and starts Drover on it.
-func (r *run) play(ctx context.Context, s scenario) error {
-	current := r.current()
-	if s.request != nil {
-		if err := r.world.UpdateVM(ctx, vmName, s.request); err != nil {
-			return err
-		}
+// play cuts the power while disks grow, looks at what may be left, and starts Drover on it.
+func (r *run) play(ctx context.Context) error {
+	if err := r.waitRounds(ctx); err != nil {
+		return err
 	}
-	current.cutAfter(1 + r.random.IntN(s.within))
+	current, size := r.current(), *resource.NewQuantity(blocks.LargeSize, resource.BinarySI)
+	err := r.world.UpdateVM(ctx, vmName, func(vm *api.VirtualMachine) {
+		vm.Spec.Resource[api.ResourceRootDisk], vm.Spec.Volumes[0].Size = size, size
+	})
+	if err != nil {
+		return err
+	}
+	current.cutAfter(1 + r.random.IntN(cutWithin))
 	if err := r.awaitCut(ctx, current); err != nil {
 		return err
 	}
@@ -212,8 +196,8 @@ func (r *run) play(ctx context.Context, s scenario) error {
 		return err
 	}
 	current.end()
-	r.checkBoots(s, current)
-	left, err := r.lookAtStates(ctx, s, current)
+	r.checkBoots(current)
+	left, err := r.lookAtStates(ctx, current)
 	if err != nil || len(r.result.Violations) > 0 {
 		return err
 	}
@@ -223,42 +207,36 @@ func (r *run) play(ctx context.Context, s scenario) error {
 	if err := errors.Join(r.replicas.ClearLease(), r.startReplicas()); err != nil {
 		return err
 	}
-	if err := r.world.UpdateVM(ctx, vmName, func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionActive }); err != nil {
-		return err
-	}
 	if err := r.waitRounds(ctx); err != nil {
-		return fmt.Errorf("after %s during %s: %w", left.text, s.name, err)
+		return fmt.Errorf("after %s: %w", left.text, err)
 	}
-	r.checkBoots(s, r.current())
+	r.checkBoots(r.current())
 	return nil
 }
 
 // checkBoots checks that a guest has found what it had synced whenever it booted.
-func (r *run) checkBoots(s scenario, current *record) {
+func (r *run) checkBoots(current *record) {
 	for _, text := range current.lostRounds() {
-		r.addViolation(lab.Violation{Rule: "O9", Text: s.name + ": " + text})
+		r.addViolation(lab.Violation{Rule: "O9", Text: text})
 	}
 }
 
-// awaitCut waits until the power is cut. A machine that is off by then writes nothing any more.
+// awaitCut waits until the power is cut.
 func (r *run) awaitCut(ctx context.Context, current *record) error {
 	defer current.cutNow()
-	return r.world.WaitVM(ctx, vmName, func(vm *api.VirtualMachine) error {
+	return r.world.WaitVM(ctx, vmName, func(*api.VirtualMachine) error {
 		select {
 		case <-current.off:
 			return nil
 		default:
+			return errors.New("the machine has written too little")
 		}
-		if vm.Spec.Action == api.ActionStopped && users.CheckApplied(vm) == nil {
-			return nil
-		}
-		return errors.New("the machine has written too little")
 	})
 }
 
 // lookAtStates checks what power cuts may leave of the files at some moments, and at last now,
 // which it returns.
-func (r *run) lookAtStates(ctx context.Context, s scenario, current *record) (last state, err error) {
+func (r *run) lookAtStates(ctx context.Context, current *record) (last state, err error) {
 	dir, err := os.MkdirTemp(r.world.Dir, "state-")
 	if err != nil {
 		return last, err
@@ -266,20 +244,16 @@ func (r *run) lookAtStates(ctx context.Context, s scenario, current *record) (la
 	entries := current.len()
 	r.result.Points += entries
 	choices := []choice{keepNone, keepAll, keepByChance(r.random)}
-	for n := range r.states {
+	for n := range states {
 		at, chosen := r.random.IntN(entries+1), choices[n%len(choices)]
-		if n == r.states-1 {
+		if n == states-1 {
 			at, chosen = entries, keepByChance(r.random)
 		}
 		last = current.stateAt(at, chosen)
 		r.result.Runs++
 		broken := last.check(ctx, dir)
 		if errors.As(broken, new(lostError)) {
-			kept, err := last.keep()
-			if err != nil {
-				return last, err
-			}
-			r.addViolation(lab.Violation{Case: kept, Rule: "O9", Text: fmt.Sprintf("%s: after %s: %v", s.name, last.text, broken)})
+			r.addViolation(lab.Violation{Rule: "O9", Text: fmt.Sprintf("after %s: %v", last.text, broken)})
 			return last, nil
 		}
 		if broken != nil {
@@ -290,7 +264,7 @@ func (r *run) lookAtStates(ctx context.Context, s scenario, current *record) (la
 }
 
 func (r *run) addViolation(v lab.Violation) {
-	v.History = r.replicas.Decisions()
+	v.Case, v.History = "resize", r.replicas.Decisions()
 	r.result.Violations = append(r.result.Violations, v)
 }
 
