@@ -120,7 +120,7 @@ faults-full: build ## the same at every point of every workload, and at many pai
 	@hack/faults.sh full $(ARGS)
 
 .PHONY: soak
-soak: build ## thousands of VMs live and end while faults occur, and what the controllers need is plotted; root, an hour; ENGINES="fake qemu"
+soak: build ## thousands of VMs live and end while faults occur; root, an hour; ENGINES="fake qemu"
 	@hack/soak.sh $(ENGINES)
 
 .PHONY: test-debian

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Soaks Drover (test/faults/soak): thousands of VirtualMachines live and end while faults
-# occur. It installs what is missing, and leaves samples of what the controllers need, plots
-# of them and logs in DROVER_FAULTS_DIR, bin/faults unless it is set.
+# occur. It installs what is missing, and leaves logs of soaks that broke a rule in
+# DROVER_FAULTS_DIR, bin/faults unless it is set.
 #
 #     hack/soak.sh [-lifecycles N] [ENGINE...]
 #
@@ -26,6 +26,5 @@ fi
 failed=0
 for engine in "$@"; do
 	go test -count 1 -timeout 12h -v ./test/faults -run "TestFaults/^soak,_${engine}\$" "${flags[@]}" || failed=1
-	GOFLAGS= go -C hack/plot run -buildvcs=false . "${DROVER_FAULTS_DIR}/soak-${engine}."{csv,png} || failed=1
 done
 exit "${failed}"

@@ -43,14 +43,14 @@ func checkFlat(all []sample) (broken []lab.Violation, notes []string) {
 	}
 	for pid, all := range byPID {
 		for i, f := range fields {
-			limit, ok := limits[f.column]
+			limit, ok := limits[f.name]
 			life := slices.DeleteFunc(slices.Clone(all), func(s sample) bool { return s.done < all[0].done+limit.skip })
 			n := len(life)
 			if !ok || n < minRests {
 				continue
 			}
 			early, late := least(life[n/4:n/2], i), least(life[n-n/4:], i)
-			text := fmt.Sprintf("%s of %s, process %d, after %d to %d lifecycles %.0f, after %d to %d %.0f", f.column, life[0].replica, pid,
+			text := fmt.Sprintf("%s of %s, process %d, after %d to %d lifecycles %.0f, after %d to %d %.0f", f.name, life[0].replica, pid,
 				life[n/4].done, life[n/2-1].done, early, life[n-n/4].done, life[n-1].done, late)
 			notes = append(notes, text)
 			if late > early*(1+limit.share)+limit.number {

@@ -18,7 +18,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strconv"
 	"sync"
@@ -70,7 +69,7 @@ type soak struct {
 	world    *lab.World
 	replicas *replicas
 	random   *rand.Rand // of the faults
-	log      *samples
+	log      samples
 	next     int // number of the next lifecycle
 
 	mu       sync.Mutex
@@ -108,23 +107,19 @@ func (set Settings) explore(ctx context.Context, l *lab.Lab, count int, seed uin
 // others they must not, so that these processes live long enough to show what they leak.
 const endingShare = 0.25
 
-// run runs both phases.
+// run runs both phases: in the first processes may end, in the other one they last.
 func (s *soak) run(ctx context.Context, count int) (err error) {
 	if err := s.Engine.Prepare(ctx, s.world); err != nil {
 		return err
 	}
-	if s.log, err = newSamples(s.Engine.Name(), os.Getenv(lab.KeepEnv)); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.log.close()) }()
 	ending := int(float64(count) * endingShare)
-	if err = s.phase(ctx, "processes end", true, ending); err == nil {
-		err = s.phase(ctx, "processes last", false, count-ending)
+	if err = s.phase(ctx, true, ending); err == nil {
+		err = s.phase(ctx, false, count-ending)
 	}
 	if errors.Is(err, errBroken) {
 		return nil
 	}
-	broken, notes := checkFlat(s.log.atRest())
+	broken, notes := checkFlat(s.log.all)
 	s.result.Notes = append(s.result.Notes, notes...)
 	s.result.Violations = append(s.result.Violations, broken...)
 	return err
@@ -134,7 +129,7 @@ func (s *soak) run(ctx context.Context, count int) (err error) {
 var errBroken = errors.New("a rule was broken")
 
 // phase runs rounds with processes of its own.
-func (s *soak) phase(ctx context.Context, name string, mayEnd bool, count int) (err error) {
+func (s *soak) phase(ctx context.Context, mayEnd bool, count int) (err error) {
 	steps, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if s.replicas, err = startReplicas(s.world, s.Engine, mayEnd, cancel); err != nil {
@@ -144,11 +139,6 @@ func (s *soak) phase(ctx context.Context, name string, mayEnd bool, count int) (
 	if err := s.replicas.awaitStart(ctx); err != nil {
 		return err
 	}
-	var sampler sync.WaitGroup
-	defer sampler.Wait()
-	defer cancel()
-	sampler.Go(func() { s.log.follow(steps, s) })
-	s.log.begin(name)
 	for count > 0 && err == nil {
 		n := min(count, s.Round)
 		count -= n
