@@ -72,7 +72,7 @@ func guestOf() drivertest.Guest {
 		Commands: drivertest.Commands{
 			Print: command("echo"), Complain: command("warn"), Copy: []string{"cat"},
 			Exit:   func(code int) []string { return []string{"exit", strconv.Itoa(code)} },
-			Killed: []string{"exit", "137"}, Size: []string{"size"},
+			Killed: []string{"exit", "137"},
 		},
 		Port: 80, DeadPort: 81, Talk: talkToEcho,
 	}

@@ -4,49 +4,39 @@
 package guest
 
 import (
-	"bufio"
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/kit"
 )
 
 // execution is a command that runs.
 type execution struct {
 	driver.ExecRequest
-	access *Access
-	on     *terminal
+	on *terminal
 
 	mu   sync.Mutex
-	size driver.TerminalSize
 	over bool // nothing more may be written
 }
 
 // commands are what a simulated server can run.
 var commands = map[string]func(x *execution, ctx context.Context, args []string) (exitCode int, err error){
-	"cat":   (*execution).cat,
-	"echo":  func(x *execution, _ context.Context, args []string) (int, error) { return x.print(x.Stdout, args) },
-	"exit":  func(_ *execution, _ context.Context, args []string) (int, error) { return numberIn(args, 0) },
-	"false": func(*execution, context.Context, []string) (int, error) { return 1, nil },
-	"log":   (*execution).log,
-	"size":  (*execution).showSize,
-	"sleep": (*execution).sleep,
-	"true":  func(*execution, context.Context, []string) (int, error) { return 0, nil },
-	"warn":  func(x *execution, _ context.Context, args []string) (int, error) { return x.print(x.Stderr, args) },
+	"cat":  (*execution).cat,
+	"echo": func(x *execution, _ context.Context, args []string) (int, error) { return x.print(x.Stdout, args) },
+	"exit": func(_ *execution, _ context.Context, args []string) (int, error) { return exitCodeIn(args) },
+	"log":  (*execution).log,
+	"true": func(*execution, context.Context, []string) (int, error) { return 0, nil },
+	"warn": func(x *execution, _ context.Context, args []string) (int, error) { return x.print(x.Stderr, args) },
 }
 
-// Exec implements driver.Executor. The commands are: true, false, exit CODE, sleep SECONDS,
-// echo and warn (on standard error), log (on the console), cat, and size, which prints rows
-// and columns of its terminal whenever it reads a line.
+// Exec implements driver.Executor. The commands are: true, exit CODE, echo and warn (on standard
+// error), log (on the console), and cat. They cannot have a terminal.
 func (a *Access) Exec(ctx context.Context, uid types.UID, r driver.ExecRequest) (exitCode int, err error) {
 	s, err := a.findRunning(ctx, uid)
 	if err != nil {
@@ -56,13 +46,15 @@ func (a *Access) Exec(ctx context.Context, uid types.UID, r driver.ExecRequest) 
 		return 0, driver.Errorf(driver.ErrInvalid, "command is empty: it must be a program and its arguments")
 	}
 	if commands[r.Command[0]] == nil {
-		return 0, driver.Errorf(driver.ErrCommandNotFound, "command is %.100q: a simulated server has cat, echo, exit, false, log, size, sleep, true and warn", r.Command)
+		return 0, driver.Errorf(driver.ErrCommandNotFound, "command is %.100q: a simulated server has cat, echo, exit, log, true and warn", r.Command)
 	}
-	x := &execution{ExecRequest: r, access: a, on: terminalOf(s)}
+	if r.TTY {
+		return 0, driver.Errorf(driver.ErrUnsupported, "a simulated server does not give commands a terminal")
+	}
+	x := &execution{ExecRequest: r, on: terminalOf(s)}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer x.end()
-	go x.followSize(ctx)
 	type result struct {
 		exitCode int
 		err      error
@@ -122,53 +114,14 @@ func (x *execution) cat(context.Context, []string) (int, error) {
 	}
 }
 
-func (x *execution) sleep(ctx context.Context, args []string) (int, error) {
-	seconds, err := numberIn(args, 1)
-	if err != nil {
-		return 0, err
-	}
-	return 0, kit.Pause(ctx, x.access.Clock, time.Duration(seconds)*time.Second)
-}
-
-// numberIn returns the only argument, a number that can be an exit code.
-func numberIn(args []string, otherwise int) (int, error) {
+// exitCodeIn returns the only argument, 0 without one.
+func exitCodeIn(args []string) (int, error) {
 	if len(args) == 0 {
-		return otherwise, nil
+		return 0, nil
 	}
 	n, err := strconv.Atoi(args[0])
 	if err != nil || n < 0 || n > 255 {
 		return 0, driver.Errorf(driver.ErrInvalid, "command has the argument %.20q: it must be a number from 0 to 255", args[0])
 	}
 	return n, nil
-}
-
-func (x *execution) followSize(ctx context.Context) {
-	for {
-		select {
-		case size, open := <-x.Resize:
-			if !open {
-				return
-			}
-			x.mu.Lock()
-			x.size = size
-			x.mu.Unlock()
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-func (x *execution) showSize(context.Context, []string) (int, error) {
-	if x.Stdin == nil {
-		return 0, nil
-	}
-	for lines := bufio.NewScanner(x.Stdin); lines.Scan(); {
-		x.mu.Lock()
-		text := fmt.Sprintf("%d %d", x.size.Height, x.size.Width)
-		x.mu.Unlock()
-		if _, err := x.print(x.Stdout, []string{text}); err != nil {
-			return 0, err
-		}
-	}
-	return 0, nil
 }
