@@ -240,9 +240,9 @@ func engineFact(vm *api.VirtualMachine) string {
 		return name + " answers" + serverText(vm) + "."
 	case metav1.ConditionFalse:
 		return name + " cannot be asked: " + c.Reason + "."
-	case metav1.ConditionUnknown:
+	default:
+		return name + " was not asked yet."
 	}
-	return name + " was not asked yet."
 }
 
 // serverText says what the engine has.

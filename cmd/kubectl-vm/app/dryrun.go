@@ -53,7 +53,7 @@ func (d *dryRun) suffix() string {
 		return " (dry run)"
 	case dryRunServer:
 		return " (server dry run)"
-	case dryRunNone:
+	default:
+		return ""
 	}
-	return ""
 }

@@ -29,7 +29,7 @@ func pauseChange(vm *api.VirtualMachine, _ time.Time) (*powerChange, string, err
 		return nil, "action is already paused", nil
 	case api.ActionStopped:
 		return nil, "", errors.New("it is stopped, so there is nothing to pause: start it first")
-	case api.ActionActive:
+	default:
+		return &powerChange{Action: api.ActionPaused}, "", nil
 	}
-	return &powerChange{Action: api.ActionPaused}, "", nil
 }

@@ -43,10 +43,10 @@ func (o *Options) connectToPod(config *rest.Config, vm *api.VirtualMachine, s st
 	case streamsapi.Interfaces:
 		return nil, fmt.Errorf("%s is a pod, whose guest is not asked for its interfaces unless drover-controller runs with --pod-streams: its ports answer at %s, and its console has the rest:\n  %s console %s",
 			vm.Name, cmp.Or(strings.Join(vm.Status.Addresses, ", "), "no address now"), o.Program, vm.Name)
-	case streamsapi.Exec, streamsapi.Decisions:
+	default:
+		return nil, fmt.Errorf("%s is a pod, in whose guest nothing can be run unless drover-controller runs with --pod-streams: log in with %s ssh %s, or at its console:\n  %s console %s",
+			vm.Name, o.Program, vm.Name, o.Program, vm.Name)
 	}
-	return nil, fmt.Errorf("%s is a pod, in whose guest nothing can be run unless drover-controller runs with --pod-streams: log in with %s ssh %s, or at its console:\n  %s console %s",
-		vm.Name, o.Program, vm.Name, o.Program, vm.Name)
 }
 
 // checkTCPPort fails if a VM does not list a port, where only those that it lists can be reached.

@@ -32,9 +32,9 @@ func restartChange(vm *api.VirtualMachine, now time.Time) (*powerChange, string,
 		return nil, "", errors.New("it is stopped: start it instead")
 	case api.ActionPaused:
 		return nil, "", errors.New("it is paused: resume it first")
-	case api.ActionActive:
+	default:
+		return restartAt(vm, now), "", nil
 	}
-	return restartAt(vm, now), "", nil
 }
 
 // restartAt returns the change that restarts a VM once. Its time has seconds only, and a value

@@ -29,7 +29,7 @@ func resumeChange(vm *api.VirtualMachine, _ time.Time) (*powerChange, string, er
 		return &powerChange{Action: api.ActionActive}, "", nil
 	case api.ActionStopped:
 		return nil, "", errors.New("it is stopped, not paused: start it")
-	case api.ActionActive:
+	default:
+		return nil, "it is not paused", nil
 	}
-	return nil, "it is not paused", nil
 }

@@ -96,12 +96,9 @@ func parseName(arg string) (string, error) {
 	if !qualified {
 		name = arg
 	}
-	switch strings.TrimSuffix(strings.ToLower(kind), "."+api.GroupName) {
-	case "vm", "vms", "virtualmachine", resourceVMs:
-	default:
-		if qualified {
-			return "", fmt.Errorf("%q is not the name of a VM: use NAME or vm/NAME", arg)
-		}
+	kind = strings.TrimSuffix(strings.ToLower(kind), "."+api.GroupName)
+	if qualified && !slices.Contains([]string{"vm", "vms", "virtualmachine", resourceVMs}, kind) {
+		return "", fmt.Errorf("%q is not the name of a VM: use NAME or vm/NAME", arg)
 	}
 	if name == "" {
 		return "", errors.New("the name of a VM is empty")

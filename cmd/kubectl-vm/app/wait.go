@@ -63,9 +63,9 @@ func phaseOf(action api.Action) api.Phase {
 		return api.PhaseStopped
 	case api.ActionPaused:
 		return api.PhasePaused
-	case api.ActionActive:
+	default:
+		return api.PhaseActive
 	}
-	return api.PhaseActive
 }
 
 // isRestartHandled reports whether no requested restart is to come. A status has whole seconds,

@@ -63,7 +63,7 @@ func (g *linuxGuest) setHonest(t *testing.T) {
 	})
 }
 
-// ran is what came of a command.
+// ran is the result of a command.
 type ran struct {
 	code        int
 	out, errors string
@@ -81,7 +81,7 @@ func (g *linuxGuest) runOn(ctx context.Context, d *Driver, stdin io.Reader, comm
 	return ran{code, out.String(), errOut.String(), err}
 }
 
-// checkAgent checks commands in a guest, and what its agent reports of its network.
+// checkAgent checks commands in a guest, and the network that its agent reports.
 func (g *linuxGuest) checkAgent(t *testing.T) {
 	wantError(t, g.run(t, nil, "echo").err, driver.ErrUnsupported, "install the package qemu-guest-agent")
 	wantError(t, assert.ErrorOf(g.d.Interfaces(t.Context(), g.spec.UID)), driver.ErrUnsupported, "qemu-guest-agent")
@@ -313,12 +313,12 @@ func ownDescriptors(t *testing.T) []string {
 }
 
 // dialAndRead connects to a port of a guest, and checks what the guest answers.
-func dialAndRead(t *testing.T, d *Driver, uid types.UID, port int32, says, want string) {
+func dialAndRead(t *testing.T, d *Driver, uid types.UID, port int32, line, want string) {
 	t.Helper()
 	conn, err := d.Dial(t.Context(), uid, port)
 	assert.NoError(t, err)
 	defer func() { _ = conn.Close() }()
-	assert.NoError(t, assert.ErrorOf(io.WriteString(conn, says)))
+	assert.NoError(t, assert.ErrorOf(io.WriteString(conn, line)))
 	text := make([]byte, len(want))
 	if _, err := io.ReadFull(conn, text); err != nil || string(text) != want {
 		t.Errorf("port %d answers %q, %v", port, text, err)
@@ -329,7 +329,7 @@ func dialAndRead(t *testing.T, d *Driver, uid types.UID, port int32, says, want 
 // or on one.
 func (g *linuxGuest) checkDial(t *testing.T) {
 	dialAndRead(t, g.d, g.spec.UID, 80, "GET /processes HTTP/1.0\r\n\r\n", "HTTP/1.0 200 OK\r\n")
-	// Nothing of what the guest says first is lost.
+	// Nothing of the guest's first line is lost.
 	dialAndRead(t, g.d, g.spec.UID, 7, "and back\n", "drover linux guest\nand back\n")
 	for _, closed := range []int32{81, 82, 8080} { // a port need not be published
 		wantError(t, assert.ErrorOf(g.d.Dial(t.Context(), g.spec.UID, closed)), driver.ErrRetry, fmt.Sprintf("port %d of the guest", closed), "refused the connection")

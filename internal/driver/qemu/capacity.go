@@ -13,7 +13,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 )
 
-// diskGauges report by how much disks may still grow, and what is free for that.
+// diskGauges report by how much disks may still grow, and how much space is free for that.
 type diskGauges struct {
 	host                *instance.Host
 	promised, available *prometheus.Desc

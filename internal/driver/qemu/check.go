@@ -72,7 +72,7 @@ func checkSizes(spec driver.ServerSpec) error {
 	return nil
 }
 
-// checkHostIP refuses what is no IPv4 address of a host. Whether the host has the address
+// checkHostIP rejects anything that is not an IPv4 address a host can have. Whether the host has the address
 // shows only when the port is opened, since the host may get it later.
 func checkHostIP(i int, text string) error {
 	if text == "" {

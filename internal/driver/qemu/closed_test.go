@@ -34,7 +34,7 @@ func servedOf(t *testing.T, inst *instance.Instance) control.Revision {
 	return s.Wanted
 }
 
-// wantClosed checks that the supervisor of a server has what is recorded, and that this closes the egress.
+// wantClosed checks that the supervisor of a server has the recorded edge, and that this closes the egress.
 func wantClosed(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	t.Helper()
 	inst := d.InstanceOf(spec.UID)

@@ -112,5 +112,5 @@ func TestCloudImageIsRefused(t *testing.T) {
 		t.Errorf("the publisher was asked %d times", n)
 	}
 	o.Fetch.Catalogue = e.plain
-	assert.ErrorSays(t, "a file that is no catalogue", assert.ErrorOf(New(o)), "--image-catalogue: "+e.plain+": ")
+	assert.ErrorSays(t, "a file that is not a catalogue", assert.ErrorOf(New(o)), "--image-catalogue: "+e.plain+": ")
 }

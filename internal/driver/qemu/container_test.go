@@ -35,7 +35,7 @@ type container struct {
 	spec driver.ServerSpec
 }
 
-// openForContainers returns a driver that takes container images of a registry of the test's own, by tag.
+// openForContainers returns a driver that takes container images of a registry that the test runs, by tag.
 func (e *engine) openForContainers(t *testing.T, registry string) *Driver {
 	t.Helper()
 	o := e.options()
@@ -78,7 +78,7 @@ func (c *container) prints(t *testing.T, text string) {
 	})
 }
 
-// exec runs a shell command beside the image's own, and returns what it prints and its exit code.
+// exec runs a shell command beside the image's, and returns its output and its exit code.
 func (c *container) exec(t *testing.T, tty bool, stdin, command string) (string, int) {
 	t.Helper()
 	var out bytes.Buffer
@@ -146,7 +146,7 @@ func TestContainers(t *testing.T) {
 	})
 }
 
-// TestContainer boots a container image: commands run beside the image's own with terminals and exit codes, a new
+// TestContainer boots a container image: commands run beside the image's, with terminals and exit codes, and a new
 // supervisor reaches them too. An older version's machine boots after the store was emptied, without fetching anything.
 func TestContainer(t *testing.T) {
 	t.Parallel()
@@ -220,7 +220,7 @@ func TestContainerIsEphemeral(t *testing.T) {
 // code and the end of its output are kept.
 func TestContainerPrintsUnread(t *testing.T) {
 	t.Parallel()
-	tier.Full(t, "it takes a boot of its own, and prints 10 MB; the gate kills a supervisor in TestContainer")
+	tier.Full(t, "it takes another boot, and prints 10 MB; the gate kills a supervisor in TestContainer")
 	script := `line=$(printf %01000d 0); until test -e /dev/shm/go; do sleep 0.1; done
 n=0; while test $n -lt 10000; do echo "$n $line"; n=$((n+1)); done; echo last words; exit 5`
 	c := newContainer(t, v1.Config{Entrypoint: []string{"/bin/sh", "-c", script}, Env: []string{"PATH=/bin"}})
@@ -314,7 +314,7 @@ func TestContainerFields(t *testing.T) {
 	}
 }
 
-// TestBuiltInImage checks which servers boot the built-in image, and what is said where it is missing.
+// TestBuiltInImage checks which servers boot the built-in image, and the error where it is missing.
 func TestBuiltInImage(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -334,6 +334,6 @@ func TestBuiltInImage(t *testing.T) {
 	s, err := d.Ensure(t.Context(), spec)
 	assert.NoError(t, err)
 	if s.State != driver.StateStopped || s.ImageID != "" {
-		t.Errorf("with a kernel of its own it is %+v, want it there without an image", s)
+		t.Errorf("with another kernel it is %+v, want it there without an image", s)
 	}
 }

@@ -186,7 +186,7 @@ func (e *engine) visible(t *testing.T, s driver.Server) string {
 func contractSkips() map[string]string {
 	skips := map[string]string{
 		"StartedByHand": "a machine cannot be started without its driver",
-		"LogsPrevious":  "the previous log is what was cut off: TestLogs",
+		"LogsPrevious":  "the previous log has the part that was cut off: TestLogs",
 	}
 	for _, name := range []string{"Exec", "ExecEnds", "ExecInput", "ExecOfManyCallers", "ExecTerminal", "Interfaces", "Dial"} {
 		skips[name] = "TestLinux checks this"

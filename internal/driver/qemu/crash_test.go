@@ -165,7 +165,7 @@ func TestControllerKilledInStart(t *testing.T) {
 	if end := off(t, d, spec).Exit; end == nil || end.Code != 0 {
 		t.Fatalf("it ended with %+v", end)
 	}
-	// The controller is killed by what it starts, before there is a QEMU.
+	// The program that the controller starts kills it, before there is a QEMU.
 	killer := fails(t, "kill -9 $PPID")
 	plan := crashPlan{Dir: e.dir, Images: e.images, Source: e.plain, Binary: killer, UIDs: []types.UID{spec.UID}}
 	_ = plan.controller(t).Run()

@@ -206,14 +206,14 @@ func (c *terminal) login(user, password string) {
 // run returns what a command prints.
 func (c *terminal) run(command string) string {
 	c.t.Helper()
-	// The marks are not in what is sent, which may be echoed.
+	// The marks are not in the text that is sent, which may be echoed.
 	c.say("echo '<'\"<\"; " + command + "; echo '>'\">\"\r")
 	c.await("<<")
 	return strings.TrimSpace(c.await(">>"))
 }
 
 // setUp sets up a service of Drover in a Debian as docs/standalone.md describes, with
-// what is on the disk "payload". It also makes a machine that only a shutdown of its host
+// the files on the disk "payload". It also makes a machine that only a shutdown of its host
 // starts again.
 const setUp = `set -e
 mkdir -p /srv/images /var/log/journal
@@ -334,7 +334,7 @@ func unitSettings(t *testing.T, unit string) map[string][]string {
 	content := framework.ReadFile(t, filepath.Join("..", "..", "..", "config", "systemd", unit))
 	settings := map[string][]string{}
 	for line := range strings.Lines(content) {
-		if key, value, is := strings.Cut(line, "="); is && !strings.HasPrefix(line, "#") {
+		if key, value, ok := strings.Cut(line, "="); ok && !strings.HasPrefix(line, "#") {
 			settings[key] = append(settings[key], strings.Fields(value)...)
 		}
 	}
@@ -364,7 +364,7 @@ func (e *engine) payload(t *testing.T) string {
 	return path
 }
 
-// makeFS makes a disk that is one ext4 file system, with what is in a folder.
+// makeFS makes a disk that is one ext4 file system, with the content of a folder.
 func makeFS(t *testing.T, path, folder, size string) {
 	t.Helper()
 	args := []string{"-q", "-t", "ext4", "-E", "root_owner=0:0", path, size}
@@ -376,12 +376,12 @@ func makeFS(t *testing.T, path, folder, size string) {
 	}
 }
 
-func copyFile(t *testing.T, from, to string) {
+func copyFile(t *testing.T, source, target string) {
 	t.Helper()
-	in, err := os.Open(from)
+	in, err := os.Open(source)
 	assert.NoError(t, err)
 	defer func() { _ = in.Close() }()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o755)
+	out, err := os.OpenFile(target, os.O_CREATE|os.O_WRONLY, 0o755)
 	assert.NoError(t, err)
 	assert.NoError(t, assert.ErrorOf(io.Copy(out, in)))
 	assert.NoError(t, out.Close())

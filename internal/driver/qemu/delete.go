@@ -44,7 +44,7 @@ func (d *Driver) endServer(ctx context.Context, t driver.Target, retain bool) (i
 		}
 		return true, err
 	case driver.ReasonOf(err) == driver.ReasonNameConflict:
-		return false, driver.Errorf(driver.ErrNotFound, "this cluster has no server of UID %s", t.UID)
+		return false, driver.Errorf(driver.ErrNotFound, "no server of this cluster has the UID %s", t.UID)
 	case err != nil:
 		return false, err
 	case retain:

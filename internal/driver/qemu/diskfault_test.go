@@ -119,7 +119,7 @@ func newDriverOnSmallDisk(t *testing.T, size int) (*engine, *Driver) {
 	assert.NoError(t, os.Mkdir(e.dir, 0o700))
 	err := unix.Mount("drover-test", e.dir, "tmpfs", 0, sizeOption(size))
 	if errors.Is(err, unix.EPERM) {
-		t.Skip("a disk that is full needs a file system of its own, and mounting one is not allowed here: run the tests as root")
+		t.Skip("a disk that is full needs a separate file system, and mounting one is not allowed here: run the tests as root")
 	}
 	assert.NoError(t, err)
 	t.Cleanup(func() {
@@ -228,7 +228,7 @@ func TestDiskFullRunning(t *testing.T) {
 	assert.NoError(t, os.Remove(filler))
 	after := boots(t, d, on, "drover guest 1 A")
 	if after.Run != before.Run {
-		t.Error("it was started anew")
+		t.Error("it was started again")
 	}
 }
 

@@ -60,7 +60,7 @@ func TestDiskBeyondHost(t *testing.T) {
 	reach(t, d, spec, driver.StateRunning) // as it is
 }
 
-// TestDiskGauges checks the gauges of what was promised and what is available, including
+// TestDiskGauges checks the gauges of the promised and of the available space, including
 // machines that are off or released.
 func TestDiskGauges(t *testing.T) {
 	t.Parallel()

@@ -26,7 +26,7 @@ import (
 // maxSteps is more than the steps between any two states.
 const maxSteps = 6
 
-// Ensure creates a server or takes it to what the spec says.
+// Ensure creates a server or converges it to the spec.
 func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	lock, err := d.beginChange(ctx, spec.Target)
 	if err != nil {
@@ -42,7 +42,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 		return driver.Server{}, err
 	}
 	c.recordGracePeriod()
-	out, err := c.converge(ctx)
+	out, err := c.convergeServer(ctx)
 	if err == nil && c.inst.IsAlive() && c.unserved != nil {
 		return driver.Server{}, c.unserved
 	}
@@ -209,8 +209,8 @@ func (c *convergence) createServer(ctx context.Context) error {
 // any time.
 func snapshotOf(inst *instance.Instance) *journal.Snapshot { return &journal.Snapshot{ID: inst.ID} }
 
-// recordGracePeriod records the grace period for a shutdown of the host, which has no spec. For a
-// server that is off, the next start records it.
+// recordGracePeriod records the grace period for a shutdown of the host, which does not read the
+// spec. For a server that is off, the next start records it.
 func (c *convergence) recordGracePeriod() {
 	if c.inst.GraceSeconds == graceSeconds(c.spec) {
 		return
@@ -226,9 +226,9 @@ func (c *convergence) recordGracePeriod() {
 
 func graceSeconds(spec driver.ServerSpec) int64 { return int64(spec.GracePeriod / time.Second) }
 
-// converge takes one step after the other until none is left, or until one has to wait
+// convergeServer takes one step after the other until none is left, or until one has to wait
 // for the guest.
-func (c *convergence) converge(ctx context.Context) (driver.Server, error) {
+func (c *convergence) convergeServer(ctx context.Context) (driver.Server, error) {
 	for range maxSteps {
 		if !c.inst.On {
 			c.driver.RemoveGroup(ctx, c.inst.CPUGroup)
@@ -307,14 +307,14 @@ func (c *convergence) applyStep(ctx context.Context, next step) (waits bool, err
 		}
 		return c.inst.StopRun(ctx, c.spec)
 	case stepGrow, stepNetwork, stepPause, stepResume:
-		return false, c.adjust(ctx, next)
+		return false, c.adjustMachine(ctx, next)
 	case stepNone:
 	}
 	return true, nil
 }
 
-// adjust does a step to a machine that runs on.
-func (c *convergence) adjust(ctx context.Context, next step) error {
+// adjustMachine does a step to a machine that runs on.
+func (c *convergence) adjustMachine(ctx context.Context, next step) error {
 	switch next {
 	case stepGrow:
 		return c.inst.GrowDisks(ctx, c.spec)
@@ -377,9 +377,9 @@ func mustStop(s *instance.Instance, spec driver.ServerSpec) bool {
 	return s.Stop != nil || spec.Power == driver.PowerOff || spec.RestartRun != "" && s.Run == spec.RestartRun
 }
 
-// prepareRestart delays a stop before a restart until the next run has what it needs. Else
-// the guest would be off while an image is fetched, and for good where something cannot
-// be had.
+// prepareRestart delays a stop before a restart until the next run has everything that it
+// needs. Else the guest would be off while an image is fetched, and would stay off where
+// something cannot be had.
 func (c *convergence) prepareRestart(ctx context.Context) (waits bool, err error) {
 	if c.inst.Stop != nil || c.spec.Power == driver.PowerOff {
 		return false, nil
@@ -410,6 +410,6 @@ func (c *convergence) refusedImage() *driver.Refused {
 		return nil
 	}
 	return &driver.Refused{Field: instance.RootField, Reason: driver.ReasonImageImmutable, Message: fmt.Sprintf(
-		"spec.image is %s: the root disk stands on %s and keeps it, with what the guest wrote: put that back, or delete the VirtualMachine, which removes its disks, and create it again",
+		"spec.image is %s: the root disk stands on %s and keeps it, with all writes of the guest: put that back, or delete the VirtualMachine, which removes its disks, and create it again",
 		requested.Describe(), c.inst.Root.Image.Describe())}
 }

@@ -493,7 +493,7 @@ func TestPrograms(t *testing.T) {
 }
 
 // TestQEMUFails checks that a QEMU which does not come up leaves the server as it was, and that the error has
-// QEMU's own words or, if it printed nothing, how it ended.
+// the output of QEMU or, if it printed nothing, how it ended.
 func TestQEMUFails(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)

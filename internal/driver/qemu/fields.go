@@ -11,8 +11,8 @@ import (
 )
 
 // pendingFields names the fields of the spec that the settings of a server do not have yet.
-func pendingFields(has, wants record.Settings) []string {
-	return fields.Pending(settingsChange{has, wants})
+func pendingFields(present, wanted record.Settings) []string {
+	return fields.Pending(settingsChange{present, wanted})
 }
 
 // settingsChange are the settings of a server and those of its spec.
@@ -33,7 +33,7 @@ var fields = slices.Concat(driver.Fields[settingsChange]{
 	{Name: "resource.rootDisk", Support: driver.AppliedLive}, // it may only grow
 	{Name: "image", Support: driver.AppliedAtCreation, Parts: []string{"source", "checksum"}},
 	{
-		// The image itself differs only for a server that has no root disk yet.
+		// The image itself differs only for a server whose root disk is not made yet.
 		Name: "image", Support: driver.AppliedAtRestart, Parts: []string{"kernel.source", "kernel.initrd", "kernel.cmdline"},
 		Differs: func(c settingsChange) bool { return c.has.Image != c.wants.Image || c.has.Kernel != c.wants.Kernel },
 	},

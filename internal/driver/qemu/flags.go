@@ -31,14 +31,14 @@ func DefaultOptions() *Options {
 // AddFlags adds the flags of the driver.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Dir, "qemu-dir", o.Dir, "qemu: folder that holds the machines, one directory each, and images; needed to run any")
-	fs.StringSliceVar(&o.ImageDirs, "qemu-image-dirs", o.ImageDirs, "qemu: folders that image.source may name files in, besides images in --qemu-dir: absolute paths, apart from where Drover keeps its own files")
+	fs.StringSliceVar(&o.ImageDirs, "qemu-image-dirs", o.ImageDirs, "qemu: folders that image.source may name files in, besides images in --qemu-dir: absolute paths, apart from the folders of Drover's files")
 	fs.StringVar(&o.Image, "qemu-image", o.Image, "qemu: image of a VirtualMachine that names none: a path, a container image, cloud://NAME, oci://REFERENCE, or the small one beside the kernel of container images; a web server's address needs --qemu-unchecked-images; empty means that each has to name one")
 	fs.BoolVar(&o.UncheckedImages, "qemu-unchecked-images", o.UncheckedImages, "qemu: take images from web servers without image.checksum too: whoever can change what a server sends, chooses what is booted")
 	fs.StringVar(&o.Accel, "qemu-accel", o.Accel, "qemu: kvm, tcg (emulation), or auto for kvm where a test guest runs under it within 3 s")
 	fs.StringVar(&o.HostPorts, "qemu-host-ports", o.HostPorts, "qemu: ports of the host that VirtualMachines may have, asked for or chosen, as in 80,30000-32767; empty means all")
-	fs.StringVar(&o.Network, "qemu-network", o.Network, "qemu: private IPv4 range of the machines' own addresses, which this host has no address in and no route to; empty means 10.213.0.0/16, or another where this host uses that")
+	fs.StringVar(&o.Network, "qemu-network", o.Network, "qemu: private IPv4 range of the machines' addresses, in which this host has neither an address nor a route; empty means 10.213.0.0/16, or another where this host uses that")
 	fs.StringVar(&o.Egress, "qemu-egress", o.Egress, "qemu: allow or deny: whether guests may connect to other hosts and look up their names")
-	fs.StringSliceVar(&o.EgressDenied, "qemu-egress-denied", o.EgressDenied, "qemu: IPv4 ranges that guests never connect to, such as those of a cluster's Services and of containers on this host")
+	fs.StringSliceVar(&o.EgressDenied, "qemu-egress-denied", o.EgressDenied, "qemu: IPv4 ranges that guests never connect to, such as the ranges of a cluster's Services and of containers on this host")
 	fs.StringSliceVar(&o.Resolvers, "qemu-resolvers", o.Resolvers, "qemu: up to three IP addresses of name servers, with or without a port, that are asked for names of the outside; none means those of this host's /etc/resolv.conf")
 	fs.StringVar(&o.ReserveMemory, "qemu-reserve-memory", o.ReserveMemory, "qemu: memory of the host that no machine is given, such as 2Gi; empty means the larger of 5 % and 512Mi")
 	fs.StringVar(&o.Binary, "qemu-binary", o.Binary, "qemu: program that runs a machine; every user must be able to execute it if Drover is root")

@@ -120,16 +120,16 @@ func TestCopiedFolder(t *testing.T) {
 
 // wantBroken checks that a broken server is listed with its error, and that every call
 // refuses it.
-func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, what string, state driver.State) {
+func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, name string, state driver.State) {
 	t.Helper()
 	servers, err := d.List(t.Context())
 	assert.NoError(t, err)
 	if len(servers) != 1 || servers[0].UID != spec.UID || servers[0].ID != "" || servers[0].State != state {
-		t.Fatalf("%s: List reports %+v", what, servers)
+		t.Fatalf("%s: List reports %+v", name, servers)
 	}
 	wantError(t, driver.Errorf(driver.ErrRetry, "%w", servers[0].Err), driver.ErrRetry, "repair", d.InstanceOf(spec.UID).Path)
 	if _, err := d.Usage(t.Context(), spec.UID); err != nil {
-		t.Errorf("%s: Usage says %v", what, err)
+		t.Errorf("%s: Usage says %v", name, err)
 	}
 	refuses(t, d, spec, driver.ErrRetry, "repair")
 	wantError(t, assert.ErrorOf(d.Logs(t.Context(), spec.UID, driver.LogOptions{})), driver.ErrRetry, "repair")
@@ -137,7 +137,7 @@ func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, what string, st
 		wantError(t, d.Delete(t.Context(), spec.Target, retain), driver.ErrRetry, "repair")
 	}
 	if on, err := d.InstanceOf(spec.UID).IsRunning(); on != (state == driver.StateRunning) || err != nil {
-		t.Errorf("%s: it runs: %v, %v", what, on, err)
+		t.Errorf("%s: it runs: %v, %v", name, on, err)
 	}
 }
 
@@ -229,7 +229,7 @@ func TestRestoredFolder(t *testing.T) {
 	}
 }
 
-// TestImageDirs checks that no image may be Drover's own file, through any link.
+// TestImageDirs checks that no image may be a file of Drover, through any link.
 func TestImageDirs(t *testing.T) {
 	t.Parallel()
 	base := t.TempDir()

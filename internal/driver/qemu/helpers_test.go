@@ -130,7 +130,7 @@ func newDriver(t *testing.T) (*engine, *Driver) {
 	return e, e.open(t)
 }
 
-// openFor returns a driver that also takes images of a registry of the test's own, by
+// openFor returns a driver that also takes images of a registry that the test runs, by
 // tag.
 func (e *engine) openFor(t *testing.T, registry string) *Driver {
 	t.Helper()

@@ -168,7 +168,7 @@ func TestFraction(t *testing.T) {
 	reach(t, d, spec, driver.StateRunning)
 	assert.NoError(t, os.RemoveAll(d.InstanceOf(spec.UID).Path))
 	if _, err := os.Stat(group); err != nil {
-		t.Errorf("the run has no group: %v", err)
+		t.Errorf("the run lacks a group: %v", err)
 	}
 	gone(t, d, spec)
 	isGone(t, group)
@@ -234,8 +234,8 @@ func TestNoGroups(t *testing.T) {
 	}
 }
 
-// TestMoreCPUsThanTheHost checks that a machine gets no more CPUs than the host has, and that one that
-// has them already, from a host that had more, is left as it is.
+// TestMoreCPUsThanTheHost checks that a machine gets at most as many CPUs as the host has, and that one
+// that already has more, from a host that had more, is left as it is.
 func TestMoreCPUsThanTheHost(t *testing.T) {
 	t.Parallel()
 	_, d := newDriver(t)

@@ -35,7 +35,7 @@ import (
 // stateFile says which process a machine's supervisor is.
 const stateFile = "supervisor.json"
 
-// startedSupervisor is what tests change in stateFile.
+// startedSupervisor has the fields that tests change in stateFile.
 type startedSupervisor struct {
 	Token      string `json:"token"`
 	Program    string `json:"program"`
@@ -120,8 +120,8 @@ func listOf(t testing.TB, d *Driver) map[types.UID]driver.Server {
 	return found
 }
 
-// TestLyingSupervisor checks that what a supervisor says is bounded, that it concerns its own machine alone, and that
-// the machine can be stopped and deleted whatever it says.
+// TestLyingSupervisor checks that the claims of a supervisor are bounded, that they concern only the machine that it
+// follows, and that the machine can be stopped and deleted whatever it says.
 func TestLyingSupervisor(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
@@ -195,7 +195,7 @@ func TestFalseEnd(t *testing.T) {
 }
 
 // TestLyingRecord checks that a record of an end with any content is an end that can be, the same each time, and that
-// nothing else is ever read in its place. It concerns its own server alone.
+// nothing else is ever read in its place. It concerns only one server.
 func TestLyingRecord(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
@@ -330,8 +330,8 @@ func TestInterruptedSpawn(t *testing.T) {
 	}
 }
 
-// TestUserIsFound checks that a QEMU gets a supervisor of its own user if whoever started it ended before that user was
-// written down.
+// TestUserIsFound checks that a QEMU gets a supervisor with the same user if its starter ended before that user was
+// recorded.
 func TestUserIsFound(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)

@@ -47,7 +47,7 @@ func (c *convergence) requiredImages() []requiredImage {
 		if v.Image != nil {
 			ref = disks.RefOf(*v.Image)
 		}
-		if made, is := c.inst.Volumes[v.Name]; is {
+		if made, ok := c.inst.Volumes[v.Name]; ok {
 			ref = made.Image.FetchedRef(ref.PullPolicy)
 		}
 		all = append(all, requiredImage{ref, instance.VolumeField(i)})
@@ -73,7 +73,7 @@ func (c *convergence) rootImage() image.Ref {
 	return have.FetchedRef(policy)
 }
 
-// defaultImage returns the image of a server whose spec names none. One that brings its own kernel
+// defaultImage returns the image of a server whose spec names none. One that names another kernel
 // does not want the built-in image.
 func (d *Driver) defaultImage(spec driver.ServerSpec) disks.ImageSettings {
 	if d.Image == image.BuiltIn && spec.Image.Kernel != nil {
@@ -135,7 +135,7 @@ func (c *convergence) checkImages() error {
 	return nil
 }
 
-// checkRoot checks the image of the root disk, and that the spec has no field that means nothing for it.
+// checkRoot checks the image of the root disk, and that each field of the spec applies to it.
 func (c *convergence) checkRoot() error {
 	requested := c.inst.ImageOf(c.spec)
 	next := c.inst.Root.Image

@@ -524,7 +524,7 @@ func TestUncheckedImage(t *testing.T) {
 // machine which is off, released or another cluster's.
 func TestCache(t *testing.T) {
 	t.Parallel()
-	assert.ErrorSays(t, "another folder", assert.ErrorOf(folder.Open(t.TempDir(), clock.RealClock{})), "is no folder of the qemu driver")
+	assert.ErrorSays(t, "another folder", assert.ErrorOf(folder.Open(t.TempDir(), clock.RealClock{})), "is not a folder of the qemu driver")
 	e := newEngine(t)
 	o := e.options()
 	o.UncheckedImages = true

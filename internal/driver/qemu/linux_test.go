@@ -31,7 +31,7 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// guestReport is what the Linux guest reports about itself: see hack/guest/linux.
+// guestReport is the report of the Linux guest about itself: see hack/guest/linux.
 type guestReport struct {
 	Boots     int
 	Cmdline   string
@@ -109,7 +109,7 @@ func (g *linuxGuest) tryAsk(t testing.TB, path string) (string, error) {
 	return string(text), err
 }
 
-// address returns the guest's own address.
+// address returns the address that the guest has.
 func (g *linuxGuest) address(t *testing.T) netip.Prefix {
 	t.Helper()
 	inst, err := g.d.InstanceOf(g.spec.UID).Load()
@@ -216,7 +216,7 @@ func (g *linuxGuest) checkOff(t *testing.T) {
 		t.Errorf("it ended with %+v", s.Exit)
 	}
 	if len(s.Addresses) != 0 || len(s.Ports) != 0 {
-		t.Errorf("a machine that is off is reached by %v and %+v", s.Addresses, s.Ports)
+		t.Errorf("a machine that is off still has %v and %+v", s.Addresses, s.Ports)
 	}
 	wantError(t, g.run(t, nil, "echo").err, driver.ErrRetry, "does not run")
 	wantError(t, assert.ErrorOf(g.d.Dial(t.Context(), g.spec.UID, 7)), driver.ErrRetry, "does not run")
@@ -381,8 +381,8 @@ func (e *engine) big(t *testing.T) string {
 // file of the limit.
 var memoryGroups = map[string]string{"/sys/fs/cgroup/memory": "memory.limit_in_bytes", "/sys/fs/cgroup": "memory.max"}
 
-// limitMemory moves a process to a new control group, and limits what it may use in addition
-// to what it uses now. It reports whether such a group can be made here.
+// limitMemory moves a process to a new control group, and limits how much it may use in addition
+// to its present memory. It reports whether such a group can be made here.
 func limitMemory(t *testing.T, pid int, bytes int) bool {
 	t.Helper()
 	for top, limit := range memoryGroups {
@@ -391,7 +391,7 @@ func limitMemory(t *testing.T, pid int, bytes int) bool {
 			continue
 		}
 		t.Cleanup(func() { assert.NoError(t, os.Remove(group)) })
-		// A folder that is no control group has no such file, and must not get one.
+		// A folder that is not a control group lacks such a file, and must not get one.
 		if f, err := os.OpenFile(filepath.Join(group, limit), os.O_WRONLY, 0); err == nil {
 			_, err = f.WriteString(strconv.Itoa(bytes))
 			assert.NoError(t, errors.Join(err, f.Close(), os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)))
@@ -402,7 +402,7 @@ func limitMemory(t *testing.T, pid int, bytes int) bool {
 }
 
 // runOutOfMemory has the kernel end a QEMU because memory runs out, or ends it itself where no limit can
-// be set. The end is reported as that of a killed process, and the server has one process before and
+// be set. The end is reported as the end of a killed process, and the server has one process before and
 // after its next start.
 func (g *linuxGuest) runOutOfMemory(t *testing.T) {
 	t.Helper()

@@ -27,7 +27,7 @@ func openLog(t *testing.T, d *Driver, spec driver.ServerSpec, o driver.LogOption
 }
 
 // TestLogs checks that the log has the output of all runs, and that one which is followed continues when it is cut
-// and ends with the machine. The previous log is what was cut off.
+// and ends with the machine. The previous log has the part that was cut off.
 func TestLogs(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)

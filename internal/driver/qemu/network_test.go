@@ -48,9 +48,9 @@ func (e *engine) networkGuest(t *testing.T, d *Driver, namespace, name string) *
 }
 
 // get returns what the guest gets from a URL.
-func (g *networkGuest) get(t testing.TB, from string) (string, error) {
+func (g *networkGuest) get(t testing.TB, address string) (string, error) {
 	t.Helper()
-	return g.tryAsk(t, "/get?url="+url.QueryEscape(from))
+	return g.tryAsk(t, "/get?url="+url.QueryEscape(address))
 }
 
 // TestNetwork tries the ways from a guest to others: machines of its namespace answer by name, and neither machines of
@@ -130,9 +130,9 @@ func checkReplacement(t *testing.T, now *testingclock.FakeClock, a, b *networkGu
 	<-broken
 	began := now.Now()
 	for what, try := range map[string]func(t testing.TB) (string, error){
-		"b is reached by its port": func(t testing.TB) (string, error) { return b.tryAsk(t, "/") },
-		"b reaches a":              func(t testing.TB) (string, error) { return b.get(t, "http://a/clock") },
-		"a reaches b":              func(t testing.TB) (string, error) { return a.get(t, "http://b/clock") },
+		"the port of b answers": func(t testing.TB) (string, error) { return b.tryAsk(t, "/") },
+		"b reaches a":           func(t testing.TB) (string, error) { return b.get(t, "http://a/clock") },
+		"a reaches b":           func(t testing.TB) (string, error) { return a.get(t, "http://b/clock") },
 	} {
 		assert.Eventually(t, what, func(t testing.TB) error {
 			now.Step(instance.SuperviseEvery / 50)
@@ -150,7 +150,7 @@ func checkReplacement(t *testing.T, now *testingclock.FakeClock, a, b *networkGu
 	}
 }
 
-// download begins a download by the guest's port that has no end. The channel is closed when its connection breaks.
+// download begins an endless download from the guest's port. The channel is closed when its connection breaks.
 func (g *networkGuest) download(t *testing.T) (broken <-chan struct{}) {
 	t.Helper()
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", g.server.Ports[1].HostPort))

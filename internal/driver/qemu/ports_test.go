@@ -38,7 +38,7 @@ func TestTakenPort(t *testing.T) {
 	refuses(t, d, fixed, driver.ErrRetry, fmt.Sprintf("ports[0] (web): host port %d/tcp is not available", asked), driver.ReasonPortConflict)
 }
 
-// probeTimeout is what users get who set none: a guest that takes no connection is given up after it.
+// probeTimeout is the default of users: after it, a guest that takes no connection counts as not ready.
 const probeTimeout = time.Second
 
 func probe(t testing.TB, d *Driver, spec driver.ServerSpec, port int32) error {
@@ -76,10 +76,10 @@ func TestGuestDoesNotListen(t *testing.T) {
 			t.Errorf("a guest has taken a connection, want %s", says)
 		}
 	}
-	for port, says := range map[int32]string{
+	for port, message := range map[int32]string{
 		80: "port 80 of the guest took no connection", 81: "port 81 of the guest took no connection",
 	} {
-		refuses(says, func(t testing.TB) error { return probe(t, d, spec, port) })
+		refuses(message, func(t testing.TB) error { return probe(t, d, spec, port) })
 	}
 	refuses("took no connection", func(t testing.TB) error {
 		ctx, cancel := context.WithTimeout(t.Context(), probeTimeout)
@@ -99,7 +99,7 @@ func TestGuestDoesNotListen(t *testing.T) {
 func (g *linuxGuest) checkReach(t *testing.T) {
 	s := reach(t, g.d, g.spec, driver.StateRunning)
 	if len(s.Addresses) != 3 || s.Addresses[0] != g.address(t).Addr().String() || len(s.Ports) != 5 || s.Ports[0].Port != 80 || s.Ports[0].Protocol != "TCP" || s.Ports[0].Name != "" {
-		t.Fatalf("it is reached by %v and %+v", s.Addresses, s.Ports)
+		t.Fatalf("it still has %v and %+v", s.Addresses, s.Ports)
 	}
 	for _, port := range []int32{80, 7} { // on all addresses and on one
 		assert.Eventually(t, "the probe succeeds", func(t testing.TB) error { return probe(t, g.d, g.spec, port) })
@@ -248,13 +248,13 @@ func TestHostIP(t *testing.T) {
 	}
 
 	other := e.spec()
-	for ip, says := range map[string]string{
+	for ip, message := range map[string]string{
 		"":            fmt.Sprintf("host port %d/tcp is not available", port),
 		"127.0.0.2":   fmt.Sprintf("host port %d/tcp of 127.0.0.2 is not available", port),
 		"203.0.113.9": "cannot assign requested address",
 	} {
 		other.Ports = []driver.Port{{Name: "http", Port: 80, HostPort: port, HostIP: ip}}
-		refuses(t, d, other, driver.ErrRetry, says, driver.ReasonPortConflict)
+		refuses(t, d, other, driver.ErrRetry, message, driver.ReasonPortConflict)
 	}
 	other.Ports[0].HostIP = "127.0.0.3"
 	reach(t, d, other, driver.StateRunning)

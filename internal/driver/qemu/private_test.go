@@ -25,7 +25,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// secret is what must stay hidden, wherever a server answers with it.
+// secret is a text that must stay hidden, wherever a server answers with it.
 const secret = "hunter2"
 
 // spyLog records what a driver logs.
@@ -133,7 +133,7 @@ func TestForeignAnswers(t *testing.T) {
 		scheme string
 		says   string
 	}{
-		"the registry's own tokens":   {realm(""), "oci", "the token server gave no token"},
+		"tokens from the registry":    {realm(""), "oci", "the token server gave no token"},
 		"tokens of a loopback name":   {realm("http://localhost" + port + "/loopback"), "oci", "localhost leads to a loopback address"},
 		"tokens of a loopback":        {realm("http://127.0.0.1" + port + "/literal"), "oci", "a token server that may not be asked"},
 		"tokens of a number":          {realm("http://2130706433" + port + "/number"), "oci", ""},

@@ -144,7 +144,7 @@ func TestOutput(t *testing.T) {
 		t.Errorf("it ended with %+v", end)
 	}
 	if strings.Contains(end.Output, "drover guest") {
-		t.Error("it has what the guest printed")
+		t.Error("it has the output of the guest")
 	}
 	if again := waitExit(t, d, spec.UID); again.Output != end.Output || !again.At.Equal(end.At) {
 		t.Errorf("it ended with %+v, and then with %+v", end, again)

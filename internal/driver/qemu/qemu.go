@@ -3,8 +3,8 @@
 
 // Package qemu runs servers as QEMU machines on this host, each followed by a supervisor.
 //
-// Start with Ensure in ensure.go. It observes a server and takes it to what the spec
-// says, one step of nextStep at a time. check.go and fields.go refuse specs, image.go
+// Start with Ensure in ensure.go. It observes a server and converges it to the
+// spec, one step of nextStep at a time. check.go and fields.go refuse specs, image.go
 // fetches what a run needs, list.go reports servers and their usage, watch.go notifies of
 // changes, delete.go and shutdown.go end servers.
 //
@@ -25,7 +25,7 @@
 //	  seed.iso             what cloud-init reads, secrets included
 //	  ctl.sock             QMP, for one command at a time
 //	  events.sock          QMP, for the supervisor
-//	  serial.sock          the serial console; serial.log has what it printed
+//	  serial.sock          the serial console; serial.log has its output
 //	  agent.sock           leads to the guest's agent
 //	  supervisor.lock      locked by its supervisor, and by no other process, while that runs
 //	  supervisor.sock      leads to the supervisor
@@ -47,7 +47,7 @@
 // # Processes
 //
 // A machine outlives the controller that started it: see package machine. One with a
-// fraction of a CPU is in a control group of its own, named after the UID, where one can
+// fraction of a CPU is in a separate control group, named after the UID, where one can
 // be made. Its supervisor outlives the controller too. It records how the guest has ended,
 // and then makes QEMU quit. Every call that finds a QEMU without a supervisor starts one:
 // see package supervisor.
@@ -112,8 +112,8 @@ type Options struct {
 	// ImageDirs are the folders that image.source may name files in, besides
 	// the folder "images" in Dir.
 	ImageDirs []string
-	// Private are further folders that no image may come from, such as the program's own
-	// data.
+	// Private are further folders that no image may come from, such as the data of the
+	// program.
 	Private []string
 	// Image is the image of a server that names none. If it is empty, each server must name
 	// one.
@@ -134,7 +134,7 @@ type Options struct {
 	GuestKernel string
 	// User is the user that root starts machines as. UserIDs is a range of user IDs, one for
 	// each machine, which has the group of User: see launch.NewUsers. With neither, machines
-	// run as this program's own user.
+	// run as the user of this program.
 	User, UserIDs string
 	// HostPorts are the host ports that machines may use, as in "80,30000-32767"; empty
 	// means all.
@@ -256,7 +256,7 @@ func (d *Driver) reportUsers(users *launch.Users) {
 		d.Log.Error(err, "Machines cannot be started")
 	}
 	if !users.AreSeparate() {
-		d.Log.Info("Machines are confined in part: they run as Drover's own user", "cause", "only root can start them as others")
+		d.Log.Info("Machines are confined in part: they run as the user of Drover", "cause", "only root can start them as others")
 	}
 	for _, exposure := range users.FindExposures(d.StateDir.Path()) {
 		d.Log.Info("Machines are confined in part: others have access", "cause", exposure)
@@ -308,7 +308,7 @@ func checkSocketPaths(folder string) error {
 		folder, len(folder), maxSocketPath-(len(longest)-len(folder)), maxSocketPath)
 }
 
-// EngineID returns the folder's own UUID, if there is a QEMU to run machines on.
+// EngineID returns the UUID of the folder, if there is a QEMU to run machines on.
 func (d *Driver) EngineID(ctx context.Context) (string, error) {
 	if err := kit.CheckContext(ctx); err != nil {
 		return "", err

@@ -160,7 +160,7 @@ func waitOff(ctx context.Context, inst *instance.Instance, within time.Duration)
 	defer cancel()
 	for {
 		if err := inst.Shutdown(ctx, by); err != nil && ctx.Err() == nil {
-			inst.Host.Log.Info("Machine has no supervisor: its power button is pressed once", "uid", inst.UID, "cause", err.Error())
+			inst.Host.Log.Info("Machine is without a supervisor: its power button is pressed once", "uid", inst.UID, "cause", err.Error())
 			_ = inst.Execute(ctx, "system_powerdown", nil, nil)
 			if errors.Is(err, context.DeadlineExceeded) {
 				replaceSilentSupervisor(ctx, inst)

@@ -103,8 +103,8 @@ func TestStopThatIsOver(t *testing.T) {
 	}
 }
 
-// TestJournal checks that the journal has what leaders did, each entry with its epoch,
-// and which callers the fence refused.
+// TestJournal checks that the journal has the actions of leaders, each entry with its epoch,
+// and the callers that the fence refused.
 func TestJournal(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)

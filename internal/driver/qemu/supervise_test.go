@@ -213,7 +213,7 @@ func fillsLog(t *testing.T, h *instance.Instance) io.Writer {
 	return console
 }
 
-// supervisorState is what a machine's directory has of its supervisor.
+// supervisorState is the state of the supervisor in a machine's directory.
 type supervisorState struct {
 	PID     int
 	Program string
@@ -301,7 +301,7 @@ func TestNewerSupervisor(t *testing.T) {
 	keepWatching(t, openWith(t, e.otherVersion(t)))
 	waitUpgraded(t, d.InstanceOf(spec.UID), before, func() {})
 	after := supervisorOf(t, d.InstanceOf(spec.UID))
-	keepWatching(t, d) // once more, with what is there then
+	keepWatching(t, d) // once more, with the machines of that time
 	if s := listAnswering(t, d, spec.UID)[0]; s.Run != run || s.State != driver.StateRunning {
 		t.Errorf("it is %+v, and was in run %s", s, run)
 	}
@@ -442,7 +442,7 @@ func TestSupervisorThatEnds(t *testing.T) {
 }
 
 // TestNotifiesOnce checks that a machine which cannot be listened to is reported when that
-// changes, and not again and again by its own notification.
+// changes, and not again and again because of the notification itself.
 func TestNotifiesOnce(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)

@@ -65,7 +65,7 @@ func TestContainerTree(t *testing.T) {
 	}
 }
 
-// show returns what the image's own program prints.
+// show returns the output of the program in the image.
 func (c *container) show(t *testing.T) []byte {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -90,8 +90,8 @@ func parseTree(t *testing.T, text []byte) filetree.Tree {
 		delete(tree, added)
 	}
 	for _, folder := range []string{".", "dev", "etc", "proc", "sys"} {
-		f, is := tree[folder]
-		if !is {
+		f, ok := tree[folder]
+		if !ok {
 			t.Errorf("there is no folder %s", folder)
 		}
 		f.Seconds, f.Nanoseconds = 0, 0
@@ -176,15 +176,15 @@ func layerOf(t testing.TB, entries ...entry) []byte {
 	return archive.Bytes()
 }
 
-// oddLayers returns layers with what images have seldom. It leaves out what Docker's engines keep otherwise than tar:
-// folders without an entry, links to files of a layer below, how many names are left of a file, times before 1970, and
+// oddLayers returns layers with entries that are rare in images. It leaves out those that Docker's engines keep
+// otherwise than tar: folders without an entry, links to files of a layer below, how many names are left of a file, times before 1970, and
 // empty attributes. Tests of package rootfs have these.
 func oddLayers(t testing.TB) [][]byte {
 	file := func(name, content string) entry { return entry{tar.Header{Name: name, Mode: 0o644}, content} }
 	folder := func(name string, mode int64) entry {
 		return entry{Header: tar.Header{Name: name + "/", Typeflag: tar.TypeDir, Mode: mode}}
 	}
-	link := func(name, to string) entry { // of what file returns
+	link := func(name, to string) entry { // to a file that file returns
 		return entry{Header: tar.Header{Name: name, Typeflag: tar.TypeLink, Linkname: to, Mode: 0o644}}
 	}
 	symlink := func(name, to string) entry {
@@ -233,7 +233,7 @@ func oddLayers(t testing.TB) [][]byte {
 		lower = append(lower, file(fmt.Sprintf("many/%0100d", n), fmt.Sprint(n)))
 	}
 	upper := []entry{
-		// Its own files stand before what hides those below.
+		// The files of the layer stand before the entry that hides those below.
 		folder("opaque", 0o750), file("opaque/new", "new"), file("opaque/.wh..wh..opq", ""), folder("opaque/in", 0o711), file("opaque/in/newer", "newer"),
 		file(".wh.removed", ""), file(".wh.gone", ""), file(".wh.missing", ""),
 		file("becomes-file", "y"), folder("becomes-folder", 0o700), file("becomes-folder/x", "y"), symlink("becomes-link", "elsewhere"),

@@ -43,7 +43,7 @@ func wantConfinement(t *testing.T, s driver.Server, reason string) {
 	}
 }
 
-// TestMachineUsers checks that each machine has a user ID of its own, no groups of this
+// TestMachineUsers checks that each machine has a separate user ID, no groups of this
 // program, and no capabilities.
 func TestMachineUsers(t *testing.T) {
 	t.Parallel()
@@ -171,7 +171,7 @@ func TestStartedBefore(t *testing.T) {
 	}
 }
 
-// TestLowPort checks that a machine can have a host port that takes a privilege, and has no privilege itself.
+// TestLowPort checks that a machine can have a host port that takes a privilege, and is not privileged itself.
 func TestLowPort(t *testing.T) {
 	t.Parallel()
 	framework.RequireRoot(t, "start machines as other users")

@@ -88,8 +88,8 @@ func egressOf(t *testing.T, inst *instance.Instance) (control.Egress, control.Re
 	return now.Egress, now.NetworkRevision
 }
 
-// TestOnlyTheLeaderWants checks that a replica that does not lead, and allows another egress, starts a supervisor with what
-// the leader has recorded, that its own egress counts once it leads, and that the leader of before changes nothing then.
+// TestOnlyTheLeaderWants checks that a replica that does not lead, and allows another egress, starts a supervisor with the
+// edge that the leader has recorded, that its egress counts once it leads, and that the previous leader changes nothing then.
 func TestOnlyTheLeaderWants(t *testing.T) {
 	t.Parallel()
 	e, leader := newDriver(t)
@@ -126,13 +126,14 @@ func TestOnlyTheLeaderWants(t *testing.T) {
 	c, err := inst.Supervisor().Reach(t.Context())
 	assert.NoError(t, err)
 	late := control.Wanted{Revision: first}
-	assert.ErrorIs(t, "what the leader of before wants", assert.ErrorOf(c.SetWanted(t.Context(), late)), control.ErrStale)
+	assert.ErrorIs(t, "the edge that the previous leader wants", assert.ErrorOf(c.SetWanted(t.Context(), late)), control.ErrStale)
 	if s, err := c.Status(t.Context()); err != nil || s.Wanted != second || len(s.ServedPorts) != 1 {
 		t.Errorf("the supervisor has %+v, %v", s, err)
 	}
 }
 
-// TestEgressOfRefusedSpec checks that a spec which is refused does not keep a machine from what the next leader allows.
+// TestEgressOfRefusedSpec checks that a spec which is refused does not keep a machine from the egress that the next leader
+// allows.
 func TestEgressOfRefusedSpec(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)

@@ -132,11 +132,10 @@ func chooseByID(all []server, ids []string) ([]server, error) {
 				found = append(found, s)
 			}
 		}
-		switch len(found) {
-		case 0:
+		if len(found) == 0 {
 			return nil, fmt.Errorf("no released server has the id %q: drover retained list shows them", id)
-		case 1:
-		default:
+		}
+		if len(found) > 1 {
 			return nil, fmt.Errorf("%d released servers have an id that begins with %q: give more of it", len(found), id)
 		}
 		if target := (driver.Target{UID: found[0].UID, ID: found[0].ID}); !met[target] {

@@ -50,9 +50,9 @@ func (s *Status) headlineAt(now time.Time) string {
 		return name + " is stopped" + s.lastEnd(now)
 	case StateReady:
 		return fmt.Sprintf("%s runs (process %d%s)", name, s.PID, since)
-	case StateStarting, StateStopping:
+	default: // it starts or stops
+		return fmt.Sprintf("%s is %s (process %d%s)", name, s.State, s.PID, since)
 	}
-	return fmt.Sprintf("%s is %s (process %d%s)", name, s.State, s.PID, since)
 }
 
 // lastEnd says how the last run ended.

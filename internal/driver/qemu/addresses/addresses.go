@@ -91,7 +91,7 @@ func parseRange(text string) (netip.Prefix, error) {
 	}
 	for _, r := range routes {
 		if p.Overlaps(r.to) {
-			return p, fmt.Errorf("--qemu-network is %s, and this host has a route to %s%s: %s", text, r.to, r.by(), choose)
+			return p, fmt.Errorf("--qemu-network is %s, and this host has a route to %s%s: %s", text, r.to, r.interfaceName(), choose)
 		}
 	}
 	return p, nil
@@ -113,7 +113,7 @@ type Pool struct {
 func (p *Pool) Take(uid types.UID, had netip.Prefix) (netip.Prefix, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if had.Bits() == p.Range.Bits() && p.Range.Contains(had.Addr()) && p.take(uid, had.Addr()) == nil {
+	if had.Bits() == p.Range.Bits() && p.Range.Contains(had.Addr()) && p.reserveAddress(uid, had.Addr()) == nil {
 		return had, nil
 	}
 	hash := fnv.New32a()
@@ -121,8 +121,8 @@ func (p *Pool) Take(uid types.UID, had netip.Prefix) (netip.Prefix, error) {
 	size := uint32(1)<<(32-p.Range.Bits()) - 3 // without the network, the gateway and the broadcast address
 	begin := hash.Sum32() % size
 	for n := range size {
-		address := p.at((begin + n) % size)
-		err := p.take(uid, address)
+		address := p.addressAt((begin + n) % size)
+		err := p.reserveAddress(uid, address)
 		if !errors.Is(err, fs.ErrExist) {
 			return netip.PrefixFrom(address, p.Range.Bits()), err
 		}
@@ -130,31 +130,31 @@ func (p *Pool) Take(uid types.UID, had netip.Prefix) (netip.Prefix, error) {
 	return netip.Prefix{}, driver.Errorf(driver.ErrRetry, "all %d addresses of %s (--qemu-network) are taken", size, p.Range)
 }
 
-// at returns the n-th address that a machine may have.
-func (p *Pool) at(n uint32) netip.Addr {
+// addressAt returns the n-th address that a machine may have.
+func (p *Pool) addressAt(n uint32) netip.Addr {
 	base := p.Range.Addr().As4()
 	var a [4]byte
 	binary.BigEndian.PutUint32(a[:], binary.BigEndian.Uint32(base[:])+2+n)
 	return netip.AddrFrom4(a)
 }
 
-func (p *Pool) link(address netip.Addr) string { return filepath.Join(p.Dir, address.String()) }
+func (p *Pool) linkPath(address netip.Addr) string { return filepath.Join(p.Dir, address.String()) }
 
-// take takes an address, and fails with fs.ErrExist if another machine has it.
-func (p *Pool) take(uid types.UID, address netip.Addr) error {
+// reserveAddress takes an address, and fails with fs.ErrExist if another machine has it.
+func (p *Pool) reserveAddress(uid types.UID, address netip.Addr) error {
 	for range 2 {
-		err := os.Symlink(string(uid), p.link(address))
+		err := os.Symlink(string(uid), p.linkPath(address))
 		if !errors.Is(err, fs.ErrExist) {
 			return err
 		}
-		owner, err := os.Readlink(p.link(address))
+		owner, err := os.Readlink(p.linkPath(address))
 		switch {
 		case err == nil && owner == string(uid):
 			return nil
 		case err == nil && !p.IsGone(types.UID(owner)):
 			return fs.ErrExist
 		case err == nil:
-			p.release(types.UID(owner), address)
+			p.releaseAddress(types.UID(owner), address)
 		case !errors.Is(err, fs.ErrNotExist):
 			return err
 		}
@@ -166,11 +166,11 @@ func (p *Pool) take(uid types.UID, address netip.Addr) error {
 func (p *Pool) Release(uid types.UID, address netip.Addr) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.release(uid, address)
+	p.releaseAddress(uid, address)
 }
 
-func (p *Pool) release(uid types.UID, address netip.Addr) {
-	if owner, err := os.Readlink(p.link(address)); err == nil && owner == string(uid) {
-		_ = os.Remove(p.link(address))
+func (p *Pool) releaseAddress(uid types.UID, address netip.Addr) {
+	if owner, err := os.Readlink(p.linkPath(address)); err == nil && owner == string(uid) {
+		_ = os.Remove(p.linkPath(address))
 	}
 }

@@ -18,8 +18,8 @@ type route struct {
 	device int
 }
 
-// by names the interface of a route, for people.
-func (r route) by() string {
+// interfaceName names the interface of a route, for people.
+func (r route) interfaceName() string {
 	device, err := net.InterfaceByIndex(r.device)
 	if err != nil {
 		return ""

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package disks makes the disks of machines, on top of images that the operator allows, and
-// opens them for QEMU. Its errors are those of the driver contract.
+// opens them for QEMU. It returns errors of the driver contract.
 //
 // Start with Store.Make. disks.go makes and opens disks, images.go finds the images that
 // they stand on, and fetch.go fetches images in the background.
@@ -31,7 +31,7 @@ type Store struct {
 }
 
 // NewStore returns a store of disks in a folder, which takes images from the given
-// folders and from what was fetched.
+// folders and from those that were fetched.
 func NewStore(folder string, images *ImageStore, imageDirs []string) *Store {
 	return &Store{
 		images: images, imageDirs: imageDirs,
@@ -47,7 +47,7 @@ type Disk struct {
 	Template string `json:"template,omitempty"`
 }
 
-// Order is what a disk is to be, and the fields that say so.
+// Order describes a disk that is to be made, and the fields that say so.
 type Order struct {
 	ImageField, SizeField string
 	Image                 ImageSettings
@@ -91,7 +91,7 @@ func (d *Store) Keep(folder string, have Disk) error {
 			return err
 		}
 	}
-	for _, b := range have.bases() {
+	for _, b := range have.baseImages() {
 		if err := d.images.Keep(folder, b); err != nil {
 			return fmt.Errorf("keeping %s, which a disk stands on: %w", b.Path, err)
 		}
@@ -106,7 +106,7 @@ func (d *Store) KeepOnly(folder string, have ...Disk) error {
 		if err := d.Keep(folder, disk); err != nil {
 			return err
 		}
-		for _, b := range disk.bases() {
+		for _, b := range disk.baseImages() {
 			needed[b.Path] = true
 		}
 	}
@@ -124,8 +124,8 @@ func (d *Store) KeepOnly(folder string, have ...Disk) error {
 	return nil
 }
 
-// bases returns the files of the store on which a disk is based.
-func (d Disk) bases() []image.Base {
+// baseImages returns the files of the store on which a disk is based.
+func (d Disk) baseImages() []image.Base {
 	var all []image.Base
 	if d.Template != "" {
 		all = append(all, templateBase(filepath.Base(d.Template)))
@@ -177,11 +177,11 @@ func CheckUnwritten(path string) error {
 }
 
 // maxOvercommit is how many times the size of the host's file system one disk may have.
-// Disks take only the room of what was written to them, so their sum may exceed the
+// Disks take only the room of the data that was written to them, so their sum may exceed the
 // host, but a guest relies on its disk's size.
 const maxOvercommit = 10
 
-// Capacity is what the file system of the machines' disks holds, and has free.
+// Capacity is the size of the file system of the machines' disks, and how much is free.
 type Capacity struct{ Total, Available int64 }
 
 // readCapacity returns the capacity that disks grow into.

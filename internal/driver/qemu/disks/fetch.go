@@ -17,7 +17,7 @@ import (
 )
 
 // ImageStore fetches images in the background, each once for all servers that wait for
-// it. Its errors are those of the driver contract.
+// it. It returns errors of the driver contract.
 type ImageStore struct {
 	*image.Store
 

@@ -183,7 +183,7 @@ func openBelow(dir, name string) (*os.File, error) {
 func (d *Store) OpenKernel(spec driver.ServerSpec, files *launch.Files) (*launch.Kernel, error) {
 	k := spec.Image.Kernel
 	if k == nil {
-		return nil, nil //nolint:nilnil // Nil is for the disk's own.
+		return nil, nil //nolint:nilnil // Nil stands for the image that the disk has.
 	}
 	// In order, so that of two missing files the same one is reported each time.
 	left := spec.MemoryBytes
@@ -295,8 +295,8 @@ func (d *Store) reopenImage(field string, was BaseImage) (*os.File, error) {
 	return d.OpenImage(field, ImageSettings{was.Source, was.FetchedRef("").Checksum})
 }
 
-// CheckDirs refuses folders through which a machine could get Drover's own files: the disk
-// of another machine, with its secrets, or a private key. What is in always is allowed.
+// CheckDirs refuses folders through which a machine could get files of Drover: the disk of
+// another machine, with its secrets, or a private key. Folders in always are allowed.
 func CheckDirs(imageDirs []string, always string, private []string) error {
 	for _, images := range imageDirs {
 		if !filepath.IsAbs(images) {

@@ -4,7 +4,7 @@
 // Package folder reads and clears up a folder of the qemu driver, for programs that run no
 // machines there. Controllers may run at the same time.
 //
-// Start with Open. folder.go has the images that were fetched and what disks may grow by,
+// Start with Open. folder.go has the images that were fetched and the growth of disks,
 // servers.go the machines.
 package folder
 
@@ -47,7 +47,7 @@ type Image struct {
 func Open(path string, c clock.WithTicker) (*Folder, error) {
 	dir, err := statedir.OpenExisting("the qemu driver's folder", path)
 	if err != nil {
-		return nil, fmt.Errorf("%s is no folder of the qemu driver: %w", path, err)
+		return nil, fmt.Errorf("%s is not a folder of the qemu driver: %w", path, err)
 	}
 	return &Folder{
 		dir:    dir,

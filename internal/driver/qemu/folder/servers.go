@@ -33,7 +33,7 @@ func (a Admin) Survey(ctx context.Context) (driver.Survey, error) {
 	if err != nil {
 		return driver.Survey{}, err
 	}
-	servers, err := a.servers(ctx)
+	servers, err := a.listServers(ctx)
 	if err != nil {
 		return driver.Survey{}, err
 	}
@@ -41,7 +41,7 @@ func (a Admin) Survey(ctx context.Context) (driver.Survey, error) {
 	return driver.Survey{EngineID: id, Version: version, Servers: servers}, a.dir.Reach()
 }
 
-func (a Admin) servers(ctx context.Context) ([]driver.Server, error) {
+func (a Admin) listServers(ctx context.Context) ([]driver.Server, error) {
 	instances, err := a.host.AllInstances()
 	if err != nil {
 		return nil, err
@@ -52,7 +52,7 @@ func (a Admin) servers(ctx context.Context) ([]driver.Server, error) {
 		if ctx.Err() != nil {
 			return nil, driver.Errorf(driver.ErrUnavailable, "reading %s: %w", a.dir.Path(), ctx.Err())
 		}
-		s, ours, err := a.observe(inst)
+		s, ours, err := a.observeServer(inst)
 		if err != nil {
 			return nil, err
 		}
@@ -70,9 +70,9 @@ func (a Admin) servers(ctx context.Context) ([]driver.Server, error) {
 	return servers, nil
 }
 
-// observe returns a server and whether it is this cluster's. One whose record cannot be read
+// observeServer returns a server and whether it is this cluster's. One whose record cannot be read
 // may be any cluster's.
-func (a Admin) observe(inst *instance.Instance) (s driver.Server, ours bool, err error) {
+func (a Admin) observeServer(inst *instance.Instance) (s driver.Server, ours bool, err error) {
 	r, err := inst.Load()
 	if errors.Is(err, fs.ErrNotExist) {
 		return driver.Server{}, false, nil
@@ -136,7 +136,7 @@ func (a Admin) findReleased(t driver.Target) (*instance.Instance, error) {
 			return s, nil
 		}
 	}
-	return nil, driver.Errorf(driver.ErrNotFound, "this cluster has no released machine of UID %s with id %s", t.UID, t.ID)
+	return nil, driver.Errorf(driver.ErrNotFound, "no released machine of this cluster has the UID %s and the id %s", t.UID, t.ID)
 }
 
 // killStrays ends QEMUs that lost their directory or the run lock in it while they ran. The

@@ -35,12 +35,12 @@ type Guests struct {
 // New returns the guests of a host.
 func New(host *instance.Host) *Guests {
 	g := &Guests{host: host}
-	g.Reach = g.reach
+	g.Reach = g.clientOf
 	return g
 }
 
-// reach returns a client of the supervisor of a server that runs.
-func (g *Guests) reach(ctx context.Context, uid types.UID) (*control.Client, error) {
+// clientOf returns a client of the supervisor of a server that runs.
+func (g *Guests) clientOf(ctx context.Context, uid types.UID) (*control.Client, error) {
 	s, err := g.findRunning(ctx, uid)
 	if err != nil {
 		return nil, err
@@ -48,21 +48,21 @@ func (g *Guests) reach(ctx context.Context, uid types.UID) (*control.Client, err
 	return s.Supervisor().Reach(ctx)
 }
 
-// Logs implements driver.LogReader. The log has what all runs have printed.
+// Logs implements driver.LogReader. The log has the output of all runs.
 func (g *Guests) Logs(ctx context.Context, uid types.UID, o driver.LogOptions) (io.ReadCloser, error) {
 	if err := o.Check(); err != nil {
 		return nil, err
 	}
-	s, err := g.find(ctx, uid, (*instance.Instance).Load)
+	s, err := g.findServer(ctx, uid, (*instance.Instance).Load)
 	if err != nil {
 		return nil, err
 	}
 	log, err := s.OpenLog(ctx, machine.LogOptions(o))
-	return log, classify(ctx, err)
+	return log, classifyError(ctx, err)
 }
 
-// find returns a server of this cluster as look finds it.
-func (g *Guests) find(ctx context.Context, uid types.UID, look func(*instance.Instance) (*instance.Instance, error)) (*instance.Instance, error) {
+// findServer returns a server of this cluster as look finds it.
+func (g *Guests) findServer(ctx context.Context, uid types.UID, look func(*instance.Instance) (*instance.Instance, error)) (*instance.Instance, error) {
 	if err := kit.CheckContext(ctx); err != nil {
 		return nil, err
 	}
@@ -84,7 +84,7 @@ func (g *Guests) find(ctx context.Context, uid types.UID, look func(*instance.In
 
 // findRunning returns a server whose guest runs, or could continue.
 func (g *Guests) findRunning(ctx context.Context, uid types.UID) (*instance.Instance, error) {
-	s, err := g.find(ctx, uid, func(inst *instance.Instance) (*instance.Instance, error) { return inst.Observe(ctx) })
+	s, err := g.findServer(ctx, uid, func(inst *instance.Instance) (*instance.Instance, error) { return inst.Observe(ctx) })
 	if err == nil && !s.IsAlive() {
 		err = driver.Errorf(driver.ErrRetry, "the server %s does not run", uid)
 	}
@@ -105,7 +105,7 @@ func (g *Guests) reachPort(ctx context.Context, uid types.UID, port int32) (*con
 	if port < 1 || port > math.MaxUint16 {
 		return nil, driver.Errorf(driver.ErrInvalid, "port is %d: it must be from 1 to %d", port, math.MaxUint16)
 	}
-	return g.reach(ctx, uid)
+	return g.clientOf(ctx, uid)
 }
 
 // explainPort names the port that a guest has not answered at. The time of ctx limits the wait for the guest.
@@ -132,8 +132,8 @@ func (g *Guests) Dial(ctx context.Context, uid types.UID, port int32) (net.Conn,
 	return conn, nil
 }
 
-// classify gives an error of what changes nothing its kind in the contract.
-func classify(ctx context.Context, err error) error {
+// classifyError gives an error of a call that changes nothing its kind in the contract.
+func classifyError(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
-// minContainerMemory is what the kernel, Drover's program and a small command need.
+// minContainerMemory is the memory that the kernel, Drover's program and a small command need.
 const minContainerMemory = 128 << 20
 
 // CheckFields refuses fields that mean nothing for the image of a spec, which is a container image or a disk.
@@ -37,7 +37,7 @@ func CheckFields(spec driver.ServerSpec, isContainer bool) error {
 		isSet, isFor bool
 		hint         string
 	}{
-		{"image.kernel", spec.Image.Kernel != nil, !isContainer, "a container image boots Drover's own kernel; leave it out"},
+		{"image.kernel", spec.Image.Kernel != nil, !isContainer, "a container image boots the kernel of Drover; leave it out"},
 		{"userData", !spec.UserData.IsZero(), !isContainer, forDisks},
 		{"networkData", !spec.NetworkData.IsZero(), !isContainer, forDisks},
 		{"sshAuthorizedKeys", len(spec.SSHKeys) > 0, !isContainer, forDisks},
@@ -74,7 +74,7 @@ func (s *start) prepareGuest() (err error) {
 	return nil
 }
 
-// resultFile returns the path of what the guest says of a run. It goes with the record of the run's end.
+// resultFile returns the path of the guest's report about a run. It goes with the record of the run's end.
 func resultFile(exitFile string) string { return strings.TrimSuffix(exitFile, ".json") + ".result" }
 
 // openResult opens the file of the result for QEMU, a disk of the guest. Its room on the host is taken beforehand: the
@@ -98,11 +98,11 @@ func (s *start) openResult() error {
 }
 
 // configureGuest returns a file of memory with the configuration for the program in the guest. It may have Secrets.
-func configureGuest(spec driver.ServerSpec, says image.Config, nonce []byte) (*os.File, error) {
+func configureGuest(spec driver.ServerSpec, imageConfig image.Config, nonce []byte) (*os.File, error) {
 	hostname, _, _ := strings.Cut(spec.Name, ".")
 	c := config.Config{
-		Hostname: hostname, Args: argumentsOf(spec, says), Env: slices.Clone(says.Env), User: says.User,
-		WorkingDir: says.WorkingDir, StopSignal: says.StopSignal, GraceSeconds: graceOf(spec.GracePeriod),
+		Hostname: hostname, Args: argumentsOf(spec, imageConfig), Env: slices.Clone(imageConfig.Env), User: imageConfig.User,
+		WorkingDir: imageConfig.WorkingDir, StopSignal: imageConfig.StopSignal, GraceSeconds: graceOf(spec.GracePeriod),
 		Network: config.Network{DHCP: true}, Disks: config.Disks{Root: config.RootSerial, Data: config.DataSerial}, Nonce: nonce,
 	}
 	for _, e := range spec.Env {
@@ -119,8 +119,8 @@ func configureGuest(spec driver.ServerSpec, says image.Config, nonce []byte) (*o
 }
 
 // argumentsOf returns what is run, by the rules of a pod: a command of the spec also replaces the image's arguments.
-func argumentsOf(spec driver.ServerSpec, says image.Config) []string {
-	entrypoint, args := says.Entrypoint, says.Cmd
+func argumentsOf(spec driver.ServerSpec, config image.Config) []string {
+	entrypoint, args := config.Entrypoint, config.Cmd
 	if len(spec.Command) > 0 {
 		entrypoint, args = spec.Command, nil
 	}
@@ -156,7 +156,7 @@ func sealedFile(content []byte) (*os.File, error) {
 // reasonError is the reason of an exit with a code, as docker has it.
 const reasonError = "Error"
 
-// addClaim adds to the exit of a guest that has shut down how its command has ended, by the guest's own account in a
+// addClaim adds to the exit of a guest that has shut down how its command has ended, which the guest has reported in a
 // file.
 func addClaim(file string, exit *driver.Exit) error {
 	if exit.Reason != machine.EndCompleted {

@@ -56,13 +56,13 @@ func VolumeOrder(i int, v driver.Volume) disks.Order {
 // maxDisk bounds what a supervisor may claim a disk to have: one that was grown before can have more than is asked for.
 const maxDisk = 1 << 50
 
-// GrowDisks enlarges the disks of a running QEMU to what the spec says.
+// GrowDisks enlarges the disks of a running QEMU to the sizes of the spec.
 func (inst *Instance) GrowDisks(ctx context.Context, spec driver.ServerSpec) error {
 	sizes, found := inst.SizesToGrow(spec)
 	if !found {
 		return nil
 	}
-	err := inst.call(ctx, "grow", func(ctx context.Context, c *control.Client) (err error) {
+	err := inst.callSupervisor(ctx, "grow", func(ctx context.Context, c *control.Client) (err error) {
 		sizes, err = c.Grow(ctx, sizes)
 		return err
 	})

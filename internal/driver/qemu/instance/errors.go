@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
-// machineErrors are the kinds and reasons of the contract for what fails in a machine.
+// machineErrors are the kinds and reasons of the contract for failures of a machine.
 var machineErrors = []struct {
 	from, kind error
 	reason     string
@@ -67,8 +67,8 @@ func ContractError(err error) error {
 // owner and its parts are unknown then, so no process changes it until it is repaired.
 type brokenError struct{ error }
 
-// wrapBroken makes an error one server's own, so that the others can still be seen.
-// Where the process has no descriptors left, the error is not the server's.
+// wrapBroken makes an error the error of one server, so that the others can still be seen.
+// Where the process has run out of descriptors, the error is not the server's.
 func wrapBroken(repair string, err error) error {
 	switch {
 	case err == nil:
@@ -86,7 +86,7 @@ func IsBroken(err error) bool {
 }
 
 // ClassifyReadError says whether a record that could not be read is gone, may be read
-// later, or needs a repair. Removing a server helps only if it has no record.
+// later, or needs a repair. Removing a server helps only if its record is gone.
 func ClassifyReadError(inst *Instance, err error) error {
 	if inst.IsGone() {
 		return fs.ErrNotExist
@@ -99,7 +99,7 @@ func ClassifyReadError(inst *Instance, err error) error {
 }
 
 // ClassifyObserveError classifies the error of a failed observation: fs.ErrNotExist stays as
-// it is, a broken server's own is ErrRetry, any other is ErrUnavailable.
+// it is, the error of a broken server is ErrRetry, any other is ErrUnavailable.
 func ClassifyObserveError(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

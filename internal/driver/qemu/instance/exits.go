@@ -33,7 +33,7 @@ const (
 // ReasonKilled is the exit reason of a run whose QEMU ended without reporting why.
 const ReasonKilled = machine.EndKilled
 
-// exitCodes are those of the reasons for which QEMU's guest has ended.
+// exitCodes has the exit code for each reason for which QEMU's guest has ended.
 var exitCodes = map[string]int{
 	machine.EndCompleted: codeShutDown, machine.EndPanicked: CodePanicked, machine.EndInternalError: codeBroken,
 }
@@ -67,7 +67,7 @@ func (inst *Instance) RecordExit(exit driver.Exit) (driver.Exit, error) {
 		err = h.StateDir.Create(file, content)
 	}
 	switch {
-	case err == nil && inst.IsGone(): // a server that was removed or released meanwhile has no record
+	case err == nil && inst.IsGone(): // a server that was removed or released meanwhile lacks a record
 		err = os.Remove(file)
 	case errors.Is(err, fs.ErrExist):
 		var first *driver.Exit

@@ -30,7 +30,7 @@ import (
 // secret is in every text of FuzzSpec that no command line may have.
 const secret = "hunter2secret"
 
-// choices are what a user chooses in a spec, as FuzzSpec gets it.
+// choices are the choices of a user in a spec, as FuzzSpec gets them.
 type choices struct {
 	name, image, checksum, kernel, initrd, cmdline, volume, hostIP, protocol, key string
 	hostPort, port                                                                int32
@@ -52,8 +52,8 @@ func (x choices) spec(uid types.UID) driver.ServerSpec {
 	return spec
 }
 
-// fuzzHost is a driver on a folder, and what the fuzzer may name: images below images, and
-// nothing else.
+// fuzzHost is a driver on a folder, and the files that the fuzzer may name: images below images,
+// and nothing else.
 type fuzzHost struct {
 	*qemu.Driver
 	root, images string
@@ -164,7 +164,7 @@ func (h *fuzzHost) check(t *testing.T, x choices) {
 		return
 	}
 	if !slices.Contains(onlyNames, x.image) || !slices.Contains(onlyNames, x.kernel) || x.initrd != "" && !slices.Contains(onlyNames, x.initrd) {
-		t.Errorf("%+v: it runs on files that are none of %q", x, onlyNames)
+		t.Errorf("%+v: it runs on files that are not among %q", x, onlyNames)
 	}
 	args, err := c.Arguments(files)
 	if err != nil {
@@ -216,7 +216,7 @@ func (h *fuzzHost) checkFiles(t *testing.T, uid types.UID, args []string) {
 	}
 }
 
-// expectedShapes are those of a plain machine that has the same disks, ports and files.
+// expectedShapes are the shapes of a plain machine that has the same disks, ports and files.
 func expectedShapes(t *testing.T, x choices) []string {
 	t.Helper()
 	fd := 9

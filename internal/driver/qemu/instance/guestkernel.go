@@ -23,7 +23,7 @@ const (
 	guestAboutFile  = "kernel.json"
 )
 
-// guestCmdline is the command line of the kernel. It ends the machine at a panic, and skips tests of its own.
+// guestCmdline is the command line of the kernel. It ends the machine at a panic, and skips the kernel's tests.
 const guestCmdline = "console=ttyS0 quiet panic=-1 cryptomgr.notests 8250.nr_uarts=1"
 
 // maxAbout is more than guestAboutFile has.
@@ -43,7 +43,7 @@ func (h *Host) openGuestKernel(accel string, files *launch.Files) (opened *launc
 		GuestVersion int    `json:"guestVersion"`
 	}
 	if err := json.Unmarshal(text, &about); err != nil || about.SHA256 == "" {
-		return nil, "", unusable(fmt.Errorf("%s has no vmlinuxSHA256", guestAboutFile))
+		return nil, "", unusable(fmt.Errorf("%s lacks vmlinuxSHA256", guestAboutFile))
 	}
 	if about.GuestVersion != config.Version {
 		return nil, "", unusable(fmt.Errorf("guestVersion in %s is %d, want %d: it is of another Drover, so run make guest", guestAboutFile, about.GuestVersion, config.Version))

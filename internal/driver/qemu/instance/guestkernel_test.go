@@ -15,11 +15,11 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestGuestVersion checks that a kernel with the guest's program of another Drover is refused before a run, with what to
-// do: such a program may not be able to say anything.
+// TestGuestVersion checks that a kernel with the guest's program of another Drover is refused before a run, with a
+// remedy: such a program may not be able to say anything.
 func TestGuestVersion(t *testing.T) {
 	t.Parallel()
-	for about, says := range map[string]string{
+	for about, message := range map[string]string{
 		`{"vmlinuxSHA256": "1"}`: "guestVersion in kernel.json is 0",
 		fmt.Sprintf(`{"guestVersion": %d, "vmlinuxSHA256": "1"}`, config.Version+1): "run make guest",
 		fmt.Sprintf(`{"guestVersion": %d, "vmlinuxSHA256": "1"}`, config.Version):   "",
@@ -31,10 +31,10 @@ func TestGuestVersion(t *testing.T) {
 		files := &launch.Files{}
 		_, _, err := (&Host{GuestDir: dir}).openGuestKernel(launch.AccelTCG, files)
 		files.Close()
-		if says == "" {
+		if message == "" {
 			assert.NoError(t, err)
 			continue
 		}
-		assert.ErrorIs(t, about, err, driver.ErrRetry, says)
+		assert.ErrorIs(t, about, err, driver.ErrRetry, message)
 	}
 }

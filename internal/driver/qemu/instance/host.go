@@ -62,7 +62,7 @@ type Config struct {
 	Log   logr.Logger
 }
 
-// Host is what the instances in a folder share.
+// Host has the state and settings that the instances in a folder share.
 type Host struct {
 	Config
 	remembered
@@ -180,7 +180,7 @@ func NewID() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "")
 
 var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
-// CheckUID refuses a UID that is no UUID, since it is the machine's SMBIOS UUID too.
+// CheckUID refuses a UID that is not a UUID, since it is the machine's SMBIOS UUID too.
 func CheckUID(uid types.UID) error {
 	if uuidPattern.MatchString(string(uid)) {
 		return nil
@@ -342,8 +342,8 @@ func (h *Host) lostMachine(uid types.UID) (machine.Machine, error) {
 	return machine.Machine{Path: filepath.Join(vms, string(uid)), UUID: string(uid)}, nil
 }
 
-// remembered is what a driver remembers of servers beside their records. What a released
-// server must not share with a later one of its UID is by directory.
+// remembered has the facts that a driver remembers of servers beside their records. Facts that a
+// released server must not share with a later one of its UID are keyed by directory.
 type remembered struct {
 	// ReportedExits holds the last run whose exit was reported to a caller.
 	ReportedExits driver.SyncMap[types.UID, string]

@@ -4,8 +4,8 @@
 // Package instance is one server of the qemu driver: its directory, its machine, its record
 // and the exit of its last run.
 //
-// Start with Instance in instance.go, and with Host (host.go), which is what instances
-// share. Package record has what is stored of a server, and exits.go how its runs ended.
+// Start with Instance in instance.go, and with Host (host.go), which instances share.
+// Package record has the stored state of a server, and exits.go how its runs ended.
 // observe.go finds its state; start.go, stop.go and disk.go change it, by way of its
 // supervisor; supervise.go sees to it that there is one. The callers of methods that change
 // a server hold its lock.
@@ -38,7 +38,7 @@ const (
 // maxFileSize is more than a record or an exit has: objects in etcd are smaller.
 const maxFileSize = 4 << 20
 
-// Instance is one server: its directory and machine, its record, and what was observed of
+// Instance is one server: its directory and machine, its record, and the observation of
 // it.
 type Instance struct {
 	machine.Machine
@@ -52,7 +52,7 @@ type Instance struct {
 	// RunState is QEMU's run state, empty if it is not known; QueryErr says why.
 	RunState string
 	QueryErr error
-	// GuestMemoryBytes is what the guest uses by its own account, 0 if it does not report that.
+	// GuestMemoryBytes is the memory that the guest reports to use, 0 if it does not report that.
 	GuestMemoryBytes int64
 	// edge is the report of its supervisor, nil if that does not answer.
 	edge *edgeReport
@@ -161,9 +161,9 @@ func (inst *Instance) Report() driver.Server {
 	return out
 }
 
-// describeRun adds what only a server that is on has: CPUs and memory, since the next start takes
-// what the spec says then, and addresses. The first is the machine's own, where other machines reach it; those of the
-// host lead to its ports.
+// describeRun adds the fields that only a server has which is on: CPUs and memory, since the next start takes the sizes
+// that the spec has then, and addresses. The first is the address of the machine, where other machines reach it; the
+// addresses of the host lead to its ports.
 func (inst *Instance) describeRun(out *driver.Server) {
 	out.Applied.CPUMilli, out.Applied.MemoryBytes = inst.Settings.CPUMilli, inst.Settings.MemoryBytes
 	out.Note, out.Accelerator = inst.CPUNote, inst.Accelerator
@@ -189,7 +189,7 @@ func (inst *Instance) describeRun(out *driver.Server) {
 	}
 	out.NeedsEnsure = inst.Phase == record.PhaseOn && !inst.Retained && inst.edge != nil && needs()
 	for _, f := range inst.Forwards {
-		if !inst.serves(f) {
+		if !inst.servesPort(f) {
 			continue
 		}
 		out.Ports = append(out.Ports, driver.Port{Protocol: strings.ToUpper(f.Protocol), Port: f.Port, HostPort: f.HostPort, HostIP: f.HostIP})

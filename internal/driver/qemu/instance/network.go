@@ -19,13 +19,13 @@ import (
 func (inst *Instance) networkConfig() control.NetworkConfig {
 	return control.NetworkConfig{
 		MAC: launch.MACAddress(inst.UUID), Address: inst.Address, MTU: control.GuestMTU,
-		Hostname: inst.Name, Domain: inst.Namespace + "." + control.InternalDomain, Wanted: inst.wanted(),
+		Hostname: inst.Name, Domain: inst.Namespace + "." + control.InternalDomain, Wanted: inst.wantedEdge(),
 	}
 }
 
-// wanted returns the edge that the machine should have. A record of a version without revisions has no egress: until the
-// leader has recorded one, the egress is the one that this process allows.
-func (inst *Instance) wanted() control.Wanted {
+// wantedEdge returns the edge that the machine should have. A record of a version without revisions lacks the egress: until
+// the leader has recorded one, the egress is the one that this process allows.
+func (inst *Instance) wantedEdge() control.Wanted {
 	w := control.Wanted{Revision: inst.NetworkRevision, Ports: hostports.KeysOf(inst.Forwards), Egress: inst.Egress}
 	if w.Revision == (control.Revision{}) {
 		w.Egress = inst.wantedEgress()
@@ -72,15 +72,15 @@ type edgeReport struct {
 	ports  []control.Port
 }
 
-// serves reports whether the supervisor says that it serves a host port.
-func (inst *Instance) serves(f hostports.Forward) bool {
+// servesPort reports whether the supervisor says that it serves a host port.
+func (inst *Instance) servesPort(f hostports.Forward) bool {
 	return inst.edge != nil && slices.Contains(inst.edge.ports, f.Key())
 }
 
 // NeedsNetwork reports whether the edge of a machine that runs differs from the record, or the record from the egress that
 // this process allows. The former is not known while the supervisor does not answer.
 func (inst *Instance) NeedsNetwork() bool {
-	lacks := func(f hostports.Forward) bool { return !inst.serves(f) }
+	lacks := func(f hostports.Forward) bool { return !inst.servesPort(f) }
 	return inst.NeedsEgress() || inst.edge != nil && slices.ContainsFunc(inst.Forwards, lacks)
 }
 
@@ -102,8 +102,8 @@ func (inst *Instance) ConvergeEgress(ctx context.Context) (err error) {
 	if err != nil && !narrows {
 		return err
 	}
-	return cmp.Or(err, inst.call(ctx, "egress", func(ctx context.Context, c *control.Client) error {
-		wanted := inst.wanted()
+	return cmp.Or(err, inst.callSupervisor(ctx, "egress", func(ctx context.Context, c *control.Client) error {
+		wanted := inst.wantedEdge()
 		served, err := c.SetWanted(ctx, wanted)
 		if err == nil {
 			inst.edge = &edgeReport{wanted.Revision, served}
@@ -145,8 +145,8 @@ func (inst *Instance) findForwards(ctx context.Context, spec driver.ServerSpec) 
 // serveNetwork configures the edge as recorded. It opens the ports that the edge does not serve yet and that are not among
 // sockets.
 func (inst *Instance) serveNetwork(ctx context.Context, sockets hostports.Sockets) error {
-	return inst.call(ctx, "network", func(ctx context.Context, c *control.Client) error {
-		wanted := inst.wanted()
+	return inst.callSupervisor(ctx, "network", func(ctx context.Context, c *control.Client) error {
+		wanted := inst.wantedEdge()
 		served, err := c.SetWanted(ctx, wanted)
 		if err != nil {
 			return err

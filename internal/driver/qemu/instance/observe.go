@@ -92,7 +92,7 @@ func (inst *Instance) queryStatus(ctx context.Context, within time.Duration) (er
 	if ctx.Err() != nil || bounded.Err() != nil || inst.QueryErr == nil && !hasEnded {
 		return ctx.Err()
 	}
-	// Its supervisor has no QEMU any more, or makes it quit.
+	// The QEMU of its supervisor has ended, or is made to quit.
 	if inst.WaitStopped(ctx, GoneWithin) == nil {
 		inst.On, inst.QueryErr = false, nil
 	}

@@ -18,12 +18,12 @@ const connectEvery = time.Second
 
 // connectPeers lets a machine meet others until ctx ends, as long as it is not released.
 func (f *follower) connectPeers(ctx context.Context, c *control.Client) {
-	for last := ""; ctx.Err() == nil; f.pause(ctx, connectEvery) {
+	for last := ""; ctx.Err() == nil; f.waitFor(ctx, connectEvery) {
 		now, err := f.inst.Load()
 		if err != nil || now.Retained || !now.Address.IsValid() {
 			return
 		}
-		err = f.inst.Host.Broker.Connect(ctx, now.peer(), func(ctx context.Context, calls, accepts *os.File) error { return f.join(ctx, c, calls, accepts) })
+		err = f.inst.Host.Broker.Connect(ctx, now.peerMachine(), func(ctx context.Context, calls, accepts *os.File) error { return f.joinLink(ctx, c, calls, accepts) })
 		if err != nil && ctx.Err() == nil && err.Error() != last {
 			last = err.Error()
 			f.inst.Host.Log.V(1).Info("Machine does not meet others", "uid", f.inst.UID, "cause", last)
@@ -31,19 +31,19 @@ func (f *follower) connectPeers(ctx context.Context, c *control.Client) {
 	}
 }
 
-// errReleased means that the machine is no server any more.
+// errReleased means that the machine does not belong to a server any more.
 var errReleased = errors.New("the machine was released")
 
-// join gives the supervisor a link to the broker, which has the machine as a member by now. Who releases the machine
+// joinLink gives the supervisor a link to the broker, which has the machine as a member by now. Who releases the machine
 // later ends the link, but who did so since connectPeers has looked may have found no member.
-func (f *follower) join(ctx context.Context, c *control.Client, calls, accepts *os.File) error {
+func (f *follower) joinLink(ctx context.Context, c *control.Client, calls, accepts *os.File) error {
 	if now, err := f.inst.Load(); err != nil || now.Retained {
 		return errors.Join(errReleased, err)
 	}
 	return c.Join(ctx, calls, accepts)
 }
 
-// peer returns what others may know of the machine.
-func (inst *Instance) peer() broker.Machine {
+// peerMachine returns what others may know of the machine.
+func (inst *Instance) peerMachine() broker.Machine {
 	return broker.Machine{UID: string(inst.UID), Cluster: inst.ClusterID, Namespace: inst.Namespace, Name: inst.Name, Address: inst.Address.Addr()}
 }

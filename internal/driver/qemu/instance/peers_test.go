@@ -42,12 +42,12 @@ func TestReleasedBeforeItJoins(t *testing.T) {
 	f, _ := newFollower(t)
 	errAsked := errors.New("asked")
 	c := control.NewLocalClient("token", func(context.Context) (net.Conn, error) { return nil, errAsked })
-	if err := f.join(t.Context(), c, nil, nil); err == nil || errors.Is(err, errReleased) {
+	if err := f.joinLink(t.Context(), c, nil, nil); err == nil || errors.Is(err, errReleased) {
 		t.Errorf("a server that is not released: %v, want that its supervisor is asked", err)
 	}
 	f.inst.Retained = true
 	assert.NoError(t, f.inst.Save())
-	assert.ErrorIs(t, "a released server", f.join(t.Context(), c, nil, nil), errReleased)
+	assert.ErrorIs(t, "a released server", f.joinLink(t.Context(), c, nil, nil), errReleased)
 }
 
 // TestOtherEgressIsReported checks that a change is reported again and again while what this process allows is not what
@@ -90,7 +90,7 @@ func TestOtherEgressIsReported(t *testing.T) {
 	}
 	inst.Egress.Deny, inst.Retained = false, true
 	assert.NoError(t, inst.Save())
-	checks(1) // of before
+	checks(1) // as before
 	last := changes.Load()
 	if checks(3); changes.Load() != last {
 		t.Error("changes were reported of a released server")

@@ -57,14 +57,14 @@ func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) erro
 	}
 	if err := s.startMachine(ctx, runLock); err != nil {
 		_ = runLock.Close()
-		return errors.Join(err, s.undo(ctx, before))
+		return errors.Join(err, s.restoreRecord(ctx, before))
 	}
-	return s.finish(ctx)
+	return s.finishStart(ctx)
 }
 
 // FinishStart resumes the guest of a QEMU that is up, whichever process started it.
 func (inst *Instance) FinishStart(ctx context.Context, spec driver.ServerSpec) error {
-	return (&start{inst: inst, host: inst.Host, spec: spec}).finish(ctx)
+	return (&start{inst: inst, host: inst.Host, spec: spec}).finishStart(ctx)
 }
 
 // start is the start of one run.
@@ -72,7 +72,7 @@ type start struct {
 	inst *Instance
 	host *Host
 	spec driver.ServerSpec
-	// machine is what runs, and files are those that QEMU is to get.
+	// machine is the machine that is to run, and files are the files that QEMU is to get.
 	machine launch.Config
 	files   *launch.Files
 	// forwards are the host ports of the run, and sockets those that were opened for it.
@@ -83,14 +83,14 @@ type start struct {
 }
 
 // prepareRun gathers what the run needs, and opens the files that QEMU is to get.
-func (s *start) prepareRun(ctx context.Context, on Platform) error {
+func (s *start) prepareRun(ctx context.Context, platform Platform) error {
 	release, err := s.host.Images.Hold()
 	if err != nil {
 		return err
 	}
 	defer release()
 	s.machine = launch.Config{
-		UUID: string(s.inst.UID), ID: s.inst.ID, Type: on.MachineType, Accel: on.Accelerator,
+		UUID: string(s.inst.UID), ID: s.inst.ID, Type: platform.MachineType, Accel: platform.Accelerator,
 		CPUs: wholeCPUs(s.spec.CPUMilli), MemoryBytes: s.spec.MemoryBytes,
 	}
 	if s.machine.Volumes, err = s.prepareVolumes(); err != nil {
@@ -147,7 +147,7 @@ func (s *start) prepareVolumes() ([]launch.Volume, error) {
 }
 
 // makeDisk moves a disk into place before it is recorded. It returns once a power cut leaves the
-// new record. A guest may write to a disk only after that: a disk that holds data and has no
+// new record. A guest may write to a disk only after that: a disk that holds data but lacks a
 // record is not used.
 func (s *start) makeDisk(file string, makeAt func(path string) (disks.Disk, error), setDisk func(disks.Disk)) error {
 	tmp, remove, err := s.host.StateDir.Temp()
@@ -243,7 +243,7 @@ func (s *start) discardRoot() error {
 }
 
 // recordRun records the run that is about to begin, and renames the previous log. A start that
-// was interrupted has left its own.
+// was interrupted has left a log too.
 func (s *start) recordRun() error {
 	inst, suffix := s.inst, machine.OldLog
 	if inst.Phase == record.PhaseStarting {
@@ -304,8 +304,8 @@ func (s *start) startMachine(ctx context.Context, runLock *os.File) (err error) 
 	return ContractError(err)
 }
 
-// undo restores a server whose QEMU did not come up to what it was before.
-func (s *start) undo(ctx context.Context, before record.Record) error {
+// restoreRecord restores the earlier record of a server whose QEMU did not come up.
+func (s *start) restoreRecord(ctx context.Context, before record.Record) error {
 	if err := s.inst.Kill(ctx); err != nil {
 		return err
 	}
@@ -320,9 +320,9 @@ func (s *start) undo(ctx context.Context, before record.Record) error {
 	return errors.Join(s.inst.SetLogAside(machine.FailedLog), s.inst.Save())
 }
 
-// finish resumes the guest. It does so last: if the process is killed before, the server is
+// finishStart resumes the guest. It does so last: if the process is killed before, the server is
 // found paused, and the next leader resumes it.
-func (s *start) finish(ctx context.Context) error {
+func (s *start) finishStart(ctx context.Context) error {
 	inst := s.inst
 	if err := inst.GrowDisks(ctx, s.spec); err != nil {
 		return err
@@ -342,7 +342,7 @@ func (s *start) finish(ctx context.Context) error {
 	// Notify first, so that other processes see to its supervisor even if this leader stops
 	// right after.
 	s.host.Notify(inst.UID)
-	return inst.call(ctx, "start", func(ctx context.Context, c *control.Client) error { return c.Start(ctx) })
+	return inst.callSupervisor(ctx, "start", func(ctx context.Context, c *control.Client) error { return c.Start(ctx) })
 }
 
 // limitCPU limits a QEMU to its fraction of a CPU. Where that is not possible the QEMU

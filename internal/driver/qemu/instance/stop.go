@@ -17,7 +17,7 @@ import (
 
 // Pause halts the guest.
 func (inst *Instance) Pause(ctx context.Context) error {
-	return inst.call(ctx, "pause", func(ctx context.Context, c *control.Client) error { return c.Pause(ctx) })
+	return inst.callSupervisor(ctx, "pause", func(ctx context.Context, c *control.Client) error { return c.Pause(ctx) })
 }
 
 // ResumeGuest resumes the guest. One that a disk error paused is resumed by the supervisor, again and again.
@@ -26,9 +26,9 @@ func (inst *Instance) ResumeGuest(ctx context.Context) error {
 	case machine.StatusIOError:
 		return inst.fault
 	case machine.StatusPrelaunch:
-		return inst.call(ctx, "start", func(ctx context.Context, c *control.Client) error { return c.Start(ctx) })
+		return inst.callSupervisor(ctx, "start", func(ctx context.Context, c *control.Client) error { return c.Start(ctx) })
 	}
-	return inst.call(ctx, "resume", func(ctx context.Context, c *control.Client) error { return c.Resume(ctx) })
+	return inst.callSupervisor(ctx, "resume", func(ctx context.Context, c *control.Client) error { return c.Resume(ctx) })
 }
 
 // StopRun presses the power button, and ends the run when StopBy has passed. A guest that
@@ -61,27 +61,27 @@ func (inst *Instance) StopRun(ctx context.Context, spec driver.ServerSpec) (wait
 
 // Shutdown has the supervisor press the power button until the guest has ended, and end the run by force at a
 // time; zero means never.
-func (inst *Instance) Shutdown(ctx context.Context, by time.Time) error {
-	id, within := stopOf(by, inst.Host.Clock.Now())
+func (inst *Instance) Shutdown(ctx context.Context, deadline time.Time) error {
+	id, within := stopOf(deadline, inst.Host.Clock.Now())
 	return inst.pressButton(ctx, id, within)
 }
 
 // pressButton is Shutdown for a stop of an ID. One that the supervisor has begun keeps its time.
 func (inst *Instance) pressButton(ctx context.Context, id string, within time.Duration) error {
-	return inst.call(ctx, "stop", func(ctx context.Context, c *control.Client) error { return c.Stop(ctx, id, within) })
+	return inst.callSupervisor(ctx, "stop", func(ctx context.Context, c *control.Client) error { return c.Stop(ctx, id, within) })
 }
 
-// stopOf returns the ID of a stop, and what is left of its time; 0 means for ever.
-func stopOf(by, now time.Time) (id string, within time.Duration) {
-	if by.IsZero() {
+// stopOf returns the ID of a stop, and the rest of its time; 0 means for ever.
+func stopOf(deadline, now time.Time) (id string, within time.Duration) {
+	if deadline.IsZero() {
 		return "0", 0
 	}
-	return strconv.FormatInt(by.UnixNano(), 10), max(time.Millisecond, by.Sub(now))
+	return strconv.FormatInt(deadline.UnixNano(), 10), max(time.Millisecond, deadline.Sub(now))
 }
 
 // Quit ends QEMU: by its supervisor, so that its disks are consistent, or else by force.
 func (inst *Instance) Quit(ctx context.Context) error {
-	err := inst.call(ctx, "quit", func(ctx context.Context, c *control.Client) error { return c.Quit(ctx) })
+	err := inst.callSupervisor(ctx, "quit", func(ctx context.Context, c *control.Client) error { return c.Quit(ctx) })
 	if err == nil && inst.WaitStopped(ctx, 2*machine.QuitWithin) == nil {
 		return nil
 	}

@@ -60,10 +60,10 @@ func (inst *Instance) Supervisor() supervisor.Place {
 	return p
 }
 
-// call has the supervisor do something. One that knows a later leader than the driver's folder, or a later revision than
+// callSupervisor has the supervisor do something. One that knows a later leader than the driver's folder, or a later revision than
 // the record, as after a restored etcd or folder, is replaced: the folder has admitted this leader, which holds the
 // server's lock.
-func (inst *Instance) call(ctx context.Context, what string, do func(context.Context, *control.Client) error) error {
+func (inst *Instance) callSupervisor(ctx context.Context, action string, do func(context.Context, *control.Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
 	c, err := inst.Supervisor().Reach(ctx)
@@ -71,7 +71,7 @@ func (inst *Instance) call(ctx context.Context, what string, do func(context.Con
 		return ContractError(err)
 	}
 	c.SetEpoch(inst.Leader)
-	point := crashpoint.Begin("machine "+what, inst.UUID)
+	point := crashpoint.Begin("machine "+action, inst.UUID)
 	err = point.Inject(func(ctx context.Context) error { return do(ctx, c) })(ctx)
 	point.End()
 	switch place := inst.Supervisor(); {
@@ -123,7 +123,7 @@ func Supervise(ctx context.Context, inst *Instance, onChange func()) {
 			last = now
 			onChange()
 		}
-		f.pause(ctx, wait)
+		f.waitFor(ctx, wait)
 		wait = min(2*wait, SuperviseEvery)
 	}
 	if ctx.Err() != nil || !wasOn {
@@ -145,7 +145,7 @@ func (f *follower) followOnce(ctx context.Context) (followed bool) {
 	place := s.Supervisor()
 	c, err := place.Reach(ctx)
 	if err != nil {
-		log.V(1).Info("Machine has no supervisor", "dir", s.Path, "cause", err.Error())
+		log.V(1).Info("Machine is without a supervisor", "dir", s.Path, "cause", err.Error())
 		return false
 	}
 	replaced, err := place.ReplaceOutdated(ctx, c.Token())
@@ -194,7 +194,7 @@ func (f *follower) followOutdated(ctx context.Context, cause error) (context.Con
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
-		f.pause(ctx, replaceEvery)
+		f.waitFor(ctx, replaceEvery)
 		cancel()
 	}()
 	return ctx, cancel
@@ -206,7 +206,7 @@ const egressEvery = time.Minute
 // watchEgress reports a change while the recorded egress differs from the one that this process allows. It changes
 // nothing itself: only the leader may, which then looks at the machine.
 func (f *follower) watchEgress(ctx context.Context) {
-	for last := ""; ctx.Err() == nil; f.pause(ctx, egressEvery) {
+	for last := ""; ctx.Err() == nil; f.waitFor(ctx, egressEvery) {
 		now, err := f.inst.Load()
 		if err == nil && !now.Retained && !now.Egress.Equal(now.wantedEgress()) {
 			f.onChange()
@@ -222,7 +222,7 @@ func (f *follower) watchEgress(ctx context.Context) {
 func (f *follower) reportChange(ctx context.Context) {
 	f.onChange()
 	now := f.inst.Host.Clock.Now()
-	f.pause(ctx, f.pace.ReserveN(now, 1).DelayFrom(now))
+	f.waitFor(ctx, f.pace.ReserveN(now, 1).DelayFrom(now))
 }
 
 // fingerprintState returns a text that differs between two states of a server whose supervisor cannot be reached.
@@ -234,8 +234,8 @@ func (f *follower) fingerprintState(ctx context.Context) (string, error) {
 	return fmt.Sprint(s.ID, s.Run, s.driverState(), s.Broken), nil
 }
 
-// pause waits as long as ctx allows.
-func (f *follower) pause(ctx context.Context, d time.Duration) {
+// waitFor waits as long as ctx allows.
+func (f *follower) waitFor(ctx context.Context, d time.Duration) {
 	if d <= 0 {
 		return
 	}
