@@ -86,7 +86,7 @@ func (s *Store) giveBack(kept, name string) error {
 	return s.AddFile(kept, name)
 }
 
-// IsStored reports whether a name is that of a file of a store, which a machine may keep.
+// IsStored reports whether a name belongs to a file of a store, which a machine may keep.
 func IsStored(name string) bool {
 	return strings.HasPrefix(name, imagePrefix) || IsRootName(name) || strings.HasPrefix(name, TemplatePrefix)
 }
@@ -99,7 +99,7 @@ func (b Base) isIn(path string) bool {
 	}
 	defer func() { _ = f.Close() }()
 	if b.Format == FormatRoot {
-		return (&Root{File: f}).read() == nil
+		return (&Root{File: f}).readConfig() == nil
 	}
 	info, err := f.Stat()
 	if err != nil || !info.Mode().IsRegular() {

@@ -22,12 +22,12 @@ const (
 	checksumsTimeout = time.Minute
 )
 
-// FindCloud returns the image of the catalogue that a source names, nil if it is no name. The error says
+// FindCloud returns the image of the catalogue that a source names, nil if it is not a name. The error says
 // which names there are.
 func (s *Sources) FindCloud(source string) (*catalogue.Image, error) {
-	name, is := catalogue.NameOf(source)
-	if !is {
-		return nil, nil //nolint:nilnil // Nil is for sources that are no names.
+	name, ok := catalogue.NameOf(source)
+	if !ok {
+		return nil, nil //nolint:nilnil // Nil is for sources that are not names.
 	}
 	found, err := s.catalogue.Find(name, platform.Architecture)
 	if err != nil {
@@ -85,15 +85,15 @@ func (s *Sources) fetchChecksums(ctx context.Context, url string, onData func())
 	return io.ReadAll(response.Body)
 }
 
-// receive hashes what is sent. A nil published has nothing to compare.
-func (p *published) receive(sent []byte) {
+// receiveBytes hashes what is sent. A nil published has nothing to compare.
+func (p *published) receiveBytes(sent []byte) {
 	if p != nil {
 		_, _ = p.hash.Write(sent) // never fails
 	}
 }
 
-// check compares what was sent with what the publisher has published.
-func (p *published) check() error {
+// checkSums compares the bytes that were sent with the checksum of the publisher.
+func (p *published) checkSums() error {
 	if p == nil {
 		return nil
 	}
@@ -103,9 +103,9 @@ func (p *published) check() error {
 	return nil
 }
 
-// version adds what was published to a server's version of its content: content that does not match is
+// versionFor adds what was published to a server's version of its content: content that does not match is
 // fetched again once another checksum is published.
-func (p *published) version(ofContent string) string {
+func (p *published) versionFor(ofContent string) string {
 	if p == nil || ofContent == "" {
 		return ofContent
 	}

@@ -59,8 +59,8 @@ func (p *publisher) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.asked[r.URL.Path]++
-	content, is := p.files[r.URL.Path]
-	if !is {
+	content, ok := p.files[r.URL.Path]
+	if !ok {
 		http.NotFound(w, r)
 		return
 	}
@@ -137,7 +137,7 @@ func TestCloudFails(t *testing.T) {
 	}{
 		"another checksum":      {image.Ref{Source: house}, "sha256", "digest", strings.Repeat("0", 64), "its sha256 is " + sum + ", and URL/images/SUMS has 0000", 1},
 		"another sha512":        {image.Ref{Source: house}, "sha512", "digest", strings.Repeat("0", 128), "its sha512 is ", 1},
-		"no line":               {image.Ref{Source: house}, "sha512", "coreutils", "nothing", "its checksum: URL/images/SUMS has no sha512 of disk.img", 0},
+		"no line":               {image.Ref{Source: house}, "sha512", "coreutils", "nothing", "its checksum: URL/images/SUMS lacks the sha512 of disk.img", 0},
 		"endless checksums":     {image.Ref{Source: house}, "sha512", "coreutils", strings.Repeat("x", 2<<20), "its checksum at URL/images/SUMS: the server's answer has more than 1048576 bytes", 0},
 		"checksums of nothing":  {image.Ref{Source: house}, "sha512", "coreutils", "", "its checksum at URL/images/SUMS: the server answered 404 Not Found", 0},
 		"not the one wanted":    {image.Ref{Source: house, Checksum: checksum(nil)}, "sha256", "digest", sum, "it stands for " + checksum(content) + " now, and " + checksum(nil) + " was asked for", 0},
@@ -195,7 +195,7 @@ func TestCloudNames(t *testing.T) {
 	policy := p.policy(t, "sha512", "coreutils")
 	s := newStore(t)
 	allow(t, s, policy)
-	for source, says := range map[string]string{
+	for source, message := range map[string]string{
 		house:                       "",
 		"cloud://debian/13":         "",
 		"https://images.example/":   "",
@@ -206,11 +206,11 @@ func TestCloudNames(t *testing.T) {
 		"cloud://house/1/../../etc": "there is no image of that name",
 	} {
 		found, err := s.Sources.FindCloud(source)
-		assert.ErrorSays(t, source, err, says)
-		if says != "" {
-			assert.ErrorIs(t, source, fetch(t, s, image.Ref{Source: source}), image.ErrInvalid, says)
+		assert.ErrorSays(t, source, err, message)
+		if message != "" {
+			assert.ErrorIs(t, source, fetch(t, s, image.Ref{Source: source}), image.ErrInvalid, message)
 		}
-		if (found != nil) != (says == "" && strings.HasPrefix(source, "cloud://")) {
+		if (found != nil) != (message == "" && strings.HasPrefix(source, "cloud://")) {
 			t.Errorf("%s is %+v", source, found)
 		}
 	}

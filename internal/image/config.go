@@ -15,10 +15,10 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// Config is what a container image says about the program in it.
+// Config has the settings that a container image has for the program in it.
 type Config struct {
 	// Entrypoint and Cmd are the program and its arguments: the second follows the first,
-	// and is what users replace.
+	// and users replace it.
 	Entrypoint []string `json:"entrypoint,omitempty"`
 	Cmd        []string `json:"cmd,omitempty"`
 	// Env are variables as NAME=value.
@@ -34,8 +34,8 @@ type Config struct {
 }
 
 const (
-	// maxConfigFile is how many bytes an image's own file of its configuration may have. That
-	// has the image's history and labels too.
+	// maxConfigFile is how many bytes the file of an image's configuration may have. It also
+	// has the image's history and labels.
 	maxConfigFile = 1 << 20
 	// maxConfig is how many bytes a Config may have as JSON.
 	maxConfig = 256 << 10

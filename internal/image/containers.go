@@ -30,7 +30,7 @@ import (
 const BuiltIn = "drover://built-in"
 
 // IsContainer reports whether a source is the reference of a container image, such as
-// python:3.13 or registry/name@sha256:...: one without a scheme, which is no path either.
+// python:3.13 or registry/name@sha256:...: one without a scheme that is not a path either.
 // BuiltIn is one, too.
 func IsContainer(source string) bool {
 	if source == BuiltIn {
@@ -53,8 +53,8 @@ func (r Ref) isPinned() bool {
 
 // Converter converts the layers of a container image to a file system. The layers come from
 // strangers: the parts that read them should be able to do nothing else. See
-// rootfs.ConvertHere, which is for tests, and package converter of machines. The error is that
-// of a layer that could not be read, a rootfs.WriteError, or a rootfs.ConverterError.
+// rootfs.ConvertHere, which is for tests, and package converter of machines. The error is the
+// error of a layer that could not be read, a rootfs.WriteError, or a rootfs.ConverterError.
 type Converter func(ctx context.Context, order rootfs.Order, open rootfs.Open, out erofs.File) (rootfs.Result, error)
 
 // container is a container image in a registry.
@@ -71,7 +71,7 @@ type container struct {
 // layers are fetched. The image of a checksum is asked for first: the reference may stand for
 // another one by now.
 //
-// The logins are those of the operator's Docker configuration, for all VMs alike, so an image
+// The logins come from the operator's Docker configuration, for all VMs alike, so an image
 // that the registry has once given out may be used by all of them.
 func (s *Sources) findContainer(ctx context.Context, ref Ref, onData func()) (c *container, err error) {
 	c = &container{}
@@ -119,8 +119,8 @@ func (s *Sources) findManifest(ctx context.Context, ref Ref, onData func()) (*re
 		return remote.Get(parsed, options...)
 	}
 	found, err := remote.Get(parsed.Context().Digest(ref.Checksum), options...)
-	if response, is := errors.AsType[*transport.Error](err); is && response.StatusCode == http.StatusNotFound {
-		return remote.Get(parsed, options...) // the checksum may be that of a disk in the image
+	if response, ok := errors.AsType[*transport.Error](err); ok && response.StatusCode == http.StatusNotFound {
+		return remote.Get(parsed, options...) // the checksum may belong to a disk in the image
 	}
 	return found, err
 }
@@ -138,7 +138,7 @@ func (s *Store) fetchContainer(ctx context.Context, staging string, ref Ref, pro
 		return name, ref.checkDigest(found.digest)
 	}
 	path := filepath.Join(staging, "root")
-	disk, err := s.writeFile(path, ref, progress, func(a *attempt) (string, error) { return a.convert(ctx, found) })
+	disk, err := s.writeFile(path, ref, progress, func(a *attempt) (string, error) { return a.convertLayers(ctx, found) })
 	if err != nil {
 		return "", err
 	}
@@ -156,10 +156,10 @@ func (r Ref) checkDigest(digest string) error {
 	return nil
 }
 
-// convert fetches the layers of an image and writes its root, with the configuration. If the
-// image has nothing but a disk, that is copied to a file of its own, and its name returned.
-func (a *attempt) convert(ctx context.Context, c *container) (disk string, err error) {
-	if err := a.checkContent(c.digest, sum(c.sizes)); err != nil {
+// convertLayers fetches the layers of an image and writes its root, with the configuration. If the
+// image has nothing but a disk, that is copied to a separate file, and its name returned.
+func (a *attempt) convertLayers(ctx context.Context, c *container) (disk string, err error) {
+	if err := a.checkContent(c.digest, sumSizes(c.sizes)); err != nil {
 		return "", err
 	}
 	if a.store.Convert == nil {
@@ -170,13 +170,13 @@ func (a *attempt) convert(ctx context.Context, c *container) (disk string, err e
 	point := crashpoint.Begin("convert image", c.digest)
 	result, err := a.store.Convert(ctx, order, func(number int) (io.ReadCloser, error) {
 		blob, err := c.layers[number].Compressed()
-		return &countedBlob{blob, a.count}, err
+		return &countedBlob{blob, a.countBytes}, err
 	}, a.out)
 	point.End()
-	if failed, is := errors.AsType[*rootfs.ConverterError](err); is {
+	if failed, ok := errors.AsType[*rootfs.ConverterError](err); ok {
 		return "", failed
 	}
-	if failed, is := errors.AsType[*rootfs.WriteError](err); is {
+	if failed, ok := errors.AsType[*rootfs.WriteError](err); ok {
 		return "", a.explainWrite("its root", failed.Err)
 	}
 	if err != nil {
@@ -269,7 +269,7 @@ func (a *attempt) extractDisk(disk rootfs.Range) (string, error) {
 		if _, err := io.Copy(d, io.NewSectionReader(a.file, disk.Offset, disk.Size)); err != nil {
 			return "", err
 		}
-		digest, err := d.finish()
+		digest, err := d.finishFile()
 		return imagePrefix + digest, err
 	})
 }

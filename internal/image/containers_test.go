@@ -67,7 +67,7 @@ func withConfig(t testing.TB, i v1.Image, architecture string, config v1.Config)
 	return file
 }
 
-// appLayers are those of an image of one program.
+// appLayers returns the layers of an image of one program.
 func appLayers(t testing.TB, content string) []v1.Layer {
 	t.Helper()
 	return []v1.Layer{plain(framework.TarOf(t, "bin/app", []byte(content))), plain(framework.TarOf(t, "etc/app.conf", []byte("lower"))), plain(framework.TarOf(t, "etc/app.conf", []byte("upper")))}
@@ -263,8 +263,8 @@ func TestPinnedContainer(t *testing.T) {
 	checkImages(t, s, 2)
 }
 
-// TestContainerRegistryFails checks what a registry can do wrong: what it sends is not taken, and is
-// asked for again, unless it is what was asked for.
+// TestContainerRegistryFails checks the faults of a registry: content that was not asked for is not
+// taken, and is asked for again.
 func TestContainerRegistryFails(t *testing.T) {
 	t.Parallel()
 	layer := framework.TarOf(t, "bin/app", bytes.Repeat([]byte("program "), 10000))
@@ -416,12 +416,12 @@ func TestContainerSizes(t *testing.T) {
 	}
 }
 
-// TestEndlessBlob checks that no more is read of a layer than its size, and that this has to be the layer.
+// TestEndlessBlob checks that nothing is read of a layer beyond its size, and that this has to be the layer.
 func TestEndlessBlob(t *testing.T) {
 	t.Parallel()
 	registry := framework.NewRegistry(t, blobs(func(w http.ResponseWriter, _ *http.Request, blob []byte) {
 		for err := error(nil); err == nil; _, err = w.Write(blob) {
-			w.(http.Flusher).Flush() // so that it has no length
+			w.(http.Flusher).Flush() // so that it lacks a length
 		}
 	}))
 	ref := image.Ref{Source: registry + "/app:1"}
@@ -465,19 +465,19 @@ func TestContainerLimits(t *testing.T) {
 	framework.PushImage(t, registry+"/config:1", containerImage(t, "amd64", env, bomb))
 	framework.PushImage(t, registry+"/history:1", containerImage(t, "amd64", v1.Config{Labels: map[string]string{"a": strings.Repeat("x", 2<<20)}}, bomb))
 	framework.PushImage(t, registry+"/env:1", containerImage(t, "amd64", v1.Config{Env: []string{"=x"}}, bomb))
-	for repository, says := range map[string]string{
+	for repository, message := range map[string]string{
 		"bomb": "--image-max-size", "zstd": "--image-max-size", "window": "needs more than 67108864 bytes of memory", "large": "--image-max-size", "layers": "it may have 127", "config": "it may have 262144",
 		"history": "it may have 0 to 1048576", "env": `the variable "=x"`,
 	} {
 		s := containerStore(t, registry)
 		s.Sources = nil
 		allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: []string{registry}, MaxSize: 8 << 20})
-		assert.ErrorSays(t, repository, fetch(t, s, image.Ref{Source: registry + "/" + repository + ":1"}), says)
+		assert.ErrorSays(t, repository, fetch(t, s, image.Ref{Source: registry + "/" + repository + ":1"}), message)
 		checkImages(t, s, 0)
 	}
 }
 
-// TestContainerNoRoom checks that an image which a disk has no room for is fetched once there is room.
+// TestContainerNoRoom checks that an image that does not fit on a disk is fetched once there is room.
 func TestContainerNoRoom(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

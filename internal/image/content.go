@@ -16,10 +16,10 @@ import (
 // copySource copies the disk that the source stands for.
 func (a *attempt) copySource(ctx context.Context) error {
 	from := a.store.Sources
-	if reference, is := strings.CutPrefix(a.ref.Source, ociScheme); is {
+	if reference, ok := strings.CutPrefix(a.ref.Source, ociScheme); ok {
 		return from.copyOCI(ctx, reference, a)
 	}
-	if _, is := catalogue.NameOf(a.ref.Source); is {
+	if _, ok := catalogue.NameOf(a.ref.Source); ok {
 		return from.copyCloud(ctx, a.ref.Source, a)
 	}
 	return from.copyHTTP(ctx, a.ref.Source, a)
@@ -37,7 +37,7 @@ func (a *attempt) copyDecompressed(body io.Reader) error {
 		defer content.Close()
 		_, err = io.Copy(contentWriter{a}, content)
 	}
-	if unusable, is := errors.AsType[*compression.Error](err); is {
+	if unusable, ok := errors.AsType[*compression.Error](err); ok {
 		return unusableContent("%w", unusable)
 	}
 	return err
@@ -52,7 +52,7 @@ type sentReader struct {
 
 func (r sentReader) Read(p []byte) (int, error) {
 	n, err := r.Reader.Read(p)
-	if err := r.attempt.receive(p[:n]); err != nil {
+	if err := r.attempt.receiveBytes(p[:n]); err != nil {
 		return 0, err
 	}
 	return n, err
@@ -70,13 +70,13 @@ func (w contentWriter) Write(p []byte) (int, error) {
 	return a.writeContent(p)
 }
 
-// receive counts and hashes bytes that were sent.
-func (a *attempt) receive(p []byte) error {
-	if a.count(len(p)); a.received > a.store.Sources.maxSize {
+// receiveBytes counts and hashes bytes that were sent.
+func (a *attempt) receiveBytes(p []byte) error {
+	if a.countBytes(len(p)); a.received > a.store.Sources.maxSize {
 		return tooLargeError("it has more than", a.store.Sources.maxSize)
 	}
 	_, _ = a.hash.Write(p) // never fails
-	a.published.receive(p)
+	a.published.receiveBytes(p)
 	return nil
 }
 

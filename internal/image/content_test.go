@@ -40,7 +40,7 @@ func serveTLS(t *testing.T, content []byte) (url string) {
 	return server.URL + "/disk" // its name does not count
 }
 
-// TestCompressed checks that a compressed image is stored decompressed, by the digest of what was sent.
+// TestCompressed checks that a compressed image is stored decompressed, by the digest of the compressed bytes.
 func TestCompressed(t *testing.T) {
 	t.Parallel()
 	for format, sent := range compressions(t) {

@@ -106,7 +106,7 @@ func (s *Store) AddFile(path, name string) error {
 	return atomicfile.SyncFolder(s.filePath(""))
 }
 
-// writeFile has fill write a new, read-only file, and remembers what was fetched in vain.
+// writeFile has fill write a new, read-only file, and remembers content that was unusable.
 func (s *Store) writeFile(path string, ref Ref, progress Progress, fill func(*attempt) (string, error)) (result string, err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o400) //nolint:gosec // in the staging folder
 	if err != nil {
@@ -125,7 +125,7 @@ func (s *Store) writeFile(path string, ref Ref, progress Progress, fill func(*at
 		rejected.err, rejected.needs = content.error, 0
 	}
 	if isUnusable || a.needs > 0 {
-		s.rejections.record(ref.Key(), rejected)
+		s.rejections.remember(ref.Key(), rejected)
 	}
 	if err != nil {
 		return "", err
@@ -160,15 +160,15 @@ func (a *attempt) fetchContent(ctx context.Context) (digest string, err error) {
 	case err != nil:
 		return "", explainError(err)
 	}
-	return a.finish()
+	return a.finishFile()
 }
 
-// finish checks a file that has all content of a disk, and returns its digest.
-func (a *attempt) finish() (digest string, err error) {
+// finishFile checks a file that has all content of a disk, and returns its digest.
+func (a *attempt) finishFile() (digest string, err error) {
 	if err := a.file.Truncate(a.sparse.Length); err != nil { // its end may be a hole
 		return "", err
 	}
-	if err := a.published.check(); err != nil {
+	if err := a.published.checkSums(); err != nil {
 		return "", err
 	}
 	digest = hex.EncodeToString(a.hash.Sum(nil))
@@ -199,7 +199,7 @@ func (a *attempt) checkContent(version string, total int64) error {
 		a.err = err
 		return err
 	}
-	if err := a.store.rejections.find(a.ref.Key(), version, free, a.store.Clock.Now()); err != nil {
+	if err := a.store.rejections.findRejection(a.ref.Key(), version, free, a.store.Clock.Now()); err != nil {
 		a.err = err
 		return err
 	}
@@ -212,23 +212,23 @@ func (a *attempt) checkContent(version string, total int64) error {
 	return a.err
 }
 
-// Write writes and hashes bytes of a disk, which are a part of what was sent.
+// Write writes and hashes bytes of a disk, which are a part of the bytes that were sent.
 func (a *attempt) Write(p []byte) (int, error) {
 	_, _ = a.hash.Write(p) // never fails
 	a.progress.ResetStallTimer()
 	return a.writeContent(p)
 }
 
-// count counts bytes that were sent.
-func (a *attempt) count(bytes int) {
+// countBytes counts bytes that were sent.
+func (a *attempt) countBytes(bytes int) {
 	a.received += int64(bytes)
 	a.progress.Received(int64(bytes))
 	a.reportProgress()
 }
 
-// WriteAt writes a part of the content that is no hole, if there is room for it.
-func (a *attempt) WriteAt(p []byte, at int64) (int, error) {
-	n, err := a.out.WriteAt(p, at)
+// WriteAt writes a part of the content that is not a hole, if there is room for it.
+func (a *attempt) WriteAt(p []byte, offset int64) (int, error) {
+	n, err := a.out.WriteAt(p, offset)
 	if err != nil {
 		err = a.explainWrite("it", err)
 	}
@@ -236,11 +236,11 @@ func (a *attempt) WriteAt(p []byte, at int64) (int, error) {
 }
 
 // explainWrite says what could not be written, and remembers how much room it needs.
-func (a *attempt) explainWrite(what string, err error) error {
-	if lacks, is := errors.AsType[*room.LackError](err); is {
+func (a *attempt) explainWrite(file string, err error) error {
+	if lacks, ok := errors.AsType[*room.LackError](err); ok {
 		a.needs = lacks.Needed
 	}
-	return fmt.Errorf("%s has at least %d bytes: %w", what, max(a.sparse.Length, a.out.Written()), err)
+	return fmt.Errorf("%s has at least %d bytes: %w", file, max(a.sparse.Length, a.out.Written()), err)
 }
 
 func (a *attempt) reportProgress() {

@@ -27,9 +27,9 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// FuzzRef checks that no reference leads out of the store's folder, that what is refused is
-// refused by the field's name, and that what is shown of a source has no user, password or
-// query of it.
+// FuzzRef checks that no reference leads out of the store's folder, that a refusal names
+// the field, and that the text that is shown of a source lacks its user, password and
+// query.
 func FuzzRef(f *testing.F) {
 	digest := digestPrefix + strings.Repeat("0", 64)
 	for _, c := range [][2]string{

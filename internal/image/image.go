@@ -43,13 +43,13 @@ const (
 
 // Kinds of errors, for errors.Is. Every other error may be gone at a later attempt.
 var (
-	// ErrInvalid : only another reference, or another limit of the operator, can help.
+	// ErrInvalid means that only another reference, or another limit of the operator, can help.
 	ErrInvalid = errors.New("invalid")
-	// ErrUnsupported : the reference has a field that its source does not support.
+	// ErrUnsupported means that the reference has a field that its source does not support.
 	ErrUnsupported = errors.New("unsupported")
-	// ErrUnavailable : the image is not available now.
+	// ErrUnavailable means that the image is not available now.
 	ErrUnavailable = errors.New("unavailable")
-	// ErrLocked : another process has the lock of the store.
+	// ErrLocked means that another process has the lock of the store.
 	ErrLocked = errors.New("locked")
 )
 
@@ -66,15 +66,14 @@ func newError(kind error, format string, args ...any) error {
 	return &kindError{fmt.Errorf(format, args...), kind}
 }
 
-// The schemes of sources.
 const (
 	httpScheme  = "http://"
 	httpsScheme = "https://"
 	ociScheme   = "oci://"
 )
 
-// IsRemote reports whether a source is the URL of a disk. See IsContainer for what has to be
-// fetched too.
+// IsRemote reports whether a source is the URL of a disk. See IsContainer for the other sources
+// that have to be fetched.
 func IsRemote(source string) bool {
 	for _, scheme := range []string{httpScheme, httpsScheme, ociScheme, catalogue.Scheme} {
 		if strings.HasPrefix(source, scheme) {

@@ -68,7 +68,7 @@ func measureLayers(image v1.Image, limit int64) (sizes []int64, err error) {
 			return nil, unusableContent("a layer of the image has %d bytes: it must have 1 or more", l.Size)
 		case isTwice && l.Size != first:
 			return nil, unusableContent("the image has a blob of both %d and %d bytes: it must have one size", first, l.Size)
-		case l.Size > limit-sum(sizes):
+		case l.Size > limit-sumSizes(sizes):
 			return nil, tooLargeError("the layers of the image have more than", limit)
 		}
 		stated[l.Digest], sizes = l.Size, append(sizes, l.Size)
@@ -76,7 +76,7 @@ func measureLayers(image v1.Image, limit int64) (sizes []int64, err error) {
 	return sizes, nil
 }
 
-func sum(sizes []int64) (total int64) {
+func sumSizes(sizes []int64) (total int64) {
 	for _, size := range sizes {
 		total += size
 	}
@@ -106,7 +106,7 @@ func (c *diskCopier) checkEntry(entry *tar.Header) (isDisk bool, err error) {
 	hides := strings.HasPrefix(base, layer.Whiteout) && (inside || dir == "" && (base == layer.Whiteout+diskFolder || base == layer.Opaque))
 	switch {
 	case hides:
-		return false, unusableContent("a layer of the image removes or hides files of /%s, which is not taken: it must be built anew, with one disk", diskFolder)
+		return false, unusableContent("a layer of the image removes or hides files of /%s, which is not taken: it must be built again, with one disk", diskFolder)
 	case !inside, strings.HasPrefix(base, "."):
 		return false, nil
 	case layer.IsSparse(entry):

@@ -223,7 +223,7 @@ func TestRejectedContent(t *testing.T) {
 		"a wrong checksum":             {"ETag", "its checksum is", checksum(content), append(disk(), make([]byte, 512)...)},
 		"a wrong checksum, by time":    {"Last-Modified", "its checksum is", checksum(content), append(disk(), make([]byte, 512)...)},
 		"a wrong checksum, no version": {"", "its checksum is", checksum(content), append(disk(), make([]byte, 512)...)},
-		"no disk":                      {"ETag", "no disk image", "", []byte("hello")},
+		"no disk":                      {"ETag", "not a disk image", "", []byte("hello")},
 		"too large":                    {"ETag", "--image-max-size", "", make([]byte, 4<<20)},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -245,7 +245,7 @@ func TestRejectedContent(t *testing.T) {
 			}
 			for range 3 { // which does not make the text longer, nor the time
 				if err := try(); err == nil || !strings.HasPrefix(err.Error(), first.Error()) || strings.Count(err.Error(), again) != 1 {
-					t.Errorf("got the error %v, want that of before", err)
+					t.Errorf("got the error %v, want the earlier one", err)
 				}
 				now.Step(step)
 			}

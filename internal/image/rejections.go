@@ -22,9 +22,9 @@ const (
 	maxRejections = 1000
 )
 
-// rejections are the contents that were fetched in vain, by the key of the reference: unusable
-// ones, and those that the disk had no room for. Without them, a server would send all of it at
-// each attempt.
+// rejections remembers content that was fetched and turned out to be unusable, or did not fit on
+// the disk, by the key of the reference. Without it, a server would send all of it at each
+// attempt.
 type rejections struct {
 	mu    sync.Mutex
 	known map[string]rejection
@@ -45,16 +45,16 @@ func (r rejection) retryAt() time.Time {
 	return r.at.Add(versionedRetry)
 }
 
-// record records why content was fetched in vain.
-func (r *rejections) record(key string, of rejection) {
-	now := of.at
+// remember records why content that was fetched could not be used.
+func (r *rejections) remember(key string, rejected rejection) {
+	now := rejected.at
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	maps.DeleteFunc(r.known, func(_ string, old rejection) bool { return !now.Before(old.retryAt()) })
 	if r.known == nil {
 		r.known = map[string]rejection{}
 	}
-	r.known[key] = of
+	r.known[key] = rejected
 	if len(r.known) > maxRejections {
 		delete(r.known, r.oldestKey())
 	}
@@ -64,13 +64,13 @@ func (r *rejections) oldestKey() string {
 	return slices.MinFunc(slices.Collect(maps.Keys(r.known)), func(a, b string) int { return r.known[a].at.Compare(r.known[b].at) })
 }
 
-// find returns why the server's present content was fetched in vain, if it may be the same as
+// findRejection returns why the server's present content could not be used, if it may be the same as
 // before. free is how many bytes the disk has free now.
-func (r *rejections) find(key, version string, free int64, now time.Time) error {
+func (r *rejections) findRejection(key, version string, free int64, now time.Time) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	found, is := r.known[key]
-	if !is || !now.Before(found.retryAt()) || version != found.version {
+	found, ok := r.known[key]
+	if !ok || !now.Before(found.retryAt()) || version != found.version {
 		return nil
 	}
 	switch {

@@ -20,14 +20,14 @@ func TestRejectionsEvictOldest(t *testing.T) {
 	var r rejections
 	start := time.Now()
 	for n := range maxRejections + 1 {
-		r.record(strconv.Itoa(n), rejection{version: "1", at: start.Add(time.Duration(n) * time.Second), err: errors.New("no disk")})
+		r.remember(strconv.Itoa(n), rejection{version: "1", at: start.Add(time.Duration(n) * time.Second), err: errors.New("no disk")})
 	}
 	now := start.Add(time.Hour)
-	if err := r.find("0", "1", 0, now); err != nil {
+	if err := r.findRejection("0", "1", 0, now); err != nil {
 		t.Errorf("the oldest is kept: %v", err)
 	}
 	for n := 1; n <= maxRejections; n++ {
-		if r.find(strconv.Itoa(n), "1", 0, now) == nil {
+		if r.findRejection(strconv.Itoa(n), "1", 0, now) == nil {
 			t.Fatalf("entry %d is forgotten", n)
 		}
 	}
@@ -43,17 +43,17 @@ func TestExplainRegistry(t *testing.T) {
 	}
 }
 
-// TestImageWithoutRoomIsRemembered checks that an image which the disk had no room for is fetched again
+// TestImageWithoutRoomIsRemembered checks that an image that did not fit on the disk is fetched again
 // once there may be room for it, and not before.
 func TestImageWithoutRoomIsRemembered(t *testing.T) {
 	t.Parallel()
 	var r rejections
 	now := time.Now()
-	r.record("key", rejection{version: "1", at: now, err: errors.New("no room"), needs: 100})
-	if err := r.find("key", "1", 99, now); err == nil || err.Error() != "no room; it needs at least 100 bytes" {
+	r.remember("key", rejection{version: "1", at: now, err: errors.New("no room"), needs: 100})
+	if err := r.findRejection("key", "1", 99, now); err == nil || err.Error() != "no room; it needs at least 100 bytes" {
 		t.Errorf("with too little room the image is refused by %v", err)
 	}
-	for name, err := range map[string]error{"enough room": r.find("key", "1", 100, now), "another version": r.find("key", "2", 0, now)} {
+	for name, err := range map[string]error{"enough room": r.findRejection("key", "1", 100, now), "another version": r.findRejection("key", "2", 0, now)} {
 		if err != nil {
 			t.Errorf("with %s the image is refused by %v", name, err)
 		}

@@ -62,20 +62,20 @@ func (s *Store) OpenRoot(ref Ref) (*Root, error) {
 		return nil, newError(ErrUnavailable, "image %s: %w", Redact(ref.Source), err)
 	}
 	r := &Root{File: f, Name: name, Digest: DigestOf(name)}
-	if err := r.read(); err != nil {
+	if err := r.readConfig(); err != nil {
 		return nil, errors.Join(newError(ErrUnavailable, "image %s was damaged in %s: remove that file, and it is fetched again: %w", Redact(ref.Source), path, err), f.Close())
 	}
 	return r, nil
 }
 
-// read reads the configuration and checks that the file is whole.
-func (r *Root) read() error {
+// readConfig reads the configuration and checks that the file is whole.
+func (r *Root) readConfig() error {
 	info, err := r.File.Stat()
 	if err != nil {
 		return err
 	}
 	if r.Size = info.Size(); !info.Mode().IsRegular() || r.Size < 3*erofs.BlockSize || r.Size%erofs.BlockSize != 0 {
-		return fmt.Errorf("it is no root: it has %d bytes", r.Size)
+		return fmt.Errorf("it is not a root: it has %d bytes", r.Size)
 	}
 	trailer := make([]byte, trailerSize)
 	if _, err := r.File.ReadAt(trailer, r.Size-int64(trailerSize)); err != nil {

@@ -27,7 +27,7 @@ import (
 // DefaultMaxSize is how many bytes an image may have if the operator sets no other limit.
 const DefaultMaxSize = 32 << 30
 
-// Policy is what the operator allows for fetches. The zero value allows public addresses,
+// Policy says which fetches the operator allows. The zero value allows public addresses,
 // and registries by TLS only.
 type Policy struct {
 	// Hosts are names and CIDRs of hosts that may be contacted although their addresses are
@@ -107,7 +107,7 @@ func (s *Sources) isPlainHTTP(ref name.Reference) bool {
 func (s *Sources) copyHTTP(ctx context.Context, source string, a *attempt) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, source, nil)
 	if err != nil {
-		return invalidContent("it is no valid URL")
+		return invalidContent("it is not a valid URL")
 	}
 	response, err := s.client.Web(s.maxSize, a.progress.ResetStallTimer).RoundTrip(request)
 	if err != nil {
@@ -117,7 +117,7 @@ func (s *Sources) copyHTTP(ctx context.Context, source string, a *attempt) error
 	if response.StatusCode != http.StatusOK {
 		return egress.StatusError(response.StatusCode)
 	}
-	if err := a.checkContent(a.published.version(contentVersion(response)), max(response.ContentLength, 0)); err != nil {
+	if err := a.checkContent(a.published.versionFor(contentVersion(response)), max(response.ContentLength, 0)); err != nil {
 		return err
 	}
 	err = a.copyDecompressed(response.Body)
@@ -144,14 +144,14 @@ var platform = v1.Platform{OS: "linux", Architecture: "amd64"}
 func (s *Sources) parseReference(ctx context.Context, reference string, onData func()) (name.Reference, []remote.Option, error) {
 	ref, err := name.ParseReference(reference)
 	if err != nil {
-		return nil, nil, invalidContent("it is no reference of an image: it must be registry/name:tag or registry/name@sha256:...")
+		return nil, nil, invalidContent("it is not a reference of an image: it must be registry/name:tag or registry/name@sha256:...")
 	}
 	options := []remote.Option{
 		remote.WithContext(ctx), remote.WithPlatform(platform),
 		remote.WithTransport(s.client.Registry(s.isPlainHTTP(ref), s.maxSize, onData)),
 	}
 	if s.isPlainHTTP(ref) {
-		// This lets the library fall back to plain HTTP. It has no login to send.
+		// This lets the library fall back to plain HTTP. There is no login to send.
 		ref, err = name.ParseReference(reference, name.Insecure)
 	} else {
 		options = append(options, remote.WithAuthFromKeychain(dockerLogins{}))
@@ -177,14 +177,14 @@ func (s *Sources) copyOCI(ctx context.Context, reference string, a *attempt) err
 	if err != nil {
 		return err
 	}
-	if err := a.checkContent(digest.String(), sum(sizes)); err != nil {
+	if err := a.checkContent(digest.String(), sumSizes(sizes)); err != nil {
 		return err
 	}
-	return copyDisk(image, a, s.maxSize, a.count)
+	return copyDisk(image, a, s.maxSize, a.countBytes)
 }
 
-// Resolve returns the digest of an image in a registry, oci://..., as the registry has it now. It is
-// that of the index of an image for several platforms. The error has none of the registry's words.
+// Resolve returns the digest of an image in a registry, oci://..., as the registry has it now. For an
+// image for several platforms, it is the digest of the index. The error has none of the registry's words.
 func (s *Sources) Resolve(ctx context.Context, source string) (digest string, err error) {
 	ref, options, err := s.parseReference(ctx, strings.TrimPrefix(source, ociScheme), func() {})
 	if err != nil {
@@ -201,8 +201,8 @@ func (s *Sources) Resolve(ctx context.Context, source string) (digest string, er
 	return checkDigest(read.Digest)
 }
 
-// digestPattern is what statuses and pods may have as a digest. Those of other algorithms have more
-// digits.
+// digestPattern matches the digests that statuses and pods may have. Digests of other algorithms have
+// more digits.
 var digestPattern = regexp.MustCompile("^sha256:[0-9a-f]{64}$")
 
 // IsDigest reports whether a text is a SHA-256 digest, as in sha256: and 64 hexadecimal digits in small letters.
@@ -245,8 +245,8 @@ func invalidContent(format string, args ...any) error {
 	return &contentError{newError(ErrInvalid, format, args...)}
 }
 
-func tooLargeError(what string, limit int64) error {
-	return invalidContent("%s %d bytes, which is all that --image-max-size allows", what, limit)
+func tooLargeError(content string, limit int64) error {
+	return invalidContent("%s %d bytes, which is all that --image-max-size allows", content, limit)
 }
 
 func errTooMuchMemory() error {

@@ -24,8 +24,8 @@ import (
 // container images stand on.
 const TemplatePrefix = "data-"
 
-// Names in the store: a disk by its digest, a root by that of its image's manifest, and a source
-// by its own hash. The file of a source names the image that the source stood for when it was
+// Names in the store: a disk by its digest, a root by the digest of its image's manifest, and a
+// source by its hash. The file of a source names the image that the source stood for when it was
 // last fetched.
 const (
 	imagePrefix = "sha256-"
@@ -70,7 +70,7 @@ type StoredImage struct {
 }
 
 // Digest returns the digest of an image, sha256: and 64 digits. It is the image's
-// checksum, or else the digest of what its source stood for when it was last fetched. It
+// checksum, or else the digest of the image that its source stood for when it was last fetched. It
 // is empty where only a fetch will show it, and where the file that says so is damaged.
 func (s *Store) Digest(ref Ref) string {
 	if ref.Checksum != "" {

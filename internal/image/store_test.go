@@ -50,7 +50,7 @@ func disk() []byte {
 
 func checksum(content []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(content)) }
 
-// newStore returns a store that may contact the test's own servers, and the given
+// newStore returns a store that may contact the servers of the test, and the given
 // registries without TLS.
 func newStore(t *testing.T, plain ...string) *image.Store {
 	t.Helper()
@@ -201,7 +201,7 @@ func TestFailures(t *testing.T) {
 	}{
 		"not there":     {http.NotFound, checksum(content), "404"},
 		"another image": {func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) }, checksum([]byte("x")), "its checksum is " + checksum(content)},
-		"text":          {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }, checksum([]byte("hello")), "no disk image"},
+		"text":          {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }, checksum([]byte("hello")), "not a disk image"},
 		"cut off":       {cutOff(content), checksum(content), "it was cut off"},
 		"stalls":        {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, checksum(content), "it was cancelled"},
 		"stalls midway": {stall(content), checksum(content), "it was cancelled"},
@@ -226,10 +226,10 @@ func TestFailures(t *testing.T) {
 }
 
 // wantRetry checks an error after which a later attempt may succeed.
-func wantRetry(t *testing.T, err error, says string) {
+func wantRetry(t *testing.T, err error, message string) {
 	t.Helper()
-	if err == nil || errors.Is(err, image.ErrInvalid) || !strings.Contains(err.Error(), says) {
-		t.Errorf("got the error %v, want %q", err, says)
+	if err == nil || errors.Is(err, image.ErrInvalid) || !strings.Contains(err.Error(), message) {
+		t.Errorf("got the error %v, want %q", err, message)
 	}
 }
 
@@ -379,7 +379,7 @@ func compressed(t *testing.T, archive []byte) v1.Layer {
 // plain returns a layer of an archive whose blob is the archive itself.
 func plain(archive []byte) v1.Layer { return static.NewLayer(archive, mediatypes.OCIUncompressedLayer) }
 
-// push puts an image into a registry of the test's own. Its answers go through
+// push puts an image into a registry that the test runs. Its answers go through
 // around.
 func push(t *testing.T, around func(http.Handler) http.Handler, layers ...v1.Layer) string {
 	t.Helper()
@@ -470,7 +470,7 @@ func (s progressSignal) Expect(int64) error { return nil }
 
 func (s progressSignal) Received(int64) {}
 
-// expectation is what a fetch expects and has received.
+// expectation has the bytes that a fetch expects and has received.
 type expectation struct {
 	total, received atomic.Int64
 	refuse          error
@@ -507,7 +507,7 @@ func TestExpectedSize(t *testing.T) {
 	for source, size := range map[string]int64{
 		serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(zipped) }): int64(len(zipped)),
 		serve(t, func(w http.ResponseWriter, _ *http.Request) {
-			w.(http.Flusher).Flush() // so that it has no length
+			w.(http.Flusher).Flush() // so that it lacks a length
 			_, _ = w.Write(zipped)
 		}): 0,
 		"oci://" + registry + "/app:1": size,
@@ -537,7 +537,7 @@ func TestSlowLayer(t *testing.T) {
 			return
 		}
 		for piece := range slices.Chunk(blob, (len(blob)+pieces-1)/pieces) {
-			select { // what was read before is no progress of this piece
+			select { // bytes that were read before do not count for this piece
 			case <-progress:
 			default:
 			}
@@ -570,7 +570,7 @@ func TestRegistry(t *testing.T) {
 		"beside others":    {map[string][]byte{"./disk/debian.img": content, "etc/disk/x": content, "disk/.hidden": content}, ""},
 		"no disk":          {map[string][]byte{"disk.img": content, "disk/sub/x": content}, "no disk in /disk"},
 		"two disks":        {map[string][]byte{"disk/a": content, "disk/b": content}, "more than one file"},
-		"no disk image":    {map[string][]byte{"disk/a": []byte("hello")}, "no disk image"},
+		"no disk image":    {map[string][]byte{"disk/a": []byte("hello")}, "not a disk image"},
 		"not in registry":  {nil, "the server answered 404 Not Found"},
 		"no such registry": {nil, "refused"},
 	} {
@@ -615,11 +615,11 @@ func entries(t *testing.T, all ...string) v1.Layer {
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
 	for _, entry := range all {
-		name, letter, is := strings.Cut(entry, "=")
+		name, letter, ok := strings.Cut(entry, "=")
 		header := tar.Header{Name: name, Mode: 0o555, Typeflag: tar.TypeReg}
 		var content []byte
 		switch {
-		case is:
+		case ok:
 			content = lettered(letter)
 		case strings.HasSuffix(name, "/"):
 			header.Typeflag = tar.TypeDir
@@ -729,7 +729,7 @@ func TestForeignLock(t *testing.T) {
 	}
 }
 
-// TestResolve checks that a tag is resolved to the digest of what it names, an index as such, and that
+// TestResolve checks that a tag is resolved to the digest of the image or index that it names, and that
 // the words of a registry are not repeated.
 func TestResolve(t *testing.T) {
 	t.Parallel()

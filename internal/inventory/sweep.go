@@ -19,7 +19,9 @@ import (
 type OrphanPolicy string
 
 const (
+	// OrphanDelete removes the server.
 	OrphanDelete OrphanPolicy = "delete"
+	// OrphanReport only reports it.
 	OrphanReport OrphanPolicy = "report"
 )
 

@@ -4,10 +4,10 @@
 // Package app runs one QEMU machine as its child, for as long as its guest runs: what a
 // container needs to be a virtual machine. It knows nothing of Kubernetes.
 //
-// Start with Main. Package description has what a machine is described by. disk.go makes its
-// disks and image.go copies or fetches what they begin with; run.go starts QEMU as a child, and
+// Start with Main. Package description describes a machine. disk.go makes its disks and
+// image.go copies or fetches the images that they begin with; run.go starts QEMU as a child, and
 // package supervisor follows that until the guest has ended. control.go lets others control the
-// machine meanwhile, and probe.go asks its guest in a process of its own. end.go has the exit codes,
+// machine meanwhile, and probe.go asks its guest in a separate process. end.go has the exit codes,
 // console.go leads the guest's serial console to the standard streams, and reap.go does the duty
 // of a container's first process.
 package app
@@ -37,7 +37,7 @@ import (
 // Version is the version of this program.
 var Version = "dev"
 
-// options are the flags, and what the environment says.
+// options are the flags, and the settings of the environment.
 type options struct {
 	description string
 	runFolder   string
@@ -70,7 +70,7 @@ func (o *options) addPlaces(flags *flag.FlagSet) {
 	flags.StringVar(&o.runFolder, "run-folder", "/run/drover-machine", "folder for sockets and temporary files, which must be writable")
 }
 
-// processName is what tools such as top call the program, which drivers execute by a descriptor.
+// processName is the name of the program in tools such as top: drivers execute it by a descriptor.
 var processName = append([]byte(supervisor.ProgramName), 0)
 
 // Main runs the machine that the flags name, or does another work of the program for one, and
@@ -112,8 +112,8 @@ func Main(arguments []string) int {
 	if err != nil {
 		log.Error(err, "Termination message could not be written")
 	}
-	lines.close()
-	drain(append(unread, lines.done))
+	lines.closeOutput()
+	drainOutput(append(unread, lines.done))
 	return finished.code()
 }
 
@@ -133,7 +133,7 @@ func runDescribed(ctx context.Context, o options, stops <-chan os.Signal, log lo
 		finished = end{Reason: endNotStarted, Message: err.Error()}
 		finished.TooLarge, _ = errors.AsType[*imageSizeError](err)
 	}
-	finished.StopRequested, finished.Disks = r.supervisor.IsStopping(), r.found.all()
+	finished.StopRequested, finished.Disks = r.supervisor.IsStopping(), r.found.allDisks()
 	if r.output != nil {
 		unread = append(unread, r.output.done, r.supervisor.ConsoleLeft())
 	}

@@ -74,7 +74,7 @@ func (c *child) explainStart(err error) error {
 	}
 }
 
-// describeEnd returns how QEMU has ended, with what it printed last.
+// describeEnd returns how QEMU has ended, with its last output.
 func describeEnd(how, output string) string {
 	return strings.TrimSuffix("QEMU ended with "+how+": "+output, ": ")
 }

@@ -33,17 +33,17 @@ type output struct {
 
 // newOutput returns an output that writes until it is closed. Then, and when all was written,
 // done is closed.
-func newOutput(to io.Writer) *output {
+func newOutput(writer io.Writer) *output {
 	o := &output{done: make(chan struct{})}
 	o.more = sync.NewCond(&o.mu)
-	go o.write(to)
+	go o.writeTo(writer)
 	return o
 }
 
 // copyFrom copies until the end of from, and closes the output.
-func (o *output) copyFrom(from io.Reader) {
-	_, _ = io.CopyBuffer(struct{ io.Writer }{o}, from, make([]byte, 4<<10))
-	o.close()
+func (o *output) copyFrom(reader io.Reader) {
+	_, _ = io.CopyBuffer(struct{ io.Writer }{o}, reader, make([]byte, 4<<10))
+	o.closeOutput()
 }
 
 // Write implements io.Writer. It does not wait.
@@ -57,15 +57,15 @@ func (o *output) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (o *output) close() {
+func (o *output) closeOutput() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.over = true
 	o.more.Signal()
 }
 
-// drain waits a moment for readers to take what is left.
-func drain(unread []<-chan struct{}) {
+// drainOutput waits a moment for readers to take what is left.
+func drainOutput(unread []<-chan struct{}) {
 	late := time.After(drainWithin)
 	for _, read := range unread {
 		select {
@@ -76,21 +76,21 @@ func drain(unread []<-chan struct{}) {
 	}
 }
 
-func (o *output) write(to io.Writer) {
+func (o *output) writeTo(writer io.Writer) {
 	defer close(o.done)
 	for {
-		text, ok := o.next()
+		text, ok := o.nextText()
 		if !ok {
 			return
 		}
-		if _, err := to.Write(text); err != nil {
-			to = io.Discard // the guest runs on
+		if _, err := writer.Write(text); err != nil {
+			writer = io.Discard // the guest runs on
 		}
 	}
 }
 
-// next waits for output. What was lost came after it.
-func (o *output) next() (text []byte, ok bool) {
+// nextText waits for output. What was lost came after it.
+func (o *output) nextText() (text []byte, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for len(o.unread) == 0 && !o.over {

@@ -28,7 +28,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// controlPort is that of machines that have a network of their own.
+// controlPort is the control port of machines that have a separate network.
 const controlPort = 8443
 
 // network is a network namespace, as a pod has one, and its address.
@@ -40,7 +40,7 @@ func newNetwork(t *testing.T) (n network) {
 	return n
 }
 
-// startControlled starts a machine in a network of its own, and returns a client of it.
+// startControlled starts a machine in a separate network, and returns a client of it.
 func (h *host) startControlled(t *testing.T, n network) (*guest, *control.Client) {
 	t.Helper()
 	seed := make([]byte, control.SeedBytes)
@@ -114,7 +114,7 @@ func (g *guest) checkControl(t *testing.T, n network, c *control.Client) {
 	assert.ErrorIs(t, "after the end the status", assert.ErrorOf(c.Status(t.Context())), control.ErrUnreachable)
 }
 
-// checkReached checks the console of the Linux guest, and what its agent does.
+// checkReached checks the console of the Linux guest, and its agent.
 func (g *guest) checkReached(t *testing.T, n network, controls *control.Client) {
 	t.Helper()
 	run := func(stdin io.Reader, args ...string) (out string, code int, err error) {
@@ -162,11 +162,11 @@ func (g *guest) checkReached(t *testing.T, n network, controls *control.Client) 
 }
 
 // waitForOutput reads until a text comes.
-func waitForOutput(t *testing.T, from io.Reader, text string) {
+func waitForOutput(t *testing.T, reader io.Reader, text string) {
 	t.Helper()
 	var all []byte
 	for part := make([]byte, 1024); !bytes.Contains(all, []byte(text)); {
-		n, err := from.Read(part)
+		n, err := reader.Read(part)
 		if all = append(all, part[:n]...); err != nil {
 			t.Fatalf("after %q: %v", all, err)
 		}
@@ -206,7 +206,7 @@ func (g *guest) testGrow(t *testing.T, c *control.Client) {
 	}
 }
 
-// wantClosed checks that a connection in the machine's own network is closed before it has sent
+// wantClosed checks that a connection in the network of the machine is closed before it has sent
 // anything.
 func wantClosed(t *testing.T, n network, address string) {
 	t.Helper()
@@ -294,10 +294,10 @@ func (g *guest) probe(t testing.TB, arguments ...string) (string, error) {
 	return string(bytes.TrimSpace(out)), err
 }
 
-func (g *guest) wantRefused(t testing.TB, says string, arguments ...string) {
+func (g *guest) wantRefused(t testing.TB, message string, arguments ...string) {
 	t.Helper()
-	if out, err := g.probe(t, arguments...); err == nil || !strings.Contains(out, says) {
-		t.Errorf("a probe of %q says %q, %v, want %q", arguments, out, err, says)
+	if out, err := g.probe(t, arguments...); err == nil || !strings.Contains(out, message) {
+		t.Errorf("a probe of %q says %q, %v, want %q", arguments, out, err, message)
 	}
 }
 

@@ -36,26 +36,26 @@ const (
 // recordVersion is the version of the records that this program writes and reads.
 const recordVersion = 1
 
-// record is what is kept of a disk. The guest could write the header of another format to a
+// record is the record of a disk. The guest could write the header of another format to a
 // raw disk, so the format is not determined again.
 type record struct {
 	Version int    `json:"version"`
 	Format  string `json:"format"`
-	// MachineType is what the machine of a root disk was made as: another type has other
-	// hardware.
+	// MachineType is the type that the machine of a root disk was made as: another type has
+	// other hardware.
 	MachineType string `json:"machineType,omitempty"`
 }
 
 // diskFolder is the folder of a disk.
 type diskFolder struct{ path, name string }
 
-// file returns a path in the folder of the disk itself.
-func (f diskFolder) file(names ...string) string {
+// filePath returns a path in the folder of the disk itself.
+func (f diskFolder) filePath(names ...string) string {
 	return filepath.Join(append([]string{f.path, f.name}, names...)...)
 }
 
-// staging is where disks are made before they are moved to their place.
-func (f diskFolder) staging() atomicfile.Folder {
+// stagingFolder is where disks are made before they are moved to their place.
+func (f diskFolder) stagingFolder() atomicfile.Folder {
 	return atomicfile.Folder{Path: f.path, Prefix: tempPrefix}
 }
 
@@ -66,7 +66,7 @@ func (f diskFolder) findDisk() (*record, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := f.staging().Sweep(); err != nil {
+	if err := f.stagingFolder().Sweep(); err != nil {
 		return nil, fmt.Errorf("removing an unfinished disk: %w", err)
 	}
 	return made, nil
@@ -75,16 +75,16 @@ func (f diskFolder) findDisk() (*record, error) {
 // readRecord returns the record of the disk; nil if there is no disk. A disk that cannot be
 // understood is an error, and never made again: it may hold data.
 func (f diskFolder) readRecord() (*record, error) {
-	if _, err := os.Lstat(f.file()); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(f.filePath()); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // Nil is for no disk.
 	}
-	content, err := description.ReadLimited(f.file(recordFile))
+	content, err := description.ReadLimited(f.filePath(recordFile))
 	if err != nil {
-		return nil, fmt.Errorf("the record of the disk cannot be read: repair %s, or remove it with its disk: %w", f.file(), err)
+		return nil, fmt.Errorf("the record of the disk cannot be read: repair %s, or remove it with its disk: %w", f.filePath(), err)
 	}
 	var r record
 	if err := json.Unmarshal(content, &r); err != nil || r.Version != recordVersion {
-		return nil, fmt.Errorf("repair %s: it must be a record of version %d: %.200s", f.file(recordFile), recordVersion, content)
+		return nil, fmt.Errorf("repair %s: it must be a record of version %d: %.200s", f.filePath(recordFile), recordVersion, content)
 	}
 	return &r, nil
 }
@@ -92,7 +92,7 @@ func (f diskFolder) readRecord() (*record, error) {
 // makeDisk makes the disk, as a copy of the image or blank. fill fills a new file with the
 // image, and returns its format.
 func (f diskFolder) makeDisk(d *description.Disk, machineType string, fill func(path string) (format string, err error)) (*record, error) {
-	tmp, remove, err := f.staging().MakeFolder()
+	tmp, remove, err := f.stagingFolder().MakeFolder()
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +113,7 @@ func (f diskFolder) makeDisk(d *description.Disk, machineType string, fill func(
 	if err := atomicfile.Write(filepath.Join(tmp, recordFile), append(content, '\n'), 0o600); err != nil {
 		return nil, err
 	}
-	if err := os.Rename(tmp, f.file()); err != nil {
+	if err := os.Rename(tmp, f.filePath()); err != nil {
 		return nil, err
 	}
 	return r, atomicfile.SyncFolder(f.path)
@@ -121,7 +121,7 @@ func (f diskFolder) makeDisk(d *description.Disk, machineType string, fill func(
 
 // openDisk opens the disk for QEMU.
 func (f diskFolder) openDisk(r *record, readOnly bool, files *launch.Files) (*launch.Drive, error) {
-	path, format, open := f.file(diskFile), "", diskimage.OpenDisk
+	path, format, open := f.filePath(diskFile), "", diskimage.OpenDisk
 	if r.Format == diskimage.Raw {
 		format, open = diskimage.Raw, diskimage.OpenRegular
 	}
@@ -176,7 +176,7 @@ func (r *run) prepareRoot(ctx context.Context, chooseType func(pinned string) (s
 	}
 	folder := diskFolder{r.RootDisk.Folder, rootName}
 	if r.RootDisk.Ephemeral {
-		if err := os.RemoveAll(folder.file()); err != nil {
+		if err := os.RemoveAll(folder.filePath()); err != nil {
 			return "", nil, err
 		}
 	}
@@ -192,7 +192,7 @@ func (r *run) prepareRoot(ctx context.Context, chooseType func(pinned string) (s
 		return "", nil, err
 	}
 	root, err = r.ensureDisk(ctx, folder, &r.RootDisk.Disk, cmp.Or(made, &record{MachineType: machineType}), false, files)
-	r.found.add(func(d *disks) { d.Root = err == nil })
+	r.found.addDisks(func(d *disks) { d.Root = err == nil })
 	return machineType, root, err
 }
 
@@ -213,7 +213,7 @@ func (r *run) prepareVolumes(ctx context.Context, files *launch.Files) ([]launch
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
 		}
-		r.found.add(func(d *disks) { d.Volumes = append(d.Volumes, v.Name) })
+		r.found.addDisks(func(d *disks) { d.Volumes = append(d.Volumes, v.Name) })
 		all = append(all, launch.Volume{Name: v.Name, Drive: *drive})
 	}
 	return all, nil
@@ -222,14 +222,14 @@ func (r *run) prepareVolumes(ctx context.Context, files *launch.Files) ([]launch
 // ensureDisk makes a disk whose record says that there is none yet, and opens it.
 func (r *run) ensureDisk(ctx context.Context, folder diskFolder, d *description.Disk, made *record, readOnly bool, files *launch.Files) (*launch.Drive, error) {
 	if made.Version == 0 && d.MustExist {
-		return nil, fmt.Errorf("the disk %s was made by an earlier run, and is not there: the volume is empty or another one, and no new disk is made in its place", folder.file())
+		return nil, fmt.Errorf("the disk %s was made by an earlier run, and is not there: the volume is empty or another one, and no new disk is made in its place", folder.filePath())
 	}
 	if made.Version == 0 {
-		r.log.Info("Making a disk", "folder", folder.file(), "image", egress.Redact(d.Image))
+		r.log.Info("Making a disk", "folder", folder.filePath(), "image", egress.Redact(d.Image))
 		var err error
 		made, err = folder.makeDisk(d, made.MachineType, func(path string) (string, error) { return r.fillDisk(ctx, d, path) })
 		if err != nil {
-			return nil, fmt.Errorf("making the disk %s: %w", folder.file(), err)
+			return nil, fmt.Errorf("making the disk %s: %w", folder.filePath(), err)
 		}
 	}
 	return folder.openDisk(made, readOnly, files)

@@ -14,14 +14,14 @@ import (
 
 // Reasons for an end beside those of package machine.
 const (
-	// endNotStarted : the guest never ran. A later try may succeed.
+	// endNotStarted means that the guest never ran. A later try may succeed.
 	endNotStarted = "NotStarted"
-	// endInvalid : the description or the flags are wrong.
+	// endInvalid means that the description or the flags are wrong.
 	endInvalid = "InvalidDescription"
 )
 
-// exitCodes are those of the program, by reason. 1 and 2 are left to failures of Go itself, and
-// those from 125 on to shells and container engines.
+// exitCodes are the exit codes of the program, by reason. 1 and 2 are left to failures of Go
+// itself, and codes from 125 on to shells and container engines.
 var exitCodes = map[string]int{
 	machine.EndCompleted:     0,
 	machine.EndPanicked:      3,

@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// host is what a drover-machine is given.
+// host has the files and settings of a drover-machine.
 type host struct {
 	dir, image string
 	qemu       string // to run in place of the usual one
@@ -97,7 +97,7 @@ func (w lockedWriter) Write(p []byte) (int, error) {
 	return w.to.Write(p)
 }
 
-// start starts a drover-machine with a run folder of its own.
+// start starts a drover-machine with a new run folder.
 func (h *host) start(t *testing.T) *guest {
 	t.Helper()
 	content, err := json.Marshal(h.described)
@@ -221,11 +221,11 @@ func (g *guest) shutDown(t *testing.T) {
 }
 
 // wantNotStarted runs a drover-machine that is to refuse what it is given.
-func (h *host) wantNotStarted(t *testing.T, says string) *guest {
+func (h *host) wantNotStarted(t *testing.T, message string) *guest {
 	t.Helper()
 	g := h.start(t)
 	g.launch(t)
-	g.wantEnd(t, 7, "NotStarted", says)
+	g.wantEnd(t, 7, "NotStarted", message)
 	return g
 }
 

@@ -43,12 +43,12 @@ func (p *progress) copied() *control.Copied {
 	return &control.Copied{Bytes: done, TotalBytes: total}
 }
 
-// begin returns a reader that counts what is read.
-func (p *progress) begin(from io.Reader, total int64) io.Reader {
+// countReader returns a reader that counts what is read.
+func (p *progress) countReader(reader io.Reader, total int64) io.Reader {
 	p.done.Store(0)
 	p.total.Store(max(total, 0))
 	return readerFunc(func(b []byte) (int, error) {
-		n, err := from.Read(b)
+		n, err := reader.Read(b)
 		p.done.Add(int64(n))
 		return n, err
 	})
@@ -166,7 +166,7 @@ func probeImage(f *os.File) (diskimage.Info, error) {
 	return diskimage.Probe(f, stat.Size())
 }
 
-// copyFile copies an image that is a file. One that its disk has no room for is not copied, unless its checksum
+// copyFile copies an image that is a file. One that does not fit on its disk is not copied, unless its checksum
 // has to be compared before anything in it is read.
 func (r *run) copyFile(ctx context.Context, d *description.Disk, out *os.File, hash io.Writer) error {
 	image, err := openFile(d.Image)
@@ -184,7 +184,7 @@ func (r *run) copyFile(ctx context.Context, d *description.Disk, out *os.File, h
 	if err != nil {
 		return err
 	}
-	length, err := copySparse(ctx, out, io.TeeReader(r.progress.begin(image, stat.Size()), hash))
+	length, err := copySparse(ctx, out, io.TeeReader(r.progress.countReader(image, stat.Size()), hash))
 	if err != nil {
 		return err
 	}
@@ -210,7 +210,7 @@ func (r *run) fetchImage(ctx context.Context, d *description.Disk, out *os.File,
 		return fmt.Errorf("it has %d bytes: imageMaxBytes allows %d", response.ContentLength, r.ImageMaxBytes)
 	}
 	sent := io.TeeReader(response.Body, hash)
-	content, err := compression.NewReader(r.progress.begin(readerFunc(func(b []byte) (int, error) {
+	content, err := compression.NewReader(r.progress.countReader(readerFunc(func(b []byte) (int, error) {
 		n, err := sent.Read(b)
 		if err != nil && !errors.Is(err, io.EOF) {
 			err = explainFetch(ctx, err)
@@ -230,11 +230,11 @@ func (r *run) writeFetched(ctx context.Context, out *os.File, content io.Reader)
 	length, err := copySparse(ctx, out, io.LimitReader(content, r.ImageMaxBytes+1))
 	switch {
 	case r.progress.done.Load() > r.ImageMaxBytes:
-		return fmt.Errorf("it has more than %d bytes: imageMaxBytes allows no more", r.ImageMaxBytes)
+		return fmt.Errorf("it has more than %d bytes: imageMaxBytes does not allow that", r.ImageMaxBytes)
 	case err != nil:
 		return err
 	case length > r.ImageMaxBytes:
-		return fmt.Errorf("decompressed, it has more than %d bytes: imageMaxBytes allows no more", r.ImageMaxBytes)
+		return fmt.Errorf("decompressed, it has more than %d bytes: imageMaxBytes does not allow that", r.ImageMaxBytes)
 	}
 	return out.Truncate(length)
 }
@@ -247,7 +247,7 @@ func requestImage(ctx context.Context, url string, maxSize int64, onData func())
 	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return nil, egress.Errorf("it is no valid URL")
+		return nil, egress.Errorf("it is not a valid URL")
 	}
 	response, err := egress.New(hosts).Web(maxSize, onData).RoundTrip(request)
 	if err != nil {
@@ -269,13 +269,13 @@ func explainFetch(ctx context.Context, err error) error {
 }
 
 // copySparse copies all but zeros, until ctx ends, and returns the length of the source.
-func copySparse(ctx context.Context, to io.WriterAt, from io.Reader) (length int64, err error) {
-	sparse := &diskimage.SparseWriter{To: to}
+func copySparse(ctx context.Context, writer io.WriterAt, reader io.Reader) (length int64, err error) {
+	sparse := &diskimage.SparseWriter{To: writer}
 	_, err = io.Copy(sparse, readerFunc(func(b []byte) (int, error) {
 		if ctx.Err() != nil {
 			return 0, context.Cause(ctx)
 		}
-		return from.Read(b)
+		return reader.Read(b)
 	}))
 	return sparse.Length, err
 }

@@ -23,7 +23,7 @@ import (
 )
 
 // TestLife checks that SIGTERM shuts a guest down, and that the next run has its disk, which
-// needs the image no more.
+// no longer needs the image.
 func TestLife(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, false)
@@ -262,7 +262,7 @@ func TestStopWhileMaking(t *testing.T) {
 	}
 }
 
-// TestStart checks what drover-machine says of itself at the start, and what is resident.
+// TestStart checks what drover-machine says of itself at the start, and how much of it is resident.
 func TestStart(t *testing.T) {
 	t.Parallel()
 	g := newHost(t, false).begin(t, "drover guest 1 A")

@@ -26,7 +26,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
-// guestAddress is the address of every guest, which only its own edge knows: the pod's address is the machine's.
+// guestAddress is the address of every guest, which only the edge of its machine knows: the pod's address is the machine's.
 var guestAddress = netip.MustParsePrefix("10.0.2.15/24")
 
 // probeSocket is the name, in the run folder, of the socket by which the program probes the guest of another one.
@@ -155,8 +155,8 @@ func (c controlled) Probe(ctx context.Context, port int32) error {
 	return c.Supervisor.Probe(ctx, port)
 }
 
-// probe returns nil once the guest of the program that runs the machine has answered at a port.
-func (r *run) probe(ctx context.Context, port int32) error {
+// probePort returns nil once the guest of the program that runs the machine has answered at a port.
+func (r *run) probePort(ctx context.Context, port int32) error {
 	if !r.isForwarded(port) {
 		return fmt.Errorf("no TCP port %d is in forwards", port)
 	}

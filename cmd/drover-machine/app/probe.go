@@ -63,7 +63,7 @@ func probeDescribed(ctx context.Context, arguments []string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, *within)
 	defer cancel()
-	return newRun(d, o, logr.Discard()).probe(ctx, port)
+	return newRun(d, o, logr.Discard()).probePort(ctx, port)
 }
 
 // startedPeriod is how often probeStarted looks.

@@ -40,7 +40,7 @@ type run struct {
 	output  *output
 	// supervisor follows QEMU. It answers before that is started.
 	supervisor *supervisor.Supervisor
-	// progress is that of the disk that is being made.
+	// progress is the progress of the disk that is being made.
 	progress progress
 	// stallWithin is how long a fetch may go without any data.
 	stallWithin time.Duration
@@ -98,15 +98,15 @@ type found struct {
 	disks disks
 }
 
-// add changes what was found.
-func (f *found) add(change func(*disks)) {
+// addDisks changes what was found.
+func (f *found) addDisks(change func(*disks)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	change(&f.disks)
 }
 
-// all returns what was found.
-func (f *found) all() disks {
+// allDisks returns what was found.
+func (f *found) allDisks() disks {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return disks{f.disks.Root, slices.Clone(f.disks.Volumes)}
@@ -193,7 +193,7 @@ func (r *run) dialEnds(ctx context.Context) (ends supervisor.Ends, err error) {
 // beginStop has the guest shut down, and writes the termination message of a program that is killed before
 // the guest has.
 func (r *run) beginStop(ctx context.Context) {
-	killed := end{Reason: endNotStarted, Message: errStopped.Error(), StopRequested: true, Disks: r.found.all()}
+	killed := end{Reason: endNotStarted, Message: errStopped.Error(), StopRequested: true, Disks: r.found.allDisks()}
 	if r.supervisor.HasStarted() {
 		killed.Reason, killed.Message = machine.EndKilled, "the machine was killed before its guest had shut down"
 	}
@@ -232,7 +232,7 @@ func (r *run) startQEMU(ctx context.Context) (*child, error) {
 	if err != nil {
 		return nil, err
 	}
-	config, err := r.prepare(ctx, program, files)
+	config, err := r.prepareMachine(ctx, program, files)
 	if err != nil {
 		return nil, err
 	}
@@ -265,8 +265,8 @@ func (r *run) newProgram() (*machine.Program, error) {
 	return &machine.Program{Name: machine.DefaultProgram, Users: users, Log: r.log}, err
 }
 
-// prepare makes what the machine needs, and opens the files that QEMU is to get.
-func (r *run) prepare(ctx context.Context, program *machine.Program, files *launch.Files) (launch.Config, error) {
+// prepareMachine makes what the machine needs, and opens the files that QEMU is to get.
+func (r *run) prepareMachine(ctx context.Context, program *machine.Program, files *launch.Files) (launch.Config, error) {
 	accelerator, err := machine.NewAccelerator(r.Accelerator, program, clock.RealClock{}, r.log).Choose(ctx)
 	if err != nil {
 		return launch.Config{}, err
@@ -297,7 +297,7 @@ func (r *run) prepare(ctx context.Context, program *machine.Program, files *laun
 // openKernel opens the files of a kernel that is booted directly.
 func (r *run) openKernel(files *launch.Files) (*launch.Kernel, error) {
 	if r.Kernel == nil {
-		return nil, nil //nolint:nilnil // Nil is for the disk's own.
+		return nil, nil //nolint:nilnil // Nil stands for the image that the disk has.
 	}
 	image, err := diskimage.OpenRegular(r.Kernel.File, true)
 	if err != nil {
@@ -337,7 +337,7 @@ func (r *run) readSeed() (machine.Seed, error) {
 	return seed, nil
 }
 
-// logStart says what the machine runs on, and what could not be taken from its QEMU.
+// logStart says on which accelerator the machine runs, and which privileges could not be taken from its QEMU.
 func (r *run) logStart(c launch.Config) {
 	confinement := "unknown"
 	if found, err := r.machine.FindConfinement(); err == nil && found != nil {

@@ -61,7 +61,7 @@ func TestNodeAddresses(t *testing.T) {
 	}
 }
 
-// TestGatewaysOf checks that routes through a network alone have no gateway.
+// TestGatewaysOf checks that routes through a network alone lack a gateway.
 func TestGatewaysOf(t *testing.T) {
 	t.Parallel()
 	const routes = "Iface\tDestination\tGateway\tFlags\neth0\t00000000\t0101A8C0\t0003\neth0\t0001A8C0\t0201A8C0\t0003\neth1\t00000000\t00000000\t0001\n"

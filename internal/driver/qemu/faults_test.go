@@ -86,9 +86,9 @@ func TestBadImages(t *testing.T) {
 		"a link out":       {link, driver.ErrRetry, []string{missing, "escapes"}},
 		"missing":          {filepath.Join(e.images, "none.img"), driver.ErrRetry, []string{missing, "no such file"}},
 		"a folder":         {e.images + "/.", driver.ErrInvalid, []string{"without .., ."}},
-		"the folder":       {e.images, driver.ErrRetry, []string{missing, "no regular file"}},
+		"the folder":       {e.images, driver.ErrRetry, []string{missing, "not a regular file"}},
 		"a socket":         {socket, driver.ErrRetry, []string{missing}},
-		"text":             {file("text.img", strings.Repeat("text\n", 512)), driver.ErrRetry, []string{missing, "no disk image"}},
+		"text":             {file("text.img", strings.Repeat("text\n", 512)), driver.ErrRetry, []string{missing, "not a disk image"}},
 		"empty":            {file("empty.img", ""), driver.ErrRetry, []string{missing, "empty"}},
 		"on another image": {onTop, driver.ErrRetry, []string{missing, "backing file"}},
 	} {

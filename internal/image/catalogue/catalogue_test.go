@@ -153,13 +153,13 @@ func TestFindChecksum(t *testing.T) {
 		"two algorithms":    {"bsd", "sha512", "SHA256 (disk.img) = " + good + "\nSHA512 (disk.img) = " + good512 + "\n", good512},
 		"two of one file":   {"coreutils", "sha256", good + "  disk.img\n" + other + "  disk.img\n", "has two checksums of disk.img"},
 		"two, of any file":  {"digest", "sha256", good + "  a\n" + other + "  b\n", "has two checksums of disk.img"},
-		"another file":      {"coreutils", "sha256", good + "  other.img\n", "has no sha256 of disk.img"},
-		"a file below":      {"coreutils", "sha256", good + "  x/disk.img\n", "has no sha256 of disk.img"},
-		"another algorithm": {"coreutils", "sha512", good + "  disk.img\n", "has no sha512 of disk.img"},
-		"as another":        {"bsd", "sha256", "MD5 (disk.img) = " + good + "\n", "has no sha256 of disk.img"},
-		"no digits":         {"coreutils", "sha256", strings.Repeat("x", 64) + "  disk.img\n", "has no sha256 of disk.img"},
-		"a page":            {"digest", "sha256", "<html>404</html>", "has no sha256 of disk.img"},
-		"nothing":           {"digest", "sha256", "", "has no sha256 of disk.img"},
+		"another file":      {"coreutils", "sha256", good + "  other.img\n", "lacks the sha256 of disk.img"},
+		"a file below":      {"coreutils", "sha256", good + "  x/disk.img\n", "lacks the sha256 of disk.img"},
+		"another algorithm": {"coreutils", "sha512", good + "  disk.img\n", "lacks the sha512 of disk.img"},
+		"as another":        {"bsd", "sha256", "MD5 (disk.img) = " + good + "\n", "lacks the sha256 of disk.img"},
+		"no digits":         {"coreutils", "sha256", strings.Repeat("x", 64) + "  disk.img\n", "lacks the sha256 of disk.img"},
+		"a page":            {"digest", "sha256", "<html>404</html>", "lacks the sha256 of disk.img"},
+		"nothing":           {"digest", "sha256", "", "lacks the sha256 of disk.img"},
 	} {
 		sums := catalogue.Checksums{URL: "https://images.example/SUMS", Algorithm: c.algorithm, Format: c.format}
 		got, err := sums.Find([]byte(c.document), file)

@@ -73,7 +73,7 @@ func (c Checksums) Find(document []byte, file string) (digest string, err error)
 		}
 	}
 	if digest == "" {
-		return "", fmt.Errorf("%s has no %s of %s", c.URL, c.Algorithm, file)
+		return "", fmt.Errorf("%s lacks the %s of %s", c.URL, c.Algorithm, file)
 	}
 	return digest, nil
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/xi2/xz"
 )
 
-// MaxMemory is how many bytes of what was decompressed are kept, which later content may
-// refer to: the dictionary of xz, the window of zstd. It suffices for xz -9 and zstd -19.
+// MaxMemory is how many decompressed bytes are kept, to which later content may
+// refer: the dictionary of xz, the window of zstd. It suffices for xz -9 and zstd -19.
 const MaxMemory = 64 << 20
 
 const (
@@ -61,12 +61,12 @@ var formats = []struct {
 	{"zstd", "\x28\xb5\x2f\xfd", openZstd},
 }
 
-func openGzip(from io.Reader) (io.Reader, error) { return gzip.NewReader(from) }
+func openGzip(reader io.Reader) (io.Reader, error) { return gzip.NewReader(reader) }
 
-func openXZ(from io.Reader) (io.Reader, error) { return xz.NewReader(from, MaxMemory) }
+func openXZ(reader io.Reader) (io.Reader, error) { return xz.NewReader(reader, MaxMemory) }
 
-func openZstd(from io.Reader) (io.Reader, error) {
-	return zstd.NewReader(from, zstd.WithDecoderMaxWindow(MaxMemory), zstd.WithDecoderMaxMemory(maxFrame), zstd.WithDecoderLowmem(true), zstd.WithDecoderConcurrency(1))
+func openZstd(reader io.Reader) (io.Reader, error) {
+	return zstd.NewReader(reader, zstd.WithDecoderMaxWindow(MaxMemory), zstd.WithDecoderMaxMemory(maxFrame), zstd.WithDecoderLowmem(true), zstd.WithDecoderConcurrency(1))
 }
 
 // Reader reads content, decompressed if it is compressed. Members, streams and frames that follow
@@ -79,8 +79,8 @@ type Reader struct {
 }
 
 // NewReader returns a reader of the content of a source.
-func NewReader(from io.Reader) (*Reader, error) {
-	r := &Reader{from: &source{Reader: from}}
+func NewReader(reader io.Reader) (*Reader, error) {
+	r := &Reader{from: &source{Reader: reader}}
 	buffered := bufio.NewReaderSize(r.from, bufferSize)
 	r.content = buffered
 	for _, f := range formats {
@@ -92,12 +92,12 @@ func NewReader(from io.Reader) (*Reader, error) {
 			continue
 		}
 		r.Format = f.name
-		err = r.guard(func() (err error) {
+		err = r.guardRead(func() (err error) {
 			r.content, err = f.open(buffered)
 			return err
 		})
 		if err != nil {
-			return nil, r.explain(err)
+			return nil, r.explainError(err)
 		}
 		return r, nil
 	}
@@ -106,23 +106,23 @@ func NewReader(from io.Reader) (*Reader, error) {
 
 // Read implements io.Reader.
 func (r *Reader) Read(p []byte) (n int, err error) {
-	err = r.guard(func() (err error) {
+	err = r.guardRead(func() (err error) {
 		n, err = r.content.Read(p)
 		return err
 	})
-	return n, r.explain(err)
+	return n, r.explainError(err)
 }
 
 // Close frees memory. It does not close the source.
 func (r *Reader) Close() {
-	if decoder, is := r.content.(*zstd.Decoder); is {
+	if decoder, ok := r.content.(*zstd.Decoder); ok {
 		decoder.Close()
 	}
 }
 
-// guard makes an error of a panic: a stranger's content must not end the program by a mistake in a
+// guardRead makes an error of a panic: a stranger's content must not end the program by a mistake in a
 // library.
-func (r *Reader) guard(read func() error) (err error) {
+func (r *Reader) guardRead(read func() error) (err error) {
 	defer func() {
 		if panicked := recover(); panicked != nil {
 			err = errDecoder
@@ -133,8 +133,8 @@ func (r *Reader) guard(read func() error) (err error) {
 
 var errDecoder = errors.New("the decoder failed")
 
-// explain returns the error of the source if it has failed, or else what is wrong with the content.
-func (r *Reader) explain(err error) error {
+// explainError returns the error of the source if it has failed, or else what is wrong with the content.
+func (r *Reader) explainError(err error) error {
 	switch {
 	case err == nil, errors.Is(err, io.EOF) && r.from.err == nil, r.Format == "":
 		return err

@@ -54,8 +54,8 @@ func zstandard(t testing.TB, content []byte, options ...zstd.EOption) []byte {
 }
 
 // decompress returns the whole content of a source.
-func decompress(from io.Reader) (content []byte, format string, err error) {
-	r, err := compression.NewReader(from)
+func decompress(reader io.Reader) (content []byte, format string, err error) {
+	r, err := compression.NewReader(reader)
 	if err != nil {
 		return nil, "", err
 	}
@@ -121,7 +121,7 @@ func TestBadContent(t *testing.T) {
 			"with text behind": slices.Concat(sent, []byte("text")), "with half of another behind": slices.Concat(sent, sent[:len(sent)/2]),
 		} {
 			_, _, err := decompress(bytes.NewReader(bad))
-			if _, is := errors.AsType[*compression.Error](err); !is || err.Error() != says {
+			if _, ok := errors.AsType[*compression.Error](err); !ok || err.Error() != says {
 				t.Errorf("%s, %s: got the error %v, want %q", format, name, err, says)
 			}
 		}
@@ -159,7 +159,7 @@ func TestErrorsOfTheSource(t *testing.T) {
 	}
 }
 
-// TestMemory checks that what decompresses to much, or says that it does, takes no more memory than it may.
+// TestMemory checks that content that decompresses to much, or says that it does, stays within the limit of memory.
 func TestMemory(t *testing.T) { //nolint:paralleltest // it measures the memory of the process
 	for name, c := range map[string]struct {
 		sent   []byte
@@ -205,7 +205,7 @@ func FuzzReader(f *testing.F) {
 			defer r.Close()
 			_, err = io.CopyN(io.Discard, r, 1<<20)
 		}
-		if _, is := errors.AsType[*compression.Error](err); err != nil && !is && !errors.Is(err, io.EOF) {
+		if _, ok := errors.AsType[*compression.Error](err); err != nil && !ok && !errors.Is(err, io.EOF) {
 			t.Errorf("got the error %v", err)
 		}
 	})

@@ -67,12 +67,12 @@ const (
 )
 
 // patched returns an image in which a number of so many bits was changed.
-func patched(t *testing.T, path string, at int64, bits int, value uint64) string {
+func patched(t *testing.T, path string, offset int64, bits int, value uint64) string {
 	t.Helper()
 	number := binary.BigEndian.AppendUint64(nil, value)[8-bits/8:]
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	assert.NoError(t, err)
-	_, err = f.WriteAt(number, at)
+	_, err = f.WriteAt(number, offset)
 	assert.NoError(t, errors.Join(err, f.Close()))
 	return path
 }
@@ -126,8 +126,8 @@ func TestProbeRefuses(t *testing.T) {
 	}
 	for name, c := range map[string]struct{ path, says string }{
 		"empty":                   {file(t, ""), "empty"},
-		"text":                    {file(t, strings.Repeat("not a disk\n", 512)), "no disk image"},
-		"a page of HTML":          {file(t, "<html>404</html>"), "no disk image"},
+		"text":                    {file(t, strings.Repeat("not a disk\n", 512)), "not a disk image"},
+		"a page of HTML":          {file(t, "<html>404</html>"), "not a disk image"},
 		"raw, cut off":            {cut(rawDisk(t), 2*mib+100), "cut off"},
 		"VMDK":                    {made(t, "create", "-q", "-f", "vmdk", "OUT", "1G"), "VMDK"},
 		"VHDX":                    {made(t, "create", "-q", "-f", "vhdx", "OUT", "1G"), "VHDX"},
@@ -160,7 +160,7 @@ func TestCheckDisk(t *testing.T) {
 	assert.NoError(t, diskimage.CreateQcow2(blank, mib, &diskimage.Backing{Path: base, Format: "raw"}))
 	for name, c := range map[string]struct{ path, says string }{
 		"new":       {blank, ""},
-		"raw":       {base, "no qcow2 image"},
+		"raw":       {base, "not a qcow2 image"},
 		"data file": {made(t, "create", "-q", "-f", "qcow2", "-o", "data_file=OUT.data,data_file_raw=on", "OUT", "1G"), "data file"},
 		"cut off":   {file(t, "QFI\xfb\x00\x00\x00\x03"), "cut off"},
 	} {
@@ -198,8 +198,8 @@ type counter struct {
 	n int
 }
 
-func (c *counter) ReadAt(p []byte, at int64) (int, error) {
-	n, err := c.ReaderAt.ReadAt(p, at)
+func (c *counter) ReadAt(p []byte, offset int64) (int, error) {
+	n, err := c.ReaderAt.ReadAt(p, offset)
 	c.n += n
 	return n, err
 }
@@ -220,7 +220,7 @@ func FuzzProbe(f *testing.F) {
 			t.Errorf("it read %d bytes of %d", read.n, len(content))
 		}
 		if err == nil && info.Format == diskimage.Qcow2 && diskimage.CheckDisk(read) != nil {
-			t.Error("an image that is taken is no disk")
+			t.Error("an image that is taken is not a disk")
 		}
 	})
 }

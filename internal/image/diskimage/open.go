@@ -10,7 +10,7 @@ import (
 )
 
 // OpenRegular opens a file for reading, and for writing too unless it is readOnly. A QEMU that
-// its guest broke out of may have made the path lead to what is no file. Opening a pipe would
+// its guest broke out of may have made the path lead to something else. Opening a pipe would
 // wait for its other end.
 func OpenRegular(path string, readOnly bool) (*os.File, error) {
 	flags := os.O_RDWR
@@ -39,11 +39,11 @@ func OpenDisk(path string, readOnly bool) (*os.File, error) {
 	return f, nil
 }
 
-// CheckRegular refuses what is no regular file.
+// CheckRegular refuses anything that is not a regular file.
 func CheckRegular(f *os.File) error {
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = errors.New("it is no regular file")
+		err = errors.New("it is not a regular file")
 	}
 	return err
 }

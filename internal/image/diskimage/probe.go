@@ -22,7 +22,7 @@ const (
 
 const sector = 512
 
-// WholeSectors returns a size in bytes, rounded up to what a disk can have in QEMU.
+// WholeSectors returns a size in bytes, rounded up to a size that a disk can have in QEMU.
 func WholeSectors(size int64) int64 { return (size + sector - 1) / sector * sector }
 
 // Info describes an image.
@@ -95,10 +95,10 @@ func probeRaw(image io.ReaderAt, length int64) (Info, error) {
 		return Info{}, errors.New("it is empty")
 	}
 	if !looksLikeDisk(image) {
-		return Info{}, errors.New("it is no disk image: it has neither a boot sector, nor a partition table, nor a known file system, and is no qcow2 image")
+		return Info{}, errors.New("it is not a disk image: it has neither a boot sector, nor a partition table, nor a known file system, and is not a qcow2 image")
 	}
 	if length%sector != 0 {
-		return Info{}, fmt.Errorf("it is %d bytes long, which is no multiple of %d: a raw image that was cut off", length, sector)
+		return Info{}, fmt.Errorf("it is %d bytes long, which is not a multiple of %d: a raw image that was cut off", length, sector)
 	}
 	return Info{Format: Raw, Size: length}, nil
 }
@@ -193,7 +193,7 @@ func readHeader(image io.ReaderAt) (header, error) {
 func (h header) validateFields() error {
 	switch {
 	case string(h.Magic[:]) != magic:
-		return errors.New("it is no qcow2 image")
+		return errors.New("it is not a qcow2 image")
 	case h.Version != 2 && h.Version != 3:
 		return fmt.Errorf("it is a qcow2 image of version %d: only 2 and 3 are taken", h.Version)
 	case h.Incompatible&featureDataFile != 0:
@@ -223,6 +223,6 @@ func (h header) requiredL1Entries() int64 {
 }
 
 // isInFile reports whether a table is in the file; an offset of zero means no table.
-func isInFile(at uint64, size, length int64) bool {
-	return at == 0 || (at < uint64(length) && size <= length-int64(at)) //nolint:gosec // below length
+func isInFile(offset uint64, size, length int64) bool {
+	return offset == 0 || (offset < uint64(length) && size <= length-int64(offset)) //nolint:gosec // below length
 }

@@ -39,9 +39,9 @@ func (w *SparseWriter) Write(p []byte) (written int, err error) {
 
 // nextRun returns the beginning of p, up to where blocks of zeros begin or end. A block that p has only
 // a part of counts by that part.
-func nextRun(p []byte, at int64) (run []byte, isZero bool) {
+func nextRun(p []byte, offset int64) (run []byte, isZero bool) {
 	for n := 0; n < len(p); {
-		size := min(holeSize-int((at+int64(n))%holeSize), len(p)-n)
+		size := min(holeSize-int((offset+int64(n))%holeSize), len(p)-n)
 		zero := bytes.Equal(p[n:n+size], zeros[:size])
 		if n > 0 && zero != isZero {
 			return p[:n], isZero

@@ -59,7 +59,7 @@ func (e *LackError) Unwrap() error { return e.cause }
 func (d *Disk) Take(size int64) (release func(), err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	free, reserved, err := d.measure()
+	free, reserved, err := d.measureRoom()
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +76,7 @@ func (d *Disk) Take(size int64) (release func(), err error) {
 
 // Free returns how many bytes are free, the reserve included.
 func (d *Disk) Free() (int64, error) {
-	free, _, err := d.measure()
+	free, _, err := d.measureRoom()
 	return free, err
 }
 
@@ -87,7 +87,7 @@ func (d *Disk) Size() (int64, error) {
 	return int64(disk.Blocks) * disk.Bsize, err //nolint:gosec // a disk has less than 8 EiB
 }
 
-func (d *Disk) measure() (free, reserved int64, err error) {
+func (d *Disk) measureRoom() (free, reserved int64, err error) {
 	var disk unix.Statfs_t
 	err = os.NewSyscallError("statfs", unix.Statfs(d.Dir, &disk))
 	return int64(disk.Bavail) * disk.Bsize, min(int64(disk.Blocks)*disk.Bsize/reservedShare, maxReserved), err //nolint:gosec // as above
@@ -108,24 +108,24 @@ type File struct {
 func (f *File) Written() int64 { return f.written }
 
 // WriteAt implements io.WriterAt.
-func (f *File) WriteAt(p []byte, at int64) (written int, err error) {
+func (f *File) WriteAt(p []byte, offset int64) (written int, err error) {
 	for len(p) > 0 && err == nil {
 		var n int
-		n, err = f.writePart(p[:min(len(p), maxWrite)], at+int64(written))
+		n, err = f.writePart(p[:min(len(p), maxWrite)], offset+int64(written))
 		p, written = p[n:], written+n
 	}
 	return written, err
 }
 
-func (f *File) writePart(p []byte, at int64) (n int, err error) {
+func (f *File) writePart(p []byte, offset int64) (n int, err error) {
 	release, err := f.Disk.Take(int64(len(p)))
 	if err == nil {
 		defer release()
-		n, err = f.File.WriteAt(p, at)
+		n, err = f.File.WriteAt(p, offset)
 		f.written += int64(n)
 	}
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) { // something else has filled the disk, or there is a quota
-		_, reserved, _ := f.Disk.measure()
+		_, reserved, _ := f.Disk.measureRoom()
 		err = &LackError{Needed: int64(len(p)-n) + reserved, dir: f.Disk.Dir, cause: err}
 	}
 	if lacks, ok := errors.AsType[*LackError](err); ok {
@@ -138,18 +138,18 @@ func (f *File) writePart(p []byte, at int64) (n int, err error) {
 func (f *File) Truncate(size int64) error { return f.File.Truncate(size) }
 
 // Clear makes a part of the file a hole, or writes zeros where there are no holes.
-func (f *File) Clear(at, size int64) error {
-	err := unix.Fallocate(int(f.File.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, size)
+func (f *File) Clear(offset, size int64) error {
+	err := unix.Fallocate(int(f.File.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, offset, size)
 	if err == nil || !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOSYS) {
 		return os.NewSyscallError("fallocate", err)
 	}
 	zeros := make([]byte, min(size, maxWrite))
 	for size > 0 {
-		n, err := f.WriteAt(zeros[:min(size, maxWrite)], at)
+		n, err := f.WriteAt(zeros[:min(size, maxWrite)], offset)
 		if err != nil {
 			return err
 		}
-		at, size = at+int64(n), size-int64(n)
+		offset, size = offset+int64(n), size-int64(n)
 	}
 	return nil
 }

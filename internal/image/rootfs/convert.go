@@ -30,7 +30,7 @@ import (
 
 // Order says what is converted. It precedes the layers in the stream.
 type Order struct {
-	// Seed is what the UUID of the file system derives from: the digest of the image.
+	// Seed determines the UUID of the file system: it is the digest of the image.
 	Seed string `json:"seed"`
 	// Layers are the sizes of the layers as they are sent, in their order, the lowest first.
 	Layers []int64 `json:"layers"`
@@ -43,7 +43,7 @@ type Order struct {
 // maxOrder is more than an order has.
 const maxOrder = 16 << 10
 
-// Result is what was made.
+// Result describes the file system that was made.
 type Result struct {
 	// Size is the size of the file system, which is all of the file.
 	Size int64 `json:"size,omitempty"`
@@ -63,17 +63,16 @@ type Range struct {
 // Reason says why an image could not be converted.
 type Reason string
 
-// The reasons.
 const (
-	// ReasonContent : the image has something that no root can have, or is damaged.
+	// ReasonContent means that the image has something that no root can have, or is damaged.
 	ReasonContent Reason = "Content"
-	// ReasonTooLarge : the layers have too many bytes.
+	// ReasonTooLarge means that the layers have too many bytes.
 	ReasonTooLarge Reason = "TooLarge"
-	// ReasonOutput : the file system would have too many bytes.
+	// ReasonOutput means that the file system would have too many bytes.
 	ReasonOutput Reason = "Output"
-	// ReasonMemory : decompressing a layer takes too much memory.
+	// ReasonMemory means that decompressing a layer takes too much memory.
 	ReasonMemory Reason = "Memory"
-	// ReasonFailed : something failed here, such as a write.
+	// ReasonFailed means that something failed here, such as a write.
 	ReasonFailed Reason = "Failed"
 )
 
@@ -94,7 +93,7 @@ const maxMessage = 1000
 
 // Convert reads an order and its layers, and writes the file system to an empty file.
 func Convert(in io.Reader, out erofs.File) Result {
-	result, err := convert(in, out)
+	result, err := convertLayers(in, out)
 	if err == nil {
 		return result
 	}
@@ -120,7 +119,7 @@ func reasonOf(err error) Reason {
 	return ReasonContent
 }
 
-func convert(in io.Reader, out erofs.File) (Result, error) {
+func convertLayers(in io.Reader, out erofs.File) (Result, error) {
 	order, err := readOrder(in)
 	if err != nil {
 		return Result{}, &outputError{err}

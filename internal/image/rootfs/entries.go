@@ -29,10 +29,10 @@ const (
 
 // entry is an entry of a layer. Exactly one of the fields besides path is set.
 type entry struct {
-	// path has no slash at its ends, no . and no .. in it. That of the root is empty.
+	// path lacks slashes at its ends, and the parts . and ... The path of the root is empty.
 	path string
-	// inode is what the path stands for from now on, and link another path that it is a
-	// further name of.
+	// inode is the inode at the path from now on, and link is the path of a file of which
+	// this one is a further name.
 	inode *erofs.Inode
 	link  *string
 	// isWhiteout removes what layers below have at the path, and isOpaque what they have in
@@ -56,8 +56,8 @@ func (r *reader) readLayer(blob io.Reader) error {
 	if err := r.limits.ReadEntries(blob, r.readEntry); err != nil {
 		return err
 	}
-	err := r.tree.merge(r.entries)
-	clear(r.entries) // of what another layer may replace
+	err := r.tree.mergeLayer(r.entries)
+	clear(r.entries) // since another layer may replace them
 	return err
 }
 
@@ -75,10 +75,10 @@ func (r *reader) readEntry(header *tar.Header, content io.Reader) error {
 	}
 	if e.inode != nil && e.inode.Type() == unix.S_IFREG {
 		if e.inode.Data, err = r.out.Append(content); err != nil {
-			return fmt.Errorf("the file %s: %w", quote(e.path), err)
+			return fmt.Errorf("the file %s: %w", quoteName(e.path), err)
 		}
 	}
-	r.metadata += len(e.path) + e.size()
+	r.metadata += len(e.path) + e.headerSize()
 	if r.metadata > maxMetadata {
 		return newContentError("names, links and attributes of the files have more than %d bytes", maxMetadata)
 	}
@@ -86,8 +86,8 @@ func (r *reader) readEntry(header *tar.Header, content io.Reader) error {
 	return nil
 }
 
-// size returns how many bytes an entry has beside its path.
-func (e *entry) size() int {
+// headerSize returns how many bytes an entry has beside its path.
+func (e *entry) headerSize() int {
 	size := 0
 	if e.link != nil {
 		size += len(*e.link)
@@ -98,8 +98,8 @@ func (e *entry) size() int {
 	return size
 }
 
-// quote returns a name for messages.
-func quote(name string) string { return fmt.Sprintf("%.200q", name) }
+// quoteName returns a name for messages.
+func quoteName(name string) string { return fmt.Sprintf("%.200q", name) }
 
 // cleanPath returns a path as entries have it. It cannot lead out of the root.
 func cleanPath(text string) string { return strings.TrimPrefix(path.Clean("/"+text), "/") }
@@ -122,18 +122,18 @@ func parseEntry(header *tar.Header) (*entry, error) {
 		err = newContentError("it is the root and must be a folder")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the entry %s: %w", quote(clean), err)
+		return nil, fmt.Errorf("the entry %s: %w", quoteName(clean), err)
 	}
 	return &entry{path: clean, inode: inode}, nil
 }
 
 func checkPath(clean string) error {
 	if len(clean) > maxPath {
-		return newContentError("the path %s has %d bytes: it may have %d", quote(clean), len(clean), maxPath)
+		return newContentError("the path %s has %d bytes: it may have %d", quoteName(clean), len(clean), maxPath)
 	}
 	for name := range strings.SplitSeq(clean, "/") {
 		if clean != "" && !erofs.IsName(name) {
-			return newContentError("the path %s has a name that no file can have: it may have %d bytes, none of them zero", quote(clean), erofs.MaxName)
+			return newContentError("the path %s has a name that no file can have: it may have %d bytes, none of them zero", quoteName(clean), erofs.MaxName)
 		}
 	}
 	return nil
@@ -152,7 +152,7 @@ func parseWhiteout(clean string) (*entry, error) {
 	case inNotes:
 		return nil, nil //nolint:nilnil // Nil is for nothing.
 	case !isWhiteout || !erofs.IsName(name) || strings.HasPrefix(folder, layer.Whiteout) || strings.Contains(folder, "/"+layer.Whiteout):
-		return nil, newContentError("the entry %s has the prefix %s where no file can be removed by it", quote(clean), layer.Whiteout)
+		return nil, newContentError("the entry %s has the prefix %s where no file can be removed by it", quoteName(clean), layer.Whiteout)
 	}
 	return &entry{path: path.Join(folder, name), isWhiteout: true}, nil
 }
@@ -223,12 +223,12 @@ var namespaces = []string{"user.", "trusted.", "security.", "system.posix_acl_"}
 func parseXattrs(header *tar.Header) (map[string]string, error) {
 	var all map[string]string
 	for key, value := range header.PAXRecords {
-		name, is := strings.CutPrefix(key, xattrKey)
-		if !is || !hasAnyPrefix(name, namespaces) {
+		name, ok := strings.CutPrefix(key, xattrKey)
+		if !ok || !hasAnyPrefix(name, namespaces) {
 			continue
 		}
 		if hasAnyPrefix(name, []string{"trusted.overlay.", "user.overlay."}) {
-			return nil, newContentError("it has the attribute %s, which overlay file systems read as their own", quote(name))
+			return nil, newContentError("it has the attribute %s, which overlay file systems read as their own", quoteName(name))
 		}
 		if all == nil {
 			all = map[string]string{}

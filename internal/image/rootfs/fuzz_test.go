@@ -25,7 +25,7 @@ import (
 // fuzzLimit is how many bytes may be read and written for an image of FuzzLayers.
 const fuzzLimit = 4 << 20
 
-// FuzzLayers checks that any two layers are refused for what they have, or make the tree that unpacking them makes.
+// FuzzLayers checks that any two layers are refused for their content, or make the tree that unpacking them makes.
 func FuzzLayers(f *testing.F) {
 	whole := newArchive(f).folder("a").file("a/b", "content").symlink("l", "a").link("a/c", "a/b").bytes()
 	f.Add(whole, newArchive(f).file("l/.wh.b", "").file("a/.wh..wh..opq", "").file("l/d", "x").bytes())
@@ -150,7 +150,7 @@ func benchmark(b *testing.B, layer []byte) {
 			b.SetBytes(int64(len(layer)))
 			before := cpuTime(b)
 			for b.Loop() {
-				convert(b, blob)
+				convertLayers(b, blob)
 			}
 			b.ReportMetric(float64(b.N*len(layer))/1e6/(cpuTime(b)-before).Seconds(), "MB/CPU-s")
 		})

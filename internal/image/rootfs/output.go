@@ -30,10 +30,10 @@ type SentOutput struct{ To io.Writer }
 var _ erofs.File = SentOutput{}
 
 // WriteAt implements io.WriterAt.
-func (o SentOutput) WriteAt(p []byte, at int64) (written int, err error) {
+func (o SentOutput) WriteAt(p []byte, offset int64) (written int, err error) {
 	for written < len(p) {
 		part := p[written:min(len(p), written+maxChunk)]
-		if err := o.send(kindWrite, at+int64(written), int64(len(part))); err != nil {
+		if err := o.sendChange(kindWrite, offset+int64(written), int64(len(part))); err != nil {
 			return written, err
 		}
 		n, err := o.To.Write(part)
@@ -45,13 +45,13 @@ func (o SentOutput) WriteAt(p []byte, at int64) (written int, err error) {
 }
 
 // Truncate implements erofs.File.
-func (o SentOutput) Truncate(size int64) error { return o.send(kindTruncate, 0, size) }
+func (o SentOutput) Truncate(size int64) error { return o.sendChange(kindTruncate, 0, size) }
 
 // Clear implements erofs.File.
-func (o SentOutput) Clear(at, size int64) error { return o.send(kindClear, at, size) }
+func (o SentOutput) Clear(offset, size int64) error { return o.sendChange(kindClear, offset, size) }
 
-func (o SentOutput) send(kind byte, at, size int64) error {
-	head := binary.BigEndian.AppendUint64([]byte{kind}, uint64(at))         //nolint:gosec // offsets are not negative
+func (o SentOutput) sendChange(kind byte, offset, size int64) error {
+	head := binary.BigEndian.AppendUint64([]byte{kind}, uint64(offset))     //nolint:gosec // offsets are not negative
 	_, err := o.To.Write(binary.BigEndian.AppendUint64(head, uint64(size))) //nolint:gosec // neither are sizes
 	return err
 }
@@ -68,10 +68,10 @@ func (e *WriteError) Unwrap() error { return e.Err }
 // Receive makes the changes that a SentOutput sends, until it ends. It refuses changes beyond maxSize. The error is a
 // WriteError if a change failed, io.ErrUnexpectedEOF if the sender ended within a message, and otherwise describes an
 // invalid message.
-func Receive(from io.Reader, to erofs.File, maxSize int64) error {
+func Receive(reader io.Reader, file erofs.File, maxSize int64) error {
 	head, chunk := make([]byte, headSize), make([]byte, maxChunk)
 	for {
-		if _, err := io.ReadFull(from, head); errors.Is(err, io.EOF) {
+		if _, err := io.ReadFull(reader, head); errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
 			return err
@@ -81,26 +81,26 @@ func Receive(from io.Reader, to erofs.File, maxSize int64) error {
 			return fmt.Errorf("it changes %d bytes at %d of its output, which may have %d", size, at, maxSize)
 		}
 		if head[0] == kindWrite {
-			if _, err := io.ReadFull(from, chunk[:size]); errors.Is(err, io.EOF) { // the sender has ended after the head
+			if _, err := io.ReadFull(reader, chunk[:size]); errors.Is(err, io.EOF) { // the sender has ended after the head
 				return io.ErrUnexpectedEOF
 			} else if err != nil {
 				return err
 			}
 		}
-		if err := change(to, head[0], at, size, chunk); err != nil {
+		if err := applyChange(file, head[0], at, size, chunk); err != nil {
 			return err
 		}
 	}
 }
 
-func change(to erofs.File, kind byte, at, size int64, chunk []byte) (err error) {
+func applyChange(file erofs.File, kind byte, offset, size int64, chunk []byte) (err error) {
 	switch kind {
 	case kindWrite:
-		_, err = to.WriteAt(chunk[:size], at)
+		_, err = file.WriteAt(chunk[:size], offset)
 	case kindTruncate:
-		err = to.Truncate(size)
+		err = file.Truncate(size)
 	case kindClear:
-		err = to.Clear(at, size)
+		err = file.Clear(offset, size)
 	default:
 		return fmt.Errorf("it asks for an unknown change of its output, %q", kind)
 	}

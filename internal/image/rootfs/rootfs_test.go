@@ -27,7 +27,7 @@ import (
 	"cloudnative.tw/drover/test/framework/filetree"
 )
 
-// TestOneFile checks an image of one file, as that of a static program.
+// TestOneFile checks an image of one file, such as a static program.
 func TestOneFile(t *testing.T) {
 	t.Parallel()
 	checkConverted(t, newArchive(t).add(tar.Header{Name: "app", Mode: 0o755}, "program").bytes())
@@ -52,7 +52,7 @@ func TestBusyBox(t *testing.T) {
 	if f := tree["bin/applet-5"]; f.Links != names+1 {
 		t.Errorf("it has %+v", f)
 	}
-	info, err := convert(t, layer).Stat()
+	info, err := convertLayers(t, layer).Stat()
 	assert.NoError(t, err)
 	if info.Size() > size*11/10 {
 		t.Errorf("it has %d bytes, of a program of %d", info.Size(), size)
@@ -81,7 +81,7 @@ func TestOdd(t *testing.T) {
 	upper := newArchive(t).
 		add(tar.Header{Typeflag: tar.TypeXGlobalHeader, PAXRecords: map[string]string{"comment": "git"}}, "").
 		file("bin/c", "through a link").file("lib/d", "to a folder that is missing").
-		// Its own files stand before what hides those below.
+		// The files of the layer stand before the entry that hides those below.
 		file("opaque/new", "new").file("opaque/.wh..wh..opq", "").file("opaque/in/newer", "newer").
 		file(".wh.removed", "").file("gone/new", "new").file(".wh.gone", "").file(".wh.missing", "").file("missing/.wh.x", "").
 		folder("becomes-folder/").file("becomes-folder/x", "y").file("becomes-file", "y").
@@ -103,13 +103,13 @@ func TestOdd(t *testing.T) {
 		add(tar.Header{Name: "gnu-" + strings.Repeat("n", 240), Format: tar.FormatGNU}, "long").
 		add(tar.Header{Name: "old", ModTime: time.Unix(-1e9, 0), Format: tar.FormatPAX}, "before 1970").bytes()
 	tree := checkConverted(t, lower, upper)
-	for path, is := range map[string]bool{
+	for path, exists := range map[string]bool{
 		"usr/bin/c": true, "usr/lib/d": true, "opaque/old": false, "opaque/new": true, "opaque/in/older": false, "opaque/in/newer": true,
 		"removed": false, "gone/file": false, "gone/new": true, "becomes-file/x": false, "attributes/kept": true, "above": true, "absolute": true,
 		"above-2": true, "etc/passwd": true, "out/passwd": false, "missing": false, "a/b/c/d": true, ".wh..wh.plnk": false,
 	} {
-		if _, got := tree[path]; got != is {
-			t.Errorf("%s exists: %v, want %v", path, got, is)
+		if _, got := tree[path]; got != exists {
+			t.Errorf("%s exists: %v, want %v", path, got, exists)
 		}
 	}
 	if twin, replaced := tree["kept-twin"], tree["replaced-twin"]; twin.Links != 1 || twin.Hash == replaced.Hash {
@@ -212,7 +212,7 @@ func sparse() []byte {
 	return append(withSum(header), make([]byte, 1024)...)
 }
 
-// TestBombs checks that limits of bytes hold, of what is sent, of what that is decompressed to, and of what is written.
+// TestBombs checks that limits of bytes hold: of the sent, the decompressed and the written ones.
 func TestBombs(t *testing.T) {
 	t.Parallel()
 	zeros := newArchive(t).file("zeros", strings.Repeat("\x00", 16<<20)).bytes()
@@ -273,14 +273,14 @@ func TestSlowLinks(t *testing.T) {
 // TestRemovedData checks that what a higher layer removes is not in the file.
 func TestRemovedData(t *testing.T) {
 	t.Parallel()
-	out := convert(t,
+	out := convertLayers(t,
 		newArchive(t).file("kept", "kept-content").file("key", strings.Repeat("secret-key", 1000)).file("key2", "other-secret").bytes(),
 		newArchive(t).file(".wh.key", "").file("key2", "replaced-content").bytes())
 	content, err := os.ReadFile(out.Name())
 	assert.NoError(t, err)
-	for text, is := range map[string]bool{"kept-content": true, "secret-key": false, "other-secret": false, "replaced-content": true} {
-		if bytes.Contains(content, []byte(text)) != is {
-			t.Errorf("it has %q: want %v", text, is)
+	for text, isThere := range map[string]bool{"kept-content": true, "secret-key": false, "other-secret": false, "replaced-content": true} {
+		if bytes.Contains(content, []byte(text)) != isThere {
+			t.Errorf("it has %q: want %v", text, isThere)
 		}
 	}
 }
@@ -312,9 +312,9 @@ func TestManyFiles(t *testing.T) {
 		a.file(fmt.Sprintf("%d/%d/%d", k%10, k%1000, k), content)
 	}
 	layer := a.bytes()
-	out := convert(t, layer)
+	out := convertLayers(t, layer)
 	want := unpack(t, layer)
-	if mounted, is := filetree.ReadMounted(t, out.Name()); is {
+	if mounted, ok := filetree.ReadMounted(t, out.Name()); ok {
 		if diff := want.Diff(mounted); diff != "" {
 			t.Errorf("Linux has it otherwise:\n%s", diff)
 		}
@@ -325,7 +325,7 @@ func TestManyFiles(t *testing.T) {
 	}
 }
 
-// TestSystem checks parts of this host's own system against what tar makes of them.
+// TestSystem checks parts of this host's system against the result of tar.
 func TestSystem(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -346,10 +346,10 @@ func TestSystem(t *testing.T) {
 	unpack := exec.CommandContext(t.Context(), "tar", "--xattrs", "--xattrs-include=*", "-C", dir, "-xp")
 	unpack.Stdin = bytes.NewReader(layer.Bytes())
 	assert.NoError(t, unpack.Run())
-	out := convert(t, layer.Bytes())
+	out := convertLayers(t, layer.Bytes())
 	want, have := filetree.ReadFolder(t, dir), filetree.Read(t, out)
 	for _, tree := range []filetree.Tree{want, have} {
-		for _, path := range []string{".", "etc", "usr", "usr/share", "usr/bin", "var", "dev"} { // which have no entry
+		for _, path := range []string{".", "etc", "usr", "usr/share", "usr/bin", "var", "dev"} { // which lack an entry
 			delete(tree, path)
 		}
 	}

@@ -18,7 +18,7 @@ import (
 // the digest that it should have.
 type Open func(number int) (io.ReadCloser, error)
 
-// ErrStopped means that the other side reads no more, which says why in its result.
+// ErrStopped means that the other side has stopped reading. Its result says why.
 var ErrStopped = errors.New("the conversion has stopped")
 
 // ConverterError says that a conversion has failed of itself, as by a signal.
@@ -60,7 +60,7 @@ func ConvertHere(_ context.Context, order Order, open Open, out erofs.File) (Res
 
 // Send writes an order and its layers as Convert reads them. A layer that has another size
 // than the order says is an error.
-func Send(to io.Writer, order Order, open Open) error {
+func Send(writer io.Writer, order Order, open Open) error {
 	text, err := json.Marshal(order)
 	if err != nil {
 		return err
@@ -68,7 +68,7 @@ func Send(to io.Writer, order Order, open Open) error {
 	if len(text) > maxOrder {
 		return fmt.Errorf("the order has %d bytes: at most %d are possible", len(text), maxOrder)
 	}
-	s := &sink{to: to}
+	s := &sink{to: writer}
 	head := binary.BigEndian.AppendUint32(nil, uint32(len(text))) //nolint:gosec // as maxOrder says
 	if _, err := s.Write(append(head, text...)); err != nil {
 		return err
@@ -83,21 +83,21 @@ func Send(to io.Writer, order Order, open Open) error {
 
 // sendLayer sends a layer. Where the conversion stops in the midst of it, the rest is still
 // read: the cause may be that the layer is not the one that was asked for.
-func sendLayer(to *sink, size int64, number int, open Open) error {
+func sendLayer(writer *sink, size int64, number int, open Open) error {
 	blob, err := open(number)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = blob.Close() }()
 	limited := &io.LimitedReader{R: blob, N: size + 1}
-	_, err = io.Copy(to, limited)
-	if to.hasStopped {
+	_, err = io.Copy(writer, limited)
+	if writer.hasStopped {
 		_, err = io.Copy(io.Discard, limited)
 	}
 	if n := size + 1 - limited.N; err == nil && n != size {
 		return fmt.Errorf("layer %d has %d bytes, and %d were announced", number+1, n, size)
 	}
-	if err == nil && to.hasStopped {
+	if err == nil && writer.hasStopped {
 		err = ErrStopped
 	}
 	return err

@@ -22,7 +22,7 @@ const (
 	maxSteps = 50_000_000
 )
 
-// tree is what the layers have made so far.
+// tree is the tree that the layers have made so far.
 type tree struct {
 	root  *erofs.Inode
 	files int // that were made without an entry
@@ -36,34 +36,34 @@ func newFolder() *erofs.Inode {
 	return &erofs.Inode{Mode: unix.S_IFDIR | 0o755, Children: map[string]*erofs.Inode{}}
 }
 
-// merge puts a layer on top of the tree. What the layer removes and hides is only in layers
+// mergeLayer puts a layer on top of the tree. What the layer removes and hides is only in layers
 // below, wherever that stands in the layer, so that comes first.
-func (t *tree) merge(entries []entry) error {
+func (t *tree) mergeLayer(entries []entry) error {
 	for k := range entries {
-		if err := t.remove(&entries[k]); err != nil {
+		if err := t.removeEntry(&entries[k]); err != nil {
 			return err
 		}
 	}
 	for k := range entries {
-		if err := t.put(&entries[k]); err != nil {
+		if err := t.putEntry(&entries[k]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// remove removes what an entry of the next layer says. It may not be there.
-func (t *tree) remove(e *entry) error {
+// removeEntry removes what an entry of the next layer says. It may not be there.
+func (t *tree) removeEntry(e *entry) error {
 	switch {
 	case e.isOpaque:
-		folder, err := t.find(e.path, false)
+		folder, err := t.findPlace(e.path, false)
 		if err == nil && folder != nil {
 			clear(folder.inode().Children)
 		}
 		return err
 	case e.isWhiteout:
 		parent, base := path.Split(e.path)
-		folder, err := t.find(parent, false)
+		folder, err := t.findPlace(parent, false)
 		if err == nil && folder != nil {
 			delete(folder.inode().Children, base)
 		}
@@ -72,8 +72,8 @@ func (t *tree) remove(e *entry) error {
 	return nil
 }
 
-// put puts the file of an entry into its place.
-func (t *tree) put(e *entry) error {
+// putEntry puts the file of an entry into its place.
+func (t *tree) putEntry(e *entry) error {
 	switch {
 	case e.isOpaque || e.isWhiteout:
 		return nil
@@ -82,15 +82,15 @@ func (t *tree) put(e *entry) error {
 		t.root = e.inode
 		return nil
 	case e.path == "":
-		return newContentError("an entry makes the root a link to %s", quote(*e.link))
+		return newContentError("an entry makes the root a link to %s", quoteName(*e.link))
 	}
 	parent, base := path.Split(e.path)
-	folder, err := t.find(parent, true)
+	folder, err := t.findPlace(parent, true)
 	if err != nil {
 		return err
 	}
 	if len(folder) >= maxDepth {
-		return newContentError("the file %s is in more than %d folders", quote(e.path), maxDepth)
+		return newContentError("the file %s is in more than %d folders", quoteName(e.path), maxDepth)
 	}
 	file := e.inode
 	if e.link != nil {
@@ -112,7 +112,7 @@ func (t *tree) put(e *entry) error {
 // findTwin returns the file that an entry is a further name of.
 func (t *tree) findTwin(e *entry) (*erofs.Inode, error) {
 	parent, base := path.Split(*e.link)
-	folder, err := t.find(parent, false)
+	folder, err := t.findPlace(parent, false)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +121,7 @@ func (t *tree) findTwin(e *entry) (*erofs.Inode, error) {
 		file = folder.inode().Children[base]
 	}
 	if file == nil || file.IsDir() {
-		return nil, newContentError("the entry %s is a further name of %s, which is no file of its layer or those below", quote(e.path), quote(*e.link))
+		return nil, newContentError("the entry %s is a further name of %s, which is not a file of its layer or those below", quoteName(e.path), quoteName(*e.link))
 	}
 	return file, nil
 }
@@ -131,10 +131,10 @@ type place []*erofs.Inode
 
 func (p place) inode() *erofs.Inode { return p[len(p)-1] }
 
-// find follows a path through folders and symbolic links to a folder. No path leads out of
+// findPlace follows a path through folders and symbolic links to a folder. No path leads out of
 // the root. With makeMissing, folders that are missing are made, and other files replaced
 // by them; without, nil means that there is none.
-func (t *tree) find(text string, makeMissing bool) (place, error) {
+func (t *tree) findPlace(text string, makeMissing bool) (place, error) {
 	at, links := place{t.root}, 0
 	rest := splitPath(text)
 	for len(rest) > 0 {
@@ -150,7 +150,7 @@ func (t *tree) find(text string, makeMissing bool) (place, error) {
 		next := at.inode().Children[name]
 		if next != nil && next.Type() == unix.S_IFLNK {
 			if links++; links > maxLinks {
-				return nil, newContentError("the path %s leads through more than %d symbolic links", quote(text), maxLinks)
+				return nil, newContentError("the path %s leads through more than %d symbolic links", quoteName(text), maxLinks)
 			}
 			if strings.HasPrefix(next.Target, "/") {
 				at = at[:1]
@@ -176,10 +176,10 @@ func (t *tree) find(text string, makeMissing bool) (place, error) {
 // makeFolder makes a folder on a path.
 func (t *tree) makeFolder(in place, name, text string) (*erofs.Inode, error) {
 	if len(in) >= maxDepth {
-		return nil, newContentError("the path %s leads through more than %d folders", quote(text), maxDepth)
+		return nil, newContentError("the path %s leads through more than %d folders", quoteName(text), maxDepth)
 	}
 	if !erofs.IsName(name) {
-		return nil, newContentError("the path %s leads through a link with a name that no file can have", quote(text))
+		return nil, newContentError("the path %s leads through a link with a name that no file can have", quoteName(text))
 	}
 	if t.files++; t.files > MaxFiles {
 		return nil, newContentError("the paths of the files have more than %d folders without entries", MaxFiles)

@@ -23,7 +23,7 @@ import (
 	"cloudnative.tw/drover/test/framework/filetree"
 )
 
-// unpacked is what the layers of an image are unpacked to, by rules that are written here a second time: a list of
+// unpacked is the result of unpacking the layers of an image, by rules that are written here a second time: a list of
 // files by their whole paths. The root is ".".
 type unpacked struct {
 	files map[string]*unpackedFile
@@ -73,7 +73,7 @@ func unpack(t testing.TB, layers ...[]byte) filetree.Tree {
 	return tree
 }
 
-// add applies an entry if it is a whiteout, or if it is none.
+// add applies an entry if it is a whiteout, or only if it is not, as whiteouts says.
 func (u *unpacked) add(t testing.TB, h *tar.Header, content io.Reader, whiteouts bool) {
 	t.Helper()
 	if h.Typeflag == tar.TypeXGlobalHeader {
@@ -109,9 +109,9 @@ func (u *unpacked) add(t testing.TB, h *tar.Header, content io.Reader, whiteouts
 }
 
 func (u *unpacked) whiteOut(dir, base string) {
-	dir, is := u.follow(dir, false)
+	dir, ok := u.follow(dir, false)
 	switch {
-	case !is:
+	case !ok:
 	case base == ".wh..wh..opq":
 		for name := range u.files {
 			if name != dir && (dir == "." || strings.HasPrefix(name, dir+"/")) && name != "." {
@@ -123,12 +123,12 @@ func (u *unpacked) whiteOut(dir, base string) {
 	}
 }
 
-func (u *unpacked) removeAll(at string) {
-	if u.files[at] == nil {
+func (u *unpacked) removeAll(place string) {
+	if u.files[place] == nil {
 		return
 	}
 	for name := range u.files {
-		if name == at || strings.HasPrefix(name, at+"/") {
+		if name == place || strings.HasPrefix(name, place+"/") {
 			delete(u.files, name)
 		}
 	}
@@ -174,7 +174,7 @@ func fileOf(t testing.TB, h *tar.Header, content io.Reader) filetree.File {
 	}
 	xattrs := map[string]string{}
 	for key, value := range h.PAXRecords {
-		if name, is := strings.CutPrefix(key, "SCHILY.xattr."); is && !strings.HasPrefix(name, "com.") {
+		if name, ok := strings.CutPrefix(key, "SCHILY.xattr."); ok && !strings.HasPrefix(name, "com.") {
 			xattrs[name] = value
 		}
 	}
@@ -212,7 +212,7 @@ func newArchive(t testing.TB) *archive {
 	return a
 }
 
-// add adds an entry. Its size is that of the content.
+// add adds an entry. Its size is the size of the content.
 func (a *archive) add(h tar.Header, content string) *archive {
 	a.t.Helper()
 	h.Size = int64(len(content))
@@ -292,8 +292,8 @@ func convertOrder(t testing.TB, order rootfs.Order, layers [][]byte) (*os.File, 
 	return out, result
 }
 
-// convert converts layers that can be converted.
-func convert(t testing.TB, layers ...[]byte) *os.File {
+// convertLayers converts layers that can be converted.
+func convertLayers(t testing.TB, layers ...[]byte) *os.File {
 	t.Helper()
 	out, result := convertOrder(t, orderOf(layers), layers)
 	info, err := out.Stat()
@@ -317,7 +317,7 @@ func checkConverted(t *testing.T, layers ...[]byte) filetree.Tree {
 		for _, layer := range layers {
 			packed = append(packed, pack(t, layer))
 		}
-		out := convert(t, packed...)
+		out := convertLayers(t, packed...)
 		content, err := os.ReadFile(out.Name())
 		assert.NoError(t, err)
 		if first != nil {
@@ -330,7 +330,7 @@ func checkConverted(t *testing.T, layers ...[]byte) filetree.Tree {
 		if diff := want.Diff(filetree.Read(t, out)); diff != "" {
 			t.Errorf("another reader has it otherwise:\n%s", diff)
 		}
-		if mounted, is := filetree.ReadMounted(t, out.Name()); is {
+		if mounted, ok := filetree.ReadMounted(t, out.Name()); ok {
 			if diff := want.Diff(mounted); diff != "" {
 				t.Errorf("Linux has it otherwise:\n%s", diff)
 			}

@@ -43,7 +43,8 @@ type State string
 const (
 	// StateStarting means that the machine makes its disks, or starts QEMU.
 	StateStarting State = "starting"
-	StateRunning  State = "running"
+	// StateRunning means that the guest runs.
+	StateRunning State = "running"
 	// StatePaused means that the guest was paused by Machine.Pause.
 	StatePaused State = "paused"
 	// StateStopping means that the guest was asked to shut down, or that it has ended.

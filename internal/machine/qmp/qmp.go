@@ -237,7 +237,7 @@ func (c *Client) readMessages() {
 	for lines.Scan() {
 		var m message
 		if err := json.Unmarshal(lines.Bytes(), &m); err != nil {
-			c.closeWith(fmt.Errorf("QEMU sent what is no QMP: %w", err))
+			c.closeWith(fmt.Errorf("QEMU sent something that is not QMP: %w", err))
 			return
 		}
 		c.handleMessage(m)

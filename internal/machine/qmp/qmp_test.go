@@ -181,7 +181,7 @@ func TestBadPeers(t *testing.T) {
 		says string
 	}{
 		"hangs up":           {func(*mock, func()) {}, "QEMU hung up"},
-		"no QMP":             {func(m *mock, _ func()) { m.say("220 ready\n"); m.untilHungUp() }, "no QMP"},
+		"no QMP":             {func(m *mock, _ func()) { m.say("220 ready\n"); m.untilHungUp() }, "not QMP"},
 		"endless line":       {func(m *mock, _ func()) { m.say(`"` + strings.Repeat("x", 5<<20)) }, "token too long"},
 		"no greeting":        {func(m *mock, _ func()) { m.say(`{"event": "STOP"}` + "\n"); m.untilHungUp() }, "greeting: context canceled"},
 		"greets only":        {func(m *mock, leave func()) { m.say(greeting); m.hear(); leave(); m.untilHungUp() }, "qmp_capabilities: context canceled"},

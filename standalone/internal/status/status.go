@@ -38,13 +38,14 @@ import (
 // State says whether Drover runs.
 type State string
 
+// The states of an installation, in the order of its life.
 const (
-	StateReady    State = "ready"
+	// StateAbsent means that there is no data dir.
+	StateAbsent   State = "absent"
 	StateStarting State = "starting"
+	StateReady    State = "ready"
 	StateStopping State = "stopping"
 	StateStopped  State = "stopped"
-	// StateAbsent means that there is no data dir.
-	StateAbsent State = "absent"
 )
 
 // Status is an installation. What is not known is left out.

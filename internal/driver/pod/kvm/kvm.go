@@ -34,9 +34,11 @@ type Mode string
 
 const (
 	// Auto requests KVM if a node offers it that the pod may run on.
-	Auto    Mode = "auto"
+	Auto Mode = "auto"
+	// Require requests KVM for every pod, which otherwise does not start.
 	Require Mode = "require"
-	Never   Mode = "never"
+	// Never requests no KVM.
+	Never Mode = "never"
 )
 
 var modes = []Mode{Auto, Require, Never}
