@@ -66,13 +66,13 @@ func (f *DecisionsFile) add(index map[string]int, text []byte) bool {
 		index[key] = len(f.Records)
 		f.Records = append(f.Records, line.Record)
 	case known:
-		AddUpdate(&f.Records[n], *line.Later)
+		addUpdate(&f.Records[n], *line.Later)
 	}
 	return true
 }
 
-// AddUpdate adds facts to a record that became known later.
-func AddUpdate(r *decisions.Record, later decisions.Later) {
+// addUpdate adds facts to a record that became known later.
+func addUpdate(r *decisions.Record, later decisions.Later) {
 	if later.Repeats > 0 {
 		r.Repeats, r.Until = later.Repeats, later.Until
 	}
