@@ -56,7 +56,7 @@ func tempFolderIn(dir string) Folder { return Folder{Path: dir, Prefix: tempPref
 // only what a killed process left.
 type Folder struct {
 	Path string
-	// Prefix begins the names of what is made. Sweep touches nothing else, so that
+	// Prefix begins the names of files that are made. Sweep touches nothing else, so that
 	// the folder may contain other things too.
 	Prefix string
 	// Volatile is set if nothing has to survive a power cut, so that no write waits
@@ -218,8 +218,8 @@ func SyncFolder(path string) error {
 // process ends.
 type lockedFile struct{ *os.File }
 
-// errNoLocks means that the file system has no locks.
-var errNoLocks = errors.New("the file system has no locks")
+// errNoLocks means that the file system does not offer locks.
+var errNoLocks = errors.New("the file system does not offer locks")
 
 func openLocked(path string) (*lockedFile, error) {
 	f, err := openInPlace(path)

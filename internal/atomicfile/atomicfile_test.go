@@ -127,16 +127,16 @@ func TestReadIsCareful(t *testing.T) {
 		os.WriteFile(at("file"), []byte("content"), 0o600), syscall.Mkfifo(at("pipe"), 0o600), os.Mkdir(at("folder"), 0o700),
 		os.Symlink(at("file"), at("link")), os.Symlink("/dev/zero", at("device")),
 	))
-	for name, says := range map[string]string{
+	for name, message := range map[string]string{
 		"file": "", "pipe": "not a regular file", "folder": "not a regular file", "link": "not a regular file",
 		"device": "not a regular file", "missing": "no such file",
 	} {
 		content, info, err := Read(at(name), 7)
-		if says == "" && (err != nil || string(content) != "content" || info.Size() != 7) {
+		if message == "" && (err != nil || string(content) != "content" || info.Size() != 7) {
 			t.Errorf("%s: got %q, %v", name, content, err)
 		}
-		if says != "" && (err == nil || !strings.Contains(err.Error(), says)) {
-			t.Errorf("%s: got %q, %v, want %q", name, content, err, says)
+		if message != "" && (err == nil || !strings.Contains(err.Error(), message)) {
+			t.Errorf("%s: got %q, %v, want %q", name, content, err, message)
 		}
 	}
 	assert.ErrorSays(t, "a file that is too large", third(Read(at("file"), 6)), at("file")+" has more than 6 bytes")
@@ -145,8 +145,8 @@ func TestReadIsCareful(t *testing.T) {
 
 func third[A, B any](_ A, _ B, err error) error { return err }
 
-// TestSweepIsNotDelayed checks that Sweep does not block on a pipe in a staging folder that has
-// no writer.
+// TestSweepIsNotDelayed checks that Sweep does not block on a pipe in a staging folder that
+// nobody writes to.
 func TestSweepIsNotDelayed(t *testing.T) {
 	dir := t.TempDir()
 	assert.NoError(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))

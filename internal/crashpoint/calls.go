@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// callFault is what may come of a call to an engine.
+// callFault is a fault that a call to an engine may have.
 type callFault struct {
 	// times is how often the call is carried out.
 	times int
@@ -23,7 +23,7 @@ type callFault struct {
 	hangs bool
 	// late says that it is carried out later.
 	late bool
-	// err is returned in place of what came of it.
+	// err is returned in place of the call's result.
 	err error
 }
 

@@ -24,8 +24,8 @@ const (
 	// LearnEnv names a file to which every point that is reached is appended, and with "!"
 	// before it, every fault that was chosen.
 	LearnEnv = "DROVER_CRASHPOINT_LEARN"
-	// releasedSuffix is that of a file beside the one of LearnEnv. It lets an operation go on
-	// that is held.
+	// releasedSuffix is the suffix of a file beside the one of LearnEnv. It lets an operation go
+	// on that is held.
 	releasedSuffix = ".released"
 	// CrashEnv is the point at which the process ends: "<operation> <object>#<ordinal>/before",
 	// or after. For a request it may also be one of the answers of Point.Chosen, and for a call

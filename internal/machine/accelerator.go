@@ -26,7 +26,7 @@ import (
 const (
 	// AccelAuto means KVM where a guest really runs under it, else TCG.
 	AccelAuto = "auto"
-	// AccelKVM means the processor's own virtualisation.
+	// AccelKVM means the virtualisation of the processor.
 	AccelKVM = launch.AccelKVM
 	// AccelTCG means emulation, which works everywhere and is slow.
 	AccelTCG = launch.AccelTCG
@@ -130,7 +130,7 @@ var probeGuest []byte
 
 const (
 	probeCode = 0x2a<<1 | 1
-	// probeSize is that of a disk from which the BIOS boots.
+	// probeSize is the size of a disk from which the BIOS boots.
 	probeSize = 1 << 20
 )
 

@@ -146,7 +146,7 @@ func TestProbeChoosesNothing(t *testing.T) {
 	}
 }
 
-// TestProbeGuestSource checks that the probe's guest is what its source assembles to.
+// TestProbeGuestSource checks that the source of the probe's guest assembles to it.
 func TestProbeGuestSource(t *testing.T) {
 	t.Parallel()
 	object, image := filepath.Join(t.TempDir(), "probe.o"), filepath.Join(t.TempDir(), "probe.img")

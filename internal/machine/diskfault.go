@@ -14,7 +14,7 @@ import (
 
 // DiskFault is a disk error that pauses a guest: the event BLOCK_IO_ERROR. QEMU itself
 // keeps only whether a disk lacked room. It reports any other error once, to those who
-// listen at that time, and again when the guest is resumed in vain.
+// listen at that time, and again when the guest is resumed but the disk still fails.
 type DiskFault struct {
 	Node      string `json:"node-name"`
 	Operation string `json:"operation"` // read or write

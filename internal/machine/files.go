@@ -14,8 +14,8 @@ import (
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
-// openEndpoints opens what QEMU is reached by and prints to. The caller calls closeAll, also
-// when it fails, which leaves one file open.
+// openEndpoints opens the sockets and logs of QEMU. The caller calls closeAll, also when it
+// fails, which leaves one file open.
 func (m Machine) openEndpoints(runLock *os.File) (opened launch.Endpoints, closeAll func(but *os.File), err error) {
 	var files []*os.File
 	closeAll = func(but *os.File) {

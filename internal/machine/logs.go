@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
-// SetLogAside renames the log of what QEMU printed: to OldLog after a run, and to
+// SetLogAside renames the log of QEMU's output: to OldLog after a run, and to
 // FailedLog after a start that failed, so that retries do not replace the log of the
 // previous run.
 func (m Machine) SetLogAside(suffix string) error {
@@ -29,8 +29,8 @@ func (m Machine) SetLogAside(suffix string) error {
 	return err
 }
 
-// LastOutput returns the end of what QEMU printed, in one line of at most so many bytes.
-// What the guest printed is in another file.
+// LastOutput returns the end of QEMU's output, in one line of at most so many bytes.
+// The output of the guest is in another file.
 func (m Machine) LastOutput(most int) string {
 	f, info, err := atomicfile.Open(m.File(LogFile))
 	if err != nil {
@@ -85,7 +85,7 @@ func keepPrintable(r rune) rune {
 
 // CutLog empties a log that is larger than most bytes, after copying its end aside. The file stays the same one, since
 // QEMU has it open and appends to it. What is written between copy and cut is lost. The log is emptied even where the
-// copy fails: a full disk is no reason to fill it further.
+// copy fails: a disk that is full must not be filled further.
 func CutLog(log, aside *os.File, most int64) error {
 	info, err := log.Stat()
 	if err != nil || info.Size() <= most {
@@ -97,7 +97,7 @@ func CutLog(log, aside *os.File, most int64) error {
 	return errors.Join(err, log.Truncate(0))
 }
 
-// LogOptions select a part of what the guest printed on its serial console.
+// LogOptions select a part of the guest's output on its serial console.
 type LogOptions struct {
 	// Follow waits for more at the end, until the machine has stopped.
 	Follow bool
@@ -181,7 +181,7 @@ func findTail(file io.ReaderAt, size, lines int64) (int64, error) {
 	return 0, nil
 }
 
-// followedLog waits for what is printed.
+// followedLog waits for further output.
 type followedLog struct {
 	ctx context.Context
 	log growingLog
@@ -190,7 +190,7 @@ type followedLog struct {
 // Read implements io.Reader.
 func (l *followedLog) Read(p []byte) (int, error) {
 	for len(p) > 0 {
-		if n, err := l.log.read(p); n > 0 || err != nil {
+		if n, err := l.log.readGrowing(p); n > 0 || err != nil {
 			return n, err
 		}
 		if !proc.Pause(l.ctx, followEvery) {
@@ -210,9 +210,9 @@ type growingLog struct {
 	at        int64
 }
 
-// read reads what is there, without waiting. It returns io.EOF at the end of the log of a
+// readGrowing reads what is there, without waiting. It returns io.EOF at the end of the log of a
 // machine that does not run. It checks that first, so that it does not miss the last output.
-func (l *growingLog) read(p []byte) (int, error) {
+func (l *growingLog) readGrowing(p []byte) (int, error) {
 	on, err := l.isRunning()
 	if err != nil {
 		return 0, err

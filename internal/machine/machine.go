@@ -1,15 +1,15 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package machine runs QEMU machines on this host: one process each, in a directory of its
-// own. It knows neither Kubernetes nor the drivers that use it.
+// Package machine runs QEMU machines on this host: one process each, in a separate
+// directory. It knows neither Kubernetes nor the drivers that use it.
 //
 // Start with Machine.Start in process.go, which takes a description of a machine (package
 // launch) to a QEMU that answers, its guest still halted. The other files have one concern
 // each:
 //
-//   - program.go finds out what QEMU can do and what it needs of the host, accelerator.go
-//     what guests run on.
+//   - program.go finds out which features QEMU has and needs of the host, accelerator.go
+//     which accelerator guests run on.
 //   - process.go starts, finds and ends processes, and files.go opens what each gets;
 //     started.go remembers which one was started; monitor.go talks to them by QMP.
 //   - seed.go makes what cloud-init reads; logs.go reads what is printed.
@@ -23,7 +23,7 @@
 //
 // # Processes
 //
-// A machine outlives the program that started it, in a session of its own. It is found
+// A machine outlives the program that started it, in a separate session. It is found
 // again by its run lock, which the kernel frees when the machine ends, and by its
 // directory. That is its working directory, and stays so when it is moved. The command
 // line identifies the machine too, with -uuid and -name. StartedFile identifies the process
@@ -65,9 +65,9 @@ const (
 	NetworkSocket = "network.sock"
 	// AgentSocket leads to the guest's agent, for the supervisor alone.
 	AgentSocket = "agent.sock"
-	// SerialLogFile has what the guest printed on its serial console.
+	// SerialLogFile has the guest's output on its serial console.
 	SerialLogFile = "serial.log"
-	// LogFile has what QEMU printed.
+	// LogFile has the output of QEMU.
 	LogFile = "qemu.log"
 	// OldLog is the suffix of the file that holds what a log had before it was cut.
 	OldLog = ".1"

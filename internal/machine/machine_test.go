@@ -32,13 +32,13 @@ func (f folder) ReplaceVolatile(path string, content []byte) error {
 }
 
 // wantError checks kind and text of an error.
-func wantError(t *testing.T, err, kind error, says ...string) {
+func wantError(t *testing.T, err, kind error, texts ...string) {
 	t.Helper()
 	if !errors.Is(err, kind) {
 		t.Errorf("got the error %v, want the kind %q", err, kind)
 		return
 	}
-	for _, text := range says {
+	for _, text := range texts {
 		if !strings.Contains(err.Error(), text) {
 			t.Errorf("got the error %q, want %q in it", err, text)
 		}

@@ -48,9 +48,9 @@ const (
 	EndCompleted     = "Completed"
 	EndPanicked      = "GuestPanicked"
 	EndInternalError = "InternalError"
-	// EndKilled : QEMU ended without reporting why.
+	// EndKilled means that QEMU ended without reporting why.
 	EndKilled = "Killed"
-	// EndForced : the guest did not shut down in time, and QEMU was ended.
+	// EndForced means that the guest did not shut down in time, and QEMU was ended.
 	EndForced = "Forced"
 )
 
@@ -215,13 +215,13 @@ func (q Monitor) ResizeDisk(ctx context.Context, node string, size int64) error 
 }
 
 const (
-	// balloonStale is the age from which on statistics mean that the guest has no driver any
-	// more, as after a reset into another system.
+	// balloonStale is the age from which on statistics mean that the guest has lost its driver,
+	// as after a reset into another system.
 	balloonStale = 6 * launch.BalloonInterval
 	balloonPath  = "/machine/peripheral/balloon"
 )
 
-// balloonStats are what the guest reported last. A number that it did not report has all
+// balloonStats are the last report of the guest. A number that it did not report has all
 // bits set.
 type balloonStats struct {
 	LastUpdate int64 `json:"last-update"` // in seconds since 1970, 0 for never
@@ -232,7 +232,7 @@ type balloonStats struct {
 	} `json:"stats"`
 }
 
-// GuestMemory returns what the guest uses of its memory by its own account: all that its
+// GuestMemory returns how much of its memory the guest reports to use: all that its
 // programs could not have. A guest without the driver does not report it, and neither does
 // a machine that was started without the device.
 func (q Monitor) GuestMemory(ctx context.Context, now time.Time, isPaused bool) (used int64, ok bool) {

@@ -62,8 +62,8 @@ func (m Machine) Start(ctx context.Context, program *Program, c launch.Config, f
 	}
 }
 
-// letWait lets many supervisors wait at a socket at which QEMU lets one wait (listen(2)). While its guest is paused or has
-// no driver, QEMU does not notice the end of a connection to the network, so that each supervisor that takes the place of
+// letWait lets many supervisors wait at a socket at which QEMU lets one wait (listen(2)). While its guest is paused or lacks
+// a driver, QEMU does not notice the end of a connection to the network, so that each supervisor that takes the place of
 // another waits there, and a connection of each stays until the guest goes on.
 func letWait(socket *os.File) { _ = unix.Listen(int(socket.Fd()), unix.SOMAXCONN) }
 
@@ -102,7 +102,7 @@ func (m Machine) startProcess(ctx context.Context, program *Program, c launch.Co
 // StartError reports a QEMU that ended before it answered. It is of the kind ErrNoMemory,
 // ErrDiskChanged or ErrNotStarted.
 type StartError struct {
-	// Output is the end of what QEMU printed, or else how it ended.
+	// Output is the end of QEMU's output, or else how it ended.
 	Output string
 }
 

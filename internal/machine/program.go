@@ -41,13 +41,13 @@ type Program struct {
 
 	mu sync.Mutex
 	ok bool // its version is recent enough
-	// types are the machine types that it knows, and newest is what machineAlias stands for.
+	// types are the machine types that it knows, and newest is the type that machineAlias stands for.
 	// They are queried again when the file was replaced, as by an upgrade of the host.
 	types  map[string]bool
 	newest string
 	file   os.FileInfo
 
-	confinement confine.Finder // has a lock of its own
+	confinement confine.Finder // has a separate lock
 }
 
 // Check refuses a QEMU that is missing or too old. Once it was found, machines run on it
@@ -175,7 +175,7 @@ func (p *Program) queryTypes(ctx context.Context) error {
 		}
 	}
 	if newest == "" {
-		return errorf(ErrMachineTypes, "%s has no machine type %s that stands for one with a version", p.Name, machineAlias)
+		return errorf(ErrMachineTypes, "%s lacks a machine type %s that stands for one with a version", p.Name, machineAlias)
 	}
 	p.types, p.newest, p.file = types, newest, file
 	return nil

@@ -45,7 +45,7 @@ func TestMachineTypesOfQEMU(t *testing.T) {
 	assert.NoError(t, err)
 	out, err := exec.CommandContext(t.Context(), DefaultProgram, "-nodefaults", "-machine", newest+",help").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "vmport") {
-		t.Errorf("%s is no machine type of it: %v, %.200s", newest, err, out)
+		t.Errorf("%s is not a machine type of it: %v, %.200s", newest, err, out)
 	}
 	if got, err := p.MachineType(t.Context(), newest); err != nil || got != newest {
 		t.Errorf("got %s, %v", got, err)

@@ -21,12 +21,12 @@ import (
 const (
 	// seedLabel is the label by which cloud-init finds the disk.
 	seedLabel = launch.SeedSerial
-	// noUserData is what cloud-init treats as no user data; the file must exist.
+	// noUserData is a file that cloud-init treats as no user data; it must exist.
 	noUserData = "#cloud-config\n"
 	isoBlock   = 2048
 )
 
-// Seed is what cloud-init reads by its data source NoCloud.
+// Seed is the data that cloud-init reads by its data source NoCloud.
 type Seed struct {
 	// InstanceID makes cloud-init do its once-only tasks again when it changes.
 	InstanceID, Hostname  string
@@ -37,7 +37,7 @@ type Seed struct {
 // AddTo writes the disk that cloud-init reads, and adds it to the files of QEMU. It is
 // rewritten for each run, so a change takes effect at the next one.
 func (s Seed) AddTo(files *launch.Files, m Machine) (fd int, err error) {
-	if err := s.write(m); err != nil {
+	if err := s.writeTo(m); err != nil {
 		return 0, err
 	}
 	disk, err := os.Open(m.File(SeedFile))
@@ -47,7 +47,7 @@ func (s Seed) AddTo(files *launch.Files, m Machine) (fd int, err error) {
 	return files.Add(disk), nil
 }
 
-func (s Seed) write(m Machine) error {
+func (s Seed) writeTo(m Machine) error {
 	files, err := s.makeFiles()
 	if err != nil {
 		return err

@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
-// startedProcess is what StartedFile holds: the QEMU that was started last. Process ID and
+// startedProcess is the content of StartedFile: the QEMU that was started last. Process ID and
 // start time identify it, whatever it makes of its command line.
 type startedProcess struct {
 	// UUID is the machine's: another one's folder may be a copy of this one's.
@@ -76,8 +76,8 @@ func (m Machine) FindConfinement() (*launch.Confinement, error) {
 
 // findOwnProcess returns the process ID of the machine's last QEMU, whatever it looks like by
 // now: one that its guest broke out of can free its run lock and change its command line. It
-// never returns a process of this program's own user, which could have written the file; then
-// it returns 0.
+// never returns a process of the user of this program, which could have written the file;
+// then it returns 0.
 func (m Machine) findOwnProcess() (pid int) {
 	started, err := m.findStarted()
 	if err != nil || started == nil || int64(started.Confinement.UserID) == int64(os.Geteuid()) {

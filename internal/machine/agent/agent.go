@@ -8,7 +8,7 @@
 // connections that Connect makes, and ends them soon, since the agent serves one client at a
 // time: a command that runs for long (exec.go) is asked about again and again. Whatever
 // answers may be hostile, so answer.go bounds what is read and kept, a conversation has a
-// time limit, and what answers contain is checked.
+// time limit, and the content of answers is checked.
 package agent
 
 import (
@@ -58,9 +58,9 @@ type Agent struct {
 	Clock   clock.Clock
 }
 
-// converse has a conversation with the agent. It ends with ctx, or with ErrSilent when the
+// withConversation has a conversation with the agent. It ends with ctx, or with ErrSilent when the
 // agent has sent nothing for a while.
-func (a Agent) converse(ctx context.Context, talk func(*conversation) error) error {
+func (a Agent) withConversation(ctx context.Context, talk func(*conversation) error) error {
 	conn, err := a.Connect(ctx)
 	if err != nil {
 		return err
@@ -110,8 +110,8 @@ func (c watchedConn) Write(p []byte) (int, error) {
 
 // SetTime sets the guest's clock to this host's, in UTC.
 func (a Agent) SetTime(ctx context.Context) error {
-	return a.converse(ctx, func(c *conversation) error {
-		return c.execute("guest-set-time", map[string]int64{"time": a.Clock.Now().UnixNano()}, &struct{}{})
+	return a.withConversation(ctx, func(c *conversation) error {
+		return c.executeCommand("guest-set-time", map[string]int64{"time": a.Clock.Now().UnixNano()}, &struct{}{})
 	})
 }
 
@@ -127,15 +127,15 @@ type Interface struct {
 // loopback ones.
 func (a Agent) Interfaces(ctx context.Context) ([]Interface, error) {
 	var reported []reportedInterface
-	err := a.converse(ctx, func(c *conversation) error {
-		return c.execute("guest-network-get-interfaces", nil, &reported)
+	err := a.withConversation(ctx, func(c *conversation) error {
+		return c.executeCommand("guest-network-get-interfaces", nil, &reported)
 	})
 	if err != nil {
 		return nil, err
 	}
 	found := make([]Interface, 0, len(reported))
 	for _, r := range reported {
-		i, err := r.check()
+		i, err := r.checkReported()
 		if err != nil {
 			return nil, err
 		}
@@ -156,10 +156,10 @@ type reportedInterface struct {
 	} `json:"ip-addresses"`
 }
 
-// check refuses what no interface has. What it returns may be shown on a terminal.
-func (r reportedInterface) check() (Interface, error) {
+// checkReported refuses what no interface has. What it returns may be shown on a terminal.
+func (r reportedInterface) checkReported() (Interface, error) {
 	i := Interface{Name: r.Name}
-	if r.Name == "" || r.Name != printable(r.Name, maxName) {
+	if r.Name == "" || r.Name != printableText(r.Name, maxName) {
 		return i, fmt.Errorf("%w: the name of an interface is %.80q", ErrBadAnswer, r.Name)
 	}
 	if r.MAC != "" {
@@ -192,9 +192,9 @@ func (i Interface) isLoopback() bool {
 // maxName is how long the name of an interface may be. Windows has long ones.
 const maxName = 256
 
-// printable returns the beginning of a text of the guest without control characters, which
+// printableText returns the beginning of a text of the guest without control characters, which
 // could be commands to a terminal.
-func printable(text string, most int) string {
+func printableText(text string, most int) string {
 	text = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) || r == unicode.ReplacementChar {
 			return -1

@@ -27,17 +27,17 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// guest is what answers in place of a guest's agent.
+// guest answers in place of a guest's agent.
 type guest struct {
 	// answer returns what it sends for a command other than a synchronization.
 	answer func(command string, arguments map[string]any) string
-	// before is what it sends before each answer to a synchronization.
+	// before is the text that it sends before each answer to a synchronization.
 	before string
 	// isSilent, while it is set, makes it read and answer nothing.
 	isSilent atomic.Bool
 	// pause is how long it pauses after every byte of an answer.
 	pause time.Duration
-	// refuse is what Connect fails with.
+	// refuse is the error of Connect.
 	refuse error
 
 	open  atomic.Int32
@@ -164,8 +164,8 @@ func TestExec(t *testing.T) {
 		"far below 0":    {[]string{`{"return":{"exited":true,"exitcode":-2147483648}}`}, Result{ExitCode: -1 << 31}, nil, ""},
 		"cut by us":      {[]string{`{"return":{"exited":true,"exitcode":1,"out-data":"` + long + `"}}`}, Result{ExitCode: 1, Stdout: bytes.Repeat([]byte("x"), MaxOutput)}, ErrOutputCut, "the exit code is 1"},
 		"cut by it":      {[]string{`{"return":{"exited":true,"exitcode":1,"out-data":"YQ==","out-truncated":true}}`}, Result{ExitCode: 1, Stdout: []byte("a")}, ErrOutputCut, "use ssh"},
-		"no code":        {[]string{`{"return":{"exited":true}}`}, Result{}, ErrEndUnknown, "has no exit code"},
-		"a large code":   {[]string{`{"return":{"exited":true,"exitcode":4294967296}}`}, Result{}, ErrEndUnknown, "has no exit code"},
+		"no code":        {[]string{`{"return":{"exited":true}}`}, Result{}, ErrEndUnknown, "lacks an exit code"},
+		"a large code":   {[]string{`{"return":{"exited":true,"exitcode":4294967296}}`}, Result{}, ErrEndUnknown, "lacks an exit code"},
 		"a larger code":  {[]string{`{"return":{"exited":true,"exitcode":1e300}}`}, Result{}, ErrEndUnknown, "exitcode"},
 		"no base64":      {[]string{`{"return":{"exited":true,"exitcode":0,"out-data":"\u001b[2J"}}`}, Result{}, ErrEndUnknown, "invalid answer"},
 		"unknown":        {[]string{`{"error":{"class":"GenericError","desc":"PID 4711 does not exist"}}`}, Result{}, ErrEndUnknown, "PID 4711 does not exist"},
@@ -373,7 +373,7 @@ func TestLeave(t *testing.T) {
 		if _, err := g.agent().Interfaces(ctx); !errors.Is(err, cause) || time.Since(begin) != time.Second {
 			t.Errorf("after %s: %v", time.Since(begin), err)
 		}
-		g.agent().end(ctx, 1)
+		g.agent().forgetCommand(ctx, 1)
 		if took := time.Since(begin); took != time.Second+endWithin {
 			t.Errorf("it took %s", took)
 		}
@@ -401,7 +401,7 @@ func TestNotStarted(t *testing.T) {
 		"refused":    {&guest{answer: refusal}, Command{Args: []string{"x"}}, ErrCommand, "Failed to execute [31mxxx"},
 		"no agent":   {&guest{refuse: ErrNoAgent}, Command{Args: []string{"x"}}, ErrNoAgent, "qemu-guest-agent"},
 		"blocked":    {&guest{answer: func(string, map[string]any) string { return `{"error":{"class":"CommandNotFound"}}` }}, Command{Args: []string{"x"}}, ErrDisabled, "guest-exec"},
-		"a lie":      {&guest{answer: func(string, map[string]any) string { return `{"return":{"pid":-1}}` }}, Command{Args: []string{"x"}}, ErrEndUnknown, "no process ID"},
+		"a lie":      {&guest{answer: func(string, map[string]any) string { return `{"return":{"pid":-1}}` }}, Command{Args: []string{"x"}}, ErrEndUnknown, "lacks a process ID"},
 		"half of it": {&guest{answer: func(string, map[string]any) string { return `{"return":{"pid"` }}, Command{Args: []string{"x"}}, ErrEndUnknown, "does not answer"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -430,7 +430,7 @@ func TestDisabled(t *testing.T) {
 	assert.ErrorIs(t, "requireExec", requireExec(c), ErrDisabled, "guest-exec-status")
 }
 
-// TestInterfaces checks what is taken of an answer, and what is refused.
+// TestInterfaces checks which parts of an answer are taken, and which are refused.
 func TestInterfaces(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ answer, want string }{

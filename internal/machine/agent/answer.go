@@ -28,11 +28,11 @@ const (
 )
 
 var (
-	// answerLimits are those of an answer without output. One about interfaces has 400 bytes
+	// answerLimits are the limits of an answer without output. One about interfaces has 400 bytes
 	// for each.
 	answerLimits = limits{read: 512 << 10, text: 512 << 10, kept: 512 << 10}
-	// outputLimits are those of an answer with two outputs in base64, of which the agent sends
-	// more than is kept.
+	// outputLimits are the limits of an answer with two outputs in base64, of which the agent
+	// sends more than is kept.
 	outputLimits = limits{read: 64 << 20, text: MaxOutput / 3 * 4, kept: 2*MaxOutput/3*4 + 4<<10}
 )
 
@@ -49,7 +49,7 @@ func readObject(in io.ByteScanner, most limits) (object []byte, isCut bool, err 
 		if b == sentinel {
 			return nil, s.isCut, errors.Join(errInterrupted, in.UnreadByte())
 		}
-		isComplete, err := s.add(b)
+		isComplete, err := s.addByte(b)
 		if err != nil {
 			return nil, s.isCut, err
 		}
@@ -63,7 +63,7 @@ func readObject(in io.ByteScanner, most limits) (object []byte, isCut bool, err 
 var (
 	errTooLong     = fmt.Errorf("%w: it is too long", ErrBadAnswer)
 	errTooDeep     = fmt.Errorf("%w: it is nested too deep", ErrBadAnswer)
-	errNoObject    = fmt.Errorf("%w: it is no JSON object", ErrBadAnswer)
+	errNoObject    = fmt.Errorf("%w: it is not a JSON object", ErrBadAnswer)
 	errInterrupted = fmt.Errorf("%w: it ends in the middle", ErrBadAnswer)
 )
 
@@ -80,8 +80,8 @@ type shortener struct {
 	textBytes int
 }
 
-// add adds a byte, and reports whether the object is complete.
-func (s *shortener) add(b byte) (isComplete bool, err error) {
+// addByte adds a byte, and reports whether the object is complete.
+func (s *shortener) addByte(b byte) (isComplete bool, err error) {
 	switch {
 	case s.inText:
 		s.addToText(b)
@@ -91,7 +91,7 @@ func (s *shortener) add(b byte) (isComplete bool, err error) {
 		return false, errNoObject
 	default:
 		s.kept = append(s.kept, b)
-		isComplete = s.enter(b)
+		isComplete = s.enterByte(b)
 	}
 	switch {
 	case len(s.kept) > s.most.kept:
@@ -102,8 +102,8 @@ func (s *shortener) add(b byte) (isComplete bool, err error) {
 	return isComplete, nil
 }
 
-// enter follows a byte outside of texts.
-func (s *shortener) enter(b byte) (isComplete bool) {
+// enterByte follows a byte outside of texts.
+func (s *shortener) enterByte(b byte) (isComplete bool) {
 	switch b {
 	case '"':
 		s.inText, s.textBytes = true, 0

@@ -75,7 +75,7 @@ func (e *endless) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestReadObject checks where an object ends, what is cut, and what is refused.
+// TestReadObject checks where an object ends, which texts are cut, and which bytes are refused.
 func TestReadObject(t *testing.T) {
 	t.Parallel()
 	most := limits{read: 1000, text: 8, kept: 100}
@@ -129,7 +129,7 @@ func FuzzAnswers(f *testing.F) {
 			if lie := new(lieError); errors.As(err, &lie) {
 				t.Error(err)
 			}
-			if err != nil && printable(err.Error(), math.MaxInt) != strings.ReplaceAll(err.Error(), "\ufffd", "") {
+			if err != nil && printableText(err.Error(), math.MaxInt) != strings.ReplaceAll(err.Error(), "\ufffd", "") {
 				t.Errorf("the error is %q", err)
 			}
 		}
@@ -143,7 +143,7 @@ type lieError struct{ result any }
 func (e *lieError) Error() string { return fmt.Sprintf("the client returns %#v", e.result) }
 
 func checkStart(c *conversation) error {
-	pid, err := c.start(Command{Args: []string{"x"}})
+	pid, err := c.startCommand(Command{Args: []string{"x"}})
 	if err == nil && pid <= 0 {
 		return &lieError{pid}
 	}
@@ -151,11 +151,11 @@ func checkStart(c *conversation) error {
 }
 
 func checkStatus(c *conversation) error {
-	status, err := c.status(1)
+	status, err := c.commandStatus(1)
 	if err != nil {
 		return err
 	}
-	r, err := status.result()
+	r, err := status.resultOf()
 	if err == nil && (r.ExitCode < math.MinInt32 || r.ExitCode > math.MaxUint32) {
 		return &lieError{r}
 	}
@@ -164,15 +164,15 @@ func checkStatus(c *conversation) error {
 
 func checkInterfaces(c *conversation) error {
 	var reported []reportedInterface
-	if err := c.execute("x", nil, &reported); err != nil {
+	if err := c.executeCommand("x", nil, &reported); err != nil {
 		return err
 	}
 	for _, r := range reported {
-		i, err := r.check()
+		i, err := r.checkReported()
 		if err != nil {
 			return err
 		}
-		if i.Name != printable(i.Name, maxName) || i.Name == "" {
+		if i.Name != printableText(i.Name, maxName) || i.Name == "" {
 			return &lieError{i}
 		}
 		for _, a := range i.Addresses {

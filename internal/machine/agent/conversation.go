@@ -22,7 +22,7 @@ const (
 	maxConversation = 128 << 20
 	// maxStale is how many answers to other clients are skipped.
 	maxStale = 100
-	// maxDescription is how much of the agent's own words an error has.
+	// maxDescription is how much of the agent's description an error has.
 	maxDescription = 300
 )
 
@@ -30,7 +30,7 @@ const (
 // and one that sends it is about to send a whole answer.
 const sentinel = 0xff
 
-// conversation is what is said over one connection.
+// conversation is the exchange over one connection.
 type conversation struct {
 	in   *bufio.Reader
 	out  io.Writer
@@ -56,21 +56,21 @@ func (c *conversation) ReadByte() (byte, error) {
 // UnreadByte implements io.ByteScanner.
 func (c *conversation) UnreadByte() error { return c.in.UnreadByte() }
 
-// write sends a line, or what else the agent reads.
-func (c *conversation) write(line []byte) error {
+// writeLine sends a line, or what else the agent reads.
+func (c *conversation) writeLine(line []byte) error {
 	if _, err := c.out.Write(line); err != nil {
 		return fmt.Errorf("%w: %w", ErrSilent, err)
 	}
 	return nil
 }
 
-// request is a command. It has no ID, which old agents refuse.
+// request is a command. It lacks an ID, which old agents refuse.
 type request struct {
 	Execute   string `json:"execute"`
 	Arguments any    `json:"arguments,omitempty"`
 }
 
-// answer is what the agent sends.
+// answer is a line that the agent sends.
 type answer struct {
 	Return json.RawMessage `json:"return"`
 	Error  *struct {
@@ -85,8 +85,8 @@ func (c *conversation) synchronize() error {
 	var random [8]byte
 	_, _ = rand.Read(random[:])                              // never fails
 	id := int64(binary.LittleEndian.Uint64(random[:]) >> 12) // which every JSON library keeps exactly
-	sync := marshal(request{"guest-sync-delimited", map[string]int64{"id": id}})
-	if err := c.write(append([]byte{sentinel}, sync...)); err != nil {
+	sync := marshalLine(request{"guest-sync-delimited", map[string]int64{"id": id}})
+	if err := c.writeLine(append([]byte{sentinel}, sync...)); err != nil {
 		return err
 	}
 	for range maxStale {
@@ -115,13 +115,13 @@ func (c *conversation) skipToSentinel() error {
 	}
 }
 
-// cannotGoOn reports whether no more can be read after an error.
+// cannotGoOn reports whether nothing else can be read after an error.
 func (c *conversation) cannotGoOn(err error) bool {
 	return !errors.Is(err, ErrBadAnswer) || c.read > maxConversation
 }
 
-// execute has the agent execute a command, and decodes its answer.
-func (c *conversation) execute(command string, arguments, result any) error {
+// executeCommand has the agent execute a command, and decodes its answer.
+func (c *conversation) executeCommand(command string, arguments, result any) error {
 	isCut, err := c.executeWithin(answerLimits, command, arguments, result)
 	if err == nil && isCut {
 		err = fmt.Errorf("%w: the one to %s is too long", ErrBadAnswer, command)
@@ -132,7 +132,7 @@ func (c *conversation) execute(command string, arguments, result any) error {
 // executeWithin is execute with limits of the answer. It reports whether a text in the answer
 // was longer than they allow, and was cut.
 func (c *conversation) executeWithin(most limits, command string, arguments, result any) (isCut bool, err error) {
-	if err := c.write(marshal(request{command, arguments})); err != nil {
+	if err := c.writeLine(marshalLine(request{command, arguments})); err != nil {
 		return false, err
 	}
 	text, isCut, err := readObject(c, most)
@@ -141,27 +141,27 @@ func (c *conversation) executeWithin(most limits, command string, arguments, res
 	}
 	var a answer
 	if err := json.Unmarshal(text, &a); err != nil {
-		return isCut, fmt.Errorf("%w: the one to %s: %s", ErrBadAnswer, command, printable(err.Error(), maxDescription))
+		return isCut, fmt.Errorf("%w: the one to %s: %s", ErrBadAnswer, command, printableText(err.Error(), maxDescription))
 	}
 	if a.Error != nil {
-		return isCut, refusal(command, a.Error.Class, a.Error.Desc)
+		return isCut, refusalError(command, a.Error.Class, a.Error.Desc)
 	}
 	if err := json.Unmarshal(a.Return, result); err != nil {
-		return isCut, fmt.Errorf("%w: the one to %s: %s", ErrBadAnswer, command, printable(err.Error(), maxDescription))
+		return isCut, fmt.Errorf("%w: the one to %s: %s", ErrBadAnswer, command, printableText(err.Error(), maxDescription))
 	}
 	return isCut, nil
 }
 
-// refusal returns the error for a refusal of the agent.
-func refusal(command, class, desc string) error {
+// refusalError returns the error for a refusal of the agent.
+func refusalError(command, class, desc string) error {
 	if class == "CommandNotFound" {
-		return disabled(command)
+		return disabledError(command)
 	}
-	return fmt.Errorf("%w %s: %s", ErrRefused, command, printable(desc, maxDescription))
+	return fmt.Errorf("%w %s: %s", ErrRefused, command, printableText(desc, maxDescription))
 }
 
-func disabled(command string) error {
-	return fmt.Errorf("%w, %s: an administrator of the guest allows it in the agent's own configuration, such as /etc/qemu/qemu-ga.conf or /etc/sysconfig/qemu-ga", ErrDisabled, command)
+func disabledError(command string) error {
+	return fmt.Errorf("%w, %s: an administrator of the guest allows it in the agent's configuration, such as /etc/qemu/qemu-ga.conf or /etc/sysconfig/qemu-ga", ErrDisabled, command)
 }
 
 // requireCommands fails with ErrDisabled unless the agent offers commands.
@@ -172,7 +172,7 @@ func (c *conversation) requireCommands(commands ...string) error {
 			Enabled bool   `json:"enabled"`
 		} `json:"supported_commands"`
 	}
-	if err := c.execute("guest-info", nil, &info); err != nil {
+	if err := c.executeCommand("guest-info", nil, &info); err != nil {
 		return err
 	}
 	var enabled []string
@@ -183,14 +183,14 @@ func (c *conversation) requireCommands(commands ...string) error {
 	}
 	for _, command := range commands {
 		if !slices.Contains(enabled, command) {
-			return disabled(command)
+			return disabledError(command)
 		}
 	}
 	return nil
 }
 
-// marshal returns a line of JSON.
-func marshal(r request) []byte {
+// marshalLine returns a line of JSON.
+func marshalLine(r request) []byte {
 	line, err := json.Marshal(r)
 	if err != nil {
 		panic(err) // texts, numbers and bytes can always be marshaled

@@ -90,7 +90,7 @@ func (c Command) releaseResult() {
 	}
 }
 
-// Result is how a command ended, and what it printed.
+// Result is how a command ended, and its output.
 type Result struct {
 	// ExitCode is 128 plus the signal's number if a signal ended the command.
 	ExitCode       int
@@ -98,51 +98,51 @@ type Result struct {
 }
 
 // CheckExec fails unless the agent answers, and can run commands.
-func (a Agent) CheckExec(ctx context.Context) error { return a.converse(ctx, requireExec) }
+func (a Agent) CheckExec(ctx context.Context) error { return a.withConversation(ctx, requireExec) }
 
 func requireExec(c *conversation) error {
 	return c.requireCommands("guest-exec", "guest-exec-status")
 }
 
-// Exec runs a command in the guest until it ends. Before that it has no output. If ctx ends
+// Exec runs a command in the guest until it ends. Before that it returns no output. If ctx ends
 // first, Exec ends the command where the guest has a program for that. With ErrOutputCut there
 // is a result too.
 func (a Agent) Exec(ctx context.Context, command Command) (Result, error) {
 	if err := command.Check(); err != nil {
 		return Result{}, err
 	}
-	pid, status, err := a.begin(ctx, command)
+	pid, status, err := a.beginCommand(ctx, command)
 	if err != nil {
 		return Result{}, err
 	}
 	if !status.Exited {
 		if status, err = a.waitEnd(ctx, pid, command); err != nil {
 			if ctx.Err() != nil {
-				a.end(ctx, pid)
+				a.forgetCommand(ctx, pid)
 			}
 			return Result{}, err
 		}
 	}
-	result, err := status.result()
+	result, err := status.resultOf()
 	if err != nil && !errors.Is(err, ErrOutputCut) {
 		command.releaseResult()
 	}
 	return result, err
 }
 
-// begin starts a command, and asks once for its end. An answer to that which is missing or
+// beginCommand starts a command, and asks once for its end. An answer to that which is missing or
 // wrong is left to the next question.
-func (a Agent) begin(ctx context.Context, command Command) (pid int64, status execStatus, err error) {
+func (a Agent) beginCommand(ctx context.Context, command Command) (pid int64, status execStatus, err error) {
 	isSent := false
-	err = a.converse(ctx, func(c *conversation) (err error) {
+	err = a.withConversation(ctx, func(c *conversation) (err error) {
 		if err := requireExec(c); err != nil {
 			return err
 		}
 		isSent = true
-		if pid, err = c.start(command); err != nil || !a.pause(ctx, quickPoll) || !command.tryClaimResult() {
+		if pid, err = c.startCommand(command); err != nil || !a.waitFor(ctx, quickPoll) || !command.tryClaimResult() {
 			return err
 		}
-		if now, err := c.status(pid); err == nil && now.Exited {
+		if now, err := c.commandStatus(pid); err == nil && now.Exited {
 			status = now
 		} else {
 			command.releaseResult()
@@ -175,8 +175,8 @@ func (c Command) Check() error {
 	return nil
 }
 
-// start starts a command, and returns its process ID in the guest.
-func (c *conversation) start(command Command) (pid int64, err error) {
+// startCommand starts a command, and returns its process ID in the guest.
+func (c *conversation) startCommand(command Command) (pid int64, err error) {
 	arguments := struct {
 		Path    string   `json:"path"`
 		Args    []string `json:"arg,omitempty"`
@@ -186,14 +186,14 @@ func (c *conversation) start(command Command) (pid int64, err error) {
 	var started struct {
 		PID *int64 `json:"pid"`
 	}
-	err = c.execute("guest-exec", arguments, &started)
+	err = c.executeCommand("guest-exec", arguments, &started)
 	switch {
 	case errors.Is(err, ErrRefused):
 		return 0, refusalOf(err)
 	case err != nil:
 		return 0, err
 	case started.PID == nil || *started.PID <= 0:
-		return 0, fmt.Errorf("%w: a command has no process ID", ErrBadAnswer)
+		return 0, fmt.Errorf("%w: a command lacks a process ID", ErrBadAnswer)
 	}
 	return *started.PID, nil
 }
@@ -202,7 +202,7 @@ func (c *conversation) start(command Command) (pid int64, err error) {
 // while, as in a guest that is busy, may answer later.
 func (a Agent) waitEnd(ctx context.Context, pid int64, command Command) (execStatus, error) {
 	answered := a.Clock.Now()
-	for wait := firstPoll; a.pause(ctx, wait); wait = min(2*wait, lastPoll) {
+	for wait := firstPoll; a.waitFor(ctx, wait); wait = min(2*wait, lastPoll) {
 		claims := a.Clock.Now()
 		if command.claimResult(ctx) != nil {
 			break
@@ -226,8 +226,8 @@ func (a Agent) waitEnd(ctx context.Context, pid int64, command Command) (execSta
 
 // askEnd asks once whether a command has ended. It keeps the claim of a result if there is one.
 func (a Agent) askEnd(ctx context.Context, pid int64, command Command) (status execStatus, err error) {
-	err = a.converse(ctx, func(c *conversation) (err error) {
-		status, err = c.status(pid)
+	err = a.withConversation(ctx, func(c *conversation) (err error) {
+		status, err = c.commandStatus(pid)
 		return err
 	})
 	if err != nil || !status.Exited {
@@ -236,12 +236,12 @@ func (a Agent) askEnd(ctx context.Context, pid int64, command Command) (status e
 	return status, err
 }
 
-// endUnknown makes an error of a kind of its own: that of the cause could mean that the
+// endUnknown makes an error of a separate kind: the kind of the cause could mean that the
 // command may be tried again.
 func endUnknown(cause error) error { return fmt.Errorf("%w: %s", ErrEndUnknown, cause.Error()) }
 
-// pause waits, and reports whether ctx is still active.
-func (a Agent) pause(ctx context.Context, d time.Duration) bool {
+// waitFor waits, and reports whether ctx is still active.
+func (a Agent) waitFor(ctx context.Context, d time.Duration) bool {
 	timer := a.Clock.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -251,18 +251,18 @@ func (a Agent) pause(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// end ends a command whose caller has left. The agent forgets a command once it was asked for
+// forgetCommand ends a command whose caller has left. The agent forgets a command once it was asked for
 // its end; one that it did not forget could be taken for a later one of the same process ID.
-func (a Agent) end(ctx context.Context, pid int64) {
+func (a Agent) forgetCommand(ctx context.Context, pid int64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
 	defer cancel()
 	var killer int64
-	err := a.converse(ctx, func(c *conversation) error {
-		status, err := c.status(pid)
+	err := a.withConversation(ctx, func(c *conversation) error {
+		status, err := c.commandStatus(pid)
 		if err != nil || status.Exited {
 			return err
 		}
-		killer, err = c.start(Command{Args: []string{"kill", strconv.FormatInt(pid, 10)}})
+		killer, err = c.startCommand(Command{Args: []string{"kill", strconv.FormatInt(pid, 10)}})
 		return err
 	})
 	if err == nil && killer != 0 {
@@ -286,14 +286,14 @@ type execStatus struct {
 	isCut bool
 }
 
-func (c *conversation) status(pid int64) (execStatus, error) {
+func (c *conversation) commandStatus(pid int64) (execStatus, error) {
 	var s execStatus
 	isCut, err := c.executeWithin(outputLimits, "guest-exec-status", map[string]int64{"pid": pid}, &s)
 	s.isCut = isCut || s.OutTruncated || s.ErrTruncated
 	return s, err
 }
 
-func (s execStatus) result() (Result, error) {
+func (s execStatus) resultOf() (Result, error) {
 	r := Result{Stdout: s.Stdout, Stderr: s.Stderr}
 	const maxSignal, otherException = 127, 255 // Windows has exceptions in place of signals
 	switch {
@@ -302,7 +302,7 @@ func (s execStatus) result() (Result, error) {
 	case s.Signal != nil:
 		r.ExitCode = otherException
 	case s.ExitCode == nil || *s.ExitCode < math.MinInt32 || *s.ExitCode > math.MaxUint32:
-		return Result{}, endUnknown(fmt.Errorf("%w: a command that has ended has no exit code", ErrBadAnswer))
+		return Result{}, endUnknown(fmt.Errorf("%w: a command that has ended lacks an exit code", ErrBadAnswer))
 	default:
 		r.ExitCode = int(*s.ExitCode)
 	}

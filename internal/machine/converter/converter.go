@@ -3,7 +3,7 @@
 
 // Package converter converts container images to the roots of machines in a process that can do
 // nothing else, since all that it reads comes from strangers. The process is drover-machine, which
-// is started confined, as a user of its own if Drover is root. It gets the layers by a pipe, sends what it writes by
+// is started confined, as a separate user if Drover is root. It gets the layers over a pipe, sends its output over
 // another one, and can open, connect, start and signal nothing.
 //
 // Start with Converter.Convert. Main (main.go) is the process. What is converted and how is in
@@ -31,15 +31,15 @@ import (
 // Command is the argument of the program.
 const Command = "convert-image"
 
-// Descriptors of the program, beside the standard streams: the layers come by its standard input,
-// and the result goes to its standard output. What it writes to the root goes to outputFD.
+// Descriptors of the program, beside the standard streams: the layers arrive on its standard input,
+// and the result goes to its standard output. The writes to the root go to outputFD.
 const (
 	outputFD = iota + 3
 	programFD
 )
 
 const (
-	// maxResult and maxErrors are how much is read of what the program writes.
+	// maxResult and maxErrors bound how much of the program's output is read.
 	maxResult = 16 << 10
 	maxErrors = 4 << 10
 	// pipeSize is how much the program may be behind.
@@ -50,8 +50,8 @@ const (
 type Converter struct {
 	// Program returns the program, which is executed by its descriptor.
 	Program func() (*os.File, error)
-	// StartAs calls start with the user that the program runs as; nil means this program's own.
-	StartAs func(start func(*confine.User) error) error
+	// StartAs calls start with the user that the program runs as; nil means the user of this program.
+	StartAs func(startProgram func(*confine.User) error) error
 }
 
 // Convert is an image.Converter. What it returns is a claim of the program, which an image may have
@@ -61,12 +61,12 @@ func (c Converter) Convert(ctx context.Context, order rootfs.Order, open rootfs.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var p pipes
-	defer p.close()
-	if err := p.open(); err != nil {
+	defer p.closePipes()
+	if err := p.openPipes(); err != nil {
 		return rootfs.Result{}, &rootfs.ConverterError{Err: err}
 	}
 	result, printed := &boundedBuffer{limit: maxResult}, &boundedBuffer{limit: maxErrors}
-	cmd, err := c.start(ctx, streams{p.layers, result, printed, p.changes})
+	cmd, err := c.startProgram(ctx, streams{p.layers, result, printed, p.changes})
 	p.closeTheirs()
 	if err != nil {
 		return rootfs.Result{}, err
@@ -85,7 +85,7 @@ func (c Converter) Convert(ctx context.Context, order rootfs.Order, open rootfs.
 	}
 	_ = p.sent.Close()
 	ended := outcome{sent: sent, exit: cmd.Wait(), received: <-received, cancelled: caller.Err(), printed: printed}
-	if err := ended.failure(); err != nil {
+	if err := ended.failureCause(); err != nil {
 		return rootfs.Result{}, err
 	}
 	made, err := parseResult(result.Bytes())
@@ -101,8 +101,8 @@ type outcome struct {
 	printed                         *boundedBuffer
 }
 
-// failure returns why the program's result does not count, nil if it does.
-func (o outcome) failure() error {
+// failureCause returns why the program's result does not count, nil if it does.
+func (o outcome) failureCause() error {
 	if failed, ok := errors.AsType[*rootfs.WriteError](o.received); ok {
 		return failed
 	}
@@ -144,7 +144,7 @@ func (w within) Read(p []byte) (int, error) {
 // pipes lead to the program and back: layers that were sent, and changes of the output.
 type pipes struct{ layers, sent, changed, changes *os.File }
 
-func (p *pipes) open() (err error) {
+func (p *pipes) openPipes() (err error) {
 	if p.layers, p.sent, err = os.Pipe(); err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (p *pipes) open() (err error) {
 // closeTheirs closes the ends that the program has.
 func (p *pipes) closeTheirs() { _, _ = p.layers.Close(), p.changes.Close() }
 
-func (p *pipes) close() {
+func (p *pipes) closePipes() {
 	p.closeTheirs()
 	_, _ = p.sent.Close(), p.changed.Close()
 }
@@ -173,15 +173,15 @@ func parseResult(text []byte) (rootfs.Result, error) {
 	return r, nil
 }
 
-// streams are what the program reads and writes.
+// streams are the streams that the program reads and writes.
 type streams struct {
 	in              io.Reader
 	result, printed io.Writer
 	out             *os.File
 }
 
-// start starts the program, confined.
-func (c Converter) start(ctx context.Context, s streams) (*exec.Cmd, error) {
+// startProgram starts the program, confined.
+func (c Converter) startProgram(ctx context.Context, s streams) (*exec.Cmd, error) {
 	program, err := c.Program()
 	if err != nil {
 		return nil, &rootfs.ConverterError{Err: err}
@@ -205,7 +205,7 @@ func (c Converter) start(ctx context.Context, s streams) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// boundedBuffer keeps the beginning of what is written to it.
+// boundedBuffer keeps the beginning of the bytes that are written to it.
 type boundedBuffer struct {
 	bytes.Buffer
 
@@ -218,7 +218,7 @@ func (b *boundedBuffer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// firstLine returns the first line of what a program printed, for people.
+// firstLine returns the first line of a program's output, for people.
 func (b *boundedBuffer) firstLine() string {
 	line, _, _ := strings.Cut(b.String(), "\n")
 	return fmt.Sprintf("%.200q", line)

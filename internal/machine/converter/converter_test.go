@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// newConverter returns a converter of a program that has no user of its own, unless one is named.
+// newConverter returns a converter of a program that runs as the user of the test, unless another is named.
 func newConverter(t *testing.T, program string, user *confine.User) Converter {
 	t.Helper()
 	f, err := os.Open(program)
@@ -53,7 +53,7 @@ func newConverter(t *testing.T, program string, user *confine.User) Converter {
 	}
 }
 
-// ownUser returns a user of the program's own, nil if only root could give it one.
+// ownUser returns a separate user for the program, nil if only root could give it one.
 func ownUser() *confine.User {
 	if os.Geteuid() != 0 {
 		return nil
@@ -207,7 +207,7 @@ func attack(t *testing.T, user *confine.User, isBroken bool) map[string]string {
 	_, err = out.Seek(0, io.SeekStart)
 	assert.NoError(t, err)
 	var printed bytes.Buffer
-	cmd, err := newConverter(t, program, user).start(t.Context(), streams{nil, io.Discard, &printed, out})
+	cmd, err := newConverter(t, program, user).startProgram(t.Context(), streams{nil, io.Discard, &printed, out})
 	assert.NoError(t, err)
 	err = cmd.Wait()
 	var results map[string]string
@@ -218,7 +218,7 @@ func attack(t *testing.T, user *confine.User, isBroken bool) map[string]string {
 }
 
 // TestHostile runs a hostile program in the converter's place, and checks that it can do nothing to its host: neither
-// one that an image has taken over, nor, but for what does no harm, one from its start.
+// one that an image has taken over, nor, except for harmless calls, one from its start.
 func TestHostile(t *testing.T) {
 	t.Parallel()
 	if !confine.FiltersCalls() || confine.ABI() < 6 {

@@ -23,7 +23,7 @@ const (
 	maxMemory   = 2 << 30
 	// gcPercent is the default of Go, which the program does not have where it follows a machine.
 	gcPercent = 100
-	// noHandle is no descriptor: the program signals no process.
+	// noHandle stands for a missing descriptor: the program signals no process.
 	noHandle = -1
 )
 

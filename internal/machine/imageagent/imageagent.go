@@ -39,8 +39,8 @@ func New(nonce []byte, take func(context.Context) (net.Conn, error)) *Agent {
 	return &Agent{take: take, nonce: nonce, turn: make(chan struct{}, 1)}
 }
 
-// reach returns the session, and begins one if there is none.
-func (a *Agent) reach(ctx context.Context) (*client.Client, error) {
+// openSession returns the session, and begins one if there is none.
+func (a *Agent) openSession(ctx context.Context) (*client.Client, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, answerWithin, control.ErrSilent)
 	defer cancel()
 	select {
@@ -63,8 +63,8 @@ func (a *Agent) reach(ctx context.Context) (*client.Client, error) {
 	return a.session, err
 }
 
-// failures are what clients learn of a failure, the first that fits.
-var failures = []struct{ of, as error }{
+// failures has the error that clients get for a failure of the guest; the first that fits counts.
+var failures = []struct{ from, to error }{
 	{client.ErrEndUnknown, control.ErrEndUnknown},
 	{client.ErrNotFound, control.ErrCommandNotFound},
 	{client.ErrNotExecutable, control.ErrCommandNotExecutable},
@@ -74,20 +74,20 @@ var failures = []struct{ of, as error }{
 	{client.ErrRefused, control.ErrCommand},
 }
 
-func failure(err error) error {
+func failureFor(err error) error {
 	for _, f := range failures {
-		if errors.Is(err, f.of) {
-			return f.as
+		if errors.Is(err, f.from) {
+			return f.to
 		}
 	}
 	return err
 }
 
-// Exec runs a command beside the image's own, as its user and in its folder.
+// Exec runs a command beside the image's, as its user and in its folder.
 func (a *Agent) Exec(ctx context.Context, c control.Command) (exitCode int, err error) {
-	session, err := a.reach(ctx)
+	session, err := a.openSession(ctx)
 	if err != nil {
-		return 0, failure(err)
+		return 0, failureFor(err)
 	}
 	if files.IsCommand(c.Args) {
 		return copyFiles(ctx, session, c)
@@ -98,7 +98,7 @@ func (a *Agent) Exec(ctx context.Context, c control.Command) (exitCode int, err 
 	exit, err := session.Exec(ctx, client.Command{
 		Exec: wire.Exec{Args: c.Args, TTY: c.TTY}, Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, Resize: sizes,
 	})
-	return exit.Code, failure(err)
+	return exit.Code, failureFor(err)
 }
 
 // copyFiles runs a command that Drover's program in the guest serves itself.
@@ -115,28 +115,28 @@ func copyFiles(ctx context.Context, session *client.Client, c control.Command) (
 		_, err = fmt.Fprintln(c.Stderr, err)
 		return 1, err
 	}
-	return 0, failure(err)
+	return 0, failureFor(err)
 }
 
 // Interfaces returns the guest's network interfaces.
 func (a *Agent) Interfaces(ctx context.Context) ([]control.Interface, error) {
-	session, err := a.reach(ctx)
+	session, err := a.openSession(ctx)
 	if err != nil {
-		return nil, failure(err)
+		return nil, failureFor(err)
 	}
 	found, err := session.Interfaces(ctx)
 	all := make([]control.Interface, len(found))
 	for n, i := range found {
 		all[n] = control.Interface(i)
 	}
-	return all, failure(err)
+	return all, failureFor(err)
 }
 
 // SetTime sets the guest's clock.
 func (a *Agent) SetTime(ctx context.Context, now time.Time) error {
-	session, err := a.reach(ctx)
+	session, err := a.openSession(ctx)
 	if err != nil {
-		return failure(err)
+		return failureFor(err)
 	}
-	return failure(session.SetTime(ctx, now))
+	return failureFor(session.SetTime(ctx, now))
 }
