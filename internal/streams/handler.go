@@ -4,7 +4,7 @@
 // Package streams serves the consoles, logs, commands and ports of servers below the path
 // that package apis/streams describes.
 //
-// Start with serve in handler.go, which takes a request through its steps. Each kind of
+// Start with serveRequest in handler.go, which takes a request through its steps. Each kind of
 // stream has a separate file; session.go is the WebSocket that three of them use.
 package streams
 

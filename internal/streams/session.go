@@ -236,7 +236,7 @@ func (s *session) readClient() {
 	s.end(err)                        // before stdin is closed, which ends the stream too
 	_ = s.toStdin.CloseWithError(err) // not io.EOF, which would be the end of the input
 	if !errors.Is(err, errClientLeft) {
-		_, _ = io.Copy(io.Discard, s.ws.NetConn()) // until close has sent why
+		_, _ = io.Copy(io.Discard, s.ws.NetConn()) // until closeWith has sent why
 	}
 }
 
