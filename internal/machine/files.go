@@ -15,14 +15,12 @@ import (
 )
 
 // openEndpoints opens the sockets and logs of QEMU. The caller calls closeAll, also when it
-// fails, which leaves one file open.
-func (m Machine) openEndpoints(runLock *os.File) (opened launch.Endpoints, closeAll func(but *os.File), err error) {
+// fails.
+func (m Machine) openEndpoints(runLock *os.File) (opened launch.Endpoints, closeAll func(), err error) {
 	var files []*os.File
-	closeAll = func(but *os.File) {
+	closeAll = func() {
 		for _, file := range files {
-			if file != but {
-				_ = file.Close()
-			}
+			_ = file.Close()
 		}
 	}
 	opened.RunLock = runLock

@@ -61,7 +61,7 @@ func TestHiddenProcess(t *testing.T) {
 	endpoints, closeAll, err := m.openEndpoints(lock)
 	assert.NoError(t, err)
 	ended, err := m.startProcess(t.Context(), program, config, endpoints, &launch.Files{})
-	closeAll(nil)
+	closeAll()
 	assert.NoError(t, err)
 	assert.NoError(t, lock.Close())
 	started, err := m.findStarted()

@@ -40,8 +40,7 @@ func (m Machine) Start(ctx context.Context, program *Program, c launch.Config, f
 	if err == nil {
 		ended, err = m.startProcess(ctx, program, c, endpoints, files)
 	}
-	closeAll(endpoints.Network) // since a connection would outlive a QEMU that ends
-	defer func() { _ = endpoints.Network.Close() }()
+	closeAll()
 	if err != nil {
 		return nil, errorf(ErrNotStarted, "starting %s: %w", program.Name, err)
 	}
@@ -56,16 +55,10 @@ func (m Machine) Start(ctx context.Context, program *Program, c launch.Config, f
 		default:
 		}
 		if _, err := m.Status(ctx); err == nil || !proc.Pause(ctx, proc.PollEvery) {
-			letWait(endpoints.Network)
 			return ended, nil
 		}
 	}
 }
-
-// letWait lets many supervisors wait at a socket at which QEMU lets one wait (listen(2)). While its guest is paused or lacks
-// a driver, QEMU does not notice the end of a connection to the network, so that each supervisor that takes the place of
-// another waits there, and a connection of each stays until the guest goes on.
-func letWait(socket *os.File) { _ = unix.Listen(int(socket.Fd()), unix.SOMAXCONN) }
 
 // startProcess starts QEMU confined; ended receives how that process ended.
 func (m Machine) startProcess(ctx context.Context, program *Program, c launch.Config, endpoints launch.Endpoints, files *launch.Files) (ended <-chan string, err error) {

@@ -109,7 +109,7 @@ func TestDescriptors(t *testing.T) {
 var qemuMay = map[uintptr]string{
 	unix.SYS_OPENAT: "a row of descriptorCalls", unix.SYS_OPENAT2: "a row of descriptorCalls",
 	unix.SYS_EXECVE: "Landlock allows only QEMU's programs", unix.SYS_EXECVEAT: "the same",
-	unix.SYS_CLONE: "rows of descriptorCalls", unix.SYS_LISTEN: "at sockets that have an address, which Drover has made",
+	unix.SYS_CLONE: "rows of descriptorCalls", unix.SYS_LISTEN: "it succeeds without an effect",
 	unix.SYS_KILL: "Landlock has the signals, and so has the machine's user", unix.SYS_TGKILL: "the same", unix.SYS_TKILL: "the same",
 	unix.SYS_RT_SIGQUEUEINFO: "the same", unix.SYS_RT_TGSIGQUEUEINFO: "the same", unix.SYS_PIDFD_SEND_SIGNAL: "QEMU can only have handles on its children",
 	unix.SYS_SECCOMP: "QEMU applies its sandbox; a listener is a row of descriptorCalls",

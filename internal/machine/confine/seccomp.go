@@ -59,7 +59,16 @@ func makeFilter(p Policy) []bpf.Instruction {
 		return slices.Concat(filterArchitecture, filterSockets, allowBut(baseRules, denied))
 	}
 	denied = append(denied, unix.SYS_SOCKET, unix.SYS_CONNECT)
-	return slices.Concat(filterArchitecture, allowBut(baseRules, denied))
+	return slices.Concat(filterArchitecture, skipListen, allowBut(baseRules, denied))
+}
+
+// skipListen is the part of a filter by which listen(2) succeeds without an effect. The sockets that QEMU gets listen
+// already, and let many connections wait. By a listen of QEMU one could wait at the socket of the network. While its
+// guest is paused or lacks a driver, QEMU does not notice the end of a connection to the network, so each supervisor
+// that takes the place of another waits there, and its connection stays until the guest goes on.
+var skipListen = []bpf.Instruction{
+	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_LISTEN, SkipTrue: 1},
+	failCall(0),
 }
 
 // argumentRule allows a system call if one of its arguments passes a test.
