@@ -140,7 +140,7 @@ func (w *machineEnvironment) judgeMachines(t testing.TB, inject faultFunc) Evide
 		}
 		return nil
 	}); err != nil {
-		t.Log(err)
+		t.Logf("%v: %v", err, e.Leftovers)
 	}
 	return e
 }
@@ -154,7 +154,7 @@ func (w *machineEnvironment) listLeftovers(t testing.TB) []string {
 		pids, err := processlog.Processes(uid)
 		reportError(t, err)
 		for _, pid := range pids {
-			all = append(all, fmt.Sprintf("process %d of %s (%s)", pid, uid, requested.Name))
+			all = append(all, fmt.Sprintf("process %d of %s (%s), %s", pid, uid, requested.Name, describeProcess(pid)))
 		}
 	}
 	var owner *confine.User
@@ -173,6 +173,15 @@ func (w *machineEnvironment) listLeftovers(t testing.TB) []string {
 	})
 	reportError(t, err)
 	return all
+}
+
+// describeProcess returns the state of a process, and where it waits in the kernel.
+func describeProcess(pid int) string {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	_, state, _ := strings.Cut(string(status), "State:")
+	state, _, _ = strings.Cut(state, "\n")
+	waits, _ := os.ReadFile(fmt.Sprintf("/proc/%d/wchan", pid))
+	return fmt.Sprintf("state %s, at %s", strings.TrimSpace(state), waits)
 }
 
 // TestMachines checks that, whatever happens to replicas, no server has two QEMUs,
