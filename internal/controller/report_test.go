@@ -115,13 +115,13 @@ func TestRestartCount(t *testing.T) {
 		observed inventory.Observation
 		want     int64
 	}{
-		"the first start is not a restart":       {vmtest.ReportedVM(), started(vmtest.T0), 0},
-		"the same run":                  {had(vmtest.T0), started(vmtest.T0), 4},
-		"the same run, nanoseconds":     {had(vmtest.T0), started(vmtest.T0.Add(999 * time.Nanosecond)), 4},
-		"another run":                   {had(vmtest.T0), started(vmtest.T0.Add(time.Second)), 5},
-		"off, the last run is the same": {had(vmtest.T0.Add(-time.Hour)), vmtest.Ended(0), 4},
-		"gone":                          {had(vmtest.T0), vmtest.Gone(), 4},
-		"never started":                 {had(vmtest.T0), started(time.Time{}), 4},
+		"the first start is not a restart": {vmtest.ReportedVM(), started(vmtest.T0), 0},
+		"the same run":                     {had(vmtest.T0), started(vmtest.T0), 4},
+		"the same run, nanoseconds":        {had(vmtest.T0), started(vmtest.T0.Add(999 * time.Nanosecond)), 4},
+		"another run":                      {had(vmtest.T0), started(vmtest.T0.Add(time.Second)), 5},
+		"off, the last run is the same":    {had(vmtest.T0.Add(-time.Hour)), vmtest.Ended(0), 4},
+		"gone":                             {had(vmtest.T0), vmtest.Gone(), 4},
+		"never started":                    {had(vmtest.T0), started(time.Time{}), 4},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -37,7 +37,7 @@ func DroverBinary() (string, error) {
 // BuildProgram builds a package of the root module, such as test/failover/recorder, with
 // further flags of go build.
 func BuildProgram(binary, pkg string, flags ...string) error {
-	return buildBinary(binary, ".", "cloudnative.tw/drover/"+pkg, nil, flags...)
+	return buildBinary(binary, "cloudnative.tw/drover/"+pkg, nil, flags...)
 }
 
 // ReadMachine returns the drover-machine that make build has made.
@@ -54,21 +54,21 @@ func BuildController(binary string, flags ...string) error {
 	if err := BuildProgram(binary, "cmd/drover-controller", flags...); err != nil {
 		return err
 	}
-	return buildBinary(filepath.Join(filepath.Dir(binary), "drover-machine"), ".", "cloudnative.tw/drover/cmd/drover-machine", []string{"CGO_ENABLED=0"}, flags...)
+	return buildBinary(filepath.Join(filepath.Dir(binary), "drover-machine"), "cloudnative.tw/drover/cmd/drover-machine", []string{"CGO_ENABLED=0"}, flags...)
 }
 
 // BuildStatic is BuildProgram for one that needs no libraries, such as a guest's.
 func BuildStatic(binary, pkg string) error {
-	return buildBinary(binary, ".", "cloudnative.tw/drover/"+pkg, []string{"CGO_ENABLED=0"})
+	return buildBinary(binary, "cloudnative.tw/drover/"+pkg, []string{"CGO_ENABLED=0"})
 }
 
 // BuildMachine builds drover-machine, a static program as make build makes it.
 func BuildMachine(binary string) error { return BuildStatic(binary, "cmd/drover-machine") }
 
-// buildBinary builds a program of a module, in a folder of the checkout, with variables on top of the
+// buildBinary builds a program of the checkout, with variables on top of the
 // environment. It is linked into the folder that hack/cache.sh prints, where go links it again only
 // if it would differ, and copied from there. One of several callers builds while the others wait.
-func buildBinary(binary, module, pkg string, env []string, flags ...string) error {
+func buildBinary(binary, pkg string, env []string, flags ...string) error {
 	root, err := RepositoryRoot()
 	if err != nil {
 		return err
@@ -88,7 +88,7 @@ func buildBinary(binary, module, pkg string, env []string, flags ...string) erro
 	defer unlock()
 	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", kept}, flags...)
 	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
-	cmd.Dir, cmd.Env = filepath.Join(root, module), append(os.Environ(), env...)
+	cmd.Dir, cmd.Env = root, append(os.Environ(), env...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build %s: %w\n%s", pkg, err, out)
 	}

@@ -147,7 +147,7 @@ var GuestArchive = sync.OnceValues(func() ([]byte, error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	program := filepath.Join(dir, "demo-guest")
-	if err := buildBinary(program, ".", "cloudnative.tw/drover/examples/demo-guest", []string{"CGO_ENABLED=0"}); err != nil {
+	if err := buildBinary(program, "cloudnative.tw/drover/examples/demo-guest", []string{"CGO_ENABLED=0"}); err != nil {
 		return nil, err
 	}
 	content, err := os.ReadFile(program)
