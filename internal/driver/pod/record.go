@@ -74,7 +74,7 @@ func (c *convergence) restoreLabels(ctx context.Context) error {
 		case *corev1.Pod:
 			if c.checkRecorded(objects.KindPod, o) == nil {
 				c.Pod = o
-				err = c.updatePod(ctx, func(p *corev1.Pod) { c.driver.Objects.RestoreLabels(p, c.spec, objects.RootDisk) })
+				err = c.updatePod(ctx, func(p *corev1.Pod) { c.driver.Objects.SetOwnLabels(p, c.spec) })
 			}
 		case *corev1.PersistentVolumeClaim:
 			if !objects.IsForeignClaim(o) && c.checkRecorded(objects.KindClaim, o) == nil {
@@ -90,12 +90,12 @@ func (c *convergence) restoreLabels(ctx context.Context) error {
 
 // restoreClaim puts the labels back on a PVC of the server.
 func (c *convergence) restoreClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
-	for _, of := range objects.DisksOf(c.spec) {
-		if objects.ClaimName(c.Key.Name, of.Name) != claim.Name {
+	for _, disk := range objects.DisksOf(c.spec) {
+		if objects.ClaimName(c.Key.Name, disk.Name) != claim.Name {
 			continue
 		}
-		c.Claims[of.Name] = claim
-		return c.updateClaim(ctx, claim, func(claim *corev1.PersistentVolumeClaim) { c.driver.Objects.RestoreLabels(claim, c.spec, of.Name) })
+		c.Claims[disk.Name] = claim
+		return c.updateClaim(ctx, claim, func(claim *corev1.PersistentVolumeClaim) { c.driver.Objects.SetClaimLabels(claim, c.spec, disk.Name) })
 	}
 	return nil
 }

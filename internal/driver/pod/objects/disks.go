@@ -82,9 +82,7 @@ func (t *Template) NewClaim(spec driver.ServerSpec, disk Disk, nonce string) *co
 			Resources:        corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: ClaimSize(disk.Bytes)}},
 		},
 	}
-	if disk.Name != RootDisk {
-		claim.Labels[LabelVolume] = disk.Name
-	}
+	t.SetClaimLabels(claim, spec, disk.Name)
 	return claim
 }
 

@@ -112,7 +112,7 @@ func (t *Template) NewPod(spec driver.ServerSpec, run Run) (*corev1.Pod, error) 
 // evictions are refused, and the address that the readiness probe asks.
 func (t *Template) SetMeta(p *corev1.Pod, spec driver.ServerSpec, root *corev1.PersistentVolumeClaim) {
 	p.OwnerReferences = ownersOf(spec, root)
-	addLabels(p, t.ownLabels(spec))
+	t.SetOwnLabels(p, spec)
 	SetLabels(p, spec.Labels)
 	delete(p.Annotations, AnnotationEviction)
 	if spec.BlockEviction {

@@ -118,17 +118,17 @@ func (t *Template) ownLabels(spec driver.ServerSpec) map[string]string {
 	return map[string]string{LabelCluster: t.ClusterID, LabelUID: string(spec.UID), LabelName: spec.Name}
 }
 
-// RestoreLabels gives an object of a server the labels by which Drover finds it. volume is the disk of a PVC.
-func (t *Template) RestoreLabels(o metav1.Object, spec driver.ServerSpec, volume string) {
-	all := maps.Clone(o.GetLabels())
-	if all == nil {
-		all = map[string]string{}
+// SetOwnLabels gives a pod the labels by which Drover finds it.
+func (t *Template) SetOwnLabels(p *corev1.Pod, spec driver.ServerSpec) {
+	addLabels(&p.ObjectMeta, t.ownLabels(spec))
+}
+
+// SetClaimLabels gives the PVC of a disk the labels by which Drover finds it.
+func (t *Template) SetClaimLabels(claim *corev1.PersistentVolumeClaim, spec driver.ServerSpec, disk string) {
+	addLabels(&claim.ObjectMeta, t.ownLabels(spec))
+	if disk != RootDisk {
+		claim.Labels[LabelVolume] = disk
 	}
-	maps.Copy(all, t.ownLabels(spec))
-	if volume != RootDisk {
-		all[LabelVolume] = volume
-	}
-	o.SetLabels(all)
 }
 
 // inheritedLabels returns the labels that a pod has from its VirtualMachine, so that Services and policies
@@ -164,16 +164,16 @@ func SetLabels(p *corev1.Pod, ofVM map[string]string) {
 	}
 	delete(p.Annotations, AnnotationLabels)
 	wanted := inheritedLabels(p, ofVM)
-	addLabels(p, wanted)
+	addLabels(&p.ObjectMeta, wanted)
 	if keys := slices.Sorted(maps.Keys(wanted)); len(keys) > 0 {
 		metav1.SetMetaDataAnnotation(&p.ObjectMeta, AnnotationLabels, strings.Join(keys, ","))
 	}
 }
 
-// addLabels adds labels to a pod, which may have lost all that it had.
-func addLabels(p *corev1.Pod, labels map[string]string) {
+// addLabels adds labels to an object, which may have lost all that it had.
+func addLabels(meta *metav1.ObjectMeta, labels map[string]string) {
 	for key, value := range labels {
-		metav1.SetMetaDataLabel(&p.ObjectMeta, key, value)
+		metav1.SetMetaDataLabel(meta, key, value)
 	}
 }
 
