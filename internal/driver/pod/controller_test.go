@@ -93,6 +93,22 @@ func (v *vm) wait(t *testing.T, phase string, withUsage bool) {
 	})
 }
 
+// waitPassed waits until the driver has confirmed the spec. Before that, a later pass may apply it once more, which is
+// an event.
+func (v *vm) waitPassed(t *testing.T) {
+	t.Helper()
+	assert.Eventually(t, "the spec of "+v.name+" is passed to the driver", func(t testing.TB) error {
+		o, err := v.w.vms.Get(t.Context(), v.name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if passed, _, _ := unstructured.NestedInt64(o.Object, "status", "server", "generation"); passed != o.GetGeneration() {
+			return fmt.Errorf("generation %d of %d is passed", passed, o.GetGeneration())
+		}
+		return nil
+	})
+}
+
 // TestController has the real controller run VirtualMachines, in a separate cluster: in the shared one, it
 // would reconcile those of all tests.
 func TestController(t *testing.T) {
@@ -205,8 +221,7 @@ func (v *vm) waitEvents(t *testing.T, want ...string) (all []eventsv1.Event) {
 		if err != nil {
 			return err
 		}
-		// A pass may find at any time that Drover has something to record on the pod.
-		all = slices.DeleteFunc(listed.Items, func(e eventsv1.Event) bool { return e.Regarding.UID != v.uid || e.Reason == "Updated" })
+		all = slices.DeleteFunc(listed.Items, func(e eventsv1.Event) bool { return e.Regarding.UID != v.uid })
 		slices.SortFunc(all, func(a, b eventsv1.Event) int { return a.EventTime.Compare(b.EventTime.Time) })
 		var reasons []string
 		for _, e := range all {

@@ -84,6 +84,7 @@ func testSidecar(t *testing.T, w *world) {
 		"resource": {"cpu": "1", "memory": "256Mi"}
 	}`)
 	v.wait(t, "Active", false)
+	v.waitPassed(t)
 	s := &server{w: w}
 	s.Namespace, s.Name, s.UID = w.namespace, v.name, v.uid
 	first := s.pod(t)
