@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver/pod/podtest"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster"
 	"cloudnative.tw/drover/test/framework"
@@ -145,30 +146,13 @@ func testSidecar(t *testing.T, w *podWorld) {
 // addSidecar has a policy add a container to the pods of a namespace.
 func addSidecar(t *testing.T, namespace string) {
 	t.Helper()
-	policies, name := shared.Client.AdmissionregistrationV1(), "sidecar"
-	assert.NoError(t, assert.ErrorOf(policies.MutatingAdmissionPolicies().Create(t.Context(), &admissionv1.MutatingAdmissionPolicy{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: admissionv1.MutatingAdmissionPolicySpec{
-			ReinvocationPolicy: admissionv1.NeverReinvocationPolicy,
-			MatchConstraints: &admissionv1.MatchResources{
-				NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: namespace}},
-				ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
-					Operations: []admissionv1.OperationType{admissionv1.Create},
-					Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
-				}}},
-			},
-			Mutations: []admissionv1.Mutation{{PatchType: admissionv1.PatchTypeJSONPatch, JSONPatch: &admissionv1.JSONPatch{
-				Expression: `[JSONPatch{op: "add", path: "/spec/containers/-", value: Object.spec.containers{
-					name: "sidecar", image: "` + cluster.ProbeImage + `", imagePullPolicy: "Never", command: ["/probe", "serve"],
-					securityContext: Object.spec.containers.securityContext{
-						allowPrivilegeEscalation: false,
-						capabilities: Object.spec.containers.securityContext.capabilities{drop: ["ALL"]}}}}]`,
-			}}},
-		},
-	}, metav1.CreateOptions{})))
-	assert.NoError(t, assert.ErrorOf(policies.MutatingAdmissionPolicyBindings().Create(t.Context(), &admissionv1.MutatingAdmissionPolicyBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: admissionv1.MutatingAdmissionPolicyBindingSpec{PolicyName: name},
-	}, metav1.CreateOptions{})))
+	podtest.MutatePods(t, shared.Client, namespace, "sidecar", admissionv1.Mutation{PatchType: admissionv1.PatchTypeJSONPatch, JSONPatch: &admissionv1.JSONPatch{
+		Expression: `[JSONPatch{op: "add", path: "/spec/containers/-", value: Object.spec.containers{
+			name: "sidecar", image: "` + cluster.ProbeImage + `", imagePullPolicy: "Never", command: ["/probe", "serve"],
+			securityContext: Object.spec.containers.securityContext{
+				allowPrivilegeEscalation: false,
+				capabilities: Object.spec.containers.securityContext.capabilities{drop: ["ALL"]}}}}]`,
+	}})
 	assert.Eventually(t, "the policy is in force", func(t testing.TB) error {
 		probe := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "tried"}, Spec: restrictedSpec(t)}
 		made, err := shared.Client.CoreV1().Pods(namespace).Create(t.Context(), probe, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})

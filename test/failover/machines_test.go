@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/prometheus/procfs"
+
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/test/assert"
@@ -177,11 +179,13 @@ func (w *machineEnvironment) listLeftovers(t testing.TB) []string {
 
 // describeProcess returns the state of a process, and where it waits in the kernel.
 func describeProcess(pid int) string {
-	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	_, state, _ := strings.Cut(string(status), "State:")
-	state, _, _ = strings.Cut(state, "\n")
-	waits, _ := os.ReadFile(fmt.Sprintf("/proc/%d/wchan", pid))
-	return fmt.Sprintf("state %s, at %s", strings.TrimSpace(state), waits)
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return err.Error()
+	}
+	stat, _ := p.Stat() // empty once the process has ended
+	waits, _ := p.Wchan()
+	return fmt.Sprintf("state %s, at %s", stat.State, waits)
 }
 
 // TestMachines checks that, whatever happens to replicas, no server has two QEMUs,

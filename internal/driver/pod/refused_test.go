@@ -15,36 +15,14 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/internal/driver/pod/podtest"
 	"cloudnative.tw/drover/test/assert"
 )
 
-// mutatePods has a policy of the cluster change each new pod of a world, as a webhook may, until it is removed. It is
-// in force some time later.
+// mutatePods is podtest.MutatePods for the pods of a world.
 func (w *world) mutatePods(t *testing.T, name string, mutation admissionv1.Mutation) (remove func()) {
 	t.Helper()
-	name += "-" + w.namespace
-	policies := w.kube.AdmissionregistrationV1()
-	assert.NoError(t, assert.ErrorOf(policies.MutatingAdmissionPolicies().Create(t.Context(), &admissionv1.MutatingAdmissionPolicy{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: admissionv1.MutatingAdmissionPolicySpec{
-			ReinvocationPolicy: admissionv1.NeverReinvocationPolicy,
-			MatchConstraints: &admissionv1.MatchResources{
-				NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": w.namespace}},
-				ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
-					Operations: []admissionv1.OperationType{admissionv1.Create},
-					Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
-				}}},
-			},
-			Mutations: []admissionv1.Mutation{mutation},
-		},
-	}, metav1.CreateOptions{})))
-	assert.NoError(t, assert.ErrorOf(policies.MutatingAdmissionPolicyBindings().Create(t.Context(), &admissionv1.MutatingAdmissionPolicyBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: admissionv1.MutatingAdmissionPolicyBindingSpec{PolicyName: name},
-	}, metav1.CreateOptions{})))
-	return func() {
-		t.Helper()
-		assert.NoError(t, policies.MutatingAdmissionPolicyBindings().Delete(t.Context(), name, metav1.DeleteOptions{}))
-	}
+	return podtest.MutatePods(t, w.kube, w.namespace, name, mutation)
 }
 
 // renamePorts has the cluster rename the first port of each new pod of a world until restore is called.
