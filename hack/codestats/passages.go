@@ -43,8 +43,8 @@ func (p *passage) excerpt(start, end int) string {
 	return strings.ToValidUTF8(string(p.text[max(0, start-around):min(len(p.text), end+around)]), "")
 }
 
-// paragraphs joins lines up to the next that is empty. first is the number of the first line.
-func paragraphs(source source, first int, lines []string) []passage {
+// splitParagraphs joins lines up to the next empty one. first is the number of the first line.
+func splitParagraphs(source source, first int, lines []string) []passage {
 	var all []passage
 	ended := true
 	for i, line := range lines {
@@ -63,7 +63,7 @@ func paragraphs(source source, first int, lines []string) []passage {
 
 // passagesOfPage returns the paragraphs of Markdown.
 func passagesOfPage(text []byte) []passage {
-	return paragraphs(page, 1, strings.Split(string(text), "\n"))
+	return splitParagraphs(page, 1, strings.Split(string(text), "\n"))
 }
 
 // passagesOfGo returns the comments and strings of a file, and its code without them.
@@ -75,20 +75,20 @@ func passagesOfGo(text []byte) []passage {
 	rest := bytes.Clone(text)
 	scanTokens(text, func(line, offset int, kind token.Token, value string) {
 		if kind != token.COMMENT || line != first+len(block) {
-			all = append(all, paragraphs(comment, first, block)...)
+			all = append(all, splitParagraphs(comment, first, block)...)
 			block, first = nil, line
 		}
 		switch kind {
 		case token.COMMENT:
 			block = append(block, commentLines(value)...)
 		case token.STRING:
-			all = append(all, paragraphs(literal, line, literalLines(value))...)
+			all = append(all, splitParagraphs(literal, line, literalLines(value))...)
 		default:
 			return
 		}
-		blank(rest[offset : offset+len(value)])
+		overwriteText(rest[offset : offset+len(value)])
 	})
-	all = append(all, paragraphs(comment, first, block)...)
+	all = append(all, splitParagraphs(comment, first, block)...)
 	return append(all, passageOfCode(string(rest)))
 }
 
@@ -137,8 +137,8 @@ func literalLines(value string) []string {
 	return []string{text}
 }
 
-// blank overwrites a text, except for line ends.
-func blank(text []byte) {
+// overwriteText overwrites a text, except for line ends.
+func overwriteText(text []byte) {
 	for i, letter := range text {
 		if letter != '\n' {
 			text[i] = '"'

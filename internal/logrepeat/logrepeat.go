@@ -37,7 +37,7 @@ type sink struct {
 
 // Error implements logr.LogSink.
 func (s *sink) Error(err error, msg string, keysAndValues ...any) {
-	isRepeated, dropped := s.recent.count(fmt.Sprint(s.context, msg, err, keysAndValues))
+	isRepeated, dropped := s.recent.noteError(fmt.Sprint(s.context, msg, err, keysAndValues))
 	if isRepeated {
 		return
 	}
@@ -77,8 +77,8 @@ type occurrence struct {
 	dropped int
 }
 
-// count reports whether an error was logged lately, else how often it was dropped since it was logged last.
-func (r *recentErrors) count(text string) (isRepeated bool, dropped int) {
+// noteError reports whether an error was logged lately, else how often it was dropped since it was logged last.
+func (r *recentErrors) noteError(text string) (isRepeated bool, dropped int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now, known := r.clock.Now(), r.known[text]

@@ -73,7 +73,7 @@ func TestBoundOfErrors(t *testing.T) {
 	t.Parallel()
 	recent := &recentErrors{clock: clocktesting.NewFakePassiveClock(time.Unix(1000, 0)), known: map[string]*occurrence{}}
 	for n := range 10 * maxErrors {
-		recent.count(strconv.Itoa(n))
+		recent.noteError(strconv.Itoa(n))
 	}
 	if len(recent.known) > maxErrors {
 		t.Errorf("%d errors are remembered, want at most %d", len(recent.known), maxErrors)

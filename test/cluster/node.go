@@ -76,16 +76,16 @@ func (n *Node) RestoreLink() error { return n.post("restore-link") }
 func (n *Node) post(verb string) error { return n.cluster.post(nodePath(n.index, verb)) }
 
 // KillKubelet ends the kubelet alone. Containers go on.
-func (n *Node) KillKubelet() error { return n.process("kubelet", "kill") }
+func (n *Node) KillKubelet() error { return n.controlProcess("kubelet", "kill") }
 
 // StartKubelet starts a kubelet that was killed.
-func (n *Node) StartKubelet() error { return n.process("kubelet", "start") }
+func (n *Node) StartKubelet() error { return n.controlProcess("kubelet", "start") }
 
 // KillContainerd ends containerd alone. Containers go on.
-func (n *Node) KillContainerd() error { return n.process("containerd", "kill") }
+func (n *Node) KillContainerd() error { return n.controlProcess("containerd", "kill") }
 
 // StartContainerd starts a containerd that was killed.
-func (n *Node) StartContainerd() error { return n.process("containerd", "start") }
+func (n *Node) StartContainerd() error { return n.controlProcess("containerd", "start") }
 
 // RestartKubelet kills the kubelet and starts it again.
 func (n *Node) RestartKubelet() error { return errors.Join(n.KillKubelet(), n.StartKubelet()) }
@@ -98,7 +98,7 @@ func (n *Node) call(ctx context.Context, path string) error {
 	return nil
 }
 
-func (n *Node) process(name, verb string) error {
+func (n *Node) controlProcess(name, verb string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	return n.call(ctx, "/processes/"+name+"/"+verb)

@@ -121,8 +121,8 @@ func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, of controll
 const noticeDelay = 5 * time.Second
 
 // announceWait logs once what the start waits for, unless done is called before that takes long.
-func announceWait(log logr.Logger, what string, keysAndValues ...any) (done func()) {
-	timer := time.AfterFunc(noticeDelay, func() { log.Info(what, keysAndValues...) })
+func announceWait(log logr.Logger, message string, keysAndValues ...any) (done func()) {
+	timer := time.AfterFunc(noticeDelay, func() { log.Info(message, keysAndValues...) })
 	return func() { timer.Stop() }
 }
 

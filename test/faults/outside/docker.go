@@ -40,7 +40,7 @@ func disturbDocker(ctx context.Context, w *lab.World, s lab.Server, d Disturbanc
 		_, err = c.ContainerRename(ctx, s.ID, client.ContainerRenameOptions{NewName: "renamed-" + s.ID[:12]})
 	case Suspended, SupervisorKilled, SupervisorSuspended, SupervisorHalted, ContainerKilled, Halted, BothKilled,
 		Away, Exchanged, Restored, Copied, Superseded, ClockBehind:
-		return unknown(d)
+		return unsupportedError(d)
 	}
 	isEnding := err != nil && strings.Contains(err.Error(), "cannot update a stopped container")
 	if errdefs.IsNotFound(err) || errdefs.IsConflict(err) || isEnding { // as Drover has just left it

@@ -56,7 +56,7 @@ func disturbFake(w *lab.World, dir, path string, uid types.UID, d Disturbance) e
 	}
 	edit := edits[d]
 	if edit == nil {
-		return unknown(d)
+		return unsupportedError(d)
 	}
 	if r.State != driver.StateRunning && d != Resized {
 		return ErrNoServer // of a server that is off nothing changes

@@ -86,7 +86,7 @@ func Disturb(ctx context.Context, e lab.Engine, w *lab.World, vm string, d Distu
 			StepClock(w *lab.World, step time.Duration) error
 		})
 		if !ok {
-			return nil, unknown(d)
+			return nil, unsupportedError(d)
 		}
 		return nil, clock.StepClock(w, -time.Hour)
 	}
@@ -120,7 +120,9 @@ func disturbServer(ctx context.Context, e lab.Engine, w *lab.World, s lab.Server
 	case lab.Pod:
 		return disturbPod(e, w, s, d)
 	}
-	return nil, unknown(d)
+	return nil, unsupportedError(d)
 }
 
-func unknown(d Disturbance) error { return fmt.Errorf("a server of this engine cannot be %q", d) }
+func unsupportedError(d Disturbance) error {
+	return fmt.Errorf("a server of this engine cannot be %q", d)
+}

@@ -33,5 +33,5 @@ func disturbPod(e lab.Pod, w *lab.World, s lab.Server, d Disturbance) (undo func
 	case Stopped, Paused, Resized, Renamed, Away, Exchanged, Restored, Copied, Superseded, ClockBehind,
 		Removed, SupervisorKilled, BothKilled:
 	}
-	return nil, unknown(d)
+	return nil, unsupportedError(d)
 }

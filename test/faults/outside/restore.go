@@ -33,7 +33,7 @@ type folderEngine interface {
 func BackUp(ctx context.Context, e lab.Engine, w *lab.World) error {
 	f, ok := e.(folderEngine)
 	if !ok {
-		return unknown(Restored)
+		return unsupportedError(Restored)
 	}
 	out, err := exec.CommandContext(ctx, "cp", "--archive", "--sparse=always", f.Dir(w), backupOf(f, w)).CombinedOutput()
 	if err != nil {

@@ -28,7 +28,7 @@ const textGroupRemoved = "the kubelet has not seen the end of the machine's cont
 func isInferred(t *corev1.ContainerStateTerminated) bool { return t.Reason == reasonInferred }
 
 // isGroupRemoved reports whether a kubelet that has lost a container of an ended pod has since removed the
-// control group of the pod, so that no process of it runs. Until then it reports that the container waits.
+// control group of the pod, so that none of its processes runs. Until then it reports that the container waits.
 // Its last report is that the container has terminated, without an ID (SyncTerminatedPod in
 // pkg/kubelet/kubelet.go of Kubernetes; ADR 0038 has the experiments). With an ID, the state is the
 // runtime's, which proves nothing.

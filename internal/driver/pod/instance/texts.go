@@ -215,8 +215,8 @@ func disruptionOf(p *corev1.Pod, isDeletedHere bool) string {
 }
 
 // isEvicted reports whether the kubelet itself has ended a pod: it used more than it may, or its node runs
-// out of something, or shuts down. Of a pod whose guest shuts down in time, a kubelet reports no eviction. But
-// the machine was asked to stop, and nobody has deleted the pod yet.
+// out of something, or shuts down. If the guest shuts down in time, the kubelet does not
+// report an eviction: then the machine was asked to stop although the pod was not deleted.
 func isEvicted(p *corev1.Pod, end *driver.Exit) bool {
 	return p.Status.Reason == reasonEvicted || disruptionReason(p) == corev1.PodReasonTerminationByKubelet || end.StopRequested && p.DeletionTimestamp == nil
 }

@@ -62,8 +62,8 @@ func isOfLimitRange(err error) bool {
 	return strings.Contains(err.Error(), " usage per ") || strings.Contains(err.Error(), " limit to request ratio per ")
 }
 
-// TakenError returns the error of an object that cannot be created, because a foreign one has its name. It
-// may hold data, which no text may advise to delete unseen.
+// TakenError returns the error of an object that cannot be created, because a foreign one has its name.
+// That one may hold data, so the text does not advise to delete it unseen.
 func TakenError(kind string, key types.NamespacedName) error {
 	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
 		"a %s of the name %s exists and is not Drover's, which leaves it alone: look at what it holds, and remove it only if nobody needs that", kind, key))
