@@ -372,7 +372,7 @@ func (r *replica) isLeading() bool {
 		return false
 	default:
 	}
-	leading, err := r.leadingState()
+	leading, err := r.leadership.currentState()
 	return leading && err == nil
 }
 

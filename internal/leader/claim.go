@@ -32,7 +32,9 @@ var errRival = errors.New("another Drover leads in this cluster")
 // claim is the cluster's claim as one replica sees and renews it. It names the Lease that leads:
 // all replicas that elect on one Lease share it, and those of another Lease may not lead.
 type claim struct {
-	opts *Options
+	opts       *Options
+	lease      *view
+	leadership *leadership
 
 	mu        sync.Mutex
 	observed  observedLease
@@ -43,17 +45,17 @@ type claim struct {
 	renewed   time.Duration // when the last successful write was sent
 }
 
-// ensureClaim returns once this Lease may lead in the cluster.
-func (l *Lock) ensureClaim(ctx context.Context) error {
-	if l.opts.Claims == nil || l.lease.hasRecentRenewal() {
+// awaitRight returns once this Lease may lead in the cluster.
+func (c *claim) awaitRight(ctx context.Context) error {
+	if c.opts.Claims == nil || c.lease.hasRecentRenewal() {
 		return nil
 	}
 	for {
-		wait, err := l.claim.tryToHold(ctx)
+		wait, err := c.tryToHold(ctx)
 		if err != nil || wait <= 0 {
 			return err
 		}
-		if err := l.lease.waitFor(ctx, nil, min(wait, l.opts.Settings.Retry)); err != nil {
+		if err := c.lease.waitFor(ctx, nil, min(wait, c.opts.Settings.Retry)); err != nil {
 			return err
 		}
 	}
@@ -62,7 +64,7 @@ func (l *Lock) ensureClaim(ctx context.Context) error {
 // term returns how long a claim lasts.
 func (c *claim) term() time.Duration { return claimTerms * c.opts.Settings.Lease }
 
-// tryToHold creates or renews the claim. If another Lease has it, try returns the longest time to
+// tryToHold creates or renews the claim. If another Lease has it, tryToHold returns the longest time to
 // wait before the next try.
 func (c *claim) tryToHold(ctx context.Context) (wait time.Duration, err error) {
 	ctx, cancel := withTimeout(ctx, 2*c.opts.Settings.RequestTimeout())
@@ -92,25 +94,25 @@ func (c *claim) tryToHold(ctx context.Context) (wait time.Duration, err error) {
 	return 0, nil
 }
 
-// refreshClaim runs before each renewal of the Lease. It renews the claim only if
-// keepClaim was late, for example because this process was suspended.
-func (l *Lock) refreshClaim(ctx context.Context) error {
-	if l.opts.Claims == nil || l.claim.isFresh() {
+// refreshTerm runs before each renewal of the Lease. It renews the claim only if
+// keepTerm was late, for example because this process was suspended.
+func (c *claim) refreshTerm(ctx context.Context) error {
+	if c.opts.Claims == nil || c.isFresh() {
 		return nil
 	}
-	return l.renewClaim(ctx)
+	return c.renewTerm(ctx)
 }
 
-// renewClaim renews the claim, and ends leadership if another Drover has it.
-func (l *Lock) renewClaim(ctx context.Context) error {
-	wait, err := l.claim.tryToHold(ctx)
+// renewTerm renews the claim, and ends leadership if another Drover has it.
+func (c *claim) renewTerm(ctx context.Context) error {
+	wait, err := c.tryToHold(ctx)
 	switch {
 	case err != nil:
 		return err
 	case wait <= 0:
 		return nil
-	case l.claim.hasRival():
-		l.loseLeadership(errRival)
+	case c.hasRival():
+		c.leadership.lose(errRival)
 		return errRival
 	}
 	return errors.New("the cluster's claim was written by another replica meanwhile")
@@ -163,43 +165,28 @@ func (c *claim) writeLease(ctx context.Context, observed *coordinationv1.Lease) 
 	return err
 }
 
-// keepClaim renews the claim while this process leads.
-func (l *Lock) keepClaim(ctx context.Context) {
+// keepTerm renews the claim while this process leads.
+func (c *claim) keepTerm(ctx context.Context) {
 	select {
-	case <-l.elected:
+	case <-c.leadership.elected:
 	case <-ctx.Done():
 		return
 	}
-	for l.isLeading() {
-		again := l.opts.Settings.Lease
-		if l.renewClaim(ctx) != nil {
-			again = l.opts.Settings.Retry
+	for c.leadership.isLeading() {
+		again := c.opts.Settings.Lease
+		if c.renewTerm(ctx) != nil {
+			again = c.opts.Settings.Retry
 		}
-		if l.lease.waitFor(ctx, nil, again) != nil {
+		if c.lease.waitFor(ctx, nil, again) != nil {
 			return
 		}
 	}
-}
-
-func (l *Lock) isLeading() bool {
-	l.lease.mu.Lock()
-	defer l.lease.mu.Unlock()
-	return l.leading
 }
 
 func (c *claim) hasRival() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.rival != ""
-}
-
-// loseLeadership ends leadership as if the Lease had been lost.
-func (l *Lock) loseLeadership(cause error) {
-	l.lease.mu.Lock()
-	defer l.lease.mu.Unlock()
-	if l.leading {
-		l.loseLeadershipLocked(fmt.Errorf("%w: %w", ErrLost, cause))
-	}
 }
 
 // setRival records which other Lease has the claim. It reports a rival once, if

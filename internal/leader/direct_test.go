@@ -143,11 +143,11 @@ func checkWrittenLease(t *testing.T) {
 		}
 	}
 	check("acquired", "me", 15, acquired, acquired)
-	if lease.Namespace != "default" || lease.Name != "it" || !d.isLeading() {
-		t.Errorf("the Lease is %s/%s, and it leads: %v", lease.Namespace, lease.Name, d.isLeading())
+	if lease.Namespace != "default" || lease.Name != "it" || !d.leadership.isLeading() {
+		t.Errorf("the Lease is %s/%s, and it leads: %v", lease.Namespace, lease.Name, d.leadership.isLeading())
 	}
 	select {
-	case <-d.elected:
+	case <-d.leadership.elected:
 	default:
 		t.Error("those who wait for the election still do")
 	}
@@ -261,7 +261,7 @@ func TestFailedAcquisition(t *testing.T) {
 				d := newDirectLock(t)
 				tc.prepare(d)
 				d.wantEnd(begin(func() error { return d.Create(t.Context(), mine) }), tc.want)
-				if d.isLeading() {
+				if d.leadership.isLeading() {
 					t.Error("it leads")
 				}
 			})
@@ -317,8 +317,8 @@ func TestLostRace(t *testing.T) {
 					advance(2 * stepDelay)
 				}
 				d.wantEnd(ended, "")
-				if !d.isLeading() || d.api.holder() != "me" {
-					t.Errorf("it leads: %v, and the holder is %q", d.isLeading(), d.api.holder())
+				if !d.leadership.isLeading() || d.api.holder() != "me" {
+					t.Errorf("it leads: %v, and the holder is %q", d.leadership.isLeading(), d.api.holder())
 				}
 			})
 		})
@@ -362,8 +362,8 @@ func TestGetWaits(t *testing.T) {
 					advance(3 * stepDelay)
 				}
 				d.wantEnd(ended, "")
-				if record.HolderIdentity != "" || d.isLeading() {
-					t.Errorf("it sees the holder %q, and leads: %v", record.HolderIdentity, d.isLeading())
+				if record.HolderIdentity != "" || d.leadership.isLeading() {
+					t.Errorf("it sees the holder %q, and leads: %v", record.HolderIdentity, d.leadership.isLeading())
 				}
 			})
 		})
@@ -398,7 +398,7 @@ func TestWaitEnds(t *testing.T) {
 			d.wantPending(ended)
 			advance(6 * time.Second)
 			d.wantEnd(ended, "boom")
-			if d.isLeading() {
+			if d.leadership.isLeading() {
 				t.Error("it leads")
 			}
 		}
@@ -419,7 +419,7 @@ func TestFailedReads(t *testing.T) {
 			t.Errorf("it leads: %v, %v; want that it does", leads, err)
 		}
 		d.leases.fail()
-		if leads, err := d.Confirm(t.Context()); leads || !errors.Is(err, errBoom) || !d.isLeading() {
+		if leads, err := d.Confirm(t.Context()); leads || !errors.Is(err, errBoom) || !d.leadership.isLeading() {
 			t.Errorf("it leads: %v, %v; want that it does not know, and no consequence", leads, err)
 		}
 		d.leases.setHooks(nil, nil)
@@ -472,8 +472,8 @@ func TestLossBeforeTheAnswer(t *testing.T) {
 			return nil
 		})
 		_ = d.Create(t.Context(), mine)
-		if d.isLeading() || !errors.Is(d.Err(), ErrLost) {
-			t.Errorf("it leads: %v, and its error is %v", d.isLeading(), d.Err())
+		if d.leadership.isLeading() || !errors.Is(d.Err(), ErrLost) {
+			t.Errorf("it leads: %v, and its error is %v", d.leadership.isLeading(), d.Err())
 		}
 	})
 }

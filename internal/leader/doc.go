@@ -8,7 +8,7 @@
 // is available (view.go). A released Lease is therefore acquired at once, and an
 // expired one when it falls due. Lock.Watch (watch.go) follows the Lease on the
 // leader and on standbys. observed.go holds what a replica knows of the Lease, as a
-// plain value.
+// plain value, and leadership.go whether this process leads.
 //
 // Guard in guard.go is the right to act. A call that changes something on an engine
 // starts only while the Lease is certain to be held, and is cancelled when it no

@@ -62,18 +62,10 @@ var ErrLost = errors.New("the Lease was lost")
 // Lock is the Lease as client-go's elector sees it. It leads at most once: a
 // process that has lost or released the Lease must restart.
 type Lock struct {
-	opts  Options
-	guard *Guard
-	lost  chan struct{}
-
-	lease view
-	claim claim
-	// leading, endCause, which says why this process can no longer lead, and tryErr are behind lease.mu.
-	leading  bool
-	endCause error
-	tryErr   error // of the last try to acquire or renew the Lease; nil if it succeeded
-
-	elected chan struct{} // closed when this process has become the leader
+	opts       Options
+	lease      view
+	leadership leadership
+	claim      claim
 }
 
 var _ resourcelock.Interface = (*Lock)(nil)
@@ -89,70 +81,30 @@ func NewLock(o Options) *Lock {
 	if o.Conflict == nil {
 		o.Conflict = func(string) {}
 	}
-	l := &Lock{
-		opts: o, guard: NewGuard(o.Clock, o.Boot),
-		lost: make(chan struct{}), elected: make(chan struct{}),
-	}
-	l.lease.opts, l.lease.onObserved, l.lease.changed = &l.opts, l.followHolder, make(chan struct{})
-	l.claim.opts = &l.opts
+	l := &Lock{opts: o}
+	l.leadership = leadership{opts: &l.opts, guard: NewGuard(o.Clock, o.Boot), lost: make(chan struct{}), elected: make(chan struct{})}
+	l.lease = view{opts: &l.opts, onObserved: l.leadership.followHolder, changed: make(chan struct{})}
+	l.claim = claim{opts: &l.opts, lease: &l.lease, leadership: &l.leadership}
 	return l
 }
 
 // Guard returns the guard, which is open while this process holds the Lease.
-func (l *Lock) Guard() *Guard { return l.guard }
+func (l *Lock) Guard() *Guard { return l.leadership.guard }
 
 // Lost returns a channel that is closed when this process has lost the Lease.
-func (l *Lock) Lost() <-chan struct{} { return l.lost }
+func (l *Lock) Lost() <-chan struct{} { return l.leadership.lost }
 
 // Err returns the reason, once Lost is closed.
 func (l *Lock) Err() error {
-	l.lease.mu.Lock()
-	defer l.lease.mu.Unlock()
-	return l.endCause
+	_, endCause := l.leadership.currentState()
+	return endCause
 }
 
 // TryErr returns the error of the last try to acquire or renew the Lease, or nil if it succeeded.
-func (l *Lock) TryErr() error {
-	l.lease.mu.Lock()
-	defer l.lease.mu.Unlock()
-	return l.tryErr
-}
-
-// recordTry records the error of a try to acquire or renew the Lease, and logs the first one after a
-// success. A try that a stop has ended says nothing about the API server. A try that the renew deadline
-// has ended says less than the one before it.
-func (l *Lock) recordTry(err error) {
-	isNamed := errors.Is(err, errNoAnswer)
-	if errors.Is(err, context.Canceled) && !isNamed {
-		return
-	}
-	l.lease.mu.Lock()
-	isFirst, leading := err != nil && l.tryErr == nil, l.leading
-	if isFirst || isNamed || !errors.Is(err, context.DeadlineExceeded) {
-		l.tryErr = err
-	}
-	l.lease.mu.Unlock()
-	switch {
-	case isFirst && leading:
-		l.opts.Log.Info("The Lease was not renewed", "lease", l.Describe(), "cause", err.Error())
-	case isFirst:
-		l.opts.Log.Info("Waiting until the Lease can be acquired", "lease", l.Describe(), "cause", err.Error())
-	}
-}
+func (l *Lock) TryErr() error { return l.leadership.lastTry() }
 
 // Healthy returns an error for a leader that can no longer renew.
-func (l *Lock) Healthy() error {
-	l.lease.mu.Lock()
-	over, leading := l.endCause, l.leading
-	l.lease.mu.Unlock()
-	switch {
-	case errors.Is(over, ErrLost):
-		return over
-	case leading && l.guard.hasLapsed():
-		return ErrLapsed
-	}
-	return nil
-}
+func (l *Lock) Healthy() error { return l.leadership.checkHealth() }
 
 // Confirm reads the Lease live and reports whether this process still leads. If it
 // does not, leadership is lost as if the watch had shown it.
@@ -160,9 +112,7 @@ func (l *Lock) Confirm(ctx context.Context) (leads bool, err error) {
 	if err := l.lease.readLease(ctx); err != nil {
 		return false, err
 	}
-	l.lease.mu.Lock()
-	defer l.lease.mu.Unlock()
-	return l.leading, nil
+	return l.leadership.isLeading(), nil
 }
 
 // Identity implements resourcelock.Interface.
@@ -178,7 +128,7 @@ func (l *Lock) RecordEvent(string) {}
 // Get reads the Lease. For a replica that does not lead, it returns once the Lease
 // is available, and shows it without a holder or as not found.
 func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
-	leading, err := l.leadingState()
+	leading, err := l.leadership.currentState()
 	if err == nil && !leading {
 		err = l.opts.Warm(ctx)
 	}
@@ -189,45 +139,15 @@ func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 		err = l.lease.awaitAvailable(ctx)
 	}
 	if err != nil {
-		l.recordTry(err)
+		l.leadership.recordTry(err)
 		return nil, nil, err
 	}
 	return l.lease.electionRecord(leading)
 }
 
-// leadingState reports whether this process leads. It fails if the process can no longer
-// lead.
-func (l *Lock) leadingState() (leading bool, err error) {
-	l.lease.mu.Lock()
-	defer l.lease.mu.Unlock()
-	return l.leading, l.endCause
-}
-
-// followHolder ends the leadership of a leader that no longer holds the Lease, after each observation.
-// The caller holds the lock.
-func (l *Lock) followHolder(before string) {
-	switch holder := l.lease.observed.holder(); {
-	case !l.leading && holder != before && holder != "" && holder != l.opts.Identity:
-		l.opts.Log.Info("Standing by: another replica leads", "lease", l.Describe(), "leader", holder)
-	case !l.leading:
-	case l.lease.observed.lease == nil:
-		l.loseLeadershipLocked(fmt.Errorf("%w: it was deleted", ErrLost))
-	case holder != l.opts.Identity:
-		l.loseLeadershipLocked(fmt.Errorf("%w: its holder is %q", ErrLost, holder))
-	}
-}
-
-// loseLeadershipLocked ends leadership with an error. The caller holds the lock.
-func (l *Lock) loseLeadershipLocked(err error) {
-	l.leading, l.endCause = false, err
-	l.guard.revoke(err)
-	l.opts.Log.Info("Lost leadership", "identity", l.opts.Identity, "cause", err.Error())
-	close(l.lost)
-}
-
 // Create implements resourcelock.Interface.
 func (l *Lock) Create(ctx context.Context, _ resourcelock.LeaderElectionRecord) error {
-	leading, err := l.leadingState()
+	leading, err := l.leadership.currentState()
 	if err == nil && leading {
 		err = errors.New("the leader does not create its Lease")
 	}
@@ -235,14 +155,14 @@ func (l *Lock) Create(ctx context.Context, _ resourcelock.LeaderElectionRecord) 
 		return err
 	}
 	err = l.acquireLease(ctx)
-	l.recordTry(err)
+	l.leadership.recordTry(err)
 	return err
 }
 
 // Update renews, acquires or, for a record without a holder, releases the Lease. It
 // writes the present times, since the elector's are from before it waited.
 func (l *Lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	leading, err := l.leadingState()
+	leading, err := l.leadership.currentState()
 	switch {
 	case err != nil:
 		return err
@@ -255,14 +175,14 @@ func (l *Lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 	default:
 		err = l.acquireLease(ctx)
 	}
-	l.recordTry(err)
+	l.leadership.recordTry(err)
 	return err
 }
 
 // acquireLease acquires the Lease, and goes back to waiting if another process was faster.
 func (l *Lock) acquireLease(ctx context.Context) error {
 	for {
-		if err := l.ensureClaim(ctx); err != nil {
+		if err := l.claim.awaitRight(ctx); err != nil {
 			return err
 		}
 		err := l.tryAcquire(ctx)
@@ -312,17 +232,16 @@ func (s Settings) leaseSeconds() *int32 { return new(int32(s.Lease / time.Second
 // write that acquired the Lease.
 func (l *Lock) becomeLeader(answer *coordinationv1.Lease, epoch uint64, sent time.Duration) {
 	l.opts.Log.Info("Became leader", "lease", l.Describe(), "identity", l.opts.Identity, "epoch", epoch)
-	l.lease.mu.Lock()
-	defer l.lease.mu.Unlock()
-	l.leading = true
-	close(l.elected)
-	l.guard.open(epoch, sent, l.opts.Settings.guardTerm())
-	l.lease.recordObservationLocked(l.lease.updateWith(answer, epoch)) // the Lease may have been lost meanwhile
+	update := l.lease.updateWith(answer, epoch)
+	l.lease.recordObservation(func(s *observedLease, now time.Duration) bool {
+		l.leadership.begin(epoch, sent) // with the lock of the view: an older observation must not end what has just begun
+		return update(s, now)           // which may show that the Lease was lost already
+	})
 }
 
 // renewLease renews the Lease, and extends the guard from the moment of sending.
 func (l *Lock) renewLease(ctx context.Context) error {
-	if err := l.refreshClaim(ctx); err != nil {
+	if err := l.claim.refreshTerm(ctx); err != nil {
 		return err
 	}
 	next, err := l.ownLease()
@@ -335,18 +254,18 @@ func (l *Lock) renewLease(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l.guard.extend(sent, l.opts.Settings.guardTerm())
+	l.leadership.guard.extend(sent, l.opts.Settings.guardTerm())
 	l.lease.recordObservation(l.lease.updateWith(answer, version))
 	return nil
 }
 
 // ownLease returns a copy of the Lease as last read, which must name this process.
 func (l *Lock) ownLease() (*coordinationv1.Lease, error) {
+	if _, endCause := l.leadership.currentState(); errors.Is(endCause, ErrLost) {
+		return nil, endCause
+	}
 	l.lease.mu.Lock()
 	defer l.lease.mu.Unlock()
-	if errors.Is(l.endCause, ErrLost) {
-		return nil, l.endCause
-	}
 	if l.lease.observed.holder() != l.opts.Identity {
 		return nil, ErrNotLeading
 	}
@@ -361,11 +280,11 @@ const releaseTries = 3
 // does so only if no call is in flight and the Lease, as last read, is this process's.
 // The release of client-go can clear a successor's.
 func (l *Lock) releaseLease(ctx context.Context) error {
-	l.guard.closeForRelease()
-	if n := l.guard.InFlight(); n > 0 {
+	l.leadership.guard.closeForRelease()
+	if n := l.leadership.guard.InFlight(); n > 0 {
 		return fmt.Errorf("the Lease is not released: %d calls to engines have not ended", n)
 	}
-	l.endLeadership()
+	l.leadership.endForRelease()
 	var err error
 	for range releaseTries {
 		if err = l.clearHolder(ctx); err == nil || errors.Is(err, ErrLost) {
@@ -393,14 +312,4 @@ func (l *Lock) clearHolder(ctx context.Context) error {
 	l.opts.Log.Info("Released leadership", "lease", l.Describe(), "identity", l.opts.Identity)
 	l.lease.recordObservation(l.lease.updateWith(answer, version))
 	return nil
-}
-
-// endLeadership ends leadership before a release is sent, so that the Lock does not treat
-// the release as a loss. It cannot be undone.
-func (l *Lock) endLeadership() {
-	l.lease.mu.Lock()
-	defer l.lease.mu.Unlock()
-	if l.leading {
-		l.leading, l.endCause = false, ErrReleasing
-	}
 }

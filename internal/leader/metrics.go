@@ -30,17 +30,17 @@ func (c collector) Describe(out chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c collector) Collect(out chan<- prometheus.Metric) {
 	c.lock.lease.mu.Lock()
-	leading, transitions := c.lock.leading, c.lock.lease.observed.transitions()
+	transitions := c.lock.lease.observed.transitions()
 	c.lock.lease.mu.Unlock()
 	c.lock.claim.mu.Lock()
 	rival := c.lock.claim.reported
 	c.lock.claim.mu.Unlock()
-	refusals, age := c.lock.guard.metricValues()
+	refusals, age := c.lock.leadership.guard.metricValues()
 	leads, conflict := 0.0, 0.0
 	if rival != "" {
 		conflict = 1
 	}
-	if leading {
+	if c.lock.leadership.isLeading() {
 		leads = 1
 		out <- prometheus.MustNewConstMetric(renewalDesc, prometheus.GaugeValue, age.Seconds())
 	}

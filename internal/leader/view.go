@@ -21,7 +21,7 @@ import (
 type view struct {
 	opts *Options
 	// onObserved is called after each observation, with mu locked. before was the holder.
-	onObserved func(before string)
+	onObserved func(before string, observed *observedLease)
 
 	mu       sync.Mutex
 	observed observedLease
@@ -53,20 +53,16 @@ func (v *view) readLease(ctx context.Context) error {
 	return nil
 }
 
-// recordObservation records an observation and notifies waiters and the Lock.
+// recordObservation records an observation and notifies waiters and the leadership.
 func (v *view) recordObservation(update func(s *observedLease, now time.Duration) bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.recordObservationLocked(update)
-}
-
-func (v *view) recordObservationLocked(update func(s *observedLease, now time.Duration) bool) {
 	before := v.observed.holder()
 	if update(&v.observed, v.opts.Boot()) {
 		close(v.changed)
 		v.changed = make(chan struct{})
 	}
-	v.onObserved(before)
+	v.onObserved(before, &v.observed)
 }
 
 // updateWith returns a function that records a Lease if it is newer than what was

@@ -31,7 +31,7 @@ var errSilent = errors.New("no event came for as long as a Lease lasts: its hold
 // including while it stops.
 func (l *Lock) Watch(ctx context.Context) {
 	if l.opts.Claims != nil {
-		go l.keepClaim(ctx)
+		go l.claim.keepTerm(ctx)
 	}
 	pause, reported := rewatchDelay, false
 	for ctx.Err() == nil {
