@@ -1,6 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package crd_test tests the CRD with a real kube-apiserver, which has all APIs of Kubernetes for the
+// manifests of other kinds in the docs.
 package crd_test
 
 import (
@@ -31,7 +33,9 @@ import (
 
 var cluster *framework.Cluster
 
-func TestMain(m *testing.M) { os.Exit(framework.RunTests(m, &cluster, framework.ClusterOptions{})) }
+func TestMain(m *testing.M) {
+	os.Exit(framework.RunTests(m, &cluster, framework.ClusterOptions{Args: []string{"--all-apis"}}))
+}
 
 // server is the VirtualMachines of a real kube-apiserver. It has accepted the CRD, and with it the
 // estimated cost of the rules.

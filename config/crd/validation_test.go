@@ -391,46 +391,6 @@ func tooManyBytes(field, each string) string {
 	return "spec." + field + ": Invalid value: at most 131072 bytes are allowed in all" + what + ", with " + more + " more for " + each
 }
 
-// TestExamples checks that every manifest of a VirtualMachine in examples/ and in the docs is accepted.
-func TestExamples(t *testing.T) {
-	for pattern, least := range map[string]int{"README.md": 0, "docs/*.md": 2, "examples/*.yaml": 7} {
-		files, err := filepath.Glob("../../" + pattern)
-		assert.NoError(t, err)
-		found := 0
-		for _, file := range files {
-			text, err := os.ReadFile(file)
-			assert.NoError(t, err)
-			for n, manifest := range manifestsIn(string(text)) {
-				found++
-				t.Run(fmt.Sprint(filepath.Base(file), " ", n), func(t *testing.T) { connect(t).checkCreate(t, manifest, nil) })
-			}
-		}
-		if found < least {
-			t.Errorf("%d manifests are in %s, want %d or more", found, pattern, least)
-		}
-	}
-}
-
-// manifestsIn returns the manifests of VirtualMachines in a text: each begins with its apiVersion, and ends before a line
-// that is indented less or does not belong to YAML.
-func manifestsIn(text string) []string {
-	indented := regexp.MustCompile(`(?m)^( *)apiVersion: cloudnative\.tw/v1alpha1\n`)
-	var all []string
-	for _, at := range indented.FindAllStringSubmatchIndex(text, -1) {
-		indent := text[at[2]:at[3]]
-		var manifest strings.Builder
-		for line := range strings.Lines(text[at[0]:]) {
-			own, isInside := strings.CutPrefix(line, indent)
-			if blank := strings.TrimSpace(line) == ""; !blank && !isInside || strings.HasPrefix(own, "```") || strings.HasPrefix(own, "---") {
-				break
-			}
-			manifest.WriteString(own)
-		}
-		all = append(all, manifest.String())
-	}
-	return all
-}
-
 func TestUpdate(t *testing.T) {
 	s := connect(t)
 	for name, tc := range updateCases {
