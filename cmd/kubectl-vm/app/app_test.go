@@ -61,11 +61,11 @@ func countingEnds(s *api.VirtualMachineStatus) {
 func TestCountedEnds(t *testing.T) {
 	runs := vmWith(api.PhaseActive, api.ReasonChangePending, "False").Status(countingEnds).Obj()
 	o, _ := newOptions()
-	if facts := strings.Join(o.operationFacts(runs), " "); isFailing(runs) || !strings.Contains(facts, "started again 2 times in a row") || !strings.Contains(facts, "it was evicted") {
+	if facts := strings.Join(newDescriber(o).operationFacts(runs), " "); isFailing(runs) || !strings.Contains(facts, "started again 2 times in a row") || !strings.Contains(facts, "it was evicted") {
 		t.Errorf("it fails: %t, %s", isFailing(runs), facts)
 	}
 	waits := vmWith(api.PhaseFailed, api.ReasonRestarting, "False").Status(countingEnds).Obj()
-	if facts := strings.Join(o.operationFacts(waits), " "); !isFailing(waits) || !strings.Contains(facts, "starting the server") {
+	if facts := strings.Join(newDescriber(o).operationFacts(waits), " "); !isFailing(waits) || !strings.Contains(facts, "starting the server") {
 		t.Errorf("one that waits to be started fails: %t, %s", isFailing(waits), facts)
 	}
 }
@@ -117,7 +117,7 @@ func TestVerdict(t *testing.T) {
 	}
 	for name, test := range tests {
 		o, _ := newOptions()
-		d := o.diagnoseVM(test.vm.Obj())
+		d := newDescriber(o).diagnoseVM(test.vm.Obj())
 		if d.verdict != test.want {
 			t.Errorf("%s: verdict %d, want %d", name, d.verdict, test.want)
 		}
@@ -140,7 +140,7 @@ func TestDiagnosis(t *testing.T) {
 		s.Message = "pull image x: \x1b[2Jnot found"
 		s.Driver, s.Binding = "docker", &api.Binding{Driver: "docker", EngineID: "3f6c8a52-8e1b-4f9a"}
 	}).Status(withCondition(api.ConditionObserved)).Obj()
-	d := o.diagnoseVM(vm)
+	d := newDescriber(o).diagnoseVM(vm)
 	text := strings.Join(append(append([]string{d.headline, d.message}, d.facts...), d.steps...), "\n")
 	for _, want := range []string{
 		"web is not ready: Failed, ImageUnavailable", "pull image x: ?[2Jnot found", "creating the server for 60s", "failed 7 times in a row",
@@ -159,7 +159,7 @@ func TestOneView(t *testing.T) {
 		s.Message, s.PendingFields = "not found", []string{"ports"}
 	}).Obj()
 	o, _ := newOptions()
-	v := o.viewOf(vm)
+	v := newDescriber(o).viewOf(vm)
 	table := ""
 	for _, r := range v.table {
 		table += r.value + "\n"
@@ -181,23 +181,23 @@ func TestPowerChanges(t *testing.T) {
 		restart bool
 		fails   bool
 	}{
-		"start what runs":        {change: startChange, vm: running},
-		"start what is off":      {change: startChange, vm: vmWith(api.PhaseStopped, api.ReasonStoppedAsAsked, "True").Action(api.ActionStopped), want: api.ActionActive},
-		"start what is paused":   {change: startChange, vm: vmWith(api.PhasePaused, api.ReasonPausedAsAsked, "True").Action(api.ActionPaused), want: api.ActionActive},
-		"start what has ended":   {change: startChange, vm: vmWith(api.PhaseStopped, api.ReasonCompleted, "True"), restart: true},
-		"start what has failed":  {change: startChange, vm: vmWith(api.PhaseFailed, api.ReasonExited, "False"), restart: true},
-		"stop what runs":         {change: stopChange, vm: running, want: api.ActionStopped},
-		"stop what is paused":    {change: stopChange, vm: vmWith(api.PhasePaused, api.ReasonPausedAsAsked, "True").Action(api.ActionPaused), want: api.ActionStopped},
-		"stop what is off":       {change: stopChange, vm: vmWith(api.PhaseStopped, api.ReasonStoppedAsAsked, "True").Action(api.ActionStopped)},
-		"pause what runs":        {change: pauseChange, vm: vmWith(api.PhaseActive, api.ReasonRunning, "True"), want: api.ActionPaused},
-		"pause what is off":      {change: pauseChange, vm: vmWith(api.PhaseStopped, api.ReasonStoppedAsAsked, "True").Action(api.ActionStopped), fails: true},
-		"pause what is paused":   {change: pauseChange, vm: vmWith(api.PhasePaused, api.ReasonPausedAsAsked, "True").Action(api.ActionPaused)},
-		"resume what is paused":  {change: resumeChange, vm: vmWith(api.PhasePaused, api.ReasonPausedAsAsked, "True").Action(api.ActionPaused), want: api.ActionActive},
-		"resume what runs":       {change: resumeChange, vm: vmWith(api.PhaseActive, api.ReasonRunning, "True")},
-		"resume what is off":     {change: resumeChange, vm: vmWith(api.PhaseStopped, api.ReasonStoppedAsAsked, "True").Action(api.ActionStopped), fails: true},
-		"restart what runs":      {change: restartChange, vm: vmWith(api.PhaseActive, api.ReasonRunning, "True"), restart: true},
-		"restart what is off":    {change: restartChange, vm: vmWith(api.PhaseStopped, api.ReasonStoppedAsAsked, "True").Action(api.ActionStopped), fails: true},
-		"restart what is paused": {change: restartChange, vm: vmWith(api.PhasePaused, api.ReasonPausedAsAsked, "True").Action(api.ActionPaused), fails: true},
+		"start what runs":        {change: startVM, vm: running},
+		"start what is off":      {change: startVM, vm: vmWith(api.PhaseStopped, api.ReasonStoppedAsAsked, "True").Action(api.ActionStopped), want: api.ActionActive},
+		"start what is paused":   {change: startVM, vm: vmWith(api.PhasePaused, api.ReasonPausedAsAsked, "True").Action(api.ActionPaused), want: api.ActionActive},
+		"start what has ended":   {change: startVM, vm: vmWith(api.PhaseStopped, api.ReasonCompleted, "True"), restart: true},
+		"start what has failed":  {change: startVM, vm: vmWith(api.PhaseFailed, api.ReasonExited, "False"), restart: true},
+		"stop what runs":         {change: stopVM, vm: running, want: api.ActionStopped},
+		"stop what is paused":    {change: stopVM, vm: vmWith(api.PhasePaused, api.ReasonPausedAsAsked, "True").Action(api.ActionPaused), want: api.ActionStopped},
+		"stop what is off":       {change: stopVM, vm: vmWith(api.PhaseStopped, api.ReasonStoppedAsAsked, "True").Action(api.ActionStopped)},
+		"pause what runs":        {change: pauseVM, vm: vmWith(api.PhaseActive, api.ReasonRunning, "True"), want: api.ActionPaused},
+		"pause what is off":      {change: pauseVM, vm: vmWith(api.PhaseStopped, api.ReasonStoppedAsAsked, "True").Action(api.ActionStopped), fails: true},
+		"pause what is paused":   {change: pauseVM, vm: vmWith(api.PhasePaused, api.ReasonPausedAsAsked, "True").Action(api.ActionPaused)},
+		"resume what is paused":  {change: resumeVM, vm: vmWith(api.PhasePaused, api.ReasonPausedAsAsked, "True").Action(api.ActionPaused), want: api.ActionActive},
+		"resume what runs":       {change: resumeVM, vm: vmWith(api.PhaseActive, api.ReasonRunning, "True")},
+		"resume what is off":     {change: resumeVM, vm: vmWith(api.PhaseStopped, api.ReasonStoppedAsAsked, "True").Action(api.ActionStopped), fails: true},
+		"restart what runs":      {change: restartVM, vm: vmWith(api.PhaseActive, api.ReasonRunning, "True"), restart: true},
+		"restart what is off":    {change: restartVM, vm: vmWith(api.PhaseStopped, api.ReasonStoppedAsAsked, "True").Action(api.ActionStopped), fails: true},
+		"restart what is paused": {change: restartVM, vm: vmWith(api.PhasePaused, api.ReasonPausedAsAsked, "True").Action(api.ActionPaused), fails: true},
 	}
 	for name, test := range tests {
 		change, unchanged, err := test.change(test.vm.Obj(), now)
@@ -313,7 +313,7 @@ func TestListOfOneVM(t *testing.T) {
 			s.Ports = append(s.Ports, api.PortStatus{Port: port, HostPort: 8000 + port, Protocol: api.ProtocolTCP})
 		}
 	}).Obj()
-	assert.NoError(t, l.printVMs("default", []api.VirtualMachine{*vm}))
+	assert.NoError(t, l.printTable([]api.VirtualMachine{*vm}))
 	want := "NAME   STATE    READY   REASON     CPU   MEMORY   ADDRESS      PORTS                        AGE\n" +
 		"web    Active   True    Running   1000       4G   10.213.0.7   8080:80,8081:81,8082:82,+2   60m\n"
 	if out.String() != want {
@@ -416,7 +416,7 @@ func TestCopyErrors(t *testing.T) {
 	o, _ := newOptions()
 	var errs bytes.Buffer
 	o.ErrOut = &errs
-	_, err := io.WriteString(o.streamsOf(nil, nil).Stderr, "\x1b]0;title\a no such file\n")
+	_, err := io.WriteString(guestStreams(nil, nil, o.ErrOut).Stderr, "\x1b]0;title\a no such file\n")
 	if got := errs.String(); err != nil || got != "?]0;title? no such file\n" {
 		t.Errorf("it prints %q, %v", got, err)
 	}

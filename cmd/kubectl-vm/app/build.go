@@ -7,9 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
@@ -39,6 +41,40 @@ type vmFlags struct {
 	words     []string
 	isCommand bool
 }
+
+// addFlags adds the flags that describe a VM, but for the restart policy.
+func (f *vmFlags) addFlags(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.image, "image", "", "what the VM boots; the driver's default if there is none")
+	flags.StringVar(&f.checksum, "checksum", "", "digest of the image, sha256: and 64 digits")
+	flags.StringVar(&f.cpu, "cpu", "1", "number of CPUs, for example 2 or 500m")
+	flags.StringVar(&f.memory, "memory", "1G", "memory, for example 4G or 512Mi")
+	flags.StringVar(&f.disk, "disk", "", "size of the root disk, for example 40G; the driver's default if there is none")
+	flags.StringArrayVarP(&f.ports, "port", "p", nil, "port of the host that leads to the VM, may be repeated: "+portSyntax)
+	flags.StringArrayVar(&f.sshKeys, "ssh-key", nil, "who may log in, may be repeated: auto for your own public keys, the file of a public key, or a key")
+	flags.StringVar(&f.userData, "user-data", "", "file for cloud-init in the guest; - is standard input")
+	flags.StringVar(&f.networkData, "network-data", "", "file with cloud-init's network configuration; - is standard input")
+	flags.StringVar(&f.driver, "driver", "", "driver that runs the VM, for example docker or qemu; the controller's first if there is none")
+	flags.StringArrayVar(&f.env, "env", nil, "environment variable of a container image, may be repeated: NAME=VALUE. Everyone who may read the VM can read it")
+	flags.StringVar(&f.workingDir, "working-dir", "", "folder in which a container image's command begins; by default the image says it")
+	flags.BoolVar(&f.isCommand, "command", false, "what follows -- replaces the entrypoint of a container image, and is not its arguments")
+	flags.Int32Var(&f.probe, "probe", 0, "port of the VM that must answer before it is ready")
+	flags.StringSliceVarP(&f.labels, "labels", "l", nil, "labels, for example app=web,tier=front")
+	_ = cmd.RegisterFlagCompletionFunc("driver", cobra.FixedCompletions(knownDrivers, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("ssh-key", cobra.FixedCompletions([]string{keyAuto}, cobra.ShellCompDirectiveDefault))
+	for _, name := range []string{"image", "checksum", "cpu", "memory", "disk", "port", "labels", "probe", "env", "working-dir"} {
+		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
+	}
+}
+
+// addRestartPolicy adds the flag with the restart policy.
+func (f *vmFlags) addRestartPolicy(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.restartPolicy, "restart-policy", "", "Always (default), OnFailure or Never (default if there are words behind --): what happens when the server ends by itself")
+	_ = cmd.RegisterFlagCompletionFunc("restart-policy", cobra.FixedCompletions(restartPolicies, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// restartPolicies are the values of --restart-policy.
+var restartPolicies = []string{string(api.RestartAlways), string(api.RestartOnFailure), string(api.RestartNever)}
 
 // buildVM returns the VM that the flags describe. secret is the name of the Secret with user-data
 // and network-data.
@@ -184,14 +220,13 @@ func (f *vmFlags) setPorts(spec *apply.VirtualMachineSpecApplyConfiguration) err
 
 // check finds what contradicts itself.
 func (f *vmFlags) check() error {
-	policies := []string{string(api.RestartAlways), string(api.RestartOnFailure), string(api.RestartNever)}
 	switch {
 	case f.userData == fromStdin && f.networkData == fromStdin:
 		return errors.New("--user-data and --network-data cannot both be standard input")
 	case f.checksum != "" && f.image == "":
 		return errors.New("--checksum needs --image")
-	case f.restartPolicy != "" && !slices.Contains(policies, f.restartPolicy):
-		return fmt.Errorf("--restart-policy %q: allowed are %s", f.restartPolicy, strings.Join(policies, ", "))
+	case f.restartPolicy != "" && !slices.Contains(restartPolicies, f.restartPolicy):
+		return fmt.Errorf("--restart-policy %q: allowed are %s", f.restartPolicy, strings.Join(restartPolicies, ", "))
 	case f.isCommand && len(f.words) == 0:
 		return errors.New("--command needs a command behind --")
 	case f.probe < 0 || f.probe > 65535:
@@ -201,13 +236,13 @@ func (f *vmFlags) check() error {
 }
 
 // secretData reads the files of the Secret.
-func (f *vmFlags) secretData(o *Options) (map[string][]byte, error) {
+func (f *vmFlags) secretData(in io.Reader) (map[string][]byte, error) {
 	data := map[string][]byte{}
 	for key, path := range map[string]string{userDataKey: f.userData, networkDataKey: f.networkData} {
 		if path == "" {
 			continue
 		}
-		content, err := o.readData(path)
+		content, err := readData(in, path)
 		if err != nil {
 			return nil, fmt.Errorf("--%s: %w", key, err)
 		}

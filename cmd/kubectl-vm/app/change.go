@@ -14,28 +14,12 @@ import (
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/util/retry"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
 
 // defaultEffectWait is how long a verb waits to say what a change has brought about.
 const defaultEffectWait = 15 * time.Second
-
-// conflictBackoff is how a change with a precondition is tried again. Each status that the
-// controller writes is a conflict.
-var conflictBackoff = wait.Backoff{Duration: 20 * time.Millisecond, Factor: 1.5, Jitter: 0.5, Steps: 12}
-
-// retryOnConflict repeats a change as long as others change the object, and returns its last error.
-// RetryOnConflict alone returns nil for an error that says that a context has ended.
-func retryOnConflict(change func() error) (err error) {
-	_ = retry.RetryOnConflict(conflictBackoff, func() error {
-		err = change()
-		return err
-	})
-	return err
-}
 
 // changedField is a field that a verb has changed.
 type changedField struct {
@@ -91,7 +75,7 @@ func (c *changeOptions) run(ctx context.Context, arg, done string, change func(v
 // list is lost; it tries again a few times, since the controller writes the object too.
 func (c *changeOptions) apply(ctx context.Context, namespace, name string, change func(vm *api.VirtualMachine) (*specChange, error)) (vm *api.VirtualMachine, made *specChange, err error) {
 	err = retryOnConflict(func() error {
-		if vm, err = c.GetVM(ctx, namespace, name); err != nil {
+		if vm, err = getVM(ctx, c.Options, namespace, name); err != nil {
 			return err
 		}
 		if vm.DeletionTimestamp != nil {
@@ -104,7 +88,7 @@ func (c *changeOptions) apply(ctx context.Context, namespace, name string, chang
 			return nil
 		}
 		body := map[string]any{"metadata": map[string]any{"resourceVersion": vm.ResourceVersion}, "spec": made.patch}
-		next, err := c.patchVM(ctx, &selected{namespace: namespace, name: name}, body)
+		next, err := patchVM(ctx, c.Options, &selected{namespace: namespace, name: name}, body)
 		if err == nil {
 			vm = next
 		}
@@ -145,8 +129,8 @@ func (c *changeOptions) reportEffect(ctx context.Context, vm *api.VirtualMachine
 		open:  map[types.UID]*awaited{vm.UID: {vm: vm, reached: whenPassed(vm.Generation)}},
 		ended: func(one *awaited, err error) { last, failed = one.vm, err },
 	}
-	line := c.newProgressLine(w.describe)
-	err := c.awaitVMs(ctx, w)
+	line := newProgressLine(c.ErrOut, c.Clock, w.describe)
+	err := awaitVMs(ctx, c.Options, w)
 	line.stop()
 	switch {
 	case err != nil:

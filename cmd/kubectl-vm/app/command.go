@@ -5,10 +5,10 @@ package app
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -16,14 +16,6 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
-)
-
-// Groups of verbs in the help.
-const (
-	groupLifecycle = "lifecycle"
-	groupObserve   = "observe"
-	groupConnect   = "connect"
-	groupAdmin     = "admin"
 )
 
 // Main runs the program with its arguments, the first of which names the program, and returns
@@ -57,16 +49,16 @@ func NewCommand(o *Options) *cobra.Command {
 		SilenceUsage: true, SilenceErrors: true,
 		SuggestionsMinimumDistance: 2,
 
-		Args: unknownVerb,
+		Args: refuseUnknownVerb,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 
-		PersistentPreRun: func(cmd *cobra.Command, _ []string) { o.repeatFlags(cmd.Flags()) },
+		PersistentPreRun: func(cmd *cobra.Command, _ []string) { repeatFlags(o, cmd.Flags()) },
 	}
 	cmd.SetIn(o.In)
 	cmd.SetOut(o.Out)
 	cmd.SetErr(o.ErrOut)
 	o.Config.AddFlags(cmd.PersistentFlags())
-	o.setUsage(cmd)
+	setUsage(o, cmd)
 	cmd.AddGroup(
 		&cobra.Group{ID: groupLifecycle, Title: "Create and change:"},
 		&cobra.Group{ID: groupObserve, Title: "Observe:"},
@@ -75,14 +67,14 @@ func NewCommand(o *Options) *cobra.Command {
 	)
 	cmd.AddCommand(newVerbs(o)...)
 	cmd.AddCommand(NewOptionsCommand(o))
-	_ = cmd.RegisterFlagCompletionFunc("namespace", o.completeNamespaces)
-	_ = cmd.RegisterFlagCompletionFunc("context", o.completeContexts)
+	_ = cmd.RegisterFlagCompletionFunc("namespace", completeNamespaces(o))
+	_ = cmd.RegisterFlagCompletionFunc("context", completeContexts(o))
 	return cmd
 }
 
 // repeatFlags repeats the flags that name the cluster and the namespace in the commands that are printed for
 // users, so that these lead to the same VM.
-func (o *Options) repeatFlags(flags *pflag.FlagSet) {
+func repeatFlags(o *Options, flags *pflag.FlagSet) {
 	for _, name := range []string{"kubeconfig", "context", "namespace"} {
 		if f := flags.Lookup(name); f != nil && f.Changed {
 			flag := " --" + name + " " + printable.ShellWord(f.Value.String())
@@ -91,43 +83,13 @@ func (o *Options) repeatFlags(flags *pflag.FlagSet) {
 	}
 }
 
-// unknownVerb reports a verb that does not exist, and those that are meant perhaps.
-func unknownVerb(cmd *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return nil
-	}
-	text := fmt.Sprintf("%q is not a verb of %s", args[0], cmd.DisplayName())
-	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-		text += ": did you mean " + strings.Join(near, " or ") + "?"
-	}
-	return errors.New(text)
-}
-
-// noArgs refuses arguments.
-func noArgs(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return fmt.Errorf("%s takes no arguments, and %q was given", cmd.Name(), args[0])
-	}
-	return nil
-}
-
 // newVerbs returns the verbs, in the order of the help.
 func newVerbs(o *Options) []*cobra.Command {
-	return []*cobra.Command{
-		NewCreateCommand(o), NewRunCommand(o),
-		NewStartCommand(o), NewStopCommand(o), NewRestartCommand(o), NewPauseCommand(o), NewResumeCommand(o),
+	return slices.Concat([]*cobra.Command{NewCreateCommand(o), NewRunCommand(o)}, NewPowerCommands(o), []*cobra.Command{
 		NewResizeCommand(o), NewPortCommand(o), NewDeleteCommand(o),
 		NewListCommand(o), NewShowCommand(o), NewTopCommand(o), NewExplainCommand(o), NewDoctorCommand(o),
 		NewConsoleCommand(o), NewLogsCommand(o), NewExecCommand(o), NewIPCommand(o),
 		NewSSHCommand(o), NewCopyCommand(o), NewPortForwardCommand(o),
 		NewOrphansCommand(o), NewRetainedCommand(o),
-	}
-}
-
-// formatExamples returns the examples of a verb's help.
-func (o *Options) formatExamples(lines ...string) string {
-	for i, line := range lines {
-		lines[i] = "  " + o.Program + " " + line
-	}
-	return strings.Join(lines, "\n")
+	})
 }

@@ -17,32 +17,28 @@ import (
 // giveUpAfter is how long console tries to connect again after the connection is lost.
 const giveUpAfter = 5 * time.Minute
 
-type consoleOptions struct{ connection }
-
 // NewConsoleCommand returns the verb console.
 func NewConsoleCommand(o *Options) *cobra.Command {
-	c := &consoleOptions{connection: connection{Options: o}}
-	cmd := c.newConnectCommand(&cobra.Command{
+	return joinGroup(o, &cobra.Command{
 		Use:   "console NAME",
 		Short: "Use the serial console of a VM",
 		Long: "Use the serial console of a VM. Many people may watch, and the first to type may type.\n" +
 			"Ctrl-] leaves. The console connects again when the VM or Drover restarts.",
-		Args: oneName(noCommand), Example: o.formatExamples("console web"),
-		RunE: func(cmd *cobra.Command, args []string) error { return c.run(cmd.Context(), args[0]) },
+		Args: requireNameAndCommand(noCommand), Example: o.formatExamples("console web"),
+		RunE: func(cmd *cobra.Command, args []string) error { return openConsole(cmd.Context(), o, args[0]) },
 	})
-	return cmd
 }
 
-func (c *consoleOptions) run(ctx context.Context, name string) error {
-	ctx, stop := printable.NewOutput(c.Out).WhileRead(ctx)
+func openConsole(ctx context.Context, o *Options, name string) error {
+	ctx, stop := printable.NewOutput(o.Out).WhileRead(ctx)
 	defer stop()
-	at, err := c.findStream(ctx, name, streamsapi.Console)
+	to, err := findTarget(ctx, o, name, streamsapi.Console)
 	if err != nil {
 		return err
 	}
 	session := streams.ConsoleSession{
-		Client: at.client, Namespace: at.namespace, Name: at.name,
-		In: c.In, Out: c.Out, Notes: c.ErrOut, Clock: c.Clock, GiveUp: giveUpAfter,
+		Client: to.client, Namespace: to.namespace, Name: to.name,
+		In: o.In, Out: o.Out, Notes: o.ErrOut, Clock: o.Clock, GiveUp: giveUpAfter,
 	}
-	return at.describe(ctx, session.Run(ctx))
+	return to.describeError(ctx, session.Run(ctx))
 }

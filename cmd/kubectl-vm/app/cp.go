@@ -33,8 +33,8 @@ type copyOptions struct {
 
 // NewCopyCommand returns the verb cp.
 func NewCopyCommand(o *Options) *cobra.Command {
-	c := &copyOptions{sshOptions: sshOptions{connection: connection{Options: o}}}
-	cmd := c.newConnectCommand(&cobra.Command{
+	c := &copyOptions{sshOptions: sshOptions{Options: o}}
+	cmd := joinGroup(o, &cobra.Command{
 		Use:   "cp [USER@]NAME:PATH LOCAL | LOCAL... [USER@]NAME:PATH",
 		Short: "Copy files to or from a VM",
 		Long: "Copy files to or from a VM. A machine of a container image (driver qemu) needs nothing for it:\n" +
@@ -77,7 +77,7 @@ func (c *copyOptions) run(ctx context.Context, paths []string) error {
 		return errors.New("one of the paths has to be in a VM, as in NAME:PATH, and the others on this computer")
 	}
 	remote := ends[remotes[0]]
-	vm, err := c.findVM(ctx, remote.name)
+	vm, err := findReachableVM(ctx, c.Options, remote.name)
 	switch {
 	case err != nil:
 		return err
@@ -171,22 +171,21 @@ func (c *copyOptions) receiveFile(ctx context.Context, remote copyEnd, local str
 
 // runInGuest runs a command of Drover's program in a machine.
 func (c *copyOptions) runInGuest(ctx context.Context, end copyEnd, command string, in io.Reader, out io.Writer) error {
-	at, err := c.findStream(ctx, end.name, streamsapi.Exec)
+	to, err := findTarget(ctx, c.Options, end.name, streamsapi.Exec)
 	if err != nil {
 		return err
 	}
 	query := url.Values{"command": {command, end.path}, "stdin": {strconv.FormatBool(in != nil)}, "stdout": {strconv.FormatBool(out != nil)}, "stderr": {"true"}}
-	err = at.client.Connect(ctx, at.client.URL(at.namespace, at.name, streamsapi.Exec, query), c.streamsOf(in, out))
-	err = at.describe(ctx, err)
-	if exit := (*ExitError)(nil); err == nil || errors.As(err, &exit) && exit.Err == nil { // it has said why
+	err = to.describeError(ctx, to.runCommand(ctx, query, guestStreams(in, out, c.ErrOut)))
+	if exit := (*ExitError)(nil); err == nil || (errors.As(err, &exit) && exit.Err == nil) { // it has said why
 		return err
 	}
 	return fmt.Errorf("%w; to copy by ssh: USER@%s:PATH", err, end.name)
 }
 
-// streamsOf returns the streams of a command in the guest. What the guest says goes to a terminal as text alone.
-func (o *Options) streamsOf(in io.Reader, out io.Writer) remotecommand.StreamOptions {
-	return remotecommand.StreamOptions{Stdin: in, Stdout: out, Stderr: printable.NewWriter(o.ErrOut)}
+// guestStreams returns the streams of a command in the guest, whose errors reach a terminal without control characters.
+func guestStreams(in io.Reader, out, errOut io.Writer) remotecommand.StreamOptions {
+	return remotecommand.StreamOptions{Stdin: in, Stdout: out, Stderr: printable.NewWriter(errOut)}
 }
 
 // copyEnd is a path on this computer, or in a VM.

@@ -4,7 +4,6 @@
 package app
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -40,7 +39,7 @@ func NewDeleteCommand(o *Options) *cobra.Command {
 		Example: o.formatExamples("delete web", "delete web db --yes", "delete web --keep-server", "delete -l app=web"),
 		RunE:    func(cmd *cobra.Command, args []string) error { return d.run(cmd.Context(), args) },
 
-		ValidArgsFunction: o.CompleteVMs,
+		ValidArgsFunction: completeVMs(o),
 	}
 	d.addFlags(cmd)
 	cmd.Flags().BoolVar(&d.keepServer, "keep-server", false, "release the servers: they go on running, with their data, and Drover no longer manages them")
@@ -95,11 +94,6 @@ func (d *deleteOptions) reportMissing(all []*selected) []*selected {
 	return found
 }
 
-var (
-	errDeclined = errors.New("nothing was deleted")
-	errUnasked  = errors.New("nothing was deleted: there is no terminal to ask on, so confirm with --yes")
-)
-
 // confirm shows what is removed, and asks.
 func (d *deleteOptions) confirm(ctx context.Context, found []*selected) error {
 	if d.yes {
@@ -107,41 +101,6 @@ func (d *deleteOptions) confirm(ctx context.Context, found []*selected) error {
 	}
 	d.printRemovals(found)
 	return d.askUser(ctx, "Delete "+servers.Count(len(found), "VM")+"?")
-}
-
-// askUser asks a question, and returns an error unless the answer is yes.
-func (o *Options) askUser(ctx context.Context, question string) error {
-	if !o.isInteractive() {
-		return errUnasked
-	}
-	_, _ = fmt.Fprintf(o.ErrOut, "%s [y/N] ", question)
-	answer, err := o.readAnswer(ctx)
-	if err != nil {
-		return err
-	}
-	if !servers.IsYes(answer) {
-		return errDeclined
-	}
-	return nil
-}
-
-// readAnswer reads a line. Ctrl-C ends it, and so does Ctrl-D, which is an empty answer.
-func (o *Options) readAnswer(ctx context.Context) (string, error) {
-	answers := make(chan string, 1)
-	go func() {
-		line, _ := bufio.NewReader(o.In).ReadString('\n')
-		answers <- line
-	}()
-	select {
-	case answer := <-answers:
-		if !strings.HasSuffix(answer, "\n") {
-			_, _ = fmt.Fprintln(o.ErrOut)
-		}
-		return answer, nil
-	case <-ctx.Done():
-		_, _ = fmt.Fprintln(o.ErrOut)
-		return "", ctx.Err()
-	}
 }
 
 // printRemovals says of each VM what is removed.
@@ -193,6 +152,22 @@ func disksText(vm *api.VirtualMachine) string {
 	return strings.Join(disks, ", ")
 }
 
+// deleteVM deletes a VM with its data and waits until it is gone. Someone else may have deleted it.
+func deleteVM(ctx context.Context, o *Options, vm *api.VirtualMachine) error {
+	d := &deleteOptions{batch: batch{Options: o}, blocked: map[types.UID]string{}}
+	err := d.deleteOne(ctx, &selected{namespace: vm.Namespace, name: vm.Name, vm: vm})
+	if isNotFound(err) || apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err == nil {
+		err = d.awaitDeletion(ctx, &waiter{open: map[types.UID]*awaited{vm.UID: {vm: vm, gone: true}}})
+	}
+	if err != nil {
+		return fmt.Errorf("delete %s: %w", vm.Name, err)
+	}
+	return d.result()
+}
+
 // deleteOne requests the deletion of the VM that was shown, and of no other one of its name.
 func (d *deleteOptions) deleteOne(ctx context.Context, chosen *selected) error {
 	vms, err := d.VMs(chosen.namespace)
@@ -222,7 +197,7 @@ func (d *deleteOptions) releaseServer(ctx context.Context, chosen *selected, opt
 	}
 	patch := map[string]any{"metadata": map[string]any{"uid": chosen.vm.UID}, "spec": map[string]any{"deletionPolicy": api.DeletionRetain}}
 	return retryOnConflict(func() error {
-		kept, err := d.patchVM(ctx, chosen, patch)
+		kept, err := patchVM(ctx, d.Options, chosen, patch)
 		if err != nil {
 			return err
 		}
@@ -235,7 +210,7 @@ func (d *deleteOptions) releaseServer(ctx context.Context, chosen *selected, opt
 func (d *deleteOptions) awaitDeletion(ctx context.Context, w *waiter) error {
 	ctx, cancel := withTimeout(ctx, d.timeout)
 	defer cancel()
-	line := d.newProgressLine(w.describe)
+	line := newProgressLine(d.ErrOut, d.Clock, w.describe)
 	defer line.stop()
 	w.seen = func(vm *api.VirtualMachine) {
 		if text := blockedText(vm); text != d.blocked[vm.UID] {
@@ -249,14 +224,14 @@ func (d *deleteOptions) awaitDeletion(ctx context.Context, w *waiter) error {
 		switch {
 		case err != nil:
 			d.failed = true
-			line.printAbove(d.ErrOut, "error: %s: it is still being deleted: %s", one.vm.Name, d.describe(err))
+			line.printAbove(d.ErrOut, "error: %s: it is still being deleted: %s", one.vm.Name, d.describeError(err))
 		case d.keepServer:
 			line.printAbove(d.Out, "%s deleted, its server %s is kept", d.nameOf(one.vm), serverName(one.vm))
 		default:
 			line.printAbove(d.Out, "%s deleted", d.nameOf(one.vm))
 		}
 	}
-	return d.awaitVMs(ctx, w)
+	return awaitVMs(ctx, d.Options, w)
 }
 
 // serverName returns the engine's name of a server.

@@ -5,6 +5,7 @@ package app
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -45,23 +46,19 @@ type diagnosis struct {
 }
 
 // diagnoseVM returns what there is to say of a VM.
-func (o *Options) diagnoseVM(vm *api.VirtualMachine) diagnosis {
-	now := o.Clock.Now()
-	d := diagnosis{message: printable.Line(vm.Status.Message)}
+func (d describer) diagnoseVM(vm *api.VirtualMachine) diagnosis {
 	known, ok := advice.For(vm.Status.Reason)
+	found := diagnosis{message: printable.Line(vm.Status.Message), verdict: verdictOf(vm, known, d.now)}
 	if ok {
-		d.facts = append(d.facts, known.Means)
+		found.facts = append(found.facts, known.Means)
 	}
-	d.verdict = verdictOf(vm, known, now)
-	d.headline = headlineOf(vm, d.verdict)
+	found.headline = headlineOf(vm, found.verdict)
 	if isUnseen(vm) {
-		d.facts = append(d.facts, unseenText(vm))
+		found.facts = append(found.facts, unseenText(vm))
 	}
-	d.facts = append(d.facts, o.operationFacts(vm)...)
-	d.facts = append(d.facts, o.conditionFacts(vm)...)
-	d.facts = append(d.facts, engineFact(vm))
-	d.steps = o.stepsFor(vm, known, d.verdict)
-	return d
+	found.facts = slices.Concat(found.facts, d.operationFacts(vm), d.conditionFacts(vm), []string{engineFact(vm)})
+	found.steps = d.stepsFor(vm, known, found.verdict)
+	return found
 }
 
 // verdictOf says whether a VM needs a person.
@@ -144,7 +141,7 @@ var gerunds = map[api.OperationType]string{
 }
 
 // operationFacts returns what is known of the step in progress.
-func (o *Options) operationFacts(vm *api.VirtualMachine) []string {
+func (d describer) operationFacts(vm *api.VirtualMachine) []string {
 	op := vm.Status.Operation
 	switch {
 	case op == nil:
@@ -156,7 +153,7 @@ func (o *Options) operationFacts(vm *api.VirtualMachine) []string {
 	if what == "" {
 		what = string(op.Type)
 	}
-	text := fmt.Sprintf("Drover has been %s for %s.", what, o.ageOf(op.StartedAt.Time))
+	text := fmt.Sprintf("Drover has been %s for %s.", what, ageText(d.now, op.StartedAt.Time))
 	if op.Attempts > 0 {
 		text += " That has failed " + timesText(int(op.Attempts))
 		if op.Reason != "" && op.Reason != vm.Status.Reason {
@@ -164,7 +161,7 @@ func (o *Options) operationFacts(vm *api.VirtualMachine) []string {
 		}
 		text += "."
 	}
-	facts := []string{text + o.retryText(op)}
+	facts := []string{text + d.retryText(op)}
 	if e := printable.Line(op.LastError); e != "" && !strings.Contains(printable.Line(vm.Status.Message), e) {
 		facts = append(facts, "The last error: "+e)
 	}
@@ -180,14 +177,14 @@ func timesText(n int) string {
 }
 
 // retryText says when a step is tried again.
-func (o *Options) retryText(op *api.Operation) string {
+func (d describer) retryText(op *api.Operation) string {
 	switch {
 	case op.Failure == api.FailureRefused:
 		return " It is tried again when the spec changes, and once after a restart of Drover."
 	case op.NextRetryTime == nil:
 		return ""
 	}
-	wait := op.NextRetryTime.Sub(o.Clock.Now()).Round(time.Second)
+	wait := op.NextRetryTime.Sub(d.now).Round(time.Second)
 	if wait <= 0 {
 		return " The next try is due."
 	}
@@ -195,10 +192,10 @@ func (o *Options) retryText(op *api.Operation) string {
 }
 
 // conditionFacts returns what the conditions say that the reason does not.
-func (o *Options) conditionFacts(vm *api.VirtualMachine) []string {
+func (d describer) conditionFacts(vm *api.VirtualMachine) []string {
 	var facts []string
 	if ready := conditionOf(vm, api.ConditionReady); ready.Type != "" {
-		facts = append(facts, fmt.Sprintf("Condition Ready has been %s for %s.", ready.Status, o.ageOf(ready.LastTransitionTime.Time)))
+		facts = append(facts, fmt.Sprintf("Condition Ready has been %s for %s.", ready.Status, ageText(d.now, ready.LastTransitionTime.Time)))
 	}
 	if isStalled(vm) {
 		facts = append(facts, "Condition Stalled is True: only a change of the spec can help.")
@@ -206,7 +203,7 @@ func (o *Options) conditionFacts(vm *api.VirtualMachine) []string {
 	if c := conditionOf(vm, api.ConditionDeletionBlocked); c.Status == metav1.ConditionTrue {
 		facts = append(facts, "Condition DeletionBlocked is True: the deletion cannot complete.")
 	}
-	facts = append(facts, o.pendingFacts(vm)...)
+	facts = append(facts, d.pendingFacts(vm)...)
 	if c := conditionOf(vm, api.ConditionConfined); c.Status == metav1.ConditionFalse {
 		facts = append(facts, "Condition Confined is False: "+printable.Line(c.Message))
 	}
@@ -214,10 +211,10 @@ func (o *Options) conditionFacts(vm *api.VirtualMachine) []string {
 }
 
 // pendingFacts returns which fields of the spec the server does not have yet, or cannot have.
-func (o *Options) pendingFacts(vm *api.VirtualMachine) []string {
+func (d describer) pendingFacts(vm *api.VirtualMachine) []string {
 	var facts []string
 	if fields := vm.Status.PendingFields; len(fields) > 0 {
-		facts = append(facts, fmt.Sprintf("Waiting for the next restart (%s restart %s): %s.", o.Program, vm.Name, strings.Join(fields, ", ")))
+		facts = append(facts, fmt.Sprintf("Waiting for the next restart (%s restart %s): %s.", d.program, vm.Name, strings.Join(fields, ", ")))
 	}
 	if r := vm.Status.RefusedField; r != nil && r.Message != vm.Status.Message {
 		facts = append(facts, "Refused is "+printable.Line(r.Field+": "+r.Message))
@@ -258,22 +255,22 @@ func serverText(vm *api.VirtualMachine) string {
 }
 
 // stepsFor returns what to do.
-func (o *Options) stepsFor(vm *api.VirtualMachine, known advice.Advice, v verdict) []string {
+func (d describer) stepsFor(vm *api.VirtualMachine, known advice.Advice, v verdict) []string {
 	switch {
 	case isUnseen(vm) && v == verdictNeedsYou:
 		return []string{fmt.Sprintf("The change is %s old. Does Drover run (drover up, or drover-controller), and does it reach this cluster? Its log says more.",
-			o.ageOf(changedAt(vm)))}
+			ageText(d.now, changedAt(vm)))}
 	case isUnseen(vm):
 		return []string{"Wait: a running controller sees a change within a second."}
 	}
 	var steps []string
-	if text := known.Steps(o.namesOf(vm)); text != "" {
+	if text := known.Steps(d.namesOf(vm)); text != "" {
 		steps = append(steps, text)
 	} else if v == verdictWaiting {
 		steps = append(steps, "Nothing: Drover goes on by itself.")
 	}
 	if c, ok := advice.For(conditionOf(vm, api.ConditionConfined).Reason); ok && v == verdictHealthy {
-		if text := c.Steps(o.namesOf(vm)); text != "" {
+		if text := c.Steps(d.namesOf(vm)); text != "" {
 			steps = append(steps, text)
 		}
 	}
@@ -281,6 +278,6 @@ func (o *Options) stepsFor(vm *api.VirtualMachine, known advice.Advice, v verdic
 }
 
 // namesOf returns the words of a VM's advice.
-func (o *Options) namesOf(vm *api.VirtualMachine) advice.Names {
-	return advice.Names{Program: o.Program, Kubectl: o.Kubectl, VM: vm.Name, Driver: driverOf(vm)}
+func (d describer) namesOf(vm *api.VirtualMachine) advice.Names {
+	return advice.Names{Program: d.program, Kubectl: d.kubectl, VM: vm.Name, Driver: driverOf(vm)}
 }

@@ -31,7 +31,7 @@ const exitDoctorUsage = 2
 type doctorOptions struct {
 	*Options
 	droverNamespace string
-	output          string
+	output          jsonFlag
 }
 
 // NewDoctorCommand returns the verb doctor.
@@ -57,13 +57,13 @@ func NewDoctorCommand(o *Options) *cobra.Command {
 			return usage(cobra.NoArgs(cmd, args))
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if d.output != "" && d.output != "json" {
-				return usage(fmt.Errorf("--output %q: allowed is json", d.output))
+			if err := d.output.check(); err != nil {
+				return usage(err)
 			}
 			return d.run(cmd.Context())
 		},
 	}
-	cmd.Flags().StringVarP(&d.output, "output", "o", "", "output format: json")
+	d.output.addFlag(cmd, "output format: json")
 	cmd.Flags().StringVar(&d.droverNamespace, "drover-namespace", "drover-system", "namespace of Drover, which has its Lease")
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
 	return cmd
@@ -78,7 +78,7 @@ func (d *doctorOptions) run(ctx context.Context) error {
 		{Group: drover, Name: "streams", Run: func(ctx context.Context) []findings.Finding { return judgeStreams(d.gatherStreams(ctx)) }},
 	})
 	var err error
-	if d.output == "json" {
+	if d.output.isSet() {
 		err = printable.JSON(d.Out, findings.NewReport(found))
 	} else {
 		s := screenOf(d.Out)

@@ -57,7 +57,7 @@ func (o *Options) Report(err error) int {
 	case errors.Is(err, context.Canceled):
 		return exitInterrupted
 	}
-	lines := strings.Split(o.describe(err), "\n")
+	lines := strings.Split(o.describeError(err), "\n")
 	for i, line := range lines { // it may be about names and answers of others
 		lines[i] = printable.Line(line)
 	}
@@ -71,8 +71,8 @@ const (
 	exitBrokenPipe  = 141
 )
 
-// describe returns what to print about an error.
-func (o *Options) describe(err error) string {
+// describeError returns what to print about an error.
+func (o *Options) describeError(err error) string {
 	if isMissingAPI(err) {
 		return "the cluster does not know VirtualMachines: Drover is not installed in it, or --context names another cluster"
 	}
@@ -96,14 +96,6 @@ func (o *Options) describe(err error) string {
 
 // defaultServer is where client-go looks for a cluster if there is no kubeconfig.
 const defaultServer = "http://localhost:8080"
-
-// describeFor returns what to print about an error of one VM of several.
-func (o *Options) describeFor(name string, err error) string {
-	if missing := (*notFoundError)(nil); errors.As(err, &missing) {
-		return err.Error()
-	}
-	return name + ": " + o.describe(err)
-}
 
 // isOfStreams reports whether a request that failed was one for a stream, which another server may serve.
 func isOfStreams(failed *url.Error) bool {

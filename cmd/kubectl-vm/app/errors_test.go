@@ -27,7 +27,7 @@ func TestUnreachable(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			err := fmt.Errorf("log: %w", &url.Error{Op: "Get", URL: tc.url, Err: errors.New("refused")})
-			if got := o.describe(err); got != tc.want {
+			if got := o.describeError(err); got != tc.want {
 				t.Errorf("got %q, want %q", got, tc.want)
 			}
 		})

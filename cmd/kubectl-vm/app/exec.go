@@ -18,14 +18,14 @@ import (
 
 // execOptions are the flags of exec.
 type execOptions struct {
-	connection
+	*Options
 	stdin, tty bool
 }
 
 // NewExecCommand returns the verb exec.
 func NewExecCommand(o *Options) *cobra.Command {
-	e := &execOptions{connection: connection{Options: o}}
-	cmd := e.newConnectCommand(&cobra.Command{
+	e := &execOptions{Options: o}
+	cmd := joinGroup(o, &cobra.Command{
 		Use: "exec NAME [flags] -- COMMAND [ARG...]", DisableFlagsInUseLine: true,
 		Short:   "Run a command in a VM",
 		Example: o.formatExamples("exec web -- uname -a", "exec -it web -- sh"),
@@ -33,7 +33,7 @@ func NewExecCommand(o *Options) *cobra.Command {
 			"In a container, the engine runs it; in a machine of a container image, Drover's program.\n" +
 			"In any other machine, the QEMU guest agent does: the guest has to run qemu-guest-agent,\n" +
 			"and a command runs without a terminal.",
-		Args: oneName(needsCommand),
+		Args: requireNameAndCommand(needsCommand),
 		RunE: func(cmd *cobra.Command, args []string) error { return e.run(cmd.Context(), args[0], args[1:]) },
 	})
 	cmd.Flags().BoolVarP(&e.stdin, "stdin", "i", false, "pass standard input on")
@@ -42,7 +42,7 @@ func NewExecCommand(o *Options) *cobra.Command {
 }
 
 func (e *execOptions) run(ctx context.Context, name string, command []string) error {
-	at, err := e.findStream(ctx, name, streamsapi.Exec)
+	to, err := findTarget(ctx, e.Options, name, streamsapi.Exec)
 	if err != nil {
 		return err
 	}
@@ -57,9 +57,9 @@ func (e *execOptions) run(ctx context.Context, name string, command []string) er
 	if err != nil {
 		return err
 	}
-	err = at.client.Connect(ctx, at.client.URL(at.namespace, at.name, streamsapi.Exec, query), o)
+	err = to.runCommand(ctx, query, o)
 	restore()
-	return at.describe(ctx, err)
+	return to.describeError(ctx, err)
 }
 
 // prepareTerminal asks for a terminal if there is one on this side, as kubectl does, or else

@@ -6,30 +6,20 @@ package app
 import (
 	"context"
 	"errors"
-	"fmt"
-	"slices"
-	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/fields"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 // exitUnexplained is the exit code of an explain that has nothing to say: no such VM, no
 // cluster, wrong flags.
 const exitUnexplained = 3
 
-// mostEvents is how many events explain prints.
-const mostEvents = 6
-
 type explainOptions struct {
 	*Options
 	history bool
-	output  string
+	output  jsonFlag
 }
 
 // NewExplainCommand returns the verb explain.
@@ -52,7 +42,7 @@ func NewExplainCommand(o *Options) *cobra.Command {
 			"With --history it is 0 or 3.",
 		Example: o.formatExamples("explain web", "explain web >/dev/null && echo healthy", "explain web --history",
 			"explain web --history -o json >web.json"),
-		Args: func(_ *cobra.Command, args []string) error { return asUnexplained(e.checkFlags(args)) },
+		Args: func(cmd *cobra.Command, args []string) error { return asUnexplained(e.checkFlags(cmd, args)) },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if e.history {
 				return asUnexplained(e.showHistory(cmd.Context(), args[0]))
@@ -60,7 +50,7 @@ func NewExplainCommand(o *Options) *cobra.Command {
 			return e.run(cmd.Context(), args[0])
 		},
 
-		ValidArgsFunction: o.CompleteVM,
+		ValidArgsFunction: completeVM(o),
 	}
 	e.addFlags(cmd)
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return asUnexplained(err) })
@@ -68,10 +58,20 @@ func NewExplainCommand(o *Options) *cobra.Command {
 }
 
 func (e *explainOptions) addFlags(cmd *cobra.Command) {
-	f := cmd.Flags()
-	f.BoolVar(&e.history, "history", false, "show the last decisions of the controller about the VM")
-	f.StringVarP(&e.output, "output", "o", "", "output format of --history: json")
+	cmd.Flags().BoolVar(&e.history, "history", false, "show the last decisions of the controller about the VM")
+	e.output.addFlag(cmd, "output format of --history: json")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"json"}, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// checkFlags refuses flags that do not belong together.
+func (e *explainOptions) checkFlags(cmd *cobra.Command, args []string) error {
+	switch err := e.output.check(); {
+	case err != nil:
+		return err
+	case e.output.isSet() && !e.history:
+		return errors.New("--output is for --history")
+	}
+	return requireOneName(cmd, args)
 }
 
 // asUnexplained gives an error the exit code for a cause that is not known, unless it has a code already.
@@ -83,14 +83,6 @@ func asUnexplained(err error) error {
 	return &ExitError{Code: exitUnexplained, Err: err}
 }
 
-// needOneName checks that one VM is named.
-func needOneName(args []string) error {
-	if len(args) != 1 {
-		return fmt.Errorf("%d arguments: give one NAME", len(args))
-	}
-	return nil
-}
-
 func (e *explainOptions) run(ctx context.Context, arg string) error {
 	name, err := parseName(arg)
 	if err != nil {
@@ -100,11 +92,11 @@ func (e *explainOptions) run(ctx context.Context, arg string) error {
 	if err != nil {
 		return asUnexplained(err)
 	}
-	vm, err := e.GetVM(ctx, namespace, name)
+	vm, err := getVM(ctx, e.Options, namespace, name)
 	if err != nil {
 		return asUnexplained(err)
 	}
-	v, err := e.explainVM(ctx, vm)
+	v, err := explainVM(ctx, e.Options, vm)
 	if err != nil {
 		return asUnexplained(err)
 	}
@@ -115,98 +107,14 @@ func (e *explainOptions) run(ctx context.Context, arg string) error {
 }
 
 // explainVM prints why a VM is as it is, and the steps that help.
-func (o *Options) explainVM(ctx context.Context, vm *api.VirtualMachine) (verdict, error) {
-	v := o.viewOf(vm)
+func explainVM(ctx context.Context, o *Options, vm *api.VirtualMachine) (verdict, error) {
+	d := newDescriber(o)
+	v := d.viewOf(vm)
 	v.table = nil
-	v.network = o.networkOf(ctx, vm)
-	v.events, v.eventsErr = o.eventsOf(ctx, vm)
-	return v.verdict, o.printView(v)
-}
-
-// eventsOf returns the last events about a VM, the newest first.
-func (o *Options) eventsOf(ctx context.Context, vm *api.VirtualMachine) ([]corev1.Event, error) {
-	c, err := o.Core()
-	if err != nil {
-		return nil, err
+	v.network = readNetwork(ctx, o, vm)
+	var err error
+	if v.events, err = readEvents(ctx, o, vm); err != nil {
+		v.eventsError = o.describeError(err)
 	}
-	list := &corev1.EventList{}
-	err = c.Get().Namespace(vm.Namespace).Resource("events").
-		Param("fieldSelector", fields.OneTermEqualSelector("involvedObject.uid", string(vm.UID)).String()).Do(ctx).Into(list)
-	if err != nil {
-		return nil, err
-	}
-	slices.SortStableFunc(list.Items, func(a, b corev1.Event) int { return eventTime(&b).Compare(eventTime(&a)) })
-	events := mergeEvents(list.Items)
-	return events[:min(len(events), mostEvents)], nil
-}
-
-// mergeEvents counts events in a row that say the same.
-func mergeEvents(events []corev1.Event) []corev1.Event {
-	var merged []corev1.Event
-	for i := range events {
-		next := events[i]
-		next.Count = int32(eventCount(&next)) //nolint:gosec // it was an int32
-		if n := len(merged) - 1; n >= 0 && merged[n].Reason == next.Reason && merged[n].Message == next.Message {
-			merged[n].Count += next.Count
-			continue
-		}
-		merged = append(merged, next)
-	}
-	return merged
-}
-
-// eventCount returns how often an event was seen.
-func eventCount(e *corev1.Event) int {
-	if e.Series != nil {
-		return int(e.Series.Count)
-	}
-	return max(int(e.Count), 1)
-}
-
-// eventTime returns when an event was last seen.
-func eventTime(e *corev1.Event) time.Time {
-	if e.Series != nil && !e.Series.LastObservedTime.IsZero() {
-		return e.Series.LastObservedTime.Time
-	}
-	for _, at := range []time.Time{e.LastTimestamp.Time, e.EventTime.Time, e.FirstTimestamp.Time} {
-		if !at.IsZero() {
-			return at
-		}
-	}
-	return e.CreationTimestamp.Time
-}
-
-func (o *Options) writeEvents(b *strings.Builder, s screen, events []corev1.Event, err error) {
-	if err != nil {
-		fmt.Fprintf(b, "\n%s\n", s.paintText("Its events cannot be read: "+printable.Line(o.describe(err)), faint))
-		return
-	}
-	if len(events) == 0 {
-		return
-	}
-	fmt.Fprintf(b, "\n%s\n", s.paintText("Last events:", bold))
-	t := table{columns: []column{{}, {}, {}}, noHeaders: true}
-	for i := range events {
-		kind := cell{text: events[i].Reason}
-		if events[i].Type == corev1.EventTypeWarning {
-			kind.style = yellow
-		}
-		t.addRow(cell{text: "  " + o.ageOf(eventTime(&events[i]))}, kind, cell{}) // the text follows, wrapped
-	}
-	widths := t.widths()
-	indent := widths[0] + widths[1] + 2*columnGap
-	for i, begin := range t.lines(screen{color: s.color}) {
-		lines := printable.Wrap(printable.Line(eventText(&events[i])), max(s.width-indent, 0))
-		b.WriteString(strings.TrimSuffix(begin, "\n") + lines[0] + "\n")
-		for _, line := range lines[1:] {
-			b.WriteString(strings.Repeat(" ", indent) + line + "\n")
-		}
-	}
-}
-
-func eventText(e *corev1.Event) string {
-	if e.Count > 1 {
-		return fmt.Sprintf("%s (%d times)", e.Message, e.Count)
-	}
-	return e.Message
+	return v.verdict, d.printView(o.Out, &v)
 }

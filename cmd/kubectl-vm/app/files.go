@@ -15,10 +15,10 @@ const fromStdin = "-"
 // mostDataBytes is the largest size of a Secret's data.
 const mostDataBytes = 1 << 20
 
-// readData reads a file of the user, or standard input.
-func (o *Options) readData(path string) ([]byte, error) {
+// readData reads the file of a path, or in, which is standard input, if the path says so.
+func readData(in io.Reader, path string) ([]byte, error) {
 	if path == fromStdin {
-		return readAtMost(o.In, "standard input", mostDataBytes)
+		return readAtMost(in, "standard input", mostDataBytes)
 	}
 	return readLimited(path, mostDataBytes)
 }

@@ -102,12 +102,12 @@ func imageOf(vm *api.VirtualMachine) string {
 	}
 }
 
-// ageOf returns how long ago an instant was, as kubectl has it.
-func (o *Options) ageOf(start time.Time) string {
+// ageText returns how long ago an instant was, as kubectl prints it.
+func ageText(now, start time.Time) string {
 	if start.IsZero() {
 		return none
 	}
-	return duration.HumanDuration(o.Clock.Since(start))
+	return duration.HumanDuration(now.Sub(start))
 }
 
 // portsOf returns the open ports of a VM, in the words of --port: those of the host, or those of a pod.

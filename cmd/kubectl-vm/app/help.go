@@ -13,14 +13,14 @@ import (
 
 // setUsage sets the text below a verb's description. It is the text of cobra without the flags of
 // kubectl, which are many and the same for every verb.
-func (o *Options) setUsage(root *cobra.Command) {
+func setUsage(o *Options, root *cobra.Command) {
 	root.SetUsageFunc(func(cmd *cobra.Command) error {
-		_, err := fmt.Fprint(cmd.OutOrStdout(), o.usage(cmd))
+		_, err := fmt.Fprint(cmd.OutOrStdout(), usageText(o, cmd))
 		return err
 	})
 }
 
-func (o *Options) usage(cmd *cobra.Command) string {
+func usageText(o *Options, cmd *cobra.Command) string {
 	var b strings.Builder
 	verbs := cmd.HasAvailableSubCommands()
 	if verbs {
@@ -73,7 +73,7 @@ func NewOptionsCommand(o *Options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "options",
 		Short: "List kubectl's flags, which every verb takes",
-		Args:  noArgs,
+		Args:  refuseArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintf(o.Out, "Every verb takes these flags:\n\n%s", cmd.InheritedFlags().FlagUsagesWrapped(helpColumns))
 			return err

@@ -6,7 +6,6 @@ package app
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -31,18 +30,18 @@ const (
 
 // showHistory prints the last decisions about a VM.
 func (e *explainOptions) showHistory(ctx context.Context, name string) error {
-	at, err := (&connection{Options: e.Options}).findStream(ctx, name, streamsapi.Decisions)
+	at, err := findTarget(ctx, e.Options, name, streamsapi.Decisions)
 	if err != nil {
 		return err
 	}
 	all, err := readHistories(ctx, at)
 	switch {
 	case err != nil && len(all) == 0:
-		return at.describe(ctx, err)
+		return at.describeError(ctx, err)
 	case err != nil:
-		e.printWarning("not every replica answers, and decisions of the one that leads may be missing: " + printable.Line(at.describe(ctx, err).Error()))
+		e.printWarning("not every replica answers, and decisions of the one that leads may be missing: " + printable.Line(at.describeError(ctx, err).Error()))
 	}
-	if e.output == "json" {
+	if e.output.isSet() {
 		return printable.JSON(e.Out, decisions.Histories{Replicas: all})
 	}
 	return e.printHistories(at, all)
@@ -50,12 +49,12 @@ func (e *explainOptions) showHistory(ctx context.Context, name string) error {
 
 // readHistories asks replicas until one that leads has answered. It returns one answer of each,
 // the leader's last. With an error it returns those that it has.
-func readHistories(ctx context.Context, stream place) ([]decisions.History, error) {
+func readHistories(ctx context.Context, from target) ([]decisions.History, error) {
 	var all []decisions.History
 	failures := 0
 	for range historyTries {
-		h, err := readHistory(ctx, stream)
-		stream.client.Close() // the next connection may be to another replica
+		h, err := readHistory(ctx, from)
+		from.client.Close() // the next connection may be to another replica
 		if err != nil {
 			if failures++; failures < historyFailures {
 				continue
@@ -71,8 +70,8 @@ func readHistories(ctx context.Context, stream place) ([]decisions.History, erro
 	return all, nil
 }
 
-func readHistory(ctx context.Context, stream place) (h decisions.History, err error) {
-	body, err := stream.client.Get(ctx, stream.namespace, stream.name, streamsapi.Decisions, nil)
+func readHistory(ctx context.Context, from target) (h decisions.History, err error) {
+	body, err := from.openStream(ctx, streamsapi.Decisions, nil)
 	if err != nil {
 		return h, err
 	}
@@ -83,12 +82,12 @@ func readHistory(ctx context.Context, stream place) (h decisions.History, err er
 	return h, nil
 }
 
-func (e *explainOptions) printHistories(stream place, all []decisions.History) error {
+func (e *explainOptions) printHistories(from target, all []decisions.History) error {
 	var b strings.Builder
 	var records []decisions.Record
 	s := screenOf(e.Out)
 	s.width = historyColumns
-	fmt.Fprintf(&b, "%s\n", s.paintText(fmt.Sprintf("Decisions about %s/%s, the newest last.", stream.namespace, stream.name), bold))
+	fmt.Fprintf(&b, "%s\n", s.paintText(fmt.Sprintf("Decisions about %s/%s, the newest last.", from.namespace, from.name), bold))
 	for i := range all {
 		writeIndented(&b, s, "", replicaText(&all[i]))
 		records = append(records, all[i].Decisions...)
@@ -131,15 +130,4 @@ func writeRecords(b *strings.Builder, s screen, records []decisions.Record, seve
 			writeIndented(b, s, "  ", printable.Line(sentence))
 		}
 	}
-}
-
-// checkFlags refuses flags that do not belong together.
-func (e *explainOptions) checkFlags(args []string) error {
-	switch {
-	case e.output != "" && e.output != "json":
-		return fmt.Errorf("--output %q: allowed is json", e.output)
-	case e.output != "" && !e.history:
-		return errors.New("--output is for --history")
-	}
-	return needOneName(args)
 }

@@ -19,22 +19,22 @@ import (
 
 // ipOptions are the flags of ip.
 type ipOptions struct {
-	connection
-	output string
+	*Options
+	output jsonFlag
 }
 
 // NewIPCommand returns the verb ip.
 func NewIPCommand(o *Options) *cobra.Command {
-	i := &ipOptions{connection: connection{Options: o}}
-	cmd := i.newConnectCommand(&cobra.Command{
+	i := &ipOptions{Options: o}
+	cmd := joinGroup(o, &cobra.Command{
 		Use:   "ip NAME",
 		Short: "Show the network interfaces that a VM itself sees",
 		Long: "Show the network interfaces that a VM itself sees: those of a container, or what\n" +
 			"the QEMU guest agent of a machine reports.",
-		Args: oneName(noCommand), Example: o.formatExamples("ip web"),
+		Args: requireNameAndCommand(noCommand), Example: o.formatExamples("ip web"),
 		RunE: func(cmd *cobra.Command, args []string) error { return i.run(cmd.Context(), args[0]) },
 	})
-	cmd.Flags().StringVarP(&i.output, "output", "o", "", "output format: json")
+	i.output.addFlag(cmd, "output format: json")
 	return cmd
 }
 
@@ -42,16 +42,16 @@ func NewIPCommand(o *Options) *cobra.Command {
 const maxInterfaces = 1 << 20
 
 func (i *ipOptions) run(ctx context.Context, name string) error {
-	if i.output != "" && i.output != "json" {
-		return fmt.Errorf("--output %q: allowed is json", i.output)
+	if err := i.output.check(); err != nil {
+		return err
 	}
-	at, err := i.findStream(ctx, name, streamsapi.Interfaces)
+	from, err := findTarget(ctx, i.Options, name, streamsapi.Interfaces)
 	if err != nil {
 		return err
 	}
-	body, err := at.client.Get(ctx, at.namespace, at.name, streamsapi.Interfaces, nil)
+	body, err := from.openStream(ctx, streamsapi.Interfaces, nil)
 	if err != nil {
-		return at.describe(ctx, err)
+		return from.describeError(ctx, err)
 	}
 	defer func() { _ = body.Close() }()
 	answer, err := io.ReadAll(io.LimitReader(body, maxInterfaces))
@@ -70,7 +70,7 @@ func (i *ipOptions) printAddresses(answer []byte) error {
 	if err := json.Unmarshal(answer, &interfaces); err != nil {
 		return fmt.Errorf("read the interfaces: %w", err)
 	}
-	if i.output == "json" {
+	if i.output.isSet() {
 		var indented bytes.Buffer
 		if err := json.Indent(&indented, bytes.TrimSpace(answer), "", "    "); err != nil {
 			return err

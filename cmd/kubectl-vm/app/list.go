@@ -6,7 +6,6 @@ package app
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -21,10 +20,8 @@ const formatWide = "wide"
 
 type listOptions struct {
 	*Options
-	output        outputFlag
-	allNamespaces bool
-	selector      string
-	noHeaders     bool
+	listFlags
+	output outputFlag
 }
 
 // NewListCommand returns the verb list.
@@ -40,78 +37,46 @@ func NewListCommand(o *Options) *cobra.Command {
 			"ADDRESS is the VM's, or the host's if only ports lead to it. PORTS are the host's ports that lead to\n" +
 			"it now, as HOST:VM. A VM that is a pod answers at the ports themselves, at its ADDRESS.",
 		Example: o.formatExamples("list", "list -A -o wide", "list -l app=web -o name"),
-		Args:    noArgs,
+		Args:    refuseArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return l.run(cmd.Context()) },
 	}
 	l.output.add(cmd, formatWide)
-	addListFlags(cmd, &l.allNamespaces, &l.selector)
-	cmd.Flags().BoolVar(&l.noHeaders, "no-headers", false, "print no header")
+	l.addFlags(cmd)
 	return cmd
-}
-
-// addListFlags adds the flags that select VMs of a list.
-func addListFlags(cmd *cobra.Command, allNamespaces *bool, selector *string) {
-	cmd.Flags().BoolVarP(allNamespaces, "all-namespaces", "A", false, "the VMs of all namespaces")
-	cmd.Flags().StringVarP(selector, "selector", "l", "", "only VMs with these labels, for example app=web")
-}
-
-// namespaceOf returns the namespace to list, which is "" for all.
-func (o *Options) namespaceOf(all bool) (string, error) {
-	if all {
-		return metav1.NamespaceAll, nil
-	}
-	return o.Namespace()
 }
 
 func (l *listOptions) run(ctx context.Context) error {
 	if err := l.output.check(); err != nil {
 		return err
 	}
-	namespace, err := l.namespaceOf(l.allNamespaces)
-	if err != nil {
-		return err
-	}
-	opts := metav1.ListOptions{LabelSelector: l.selector}
 	if l.output.printsObjects() {
-		list, err := l.listObjects(ctx, namespace, opts)
-		if err != nil {
-			return err
-		}
-		return l.output.print(l.Options, list)
+		return l.printObjects(ctx)
 	}
-	vms, err := l.listForTable(ctx, namespace, opts)
-	if err != nil {
+	all, err := l.readVMs(ctx, l.Options)
+	if err != nil || len(all) == 0 {
 		return err
 	}
-	return l.printVMs(namespace, vms)
+	return l.printTable(all)
 }
 
-func (l *listOptions) printVMs(namespace string, vms []api.VirtualMachine) error {
-	if len(vms) == 0 {
-		l.printNothingFound(namespace, l.selector)
-		return nil
+func (l *listOptions) printObjects(ctx context.Context) error {
+	namespace, err := l.NamespaceOrAll(l.allNamespaces)
+	if err != nil {
+		return err
 	}
-	t := table{columns: l.columns(), noHeaders: l.noHeaders}
-	for i := range vms {
-		t.addRow(l.row(&vms[i])...)
+	list, err := listObjects(ctx, l.Options, namespace, metav1.ListOptions{LabelSelector: l.selector})
+	if err != nil {
+		return err
 	}
+	return l.output.print(l.Out, list)
+}
+
+func (l *listOptions) printTable(all []api.VirtualMachine) error {
 	screen := screenOf(l.Out)
 	if l.output.format == formatWide {
 		screen.width = 0
 	}
-	return t.write(l.Out, screen)
-}
-
-// printNothingFound says that a list is empty, where it is not taken for output.
-func (o *Options) printNothingFound(namespace, selector string) {
-	text := "No VMs found"
-	if selector != "" {
-		text += fmt.Sprintf(" with labels %q", selector)
-	}
-	if namespace != "" {
-		text += fmt.Sprintf(" in namespace %q", namespace)
-	}
-	_, _ = fmt.Fprintln(o.ErrOut, text+".")
+	return l.tableOf(all, l.columns(), l.cellsOf).write(l.Out, screen)
 }
 
 func (l *listOptions) columns() []column {
@@ -126,9 +91,6 @@ func (l *listOptions) columns() []column {
 		{name: "PORTS", expendable: 2},
 		{name: "AGE", expendable: 7},
 	}
-	if l.allNamespaces {
-		columns = append([]column{{name: "NAMESPACE"}}, columns...)
-	}
 	if l.output.format == formatWide {
 		columns = append(columns, column{name: "DRIVER"}, column{name: "RESTARTS", right: true},
 			column{name: "CPU%", right: true}, column{name: "MEM%", right: true}, column{name: "IMAGE"}, column{name: "ENGINE"}, column{name: "ID"})
@@ -139,13 +101,13 @@ func (l *listOptions) columns() []column {
 // mostPorts is how many ports of a VM list shows, unless it is wide.
 const mostPorts = 3
 
-func (l *listOptions) row(vm *api.VirtualMachine) []cell {
+func (l *listOptions) cellsOf(vm *api.VirtualMachine) []cell {
 	wide := l.output.format == formatWide
 	ports, most := portsOf(vm), mostPorts
 	if wide {
 		most = len(ports)
 	}
-	row := []cell{
+	cells := []cell{
 		{text: vm.Name},
 		stateOf(vm),
 		{text: cmp.Or(string(conditionOf(vm, api.ConditionReady).Status), none)},
@@ -154,15 +116,12 @@ func (l *listOptions) row(vm *api.VirtualMachine) []cell {
 		{text: sizeText(vm, api.ResourceMemory)},
 		{text: firstOf(vm.Status.Addresses)},
 		{text: joinSome(ports, most)},
-		{text: l.ageOf(vm.CreationTimestamp.Time)},
-	}
-	if l.allNamespaces {
-		row = append([]cell{{text: vm.Namespace}}, row...)
+		{text: ageText(l.Clock.Now(), vm.CreationTimestamp.Time)},
 	}
 	if wide {
-		row = append(row, l.wideCells(vm)...)
+		cells = append(cells, wideCells(vm)...)
 	}
-	return row
+	return cells
 }
 
 // firstOf returns the first of some addresses, which belongs to the VM itself if it has one.
@@ -173,7 +132,7 @@ func firstOf(addresses []string) string {
 	return addresses[0]
 }
 
-func (l *listOptions) wideCells(vm *api.VirtualMachine) []cell {
+func wideCells(vm *api.VirtualMachine) []cell {
 	cpu, memory, engine, id := none, none, none, none
 	if s := vm.Status.Server; s != nil {
 		id = cmp.Or(servers.ShortID(s.ID), none)

@@ -17,57 +17,64 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
+// logQuery says which part of a log is printed.
+type logQuery struct {
+	// follow adds later output, and previous reads the log before the current one.
+	follow, previous bool
+	// tail is the number of lines from the end, -1 for all.
+	tail int64
+}
+
 // logsOptions are the flags of logs.
 type logsOptions struct {
-	connection
-	follow, previous bool
-	tail             int64
+	*Options
+	query logQuery
 }
 
 // NewLogsCommand returns the verb logs.
 func NewLogsCommand(o *Options) *cobra.Command {
-	l := &logsOptions{connection: connection{Options: o}}
-	cmd := l.newConnectCommand(&cobra.Command{
+	l := &logsOptions{Options: o}
+	cmd := joinGroup(o, &cobra.Command{
 		Use:   "logs NAME",
 		Short: "Print what a VM wrote to its console or output",
-		Args:  oneName(noCommand), Example: o.formatExamples("logs web", "logs web -f --tail 20"),
+		Args:  requireNameAndCommand(noCommand), Example: o.formatExamples("logs web", "logs web -f --tail 20"),
 		RunE: func(cmd *cobra.Command, args []string) error { return l.run(cmd.Context(), args[0]) },
 	})
-	cmd.Flags().BoolVarP(&l.follow, "follow", "f", false, "continue with the output that is written from now on")
-	cmd.Flags().BoolVarP(&l.previous, "previous", "p", false, "print what came before the current log: the container's run before, or what was cut off a machine's log")
-	cmd.Flags().Int64Var(&l.tail, "tail", -1, "number of lines from the end to print, -1 for all")
+	cmd.Flags().BoolVarP(&l.query.follow, "follow", "f", false, "continue with the output that is written from now on")
+	cmd.Flags().BoolVarP(&l.query.previous, "previous", "p", false, "print what came before the current log: the container's run before, or what was cut off a machine's log")
+	cmd.Flags().Int64Var(&l.query.tail, "tail", -1, "number of lines from the end to print, -1 for all")
 	return cmd
 }
 
 func (l *logsOptions) run(ctx context.Context, name string) error {
-	if l.tail < -1 {
-		return fmt.Errorf("--tail is %d: it must be -1 or more", l.tail)
+	if l.query.tail < -1 {
+		return fmt.Errorf("--tail is %d: it must be -1 or more", l.query.tail)
 	}
 	ctx, stop := printable.NewOutput(l.Out).WhileRead(ctx)
 	defer stop()
-	at, err := l.findStream(ctx, name, streamsapi.Log)
+	from, err := findTarget(ctx, l.Options, name, streamsapi.Log)
 	if err != nil {
 		return err
 	}
-	_, err = l.copyFrom(ctx, at, 0)
+	_, err = copyLog(ctx, l.Out, from, l.query, 0)
 	return err
 }
 
-// copyFrom prints the log of a VM without its first bytes, and returns how many were printed.
-func (l *logsOptions) copyFrom(ctx context.Context, stream place, skip int64) (int64, error) {
-	query := url.Values{"follow": {strconv.FormatBool(l.follow)}, "previous": {strconv.FormatBool(l.previous)}}
-	if l.tail >= 0 {
-		query.Set("tailLines", strconv.FormatInt(l.tail, 10))
+// copyLog prints the log of a VM without its first bytes, and returns how many were printed.
+func copyLog(ctx context.Context, out io.Writer, from target, part logQuery, skip int64) (int64, error) {
+	query := url.Values{"follow": {strconv.FormatBool(part.follow)}, "previous": {strconv.FormatBool(part.previous)}}
+	if part.tail >= 0 {
+		query.Set("tailLines", strconv.FormatInt(part.tail, 10))
 	}
-	log, err := stream.client.Get(ctx, stream.namespace, stream.name, streamsapi.Log, query)
+	log, err := from.openStream(ctx, streamsapi.Log, query)
 	if err != nil {
-		return 0, stream.describe(ctx, err)
+		return 0, from.describeError(ctx, err)
 	}
 	defer func() { _ = log.Close() }()
 	if _, err := io.CopyN(io.Discard, log, skip); err != nil {
 		return 0, ignoreEOF(err)
 	}
-	return io.Copy(l.Out, log)
+	return io.Copy(out, log)
 }
 
 // ignoreEOF returns nil for the end of a log.

@@ -30,11 +30,11 @@ const (
 	maxStatistics = 64 << 10
 )
 
-// networkOf returns the figures of a VM's network. It returns nil if the driver has none, if there is no answer in time,
+// readNetwork returns the figures of a VM's network. It returns nil if the driver has none, if there is no answer in time,
 // or if the user may not read them.
-func (o *Options) networkOf(ctx context.Context, vm *api.VirtualMachine) *streamsapi.NetworkStatistics {
+func readNetwork(ctx context.Context, o *Options, vm *api.VirtualMachine) *streamsapi.NetworkStatistics {
 	driver := driverOf(vm)
-	if vm.Status.Server == nil || driver != driverQEMU && driver != driverPod {
+	if vm.Status.Server == nil || (driver != driverQEMU && driver != driverPod) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, networkWithin)
@@ -44,7 +44,7 @@ func (o *Options) networkOf(ctx context.Context, vm *api.VirtualMachine) *stream
 		return nil
 	}
 	client, err := streams.Discover(ctx, config)
-	if err != nil || driver == driverPod && !client.Serves(driver) {
+	if err != nil || (driver == driverPod && !client.Serves(driver)) {
 		return nil
 	}
 	defer client.Close()
@@ -72,7 +72,7 @@ var refusalTexts = map[string]string{
 }
 
 // networkTexts describes the traffic of a network, and then what was refused, the latest first.
-func (o *Options) networkTexts(n *streamsapi.NetworkStatistics) []string {
+func networkTexts(n *streamsapi.NetworkStatistics, now time.Time) []string {
 	size := func(bytes int64) string {
 		return bytesText(float64(bytes), resource.Quantity{Format: resource.BinarySI}) + "B"
 	}
@@ -87,18 +87,18 @@ func (o *Options) networkTexts(n *streamsapi.NetworkStatistics) []string {
 		if r.Count > 1 {
 			times = fmt.Sprintf("%d times", r.Count)
 		}
-		texts = append(texts, printable.Line(fmt.Sprintf("%s %s refused %s, last %s ago: %s", r.Protocol, r.Target, times, o.ageOf(r.Last),
+		texts = append(texts, printable.Line(fmt.Sprintf("%s %s refused %s, last %s ago: %s", r.Protocol, r.Target, times, ageText(now, r.Last),
 			cmp.Or(refusalTexts[r.Reason], r.Reason))))
 	}
 	return texts
 }
 
-func (o *Options) writeNetwork(b *strings.Builder, s screen, n *streamsapi.NetworkStatistics) {
+func writeNetwork(b *strings.Builder, s screen, n *streamsapi.NetworkStatistics, now time.Time) {
 	if n == nil {
 		return
 	}
 	fmt.Fprintf(b, "\n%s\n", s.paintText("Network:", bold))
-	for _, text := range o.networkTexts(n) {
+	for _, text := range networkTexts(n, now) {
 		writeIndented(b, s, "  ", text)
 	}
 }

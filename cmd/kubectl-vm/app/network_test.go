@@ -67,7 +67,7 @@ func TestNetworkOfExplain(t *testing.T) {
 			vm.Namespace = "default"
 			o, out := newOptions()
 			o.Config.APIServer = &server.URL
-			assert.ErrorIs(t, "explain", assert.ErrorOf(o.explainVM(t.Context(), vm)), nil)
+			assert.ErrorIs(t, "explain", assert.ErrorOf(explainVM(t.Context(), o, vm)), nil)
 			got := out.String()
 			if !strings.Contains(got, "web is ready") || tc.want == nil && strings.Contains(got, "Network") {
 				t.Errorf("it says\n%s", got)

@@ -6,11 +6,14 @@ package app
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"net/url"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -59,8 +62,8 @@ func NewOptions(streams genericiooptions.IOStreams) *Options {
 	return &Options{IOStreams: streams, Config: config, Clock: clock.RealClock{}, Program: "kubectl vm", Kubectl: "kubectl"}
 }
 
-// withOut returns options that print to another stream.
-func (o *Options) withOut(out io.Writer) *Options {
+// withOutput returns options that print to another stream.
+func (o *Options) withOutput(out io.Writer) *Options {
 	other := &Options{IOStreams: o.IOStreams, Config: o.Config, Clock: o.Clock, Program: o.Program, Kubectl: o.Kubectl, Self: o.Self, DefaultKubeconfig: o.DefaultKubeconfig}
 	other.Out = out
 	return other
@@ -74,6 +77,14 @@ func (o *Options) Namespace() (string, error) {
 		return "", fmt.Errorf("find the namespace: %w", err)
 	}
 	return ns, nil
+}
+
+// NamespaceOrAll returns the namespace to list, which is "" for all.
+func (o *Options) NamespaceOrAll(all bool) (string, error) {
+	if all {
+		return metav1.NamespaceAll, nil
+	}
+	return o.Namespace()
 }
 
 // RESTConfig returns how the cluster is reached. Its timeout bounds one request; a caller that
@@ -99,6 +110,16 @@ func (o *Options) useDefaultKubeconfig() {
 			*o.Config.KubeConfig = o.DefaultKubeconfig()
 		}
 	})
+}
+
+// Contexts returns the names of the contexts of the kubeconfig.
+func (o *Options) Contexts() ([]string, error) {
+	o.useDefaultKubeconfig()
+	config, err := o.Config.ToRawKubeConfigLoader().RawConfig()
+	if err != nil {
+		return nil, err
+	}
+	return slices.Sorted(maps.Keys(config.Contexts)), nil
 }
 
 // VMs returns a client for the VirtualMachines of a namespace, or of all with "".

@@ -12,11 +12,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
-	"cloudnative.tw/drover/client/clientset/versioned/scheme"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/cmd/kubectl-vm/servers"
 	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
@@ -25,7 +22,7 @@ import (
 // serversOptions has the flags and the client that the verbs orphans and retained share.
 type serversOptions struct {
 	*Options
-	output    string
+	output    jsonFlag
 	yes, wait bool
 	timeout   time.Duration
 	warned    bool
@@ -41,13 +38,13 @@ func NewOrphansCommand(o *Options) *cobra.Command {
 		Long: "Show and remove servers that no VM owns. Drover removes them by itself after a while,\n" +
 			"unless it only reports them, or suspiciously many look orphaned. For administrators:\n" +
 			"it needs the right to list virtualmachines/servers in all namespaces.",
-		Args: unknownVerb, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Args: refuseUnknownVerb, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	list := &cobra.Command{
-		Use: "list", Short: "Show the servers that no VM owns", Args: noArgs, Example: o.formatExamples("orphans list"),
+		Use: "list", Short: "Show the servers that no VM owns", Args: refuseArgs, Example: o.formatExamples("orphans list"),
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.listOrphans(cmd.Context()) },
 	}
-	s.addOutputFlag(list)
+	s.output.addFlag(list, "output format: json")
 	remove := &cobra.Command{
 		Use: "delete UID...", Aliases: []string{"rm"}, Short: "Have Drover remove servers that no VM owns",
 		Long: "Approve, after asking, that servers without a VM are removed with their disks, and wait\n" +
@@ -75,13 +72,13 @@ func NewRetainedCommand(o *Options) *cobra.Command {
 		Long: "Show the servers that were released when their VM was deleted with deletionPolicy Retain.\n" +
 			"They go on running, and no controller touches them any more: remove them on the engine's host,\n" +
 			"by \"drover retained delete\" or as docs/kubectl-vm.md says.",
-		Args: unknownVerb, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Args: refuseUnknownVerb, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	list := &cobra.Command{
-		Use: "list", Short: "Show the servers that were released", Args: noArgs, Example: o.formatExamples("retained list"),
+		Use: "list", Short: "Show the servers that were released", Args: refuseArgs, Example: o.formatExamples("retained list"),
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.listRetained(cmd.Context()) },
 	}
-	s.addOutputFlag(list)
+	s.output.addFlag(list, "output format: json")
 	cmd.AddCommand(list)
 	return cmd
 }
@@ -91,10 +88,6 @@ func needUIDs(cmd *cobra.Command, args []string) error {
 		return fmt.Errorf("no UID is given: %s list shows them", cmd.Parent().CommandPath())
 	}
 	return nil
-}
-
-func (s *serversOptions) addOutputFlag(cmd *cobra.Command) {
-	cmd.Flags().StringVarP(&s.output, "output", "o", "", "output format: json")
 }
 
 func (s *serversOptions) listOrphans(ctx context.Context) error {
@@ -114,13 +107,13 @@ func (s *serversOptions) listRetained(ctx context.Context) error {
 }
 
 func (s *serversOptions) printServers(all []servers.Server, key servers.Key, none string) error {
-	switch s.output {
-	case "":
-		return servers.PrintTable(s.Out, all, key, s.Clock.Now(), none)
-	case "json":
+	switch err := s.output.check(); {
+	case err != nil:
+		return err
+	case s.output.isSet():
 		return servers.PrintJSON(s.Out, all)
 	}
-	return fmt.Errorf("--output %q: allowed is json", s.output)
+	return servers.PrintTable(s.Out, all, key, s.Clock.Now(), none)
 }
 
 func (s *serversOptions) removeOrphans(ctx context.Context, uids []string) error {
@@ -144,7 +137,7 @@ func (s *serversOptions) lookAtServers(ctx context.Context) (*servers.Look, erro
 	if err != nil {
 		return nil, err
 	}
-	if look.Owners, err = s.readUIDs(ctx); err != nil {
+	if look.Owners, err = readUIDs(ctx, s.Options); err != nil {
 		return nil, err
 	}
 	look.Core, err = s.Core()
@@ -169,7 +162,7 @@ func (s *serversOptions) readServers(ctx context.Context) (*servers.Look, error)
 	if err := json.Unmarshal(raw, &list); err != nil {
 		return nil, fmt.Errorf("read the servers: %w", err)
 	}
-	return s.lookAt(list), nil
+	return s.lookOf(list), nil
 }
 
 // openServers keeps the client, and so its connection, for the next look. After a failure the
@@ -192,7 +185,7 @@ func (s *serversOptions) openServers(ctx context.Context) (io.ReadCloser, error)
 	return body, streams.Cause(err)
 }
 
-func (s *serversOptions) lookAt(list streamsapi.ServerList) *servers.Look {
+func (s *serversOptions) lookOf(list streamsapi.ServerList) *servers.Look {
 	look := &servers.Look{}
 	for _, d := range list.Drivers {
 		look.Drivers = append(look.Drivers, d.Driver)
@@ -209,38 +202,6 @@ func (s *serversOptions) lookAt(list streamsapi.ServerList) *servers.Look {
 	}
 	s.warned = true
 	return look
-}
-
-// uidsPage is how many VMs are read at a time.
-const uidsPage = 500
-
-// readUIDs returns the UIDs of all VMs of the cluster, from the API itself.
-func (s *serversOptions) readUIDs(ctx context.Context) (map[types.UID]bool, error) {
-	c, err := s.vmClient()
-	if err != nil {
-		return nil, err
-	}
-	uids := map[types.UID]bool{}
-	for opts := (metav1.ListOptions{Limit: uidsPage}); ; {
-		raw, err := rawOf(c.Get().Resource(resourceVMs).VersionedParams(&opts, scheme.ParameterCodec).
-			SetHeader("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1").Do(ctx))
-		if err != nil {
-			return nil, err
-		}
-		var page metav1.PartialObjectMetadataList
-		if err := json.Unmarshal(raw, &page); err != nil {
-			return nil, fmt.Errorf("read the VMs: %w", err)
-		}
-		if page.Kind != "PartialObjectMetadataList" {
-			return nil, fmt.Errorf("the API server answers with a %q", page.Kind)
-		}
-		for i := range page.Items {
-			uids[page.Items[i].UID] = true
-		}
-		if opts.Continue = page.Continue; opts.Continue == "" {
-			return uids, nil
-		}
-	}
 }
 
 // completeOrphans proposes the UIDs of orphans.

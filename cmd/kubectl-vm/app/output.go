@@ -5,6 +5,7 @@ package app
 
 import (
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 
@@ -65,13 +66,13 @@ func (f *outputFlag) check() error {
 }
 
 // print prints objects.
-func (f *outputFlag) print(o *Options, objects ...runtime.Object) error {
+func (f *outputFlag) print(out io.Writer, objects ...runtime.Object) error {
 	printer, err := f.printer()
 	if err != nil {
 		return err
 	}
 	for _, object := range objects {
-		if err := printer.PrintObj(object, o.Out); err != nil {
+		if err := printer.PrintObj(object, out); err != nil {
 			return fmt.Errorf("print: %w", err)
 		}
 	}

@@ -101,13 +101,12 @@ func TestWhoServesPods(t *testing.T) {
 		t.Cleanup(server.Close)
 		o, _ := newOptions()
 		o.Config.APIServer, o.Config.Impersonate = &server.URL, &tc.as
-		c := &connection{Options: o}
-		log, err := c.findStream(t.Context(), "web", streamsapi.Log)
+		log, err := findTarget(t.Context(), o, "web", streamsapi.Log)
 		assert.NoError(t, err)
 		if got := log.client.URL("default", "web", streamsapi.Log, url.Values{}).Path; !strings.HasSuffix(tc.path, got) {
 			t.Errorf("%s: its log is at %s, want %s", name, got, tc.path)
 		}
-		assert.ErrorSays(t, name, assert.ErrorOf(c.findStream(t.Context(), "web", streamsapi.Exec)), tc.exec)
+		assert.ErrorSays(t, name, assert.ErrorOf(findTarget(t.Context(), o, "web", streamsapi.Exec)), tc.exec)
 	}
 }
 
@@ -115,17 +114,15 @@ func TestWhoServesPods(t *testing.T) {
 // with another way to do it.
 func TestWaysToPods(t *testing.T) {
 	t.Parallel()
-	o, _ := newOptions()
-	forwards := &portForwardOptions{connection: connection{Options: o}}
-	refusal := func(s streamsapi.Stream) error {
-		_, err := o.connectToPod(nil, podVM(), s)
+		refusal := func(s streamsapi.Stream) error {
+		_, err := connectToPod("kubectl vm", nil, podVM(), s)
 		return err
 	}
 	tests := map[string]struct {
 		err  error
 		want []string
 	}{
-		"port-forward, other port": {forwards.checkPorts(place{vm: podVM()}, []streams.Forward{{Remote: 22}, {Remote: 2022}}), []string{"port 2022", "kubectl vm port add web 2022"}},
+		"port-forward, other port": {checkPorts("kubectl vm", target{vm: podVM()}, []streams.Forward{{Remote: 22}, {Remote: 2022}}), []string{"port 2022", "kubectl vm port add web 2022"}},
 		"ip":                       {refusal(streamsapi.Interfaces), []string{"10.244.1.5", "  kubectl vm console web"}},
 		"exec":                     {refusal(streamsapi.Exec), []string{"kubectl vm ssh web", "  kubectl vm console web"}},
 	}

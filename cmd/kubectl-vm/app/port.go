@@ -17,7 +17,7 @@ func NewPortCommand(o *Options) *cobra.Command {
 		Use:     "port",
 		GroupID: groupLifecycle,
 		Short:   "Add or remove ports of the host that lead to a VM",
-		Args:    unknownVerb,
+		Args:    refuseUnknownVerb,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newPortAddCommand(o), newPortRemoveCommand(o))
@@ -39,7 +39,7 @@ func newPortAddCommand(o *Options) *cobra.Command {
 				return portsChange(ports, ports[min(len(vm.Spec.Ports), len(ports)):], "open "), err
 			})
 		},
-		ValidArgsFunction: o.CompleteVM,
+		ValidArgsFunction: completeVM(o),
 	}
 	c.addFlags(cmd)
 	return cmd
@@ -60,7 +60,7 @@ func newPortRemoveCommand(o *Options) *cobra.Command {
 				return portsChange(left, removed, "close "), err
 			})
 		},
-		ValidArgsFunction: o.CompleteVM,
+		ValidArgsFunction: completeVM(o),
 	}
 	c.addFlags(cmd)
 	return cmd

@@ -8,24 +8,26 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/spf13/cobra"
 
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 )
 
 // portForwardOptions are the flags of port-forward.
 type portForwardOptions struct {
-	connection
+	*Options
 	address string
 	stdio   bool
 }
 
 // NewPortForwardCommand returns the verb port-forward.
 func NewPortForwardCommand(o *Options) *cobra.Command {
-	p := &portForwardOptions{connection: connection{Options: o}}
-	cmd := p.newConnectCommand(&cobra.Command{
+	p := &portForwardOptions{Options: o}
+	cmd := joinGroup(o, &cobra.Command{
 		Use:     "port-forward NAME [LOCAL:]REMOTE...",
 		Short:   "Forward local ports to TCP ports of a VM",
 		Long:    "Forward local ports to TCP ports of a VM until Ctrl-C.\nOf a machine in a pod, only TCP ports of spec.ports can be forwarded.",
@@ -55,16 +57,16 @@ func (p *portForwardOptions) run(ctx context.Context, name string, ports []strin
 	if p.stdio && len(forwards) != 1 {
 		return fmt.Errorf("--stdio takes one port, and there are %d", len(forwards))
 	}
-	at, err := p.findStream(ctx, name, streamsapi.PortForward)
+	to, err := findTarget(ctx, p.Options, name, streamsapi.PortForward)
 	if err != nil {
 		return err
 	}
-	if err := p.checkPorts(at, forwards); err != nil {
+	if err := checkPorts(p.Program, to, forwards); err != nil {
 		return err
 	}
-	forwarder := streams.PortForwarder{Client: at.client, Namespace: at.namespace, Name: at.name, Address: p.address, Notes: p.ErrOut}
+	forwarder := streams.PortForwarder{Client: to.client, Namespace: to.namespace, Name: to.name, Address: p.address, Notes: p.ErrOut}
 	if p.stdio {
-		return at.describe(ctx, forwarder.Connect(ctx, forwards[0].Remote, stdio{p.In, p.Out}))
+		return to.describeError(ctx, forwarder.Connect(ctx, forwards[0].Remote, stdio{p.In, p.Out}))
 	}
 	if err := forwarder.Run(ctx, forwards); err != nil {
 		return err
@@ -72,14 +74,17 @@ func (p *portForwardOptions) run(ctx context.Context, name string, ports []strin
 	return context.Cause(ctx)
 }
 
-// checkPorts reports what would keep every connection from being made.
-func (p *portForwardOptions) checkPorts(stream place, forwards []streams.Forward) error {
-	if stream.vmErr != nil || stream.vm.Status.Driver != driverQEMU && stream.vm.Status.Driver != driverPod {
-		return stream.vmErr
+// checkPorts reports what would keep every connection from being made: of a machine and of a pod, only the TCP
+// ports of the spec can be reached.
+func checkPorts(program string, to target, forwards []streams.Forward) error {
+	if to.vmErr != nil || (to.vm.Status.Driver != driverQEMU && to.vm.Status.Driver != driverPod) {
+		return to.vmErr
 	}
 	for _, f := range forwards {
-		if err := p.checkTCPPort(stream.vm, int32(f.Remote)); err != nil {
-			return err
+		isListed := func(p api.Port) bool { return p.Port == int32(f.Remote) && p.Protocol != api.ProtocolUDP }
+		if !slices.ContainsFunc(to.vm.Spec.Ports, isListed) {
+			name := to.vm.Name
+			return fmt.Errorf("port %d: VM %s does not list this TCP port in spec.ports; add it with %s port add %s %d", f.Remote, name, program, name, f.Remote)
 		}
 	}
 	return nil

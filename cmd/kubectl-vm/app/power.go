@@ -5,62 +5,42 @@ package app
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
-// fieldManager owns the fields that this program changes, in metadata.managedFields.
-const fieldManager = "kubectl-vm"
-
-// defaultWait is how long a wait lasts unless --timeout says otherwise.
-const defaultWait = 10 * time.Minute
-
-// powerVerb is a verb that changes the power state of VMs.
-type powerVerb struct {
-	use, short, long string
-	examples         []string
-	// begun and done are the words that are printed about a VM, before and after a wait.
-	begun, done string
-	// change returns the change of the spec, or nil and why there is none.
-	change func(vm *api.VirtualMachine, now time.Time) (*powerChange, string, error)
-}
-
-// powerChange is a change of a spec. Fields that are not set stay.
-type powerChange struct {
-	Action      api.Action   `json:"action,omitempty"`
-	RestartedAt *metav1.Time `json:"restartedAt,omitempty"`
-}
-
-// errDeleting means that a VM is being deleted.
-var errDeleting = errors.New("it is being deleted")
-
 type powerOptions struct {
 	batch
 	verb powerVerb
 }
 
-// newPowerCommand returns a power verb.
+// NewPowerCommands returns the verbs that change the power state: start, stop and so on.
+func NewPowerCommands(o *Options) []*cobra.Command {
+	all := make([]*cobra.Command, len(powerVerbs))
+	for i, verb := range powerVerbs {
+		all[i] = newPowerCommand(o, verb)
+	}
+	return all
+}
+
 func newPowerCommand(o *Options, verb powerVerb) *cobra.Command {
 	p := &powerOptions{batch: batch{Options: o}, verb: verb}
 	cmd := &cobra.Command{
-		Use:     verb.use + " (NAME... | -l SELECTOR | --all)",
+		Use:     verb.name + " (NAME... | -l SELECTOR | --all)",
 		GroupID: groupLifecycle,
 		Short:   verb.short,
 		Long:    verb.short + ".\n\n" + verb.long,
 		Example: o.formatExamples(verb.examples...),
 		RunE:    func(cmd *cobra.Command, args []string) error { return p.run(cmd.Context(), args) },
 
-		ValidArgsFunction: o.CompleteVMs,
+		ValidArgsFunction: completeVMs(o),
 	}
 	p.addFlags(cmd)
 	cmd.Flags().BoolVar(&p.wait, "wait", false, "wait until it is done")
@@ -102,31 +82,12 @@ func (p *powerOptions) changeVM(ctx context.Context, chosen *selected) {
 		chosen.unchanged, chosen.err = unchanged, err
 		return
 	}
-	patched, err := p.patchVM(ctx, chosen, map[string]any{"spec": change})
+	patched, err := patchVM(ctx, p.Options, chosen, map[string]any{"spec": change})
 	if err != nil {
 		chosen.err = err
 		return
 	}
 	chosen.vm = patched
-}
-
-// patchVM changes fields of a VM. It is a merge patch and no server-side apply, as with kubectl
-// scale: the user's word counts, and those who apply the field get a conflict that names
-// this program.
-func (o *Options) patchVM(ctx context.Context, chosen *selected, change any) (*api.VirtualMachine, error) {
-	body, err := json.Marshal(change)
-	if err != nil {
-		return nil, fmt.Errorf("write the change: %w", err)
-	}
-	vms, err := o.VMs(chosen.namespace)
-	if err != nil {
-		return nil, err
-	}
-	vm, err := vms.Patch(ctx, chosen.name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager})
-	if err != nil {
-		return nil, describeVMError(err, chosen.namespace, chosen.name)
-	}
-	return vm, nil
 }
 
 // reportRequest prints what was requested of one VM, unless it is printed after the wait.
@@ -145,7 +106,7 @@ func (p *powerOptions) reportRequest(chosen *selected) {
 func (p *powerOptions) awaitVMs(ctx context.Context, w *waiter) error {
 	ctx, cancel := withTimeout(ctx, p.timeout)
 	defer cancel()
-	line := p.newProgressLine(w.describe)
+	line := newProgressLine(p.ErrOut, p.Clock, w.describe)
 	defer line.stop()
 	w.ended = func(one *awaited, err error) {
 		switch {
@@ -154,32 +115,26 @@ func (p *powerOptions) awaitVMs(ctx context.Context, w *waiter) error {
 			line.printAbove(p.ErrOut, "error: %s: %s: %s", one.vm.Name, err, activityOf(one.vm))
 		case err != nil:
 			p.failed = true
-			line.printAbove(p.ErrOut, "error: %s", p.describeFor(one.vm.Name, err))
+			line.printAbove(p.ErrOut, "error: %s", describeFor(p.Options, one.vm.Name, err))
 		default:
 			if !one.unchanged {
 				line.printAbove(p.Out, "%s %s", p.nameOf(one.vm), p.verb.done)
 			}
-			if text := p.unappliedText(one.vm); text != "" {
+			if text := unappliedText(p.Program, one.vm); text != "" {
 				line.printAbove(p.ErrOut, "%s %s", screenOf(p.ErrOut).paintText("Warning:", yellow), text)
 			}
 		}
 	}
-	return p.Options.awaitVMs(ctx, w)
+	return awaitVMs(ctx, p.Options, w)
 }
 
 // unappliedText says what of a VM's spec does not apply yet.
-func (o *Options) unappliedText(vm *api.VirtualMachine) string {
+func unappliedText(program string, vm *api.VirtualMachine) string {
 	switch status := &vm.Status; {
 	case status.RefusedField != nil:
 		return printable.Line(fmt.Sprintf("%s of %s is refused: %s", status.RefusedField.Field, vm.Name, status.RefusedField.Message))
 	case len(status.PendingFields) > 0:
-		return fmt.Sprintf("%s of %s waits for a restart: %s restart %s", strings.Join(status.PendingFields, ", "), vm.Name, o.Program, vm.Name)
+		return fmt.Sprintf("%s of %s waits for a restart: %s restart %s", strings.Join(status.PendingFields, ", "), vm.Name, program, vm.Name)
 	}
 	return ""
-}
-
-// printWarning prints a warning as kubectl does.
-func (o *Options) printWarning(text string) {
-	s := screenOf(o.ErrOut)
-	_, _ = fmt.Fprintf(o.ErrOut, "%s %s\n", s.paintText("Warning:", yellow), text)
 }

@@ -36,9 +36,9 @@ type progressLine struct {
 
 // newProgressLine begins a line with the text of describe, which must be safe to call at any
 // time. The caller stops it.
-func (o *Options) newProgressLine(describe func() string) *progressLine {
-	p := &progressLine{err: o.ErrOut, clock: o.Clock, describe: describe}
-	if screenOf(o.ErrOut).terminal {
+func newProgressLine(errOut io.Writer, c clock.WithTicker, describe func() string) *progressLine {
+	p := &progressLine{err: errOut, clock: c, describe: describe}
+	if screenOf(errOut).terminal {
 		p.stopped, p.ended = make(chan struct{}), make(chan struct{})
 		go p.run()
 	}

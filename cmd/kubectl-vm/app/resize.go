@@ -30,10 +30,10 @@ func NewResizeCommand(o *Options) *cobra.Command {
 			"for a restart: docker applies CPUs and memory at once, qemu at the next restart. A disk can only\n" +
 			"grow; under docker its size means nothing.",
 		Example: o.formatExamples("resize web --cpu 4", "resize web --cpu 4 --memory 8G --disk 80G"),
-		Args:    func(_ *cobra.Command, args []string) error { return needOneName(args) },
+		Args:    requireOneName,
 		RunE:    func(cmd *cobra.Command, args []string) error { return r.resize(cmd.Context(), args[0]) },
 
-		ValidArgsFunction: o.CompleteVM,
+		ValidArgsFunction: completeVM(o),
 	}
 	cmd.Flags().StringVar(&r.cpu, "cpu", "", "number of CPUs, for example 2 or 500m")
 	cmd.Flags().StringVar(&r.memory, "memory", "", "memory, for example 4G or 512Mi")

@@ -13,12 +13,9 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/rand"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 )
@@ -52,13 +49,13 @@ func NewRunCommand(o *Options) *cobra.Command {
 			if dash := cmd.ArgsLenAtDash(); dash == 1 || dash < 0 && len(args) == 1 {
 				name, args = args[0], args[1:]
 			}
-			r.words = args
+			r.flags.words = args
 			return r.run(cmd.Context(), name)
 		},
 
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	r.addFlags(cmd)
+	r.flags.addFlags(cmd)
 	cmd.Flags().BoolVar(&r.remove, "rm", false, "delete the VM with its data at the end, also after Ctrl-C")
 	cmd.Flags().DurationVar(&r.timeout, "timeout", defaultWait, "how long to wait until the VM runs, 0 without an end")
 	cmd.Flags().BoolVarP(&r.stdin, "stdin", "i", false, "not supported")
@@ -84,21 +81,21 @@ func (r *runOptions) check() error {
 	switch {
 	case r.stdin || r.tty:
 		return fmt.Errorf("run passes no input on, and gives no terminal: start the VM by %s create, and use exec -it or console", r.Program)
-	case r.image == "":
+	case r.flags.image == "":
 		return errors.New("--image is required: what the VM runs")
 	}
-	return r.createOptions.check()
+	return r.flags.check()
 }
 
 func (r *runOptions) run(ctx context.Context, arg string) error {
 	if arg == "" {
-		arg = nameFor(r.image)
+		arg = nameFor(r.flags.image)
 	}
 	name, err := parseName(arg)
 	if err := errors.Join(err, r.check()); err != nil {
 		return err
 	}
-	r.restartPolicy = string(api.RestartNever)
+	r.flags.restartPolicy = string(api.RestartNever)
 	wanted, secret, err := r.prepareObjects(ctx, name)
 	if err != nil {
 		return err
@@ -113,7 +110,7 @@ func (r *runOptions) run(ctx context.Context, arg string) error {
 	_, _ = fmt.Fprintf(r.ErrOut, "%s created\n", vmName(vm.Name))
 	err = r.followVM(ctx, vm)
 	if r.remove {
-		return r.removeVM(ctx, vm, err)
+		return removeVM(ctx, r.Options, vm, err)
 	}
 	if errors.Is(err, context.Canceled) {
 		_, _ = fmt.Fprintf(r.ErrOut, "%s is kept. What it prints: %s logs -f %s. To delete it: %s delete %s\n", vm.Name, r.Program, vm.Name, r.Program, vm.Name)
@@ -125,7 +122,7 @@ func (r *runOptions) run(ctx context.Context, arg string) error {
 // pod may be served by the API server.
 func (r *runOptions) checkStreams(ctx context.Context) error {
 	config, err := r.RESTConfig()
-	if err != nil || r.driver == driverPod {
+	if err != nil || r.flags.driver == driverPod {
 		return err
 	}
 	_, err = streams.Discover(ctx, config)
@@ -136,7 +133,7 @@ func (r *runOptions) checkStreams(ctx context.Context) error {
 func (r *runOptions) followVM(ctx context.Context, vm *api.VirtualMachine) error {
 	ctx, stop := printable.NewOutput(r.Out).WhileRead(ctx)
 	defer stop()
-	log := &jobLog{logsOptions: logsOptions{connection: connection{r.Options}, tail: -1}, vm: vm.Name}
+	log := &jobLog{Options: r.Options, vm: vm.Name}
 	for first := true; ; first = false {
 		seen, err := r.awaitGoal(ctx, vm, whenRun(vm.Generation, log.run))
 		if err != nil {
@@ -150,7 +147,7 @@ func (r *runOptions) followVM(ctx context.Context, vm *api.VirtualMachine) error
 			}
 		}
 		if hasEnded(seen) {
-			return errors.Join(log.printMissing(ctx), r.exitError(seen))
+			return errors.Join(log.printMissing(ctx), exitError(seen))
 		}
 	}
 }
@@ -168,7 +165,7 @@ func asNotRun(err error) error {
 }
 
 // exitError returns the exit code of a VM as an error, and says what ended it if that was not the guest.
-func (r *runOptions) exitError(vm *api.VirtualMachine) error {
+func exitError(vm *api.VirtualMachine) error {
 	end := vm.Status.Server.Terminated
 	if end.ExitCode == 0 {
 		return nil
@@ -188,118 +185,16 @@ func (r *runOptions) exitError(vm *api.VirtualMachine) error {
 
 // removeVM deletes the VM with the user's rights, waits until it is gone, and returns the error with
 // which the job has ended. Ctrl-C has ended ctx then, and another one ends the program.
-func (r *runOptions) removeVM(ctx context.Context, vm *api.VirtualMachine, ended error) error {
-	ctx = context.WithoutCancel(ctx)
-	d := &deleteOptions{batch: batch{Options: r.withOut(r.ErrOut)}, blocked: map[types.UID]string{}}
-	err := d.deleteOne(ctx, &selected{namespace: vm.Namespace, name: vm.Name, vm: vm})
-	missing := (*notFoundError)(nil)
+func removeVM(ctx context.Context, o *Options, vm *api.VirtualMachine, ended error) error {
+	err := deleteVM(context.WithoutCancel(ctx), o.withOutput(o.ErrOut), vm)
 	switch {
-	case errors.As(err, &missing) || apierrors.IsNotFound(err): // someone else has deleted it
-		return ended
-	case err == nil:
-		err = d.awaitDeletion(ctx, &waiter{open: map[types.UID]*awaited{vm.UID: {vm: vm, gone: true}}})
-	}
-	if err != nil {
-		err = fmt.Errorf("delete %s: %w", vm.Name, err)
-	}
-	switch err = errors.Join(err, d.result()); {
 	case err == nil:
 		return ended
 	case ended == nil:
 		return err
 	}
-	r.printWarning(r.describe(err)) // the end of the job counts more
+	o.printWarning(o.describeError(err)) // the end of the job counts more
 	return ended
-}
-
-// whenRun awaits that a VM runs, in another run than the one that is known, or has ended and is not started again.
-func whenRun(generation int64, known string) goal {
-	return func(vm *api.VirtualMachine) (bool, error) {
-		isUp := vm.Status.Phase == api.PhaseActive && vm.Status.Server != nil && vm.Status.Server.Terminated == nil
-		switch {
-		case vm.DeletionTimestamp != nil:
-			return false, errDeletedMeanwhile
-		case vm.Status.ObservedGeneration < generation:
-			return false, nil
-		case hasEnded(vm):
-			return true, nil
-		case isStalled(vm):
-			return false, fmt.Errorf("%w: %s: %s", errStalled, vm.Status.Reason, printable.Line(vm.Status.Message))
-		}
-		return isUp && runOf(vm) != "" && runOf(vm) != known, nil
-	}
-}
-
-// hasEnded reports whether the run of a VM is over, and Drover starts none after it.
-func hasEnded(vm *api.VirtualMachine) bool {
-	isOff := vm.Status.Phase == api.PhaseStopped || vm.Status.Phase == api.PhaseFailed && vm.Status.Reason == api.ReasonExited
-	return isOff && vm.Status.Server != nil && vm.Status.Server.Terminated != nil
-}
-
-// runOf returns the last run of a VM that was seen to run.
-func runOf(vm *api.VirtualMachine) string {
-	if vm.Status.Server == nil {
-		return ""
-	}
-	return vm.Status.Server.Run
-}
-
-// jobLog prints the log of a VM as it comes.
-type jobLog struct {
-	logsOptions
-	vm      string
-	run     string // whose log is printed
-	printed int64  // how much of it is printed
-	lost    error  // what has interrupted it
-}
-
-// printLog prints the log of a run until that is over. The loss of the log is not the end of the job.
-func (l *jobLog) printLog(ctx context.Context) error {
-	l.printed = 0
-	if l.lost = l.copyLog(ctx, true); l.lost == nil {
-		return nil
-	}
-	if err := l.stopReason(ctx); err != nil {
-		return err
-	}
-	l.printWarning(fmt.Sprintf("the log was interrupted, and is completed at the end: %s", l.describe(l.lost)))
-	return nil
-}
-
-// printMissing prints what is missing of an interrupted log.
-func (l *jobLog) printMissing(ctx context.Context) error {
-	if l.lost == nil {
-		return nil
-	}
-	err := l.copyLog(ctx, false)
-	if err == nil {
-		return nil
-	}
-	if stopped := l.stopReason(ctx); stopped != nil {
-		return stopped
-	}
-	l.printWarning(fmt.Sprintf("the end of the log is missing: %s", l.describe(err)))
-	return nil
-}
-
-// stopReason returns an error if the user, or the reader of the output, has ended the log.
-func (l *jobLog) stopReason(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	return printable.NewOutput(l.Out).Err()
-}
-
-// copyLog prints the log without what is printed already.
-func (l *jobLog) copyLog(ctx context.Context, follow bool) error {
-	at, err := l.findStream(ctx, l.vm, streamsapi.Log)
-	if err != nil {
-		return err
-	}
-	l.follow = follow
-	n, err := l.copyFrom(ctx, at, l.printed)
-	l.printed += n
-	return err
 }
 
 var notInNames = regexp.MustCompile(`[^a-z0-9]+`)

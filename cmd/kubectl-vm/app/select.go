@@ -7,9 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,32 +37,6 @@ func (s *selection) nameOf(vm *api.VirtualMachine) string {
 		return vmName(vm.Name) + " in namespace " + vm.Namespace
 	}
 	return vmName(vm.Name)
-}
-
-// batch has the flags and the result of a verb that changes several VMs and may wait for them.
-type batch struct {
-	*Options
-	selection
-	wait    bool
-	timeout time.Duration
-	failed  bool
-}
-
-// addFailure reports the failure of one VM, with which the others go on. After Ctrl-C there is nothing
-// to report.
-func (b *batch) addFailure(name string, err error) {
-	b.failed = true
-	if !errors.Is(err, context.Canceled) {
-		_, _ = fmt.Fprintf(b.ErrOut, "error: %s\n", b.describeFor(name, err))
-	}
-}
-
-// result returns the error of a run in which a VM has failed.
-func (b *batch) result() error {
-	if b.failed {
-		return &ExitError{Code: 1}
-	}
-	return nil
 }
 
 // parseNames takes the names from the arguments.
@@ -120,7 +94,7 @@ func vmName(name string) string { return "virtualmachine." + api.GroupName + "/"
 // findVMs reads the VMs. It fails as a whole only if they cannot be read at all. A VM that does not
 // exist has the error in selected.err.
 func (s *selection) findVMs(ctx context.Context, o *Options) ([]*selected, error) {
-	namespace, err := o.namespaceOf(s.allNamespaces)
+	namespace, err := o.NamespaceOrAll(s.allNamespaces)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +110,7 @@ func (s *selection) findVMs(ctx context.Context, o *Options) ([]*selected, error
 		return nil, err
 	}
 	if len(list.Items) == 0 {
-		o.printNothingFound(namespace, s.selector)
+		printNothingFound(o.ErrOut, namespace, s.selector)
 	}
 	all := make([]*selected, len(list.Items))
 	for i := range list.Items {
@@ -152,7 +126,7 @@ func (s *selection) findNamed(ctx context.Context, o *Options, namespace string)
 		all[i] = &selected{namespace: namespace, name: name}
 	}
 	forEach(all, func(one *selected) {
-		one.vm, one.err = o.GetVM(ctx, namespace, one.name)
+		one.vm, one.err = getVM(ctx, o, namespace, one.name)
 	}, nil)
 	return all
 }
@@ -183,4 +157,16 @@ func forEach(all []*selected, do, finish func(*selected)) {
 			finish(one)
 		}
 	}
+}
+
+// printNothingFound says that a list is empty, where it is not taken for output.
+func printNothingFound(errOut io.Writer, namespace, selector string) {
+	text := "No VMs found"
+	if selector != "" {
+		text += fmt.Sprintf(" with labels %q", selector)
+	}
+	if namespace != "" {
+		text += fmt.Sprintf(" in namespace %q", namespace)
+	}
+	_, _ = fmt.Fprintln(errOut, text+".")
 }

@@ -33,21 +33,13 @@ func NewShowCommand(o *Options) *cobra.Command {
 		Long: "Show what a VM is, where it runs, how to reach it and how much it uses. explain says why it is\n" +
 			"not ready.",
 		Example: o.formatExamples("show web", "show web -o yaml", "show web -o jsonpath='{.status.addresses[0]}'"),
-		Args:    needNames,
+		Args:    requireNames,
 		RunE:    func(cmd *cobra.Command, args []string) error { return s.run(cmd.Context(), args) },
 
-		ValidArgsFunction: o.CompleteVMs,
+		ValidArgsFunction: completeVMs(o),
 	}
 	s.output.add(cmd)
 	return cmd
-}
-
-// needNames checks that a VM is named.
-func needNames(_ *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return errors.New("no VM is named: give NAME")
-	}
-	return nil
 }
 
 func (s *showOptions) run(ctx context.Context, args []string) error {
@@ -73,31 +65,32 @@ func (s *showOptions) run(ctx context.Context, args []string) error {
 }
 
 func (s *showOptions) printObject(ctx context.Context, namespace, name string) error {
-	object, err := s.getObject(ctx, namespace, name)
+	object, err := getObject(ctx, s.Options, namespace, name)
 	if err != nil {
 		return err
 	}
-	return s.output.print(s.Options, object)
+	return s.output.print(s.Out, object)
 }
 
 func (s *showOptions) showOne(ctx context.Context, namespace, name string, separate bool) error {
-	vm, err := s.GetVM(ctx, namespace, name)
+	vm, err := getVM(ctx, s.Options, namespace, name)
 	if err != nil {
 		return err
 	}
 	if separate {
 		_, _ = fmt.Fprintln(s.Out)
 	}
-	v := s.viewOf(vm)
+	d := newDescriber(s.Options)
+	v := d.viewOf(vm)
 	v.facts, v.steps = nil, nil
-	return s.printView(v)
+	return d.printView(s.Out, &v)
 }
 
 // tableOf returns what a VM is, where it runs, how to reach it and how much it uses.
-func (o *Options) tableOf(vm *api.VirtualMachine) []row {
+func (d describer) tableOf(vm *api.VirtualMachine) []row {
 	return []row{
 		{"Wanted", wantedText(vm)},
-		{"Since", o.sinceText(vm)},
+		{"Since", d.sinceText(vm)},
 		{"Runs on", placeText(vm)},
 		{"Image", imageText(vm)},
 		{"CPU", cpuText(vm)},
@@ -107,10 +100,10 @@ func (o *Options) tableOf(vm *api.VirtualMachine) []row {
 		{"Ports", portsText(vm)},
 		{"Probe", probeText(vm)},
 		{"At its end", endText(vm)},
-		{"In progress", strings.Join(o.operationFacts(vm), " ")},
-		{"Not applied", strings.Join(o.pendingFacts(vm), " ")},
+		{"In progress", strings.Join(d.operationFacts(vm), " ")},
+		{"Not applied", strings.Join(d.pendingFacts(vm), " ")},
 		{"Labels", labelsText(vm.Labels)},
-		{"Created", o.ageOf(vm.CreationTimestamp.Time) + " ago, in namespace " + vm.Namespace},
+		{"Created", ageText(d.now, vm.CreationTimestamp.Time) + " ago, in namespace " + vm.Namespace},
 	}
 }
 
@@ -121,11 +114,11 @@ func wantedText(vm *api.VirtualMachine) string {
 	return string(vm.Spec.Action)
 }
 
-func (o *Options) sinceText(vm *api.VirtualMachine) string {
+func (d describer) sinceText(vm *api.VirtualMachine) string {
 	if vm.Status.StartTime == nil || vm.Status.Server == nil {
 		return ""
 	}
-	text := fmt.Sprintf("last started %s ago, at %s", o.ageOf(vm.Status.StartTime.Time), instantText(vm.Status.StartTime.Time))
+	text := fmt.Sprintf("last started %s ago, at %s", ageText(d.now, vm.Status.StartTime.Time), instantText(vm.Status.StartTime.Time))
 	if n := vm.Status.RestartCount; n > 0 {
 		text += ", after " + servers.Count(int(n), "restart")
 	}

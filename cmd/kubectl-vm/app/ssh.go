@@ -34,7 +34,7 @@ const endDelay = 5 * time.Second
 
 // sshOptions are the flags of ssh, and those of cp that it shares.
 type sshOptions struct {
-	connection
+	*Options
 	user, identity string
 	port           uint16
 	options        []string
@@ -44,8 +44,8 @@ type sshOptions struct {
 
 // NewSSHCommand returns the verb ssh.
 func NewSSHCommand(o *Options) *cobra.Command {
-	s := &sshOptions{connection: connection{Options: o}}
-	cmd := s.newConnectCommand(&cobra.Command{
+	s := &sshOptions{Options: o}
+	cmd := joinGroup(o, &cobra.Command{
 		Use: "ssh [USER@]NAME [flags] [-- COMMAND [ARG...]]", DisableFlagsInUseLine: true,
 		Short: "Log in to a VM with the ssh of this computer",
 		Long: "Log in to a VM with the ssh of this computer, through Drover or, for a VM that is\n" +
@@ -55,7 +55,7 @@ func NewSSHCommand(o *Options) *cobra.Command {
 			"The VM's host key is accepted at the first login and then kept under the VM's UID:\n" +
 			"a VM that was deleted and created again is another host.",
 		Example: o.formatExamples("ssh debian@web", "ssh debian@web -- uptime"),
-		Args:    oneName(mayHaveCommand),
+		Args:    requireNameAndCommand(mayHaveCommand),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := s.readFlags(cmd); err != nil {
 				return err
@@ -79,7 +79,7 @@ func (s *sshOptions) runSSH(ctx context.Context, target string, command []string
 	if err != nil {
 		return err
 	}
-	vm, err := s.findVM(ctx, name)
+	vm, err := findReachableVM(ctx, s.Options, name)
 	if err != nil {
 		return err
 	}
@@ -114,17 +114,17 @@ type destination struct {
 	user string // who logs in unless the command line says it; empty if that is not known
 }
 
-// findVM returns a VM that takes connections.
-func (s *sshOptions) findVM(ctx context.Context, name string) (*api.VirtualMachine, error) {
-	namespace, err := s.Namespace()
+// findReachableVM returns a VM that accepts connections.
+func findReachableVM(ctx context.Context, o *Options, name string) (*api.VirtualMachine, error) {
+	namespace, err := o.Namespace()
 	if err != nil {
 		return nil, err
 	}
-	vm, err := s.GetVM(ctx, namespace, name)
+	vm, err := getVM(ctx, o, namespace, name)
 	if err != nil {
 		return nil, err
 	}
-	return vm, s.checkPower(vm)
+	return vm, checkPower(o.Program, vm)
 }
 
 // findDestination returns the destination that a VM is. The key of the host is stored under the VM's UID.
@@ -133,7 +133,7 @@ func (s *sshOptions) findDestination(vm *api.VirtualMachine) (destination destin
 	if err != nil {
 		return destination, err
 	}
-	self, err := s.selfCommand()
+	self, err := findSelf(s.Self)
 	if err != nil {
 		return destination, err
 	}
@@ -160,10 +160,10 @@ func loginUser(vm *api.VirtualMachine) string {
 	return catalogue.Shipped().User(name)
 }
 
-// selfCommand returns how this program is started again.
-func (s *sshOptions) selfCommand() ([]string, error) {
-	if s.Self != nil {
-		return s.Self, nil
+// findSelf returns the command that starts this program again, which is the file that runs if self names none.
+func findSelf(self []string) ([]string, error) {
+	if self != nil {
+		return self, nil
 	}
 	path, err := os.Executable()
 	return []string{path}, err

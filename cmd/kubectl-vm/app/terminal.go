@@ -4,6 +4,7 @@
 package app
 
 import (
+	"fmt"
 	"io"
 	"os"
 
@@ -35,12 +36,6 @@ func screenOf(w io.Writer) screen {
 	return s
 }
 
-// isInteractive reports whether a person can answer a question.
-func (o *Options) isInteractive() bool {
-	file, ok := o.In.(*os.File)
-	return ok && term.IsTerminal(int(file.Fd())) && screenOf(o.ErrOut).terminal
-}
-
 // style is how a text looks on a terminal with colors.
 type style string
 
@@ -70,4 +65,10 @@ func shortenText(text string, width int) string {
 		return text
 	}
 	return string(runes[:width-1]) + "…"
+}
+
+// printWarning prints a warning as kubectl does.
+func (o *Options) printWarning(text string) {
+	s := screenOf(o.ErrOut)
+	_, _ = fmt.Fprintf(o.ErrOut, "%s %s\n", s.paintText("Warning:", yellow), text)
 }

@@ -103,7 +103,7 @@ func TestBytesText(t *testing.T) {
 func TestEventsOfOddReasons(t *testing.T) {
 	events := []corev1.Event{{Reason: "äöüäöü", Message: "one"}, {Reason: "\x1b[31mé", Message: "two"}}
 	var b strings.Builder
-	(&Options{}).writeEvents(&b, screen{width: 40}, events, nil)
+	writeEvents(&b, screen{width: 40}, events, now)
 	if want := "\nLast events:\n  -   äöüäöü   one\n  -   ?[31mé   two\n"; b.String() != want {
 		t.Errorf("got %q, want %q", b.String(), want)
 	}

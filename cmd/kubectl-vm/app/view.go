@@ -5,7 +5,9 @@ package app
 
 import (
 	"fmt"
+	"io"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -21,24 +23,37 @@ const mostColumns = 100
 type view struct {
 	diagnosis
 	// table says what the VM is.
-	table     []row
-	network   *streamsapi.NetworkStatistics
-	events    []corev1.Event
-	eventsErr error
+	table   []row
+	network *streamsapi.NetworkStatistics
+	events  []corev1.Event
+	// eventsError says why the events could not be read.
+	eventsError string
 }
 
 // row is a line of the table.
 type row struct{ name, value string }
 
-// viewOf returns the view of a VM, without its events.
-func (o *Options) viewOf(vm *api.VirtualMachine) view {
-	return view{diagnosis: o.diagnoseVM(vm), table: o.tableOf(vm)}
+// describer describes VMs as they are at an instant, in the words of a user's command line.
+type describer struct {
+	// program and kubectl are how the user calls this program and kubectl.
+	program, kubectl string
+	now              time.Time
+}
+
+// newDescriber returns a describer for the present.
+func newDescriber(o *Options) describer {
+	return describer{program: o.Program, kubectl: o.Kubectl, now: o.Clock.Now()}
+}
+
+// viewOf returns the view of a VM, without its network and its events.
+func (d describer) viewOf(vm *api.VirtualMachine) view {
+	return view{diagnosis: d.diagnoseVM(vm), table: d.tableOf(vm)}
 }
 
 var verdictStyles = map[verdict]style{verdictHealthy: green, verdictWaiting: yellow, verdictNeedsYou: red}
 
-func (o *Options) printView(v view) error {
-	s := screenOf(o.Out)
+func (d describer) printView(out io.Writer, v *view) error {
+	s := screenOf(out)
 	s.width = min(s.width, mostColumns)
 	var b strings.Builder
 	b.WriteString(s.paintText(v.headline, bold+verdictStyles[v.verdict]) + ".\n")
@@ -53,9 +68,12 @@ func (o *Options) printView(v view) error {
 		writeIndented(&b, s, "", fact)
 	}
 	writeSteps(&b, s, v.steps)
-	o.writeNetwork(&b, s, v.network)
-	o.writeEvents(&b, s, v.events, v.eventsErr)
-	_, err := fmt.Fprint(o.Out, b.String())
+	writeNetwork(&b, s, v.network, d.now)
+	if v.eventsError != "" {
+		fmt.Fprintf(&b, "\n%s\n", s.paintText("Its events cannot be read: "+printable.Line(v.eventsError), faint))
+	}
+	writeEvents(&b, s, v.events, d.now)
+	_, err := fmt.Fprint(out, b.String())
 	return err
 }
 

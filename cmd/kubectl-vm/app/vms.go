@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -23,8 +24,8 @@ import (
 // resourceVMs is the name of VirtualMachines in paths and errors.
 const resourceVMs = "virtualmachines"
 
-// GetVM returns a VM of a namespace.
-func (o *Options) GetVM(ctx context.Context, namespace, name string) (*api.VirtualMachine, error) {
+// getVM returns a VM of a namespace.
+func getVM(ctx context.Context, o *Options, namespace, name string) (*api.VirtualMachine, error) {
 	vms, err := o.VMs(namespace)
 	if err != nil {
 		return nil, err
@@ -44,6 +45,12 @@ func (e *notFoundError) Error() string {
 	return fmt.Sprintf("%s %q not found in namespace %q", resourceVMs, e.name, e.namespace)
 }
 
+// isNotFound reports whether an error means that a VM does not exist, in a cluster that knows VMs.
+func isNotFound(err error) bool {
+	missing := (*notFoundError)(nil)
+	return errors.As(err, &missing)
+}
+
 // describeVMError says what is not found, and where.
 func describeVMError(err error, namespace, name string) error {
 	if apierrors.IsNotFound(err) && !isMissingAPI(err) {
@@ -54,7 +61,7 @@ func describeVMError(err error, namespace, name string) error {
 
 // getObject returns a VM as the API server has it, with fields that this version of the
 // program does not know.
-func (o *Options) getObject(ctx context.Context, namespace, name string) (*unstructured.Unstructured, error) {
+func getObject(ctx context.Context, o *Options, namespace, name string) (*unstructured.Unstructured, error) {
 	c, err := o.vmClient()
 	if err != nil {
 		return nil, err
@@ -79,7 +86,7 @@ func rawOf(answer rest.Result) ([]byte, error) {
 }
 
 // listObjects returns VMs as the API server has them.
-func (o *Options) listObjects(ctx context.Context, namespace string, opts metav1.ListOptions) (*unstructured.UnstructuredList, error) {
+func listObjects(ctx context.Context, o *Options, namespace string, opts metav1.ListOptions) (*unstructured.UnstructuredList, error) {
 	c, err := o.vmClient()
 	if err != nil {
 		return nil, err
@@ -128,7 +135,7 @@ func (l *listedVM) vm() api.VirtualMachine {
 }
 
 // listForTable returns VMs with the fields of listedVM alone.
-func (o *Options) listForTable(ctx context.Context, namespace string, opts metav1.ListOptions) ([]api.VirtualMachine, error) {
+func listForTable(ctx context.Context, o *Options, namespace string, opts metav1.ListOptions) ([]api.VirtualMachine, error) {
 	c, err := o.vmClient()
 	if err != nil {
 		return nil, err
@@ -163,4 +170,44 @@ func readList(r io.Reader) ([]api.VirtualMachine, error) {
 		vms[i] = list.Items[i].vm()
 	}
 	return vms, nil
+}
+
+// describeFor returns what to print about an error of one VM of several.
+func describeFor(o *Options, name string, err error) string {
+	if isNotFound(err) {
+		return err.Error()
+	}
+	return name + ": " + o.describeError(err)
+}
+
+// uidsPage is how many VMs are read at a time.
+const uidsPage = 500
+
+// readUIDs returns the UIDs of all VMs of the cluster, from the API itself.
+func readUIDs(ctx context.Context, o *Options) (map[types.UID]bool, error) {
+	c, err := o.vmClient()
+	if err != nil {
+		return nil, err
+	}
+	uids := map[types.UID]bool{}
+	for opts := (metav1.ListOptions{Limit: uidsPage}); ; {
+		raw, err := rawOf(c.Get().Resource(resourceVMs).VersionedParams(&opts, scheme.ParameterCodec).
+			SetHeader("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1").Do(ctx))
+		if err != nil {
+			return nil, err
+		}
+		var page metav1.PartialObjectMetadataList
+		if err := json.Unmarshal(raw, &page); err != nil {
+			return nil, fmt.Errorf("read the VMs: %w", err)
+		}
+		if page.Kind != "PartialObjectMetadataList" {
+			return nil, fmt.Errorf("the API server answers with a %q", page.Kind)
+		}
+		for i := range page.Items {
+			uids[page.Items[i].UID] = true
+		}
+		if opts.Continue = page.Continue; opts.Continue == "" {
+			return uids, nil
+		}
+	}
 }

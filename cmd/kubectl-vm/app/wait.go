@@ -18,6 +18,9 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
+// defaultWait is how long a wait lasts unless --timeout says otherwise.
+const defaultWait = 10 * time.Minute
+
 // Errors of a wait for one VM.
 var (
 	errDeletedMeanwhile = errors.New("it was deleted meanwhile")
@@ -97,12 +100,12 @@ type waiter struct {
 
 // awaitVMs waits until the wait for every VM has ended. What ends it before is an error of those
 // that are left, unless it is the user's Ctrl-C, which is returned.
-func (o *Options) awaitVMs(ctx context.Context, w *waiter) error {
+func awaitVMs(ctx context.Context, o *Options, w *waiter) error {
 	if len(w.open) == 0 {
 		return nil
 	}
 	namespace, opts := w.scope()
-	err := o.followVMs(ctx, namespace, opts, observer{all: w.seeAll, one: w.seeOne})
+	err := followVMs(ctx, o, namespace, opts, observer{all: w.seeAll, one: w.seeOne})
 	if errors.Is(err, context.Canceled) {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -40,16 +41,16 @@ type observer struct {
 // follower lists and watches VMs until its observer has seen enough. It outlasts an API server
 // that restarts.
 type follower struct {
-	*Options
-	opts metav1.ListOptions
+	clock clock.Clock
+	opts  metav1.ListOptions
 	observer
 	list, watch client.VirtualMachineInterface
 }
 
 // followVMs calls an observer with the VMs of a namespace, or of all with "", until that has seen
 // enough or ctx ends. The cluster has answered before, so no failure of it is final.
-func (o *Options) followVMs(ctx context.Context, namespace string, opts metav1.ListOptions, see observer) (err error) {
-	f := &follower{Options: o, opts: opts, observer: see}
+func followVMs(ctx context.Context, o *Options, namespace string, opts metav1.ListOptions, see observer) (err error) {
+	f := &follower{clock: o.Clock, opts: opts, observer: see}
 	if f.list, err = o.VMs(namespace); err != nil {
 		return err
 	}
@@ -77,7 +78,7 @@ func (f *follower) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return endOf(ctx)
-		case <-f.Clock.After(pause):
+		case <-f.clock.After(pause):
 		}
 	}
 }
