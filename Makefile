@@ -154,7 +154,7 @@ vulncheck: ## look for known vulnerabilities in what is linked; asks vuln.go.dev
 	hack/vulncheck.sh
 
 .PHONY: generate
-generate: ## write what is generated from API types, chart, flags and advice: deep copies, CRD, config/, client/, docs/{api,flags,troubleshooting}.md
+generate: ## write what is generated from API types, chart, flags, policies and advice: deep copies, CRD, config/, client/, docs/{api,flags,rights,troubleshooting}.md
 	hack/update-codegen.sh
 
 .PHONY: verify

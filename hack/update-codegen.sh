@@ -6,7 +6,7 @@
 # beside them, the CRD in config/crd and charts/drover, the reference docs/api.md, and
 # under client/ the apply configurations, clientset, listers and informers. It also
 # copies the roles of config/ that the chart installs, renders the rest of config/ from the
-# chart, and writes docs/flags.md and the table of docs/troubleshooting.md from the programs.
+# chart, and writes docs/flags.md, docs/rights.md and the table of docs/troubleshooting.md from the programs.
 #
 #     hack/update-codegen.sh [DIR]
 #
@@ -79,7 +79,7 @@ tool crd-ref-docs --log-level=ERROR --renderer=markdown --source-path=apis \
 	--config="${here}/hack/api-docs/config.yaml" --templates-dir="${here}/hack/api-docs" \
 	--output-path=docs/api.md
 
-echo "docs/flags.md, docs/troubleshooting.md" # with the flags of the build, whose packages it shares
+echo "docs/flags.md, docs/rights.md, docs/troubleshooting.md" # with the flags of the build, whose packages it shares
 GOFLAGS="-trimpath -buildvcs=false ${GOFLAGS}" go -C "${here}/standalone" run ./internal/reference "${root}/docs"
 
 echo "client/applyconfiguration"

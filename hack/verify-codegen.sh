@@ -9,7 +9,7 @@ set -o errexit -o nounset -o pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 readonly root
-readonly generated=(apis client config/crd charts/drover/files docs/api.md docs/flags.md docs/troubleshooting.md config/rbac/rbac.yaml config/manager/manager.yaml config/streams/streams.yaml)
+readonly generated=(apis client config/crd charts/drover/files docs/api.md docs/flags.md docs/rights.md docs/troubleshooting.md config/rbac/rbac.yaml config/manager/manager.yaml config/streams/streams.yaml)
 readonly programs=(cmd internal standalone)
 
 # What was found up to date once is so in every checkout of the same files.

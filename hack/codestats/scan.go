@@ -121,7 +121,7 @@ func (s *stats) kindOf(relative string) *size {
 		return &s.yaml
 	case extension != ".md":
 		return nil
-	case relative == "docs/api.md", relative == "docs/flags.md", relative == "docs/troubleshooting.md":
+	case relative == "docs/api.md", relative == "docs/flags.md", relative == "docs/rights.md", relative == "docs/troubleshooting.md":
 		return &s.generated
 	case relative == "README.md":
 		return &s.readme

@@ -43,7 +43,7 @@ func main() {
 		_, err = unix.Write(memory, []byte("no program"))
 	}
 	if err == nil && t.IsBroken {
-		err = confine.DenyStarts(t.Handle)
+		err = confine.DenyStarts(t.Handle, confine.Rights{MaySignal: true, MayConnect: true})
 	}
 	if err != nil {
 		panic(err)

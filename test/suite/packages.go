@@ -84,6 +84,7 @@ var packages = []testPackage{
 	{"standalone/internal/port", cached, 32},
 	{"standalone/internal/preset", cached, 32},
 	{"standalone/internal/purge", cached, 32},
+	{"standalone/internal/reference/rights", cached, 32},
 	{"standalone/internal/runstate", cached, 32},
 	{"standalone/internal/status", cached, 32},
 	{"standalone/internal/storequota", cached, 32},

@@ -219,11 +219,11 @@ func (p Place) start(ctx context.Context, program *supervisor.Program, lock *os.
 	}
 	defer control.CloseFiles(log)
 	return p.StartAs(func(user *confine.User) error {
-		cmd, policy := confine.CommandOf(context.WithoutCancel(ctx), program.File(), supervisor.ProgramName, []*os.File{lock, listener},
+		cmd, policy := confine.CommandOf(context.WithoutCancel(ctx), program.File(), supervisor.ProgramName, []*os.File{lock, listener}, Rights,
 			Command, supervisor.MachineOption, p.UUID, program.Digest())
 		cmd.Env = append(cmd.Env, "GOMAXPROCS=1", "GOMEMLIMIT=64MiB")
 		cmd.Stderr = log
-		policy.User, policy.Dir, policy.MayPair = user, p.Path, true
+		policy.User, policy.Dir = user, p.Path
 		if err := confine.Start(cmd, policy); err != nil {
 			return err
 		}

@@ -36,6 +36,9 @@ const (
 	acceptAgain = 100 * time.Millisecond
 )
 
+// Rights are the rights of the broker.
+var Rights = confine.Rights{MayPair: true}
+
 // Main is the program, and returns its exit code. It ends once it has no machine, and no driver is connected. It may be
 // killed at any time: the driver starts another.
 func Main(ctx context.Context, arguments []string) int {
@@ -47,7 +50,7 @@ func Main(ctx context.Context, arguments []string) int {
 }
 
 func run(ctx context.Context, arguments []string) error {
-	if err := confine.DenyStarts(noHandle, unix.SYS_SOCKETPAIR); err != nil {
+	if err := confine.DenyStarts(noHandle, Rights); err != nil {
 		return err
 	}
 	for fd := lockFD; fd < lastFD; fd++ {

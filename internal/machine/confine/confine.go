@@ -50,6 +50,12 @@ type Policy struct {
 	Devices []string
 	// Reopen are open files that may be opened again for reading.
 	Reopen []*os.File
+
+	Rights
+}
+
+// Rights are the rights of a kind of program, which all programs of that kind have.
+type Rights struct {
 	// MayConnect allows internet sockets, and queries to the kernel about its routes. No socket may listen at a
 	// port.
 	MayConnect bool
@@ -90,14 +96,21 @@ func Command(ctx context.Context, program string, arguments ...string) *exec.Cmd
 	return cmd
 }
 
-// CommandOf returns a Command that executes an open program through its descriptor, and a policy that
-// allows only that and os.DevNull. The command inherits files, followed by the program.
-func CommandOf(ctx context.Context, program *os.File, name string, files []*os.File, arguments ...string) (*exec.Cmd, Policy) {
+// CommandOf returns a Command that executes an open program through its descriptor, and its policy. The command
+// inherits files, followed by the program.
+func CommandOf(ctx context.Context, program *os.File, name string, files []*os.File, rights Rights, arguments ...string) (*exec.Cmd, Policy) {
 	path := func(fd uintptr) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
 	cmd := Command(ctx, path(uintptr(firstFile+len(files))), arguments...)
 	cmd.Args[0] = name
 	cmd.ExtraFiles = append(slices.Clone(files), program)
-	return cmd, Policy{ABI: ABI(), Execute: []string{path(program.Fd())}, Devices: []string{os.DevNull}}
+	policy := PolicyOf(path(program.Fd()), rights)
+	policy.ABI = ABI()
+	return cmd, policy
+}
+
+// PolicyOf returns the policy of a program of Drover: by their paths it can use only its file and os.DevNull.
+func PolicyOf(path string, rights Rights) Policy {
+	return Policy{Execute: []string{path}, Devices: []string{os.DevNull}, Rights: rights}
 }
 
 // Start starts a command, which Command has made, under a policy.
@@ -241,7 +254,7 @@ func (p Policy) restrictThread(ruleset *os.File) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("setting no_new_privs: %w", err)
 	}
-	if err := installFilter(makeFilter(p), 0); err != nil {
+	if err := installFilter(makeFilter(p.Rights), 0); err != nil {
 		return err
 	}
 	if ruleset == nil {

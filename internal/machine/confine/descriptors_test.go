@@ -85,11 +85,11 @@ var descriptorCalls = map[string]struct {
 // the programs which follow it may not make the dangerous ones either.
 func TestDescriptors(t *testing.T) {
 	t.Parallel()
-	qemu := runFilters(t, makeFilter(Policy{}))
+	qemu := runFilters(t, makeFilter(Rights{}))
 	others := map[string]func(systemCall) bool{
-		"supervisor": runFilters(t, makeFilter(Policy{MayConnect: true, MaySignal: true}), makeStartFilter(handle, nil)),
-		"broker":     runFilters(t, makeFilter(Policy{MayPair: true}), makeStartFilter(-1, []uintptr{unix.SYS_SOCKETPAIR})),
-		"converter":  runFilters(t, makeFilter(Policy{}), makeStartFilter(-1, nil)),
+		"supervisor": runFilters(t, makeFilter(Rights{MayConnect: true, MaySignal: true}), makeStartFilter(handle, Rights{})),
+		"broker":     runFilters(t, makeFilter(Rights{MayPair: true}), makeStartFilter(-1, Rights{MayPair: true})),
+		"converter":  runFilters(t, makeFilter(Rights{}), makeStartFilter(-1, Rights{})),
 	}
 	mayMake := map[string][]string{"supervisor": {"a socket", "a routing socket"}, "broker": {"a pair of sockets"}}
 	for name, row := range descriptorCalls {
@@ -120,7 +120,7 @@ var qemuMay = map[uintptr]string{
 // An attacker who has taken both would have QEMU make it and pass it on.
 func TestNoWayRound(t *testing.T) {
 	t.Parallel()
-	qemu, supervisor := runFilters(t, makeFilter(Policy{})), runFilters(t, makeStartFilter(handle, nil))
+	qemu, supervisor := runFilters(t, makeFilter(Rights{})), runFilters(t, makeStartFilter(handle, Rights{}))
 	may := maps.Clone(qemuMay)
 	for _, call := range slices.Concat(legacyStarts, duplicatingCalls) {
 		may[call] = "an older form of one that is named"
@@ -139,7 +139,7 @@ func TestNoWayRound(t *testing.T) {
 // other numbers.
 func TestHandleStays(t *testing.T) {
 	t.Parallel()
-	supervisor := runFilters(t, makeStartFilter(handle, nil))
+	supervisor := runFilters(t, makeStartFilter(handle, Rights{}))
 	calls := map[string]systemCall{"close": {unix.SYS_CLOSE, [3]uint32{handle}}, "close_range": {number: unix.SYS_CLOSE_RANGE}}
 	for _, call := range duplicatingCalls {
 		calls[fmt.Sprint("duplicate by ", call)] = systemCall{call, [3]uint32{9, handle}}

@@ -104,13 +104,19 @@ func findPolicy(ctx context.Context, program string) (Policy, error) {
 	if err != nil {
 		return Policy{}, fmt.Errorf("querying where its firmware is: %w", err)
 	}
-	prefix := filepath.Dir(filepath.Dir(path))
-	own := []string{filepath.Join(prefix, "lib"), filepath.Join(prefix, "lib64")}
-	policy := Policy{
-		ABI: abi, Execute: append(loader, path), Devices: []string{os.DevNull},
-		Read: slices.Concat(systemFiles, firmwareDirs, strings.Fields(string(firmware)), own),
-	}
+	policy := PolicyOfQEMU(path, loader, strings.Fields(string(firmware)))
+	policy.ABI = abi
 	return policy, tryPolicy(ctx, path, policy)
+}
+
+// PolicyOfQEMU returns the policy of a QEMU with the program that loads it, and with its folders of firmware.
+func PolicyOfQEMU(path string, loader, firmware []string) Policy {
+	prefix := filepath.Dir(filepath.Dir(path))
+	libraries := []string{filepath.Join(prefix, "lib"), filepath.Join(prefix, "lib64")}
+	return Policy{
+		Execute: append(loader, path), Devices: []string{os.DevNull},
+		Read: slices.Concat(systemFiles, firmwareDirs, firmware, libraries),
+	}
 }
 
 // tryPolicy runs a QEMU that loads a machine's firmware and its emulator, and ends.

@@ -49,17 +49,24 @@ func failCall(err unix.Errno) bpf.Instruction {
 }
 
 // makeFilter returns the program that the kernel runs for each system call.
-func makeFilter(p Policy) []bpf.Instruction {
+func makeFilter(r Rights) []bpf.Instruction {
+	sockets := skipListen
+	if r.MayConnect {
+		sockets = filterSockets
+	}
+	return slices.Concat(filterArchitecture, sockets, allowBut(baseRules, r.deniedCalls()))
+}
+
+// deniedCalls returns the system calls that makeFilter denies whatever their arguments are.
+func (r Rights) deniedCalls() []uintptr {
 	denied := slices.Clone(deniedCalls)
-	if !p.MayPair {
+	if !r.MayPair {
 		denied = append(denied, unix.SYS_SOCKETPAIR)
 	}
-	if p.MayConnect {
-		denied = append(denied, unix.SYS_LISTEN) // listening gives a socket without an address one
-		return slices.Concat(filterArchitecture, filterSockets, allowBut(baseRules, denied))
+	if r.MayConnect {
+		return append(denied, unix.SYS_LISTEN) // listening gives a socket without an address one
 	}
-	denied = append(denied, unix.SYS_SOCKET, unix.SYS_CONNECT)
-	return slices.Concat(filterArchitecture, skipListen, allowBut(baseRules, denied))
+	return append(denied, unix.SYS_SOCKET, unix.SYS_CONNECT)
 }
 
 // skipListen is the part of a filter by which listen(2) succeeds without an effect. The sockets that QEMU gets listen
@@ -77,6 +84,7 @@ type argumentRule struct {
 	argument uint32
 	test     bpf.JumpTest
 	value    uint32
+	prevents string // for people
 }
 
 // allowBut allows a call that passes all rules for it and is not denied.
@@ -105,17 +113,25 @@ func allowBut(rules []argumentRule, denied []uintptr) (program []bpf.Instruction
 // descriptors into another process; nor a file with an owner, which signals it. No socket lingers: a program to which it
 // is sent would wait in the kernel when it closes it, whatever deadline it has (SO_LINGER of socket(7)).
 var baseRules = []argumentRule{
-	{unix.SYS_CLONE, 0, bpf.JumpBitsNotSet, newNamespaces},
-	{unix.SYS_PRLIMIT64, 0, bpf.JumpEqual, 0},
-	{unix.SYS_SECCOMP, 1, bpf.JumpBitsNotSet, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER},
-	{unix.SYS_FCNTL, 1, bpf.JumpNotEqual, unix.F_SETOWN},
-	{unix.SYS_FCNTL, 1, bpf.JumpNotEqual, unix.F_SETOWN_EX},
-	{unix.SYS_IOCTL, 1, bpf.JumpNotEqual, fioSetOwn},
-	{unix.SYS_IOCTL, 1, bpf.JumpNotEqual, unix.SIOCSPGRP},
-	{unix.SYS_GETSOCKOPT, 2, bpf.JumpNotEqual, unix.SO_PEERPIDFD},
-	{unix.SYS_SETSOCKOPT, 2, bpf.JumpNotEqual, unix.SO_PASSPIDFD},
-	{unix.SYS_SETSOCKOPT, 2, bpf.JumpNotEqual, unix.SO_LINGER},
+	{unix.SYS_CLONE, 0, bpf.JumpBitsNotSet, newNamespaces, "new namespaces"},
+	{unix.SYS_PRLIMIT64, 0, bpf.JumpEqual, 0, "limits of other processes"},
+	{unix.SYS_SECCOMP, 1, bpf.JumpBitsNotSet, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, "filters with a listener"},
+	{unix.SYS_FCNTL, 1, bpf.JumpNotEqual, unix.F_SETOWN, ownedFiles},
+	{unix.SYS_FCNTL, 1, bpf.JumpNotEqual, unix.F_SETOWN_EX, ownedFiles},
+	{unix.SYS_IOCTL, 1, bpf.JumpNotEqual, fioSetOwn, ownedFiles},
+	{unix.SYS_IOCTL, 1, bpf.JumpNotEqual, unix.SIOCSPGRP, ownedFiles},
+	{unix.SYS_GETSOCKOPT, 2, bpf.JumpNotEqual, unix.SO_PEERPIDFD, peerHandles},
+	{unix.SYS_SETSOCKOPT, 2, bpf.JumpNotEqual, unix.SO_PASSPIDFD, peerHandles},
+	{unix.SYS_SETSOCKOPT, 2, bpf.JumpNotEqual, unix.SO_LINGER, "sockets that linger"},
 }
+
+// What several rules prevent.
+const (
+	ownedFiles  = "files that signal a process"
+	peerHandles = "handles on a peer"
+	keptHandle  = "losing the handle on the process that it may signal"
+	signals     = "signals to other processes"
+)
 
 // fioSetOwn is FIOSETOWN, which the library lacks.
 const fioSetOwn = 0x8901
@@ -185,15 +201,15 @@ var startedCalls = slices.Concat(legacyStarts, []uintptr{
 func startRules(handle int) []argumentRule {
 	own, number := uint32(unix.Getpid()), uint32(handle) //nolint:gosec // positive, and a descriptor
 	rules := append(slices.Clone(baseRules),
-		argumentRule{unix.SYS_CLONE, 0, bpf.JumpBitsSet, unix.CLONE_THREAD},
-		argumentRule{unix.SYS_CLONE, 0, bpf.JumpBitsNotSet, unix.CLONE_PIDFD},
-		argumentRule{unix.SYS_SOCKET, 0, bpf.JumpNotEqual, unix.AF_UNIX},
-		argumentRule{unix.SYS_KILL, 0, bpf.JumpEqual, own},
-		argumentRule{unix.SYS_TGKILL, 0, bpf.JumpEqual, own},
-		argumentRule{unix.SYS_PIDFD_SEND_SIGNAL, 0, bpf.JumpEqual, number},
-		argumentRule{unix.SYS_CLOSE, 0, bpf.JumpNotEqual, number})
+		argumentRule{unix.SYS_CLONE, 0, bpf.JumpBitsSet, unix.CLONE_THREAD, "new processes, unlike threads"},
+		argumentRule{unix.SYS_CLONE, 0, bpf.JumpBitsNotSet, unix.CLONE_PIDFD, "handles on a process"},
+		argumentRule{unix.SYS_SOCKET, 0, bpf.JumpNotEqual, unix.AF_UNIX, "unix sockets"},
+		argumentRule{unix.SYS_KILL, 0, bpf.JumpEqual, own, signals},
+		argumentRule{unix.SYS_TGKILL, 0, bpf.JumpEqual, own, signals},
+		argumentRule{unix.SYS_PIDFD_SEND_SIGNAL, 0, bpf.JumpEqual, number, "signals but through the handle that it was given"},
+		argumentRule{unix.SYS_CLOSE, 0, bpf.JumpNotEqual, number, keptHandle})
 	for _, call := range duplicatingCalls {
-		rules = append(rules, argumentRule{call, 1, bpf.JumpNotEqual, number})
+		rules = append(rules, argumentRule{call, 1, bpf.JumpNotEqual, number, keptHandle})
 	}
 	return rules
 }
@@ -201,15 +217,19 @@ func startRules(handle int) []argumentRule {
 // DenyStarts permanently takes from this program the rights that only a program needs that starts others. Afterwards it
 // makes no process, executes no program, opens no file, listens at no port, has only the Unix sockets that it was
 // given, and signals only the process of a handle. Other processes of its user cannot read its memory either. The
-// system calls of except stay allowed.
-func DenyStarts(handle int, except ...uintptr) error {
+// program has been started with the rights.
+func DenyStarts(handle int, r Rights) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("becoming unreadable: %w", err)
 	}
-	return installFilter(makeStartFilter(handle, except), unix.SECCOMP_FILTER_FLAG_TSYNC)
+	return installFilter(makeStartFilter(handle, r), unix.SECCOMP_FILTER_FLAG_TSYNC)
 }
 
-func makeStartFilter(handle int, except []uintptr) []bpf.Instruction {
-	denied := slices.DeleteFunc(slices.Clone(startedCalls), func(call uintptr) bool { return slices.Contains(except, call) })
-	return slices.Concat(filterArchitecture, allowBut(startRules(handle), denied))
+func makeStartFilter(handle int, r Rights) []bpf.Instruction {
+	return slices.Concat(filterArchitecture, allowBut(startRules(handle), r.startedCalls()))
+}
+
+// startedCalls returns the system calls that makeStartFilter denies whatever their arguments are.
+func (r Rights) startedCalls() []uintptr {
+	return slices.DeleteFunc(slices.Clone(startedCalls), func(call uintptr) bool { return r.MayPair && call == unix.SYS_SOCKETPAIR })
 }

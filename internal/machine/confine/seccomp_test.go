@@ -4,7 +4,6 @@
 package confine
 
 import (
-	"encoding/binary"
 	"testing"
 
 	"golang.org/x/net/bpf"
@@ -16,7 +15,7 @@ import (
 // TestFilter checks what the filter answers to system calls.
 func TestFilter(t *testing.T) {
 	t.Parallel()
-	filter := newFilter(t, makeFilter(Policy{}))
+	filter := newFilter(t, makeFilter(Rights{}))
 	const (
 		allowed = unix.SECCOMP_RET_ALLOW
 		denied  = unix.SECCOMP_RET_ERRNO | int(unix.EPERM)
@@ -58,7 +57,7 @@ func TestFilter(t *testing.T) {
 // TestSockets checks which sockets a program may have that connects to others, and that another has none.
 func TestSockets(t *testing.T) {
 	t.Parallel()
-	none, connecting := newFilter(t, makeFilter(Policy{})), newFilter(t, makeFilter(Policy{MayConnect: true}))
+	none, connecting := newFilter(t, makeFilter(Rights{})), newFilter(t, makeFilter(Rights{MayConnect: true}))
 	const allowed, denied = unix.SECCOMP_RET_ALLOW, unix.SECCOMP_RET_ERRNO | int(unix.EPERM)
 	for name, c := range map[string]struct {
 		arguments []uint32
@@ -98,17 +97,8 @@ func TestSockets(t *testing.T) {
 // newFilter returns what answers a system call by a filter.
 func newFilter(t *testing.T, program []bpf.Instruction) func(arch, number uint32, arguments ...uint32) int {
 	t.Helper()
-	filter, err := bpf.NewVM(program)
-	assert.NoError(t, err)
 	return func(arch, number uint32, arguments ...uint32) int {
-		// The virtual machine reads numbers in network order, and the kernel in host order.
-		data := make([]byte, 64)
-		binary.BigEndian.PutUint32(data[callNumber:], number)
-		binary.BigEndian.PutUint32(data[callArch:], arch)
-		for i, argument := range arguments {
-			binary.BigEndian.PutUint32(data[lowerHalf(uint32(i)):], argument)
-		}
-		got, err := filter.Run(data)
+		got, err := runFilter(program, arch, number, arguments...)
 		assert.NoError(t, err)
 		return got
 	}
@@ -118,7 +108,7 @@ func newFilter(t *testing.T, program []bpf.Instruction) func(arch, number uint32
 // name.
 func TestStartFilter(t *testing.T) {
 	t.Parallel()
-	filter := newFilter(t, makeStartFilter(7, nil))
+	filter := newFilter(t, makeStartFilter(7, Rights{}))
 	for name, c := range map[string]struct{ got, want int }{
 		"another architecture": {filter(unix.AUDIT_ARCH_I386, 11), unix.SECCOMP_RET_ERRNO | int(unix.ENOSYS)},
 		"accept":               {filter(auditArch, unix.SYS_ACCEPT4, 3), unix.SECCOMP_RET_ALLOW},

@@ -54,7 +54,7 @@ func runDenied() {
 		_, err = unix.Write(program, []byte("#!/bin/true\n"))
 	}
 	runtime.LockOSThread() // of which the filter takes it
-	err = errors.Join(err, unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), DenyStarts(deniedHandle))
+	err = errors.Join(err, unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), DenyStarts(deniedHandle, Rights{}))
 	runtime.UnlockOSThread()
 	if err != nil {
 		panic(err)

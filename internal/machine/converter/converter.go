@@ -193,7 +193,7 @@ func (c Converter) startProgram(ctx context.Context, s streams) (*exec.Cmd, erro
 	var cmd *exec.Cmd
 	err = startAs(func(user *confine.User) error {
 		var policy confine.Policy
-		cmd, policy = confine.CommandOf(ctx, program, "drover-machine", []*os.File{s.out}, Command)
+		cmd, policy = confine.CommandOf(ctx, program, "drover-machine", []*os.File{s.out}, Rights, Command)
 		policy.User = user
 		cmd.Env = append(cmd.Env, "GOMAXPROCS=2", "GOMEMLIMIT="+memoryLimit)
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = s.in, s.result, s.printed

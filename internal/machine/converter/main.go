@@ -47,6 +47,9 @@ func runMain(arguments []string) error {
 	return json.NewEncoder(os.Stdout).Encode(result)
 }
 
+// Rights are the rights of the converter.
+var Rights confine.Rights
+
 // confineSelf takes from this process all that it does not need, before it reads anything.
 func confineSelf() error {
 	debug.SetGCPercent(gcPercent)
@@ -58,5 +61,5 @@ func confineSelf() error {
 			return fmt.Errorf("limiting resource %d: %w", resource, err)
 		}
 	}
-	return confine.DenyStarts(noHandle)
+	return confine.DenyStarts(noHandle, Rights)
 }

@@ -108,6 +108,9 @@ func (c Config) Arguments(files *Files) ([]string, error) {
 	return c.arguments(), nil
 }
 
+// Sandbox is the filter that QEMU applies to itself.
+const Sandbox = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+
 // arguments returns the command line. Text that a user chose is in JSON or in a separate
 // argument, never in an option with commas.
 func (c Config) arguments() []string {
@@ -121,7 +124,7 @@ func (c Config) arguments() []string {
 		"-smp", strconv.FormatInt(c.CPUs, 10),
 		"-m", strconv.FormatInt(c.MemoryBytes/(1<<20), 10) + "M",
 		"-S", "-action", "shutdown=pause,panic=pause",
-		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+		"-sandbox", Sandbox,
 		"-chardev", socketDevice("ctl", controlFD),
 		"-mon", "chardev=ctl,mode=control",
 		"-chardev", socketDevice("events", eventsFD),

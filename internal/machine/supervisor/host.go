@@ -100,7 +100,7 @@ func MainOnHost(ctx context.Context, open NetworkOpener) int {
 }
 
 func runOnHost(ctx context.Context, open NetworkOpener, log logr.Logger) error {
-	if err := confine.DenyStarts(processFD); err != nil {
+	if err := confine.DenyStarts(processFD, Rights); err != nil {
 		return err
 	}
 	config, err := readConfig(os.NewFile(configFD, "config"))

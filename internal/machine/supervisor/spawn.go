@@ -57,6 +57,9 @@ type Order struct {
 	Errors *os.File
 }
 
+// Rights are the rights of the supervisor of a machine on a host.
+var Rights = confine.Rights{MaySignal: true, MayConnect: true}
+
 // Spawn starts the program, confined. The caller closes its files, and waits for the process.
 func Spawn(ctx context.Context, o Order) (*exec.Cmd, error) {
 	o.Config.Version, o.Config.Ports = Version, slices.Collect(maps.Keys(o.Ports))
@@ -72,10 +75,10 @@ func Spawn(ctx context.Context, o Order) (*exec.Cmd, error) {
 	for _, p := range o.Config.Ports {
 		files = append(files, o.Ports[p])
 	}
-	cmd, policy := confine.CommandOf(context.WithoutCancel(ctx), o.Program, ProgramName, files, FollowCommand, MachineOption, o.UUID)
+	cmd, policy := confine.CommandOf(context.WithoutCancel(ctx), o.Program, ProgramName, files, Rights, FollowCommand, MachineOption, o.UUID)
 	cmd.Env = append(cmd.Env, "GOMAXPROCS=1", "GOMEMLIMIT=64MiB")
 	cmd.Stderr = o.Errors
-	policy.User, policy.Dir, policy.MaySignal, policy.MayConnect = o.User, o.Dir, true, true
+	policy.User, policy.Dir = o.User, o.Dir
 	err = confine.Start(cmd, policy)
 	if errors.Is(err, unix.EACCES) {
 		err = fmt.Errorf("%w: every user must be able to execute it, and its file system must not be mounted with noexec", err)

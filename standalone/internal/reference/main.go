@@ -2,11 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command reference writes the pages that say what the programs say themselves: docs/flags.md,
-// and the table of reasons in docs/troubleshooting.md. hack/update-codegen.sh runs it.
+// docs/rights.md, and the table of reasons in docs/troubleshooting.md. hack/update-codegen.sh runs it.
 package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,17 +19,25 @@ import (
 	"cloudnative.tw/drover/cmd/drover-controller/app"
 	"cloudnative.tw/drover/cmd/kubectl-vm/advice"
 	"cloudnative.tw/drover/standalone/internal/program"
+	"cloudnative.tw/drover/standalone/internal/reference/rights"
 )
 
 func main() {
-	if err := run(os.Args[1]); err != nil {
+	if err := run(context.Background(), os.Args[1]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func run(docs string) error {
+func run(ctx context.Context, docs string) error {
 	if err := os.WriteFile(filepath.Join(docs, "flags.md"), flagsPage(), 0o644); err != nil {
+		return err
+	}
+	rightsPage, err := rights.Page(ctx)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(docs, "rights.md"), rightsPage, 0o644); err != nil {
 		return err
 	}
 	path := filepath.Join(docs, "troubleshooting.md")
