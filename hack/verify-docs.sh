@@ -4,7 +4,8 @@
 #
 # Fails when the pages are out of date: a make target that does not exist; a link to a
 # file or heading that does not exist; a line of more than 90 columns that is not of a
-# table, a code block, a comment or a link.
+# table, a code block, a comment or a link; a decision that revises another one, which
+# does not say so.
 set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -42,6 +43,27 @@ done < <(LC_ALL=C awk '
 	{ gsub(/\]\([^)]*\)/, "]"); gsub(/https?:[^ )]*/, "") }
 	length > 90 { print FILENAME ":" FNR ": " length " columns, at most 90" }
 ' "${pages[@]}")
+
+# revisions RELATION prints "REVISING REVISED" for each decision that names another one so at its top.
+revisions() {
+	awk -v relation="$1" '
+		FNR == 1 { own = substr(FILENAME, length("docs/adr/") + 1, 4); top = 1; named = 0 }
+		FNR > 2 && /^$/ { top = 0 }
+		top && FNR > 2 {
+			for (i = 1; i <= NF; i++) {
+				if ($i == "Revises" || $i == "Revised") named = $i == relation
+				if (named && match($i, /^\[[0-9]+\]/)) {
+					other = substr($i, 2, 4)
+					print relation == "Revises" ? own " " other : other " " own
+				}
+			}
+		}
+	' docs/adr/[0-9]*.md | sort
+}
+
+while read -r revising revised; do
+	report_error "docs/adr: ${revising} and ${revised}: one says that ${revising} revises ${revised}, and the other does not"
+done < <(comm -3 <(revisions Revises) <(revisions Revised) | tr -d '\t')
 
 [[ "${stale}" -eq 0 ]] || exit 1
 echo "The docs are up to date."
