@@ -11,7 +11,7 @@ package main
 import (
 	"os"
 
-	"cloudnative.tw/drover/internal/machine/supervisor"
+	"cloudnative.tw/drover/internal/machine/installation"
 	"cloudnative.tw/drover/standalone/internal/embedded"
 	"cloudnative.tw/drover/standalone/internal/program"
 )
@@ -20,6 +20,6 @@ import (
 var droverVersion = "dev"
 
 func main() {
-	supervisor.Embedded = embedded.Machine()
+	installation.Embedded = embedded.Machine()
 	os.Exit(program.Program{Version: droverVersion, Up: runUp}.Main())
 }

@@ -153,7 +153,7 @@ var All = []Bug{
 		{"internal/driver/qemu/instance/host.go", "	if err := h.KillStrays(ctx, uid); err != nil {\n", "	if BUG {\n		return nil\n	}\n	if err := h.KillStrays(ctx, uid); err != nil {\n"},
 	}},
 	{"qemu-ends-with-supervisor", "", []Edit{{
-		"internal/machine/supervisor/place.go", "	return now.startSupervisor(ctx, lock)\n", "	if BUG && !now.Config.StartedAt.IsZero() {\n		_ = now.Kill(ctx)\n	}\n	return now.startSupervisor(ctx, lock)\n",
+		"internal/machine/supervised/reach.go", "	return now.startSupervisor(ctx, lock)\n", "	if BUG && !now.Config.StartedAt.IsZero() {\n		_ = now.Machine.Kill(ctx)\n	}\n	return now.startSupervisor(ctx, lock)\n",
 	}}},
 	{"supervisor-missing-as-end", "", []Edit{{
 		"internal/driver/qemu/instance/observe.go", "	if inst.On, err = isOn(inst.Machine); err != nil || !inst.On {\n", "	inst.On, err = isOn(inst.Machine)\n	if BUG && inst.On && inst.Phase == record.PhaseOn {\n		inst.On, err = inst.Supervisor().IsSupervised()\n	}\n	if err != nil || !inst.On {\n",

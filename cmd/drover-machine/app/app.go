@@ -31,6 +31,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/broker"
 	"cloudnative.tw/drover/internal/machine/converter"
 	"cloudnative.tw/drover/internal/machine/description"
+	"cloudnative.tw/drover/internal/machine/installation"
 	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
@@ -71,7 +72,7 @@ func (o *options) addPlaces(flags *flag.FlagSet) {
 }
 
 // processName is the name of the program in tools such as top: drivers execute it by a descriptor.
-var processName = append([]byte(supervisor.ProgramName), 0)
+var processName = append([]byte(installation.ProgramName), 0)
 
 // Main runs the machine that the flags name, or does another work of the program for one, and
 // returns the exit code of the program.

@@ -26,7 +26,7 @@ func (r *run) serveControl(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("control.port: %w", err)
 	}
-	server, err := control.NewServer(ctx, credentials, controlled{r.supervisor, r}, r.supervisor)
+	server, err := control.NewServer(ctx, credentials, controlled{r.supervisor, r}, r.supervisor.Guest())
 	if err != nil {
 		return fmt.Errorf("control.folder: %w", errors.Join(err, listener.Close()))
 	}

@@ -114,7 +114,7 @@ func (r *run) openPorts(ctx context.Context) error {
 		}
 		sockets[port] = socket
 	}
-	return r.supervisor.GiveSockets(ctx, control.Revision{}, sockets)
+	return r.supervisor.Edge().GiveSockets(ctx, control.Revision{}, sockets)
 }
 
 // serveProbes serves the program that probes the guest.

@@ -18,9 +18,9 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/installation"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/internal/machine/supervisor"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -74,7 +74,7 @@ func endMachines(t *testing.T, dir string) {
 	for _, pid := range proc.IDs() {
 		switch {
 		case !below(pid) || pid == os.Getpid():
-		case proc.HasOption(pid, supervisor.MachineOption, instance.BrokerDir):
+		case proc.HasOption(pid, installation.MachineOption, instance.BrokerDir):
 			assert.Eventually(t, "the broker ends", func(t testing.TB) error {
 				if below(pid) {
 					t.Errorf("process %d runs", pid)

@@ -79,8 +79,8 @@ import (
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/converter"
+	"cloudnative.tw/drover/internal/machine/installation"
 	"cloudnative.tw/drover/internal/machine/launch"
-	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
 // Names in the driver's folder, beside those of package instance.
@@ -273,8 +273,8 @@ func (d *Driver) Abandon(ctx context.Context, uid types.UID) error {
 
 func (o Options) newHost(users *launch.Users, dir *statedir.Dir) *instance.Host {
 	h := instance.NewHost(instance.Config{ClusterID: o.ClusterID, Accelerator: o.Accel, Binary: o.Binary, Users: users, Clock: o.Clock, Log: o.Log}, dir)
-	h.InstallSupervisor = func() (*supervisor.Program, error) {
-		return supervisor.InstallProgram(dir.Path(programsDir), o.MachineProgram)
+	h.InstallSupervisor = func() (*installation.Program, error) {
+		return installation.InstallProgram(dir.Path(programsDir), o.MachineProgram)
 	}
 	return h
 }

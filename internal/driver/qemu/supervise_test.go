@@ -26,7 +26,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/internal/machine/supervisor"
+	"cloudnative.tw/drover/internal/machine/supervised"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -54,11 +54,11 @@ func TestSupervisorOfNextRun(t *testing.T) {
 	spec.Power = driver.PowerOff
 	reach(t, d, spec, driver.StateStopped)
 	place := d.InstanceOf(spec.UID).Supervisor()
-	place.Reload = func() (supervisor.Place, error) {
+	place.Reload = func() (supervised.Machine, error) {
 		t.Error("it was asked for the run of no QEMU")
 		return place, errors.New("no run")
 	}
-	assert.ErrorIs(t, "Reach", assert.ErrorOf(place.Reach(t.Context())), supervisor.ErrNoQEMU)
+	assert.ErrorIs(t, "Reach", assert.ErrorOf(place.Reach(t.Context())), supervised.ErrNoQEMU)
 }
 
 // TestRetained checks that a released machine is supervised as before, by the present and

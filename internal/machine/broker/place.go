@@ -18,8 +18,9 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/installation"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/internal/machine/supervisor"
+	"cloudnative.tw/drover/internal/machine/supervised"
 )
 
 // Names in the broker's folder.
@@ -41,7 +42,7 @@ type Place struct {
 	// Machine is the folder, and its UUID is what processes are found by.
 	machine.Machine
 	// Program returns the program, and fails where none can be started.
-	Program func() (*supervisor.Program, error)
+	Program func() (*installation.Program, error)
 	// StartAs calls start with the user that the program runs as.
 	StartAs func(start func(*confine.User) error) error
 	// Starts bounds how often the broker is started.
@@ -124,17 +125,17 @@ func (p Place) Remove(ctx context.Context, uid string) error {
 // sendRequest sends a request to the broker, which it starts if there is none, and returns the connection once it has
 // the answer. It kills a broker that does not answer, so that the next call starts another.
 func (p Place) sendRequest(ctx context.Context, r request, sockets ...*os.File) (net.Conn, error) {
-	program, err := p.Program()
+	installed, err := p.Program()
 	if err != nil {
 		return nil, fmt.Errorf("machines cannot be connected: %w", err)
 	}
-	if program.IsLatest() {
-		r.Program = program.Digest()
+	if installed.IsLatest() {
+		r.Program = installed.Digest()
 	}
 	bounded, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
 	for {
-		conn, err := p.dialOrStart(bounded, program)
+		conn, err := p.dialOrStart(bounded, installed)
 		if err != nil {
 			return nil, err
 		}
@@ -171,7 +172,7 @@ func exchange(ctx context.Context, conn net.Conn, r request, sockets []*os.File)
 
 // dialOrStart connects to the broker. It starts one if there is none, and waits for one that another caller is starting, or
 // that is ending.
-func (p Place) dialOrStart(ctx context.Context, program *supervisor.Program) (net.Conn, error) {
+func (p Place) dialOrStart(ctx context.Context, installed *installation.Program) (net.Conn, error) {
 	for late := time.After(startWithin); ; {
 		conn, err := p.DialSocket(ctx, socket)
 		if err == nil {
@@ -182,7 +183,7 @@ func (p Place) dialOrStart(ctx context.Context, program *supervisor.Program) (ne
 		}
 		lock, err := p.TryLock(lockFile)
 		if err == nil {
-			err = errors.Join(p.start(ctx, program, lock), lock.Close())
+			err = errors.Join(p.start(ctx, installed, lock), lock.Close())
 		}
 		if err != nil && !errors.Is(err, machine.ErrRunning) {
 			return nil, fmt.Errorf("starting the broker: %w", err)
@@ -201,7 +202,7 @@ func (p Place) dialOrStart(ctx context.Context, program *supervisor.Program) (ne
 }
 
 // start starts the broker, confined. The caller has its lock, which it inherits.
-func (p Place) start(ctx context.Context, program *supervisor.Program, lock *os.File) error {
+func (p Place) start(ctx context.Context, installed *installation.Program, lock *os.File) error {
 	if err := p.Starts.Take(p.UUID); err != nil {
 		return fmt.Errorf("%w: see %s", err, p.File(logFile))
 	}
@@ -219,8 +220,8 @@ func (p Place) start(ctx context.Context, program *supervisor.Program, lock *os.
 	}
 	defer control.CloseFiles(log)
 	return p.StartAs(func(user *confine.User) error {
-		cmd, policy := confine.CommandOf(context.WithoutCancel(ctx), program.File(), supervisor.ProgramName, []*os.File{lock, listener}, Rights,
-			Command, supervisor.MachineOption, p.UUID, program.Digest())
+		cmd, policy := confine.CommandOf(context.WithoutCancel(ctx), installed.File(), installation.ProgramName, []*os.File{lock, listener}, Rights,
+			Command, installation.MachineOption, p.UUID, installed.Digest())
 		cmd.Env = append(cmd.Env, "GOMAXPROCS=1", "GOMEMLIMIT=64MiB")
 		cmd.Stderr = log
 		policy.User, policy.Dir = user, p.Path
@@ -234,5 +235,5 @@ func (p Place) start(ctx context.Context, program *supervisor.Program, lock *os.
 
 // killAll ends the broker, whatever it does.
 func (p Place) killAll(ctx context.Context) error {
-	return supervisor.Place{Machine: p.Machine}.KillAll(ctx)
+	return supervised.Machine{Machine: p.Machine}.KillAll(ctx)
 }

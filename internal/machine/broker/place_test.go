@@ -16,8 +16,8 @@ import (
 
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/confine"
+	"cloudnative.tw/drover/internal/machine/installation"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/internal/machine/supervisor"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -30,12 +30,12 @@ func TestBrokerThatEnds(t *testing.T) {
 	assert.NoError(t, errors.Join(os.Chmod(dir, 0o755), os.Mkdir(filepath.Join(dir, "broker"), 0o700)))
 	program := filepath.Join(dir, "program")
 	assert.NoError(t, framework.BuildStatic(program, "hack/guest/pack")) // which ends at once
-	installed, err := supervisor.InstallProgram(filepath.Join(dir, "programs"), program)
+	installed, err := installation.InstallProgram(filepath.Join(dir, "programs"), program)
 	assert.NoError(t, err)
 	starts, clock := 0, testingclock.NewFakePassiveClock(time.Unix(0, 0))
 	p := Place{
 		Machine: machine.Machine{Path: filepath.Join(dir, "broker"), UUID: "broker"},
-		Program: func() (*supervisor.Program, error) { return installed, nil },
+		Program: func() (*installation.Program, error) { return installed, nil },
 		StartAs: func(start func(*confine.User) error) error {
 			if starts++; starts > 10 {
 				return errors.New("it is started without end")
@@ -61,17 +61,17 @@ func TestBrokerThatEnds(t *testing.T) {
 // TestBrokerWithoutLock checks that a broker which lets go of its lock is gone before another is started.
 func TestBrokerWithoutLock(t *testing.T) {
 	t.Parallel()
-	installed, err := supervisor.InstallProgram(t.TempDir(), "/bin/true")
+	installed, err := installation.InstallProgram(t.TempDir(), "/bin/true")
 	assert.NoError(t, err)
-	before := exec.CommandContext(t.Context(), "/bin/sh", "-c", "read line", supervisor.MachineOption, "broker")
+	before := exec.CommandContext(t.Context(), "/bin/sh", "-c", "read line", installation.MachineOption, "broker")
 	before.Dir = framework.ShortTempDir(t)
 	assert.NoError(t, errors.Join(assert.ErrorOf(before.StdinPipe()), before.Start())) // it ends with its input
 	errStarted := errors.New("another is started")
 	p := Place{
 		Machine: machine.Machine{Path: before.Dir, UUID: "broker"},
-		Program: func() (*supervisor.Program, error) { return installed, nil },
+		Program: func() (*installation.Program, error) { return installed, nil },
 		StartAs: func(func(*confine.User) error) error {
-			if proc.HasOption(before.Process.Pid, supervisor.MachineOption, "broker") {
+			if proc.HasOption(before.Process.Pid, installation.MachineOption, "broker") {
 				t.Error("there are two brokers")
 			}
 			return errStarted

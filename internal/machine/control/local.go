@@ -20,12 +20,12 @@ import (
 
 // Local is a machine on this host. It starts and stops on request, where a machine in a pod does so with
 // its container, and knows other machines.
-type Local interface {
-	Machine
-	Guest
-	Network
-	Peer
-	Run
+type Local struct {
+	Machine Machine
+	Guest   Guest
+	Network Network
+	Peer    Peer
+	Run     Run
 }
 
 // Run is the run of a machine on this host.
@@ -52,33 +52,33 @@ const (
 // NewLocalServer returns a server of a machine on this host, for clients with a token. It works until ctx
 // ends.
 func NewLocalServer(ctx context.Context, token string, m Local) *Server {
-	guest := newGuestHandler(m, inputWithin)
-	mux := newHandler(m)
+	guest := newGuestHandler(m.Guest, inputWithin)
+	mux := newHandler(m.Machine)
 	for _, path := range []string{consolePath, execPath, interfacesPath, networkPath} {
 		mux.Handle(path, guest)
 	}
-	handleCall(mux, "POST "+startPath, func(r *http.Request) (any, error) { return nil, m.Start(r.Context()) })
-	handleCall(mux, "POST "+quitPath, func(r *http.Request) (any, error) { return nil, m.Quit(r.Context()) })
+	handleCall(mux, "POST "+startPath, func(r *http.Request) (any, error) { return nil, m.Run.Start(r.Context()) })
+	handleCall(mux, "POST "+quitPath, func(r *http.Request) (any, error) { return nil, m.Run.Quit(r.Context()) })
 	handleCall(mux, "POST "+stopPath, func(r *http.Request) (any, error) {
 		milliseconds, err := strconv.ParseUint(r.URL.Query().Get("within"), 10, 40)
 		id := r.URL.Query().Get("id")
 		if err != nil || id == "" {
 			return nil, errRequest
 		}
-		return nil, m.Stop(r.Context(), id, time.Duration(milliseconds)*time.Millisecond)
+		return nil, m.Run.Stop(r.Context(), id, time.Duration(milliseconds)*time.Millisecond)
 	})
 	handleCall(mux, "POST "+wantedPath, func(r *http.Request) (any, error) {
 		var wanted Wanted
 		if err := readRequest(r, &wanted); err != nil {
 			return nil, err
 		}
-		ports, err := m.SetWanted(r.Context(), wanted)
+		ports, err := m.Network.SetWanted(r.Context(), wanted)
 		return servedPorts{ports}, err
 	})
-	mux.HandleFunc("GET "+dialPath, func(w http.ResponseWriter, r *http.Request) { serveDial(w, r, m) })
-	mux.HandleFunc("POST "+socketsPath, func(w http.ResponseWriter, r *http.Request) { serveSockets(r.Context(), w, m) })
-	mux.HandleFunc("POST "+joinPath, func(w http.ResponseWriter, _ *http.Request) { serveJoin(ctx, w, m) })
-	mux.HandleFunc("GET "+changesPath, func(w http.ResponseWriter, r *http.Request) { serveChanges(w, r, m) })
+	mux.HandleFunc("GET "+dialPath, func(w http.ResponseWriter, r *http.Request) { serveDial(w, r, m.Network) })
+	mux.HandleFunc("POST "+socketsPath, func(w http.ResponseWriter, r *http.Request) { serveSockets(r.Context(), w, m.Network) })
+	mux.HandleFunc("POST "+joinPath, func(w http.ResponseWriter, _ *http.Request) { serveJoin(ctx, w, m.Peer) })
+	mux.HandleFunc("GET "+changesPath, func(w http.ResponseWriter, r *http.Request) { serveChanges(w, r, m.Run) })
 	return &Server{ctx: ctx, isLocal: true, http: newHTTPServer(ctx, byToken(token, (&fence{}).refuseStale(mux)))}
 }
 
@@ -154,7 +154,7 @@ const (
 )
 
 // serveChanges sends changes until the client leaves.
-func serveChanges(w http.ResponseWriter, r *http.Request, m Local) {
+func serveChanges(w http.ResponseWriter, r *http.Request, m Run) {
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		return

@@ -19,8 +19,6 @@ import (
 type localStub struct {
 	stub
 	guestStub
-	Network
-	Peer
 
 	changed chan chan struct{} // what Changed returned
 }
@@ -40,6 +38,11 @@ func (l *localStub) Changed() <-chan struct{} {
 	return next
 }
 
+// localOf returns a machine whose parts are all of one stub, without a network.
+func localOf(l *localStub) Local {
+	return Local{Machine: l, Guest: l, Run: l}
+}
+
 // serveLocal serves a machine, and returns what connects to it.
 func serveLocal(t *testing.T, m Local) func(context.Context) (net.Conn, error) {
 	t.Helper()
@@ -55,7 +58,7 @@ func serveLocal(t *testing.T, m Local) func(context.Context) (net.Conn, error) {
 func TestLocalCalls(t *testing.T) {
 	t.Parallel()
 	m := &localStub{stub: stub{calls: make(chan any, 2), status: Status{State: StateRunning, RunState: "running"}}}
-	dial := serveLocal(t, m)
+	dial := serveLocal(t, localOf(m))
 	c := NewLocalClient("token", dial)
 	if s, err := c.Status(t.Context()); err != nil || s.RunState != "running" {
 		t.Errorf("the status is %+v, %v", s, err)
@@ -91,7 +94,7 @@ func TestLocalCalls(t *testing.T) {
 func TestEpochs(t *testing.T) {
 	t.Parallel()
 	m := &localStub{stub: stub{calls: make(chan any, 10)}}
-	dial := serveLocal(t, m)
+	dial := serveLocal(t, localOf(m))
 	start := func(epoch uint64) error {
 		c := NewLocalClient("token", dial)
 		c.SetEpoch(epoch)
@@ -117,7 +120,7 @@ func TestWatch(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
 	defer end()
 	path := filepath.Join(framework.ShortTempDir(t), "socket")
-	s := NewLocalServer(ctx, "token", m)
+	s := NewLocalServer(ctx, "token", localOf(m))
 	listener := framework.Listen(t, "unix", path)
 	go func() { _ = s.Serve(listener) }()
 	c := NewLocalClient("token", func(ctx context.Context) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "unix", path) })

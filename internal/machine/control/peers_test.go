@@ -84,7 +84,7 @@ func (e exchange) Dial(ctx context.Context, protocol string, sourcePort uint16, 
 func TestPeers(t *testing.T) {
 	t.Parallel()
 	m := &joined{links: make(chan *PeerLink, 1), accepted: make(chan PeerConn, 1)}
-	c := NewLocalClient("token", serveLocal(t, m))
+	c := NewLocalClient("token", serveLocal(t, Local{Network: m, Peer: m}))
 	calls, answered := framework.SocketPair(t)
 	accepts, asked := framework.SocketPair(t)
 	assert.NoError(t, c.Join(t.Context(), calls, accepts))
@@ -192,7 +192,7 @@ func TestMoreSockets(t *testing.T) {
 func TestNetworkCalls(t *testing.T) {
 	t.Parallel()
 	m := &joined{}
-	c := NewLocalClient("token", serveLocal(t, m))
+	c := NewLocalClient("token", serveLocal(t, Local{Network: m, Peer: m}))
 	socket, port, err := Listen(t.Context(), Port{Protocol: TCP, HostIP: "127.0.0.1", Port: 80})
 	assert.NoError(t, err)
 	defer func() { _ = socket.Close() }()

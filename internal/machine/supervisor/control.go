@@ -5,10 +5,7 @@ package supervisor
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
-	"os"
 
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/machine"
@@ -72,7 +69,7 @@ func (s *Supervisor) Resume(ctx context.Context) error {
 
 // changeState takes a guest that runs or is paused to a run state.
 func (s *Supervisor) changeState(ctx context.Context, command, state string) error {
-	if err := s.checkRunning(); err != nil {
+	if err := s.progress.checkRunning(); err != nil {
 		return err
 	}
 	status, err := s.monitor.Status(ctx)
@@ -91,17 +88,9 @@ func (s *Supervisor) changeState(ctx context.Context, command, state string) err
 	return nil
 }
 
-// checkRunning refuses what only a guest can get that was started and is not to stop.
-func (s *Supervisor) checkRunning() error {
-	if s.progress.currentStatus().State != control.StateRunning {
-		return control.ErrNotRunning
-	}
-	return nil
-}
-
 // Probe implements control.Machine.
 func (s *Supervisor) Probe(ctx context.Context, port int32) error {
-	if err := s.checkRunning(); err != nil {
+	if err := s.progress.checkRunning(); err != nil {
 		return err
 	}
 	conn, err := s.Network.DialGuest(ctx, uint16(port)) //nolint:gosec // a port
@@ -110,31 +99,6 @@ func (s *Supervisor) Probe(ctx context.Context, port int32) error {
 	}
 	_ = conn.Close() // which proves no less
 	return nil
-}
-
-// DialGuest implements control.Network.
-func (s *Supervisor) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
-	if err := s.checkRunning(); err != nil {
-		return nil, err
-	}
-	return s.Network.DialGuest(ctx, port)
-}
-
-// SetWanted implements control.Network.
-func (s *Supervisor) SetWanted(ctx context.Context, w control.Wanted) (served []control.Port, err error) {
-	served, err = s.Network.SetWanted(ctx, w)
-	s.watches.notifyAll()
-	return served, err
-}
-
-// GiveSockets implements control.Network.
-func (s *Supervisor) GiveSockets(ctx context.Context, revision control.Revision, sockets map[control.Port]*os.File) error {
-	err := s.Network.GiveSockets(ctx, revision, sockets)
-	if err != nil && !errors.Is(err, control.ErrStale) {
-		s.Log.Error(err, "Ports cannot be served")
-	}
-	s.watches.notifyAll()
-	return err
 }
 
 // Grow implements control.Machine.

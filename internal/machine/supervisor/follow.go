@@ -17,7 +17,7 @@ import (
 // supervisor ends.
 func (s *Supervisor) Run(ctx context.Context) (End, error) {
 	defer s.client.Close()
-	f := follower{Supervisor: s}
+	f := follower{supervisor: s}
 	for {
 		if end := f.lookAtGuest(ctx); end != nil {
 			return *end, nil
@@ -41,7 +41,7 @@ func (s *Supervisor) Run(ctx context.Context) (End, error) {
 
 // follower looks at a guest again and again, and does what it needs.
 type follower struct {
-	*Supervisor
+	supervisor *Supervisor
 
 	isSilent  bool // QEMU did not answer the last time
 	fault     machine.DiskFault
@@ -52,21 +52,21 @@ type follower struct {
 
 // explainKill returns the end of a run whose QEMU has ended without one.
 func (f *follower) explainKill(how string) End {
-	e := End{Reason: machine.EndKilled, Output: f.process.LastOutput(lastOutput), At: f.Clock.Now()}
+	e := End{Reason: machine.EndKilled, Output: f.supervisor.process.LastOutput(lastOutput), At: f.supervisor.Clock.Now()}
 	if how != "" {
 		e.Message = "QEMU ended with " + how
 	}
 	if err := f.recordEnd(e); err != nil {
-		f.Log.Error(err, "End of the machine could not be recorded", "reason", e.Reason)
+		f.supervisor.Log.Error(err, "End of the machine could not be recorded", "reason", e.Reason)
 	}
 	return e
 }
 
 func (f *follower) recordEnd(e End) error {
-	if f.RecordEnd == nil {
+	if f.supervisor.RecordEnd == nil {
 		return nil
 	}
-	return f.RecordEnd(e)
+	return f.supervisor.RecordEnd(e)
 }
 
 // lookAtGuest looks at the guest, helps it, and makes QEMU quit if the guest has ended or is to be ended by
@@ -74,13 +74,13 @@ func (f *follower) recordEnd(e End) error {
 func (f *follower) lookAtGuest(ctx context.Context) *End {
 	bounded, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	status, err := f.monitor.Status(bounded)
+	status, err := f.supervisor.monitor.Status(bounded)
 	if err != nil && ctx.Err() != nil {
 		return nil
 	}
 	f.isSilent = err != nil
 	reason, hasEnded := machine.EndOf(status)
-	why := f.progress.findForce()
+	why := f.supervisor.progress.findForce()
 	switch {
 	case hasEnded:
 		return f.finishRun(ctx, End{Reason: reason})
@@ -91,8 +91,8 @@ func (f *follower) lookAtGuest(ctx context.Context) *End {
 		return nil
 	}
 	f.helpGuest(bounded, status)
-	if err := f.process.CutLogs(); err != nil {
-		f.Log.Info("Logs could not be cut", "cause", err.Error())
+	if err := f.supervisor.process.CutLogs(); err != nil {
+		f.supervisor.Log.Info("Logs could not be cut", "cause", err.Error())
 	}
 	return nil
 }
@@ -100,17 +100,17 @@ func (f *follower) lookAtGuest(ctx context.Context) *End {
 // finishRun records an end and makes QEMU quit, with its disks consistent if that is possible. It returns
 // nil if the end cannot be recorded yet.
 func (f *follower) finishRun(ctx context.Context, e End) *End {
-	e.At = f.Clock.Now()
+	e.At = f.supervisor.Clock.Now()
 	if e.Reason == machine.EndPanicked || e.Reason == machine.EndInternalError {
-		e.Output = f.process.LastOutput(lastOutput)
+		e.Output = f.supervisor.process.LastOutput(lastOutput)
 	}
 	if err := f.recordEnd(e); err != nil {
 		f.setWait(fmt.Errorf("the end of the run cannot be recorded, so QEMU does not quit yet: %w", err))
 		return nil
 	}
 	if f.quitQEMU(ctx) != nil {
-		if err := f.process.Kill(ctx); err != nil && ctx.Err() == nil {
-			f.Log.Error(err, "QEMU could not be ended")
+		if err := f.supervisor.process.Kill(ctx); err != nil && ctx.Err() == nil {
+			f.supervisor.Log.Error(err, "QEMU could not be ended")
 		}
 	}
 	return &e
@@ -123,11 +123,11 @@ func (f *follower) quitQEMU(ctx context.Context) error {
 	}
 	bounded, cancel := context.WithTimeout(ctx, machine.QuitWithin)
 	defer cancel()
-	err := f.monitor.Execute(bounded, "quit", nil, nil)
+	err := f.supervisor.monitor.Execute(bounded, "quit", nil, nil)
 	if _, refused := errors.AsType[*qmp.Error](err); refused {
 		return err
 	}
-	return f.process.WaitGone(bounded)
+	return f.supervisor.process.WaitGone(bounded)
 }
 
 // helpGuest does what a guest in a run state needs: it resumes one that waits for its disk, and presses the
@@ -137,11 +137,11 @@ func (f *follower) helpGuest(ctx context.Context, status string) {
 		f.resumeDisk(ctx)
 		return
 	}
-	if f.IsStopping() && f.Clock.Since(f.pressedAt) >= machine.PressEvery {
-		f.pressedAt = f.Clock.Now()
+	if f.supervisor.IsStopping() && f.supervisor.Clock.Since(f.pressedAt) >= machine.PressEvery {
+		f.pressedAt = f.supervisor.Clock.Now()
 		isPaused := status == machine.StatusPaused || status == machine.StatusPrelaunch
-		if err := f.monitor.PowerDown(ctx, isPaused); err != nil {
-			f.Log.Info("Power button could not be pressed", "cause", err.Error())
+		if err := f.supervisor.monitor.PowerDown(ctx, isPaused); err != nil {
+			f.supervisor.Log.Info("Power button could not be pressed", "cause", err.Error())
 		}
 	}
 	f.setWait(nil)
@@ -150,22 +150,22 @@ func (f *follower) helpGuest(ctx context.Context, status string) {
 // resumeDisk resumes a guest that a disk error has paused: it repeats the request.
 func (f *follower) resumeDisk(ctx context.Context) {
 	select {
-	case f.fault = <-f.faults:
+	case f.fault = <-f.supervisor.faults:
 	default:
 	}
-	fault := machine.FindDiskFault(ctx, f.monitor, f.fault)
-	f.progress.setFault(fault)
+	fault := machine.FindDiskFault(ctx, f.supervisor.monitor, f.fault)
+	f.supervisor.progress.setFault(fault)
 	f.setWait(fault.Explain())
-	if f.Clock.Since(f.resumedAt) < machine.ResumeAgain {
+	if f.supervisor.Clock.Since(f.resumedAt) < machine.ResumeAgain {
 		return
 	}
-	f.resumedAt = f.Clock.Now()
-	_ = f.monitor.Execute(ctx, "cont", nil, nil)
+	f.resumedAt = f.supervisor.Clock.Now()
+	_ = f.supervisor.monitor.Execute(ctx, "cont", nil, nil)
 }
 
 // setWait sets what the guest waits for, and logs a change; nil means nothing.
 func (f *follower) setWait(cause error) {
-	f.progress.setWait(cause)
+	f.supervisor.progress.setWait(cause)
 	now := ""
 	if cause != nil {
 		now = cause.Error()
@@ -174,10 +174,10 @@ func (f *follower) setWait(cause error) {
 	case now == f.said:
 		return
 	case now != "":
-		f.Log.Info("Guest waits", "cause", now)
+		f.supervisor.Log.Info("Guest waits", "cause", now)
 	default:
-		f.Log.Info("Guest continues")
+		f.supervisor.Log.Info("Guest continues")
 	}
 	f.said = now
-	f.watches.notifyAll()
+	f.supervisor.watches.notifyAll()
 }

@@ -15,16 +15,54 @@ import (
 	"time"
 
 	"golang.org/x/sync/semaphore"
+	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/agent"
+	"cloudnative.tw/drover/internal/machine/console"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/imageagent"
 )
 
-var (
-	_ control.Machine = (*Supervisor)(nil)
-	_ control.Guest   = (*Supervisor)(nil)
-)
+// guestAccess gives people the console of the guest, and runs commands by one of its agents.
+type guestAccess struct {
+	progress *progress
+	network  Network
+	nonce    []byte // of Config.GuestNonce
+	clock    clock.Clock
+	memory   execMemory
+
+	// The connections to QEMU, which are set before the guest runs.
+	monitor machine.Monitor
+	console *console.Console
+	agent   agent.Agent       // the QEMU guest agent, which the guest may lack
+	image   *imageagent.Agent // of the guest of a container image
+}
+
+var _ control.Guest = (*guestAccess)(nil)
+
+// attach connects to the guest of a QEMU that answers.
+func (g *guestAccess) attach(monitor machine.Monitor, serialLine, agentConn net.Conn) {
+	line := newAgentLine(agentConn)
+	g.monitor, g.console = monitor, console.New(serialLine)
+	g.agent = agent.Agent{Clock: g.clock, Connect: func(ctx context.Context) (net.Conn, error) {
+		if err := monitor.CheckAgent(ctx); err != nil {
+			return nil, err
+		}
+		return line.takeTurn(ctx)
+	}}
+	if g.nonce != nil {
+		g.image = imageagent.New(g.nonce, line.takeTurn)
+	}
+}
+
+// setTime sets the clock of the guest.
+func (g *guestAccess) setTime(ctx context.Context) error {
+	if g.image != nil {
+		return g.image.SetTime(ctx, g.clock.Now())
+	}
+	return g.agent.SetTime(ctx)
+}
 
 // guestFailures has the error that clients get for a failure of the agent.
 var guestFailures = []struct{ from, to error }{
@@ -53,32 +91,32 @@ func guestFailure(err error) error {
 }
 
 // Console implements control.Guest.
-func (s *Supervisor) Console(ctx context.Context, types bool) (io.ReadWriteCloser, error) {
-	if err := s.checkRunning(); err != nil {
+func (g *guestAccess) Console(ctx context.Context, types bool) (io.ReadWriteCloser, error) {
+	if err := g.progress.checkRunning(); err != nil {
 		return nil, err
 	}
-	return s.serial.openSession(ctx, types)
+	return g.console.Open(ctx, types)
 }
 
 // TakesInput implements control.Guest.
-func (s *Supervisor) TakesInput() bool { return s.GuestNonce != nil }
+func (g *guestAccess) TakesInput() bool { return g.nonce != nil }
 
 // Exec implements control.Guest. The QEMU guest agent takes all input at once, before the command starts, and
 // the output comes once the command has ended.
-func (s *Supervisor) Exec(ctx context.Context, c control.Command) (exitCode int, err error) {
-	if err := s.checkGuest(ctx); err != nil {
+func (g *guestAccess) Exec(ctx context.Context, c control.Command) (exitCode int, err error) {
+	if err := g.checkGuest(ctx); err != nil {
 		return 0, guestFailure(err)
 	}
 	switch {
-	case s.image != nil:
-		return s.image.Exec(ctx, c)
+	case g.image != nil:
+		return g.image.Exec(ctx, c)
 	case c.TTY:
 		return 0, control.ErrTerminal
 	}
-	a := s.guest
+	a := g.agent
 	err = a.CheckExec(ctx) // before a person has typed
 	if err == nil {
-		exitCode, err = s.memory.execCommand(ctx, a, c)
+		exitCode, err = g.memory.execCommand(ctx, a, c)
 	}
 	return exitCode, guestFailure(err)
 }
@@ -155,14 +193,14 @@ func (m execMemory) readInput(reader io.Reader) (input []byte, release func(), e
 }
 
 // Interfaces implements control.Guest.
-func (s *Supervisor) Interfaces(ctx context.Context) ([]control.Interface, error) {
-	if err := s.checkGuest(ctx); err != nil {
+func (g *guestAccess) Interfaces(ctx context.Context) ([]control.Interface, error) {
+	if err := g.checkGuest(ctx); err != nil {
 		return nil, guestFailure(err)
 	}
-	if s.image != nil {
-		return s.image.Interfaces(ctx)
+	if g.image != nil {
+		return g.image.Interfaces(ctx)
 	}
-	found, err := s.guest.Interfaces(ctx)
+	found, err := g.agent.Interfaces(ctx)
 	all := make([]control.Interface, len(found))
 	for n, i := range found {
 		all[n] = control.Interface(i)
@@ -171,19 +209,19 @@ func (s *Supervisor) Interfaces(ctx context.Context) ([]control.Interface, error
 }
 
 // NetworkStatistics implements control.Guest.
-func (s *Supervisor) NetworkStatistics(context.Context) (control.NetworkStatistics, error) {
-	if err := s.checkRunning(); err != nil {
+func (g *guestAccess) NetworkStatistics(context.Context) (control.NetworkStatistics, error) {
+	if err := g.progress.checkRunning(); err != nil {
 		return control.NetworkStatistics{}, err
 	}
-	return s.Network.Statistics(), nil
+	return g.network.Statistics(), nil
 }
 
 // checkGuest fails unless the guest runs and is not paused.
-func (s *Supervisor) checkGuest(ctx context.Context) error {
-	if err := s.checkRunning(); err != nil {
+func (g *guestAccess) checkGuest(ctx context.Context) error {
+	if err := g.progress.checkRunning(); err != nil {
 		return err
 	}
-	status, err := s.monitor.Status(ctx)
+	status, err := g.monitor.Status(ctx)
 	switch {
 	case err != nil:
 		return control.ErrFailed

@@ -138,7 +138,7 @@ func runOnHost(ctx context.Context, open NetworkOpener, log logr.Logger) error {
 		_ = s.Stop(ctx, config.StopID, config.StopWithin)
 	}
 	// A QEMU that is halted does not answer yet. This program does.
-	go func() { _ = control.NewLocalServer(ctx, config.Token, s).Serve(given.listener) }()
+	go func() { _ = control.NewLocalServer(ctx, config.Token, s.local()).Serve(given.listener) }()
 	go forceSilent(ctx, s, process)
 	if err := s.Attach(ctx, 0, process, config.Accelerator, given.ends); err != nil {
 		return err
@@ -152,6 +152,11 @@ func runOnHost(ctx context.Context, open NetworkOpener, log logr.Logger) error {
 	case <-time.After(drainWithin):
 	}
 	return err
+}
+
+// local returns the machine as its control port serves it.
+func (s *Supervisor) local() control.Local {
+	return control.Local{Machine: s, Run: s, Guest: &s.guest, Network: &s.edge, Peer: &s.edge}
 }
 
 // servePorts serves the ports whose sockets the program is given.
@@ -196,8 +201,9 @@ func forceSilent(ctx context.Context, s *Supervisor, process Process) {
 	}
 }
 
-// drainWithin is how long readers of the console may take to leave it.
-const drainWithin = endWithin / 2
+// drainWithin is how long readers of the console may take to leave it. It is a part of the time that the driver gives
+// the program to end.
+const drainWithin = time.Second / 2
 
 func readConfig(file *os.File) (c HostConfig, err error) {
 	defer func() { _ = file.Close() }()

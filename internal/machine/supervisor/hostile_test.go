@@ -18,6 +18,7 @@ import (
 
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/confine"
+	"cloudnative.tw/drover/internal/machine/installation"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -64,7 +65,7 @@ func TestHostileSupervisor(t *testing.T) {
 	if !confine.FiltersCalls() || confine.ABI() < 6 {
 		t.Skip("this kernel does not prevent everything")
 	}
-	program := hostileProgram(t)
+	hostile := hostileProgram(t)
 	for name, isBroken := range map[string]bool{"in its place": false, "broken into": true} {
 		for who, isOwn := range map[string]bool{"same user": false, "own user": true} {
 			t.Run(name+"/"+who, func(t *testing.T) {
@@ -72,7 +73,7 @@ func TestHostileSupervisor(t *testing.T) {
 				if isOwn && os.Geteuid() != 0 {
 					t.Skip("only root can start it as another user")
 				}
-				results := attackAsSupervisor(t, program, isBroken, isOwn)
+				results := attackAsSupervisor(t, hostile, isBroken, isOwn)
 				for attack, got := range results {
 					if !isOwn && attack == "root" {
 						continue // which it is, or may not become
@@ -111,23 +112,23 @@ func isDenied(result string) bool {
 }
 
 // attackAsSupervisor starts the program as a supervisor is started, and returns what came of each attack.
-func attackAsSupervisor(t *testing.T, program string, isBroken, isOwn bool) map[string]string {
+func attackAsSupervisor(t *testing.T, hostile string, isBroken, isOwn bool) map[string]string {
 	t.Helper()
 	var user, other *confine.User
 	if isOwn {
 		user, other = &confine.User{ID: 2100065810, GroupID: 2100065810}, &confine.User{ID: 2100065811, GroupID: 2100065811}
 	}
-	place := Place{Machine: machine.Machine{Path: privateDir(t), UUID: "00000000-0000-0000-0000-000000000001"}}
+	attacked := machine.Machine{Path: privateDir(t), UUID: "00000000-0000-0000-0000-000000000001"}
 	elsewhere, qemu := privateDir(t), startIdle(t, user)
 	target := hostileTargets{
-		Disk: filepath.Join(elsewhere, "root.qcow2"), Key: filepath.Join(elsewhere, "key"), Own: place.File("root.qcow2"),
+		Disk: filepath.Join(elsewhere, "root.qcow2"), Key: filepath.Join(elsewhere, "key"), Own: attacked.File("root.qcow2"),
 		Drover: os.Getpid(), QEMU: qemu, Other: startIdle(t, other), Handle: processFD, Record: recordFD, IsBroken: isBroken,
 		Port: int(framework.PortOf(framework.Listen(t, "tcp4", "127.0.0.1:0"))),
 	}
 	for _, path := range []string{target.Disk, target.Key, target.Own} {
 		assert.NoError(t, os.WriteFile(path, []byte("secret"), 0o600))
 	}
-	o := orderOf(t, place, program, qemu)
+	o := invocationOf(t, attacked, hostile, qemu)
 	o.User = user
 	token, err := json.Marshal(target)
 	assert.NoError(t, err)
@@ -142,8 +143,8 @@ func attackAsSupervisor(t *testing.T, program string, isBroken, isOwn bool) map[
 	return results
 }
 
-// orderOf returns an order of a supervisor with all that it is given.
-func orderOf(t *testing.T, place Place, program string, qemu int) Order {
+// invocationOf returns the start of a supervisor with all that it is given.
+func invocationOf(t *testing.T, attacked machine.Machine, hostile string, qemu int) Invocation {
 	t.Helper()
 	file := func(f *os.File, err error) *os.File {
 		t.Helper()
@@ -152,14 +153,14 @@ func orderOf(t *testing.T, place Place, program string, qemu int) Order {
 		return f
 	}
 	made := func(name string) *os.File {
-		return file(os.OpenFile(place.File(name), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600))
+		return file(os.OpenFile(attacked.File(name), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600))
 	}
-	installed, err := InstallProgram(filepath.Join(framework.PublicDir(t), "programs"), program)
+	installed, err := installation.InstallProgram(filepath.Join(framework.PublicDir(t), "programs"), hostile)
 	assert.NoError(t, err)
 	fd, err := unix.PidfdOpen(qemu, 0)
 	assert.NoError(t, err)
-	o := Order{
-		Program: file(installed.file, nil), UUID: place.UUID, Dir: place.Path, Lock: file(place.TryLock(lockFile)), Process: file(os.NewFile(uintptr(fd), "QEMU"), nil),
+	o := Invocation{
+		Program: file(installed.File(), nil), UUID: attacked.UUID, Dir: attacked.Path, Lock: file(attacked.TryLock("supervisor.lock")), Process: file(os.NewFile(uintptr(fd), "QEMU"), nil),
 		Listener: made("listener"), Record: file(MakeRecord(filepath.Join(privateDir(t), "end"))),
 		SerialLog: made("serial"), SerialAside: made("serial.1"), Output: made("output"), OutputAside: made("output.1"), Errors: made("errors"),
 	}

@@ -144,6 +144,14 @@ func (p *progress) currentStatus() control.Status {
 	return out
 }
 
+// checkRunning refuses what only a guest can get that was started and is not to stop.
+func (p *progress) checkRunning() error {
+	if p.currentStatus().State != control.StateRunning {
+		return control.ErrNotRunning
+	}
+	return nil
+}
+
 // waitOf returns what a guest waits for, by the error that explains it.
 func waitOf(cause error) control.Wait {
 	switch {

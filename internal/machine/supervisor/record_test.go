@@ -108,25 +108,3 @@ func FuzzReadEnd(f *testing.F) {
 		}
 	})
 }
-
-// TestRecordIsNoLink checks that a record is never another file that a link leads to, nor a folder.
-func TestRecordIsNoLink(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	other, link, folder := filepath.Join(dir, "other"), filepath.Join(dir, "link"), filepath.Join(dir, "folder")
-	assert.NoError(t, errors.Join(os.WriteFile(other, []byte("kept"), 0o600), os.Symlink(other, link), os.Mkdir(folder, 0o700)))
-	for _, path := range []string{link, folder} {
-		for name, open := range map[string]func() (*os.File, error){
-			"made":   func() (*os.File, error) { return MakeRecord(path) },
-			"opened": func() (*os.File, error) { return Place{Record: path}.openRecord() },
-		} {
-			if f, err := open(); err == nil {
-				t.Errorf("%s is %s", path, name)
-				_ = f.Close()
-			}
-		}
-	}
-	if content, err := os.ReadFile(other); err != nil || string(content) != "kept" {
-		t.Errorf("the other file has %q, %v", content, err)
-	}
-}

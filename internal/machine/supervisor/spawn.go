@@ -17,19 +17,14 @@ import (
 
 	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/installation"
 )
 
 // FollowCommand is the first argument of the program on a host.
 const FollowCommand = "follow"
 
-// ProgramName is the name of the program in lists of processes.
-const ProgramName = "drover-machine"
-
-// MachineOption is followed by the machine's UUID, for those who look at processes.
-const MachineOption = "-machine"
-
-// Order says how to start the program on a host. It is given files alone: it opens none.
-type Order struct {
+// Invocation is a start of the program on a host: its configuration, and the files that it inherits. It opens none itself.
+type Invocation struct {
 	// Program is the program, which is executed by its descriptor.
 	Program *os.File
 	// UUID is the machine's, for those who look at processes.
@@ -61,30 +56,30 @@ type Order struct {
 var Rights = confine.Rights{MaySignal: true, MayConnect: true}
 
 // Spawn starts the program, confined. The caller closes its files, and waits for the process.
-func Spawn(ctx context.Context, o Order) (*exec.Cmd, error) {
-	o.Config.Version, o.Config.Ports = Version, slices.Collect(maps.Keys(o.Ports))
-	config, err := configFile(o.Config)
+func Spawn(ctx context.Context, i Invocation) (*exec.Cmd, error) {
+	i.Config.Version, i.Config.Ports = Version, slices.Collect(maps.Keys(i.Ports))
+	config, err := configFile(i.Config)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = config.Close() }()
 	files := []*os.File{ // in the order of their descriptors
-		config, o.Lock, o.Listener, o.Monitor, o.Serial, o.Agent, o.Process, o.Record,
-		o.SerialLog, o.SerialAside, o.Output, o.OutputAside, o.Network,
+		config, i.Lock, i.Listener, i.Monitor, i.Serial, i.Agent, i.Process, i.Record,
+		i.SerialLog, i.SerialAside, i.Output, i.OutputAside, i.Network,
 	}
-	for _, p := range o.Config.Ports {
-		files = append(files, o.Ports[p])
+	for _, p := range i.Config.Ports {
+		files = append(files, i.Ports[p])
 	}
-	cmd, policy := confine.CommandOf(context.WithoutCancel(ctx), o.Program, ProgramName, files, Rights, FollowCommand, MachineOption, o.UUID)
+	cmd, policy := confine.CommandOf(context.WithoutCancel(ctx), i.Program, installation.ProgramName, files, Rights, FollowCommand, installation.MachineOption, i.UUID)
 	cmd.Env = append(cmd.Env, "GOMAXPROCS=1", "GOMEMLIMIT=64MiB")
-	cmd.Stderr = o.Errors
-	policy.User, policy.Dir = o.User, o.Dir
+	cmd.Stderr = i.Errors
+	policy.User, policy.Dir = i.User, i.Dir
 	err = confine.Start(cmd, policy)
 	if errors.Is(err, unix.EACCES) {
 		err = fmt.Errorf("%w: every user must be able to execute it, and its file system must not be mounted with noexec", err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("starting the supervisor %s: %w", o.Program.Name(), err)
+		return nil, fmt.Errorf("starting the supervisor %s: %w", i.Program.Name(), err)
 	}
 	return cmd, nil
 }

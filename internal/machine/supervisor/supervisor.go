@@ -5,13 +5,15 @@
 // speaks QMP with it. It knows neither Kubernetes nor where the machine is.
 //
 // Start with Supervisor, and with Run in follow.go. progress.go has how far a run has come,
-// control.go what others may ask of the machine meanwhile (package control), and guest.go and
-// serial.go what people reach in its guest.
+// control.go what others may ask of the machine meanwhile (package control), guest.go what people
+// reach in its guest, and edge.go what its network does. host.go is the program on a host, which
+// package supervised starts by Spawn.
 package supervisor
 
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"time"
@@ -20,9 +22,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/internal/machine/agent"
 	"cloudnative.tw/drover/internal/machine/control"
-	"cloudnative.tw/drover/internal/machine/imageagent"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/qmp"
 )
@@ -114,32 +114,40 @@ type Supervisor struct {
 	process  Process
 	monitor  machine.Monitor
 	client   *qmp.Client
-	serial   *serialConsole
-	guest    agent.Agent       // the QEMU guest agent, which the guest may lack
-	image    *imageagent.Agent // of the guest of a container image
 
+	guest    guestAccess
+	edge     guardedEdge
 	progress progress
 	changed  chan struct{}
 	faults   chan machine.DiskFault
 	watches  watches
-	memory   execMemory
 }
+
+var (
+	_ control.Machine = (*Supervisor)(nil)
+	_ control.Run     = (*Supervisor)(nil)
+)
 
 // New returns a supervisor of a QEMU that may be yet to start.
 func New(c Config) *Supervisor {
-	return &Supervisor{
-		Config: c, attached: make(chan struct{}), changed: make(chan struct{}, 1), faults: make(chan machine.DiskFault, 1), memory: newExecMemory(),
+	s := &Supervisor{
+		Config: c, attached: make(chan struct{}), changed: make(chan struct{}, 1), faults: make(chan machine.DiskFault, 1),
 		progress: progress{clock: c.Clock, gracePeriod: c.GracePeriod},
 	}
+	s.guest = guestAccess{progress: &s.progress, network: c.Network, nonce: c.GuestNonce, clock: c.Clock, memory: newExecMemory()}
+	s.edge = guardedEdge{network: c.Network, links: c.Links, progress: &s.progress, watches: &s.watches, log: c.Log}
+	return s
 }
+
+// Guest returns what people reach in the guest.
+func (s *Supervisor) Guest() control.Guest { return &s.guest }
+
+// Edge returns the machine's end of the network, which takes connections only while the guest runs.
+func (s *Supervisor) Edge() control.Network { return &s.edge }
 
 // Attach connects the supervisor to a QEMU whose guest is halted or runs, on an accelerator. QEMU has to answer within a
 // time; 0 means that it may take any.
 func (s *Supervisor) Attach(ctx context.Context, within time.Duration, process Process, accelerator string, ends Ends) error {
-	serial := newSerialConsole(ends.Serial)
-	if s.LogBytes > 0 {
-		serial.most, serial.cutLog = s.LogBytes, func() { _ = process.CutLogs() } // Run logs an error
-	}
 	bounded := ctx
 	if within > 0 {
 		var cancel context.CancelFunc
@@ -150,20 +158,14 @@ func (s *Supervisor) Attach(ctx context.Context, within time.Duration, process P
 	if err != nil {
 		return err
 	}
-	line := newAgentLine(ends.Agent)
-	s.process, s.serial, s.guest = process, serial, agent.Agent{Clock: s.Clock, Connect: func(ctx context.Context) (net.Conn, error) {
-		if err := s.monitor.CheckAgent(ctx); err != nil {
-			return nil, err
-		}
-		return line.takeTurn(ctx)
-	}}
-	if s.GuestNonce != nil {
-		s.image = imageagent.New(s.GuestNonce, line.takeTurn)
+	s.process, s.client, s.monitor = process, client, machine.Monitor{Executor: client}
+	s.guest.attach(s.monitor, ends.Serial, ends.Agent)
+	if s.LogBytes > 0 {
+		s.guest.console.LimitLog(s.LogBytes, func() { _ = process.CutLogs() }) // Run logs an error
 	}
-	s.client, s.monitor = client, machine.Monitor{Executor: client}
 	s.progress.setAccelerator(accelerator)
 	close(s.attached)
-	go serial.followOutput(ends.Serial)
+	go s.guest.console.Follow()
 	go s.serveNetwork(ctx, ends.Network)
 	return nil
 }
@@ -222,11 +224,7 @@ func (s *Supervisor) wakeUp() {
 
 // setGuestClock sets the clock of a guest that was resumed.
 func (s *Supervisor) setGuestClock(ctx context.Context) {
-	set := s.guest.SetTime
-	if s.image != nil {
-		set = func(ctx context.Context) error { return s.image.SetTime(ctx, s.Clock.Now()) }
-	}
-	if err := set(ctx); err != nil && ctx.Err() == nil && !isAgentMissing(err) {
+	if err := s.guest.setTime(ctx); err != nil && ctx.Err() == nil && !isAgentMissing(err) {
 		s.Log.Info("Clock of the guest could not be set after a pause", "cause", err.Error())
 	}
 }
@@ -292,4 +290,19 @@ func (s *Supervisor) Quit(context.Context) error {
 func (s *Supervisor) Force(why string) {
 	s.progress.forceEnd(why)
 	s.wakeUp()
+}
+
+// ConsoleLeft returns a channel that is closed once the guest has ended and nobody reads its console any more.
+func (s *Supervisor) ConsoleLeft() <-chan struct{} {
+	if s.isAttached() {
+		return s.guest.console.Left()
+	}
+	none := make(chan struct{})
+	close(none)
+	return none
+}
+
+// TypeFrom leads what comes from an input to the guest's console, until its end.
+func (s *Supervisor) TypeFrom(ctx context.Context, input io.Reader) error {
+	return s.guest.console.TypeFrom(ctx, input)
 }

@@ -13,23 +13,13 @@ import (
 
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
-	"cloudnative.tw/drover/test/assert"
 )
-
-// TestEndingQEMU checks that a socket whose QEMU has closed it means that there is no QEMU to follow.
-func TestEndingQEMU(t *testing.T) {
-	t.Parallel()
-	p := Place{Machine: machine.Machine{Path: t.TempDir()}}
-	listener, err := p.Listen(machine.EventsSocket)
-	assert.NoError(t, errors.Join(err, listener.Close()))
-	assert.ErrorIs(t, "the dial", assert.ErrorOf(p.dialFile(t.Context(), machine.EventsSocket)), ErrNoQEMU)
-}
 
 // TestWaits checks that the status says what a guest waits for.
 func TestWaits(t *testing.T) {
 	t.Parallel()
 	s := New(Config{Clock: clock.RealClock{}, Log: logr.Discard()})
-	f := follower{Supervisor: s}
+	f := follower{supervisor: s}
 	for _, c := range []struct {
 		cause error
 		want  control.Wait

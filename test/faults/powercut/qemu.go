@@ -19,8 +19,8 @@ import (
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/image/rootfs"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/installation"
 	"cloudnative.tw/drover/internal/machine/launch"
-	"cloudnative.tw/drover/internal/machine/supervisor"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -30,7 +30,7 @@ func newQEMUWorkload(in inputs, program *machine.Program) (*workload, error) {
 	if err != nil {
 		return nil, err
 	}
-	supervisor.Embedded = content
+	installation.Embedded = content
 	d, err := qemu.New(qemu.Options{
 		ClusterID: clusterID, Dir: in.Dir, ImageDirs: []string{filepath.Dir(in.Image)}, Accel: machine.AccelTCG,
 		User: machineUser(), UserIDs: launch.DefaultUserIDs, GuestKernel: in.Kernel, UncheckedImages: true,

@@ -17,14 +17,14 @@ import (
 	"github.com/spf13/pflag"
 
 	"cloudnative.tw/drover/cmd/drover-controller/app"
-	"cloudnative.tw/drover/internal/machine/supervisor"
+	"cloudnative.tw/drover/internal/machine/installation"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
 // embedMachine has controllers of this process follow machines by the drover-machine that make build has made.
 var embedMachine = sync.OnceValue(func() (err error) {
-	supervisor.Embedded, err = framework.ReadMachine()
+	installation.Embedded, err = framework.ReadMachine()
 	return err
 })
 

@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/memory"
-	"cloudnative.tw/drover/internal/machine/supervisor"
+	"cloudnative.tw/drover/internal/machine/supervised"
 )
 
 // machineErrors are the kinds and reasons of the contract for failures of a machine.
@@ -34,7 +34,7 @@ var machineErrors = []struct {
 	{machine.ErrNoLog, driver.ErrRetry, ""},
 	{machine.ErrNoRoom, driver.ErrExhausted, ""},
 	{machine.ErrDiskFault, driver.ErrRetry, driver.ReasonDiskError},
-	{supervisor.ErrNoQEMU, driver.ErrRetry, ""},
+	{supervised.ErrNoQEMU, driver.ErrRetry, ""},
 	{control.ErrFenced, driver.ErrRetry, ""},
 	{control.ErrNotRunning, driver.ErrRetry, ""},
 	{control.ErrUnreachable, driver.ErrRetry, ""},

@@ -31,10 +31,10 @@ import (
 	"cloudnative.tw/drover/internal/machine/broker"
 	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/installation"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/memory"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
 // Names in the driver's folder.
@@ -83,9 +83,9 @@ type Host struct {
 	// Broker connects machines to each other.
 	Broker broker.Place
 	// InstallSupervisor installs the program that follows each QEMU; nil for a host on which none is started.
-	InstallSupervisor func() (*supervisor.Program, error)
+	InstallSupervisor func() (*installation.Program, error)
 	installing        sync.Mutex
-	installed         *supervisor.Program
+	installed         *installation.Program
 	installFailed     error // until installAgain, when it is tried again
 	installAgain      time.Time
 	LogBound          int64
@@ -218,7 +218,7 @@ func (h *Host) RemoveNotification(uid types.UID) { _ = os.Remove(h.notificationF
 const installEvery = 5 * time.Second
 
 // FindSupervisor returns the program that follows each QEMU. It is installed at first.
-func (h *Host) FindSupervisor() (*supervisor.Program, error) {
+func (h *Host) FindSupervisor() (*installation.Program, error) {
 	h.installing.Lock()
 	defer h.installing.Unlock()
 	if h.InstallSupervisor == nil {

@@ -17,6 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/supervised"
 	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
@@ -35,12 +36,12 @@ const defaultLogBound = 1 << 20
 
 // Supervisor returns what the machine's supervisor needs. What Drover itself records of the end of
 // a run takes precedence over the supervisor's record.
-func (inst *Instance) Supervisor() supervisor.Place {
-	p := supervisor.Place{
+func (inst *Instance) Supervisor() supervised.Machine {
+	p := supervised.Machine{
 		Machine: inst.Machine, Program: inst.Host.FindSupervisor, AreSeparate: inst.Host.Users.AreSeparate(), Starts: inst.Host.starts,
 		Record: strings.TrimSuffix(inst.ExitFile(), ".json") + ".end",
 		Config: supervisor.HostConfig{Accelerator: inst.Accelerator, Disks: inst.DiskSizes(), LogBytes: inst.Host.LogBound, Network: inst.networkConfig()},
-		Reload: func() (supervisor.Place, error) {
+		Reload: func() (supervised.Machine, error) {
 			now, err := inst.Load()
 			return now.Supervisor(), err
 		},
@@ -85,7 +86,7 @@ func (inst *Instance) callSupervisor(ctx context.Context, action string, do func
 }
 
 // queryMachine asks a supervisor what its machine does.
-func queryMachine(ctx context.Context, place supervisor.Place) (s control.Status, err error) {
+func queryMachine(ctx context.Context, place supervised.Machine) (s control.Status, err error) {
 	c, err := place.Reach(ctx)
 	if err != nil {
 		return s, err

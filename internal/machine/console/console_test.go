@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package supervisor
+package console
 
 import (
 	"bytes"
@@ -17,14 +17,14 @@ import (
 )
 
 // newLine returns a console, and the guest's end of its line.
-func newLine() (c *serialConsole, guest net.Conn) {
+func newLine() (c *Console, guest net.Conn) {
 	own, guest := net.Pipe()
-	return newSerialConsole(own), guest
+	return New(own), guest
 }
 
-func attach(t *testing.T, c *serialConsole, types bool) *consoleSession {
+func attach(t *testing.T, c *Console, types bool) io.ReadWriteCloser {
 	t.Helper()
-	s, err := c.openSession(t.Context(), types)
+	s, err := c.Open(t.Context(), types)
 	assert.NoError(t, err)
 	return s
 }
@@ -35,7 +35,7 @@ func TestLogIsCut(t *testing.T) {
 	const most, chunk, all = 1 << 10, 512, 100 << 10
 	c, _ := newLine()
 	log, printed := 0, 0
-	c.most, c.cutLog = most, func() { log = 0 }
+	c.LimitLog(most, func() { log = 0 })
 	c.followOutput(readerFunc(func([]byte) (int, error) {
 		if log > most {
 			t.Errorf("%d bytes are read after a log of %d", chunk, log)
@@ -75,7 +75,7 @@ func TestConsoleReaders(t *testing.T) {
 	late, latest := attach(t, c, false), attach(t, c, false)
 	_, _ = io.WriteString(c, "last\n")
 	c.endOutput()
-	assert.ErrorIs(t, "a reader after the end", assert.ErrorOf(c.openSession(t.Context(), false)), control.ErrNotRunning)
+	assert.ErrorIs(t, "a reader after the end", assert.ErrorOf(c.Open(t.Context(), false)), control.ErrNotRunning)
 	for name, r := range map[string]struct {
 		of          io.Reader
 		least, most int
@@ -89,7 +89,7 @@ func TestConsoleReaders(t *testing.T) {
 			t.Errorf("%s: reads %d bytes, %v", name, len(got), err)
 		}
 	}
-	for n, session := range []*consoleSession{first, slow, late, latest} {
+	for n, session := range []io.ReadWriteCloser{first, slow, late, latest} {
 		select {
 		case <-c.left:
 			t.Errorf("all have left when %d have", n)
@@ -109,7 +109,7 @@ func TestConsoleWriters(t *testing.T) {
 	t.Parallel()
 	c, guest := newLine()
 	writer := attach(t, c, true)
-	assert.ErrorIs(t, "another writer", assert.ErrorOf(c.openSession(t.Context(), true)), control.ErrTaken)
+	assert.ErrorIs(t, "another writer", assert.ErrorOf(c.Open(t.Context(), true)), control.ErrTaken)
 	if _, err := attach(t, c, false).Write([]byte("x")); err == nil {
 		t.Error("a reader may type")
 	}
@@ -122,7 +122,7 @@ func TestConsoleWriters(t *testing.T) {
 	next := attach(t, c, true)
 	for name, typed := range map[string]func() error{
 		"a session":          func() error { return assert.ErrorOf(io.WriteString(next, "typed")) },
-		"the standard input": func() error { return (&Supervisor{serial: c}).TypeFrom(t.Context(), strings.NewReader("typed")) },
+		"the standard input": func() error { return c.TypeFrom(t.Context(), strings.NewReader("typed")) },
 	} {
 		go func() { failed <- typed() }()
 		got := make([]byte, len("typed"))
@@ -132,7 +132,7 @@ func TestConsoleWriters(t *testing.T) {
 		assert.NoError(t, <-failed)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	waiting, err := c.openSession(ctx, false)
+	waiting, err := c.Open(ctx, false)
 	assert.NoError(t, err)
 	go func() { failed <- assert.ErrorOf(waiting.Read(make([]byte, 1))) }()
 	cancel()

@@ -1,7 +1,10 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package supervisor
+// Package console is the serial console of one guest: any number of readers, one who types, and the log's limit.
+//
+// Start with Console.
+package console
 
 import (
 	"context"
@@ -22,9 +25,9 @@ const (
 	tail = 4 << 10
 )
 
-// serialConsole is the guest's serial console: any number of readers share one history, and all who
+// Console is the guest's serial console: any number of readers share one history, and all who
 // type share the one line to the guest.
-type serialConsole struct {
+type Console struct {
 	line net.Conn
 	// cutLog cuts the log. It is called whenever the guest has printed so many bytes more, before any more is read: while
 	// there is a reader, QEMU logs only what was read. Without one QEMU drops the output and logs all of it, so the log
@@ -44,18 +47,24 @@ type serialConsole struct {
 	typing chan struct{} // a semaphore: one session types at a time
 }
 
-func newSerialConsole(line net.Conn) *serialConsole {
-	return &serialConsole{line: line, changed: make(chan struct{}), left: make(chan struct{}), typing: make(chan struct{}, 1)}
+// New returns the console of a guest. Follow takes its output.
+func New(line net.Conn) *Console {
+	return &Console{line: line, changed: make(chan struct{}), left: make(chan struct{}), typing: make(chan struct{}, 1)}
 }
 
-// followOutput takes what the guest prints, until QEMU ends. QEMU would block the guest if it was not read.
-func (c *serialConsole) followOutput(line io.Reader) {
+// LimitLog has cutLog called whenever the guest has printed so many bytes more. It comes before Follow.
+func (c *Console) LimitLog(most int64, cutLog func()) { c.most, c.cutLog = most, cutLog }
+
+// Follow takes what the guest prints, until QEMU ends. QEMU would block the guest if it was not read.
+func (c *Console) Follow() { c.followOutput(c.line) }
+
+func (c *Console) followOutput(line io.Reader) {
 	defer c.endOutput()
 	_, _ = io.CopyBuffer(struct{ io.Writer }{c}, struct{ io.Reader }{line}, make([]byte, 4<<10))
 }
 
 // Write takes what the guest prints. It waits for no reader.
-func (c *serialConsole) Write(p []byte) (int, error) {
+func (c *Console) Write(p []byte) (int, error) {
 	if c.addOutput(p) && c.cutLog != nil {
 		c.cutLog()
 	}
@@ -63,7 +72,7 @@ func (c *serialConsole) Write(p []byte) (int, error) {
 }
 
 // addOutput adds output, and reports whether the log has to be cut.
-func (c *serialConsole) addOutput(p []byte) (mustCut bool) {
+func (c *Console) addOutput(p []byte) (mustCut bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.history)+len(p) > 2*maxHistory {
@@ -78,7 +87,7 @@ func (c *serialConsole) addOutput(p []byte) (mustCut bool) {
 
 // endOutput marks the end of the guest's output. left is closed once no session is open: sessions
 // read the rest of the output before they close.
-func (c *serialConsole) endOutput() {
+func (c *Console) endOutput() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.isOver = true
@@ -88,14 +97,14 @@ func (c *serialConsole) endOutput() {
 	}
 }
 
-func (c *serialConsole) notifyReaders() {
+func (c *Console) notifyReaders() {
 	close(c.changed)
 	c.changed = make(chan struct{})
 }
 
 // readAfter returns output that comes after a number of bytes, and where it ends. Where nothing is
 // there yet, changed is closed once there is.
-func (c *serialConsole) readAfter(position int64, p []byte) (n int, end int64, changed <-chan struct{}, err error) {
+func (c *Console) readAfter(position int64, p []byte) (n int, end int64, changed <-chan struct{}, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	position = max(position, c.printed-int64(len(c.history)))
@@ -106,8 +115,8 @@ func (c *serialConsole) readAfter(position int64, p []byte) (n int, end int64, c
 	return n, position + int64(n), c.changed, err
 }
 
-// openSession opens a session, which may type if it has the right to.
-func (c *serialConsole) openSession(ctx context.Context, types bool) (*consoleSession, error) {
+// Open opens a session, which may type if it has the right to.
+func (c *Console) Open(ctx context.Context, types bool) (io.ReadWriteCloser, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if types && c.isTaken {
@@ -118,14 +127,14 @@ func (c *serialConsole) openSession(ctx context.Context, types bool) (*consoleSe
 	}
 	c.isTaken = c.isTaken || types
 	c.open++
-	s := &consoleSession{console: c, at: max(0, c.printed-tail), types: types}
+	s := &session{console: c, at: max(0, c.printed-tail), types: types}
 	s.ctx, s.leave = context.WithCancel(ctx)
 	s.close = sync.OnceFunc(s.giveUp)
 	return s, nil
 }
 
 // writeInput sends what was typed to the guest. It waits for a guest that does not read.
-func (c *serialConsole) writeInput(ctx context.Context, p []byte) (int, error) {
+func (c *Console) writeInput(ctx context.Context, p []byte) (int, error) {
 	select {
 	case c.typing <- struct{}{}:
 	case <-ctx.Done():
@@ -145,34 +154,27 @@ func (c *serialConsole) writeInput(ctx context.Context, p []byte) (int, error) {
 	return n, err
 }
 
-// ConsoleLeft returns a channel that is closed once the guest has ended and nobody reads its console any more.
-func (s *Supervisor) ConsoleLeft() <-chan struct{} {
-	if s.isAttached() {
-		return s.serial.left
-	}
-	none := make(chan struct{})
-	close(none)
-	return none
-}
+// Left returns a channel that is closed once the guest has ended and nobody reads its console any more.
+func (c *Console) Left() <-chan struct{} { return c.left }
 
-// TypeFrom leads what comes from an input to the guest's console, until its end.
-func (s *Supervisor) TypeFrom(ctx context.Context, input io.Reader) error {
-	_, err := io.Copy(typist{ctx, s.serial}, input)
+// TypeFrom leads what comes from an input to the guest, until its end.
+func (c *Console) TypeFrom(ctx context.Context, input io.Reader) error {
+	_, err := io.Copy(typist{ctx, c}, input)
 	return err
 }
 
 // typist types whatever it is given.
 type typist struct {
 	ctx     context.Context
-	console *serialConsole
+	console *Console
 }
 
 // Write implements io.Writer.
 func (t typist) Write(p []byte) (int, error) { return t.console.writeInput(t.ctx, p) }
 
-// consoleSession is one attached client.
-type consoleSession struct {
-	console *serialConsole
+// session is one attached client.
+type session struct {
+	console *Console
 	ctx     context.Context // ends with the session
 	leave   context.CancelFunc
 	at      int64 // of the output that was read
@@ -181,7 +183,7 @@ type consoleSession struct {
 }
 
 // Read waits for output of the guest.
-func (s *consoleSession) Read(p []byte) (int, error) {
+func (s *session) Read(p []byte) (int, error) {
 	for len(p) > 0 {
 		n, end, changed, err := s.console.readAfter(s.at, p)
 		if s.at = end; n > 0 || err != nil {
@@ -197,7 +199,7 @@ func (s *consoleSession) Read(p []byte) (int, error) {
 }
 
 // Write types.
-func (s *consoleSession) Write(p []byte) (int, error) {
+func (s *session) Write(p []byte) (int, error) {
 	if !s.types || s.ctx.Err() != nil {
 		return 0, os.ErrClosed
 	}
@@ -205,13 +207,13 @@ func (s *consoleSession) Write(p []byte) (int, error) {
 }
 
 // Close ends the session.
-func (s *consoleSession) Close() error {
+func (s *session) Close() error {
 	s.leave()
 	s.close()
 	return nil
 }
 
-func (s *consoleSession) giveUp() {
+func (s *session) giveUp() {
 	c := s.console
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,7 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package supervisor
+// Package installation installs drover-machine on this host, for the processes that Drover starts from it: supervisors of
+// machines, the broker and converters. Start with InstallProgram.
+package installation
 
 import (
 	"bytes"
@@ -20,7 +22,13 @@ import (
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
-// Program is the program of supervisors on this host.
+// ProgramName is the name of the program in lists of processes.
+const ProgramName = "drover-machine"
+
+// MachineOption is followed by the machine's UUID, for those who look at processes.
+const MachineOption = "-machine"
+
+// Program is a version of the program that is installed on this host.
 type Program struct {
 	file   *os.File
 	digest string

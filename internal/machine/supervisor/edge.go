@@ -5,13 +5,61 @@ package supervisor
 
 import (
 	"context"
+	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
 	"sync"
 
 	"cloudnative.tw/drover/internal/machine/control"
+	"github.com/go-logr/logr"
 )
+
+// guardedEdge is the machine's end of the network for others. It takes connections only while the guest runs.
+type guardedEdge struct {
+	network  Network
+	links    *Links
+	progress *progress
+	watches  *watches
+	log      logr.Logger
+}
+
+// DialGuest implements control.Network.
+func (e *guardedEdge) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
+	if err := e.progress.checkRunning(); err != nil {
+		return nil, err
+	}
+	return e.network.DialGuest(ctx, port)
+}
+
+// SetWanted implements control.Network.
+func (e *guardedEdge) SetWanted(ctx context.Context, w control.Wanted) (served []control.Port, err error) {
+	served, err = e.network.SetWanted(ctx, w)
+	e.watches.notifyAll()
+	return served, err
+}
+
+// GiveSockets implements control.Network.
+func (e *guardedEdge) GiveSockets(ctx context.Context, revision control.Revision, sockets map[control.Port]*os.File) error {
+	err := e.network.GiveSockets(ctx, revision, sockets)
+	if err != nil && !errors.Is(err, control.ErrStale) {
+		e.log.Error(err, "Ports cannot be served")
+	}
+	e.watches.notifyAll()
+	return err
+}
+
+// Join implements control.Peer.
+func (e *guardedEdge) Join(link *control.PeerLink) { e.links.followLink(link) }
+
+// Accept implements control.Peer.
+func (e *guardedEdge) Accept(ctx context.Context, c control.PeerConn, socket *os.File) error {
+	if err := e.progress.checkRunning(); err != nil {
+		return err
+	}
+	return e.network.Accept(ctx, c, socket)
+}
 
 // Links are a machine's links to its switchboard. The last one that has not ended is used. Several processes may give it
 // one at the same time, and the switchboard keeps one of them, which may be any.
@@ -59,15 +107,4 @@ func (l *Links) Dial(ctx context.Context, protocol string, sourcePort uint16, de
 		return nil, err
 	}
 	return link.Dial(ctx, protocol, sourcePort, destination)
-}
-
-// Join implements control.Peer.
-func (s *Supervisor) Join(link *control.PeerLink) { s.Links.followLink(link) }
-
-// Accept implements control.Peer.
-func (s *Supervisor) Accept(ctx context.Context, c control.PeerConn, socket *os.File) error {
-	if err := s.checkRunning(); err != nil {
-		return err
-	}
-	return s.Network.Accept(ctx, c, socket)
 }
