@@ -10,6 +10,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -18,9 +19,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/moby/moby/api/pkg/stdcopy"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
@@ -188,6 +193,83 @@ func ImportImage(ctx context.Context, c *client.Client, rootfs []byte, image str
 		_, _ = c.ImageRemove(ctx, old.ID, client.ImageRemoveOptions{}) // unless it is in use
 	}
 	return err
+}
+
+// BuildLayers builds an image of a layer that has a shell, with a further layer for each command, and returns all
+// layers as Docker saves them. Nothing is left of the image.
+func BuildLayers(t testing.TB, base []byte, commands ...string) (layers [][]byte) {
+	t.Helper()
+	c, ctx := DockerClient(t), t.Context()
+	tag := ImageName(fmt.Sprintf("built-%d-%d", os.Getpid(), exports.Add(1)))
+	file := "FROM scratch\nADD base.tar /\nENV PATH=/bin\nRUN " + strings.Join(commands, "\nRUN ") + "\n"
+	var files bytes.Buffer
+	w := tar.NewWriter(&files)
+	for name, content := range map[string]string{"Dockerfile": file, "base.tar": string(base)} {
+		err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(content))})
+		assert.NoError(t, errors.Join(err, assert.ErrorOf(io.WriteString(w, content))))
+	}
+	assert.NoError(t, w.Close())
+	built, err := c.ImageBuild(ctx, &files, client.ImageBuildOptions{Tags: []string{tag}, NoCache: true, Remove: true, ForceRemove: true, NetworkMode: "none"})
+	assert.NoError(t, err)
+	said, err := io.ReadAll(built.Body)
+	assert.NoError(t, errors.Join(err, built.Body.Close()))
+	if strings.Contains(string(said), `"error"`) {
+		t.Fatalf("the image is not built: %s", said)
+	}
+	defer func() {
+		_, err := c.ImageRemove(context.WithoutCancel(ctx), tag, client.ImageRemoveOptions{PruneChildren: true})
+		assert.NoError(t, err)
+	}()
+	saved, err := c.ImageSave(ctx, []string{tag})
+	assert.NoError(t, err)
+	content, err := io.ReadAll(saved)
+	assert.NoError(t, errors.Join(err, saved.Close()))
+	image, err := tarball.Image(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content)), nil }, nil)
+	assert.NoError(t, err)
+	all, err := image.Layers()
+	assert.NoError(t, err)
+	for _, layer := range all {
+		archive, err := layer.Uncompressed()
+		assert.NoError(t, err)
+		content, err := io.ReadAll(archive)
+		assert.NoError(t, errors.Join(err, archive.Close()))
+		layers = append(layers, content)
+	}
+	return layers
+}
+
+// exports counts the images that are in the engine for a moment.
+var exports atomic.Int64
+
+// ExportImage returns the archive of all files that a container of an image has. Nothing is left of both. The error
+// is the engine's if it does not take the image.
+func ExportImage(t testing.TB, image v1.Image) ([]byte, error) {
+	t.Helper()
+	c, ctx := DockerClient(t), t.Context()
+	tag, err := name.NewTag(ImageName(fmt.Sprintf("exported-%d-%d", os.Getpid(), exports.Add(1))))
+	assert.NoError(t, err)
+	var archive bytes.Buffer
+	assert.NoError(t, tarball.Write(tag, image, &archive))
+	loaded, err := c.ImageLoad(ctx, &archive)
+	assert.NoError(t, err)
+	said, err := io.ReadAll(loaded)
+	assert.NoError(t, errors.Join(err, loaded.Close()))
+	if strings.Contains(string(said), `"error"`) {
+		return nil, fmt.Errorf("the engine does not load the image: %s", said)
+	}
+	made, err := c.ContainerCreate(ctx, client.ContainerCreateOptions{Config: &container.Config{Image: tag.Name()}})
+	assert.NoError(t, err)
+	defer func() {
+		background := context.WithoutCancel(ctx)
+		_, containerErr := c.ContainerRemove(background, made.ID, client.ContainerRemoveOptions{Force: true})
+		_, imageErr := c.ImageRemove(background, tag.Name(), client.ImageRemoveOptions{})
+		assert.NoError(t, errors.Join(containerErr, imageErr))
+	}()
+	exported, err := c.ContainerExport(ctx, made.ID, client.ContainerExportOptions{})
+	assert.NoError(t, err)
+	content, err := io.ReadAll(exported)
+	assert.NoError(t, errors.Join(err, exported.Close()))
+	return content, nil
 }
 
 // RunInContainer pulls an image from a registry of this host, runs a command of it that may mount

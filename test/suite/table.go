@@ -30,7 +30,7 @@ var shards = []shard{
 	},
 	{
 		name:  "guest",
-		steps: []step{{of: "internal/guest/boot"}, {of: "internal/driver/qemu", pattern: "TestContainerTree"}, {of: "test/kubectlvm", pattern: "TestCopyToMachine"}},
+		steps: []step{{of: "internal/guest/boot"}, {of: "internal/image/rootfs", pattern: "TestGenerated"}, {of: "internal/driver/qemu", pattern: "TestContainerTree"}, {of: "test/kubectlvm", pattern: "TestCopyToMachine"}},
 		short: step{of: "internal/guest/boot"},
 		paths: []string{"go.mod", "cmd/drover-guest", "internal/guest", "internal/image", "internal/machine/converter", "hack/guest", "hack/guest.sh", "hack/guest-kernel.sh", "hack/debian-layers.sh", "test/assert", "test/framework"},
 	},

@@ -10,8 +10,8 @@
 // layer and writes the data of files to the output, and tree.go merges them into the tree of
 // the layers below.
 //
-// The layers are read from the lowest to the highest, since the path of an entry may lead
-// through a symbolic link of a layer below. The data of a file that a higher layer removes
+// The layers are read from the lowest to the highest, since an entry may be a further name of a
+// file of a layer below. The data of a file that a higher layer removes
 // has been written by then. It is removed again: it leaves a hole, which takes no room.
 package rootfs
 
@@ -124,7 +124,7 @@ func convertLayers(in io.Reader, out erofs.File) (Result, error) {
 	if err != nil {
 		return Result{}, &outputError{err}
 	}
-	r := &reader{out: erofs.New(out, order.MaxSize), limits: layer.NewLimits(order.MaxContent), tree: newTree()}
+	r := &reader{out: erofs.New(out, order.MaxSize), limits: layer.NewLimits(order.MaxContent), tree: newTree(&count{})}
 	for number, size := range order.Layers {
 		if err := r.readLayer(io.LimitReader(in, size)); err != nil {
 			return Result{}, fmt.Errorf("layer %d: %w", number+1, err)

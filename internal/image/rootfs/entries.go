@@ -27,12 +27,12 @@ const (
 	maxPath = 4096
 )
 
-// entry is an entry of a layer. Exactly one of the fields besides path is set.
+// entry is an entry of a layer: a file or a mark.
 type entry struct {
 	// path lacks slashes at its ends, and the parts . and ... The path of the root is empty.
 	path string
-	// inode is the inode at the path from now on, and link is the path of a file of which
-	// this one is a further name.
+	// inode is the inode at the path from now on. If link is set, that is the path of a file of which
+	// this one is a further name, and the inode has the attributes that the file gets.
 	inode *erofs.Inode
 	link  *string
 	// isWhiteout removes what layers below have at the path, and isOpaque what they have in
@@ -73,7 +73,7 @@ func (r *reader) readEntry(header *tar.Header, content io.Reader) error {
 	if err != nil || e == nil {
 		return err
 	}
-	if e.inode != nil && e.inode.Type() == unix.S_IFREG {
+	if e.link == nil && e.inode != nil && e.inode.Type() == unix.S_IFREG {
 		if e.inode.Data, err = r.out.Append(content); err != nil {
 			return fmt.Errorf("the file %s: %w", quoteName(e.path), err)
 		}
@@ -113,18 +113,22 @@ func parseEntry(header *tar.Header) (*entry, error) {
 	if strings.HasPrefix(clean, layer.Whiteout) || strings.Contains(clean, "/"+layer.Whiteout) {
 		return parseWhiteout(clean)
 	}
+	var link *string
 	if header.Typeflag == tar.TypeLink {
 		target := cleanPath(header.Linkname)
-		return &entry{path: clean, link: &target}, checkPath(target)
+		if err := checkPath(target); err != nil {
+			return nil, err
+		}
+		link = &target
 	}
 	inode, err := parseInode(header)
-	if err == nil && clean == "" && !inode.IsDir() {
+	if err == nil && link == nil && clean == "" && !inode.IsDir() {
 		err = newContentError("it is the root and must be a folder")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the entry %s: %w", quoteName(clean), err)
 	}
-	return &entry{path: clean, inode: inode}, nil
+	return &entry{path: clean, inode: inode, link: link}, nil
 }
 
 func checkPath(clean string) error {
@@ -159,7 +163,7 @@ func parseWhiteout(clean string) (*entry, error) {
 
 // fileTypes are the types of files in archives, as modes.
 var fileTypes = map[byte]uint32{
-	tar.TypeReg: unix.S_IFREG, tar.TypeDir: unix.S_IFDIR, tar.TypeSymlink: unix.S_IFLNK,
+	tar.TypeReg: unix.S_IFREG, tar.TypeLink: unix.S_IFREG, tar.TypeDir: unix.S_IFDIR, tar.TypeSymlink: unix.S_IFLNK,
 	tar.TypeChar: unix.S_IFCHR, tar.TypeBlock: unix.S_IFBLK, tar.TypeFifo: unix.S_IFIFO,
 }
 

@@ -4,6 +4,7 @@
 package rootfs
 
 import (
+	"maps"
 	"path"
 	"strings"
 
@@ -22,67 +23,92 @@ const (
 	maxSteps = 50_000_000
 )
 
-// tree is the tree that the layers have made so far.
+// tree is the tree of one layer, or the one that several layers have made together.
 type tree struct {
-	root  *erofs.Inode
+	root *erofs.Inode
+	// marks are what a layer says of folders of layers below, by its own folders.
+	marks map[*erofs.Inode]*marks
+	count *count
+}
+
+// marks are what a layer says of the folder that layers below have in the place of its own.
+type marks struct {
+	// isImplied says that no entry describes the folder, so it is as it is below.
+	isImplied bool
+	// isOpaque hides all files below, and removed are the names of those that are removed.
+	isOpaque bool
+	removed  []string
+}
+
+// count counts what the layers of an image may have in all.
+type count struct {
 	files int // that were made without an entry
 	steps int
 }
 
-func newTree() *tree { return &tree{root: newFolder()} }
+// newTree returns the tree of a layer without entries.
+func newTree(c *count) *tree {
+	t := &tree{marks: map[*erofs.Inode]*marks{}, count: c}
+	t.root = t.newFolder()
+	return t
+}
 
 // newFolder returns a folder that no entry describes.
-func newFolder() *erofs.Inode {
-	return &erofs.Inode{Mode: unix.S_IFDIR | 0o755, Children: map[string]*erofs.Inode{}}
+func (t *tree) newFolder() *erofs.Inode {
+	folder := &erofs.Inode{Mode: unix.S_IFDIR | 0o755, Children: map[string]*erofs.Inode{}}
+	t.marks[folder] = &marks{isImplied: true}
+	return folder
 }
 
-// mergeLayer puts a layer on top of the tree. What the layer removes and hides is only in layers
-// below, wherever that stands in the layer, so that comes first.
+// mergeLayer puts a layer on top of the tree, as container engines do: they unpack each layer into
+// a folder of its own, so that a path leads through links of its own layer alone, and lay these
+// folders over each other.
 func (t *tree) mergeLayer(entries []entry) error {
+	upper := newTree(t.count)
 	for k := range entries {
-		if err := t.removeEntry(&entries[k]); err != nil {
+		if err := upper.putEntry(&entries[k], t); err != nil {
 			return err
 		}
 	}
-	for k := range entries {
-		if err := t.putEntry(&entries[k]); err != nil {
-			return err
-		}
-	}
+	upper.mergeFolder(t.root, upper.root)
+	t.root = upper.root
 	return nil
 }
 
-// removeEntry removes what an entry of the next layer says. It may not be there.
-func (t *tree) removeEntry(e *entry) error {
-	switch {
-	case e.isOpaque:
-		folder, err := t.findPlace(e.path, false)
-		if err == nil && folder != nil {
-			clear(folder.inode().Children)
+// mergeFolder adds to a folder of the tree what layers below have in its place.
+func (t *tree) mergeFolder(below, folder *erofs.Inode) {
+	merged, own := below.Children, folder.Children
+	if m := t.marks[folder]; m != nil {
+		if m.isImplied {
+			*folder = *below
 		}
-		return err
-	case e.isWhiteout:
-		parent, base := path.Split(e.path)
-		folder, err := t.findPlace(parent, false)
-		if err == nil && folder != nil {
-			delete(folder.inode().Children, base)
+		if m.isOpaque {
+			merged = map[string]*erofs.Inode{}
 		}
-		return err
+		for _, name := range m.removed {
+			delete(merged, name)
+		}
 	}
-	return nil
+	for name, file := range own {
+		if old := merged[name]; old != nil && old.IsDir() && file.IsDir() {
+			t.mergeFolder(old, file)
+		}
+		merged[name] = file
+	}
+	folder.Children = merged
 }
 
-// putEntry puts the file of an entry into its place.
-func (t *tree) putEntry(e *entry) error {
+// putEntry puts the file of an entry into its place. It may be a further name of a file of the
+// layers below.
+func (t *tree) putEntry(e *entry, below *tree) error {
 	switch {
 	case e.isOpaque || e.isWhiteout:
-		return nil
-	case e.path == "" && e.inode != nil:
-		e.inode.Children = t.root.Children
-		t.root = e.inode
-		return nil
-	case e.path == "":
+		return t.markFolder(e)
+	case e.path == "" && e.link != nil:
 		return newContentError("an entry makes the root a link to %s", quoteName(*e.link))
+	case e.path == "":
+		t.describeFolder(t.root, e.inode)
+		return nil
 	}
 	parent, base := path.Split(e.path)
 	folder, err := t.findPlace(parent, true)
@@ -94,36 +120,95 @@ func (t *tree) putEntry(e *entry) error {
 	}
 	file := e.inode
 	if e.link != nil {
-		if file, err = t.findTwin(e); err != nil {
+		if file, err = t.findTwin(e, below); err != nil {
 			return err
+		}
+		if err := describeTwin(file, e.inode); err != nil {
+			return newContentError("the file %s: %w", quoteName(e.path), err)
 		}
 	}
 	children := folder.inode().Children
+	if old := children[base]; old != nil && old.IsDir() && file.IsDir() {
+		t.describeFolder(old, file)
+		return nil
+	}
 	if file.IsDir() {
 		file.Children = map[string]*erofs.Inode{}
-		if old := children[base]; old != nil && old.IsDir() {
-			file.Children = old.Children
-		}
 	}
 	children[base] = file
 	return nil
 }
 
-// findTwin returns the file that an entry is a further name of.
-func (t *tree) findTwin(e *entry) (*erofs.Inode, error) {
-	parent, base := path.Split(*e.link)
-	folder, err := t.findPlace(parent, false)
+// describeFolder makes a folder as an entry describes it, with the files that it has.
+func (t *tree) describeFolder(folder, described *erofs.Inode) {
+	children := folder.Children
+	*folder = *described
+	folder.Children = children
+	if m := t.marks[folder]; m != nil {
+		m.isImplied = false
+	}
+}
+
+// describeTwin gives a file the attributes that the entry of a further name states, as container
+// engines do. Builders state the same ones.
+func describeTwin(file, described *erofs.Inode) error {
+	file.UID, file.GID = described.UID, described.GID
+	if file.Type() != unix.S_IFLNK {
+		file.Mode = file.Type() | described.Mode&^unix.S_IFMT
+		file.Seconds, file.Nanoseconds = described.Seconds, described.Nanoseconds
+	}
+	if file.Xattrs == nil {
+		file.Xattrs = map[string]string{}
+	}
+	maps.Copy(file.Xattrs, described.Xattrs)
+	return file.Check()
+}
+
+// markFolder notes what an entry removes or hides of layers below.
+func (t *tree) markFolder(e *entry) error {
+	text, base := e.path, ""
+	if e.isWhiteout {
+		text, base = path.Split(e.path)
+	}
+	folder, err := t.findPlace(text, true)
+	if err != nil {
+		return err
+	}
+	m := t.marks[folder.inode()]
+	if m == nil {
+		m = &marks{}
+		t.marks[folder.inode()] = m
+	}
+	if m.isOpaque = m.isOpaque || e.isOpaque; e.isWhiteout {
+		m.removed = append(m.removed, base)
+	}
+	return nil
+}
+
+// findTwin returns the file that an entry is a further name of: of its own layer, or else of those
+// below.
+func (t *tree) findTwin(e *entry, below *tree) (*erofs.Inode, error) {
+	file, err := t.findFile(*e.link)
+	if err == nil && file == nil {
+		file, err = below.findFile(*e.link)
+	}
 	if err != nil {
 		return nil, err
-	}
-	var file *erofs.Inode
-	if folder != nil {
-		file = folder.inode().Children[base]
 	}
 	if file == nil || file.IsDir() {
 		return nil, newContentError("the entry %s is a further name of %s, which is not a file of its layer or those below", quoteName(e.path), quoteName(*e.link))
 	}
 	return file, nil
+}
+
+// findFile returns the file at a path, or nil.
+func (t *tree) findFile(text string) (*erofs.Inode, error) {
+	parent, base := path.Split(text)
+	folder, err := t.findPlace(parent, false)
+	if err != nil || folder == nil {
+		return nil, err
+	}
+	return folder.inode().Children[base], nil
 }
 
 // place is a folder and all that it is in, the root first.
@@ -138,7 +223,7 @@ func (t *tree) findPlace(text string, makeMissing bool) (place, error) {
 	at, links := place{t.root}, 0
 	rest := splitPath(text)
 	for len(rest) > 0 {
-		if t.steps++; t.steps > maxSteps {
+		if t.count.steps++; t.count.steps > maxSteps {
 			return nil, newContentError("the paths of the files lead through too many symbolic links")
 		}
 		name := rest[0]
@@ -155,7 +240,7 @@ func (t *tree) findPlace(text string, makeMissing bool) (place, error) {
 			if strings.HasPrefix(next.Target, "/") {
 				at = at[:1]
 			}
-			t.steps += len(next.Target) + len(rest)
+			t.count.steps += len(next.Target) + len(rest)
 			rest = append(splitPath(next.Target), rest...)
 			continue
 		}
@@ -181,10 +266,10 @@ func (t *tree) makeFolder(in place, name, text string) (*erofs.Inode, error) {
 	if !erofs.IsName(name) {
 		return nil, newContentError("the path %s leads through a link with a name that no file can have", quoteName(text))
 	}
-	if t.files++; t.files > MaxFiles {
+	if t.count.files++; t.count.files > MaxFiles {
 		return nil, newContentError("the paths of the files have more than %d folders without entries", MaxFiles)
 	}
-	folder := newFolder()
+	folder := t.newFolder()
 	in.inode().Children[name] = folder
 	return folder, nil
 }

@@ -10,193 +10,15 @@ import (
 	"errors"
 	"io"
 	"os"
-	"path"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
-	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/image/rootfs"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework/filetree"
 )
-
-// unpacked is the result of unpacking the layers of an image, by rules that are written here a second time: a list of
-// files by their whole paths. The root is ".".
-type unpacked struct {
-	files map[string]*unpackedFile
-	next  int64
-}
-
-type unpackedFile struct {
-	filetree.File
-
-	number int64
-}
-
-func (u *unpacked) newFile(f filetree.File) *unpackedFile {
-	u.next++
-	return &unpackedFile{f, u.next}
-}
-
-// unpack returns the tree of the layers.
-func unpack(t testing.TB, layers ...[]byte) filetree.Tree {
-	t.Helper()
-	u := &unpacked{files: map[string]*unpackedFile{}}
-	u.files["."] = u.newFile(filetree.File{Mode: unix.S_IFDIR | 0o755})
-	for _, layer := range layers {
-		for _, whiteouts := range []bool{true, false} {
-			r := tar.NewReader(bytes.NewReader(layer))
-			for {
-				h, err := r.Next()
-				if errors.Is(err, io.EOF) {
-					break
-				}
-				assert.NoError(t, err)
-				u.add(t, h, r, whiteouts)
-			}
-		}
-	}
-	tree, numbers, links := filetree.Tree{}, map[string]int64{}, map[int64]uint64{}
-	for _, f := range u.files {
-		links[f.number]++
-	}
-	for path, f := range u.files {
-		if f.Mode&unix.S_IFMT != unix.S_IFDIR {
-			f.Links = links[f.number]
-		}
-		tree[path], numbers[path] = f.File, f.number
-	}
-	tree.AddTwins(numbers)
-	return tree
-}
-
-// add applies an entry if it is a whiteout, or only if it is not, as whiteouts says.
-func (u *unpacked) add(t testing.TB, h *tar.Header, content io.Reader, whiteouts bool) {
-	t.Helper()
-	if h.Typeflag == tar.TypeXGlobalHeader {
-		return
-	}
-	name := path.Clean("/" + h.Name)[1:]
-	dir, base := path.Dir(name), path.Base(name)
-	if isWhiteout := strings.HasPrefix(base, ".wh."); isWhiteout || strings.HasPrefix(name, ".wh.") {
-		if isWhiteout && whiteouts {
-			u.whiteOut(dir, base)
-		}
-		return
-	}
-	if whiteouts {
-		return
-	}
-	if name == "" {
-		u.files["."].File = fileOf(t, h, content)
-		return
-	}
-	dir, _ = u.follow(dir, true)
-	at := path.Join(dir, base)
-	f := u.newFile(fileOf(t, h, content))
-	if h.Typeflag == tar.TypeLink {
-		target := path.Clean("/" + h.Linkname)[1:]
-		from, _ := u.follow(path.Dir(target), false)
-		f = u.files[path.Join(from, path.Base(target))]
-	}
-	if old := u.files[at]; old == nil || h.Typeflag != tar.TypeDir || old.Mode&unix.S_IFMT != unix.S_IFDIR {
-		u.removeAll(at)
-	}
-	u.files[at] = f
-}
-
-func (u *unpacked) whiteOut(dir, base string) {
-	dir, ok := u.follow(dir, false)
-	switch {
-	case !ok:
-	case base == ".wh..wh..opq":
-		for name := range u.files {
-			if name != dir && (dir == "." || strings.HasPrefix(name, dir+"/")) && name != "." {
-				delete(u.files, name)
-			}
-		}
-	case !strings.HasPrefix(base, ".wh..wh."):
-		u.removeAll(path.Join(dir, strings.TrimPrefix(base, ".wh.")))
-	}
-}
-
-func (u *unpacked) removeAll(place string) {
-	if u.files[place] == nil {
-		return
-	}
-	for name := range u.files {
-		if name == place || strings.HasPrefix(name, place+"/") {
-			delete(u.files, name)
-		}
-	}
-}
-
-// follow returns the folder that a path leads to.
-func (u *unpacked) follow(dir string, makeIt bool) (string, bool) {
-	at := "."
-	rest := strings.Split(dir, "/")
-	for len(rest) > 0 {
-		name := rest[0]
-		rest = rest[1:]
-		if name == "" || name == "." {
-			continue
-		}
-		next := path.Clean("/" + path.Join(at, name))[1:]
-		if next == "" {
-			next = "."
-		}
-		f := u.files[next]
-		switch {
-		case f != nil && f.Mode&unix.S_IFMT == unix.S_IFLNK:
-			if path.IsAbs(f.Target) {
-				at = "."
-			}
-			rest = append(strings.Split(f.Target, "/"), rest...)
-			continue
-		case f != nil && f.Mode&unix.S_IFMT == unix.S_IFDIR:
-		case !makeIt:
-			return "", false
-		default:
-			u.files[next] = u.newFile(filetree.File{Mode: unix.S_IFDIR | 0o755})
-		}
-		at = next
-	}
-	return at, true
-}
-
-func fileOf(t testing.TB, h *tar.Header, content io.Reader) filetree.File {
-	t.Helper()
-	f := filetree.File{
-		Mode: uint32(h.Mode & 0o7777), UID: uint32(h.Uid), GID: uint32(h.Gid), Seconds: h.ModTime.Unix(), Nanoseconds: uint32(h.ModTime.Nanosecond()), //nolint:gosec // of a test
-	}
-	xattrs := map[string]string{}
-	for key, value := range h.PAXRecords {
-		if name, ok := strings.CutPrefix(key, "SCHILY.xattr."); ok && !strings.HasPrefix(name, "com.") {
-			xattrs[name] = value
-		}
-	}
-	f.Xattrs = filetree.FormatXattrs(xattrs)
-	switch h.Typeflag {
-	case tar.TypeReg:
-		hash, err := filetree.HashOf(content)
-		assert.NoError(t, err)
-		f.Mode, f.Size, f.Hash = f.Mode|unix.S_IFREG, h.Size, hash
-	case tar.TypeDir:
-		f.Mode |= unix.S_IFDIR
-	case tar.TypeSymlink:
-		f.Mode, f.Target, f.Size = unix.S_IFLNK|0o777, h.Linkname, int64(len(h.Linkname))
-	case tar.TypeChar:
-		f.Mode, f.Device = f.Mode|unix.S_IFCHR, unix.Mkdev(uint32(h.Devmajor), uint32(h.Devminor)) //nolint:gosec // of a test
-	case tar.TypeBlock:
-		f.Mode, f.Device = f.Mode|unix.S_IFBLK, unix.Mkdev(uint32(h.Devmajor), uint32(h.Devminor)) //nolint:gosec // of a test
-	case tar.TypeFifo:
-		f.Mode |= unix.S_IFIFO
-	}
-	return f
-}
 
 // archive makes a layer.
 type archive struct {
@@ -304,11 +126,11 @@ func convertLayers(t testing.TB, layers ...[]byte) *os.File {
 	return out
 }
 
-// checkConverted checks that layers make the tree that unpacking them makes, by another reader and by Linux, however
-// they are compressed, and the same bytes each time.
+// checkConverted checks that layers make the tree that a container engine unpacks them to, by another reader and by Linux,
+// however they are compressed, and the same bytes each time. It returns that tree.
 func checkConverted(t *testing.T, layers ...[]byte) filetree.Tree {
 	t.Helper()
-	want := unpack(t, layers...)
+	var converted *os.File
 	var first []byte
 	for name, pack := range map[string]func(testing.TB, []byte) []byte{
 		"plain": func(_ testing.TB, b []byte) []byte { return b }, "gzip": gzipped, "zstd": zstandard,
@@ -317,24 +139,24 @@ func checkConverted(t *testing.T, layers ...[]byte) filetree.Tree {
 		for _, layer := range layers {
 			packed = append(packed, pack(t, layer))
 		}
-		out := convertLayers(t, packed...)
-		content, err := os.ReadFile(out.Name())
+		converted = convertLayers(t, packed...)
+		content, err := os.ReadFile(converted.Name())
 		assert.NoError(t, err)
-		if first != nil {
-			if !bytes.Equal(first, content) {
-				t.Errorf("%s: it has other bytes", name)
-			}
-			continue
+		if first != nil && !bytes.Equal(first, content) {
+			t.Errorf("%s: it has other bytes", name)
 		}
 		first = content
-		if diff := want.Diff(filetree.Read(t, out)); diff != "" {
-			t.Errorf("another reader has it otherwise:\n%s", diff)
-		}
-		if mounted, ok := filetree.ReadMounted(t, out.Name()); ok {
-			if diff := want.Diff(mounted); diff != "" {
-				t.Errorf("Linux has it otherwise:\n%s", diff)
-			}
+	}
+	tree := filetree.Read(t, converted)
+	if mounted, ok := filetree.ReadMounted(t, converted.Name()); ok {
+		if diff := tree.Diff(mounted); diff != "" {
+			t.Errorf("Linux reads it otherwise:\n%s", diff)
 		}
 	}
-	return want
+	want, err := unpackByEngine(t, layers...)
+	assert.NoError(t, err)
+	if diff := want.Diff(asExported(tree, layers...)); diff != "" {
+		t.Errorf("a container engine has it otherwise:\n%s", diff)
+	}
+	return tree
 }

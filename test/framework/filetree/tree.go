@@ -9,6 +9,7 @@
 package filetree
 
 import (
+	"archive/tar"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/gob"
@@ -225,6 +226,63 @@ func WalkFolder(dir string) (Tree, error) {
 	})
 	tree.AddTwins(numbers)
 	return tree, err
+}
+
+// ReadArchive reads an archive of a whole file system, as container engines export it.
+func ReadArchive(archive io.Reader) (Tree, error) {
+	tree, numbers, links := Tree{}, map[string]int64{}, map[int64]uint64{}
+	for r := tar.NewReader(archive); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		name, number := filepath.Clean(h.Name), int64(len(numbers)+1)
+		if h.Typeflag == tar.TypeLink {
+			first := filepath.Clean(h.Linkname)
+			tree[name], number = tree[first], numbers[first]
+		} else if tree[name], err = readEntry(h, r); err != nil {
+			return nil, err
+		}
+		numbers[name] = number
+		links[number]++
+	}
+	for name, f := range tree {
+		if f.Mode&unix.S_IFMT != unix.S_IFDIR {
+			f.Links = links[numbers[name]]
+			tree[name] = f
+		}
+	}
+	tree.AddTwins(numbers)
+	return tree, nil
+}
+
+// readEntry returns the file of an entry that is not a link to another one.
+func readEntry(h *tar.Header, content io.Reader) (File, error) {
+	f := File{
+		Mode: unixMode(h.FileInfo().Mode()), UID: uint32(h.Uid), GID: uint32(h.Gid), //nolint:gosec // as Linux has them
+		Seconds: h.ModTime.Unix(), Nanoseconds: uint32(h.ModTime.Nanosecond()), //nolint:gosec // less than a second
+	}
+	xattrs := map[string]string{}
+	for key, value := range h.PAXRecords {
+		if name, ok := strings.CutPrefix(key, "SCHILY.xattr."); ok {
+			xattrs[name] = value
+		}
+	}
+	f.Xattrs = FormatXattrs(xattrs)
+	var err error
+	switch h.Typeflag {
+	case tar.TypeReg:
+		f.Size = h.Size
+		f.Hash, err = HashOf(content)
+	case tar.TypeSymlink:
+		f.Target, f.Size = h.Linkname, int64(len(h.Linkname))
+	case tar.TypeChar, tar.TypeBlock:
+		f.Device = unix.Mkdev(uint32(h.Devmajor), uint32(h.Devminor)) //nolint:gosec // as Linux has them
+	}
+	return f, err
 }
 
 // Write writes a tree as text, whatever bytes its names have.
