@@ -39,6 +39,7 @@ func NewCopyCommand(o *Options) *cobra.Command {
 		Short: "Copy files to or from a VM",
 		Long: "Copy files to or from a VM. A machine of a container image (driver qemu) needs nothing for it:\n" +
 			"Drover's program in it reads and writes, as root, and new files belong to the image's user.\n" +
+			"A file that exists keeps its owner and mode, and its content until the new one is whole.\n" +
 			"It copies folders without -r too. From a VM, symbolic links that lead out of the copied folder are left\n" +
 			"out, and named at the end. Every other VM, and each as USER@NAME or with a flag for ssh,\n" +
 			"is reached with the scp of this computer.",
@@ -133,17 +134,23 @@ func (c *copyOptions) sendFile(ctx context.Context, local string, remote copyEnd
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stream, out := io.Pipe()
+	left := make(chan error, 1)
 	go func() {
-		if err := files.Pack(out, local); err != nil {
+		err := files.Pack(out, local)
+		if _, isLeftOut := errors.AsType[*files.LeftOutError](err); err != nil && !isLeftOut {
 			cancel(err) // without an end of the stream, which would make it look whole
-			return
+		} else {
+			_ = out.Close()
 		}
-		_ = out.Close()
+		left <- err
 	}()
 	err = c.runInGuest(ctx, remote, files.WriteCommand, stream, nil)
 	cause := context.Cause(ctx)
 	_ = stream.Close() // a guest that does not read any further
-	return cmp.Or(cause, err)
+	if err := cmp.Or(cause, err); err != nil {
+		return err
+	}
+	return <-left
 }
 
 // receiveFile copies a file or folder of a machine to this computer.
@@ -157,7 +164,7 @@ func (c *copyOptions) receiveFile(ctx context.Context, remote copyEnd, local str
 	stream, in := io.Pipe()
 	unpacked := make(chan error, 1)
 	go func() {
-		err := files.Unpack(stream, files.DestinationOf(local, name))
+		err := c.unpack(stream, local, name)
 		if err != nil {
 			cancel(err)
 		}
@@ -167,6 +174,20 @@ func (c *copyOptions) receiveFile(ctx context.Context, remote copyEnd, local str
 	err := c.runInGuest(ctx, remote, files.ReadCommand, nil, in)
 	_ = in.CloseWithError(err)
 	return cmp.Or(<-unpacked, err)
+}
+
+// unpack makes the files of a stream on this computer.
+func (c *copyOptions) unpack(stream io.Reader, local, name string) error {
+	to, err := files.DestinationOf(local, name)
+	if err != nil {
+		return err
+	}
+	to.Overwritten = &files.Overwritten{}
+	err = files.Unpack(stream, to)
+	if note := to.Overwritten.Describe(); note != "" {
+		_, _ = fmt.Fprintln(c.ErrOut, note)
+	}
+	return err
 }
 
 // runInGuest runs a command of Drover's program in a machine.

@@ -195,7 +195,7 @@ func (a *Agent) answer(r wire.Request, frames *wire.Reader, out io.Writer) (resp
 	case wire.OpRead:
 		err = a.readFiles(r.Path, out)
 	case wire.OpWrite:
-		err = a.writeFiles(r.Path, frames)
+		response.Message, err = a.writeFiles(r.Path, frames)
 	default:
 		err = fmt.Errorf("the guest's agent does not know %.40q: its initramfs is of another Drover", r.Op)
 	}

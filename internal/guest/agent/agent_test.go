@@ -362,8 +362,8 @@ func TestFiles(t *testing.T) {
 	if want := "from from/a from/a/big from/a/empty from/link from/run"; names != want {
 		t.Errorf("the archive has %s, want %s", names, want)
 	}
-	assert.NoError(t, c.WriteFiles(t.Context(), to, bytes.NewReader(archive.Bytes())))
-	assert.NoError(t, c.WriteFiles(t.Context(), to, bytes.NewReader(archive.Bytes())))
+	assert.NoError(t, c.WriteFiles(t.Context(), to, bytes.NewReader(archive.Bytes()), io.Discard))
+	assert.NoError(t, c.WriteFiles(t.Context(), to, bytes.NewReader(archive.Bytes()), io.Discard))
 	content, err := os.ReadFile(filepath.Join(to, "from", "link"))
 	if assert.NoError(t, err); len(content) != 1_500_000 {
 		t.Errorf("the link leads to %d bytes", len(content))
@@ -375,11 +375,11 @@ func TestFiles(t *testing.T) {
 	for says, err := range map[string]error{
 		"no such file":      c.ReadFiles(t.Context(), "/no/such", io.Discard),
 		"lstat /ns":         c.ReadFiles(t.Context(), "ns/none", io.Discard), // in the entrypoint's folder
-		"no/such":           c.WriteFiles(t.Context(), "/no/such/", bytes.NewReader(archive.Bytes())),
-		"unexpected EOF":    c.WriteFiles(t.Context(), to, bytes.NewReader(archive.Bytes()[:1000])),
-		"begins with":       c.WriteFiles(t.Context(), to, bytes.NewReader(tarOf(t, "../x", tar.TypeReg))),
-		"neither file":      c.WriteFiles(t.Context(), to, bytes.NewReader(tarOf(t, "x", tar.TypeChar))),
-		"the caller's disk": c.WriteFiles(t.Context(), to, io.MultiReader(bytes.NewReader(archive.Bytes()[:1000]), failing{})),
+		"no/such":           c.WriteFiles(t.Context(), "/no/such/", bytes.NewReader(archive.Bytes()), io.Discard),
+		"unexpected EOF":    c.WriteFiles(t.Context(), to, bytes.NewReader(archive.Bytes()[:1000]), io.Discard),
+		"begins with":       c.WriteFiles(t.Context(), to, bytes.NewReader(tarOf(t, "../x", tar.TypeReg)), io.Discard),
+		"neither file":      c.WriteFiles(t.Context(), to, bytes.NewReader(tarOf(t, "x", tar.TypeChar)), io.Discard),
+		"the caller's disk": c.WriteFiles(t.Context(), to, io.MultiReader(bytes.NewReader(archive.Bytes()[:1000]), failing{}), io.Discard),
 	} {
 		assert.ErrorSays(t, says, err, says)
 	}

@@ -73,14 +73,19 @@ func (r *dataReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// writeFiles makes the files of a tar stream. They belong to the entrypoint's user.
-func (a *Agent) writeFiles(path string, frames *wire.Reader) error {
+// writeFiles makes the files of a tar stream. New ones belong to the entrypoint's user. The note for people says
+// which files were overwritten.
+func (a *Agent) writeFiles(path string, frames *wire.Reader) (note string, err error) {
 	user, err := a.Lookup(a.Base.User)
 	if err != nil {
-		return err
+		return "", err
 	}
-	to := files.DestinationOf(a.pathOf(path), "")
+	to, err := files.DestinationOf(a.pathOf(path), "")
+	if err != nil {
+		return "", err
+	}
 	to.AnyLinks = true // who sends the files may do everything in this guest
+	to.Overwritten = &files.Overwritten{}
 	to.Own = func(root *os.Root, name string, mode fs.FileMode) error {
 		err := root.Lchown(name, int(user.UID), int(user.GID))
 		if err == nil && mode.Type() != fs.ModeSymlink {
@@ -88,5 +93,6 @@ func (a *Agent) writeFiles(path string, frames *wire.Reader) error {
 		}
 		return err
 	}
-	return files.Unpack(&dataReader{frames: frames}, to)
+	err = files.Unpack(&dataReader{frames: frames}, to)
+	return to.Overwritten.Describe(), err
 }

@@ -216,7 +216,7 @@ func checkFiles(m *machine, c *client.Client) {
 	assert.NoError(t, os.Symlink("run", folder+"/link"))
 	var in, out bytes.Buffer
 	assert.NoError(t, files.Pack(&in, folder))
-	assert.NoError(t, c.WriteFiles(t.Context(), "/tmp/copied", &in))
+	assert.NoError(t, c.WriteFiles(t.Context(), "/tmp/copied", &in, io.Discard))
 	if _, text := m.exec(c, nil, "read", "/tmp/copied/link"); len(text) != 300_000 {
 		t.Errorf("%d bytes came into the guest", len(text))
 	}

@@ -89,7 +89,7 @@ func (c *Client) run(ctx context.Context, call string) (err error) {
 	case "read":
 		err = c.ReadFiles(ctx, "/", io.Discard)
 	case "write":
-		err = c.WriteFiles(ctx, "/", strings.NewReader("files"))
+		err = c.WriteFiles(ctx, "/", strings.NewReader("files"), io.Discard)
 	}
 	return err
 }

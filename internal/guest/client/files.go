@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 
+	"cloudnative.tw/drover/internal/guest/config"
 	"cloudnative.tw/drover/internal/guest/wire"
 )
 
@@ -39,8 +40,9 @@ func (c *Client) ReadFiles(ctx context.Context, path string, to io.Writer) error
 }
 
 // WriteFiles makes the file or folder of a tar stream in the guest: in a path that is a folder, else as the path.
-// What it makes belongs to the user that the entrypoint runs as. It may return while a Read of the stream goes on, which its caller ends.
-func (c *Client) WriteFiles(ctx context.Context, path string, from io.Reader) error {
+// What it makes belongs to the user that the entrypoint runs as. It writes a line about files that were overwritten to
+// notes. It may return while a Read of the stream goes on, which its caller ends.
+func (c *Client) WriteFiles(ctx context.Context, path string, from io.Reader, notes io.Writer) error {
 	k, err := c.begin(ctx, wire.Request{Op: wire.OpWrite, Path: path})
 	if err != nil {
 		return err
@@ -57,11 +59,15 @@ func (c *Client) WriteFiles(ctx context.Context, path string, from io.Reader) er
 	if err == nil && kind != wire.FrameResponse {
 		err = fmt.Errorf("%w: a frame of kind %d in place of a response", ErrBadAnswer, kind)
 	}
+	var answer wire.Response
 	if err == nil {
-		_, err = response(payload)
+		answer, err = response(payload)
 	}
 	if err != nil {
 		return cmp.Or(sourceError(sent), err)
+	}
+	if answer.Message != "" {
+		_, _ = fmt.Fprintln(notes, config.Printable(answer.Message, config.MaxMessage))
 	}
 	select {
 	case err := <-sent:

@@ -6,6 +6,7 @@ package files
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
 	"io"
 	"io/fs"
 	"os"
@@ -71,7 +72,8 @@ func TestCopies(t *testing.T) {
 		for range 2 {
 			var stream bytes.Buffer
 			assert.NoError(t, Pack(&stream, c.from))
-			place := DestinationOf(to+"/"+c.to, filepath.Base(c.from))
+			place, err := DestinationOf(to+"/"+c.to, filepath.Base(c.from))
+			assert.NoError(t, err)
 			place.AnyLinks = true
 			assert.NoError(t, Unpack(&stream, place))
 			if c.to == "new" {
@@ -91,7 +93,9 @@ func TestCopies(t *testing.T) {
 		var stream bytes.Buffer
 		err := Pack(&stream, c.from)
 		if err == nil {
-			err = Unpack(&stream, DestinationOf(t.TempDir()+"/"+c.to, "x"))
+			var place Destination
+			place, err = DestinationOf(t.TempDir()+"/"+c.to, "x")
+			err = errors.Join(err, Unpack(&stream, place))
 		}
 		assert.ErrorSays(t, says, err, strings.ReplaceAll(says, "neither file nor", "has to be a file or folder"))
 	}

@@ -12,40 +12,35 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
-// namedLinks is how many of the links that were left out an error names.
-const namedLinks = 3
-
-// LinksError means that symbolic links of a stream were left out, because they lead out of the folder of the stream.
-// Everything else has been made.
-type LinksError struct {
-	count int
-	named []string
+// leadsOutError means that a symbolic link leads out of the folder that is copied to.
+type leadsOutError struct {
+	target string
+	cause  error
 }
 
 // Error implements error.
-func (e *LinksError) Error() string {
-	text := fmt.Sprintf("%d symbolic links were not made, since they lead out of the folder that was copied: %s", e.count, strings.Join(e.named, "; "))
-	if more := e.count - len(e.named); more > 0 {
-		text += fmt.Sprintf("; and %d more", more)
-	}
-	return text
+func (e *leadsOutError) Error() string {
+	return fmt.Sprintf("the link to %.200q: %v", e.target, e.cause)
 }
 
-// add counts a link, and names it if it is one of the first.
-func (e *LinksError) add(name, target string, cause error) {
-	if e.count++; len(e.named) < namedLinks {
-		e.named = append(e.named, fmt.Sprintf("%.200q to %.200q: %v", name, target, cause))
+// followInside returns the name to which a name leads that may be a symbolic link. It fails with a leadsOutError if
+// that is outside of the root.
+func followInside(root *os.Root, name string) (string, error) {
+	for range maxLinks {
+		target, err := root.Readlink(name)
+		if err != nil { // it is no link
+			return name, nil //nolint:nilerr // Whoever opens it sees the error.
+		}
+		if err := checkLink(root, name, target); err != nil {
+			return "", &leadsOutError{target, err}
+		}
+		name = filepath.Join(filepath.Dir(name), filepath.FromSlash(target))
 	}
-}
-
-// err returns the error, or nil if no link was left out.
-func (e *LinksError) err() error {
-	if e.count == 0 {
-		return nil
-	}
-	return e
+	return "", &leadsOutError{name, unix.ELOOP}
 }
 
 // checkFolders returns an error if a name has a symbolic link in place of a folder. Links would be checked at one place

@@ -45,18 +45,19 @@ func TestLinks(t *testing.T) {
 		"up, within":                {[]tar.Header{folder("x/d"), link("x/d/l", "../f"), link("x/d/t", "..")}, "", "d/l d/t"},
 		"to the folder itself":      {[]tar.Header{link("x/l", ".")}, "", "l"},
 		"to itself":                 {[]tar.Header{link("x/l", "l")}, "", "l"},
-		"absolute":                  {[]tar.Header{link("x/l", "/etc/passwd")}, `"x/l" to "/etc/passwd": the target is absolute`, ""},
-		"above":                     {[]tar.Header{link("x/l", "../secret")}, `"x/l" to "../secret": the target is above`, ""},
+		"absolute":                  {[]tar.Header{link("x/l", "/etc/passwd")}, `"x/l": the link to "/etc/passwd": the target is absolute`, ""},
+		"above":                     {[]tar.Header{link("x/l", "../secret")}, `"x/l": the link to "../secret": the target is above`, ""},
 		"above, from a folder":      {[]tar.Header{folder("x/d"), link("x/d/l", "../../secret")}, "above", ""},
 		"above, behind a name":      {[]tar.Header{folder("x/d"), link("x/l", "d/../../secret")}, `".." behind a name`, ""},
 		"above, by an earlier link": {[]tar.Header{link("x/a", "."), link("x/l", "a/../secret")}, `".." behind a name`, "a"},
 		"above, by a later link":    {[]tar.Header{link("x/l", "a/../secret"), link("x/a", ".")}, `".." behind a name`, "a"},
 		"by a link of the user":     {[]tar.Header{link("x/l", "up/secret")}, "escapes", ""},
 		"by another of the user":    {[]tar.Header{link("x/l", "home/secret")}, "escapes", ""},
+		"through the user's links":  {[]tar.Header{file("x/home"), file("x/old/s")}, `"x/home": the link to "`, ""},
 		"to a link of the user":     {[]tar.Header{link("x/l", "old/s")}, "escapes", ""},
-		"by a chain to the user's":  {[]tar.Header{link("x/a", "up"), link("x/b", "a"), link("x/l", "b/secret")}, `"x/a" to "up"`, "b l"}, // a is missing
-		"escape sequences":          {[]tar.Header{link("x/\x1b[2J", "/\x1b]0;t\a")}, `"x/\x1b[2J" to "/\x1b]0;t\a"`, ""},
-		"many":                      {[]tar.Header{link("x/1", "/"), link("x/2", "/"), link("x/3", "/"), link("x/4", "/"), link("x/5", "/")}, "5 symbolic links were not made, ", ""},
+		"by a chain to the user's":  {[]tar.Header{link("x/a", "up"), link("x/b", "a"), link("x/l", "b/secret")}, `"x/a": the link to "up"`, "b l"}, // a is missing
+		"escape sequences":          {[]tar.Header{link("x/\x1b[2J", "/\x1b]0;t\a")}, `"x/\x1b[2J": the link to "/\x1b]0;t\a"`, ""},
+		"many":                      {[]tar.Header{link("x/1", "/"), link("x/2", "/"), link("x/3", "/"), link("x/4", "/"), link("x/5", "/")}, "5 files were left out: ", ""},
 		"many, and how many more":   {[]tar.Header{link("x/1", "/"), link("x/2", "/"), link("x/3", "/"), link("x/4", "/"), link("x/5", "/")}, "; and 2 more", ""},
 	} {
 		to := newHome(t)

@@ -109,7 +109,7 @@ func copyFiles(ctx context.Context, session *client.Client, c control.Command) (
 	case c.Args[0] == files.ReadCommand:
 		err = session.ReadFiles(ctx, c.Args[1], c.Stdout)
 	default:
-		err = session.WriteFiles(ctx, c.Args[1], c.Stdin)
+		err = session.WriteFiles(ctx, c.Args[1], c.Stdin, c.Stderr)
 	}
 	if errors.Is(err, client.ErrRefused) {
 		_, err = fmt.Fprintln(c.Stderr, err)
