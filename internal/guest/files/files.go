@@ -10,9 +10,9 @@ package files
 // Commands that Drover's program in the guest serves itself, so that the image needs no tar. Each has a
 // path of the guest as its argument. No program of an image is hidden: a colon is in no usual name.
 const (
-	// ReadCommand writes what is at the path to its output, by Pack.
+	// ReadCommand packs the file or folder at the path and writes it to its output, with Pack.
 	ReadCommand = "drover:read"
-	// WriteCommand makes what comes by its input at the path, by Unpack.
+	// WriteCommand unpacks its input at the path, with Unpack.
 	WriteCommand = "drover:write"
 )
 

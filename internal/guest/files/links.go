@@ -32,7 +32,7 @@ func (e *leadsOutError) Error() string {
 func followInside(root *os.Root, name string) (string, error) {
 	for range maxLinks {
 		target, err := root.Readlink(name)
-		if err != nil { // it is no link
+		if err != nil { // it is not a link
 			return name, nil //nolint:nilerr // Whoever opens it sees the error.
 		}
 		if err := checkLink(root, name, target); err != nil {

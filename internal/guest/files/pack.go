@@ -25,8 +25,8 @@ const (
 	maxBuffered = 1 << 20
 )
 
-// Pack writes a file or folder as a tar stream. All names begin with the last element of the path, also where
-// that is a link to what is packed. Links in a folder are packed as links. Sockets, pipes and devices are not packed.
+// Pack writes a file or folder as a tar stream. All names begin with the last element of the path, even if
+// that is a link to the file or folder. Links in a folder are packed as links. Sockets, pipes and devices are not packed.
 // A LeftOutError names files of a folder that could not be read; the stream is whole without them.
 func Pack(to io.Writer, from string) error {
 	name := filepath.Base(from)

@@ -22,7 +22,7 @@ import (
 type Destination struct {
 	// Folder is a folder that exists.
 	Folder string
-	// Name is what the file or folder becomes in it, empty for its name in the stream.
+	// Name is the name of the file or folder in it, empty for its name in the stream.
 	Name string
 	// Own is called for all that is new, links included; nil leaves owner and mode as the process makes them.
 	Own func(root *os.Root, name string, mode fs.FileMode) error
@@ -54,7 +54,7 @@ func DestinationOf(place, name string) (Destination, error) {
 func followLinks(place string) (string, error) {
 	for range maxLinks {
 		target, err := os.Readlink(place)
-		if err != nil { // it is no link
+		if err != nil { // it is not a link
 			return place, nil //nolint:nilerr // Whoever opens it sees the error.
 		}
 		if !filepath.IsAbs(target) {

@@ -56,7 +56,7 @@ func reasonInPlace(info fs.FileInfo) string {
 	return ""
 }
 
-// createBeside creates a file with a name of its own in the folder of another one.
+// createBeside creates a temporary file in the folder of another one.
 func createBeside(root *os.Root, name string, mode fs.FileMode) (f *os.File, beside string, err error) {
 	beside = filepath.Join(filepath.Dir(name), ".drover-"+rand.Text())
 	f, err = root.OpenFile(beside, os.O_RDWR|os.O_CREATE|os.O_EXCL, mode)

@@ -58,7 +58,7 @@ func asExported(tree filetree.Tree, layers ...[]byte) filetree.Tree {
 	return exported
 }
 
-// addImpliedFolders adds the folders above entries of a layer that have no entry in it.
+// addImpliedFolders adds the folders above entries of a layer that the layer does not describe.
 func addImpliedFolders(implied map[string]bool, layer []byte) {
 	names, described := []string{}, map[string]bool{".": true}
 	for r := tar.NewReader(bytes.NewReader(layer)); ; {

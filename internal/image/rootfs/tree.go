@@ -26,12 +26,12 @@ const (
 // tree is the tree of one layer, or the one that several layers have made together.
 type tree struct {
 	root *erofs.Inode
-	// marks are what a layer says of folders of layers below, by its own folders.
+	// marks are the marks of the layer's folders.
 	marks map[*erofs.Inode]*marks
 	count *count
 }
 
-// marks are what a layer says of the folder that layers below have in the place of its own.
+// marks tell how a folder of a layer is merged with the folder below it.
 type marks struct {
 	// isImplied says that no entry describes the folder, so it is as it is below.
 	isImplied bool
@@ -61,8 +61,8 @@ func (t *tree) newFolder() *erofs.Inode {
 }
 
 // mergeLayer puts a layer on top of the tree, as container engines do: they unpack each layer into
-// a folder of its own, so that a path leads through links of its own layer alone, and lay these
-// folders over each other.
+// a separate folder, and mount these folders over each other. So a path of a layer leads through
+// links of the same layer only.
 func (t *tree) mergeLayer(entries []entry) error {
 	upper := newTree(t.count)
 	for k := range entries {
@@ -185,8 +185,8 @@ func (t *tree) markFolder(e *entry) error {
 	return nil
 }
 
-// findTwin returns the file that an entry is a further name of: of its own layer, or else of those
-// below.
+// findTwin returns the file of which an entry is a further name. It looks in the entry's layer first,
+// then in those below.
 func (t *tree) findTwin(e *entry, below *tree) (*erofs.Inode, error) {
 	file, err := t.findFile(*e.link)
 	if err == nil && file == nil {
