@@ -160,7 +160,7 @@ func TestTakenMore(t *testing.T) {
 		layer []byte
 		is    func(filetree.Tree) bool
 	}{
-		"a path twice":           {newArchive(t).file("twice", "1").file("twice", "22").bytes(), func(tree filetree.Tree) bool { return tree["twice"].Size == 2 }},
+		"a path twice":             {newArchive(t).file("twice", "1").file("twice", "22").bytes(), func(tree filetree.Tree) bool { return tree["twice"].Size == 2 }},
 		"a further name of itself": {newArchive(t).file("same", "1").link("same", "same").bytes(), func(tree filetree.Tree) bool { return tree["same"].Links == 1 }},
 		"a twin of a file of a layer below": {newArchive(t).link("c", "usr/a").bytes(), func(tree filetree.Tree) bool {
 			return tree["c"].Twin == tree["usr/b"].Twin && tree["usr/a"].Links == 3
