@@ -4,8 +4,8 @@
 #
 # Fails when the pages are out of date: a make target that does not exist; a link to a
 # file or heading that does not exist; a line of more than 90 columns that is not of a
-# table, a code block, a comment or a link; a decision that revises another one, which
-# does not say so.
+# table, a code block, a comment or a link; a test that does not
+# exist; a decision that revises another one, which does not say so.
 set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -43,6 +43,11 @@ done < <(LC_ALL=C awk '
 	{ gsub(/\]\([^)]*\)/, "]"); gsub(/https?:[^ )]*/, "") }
 	length > 90 { print FILENAME ":" FNR ": " length " columns, at most 90" }
 ' "${pages[@]}")
+
+while read -r name; do
+	report_error "$(grep -lw "${name}" "${pages[@]}" | paste -sd ' '): there is no test ${name}"
+done < <(comm -23 <(grep -ohwE '(Test|Fuzz|Benchmark)[A-Z][A-Za-z0-9]+' "${pages[@]}" | sort -u) \
+	<(git grep -hoE '^func (Test|Fuzz|Benchmark)[A-Za-z0-9]+' -- '*_test.go' | cut -c 6- | sort -u))
 
 # revisions RELATION prints "REVISING REVISED" for each decision that names another one so at its top.
 revisions() {
