@@ -13,6 +13,7 @@ import (
 
 	"cloudnative.tw/drover/internal/image/catalogue"
 	"cloudnative.tw/drover/internal/image/egress"
+	"cloudnative.tw/drover/internal/image/source"
 )
 
 const (
@@ -24,12 +25,11 @@ const (
 
 // FindCloud returns the image of the catalogue that a source names, nil if it is not a name. The error says
 // which names there are.
-func (s *Sources) FindCloud(source string) (*catalogue.Image, error) {
-	name, ok := catalogue.NameOf(source)
-	if !ok {
+func (s *Sources) FindCloud(from source.Source) (*catalogue.Image, error) {
+	if from.Kind != source.Catalogue {
 		return nil, nil //nolint:nilnil // Nil is for sources that are not names.
 	}
-	found, err := s.catalogue.Find(name, platform.Architecture)
+	found, err := s.catalogue.Find(from.Name, platform.Architecture)
 	if err != nil {
 		return nil, newError(ErrInvalid, "%w", err)
 	}
@@ -46,8 +46,8 @@ type published struct {
 
 // copyCloud copies the image that a name of the catalogue stands for now. Whoever answers at the address
 // of the checksums decides which image that is; the server of the image, or a mirror, does not.
-func (s *Sources) copyCloud(ctx context.Context, source string, a *attempt) error {
-	found, err := s.FindCloud(source)
+func (s *Sources) copyCloud(ctx context.Context, a *attempt) error {
+	found, err := s.FindCloud(a.ref.Source)
 	if err != nil {
 		return &contentError{err}
 	}

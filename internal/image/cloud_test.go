@@ -100,9 +100,9 @@ func TestCloud(t *testing.T) {
 			p := newPublisher(t, c.sent, c.sums)
 			s := newStore(t)
 			allow(t, s, p.policy(t, c.algorithm, c.format))
-			ref := image.Ref{Source: house}
-			if s.Sources.IsUnchecked(ref) || !image.IsRemote(house) || image.Redact(house) != house {
-				t.Errorf("it counts as unchecked: %v, as remote: %v, and is shown as %s", s.Sources.IsUnchecked(ref), image.IsRemote(house), image.Redact(house))
+			ref := image.ParseRef(house, "")
+			if s.Sources.IsUnchecked(ref) || !ref.Source.IsFetched() || ref.Source.String() != house {
+				t.Errorf("it counts as unchecked: %v, as remote: %v, and is shown as %s", s.Sources.IsUnchecked(ref), ref.Source.IsFetched(), ref.Source)
 			}
 			assert.NoError(t, fetch(t, s, ref))
 			checkStored(t, s, ref, content)
@@ -114,7 +114,7 @@ func TestCloud(t *testing.T) {
 			if len(all) != 1 || len(all[0].Sources) != 1 || all[0].Sources[0] != house {
 				t.Errorf("the store has %+v", all)
 			}
-			assert.NoError(t, fetch(t, s, image.Ref{Source: house, Checksum: checksum(c.sent)}))
+			assert.NoError(t, fetch(t, s, image.ParseRef(house, checksum(c.sent))))
 			assert.NoError(t, fetch(t, s, ref))
 			if n := p.requests(diskFile) + p.requests(sumsFile); n != 2 {
 				t.Errorf("the publisher was asked %d times, want 2", n)
@@ -127,6 +127,7 @@ func TestCloud(t *testing.T) {
 // that the image is not asked for where its checksum shows that it is not wanted.
 func TestCloudFails(t *testing.T) {
 	t.Parallel()
+	const neverPulled = "never pulled"
 	content := disk()
 	sum := strings.TrimPrefix(checksum(content), "sha256:")
 	for name, c := range map[string]struct {
@@ -135,14 +136,14 @@ func TestCloudFails(t *testing.T) {
 		says                    string
 		asks                    int // for the image
 	}{
-		"another checksum":      {image.Ref{Source: house}, "sha256", "digest", strings.Repeat("0", 64), "its sha256 is " + sum + ", and URL/images/SUMS has 0000", 1},
-		"another sha512":        {image.Ref{Source: house}, "sha512", "digest", strings.Repeat("0", 128), "its sha512 is ", 1},
-		"no line":               {image.Ref{Source: house}, "sha512", "coreutils", "nothing", "its checksum: URL/images/SUMS lacks the sha512 of disk.img", 0},
-		"endless checksums":     {image.Ref{Source: house}, "sha512", "coreutils", strings.Repeat("x", 2<<20), "its checksum at URL/images/SUMS: the server's answer has more than 1048576 bytes", 0},
-		"checksums of nothing":  {image.Ref{Source: house}, "sha512", "coreutils", "", "its checksum at URL/images/SUMS: the server answered 404 Not Found", 0},
-		"not the one wanted":    {image.Ref{Source: house, Checksum: checksum(nil)}, "sha256", "digest", sum, "it stands for " + checksum(content) + " now, and " + checksum(nil) + " was asked for", 0},
-		"not the one of sha512": {image.Ref{Source: house, Checksum: checksum(nil)}, "sha512", "coreutils", "LINE", "its checksum is " + checksum(content) + ", and " + checksum(nil) + " was asked for", 1},
-		"never pulled":          {image.Ref{Source: house, PullPolicy: image.PullNever}, "sha512", "coreutils", "LINE", "its pullPolicy is Never", 0},
+		"another checksum":      {image.ParseRef(house, ""), "sha256", "digest", strings.Repeat("0", 64), "its sha256 is " + sum + ", and URL/images/SUMS has 0000", 1},
+		"another sha512":        {image.ParseRef(house, ""), "sha512", "digest", strings.Repeat("0", 128), "its sha512 is ", 1},
+		"no line":               {image.ParseRef(house, ""), "sha512", "coreutils", "nothing", "its checksum: URL/images/SUMS lacks the sha512 of disk.img", 0},
+		"endless checksums":     {image.ParseRef(house, ""), "sha512", "coreutils", strings.Repeat("x", 2<<20), "its checksum at URL/images/SUMS: the server's answer has more than 1048576 bytes", 0},
+		"checksums of nothing":  {image.ParseRef(house, ""), "sha512", "coreutils", "", "its checksum at URL/images/SUMS: the server answered 404 Not Found", 0},
+		"not the one wanted":    {image.ParseRef(house, checksum(nil)), "sha256", "digest", sum, "it stands for " + checksum(content) + " now, and " + checksum(nil) + " was asked for", 0},
+		"not the one of sha512": {image.ParseRef(house, checksum(nil)), "sha512", "coreutils", "LINE", "its checksum is " + checksum(content) + ", and " + checksum(nil) + " was asked for", 1},
+		neverPulled:             {image.ParseRef(house, ""), "sha512", "coreutils", "LINE", "its pullPolicy is Never", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -152,7 +153,11 @@ func TestCloudFails(t *testing.T) {
 			}
 			s := newStore(t)
 			allow(t, s, p.policy(t, c.algorithm, c.format))
-			err := fetch(t, s, c.ref)
+			policy := image.PullIfNotPresent
+			if name == neverPulled {
+				policy = image.PullNever
+			}
+			err := fetchBy(t, s, c.ref, policy)
 			wantRetry(t, err, strings.Replace(c.says, "URL", p.url, 1))
 			wantRetry(t, err, "image "+house)
 			checkImages(t, s, 0)
@@ -171,21 +176,21 @@ func TestCloudIsPublishedAnew(t *testing.T) {
 	p := newPublisher(t, first, strings.Repeat("0", 128)+"  disk.img")
 	s := newStore(t)
 	allow(t, s, p.policy(t, "sha512", "coreutils"))
-	ref := image.Ref{Source: house, PullPolicy: image.PullAlways}
+	ref := image.ParseRef(house, "")
 	for range 2 {
-		wantRetry(t, fetch(t, s, ref), "its sha512 is ")
+		wantRetry(t, fetchBy(t, s, ref, image.PullAlways), "its sha512 is ")
 	}
-	wantRetry(t, fetch(t, s, ref), "the server has the same as before")
+	wantRetry(t, fetchBy(t, s, ref, image.PullAlways), "the server has the same as before")
 	p.publish(first, "LINE")
-	assert.NoError(t, fetch(t, s, ref))
+	assert.NoError(t, fetchBy(t, s, ref, image.PullAlways))
 	checkStored(t, s, ref, first)
 	second := append(disk(), make([]byte, 512)...)
 	p.publish(second, "LINE")
-	assert.NoError(t, fetch(t, s, image.Ref{Source: house})) // IfNotPresent
+	assert.NoError(t, fetch(t, s, image.ParseRef(house, ""))) // IfNotPresent
 	checkStored(t, s, ref, first)
-	assert.NoError(t, fetch(t, s, ref))
+	assert.NoError(t, fetchBy(t, s, ref, image.PullAlways))
 	checkStored(t, s, ref, second)
-	checkStored(t, s, image.Ref{Source: house, Checksum: checksum(first)}, first) // which disks stand on
+	checkStored(t, s, image.ParseRef(house, checksum(first)), first) // which disks stand on
 }
 
 // TestCloudNames checks which names are known.
@@ -195,7 +200,7 @@ func TestCloudNames(t *testing.T) {
 	policy := p.policy(t, "sha512", "coreutils")
 	s := newStore(t)
 	allow(t, s, policy)
-	for source, message := range map[string]string{
+	for text, message := range map[string]string{
 		house:                       "",
 		"cloud://debian/13":         "",
 		"https://images.example/":   "",
@@ -205,13 +210,14 @@ func TestCloudNames(t *testing.T) {
 		"cloud://debian/13?secret":  "there is no image of that name",
 		"cloud://house/1/../../etc": "there is no image of that name",
 	} {
-		found, err := s.Sources.FindCloud(source)
-		assert.ErrorSays(t, source, err, message)
+		ref := image.ParseRef(text, "")
+		found, err := s.Sources.FindCloud(ref.Source)
+		assert.ErrorSays(t, text, err, message)
 		if message != "" {
-			assert.ErrorIs(t, source, fetch(t, s, image.Ref{Source: source}), image.ErrInvalid, message)
+			assert.ErrorIs(t, text, fetch(t, s, ref), image.ErrInvalid, message)
 		}
-		if (found != nil) != (message == "" && strings.HasPrefix(source, "cloud://")) {
-			t.Errorf("%s is %+v", source, found)
+		if (found != nil) != (message == "" && strings.HasPrefix(text, "cloud://")) {
+			t.Errorf("%s is %+v", text, found)
 		}
 	}
 	policy.Catalogue = filepath.Join(t.TempDir(), "none")
@@ -226,7 +232,7 @@ func TestCloudAddresses(t *testing.T) {
 	policy.Hosts = nil
 	s := newStore(t)
 	allow(t, s, policy)
-	wantRetry(t, fetch(t, s, image.Ref{Source: house}), "its checksum at "+p.url+sumsFile+": 127.0.0.1 leads to a loopback address, which is asked only if --image-hosts has")
+	wantRetry(t, fetch(t, s, image.ParseRef(house, "")), "its checksum at "+p.url+sumsFile+": 127.0.0.1 leads to a loopback address, which is asked only if --image-hosts has")
 	if n := p.requests(sumsFile); n != 0 {
 		t.Errorf("the publisher was asked %d times", n)
 	}

@@ -14,8 +14,6 @@ import (
 	"strings"
 	"unicode"
 
-	"github.com/distribution/reference"
-	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
@@ -24,32 +22,8 @@ import (
 	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/image/erofs"
 	"cloudnative.tw/drover/internal/image/rootfs"
+	"cloudnative.tw/drover/internal/image/source"
 )
-
-// BuiltIn is the source of a small container image that is on this host: Policy.BuiltIn names its file.
-const BuiltIn = "drover://built-in"
-
-// IsContainer reports whether a source is the reference of a container image, such as
-// python:3.13 or registry/name@sha256:...: one without a scheme that is not a path either.
-// BuiltIn is one, too.
-func IsContainer(source string) bool {
-	if source == BuiltIn {
-		return true
-	}
-	if strings.Contains(source, "://") || strings.HasPrefix(source, "/") {
-		return false
-	}
-	if _, err := reference.ParseNormalizedNamed(source); err != nil {
-		return false
-	}
-	_, err := name.ParseReference(source)
-	return err == nil
-}
-
-// isPinned reports whether a reference stands for the same image forever.
-func (r Ref) isPinned() bool {
-	return r.Checksum != "" || IsContainer(r.Source) && strings.Contains(r.Source, "@"+digestPrefix)
-}
 
 // Converter converts the layers of a container image to a file system. The layers come from
 // strangers: the parts that read them should be able to do nothing else. See
@@ -96,7 +70,7 @@ func (s *Sources) findContainer(ctx context.Context, ref Ref, onData func()) (c 
 }
 
 func (s *Sources) findImage(ctx context.Context, ref Ref, onData func()) (v1.Image, error) {
-	if ref.Source == BuiltIn {
+	if ref.Source.Kind == source.BuiltIn {
 		found, err := tarball.ImageFromPath(s.builtIn, nil)
 		if err != nil {
 			return nil, unusableContent("a machine without image.source needs it, and it is a file in the folder of --qemu-kernel, which make guest makes: %w", err)
@@ -111,7 +85,7 @@ func (s *Sources) findImage(ctx context.Context, ref Ref, onData func()) (v1.Ima
 }
 
 func (s *Sources) findManifest(ctx context.Context, ref Ref, onData func()) (*remote.Descriptor, error) {
-	parsed, options, err := s.parseReference(ctx, ref.Source, onData)
+	parsed, options, err := s.parseReference(ctx, ref.Source.Name, onData)
 	if err != nil {
 		return nil, err
 	}

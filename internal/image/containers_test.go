@@ -37,6 +37,7 @@ import (
 	"cloudnative.tw/drover/internal/image/erofs"
 	"cloudnative.tw/drover/internal/image/room"
 	"cloudnative.tw/drover/internal/image/rootfs"
+	"cloudnative.tw/drover/internal/image/source"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/filetree"
@@ -118,7 +119,7 @@ func TestContainer(t *testing.T) {
 	s := containerStore(t, registry)
 	var layers int32
 	for k, source := range []string{registry + "/library/app:1", registry + "/library/app:2", registry + "/library/app@" + digest} {
-		ref := image.Ref{Source: source}
+		ref := image.ParseRef(source, "")
 		assert.ErrorIs(t, "OpenRoot", assert.ErrorOf(s.OpenRoot(ref)), image.ErrUnavailable, "has to be fetched first")
 		assert.NoError(t, fetch(t, s, ref))
 		root := openRoot(t, s, ref)
@@ -128,11 +129,14 @@ func TestContainer(t *testing.T) {
 		if k == 0 {
 			layers = asked.Load()
 			checkRoot(t, root)
+			if base, err := s.Describe(ref); err != nil || base.Ref != ref || base.Path != root.Name || base.Format != "erofs" || base.Size != root.Size || !base.HasContentOf(base) {
+				t.Errorf("it is described as %+v, %v", base, err)
+			}
 		}
 		if got, configs := asked.Load(), int32(k); got != layers+configs { // whose configuration is read each time
 			t.Errorf("%s: the registry was asked for %d blobs, %d at first", source, got, layers)
 		}
-		if needed, err := s.NeedsFetch(image.Ref{Source: source, PullPolicy: image.PullAlways}); err != nil || needed == strings.Contains(source, "@") {
+		if needed, err := s.NeedsFetch(ref, image.PullAlways); err != nil || needed == strings.Contains(source, "@") {
 			t.Errorf("%s: it has to be fetched again: %v, %v", source, needed, err)
 		}
 	}
@@ -157,9 +161,6 @@ func checkRoot(t *testing.T, root *image.Root) {
 	}
 	info, err := root.File.Stat()
 	assert.NoError(t, err)
-	if base := root.Base(); base.Path != root.Name || base.Format != "erofs" || base.Size != root.Size || !base.HasContentOf(base) {
-		t.Errorf("it is described as %+v", base)
-	}
 	if info.Mode().Perm() != 0o400 || info.Size() != root.Size || root.Size%4096 != 0 {
 		t.Errorf("the file has the mode %v and %d bytes, of %d", info.Mode(), info.Size(), root.Size)
 	}
@@ -189,7 +190,7 @@ func TestPlatform(t *testing.T) {
 		case v1.Image:
 			assert.NoError(t, remote.Write(ref, what))
 		}
-		return image.Ref{Source: ref.Name()}
+		return image.ParseRef(ref.Name(), "")
 	}
 	s := containerStore(t, registry)
 	both := push("both", indexOf(map[string]v1.Image{"arm64": arm, "amd64": amd}))
@@ -213,7 +214,7 @@ func TestContainerOfDisk(t *testing.T) {
 	content := disk()
 	source := push(t, nil, zipped(t, framework.TarOf(t, "disk/a.img", content)))
 	s := containerStore(t, hostOf(source))
-	ref := image.Ref{Source: strings.TrimPrefix(source, "oci://")}
+	ref := image.ParseRef(strings.TrimPrefix(source, "oci://"), "")
 	assert.NoError(t, fetch(t, s, ref))
 	assert.ErrorIs(t, "OpenRoot", assert.ErrorOf(s.OpenRoot(ref)), image.ErrNotRoot)
 	path, exists := s.Path(ref)
@@ -222,21 +223,18 @@ func TestContainerOfDisk(t *testing.T) {
 	if !exists || !bytes.Equal(have, content) || s.Digest(ref) != checksum(content) {
 		t.Errorf("%s has %d bytes, want the disk", path, len(have))
 	}
-	f, err := os.Open(path)
-	assert.NoError(t, err)
-	defer func() { _ = f.Close() }()
-	base, err := image.DescribeFile(f, ref.Source)
+	base, err := s.Describe(ref)
 	assert.NoError(t, err)
 	if base.Path != filepath.Base(path) || base.Stamp != fmt.Sprint(len(content)) {
 		t.Errorf("the disk is described as %+v", base)
 	}
-	assert.NoError(t, fetch(t, s, image.Ref{Source: source}))
+	assert.NoError(t, fetch(t, s, image.ParseRef(source, "")))
 	checkImages(t, s, 1)
 	// A disk by its checksum, as of a machine that was made of it.
 	pinned := containerStore(t, hostOf(source))
-	assert.NoError(t, fetch(t, pinned, image.Ref{Source: ref.Source, Checksum: checksum(content)}))
+	assert.NoError(t, fetch(t, pinned, image.ParseRef(ref.Source.Text(), checksum(content))))
 	checkImages(t, pinned, 1)
-	wantRetry(t, fetch(t, pinned, image.Ref{Source: ref.Source, Checksum: checksum([]byte("another"))}), "its checksum is "+checksum(content))
+	wantRetry(t, fetch(t, pinned, image.ParseRef(ref.Source.Text(), checksum([]byte("another")))), "its checksum is "+checksum(content))
 }
 
 // TestPinnedContainer checks that an image is fetched by its digest once its tag stands for
@@ -249,16 +247,16 @@ func TestPinnedContainer(t *testing.T) {
 	framework.PushImage(t, source, old)
 	framework.PushImage(t, source, latest)
 	s := containerStore(t, registry)
-	pinned := image.Ref{Source: source, Checksum: digestOf(t, old)}
+	pinned := image.ParseRef(source, digestOf(t, old))
 	assert.NoError(t, fetch(t, s, pinned))
 	if root := openRoot(t, s, pinned); root.Digest != pinned.Checksum {
 		t.Errorf("got %s", root.Digest)
 	}
-	assert.NoError(t, fetch(t, s, image.Ref{Source: source}))
-	if root := openRoot(t, s, image.Ref{Source: source}); root.Digest != digestOf(t, latest) {
+	assert.NoError(t, fetch(t, s, image.ParseRef(source, "")))
+	if root := openRoot(t, s, image.ParseRef(source, "")); root.Digest != digestOf(t, latest) {
 		t.Errorf("the source stands for %s", root.Digest)
 	}
-	missing := image.Ref{Source: source, Checksum: checksum([]byte("missing"))}
+	missing := image.ParseRef(source, checksum([]byte("missing")))
 	wantRetry(t, fetch(t, s, missing), "its digest is "+digestOf(t, latest))
 	checkImages(t, s, 2)
 }
@@ -300,7 +298,7 @@ func TestContainerRegistryFails(t *testing.T) {
 			framework.PushImage(t, registry+"/app:1", containerImage(t, "amd64", containerConfig, plain(c.layer)))
 			s := containerStore(t, registry)
 			for range 2 {
-				wantRetry(t, fetch(t, s, image.Ref{Source: registry + "/app:1"}), c.says)
+				wantRetry(t, fetch(t, s, image.ParseRef(registry+"/app:1", "")), c.says)
 			}
 			if again := asked.Load() > 1; again != c.again {
 				t.Errorf("it was asked again: %v, want %v", again, c.again)
@@ -379,7 +377,7 @@ func TestStatedSizes(t *testing.T) {
 				registry := framework.NewRegistry(t, statedSizes(&asked, c.change))
 				framework.PushImage(t, registry+"/app:1", containerImage(t, "amd64", containerConfig, plain(framework.TarOf(t, "disk/a", bytes.Repeat([]byte("program "), 1000)))))
 				s := containerStore(t, registry)
-				assert.ErrorSays(t, "Fetch", fetch(t, s, image.Ref{Source: scheme + registry + "/app:1"}), c.says)
+				assert.ErrorSays(t, "Fetch", fetch(t, s, image.ParseRef(scheme+registry+"/app:1", "")), c.says)
 				if n := asked.Load(); n != 0 {
 					t.Errorf("the registry was asked for %d blobs", n)
 				}
@@ -410,7 +408,7 @@ func TestContainerSizes(t *testing.T) {
 			}))
 			framework.PushImage(t, registry+"/app:1", containerImage(t, "amd64", containerConfig, layer))
 			s := containerStore(t, registry)
-			assert.ErrorSays(t, "Fetch", fetch(t, s, image.Ref{Source: registry + "/app:1"}), c.says)
+			assert.ErrorSays(t, "Fetch", fetch(t, s, image.ParseRef(registry+"/app:1", "")), c.says)
 			checkImages(t, s, 0)
 		})
 	}
@@ -424,8 +422,8 @@ func TestEndlessBlob(t *testing.T) {
 			w.(http.Flusher).Flush() // so that it lacks a length
 		}
 	}))
-	ref := image.Ref{Source: registry + "/app:1"}
-	framework.PushImage(t, ref.Source, containerImage(t, "amd64", containerConfig, appLayers(t, "program")...))
+	ref := image.ParseRef(registry+"/app:1", "")
+	framework.PushImage(t, ref.Source.Name, containerImage(t, "amd64", containerConfig, appLayers(t, "program")...))
 	s := containerStore(t, registry)
 	assert.NoError(t, fetch(t, s, ref))
 	checkRoot(t, openRoot(t, s, ref))
@@ -440,7 +438,7 @@ func TestOtherManifest(t *testing.T) {
 	registry := framework.NewRegistry(t, withManifest(func(string) string { return string(other) }))
 	framework.PushImage(t, registry+"/app:1", wanted)
 	s := containerStore(t, registry)
-	for _, ref := range []image.Ref{{Source: registry + "/app@" + digestOf(t, wanted)}, {Source: registry + "/app:1", Checksum: digestOf(t, wanted)}} {
+	for _, ref := range []image.Ref{image.ParseRef(registry+"/app@"+digestOf(t, wanted), ""), image.ParseRef(registry+"/app:1", digestOf(t, wanted))} {
 		wantRetry(t, fetch(t, s, ref), "content does not match its digest")
 	}
 	checkImages(t, s, 0)
@@ -472,7 +470,7 @@ func TestContainerLimits(t *testing.T) {
 		s := containerStore(t, registry)
 		s.Sources = nil
 		allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: []string{registry}, MaxSize: 8 << 20})
-		assert.ErrorSays(t, repository, fetch(t, s, image.Ref{Source: registry + "/" + repository + ":1"}), message)
+		assert.ErrorSays(t, repository, fetch(t, s, image.ParseRef(registry+"/"+repository+":1", "")), message)
 		checkImages(t, s, 0)
 	}
 }
@@ -492,7 +490,7 @@ func TestContainerNoRoom(t *testing.T) {
 	s := containerStore(t, registry)
 	s.Dir, s.Stage, s.Room = dir, atomicfile.Folder{Path: dir}.MakeFolder, &room.Disk{Dir: dir}
 	assert.NoError(t, os.Mkdir(filepath.Join(dir, "cache"), 0o700))
-	ref := image.Ref{Source: registry + "/app:1"}
+	ref := image.ParseRef(registry+"/app:1", "")
 	wantRetry(t, fetch(t, s, ref), "its root has at least")
 	before := asked.Load()
 	wantRetry(t, fetch(t, s, ref), "it needs at least")
@@ -522,7 +520,7 @@ func TestDamagedRoot(t *testing.T) {
 		"place":         func(b []byte) []byte { b[len(b)-64+7]++; return b },
 	} {
 		s := containerStore(t, registry)
-		ref := image.Ref{Source: registry + "/app:1"}
+		ref := image.ParseRef(registry+"/app:1", "")
 		assert.NoError(t, fetch(t, s, ref))
 		path, _ := s.Path(ref)
 		content, err := os.ReadFile(path)
@@ -538,8 +536,8 @@ func TestPruneRoots(t *testing.T) {
 	s := containerStore(t, registry)
 	var refs []image.Ref
 	for _, name := range []string{"kept", "removed"} {
-		ref := image.Ref{Source: registry + "/" + name + ":1"}
-		framework.PushImage(t, ref.Source, containerImage(t, "amd64", containerConfig, appLayers(t, name)...))
+		ref := image.ParseRef(registry+"/"+name+":1", "")
+		framework.PushImage(t, ref.Source.Name, containerImage(t, "amd64", containerConfig, appLayers(t, name)...))
 		assert.NoError(t, fetch(t, s, ref))
 		refs = append(refs, ref)
 	}
@@ -547,7 +545,7 @@ func TestPruneRoots(t *testing.T) {
 	kept, removed := openRoot(t, s, refs[0]), openRoot(t, s, refs[1])
 	pruned, err := s.Prune(t.Context(), func() (map[string]bool, error) { return map[string]bool{kept.Name: true}, nil })
 	assert.NoError(t, err)
-	if len(pruned) != 1 || pruned[0].Name != removed.Name || pruned[0].Sources[0] != refs[1].Source || pruned[0].Digest != removed.Digest {
+	if len(pruned) != 1 || pruned[0].Name != removed.Name || pruned[0].Sources[0] != refs[1].Source.Text() || pruned[0].Digest != removed.Digest {
 		t.Errorf("it removed %+v", pruned)
 	}
 	openRoot(t, s, refs[0])
@@ -562,8 +560,8 @@ func TestPruneIsKilled(t *testing.T) {
 	registry := framework.NewRegistry(t, nil)
 	s := containerStore(t, registry)
 	assert.NoError(t, s.MakeLock())
-	ref := image.Ref{Source: registry + "/app:1"}
-	framework.PushImage(t, ref.Source, containerImage(t, "amd64", containerConfig, appLayers(t, "program")...))
+	ref := image.ParseRef(registry+"/app:1", "")
+	framework.PushImage(t, ref.Source.Name, containerImage(t, "amd64", containerConfig, appLayers(t, "program")...))
 	unused := func() (map[string]bool, error) { return nil, nil }
 	for range 2 {
 		assert.NoError(t, fetch(t, s, ref))
@@ -599,7 +597,7 @@ func TestContainerStalls(t *testing.T) {
 	s := containerStore(t, registry)
 	timer := time.AfterFunc(time.Hour, cancel)
 	defer timer.Stop()
-	wantRetry(t, s.Fetch(ctx, image.Ref{Source: registry + "/app:1"}, &watchdog{timer, time.Hour, func(string) {}}), "it was cancelled")
+	wantRetry(t, s.Fetch(ctx, image.ParseRef(registry+"/app:1", ""), &watchdog{timer, time.Hour, func(string) {}}), "it was cancelled")
 	checkImages(t, s, 0)
 }
 
@@ -622,7 +620,7 @@ func TestConverterClaims(t *testing.T) {
 		s.Convert = func(context.Context, rootfs.Order, rootfs.Open, erofs.File) (rootfs.Result, error) {
 			return c.claim, nil
 		}
-		err := fetch(t, s, image.Ref{Source: registry + "/app:1"})
+		err := fetch(t, s, image.ParseRef(registry+"/app:1", ""))
 		wantRetry(t, err, c.says)
 		if err != nil && (len(err.Error()) > 1500 || strings.ContainsAny(err.Error(), "\x1b\n")) {
 			t.Errorf("%s: got %q", name, err)
@@ -646,7 +644,7 @@ func TestConverterClaimsSize(t *testing.T) {
 			_, err := out.WriteAt(super, 1024)
 			return rootfs.Result{Size: int64(blocks) * erofs.BlockSize}, errors.Join(err, out.Truncate(2*erofs.BlockSize))
 		}
-		wantRetry(t, fetch(t, s, image.Ref{Source: registry + "/app:1"}), "it has 8192 bytes, and its converter says")
+		wantRetry(t, fetch(t, s, image.ParseRef(registry+"/app:1", "")), "it has 8192 bytes, and its converter says")
 		checkImages(t, s, 0)
 	}
 }
@@ -655,8 +653,8 @@ func TestConverterClaimsSize(t *testing.T) {
 func TestConverterFails(t *testing.T) {
 	t.Parallel()
 	registry := framework.NewRegistry(t, nil)
-	ref := image.Ref{Source: registry + "/app:1"}
-	framework.PushImage(t, ref.Source, containerImage(t, "amd64", containerConfig, appLayers(t, "program")...))
+	ref := image.ParseRef(registry+"/app:1", "")
+	framework.PushImage(t, ref.Source.Name, containerImage(t, "amd64", containerConfig, appLayers(t, "program")...))
 	s := containerStore(t, registry)
 	killed := errors.New("signal: killed")
 	s.Convert = func(ctx context.Context, order rootfs.Order, open rootfs.Open, out erofs.File) (rootfs.Result, error) {
@@ -673,23 +671,10 @@ func TestConverterFails(t *testing.T) {
 	checkRoot(t, openRoot(t, s, ref))
 }
 
-func TestIsContainer(t *testing.T) {
-	t.Parallel()
-	for source, want := range map[string]bool{
-		"python": true, "python:3.13": true, "registry:5000/a/b:c": true, "ghcr.io/a/b@sha256:" + strings.Repeat("a", 64): true,
-		"": false, "/images/a.qcow2": false, "file:///a": false, "oci://a/b": false, "https://a/b": false, "cloud://debian/13": false,
-		"UPPER": false, "a b": false, "../a": false, "a@sha256:1": false, "user:secret@host/a": false,
-	} {
-		if got := image.IsContainer(source); got != want {
-			t.Errorf("%q is a container image: %v", source, got)
-		}
-	}
-}
-
 // TestBuiltIn checks that the image on this host is taken as any other, as its file is at each fetch.
 func TestBuiltIn(t *testing.T) {
 	t.Parallel()
-	s, ref, file := containerStore(t, "localhost:1"), image.Ref{Source: image.BuiltIn}, filepath.Join(t.TempDir(), "image.tar")
+	s, ref, file := containerStore(t, "localhost:1"), image.ParseRef(source.BuiltInText, ""), filepath.Join(t.TempDir(), "image.tar")
 	allow(t, s, image.Policy{BuiltIn: file})
 	assert.ErrorIs(t, "without the file", fetch(t, s, ref), image.ErrUnavailable, "make guest")
 	for _, content := range []string{"first", "second"} {

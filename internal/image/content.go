@@ -7,22 +7,22 @@ import (
 	"context"
 	"errors"
 	"io"
-	"strings"
 
-	"cloudnative.tw/drover/internal/image/catalogue"
 	"cloudnative.tw/drover/internal/image/compression"
+	"cloudnative.tw/drover/internal/image/source"
 )
 
 // copySource copies the disk that the source stands for.
 func (a *attempt) copySource(ctx context.Context) error {
 	from := a.store.Sources
-	if reference, ok := strings.CutPrefix(a.ref.Source, ociScheme); ok {
-		return from.copyOCI(ctx, reference, a)
+	switch a.ref.Source.Kind {
+	case source.RegistryDisk:
+		return from.copyOCI(ctx, a)
+	case source.Catalogue:
+		return from.copyCloud(ctx, a)
+	default:
+		return from.copyHTTP(ctx, a.ref.Source.Name, a)
 	}
-	if _, ok := catalogue.NameOf(a.ref.Source); ok {
-		return from.copyCloud(ctx, a.ref.Source, a)
-	}
-	return from.copyHTTP(ctx, a.ref.Source, a)
 }
 
 // copyDecompressed copies what a web server sends, decompressed if it is compressed.

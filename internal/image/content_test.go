@@ -46,7 +46,7 @@ func TestCompressed(t *testing.T) {
 	for format, sent := range compressions(t) {
 		t.Run(format, func(t *testing.T) {
 			t.Parallel()
-			ref := image.Ref{Source: serveTLS(t, sent), Checksum: checksum(sent)}
+			ref := image.ParseRef(serveTLS(t, sent), checksum(sent))
 			s := newStore(t)
 			var last string
 			assert.NoError(t, fetchReporting(t, s, ref, func(status string) { last = status }))
@@ -54,7 +54,7 @@ func TestCompressed(t *testing.T) {
 			if want := fmt.Sprintf("fetching %s: 100%%", ref.Source); !strings.HasPrefix(last, want) {
 				t.Errorf("the last progress is %q, want %q", last, want)
 			}
-			other := image.Ref{Source: serveTLS(t, sent)} // which fetches it again, and finds the same file
+			other := image.ParseRef(serveTLS(t, sent), "") // which fetches it again, and finds the same file
 			assert.NoError(t, fetch(t, s, other))
 			checkImages(t, s, 1)
 			if got := s.Digest(other); got != ref.Checksum {
@@ -93,7 +93,7 @@ func TestBadCompressed(t *testing.T) {
 				t.Parallel()
 				s := newStore(t)
 				allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, MaxSize: 2 << 20})
-				err := fetch(t, s, image.Ref{Source: serveTLS(t, c.sent), Checksum: c.checksum})
+				err := fetch(t, s, image.ParseRef(serveTLS(t, c.sent), c.checksum))
 				if c.kind == final {
 					assert.ErrorIs(t, "Fetch", err, image.ErrInvalid, c.says)
 				} else {
@@ -121,7 +121,7 @@ func TestCutOffCompressed(t *testing.T) {
 			_, _ = w.Write(sent)
 		})
 		s := newStore(t)
-		ref := image.Ref{Source: url, Checksum: checksum(sent)}
+		ref := image.ParseRef(url, checksum(sent))
 		assert.ErrorSays(t, format, fetch(t, s, ref), "it was cut off")
 		cut = false
 		assert.NoError(t, fetch(t, s, ref))
@@ -133,7 +133,7 @@ func TestCompressedHoles(t *testing.T) {
 	t.Parallel()
 	content := slices.Concat(disk()[:1<<20], make([]byte, 63<<20))
 	sent := zip(t, content)
-	ref := image.Ref{Source: serveTLS(t, sent), Checksum: checksum(sent)}
+	ref := image.ParseRef(serveTLS(t, sent), checksum(sent))
 	s := newStore(t)
 	assert.NoError(t, fetch(t, s, ref))
 	checkStored(t, s, ref, content)
@@ -150,7 +150,7 @@ func TestCompressedHoles(t *testing.T) {
 func TestCompressedElsewhere(t *testing.T) {
 	t.Parallel()
 	for format, sent := range compressions(t) {
-		ref := image.Ref{Source: push(t, nil, plain(framework.TarOf(t, "disk/a", sent)))}
-		wantRetry(t, fetch(t, newStore(t, hostOf(ref.Source)), ref), "it is compressed by "+format+": only raw and qcow2 images are taken")
+		ref := image.ParseRef(push(t, nil, plain(framework.TarOf(t, "disk/a", sent))), "")
+		wantRetry(t, fetch(t, newStore(t, hostOf(ref.Source.Text())), ref), "it is compressed by "+format+": only raw and qcow2 images are taken")
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/image/room"
+	"cloudnative.tw/drover/internal/image/source"
 )
 
 // DefaultStall is how long a fetch may go without any progress.
@@ -40,20 +41,20 @@ type Progress interface {
 
 // NeedsFetch reports whether an image has to be fetched before it can be used. It fails
 // with ErrUnavailable if the pull policy prevents that.
-func (s *Store) NeedsFetch(ref Ref) (bool, error) {
+func (s *Store) NeedsFetch(ref Ref, policy PullPolicy) (bool, error) {
 	_, exists := s.Path(ref)
-	if ref.PullPolicy == PullNever && !exists {
-		return false, newError(ErrUnavailable, "image %s is not among those that were fetched, and its pullPolicy is Never", Redact(ref.Source))
+	if policy == PullNever && !exists {
+		return false, newError(ErrUnavailable, "image %s is not among those that were fetched, and its pullPolicy is Never", ref.Source)
 	}
 	// What never changes never has to be fetched again. The built-in image changes with Drover.
-	return !exists || (ref.PullPolicy == PullAlways || ref.Source == BuiltIn) && !ref.isPinned(), nil
+	return !exists || (policy == PullAlways || ref.Source.Kind == source.BuiltIn) && !ref.isPinned(), nil
 }
 
 // Fetch fetches an image and puts it into its place. It does not limit the time that this
 // takes; the caller may cancel ctx when there is no progress.
 func (s *Store) Fetch(ctx context.Context, ref Ref, progress Progress) error {
 	if err := s.fetchImage(ctx, ref, progress); err != nil {
-		return fmt.Errorf("image %s: %w", Redact(ref.Source), err)
+		return fmt.Errorf("image %s: %w", ref.Source, err)
 	}
 	return nil
 }
@@ -65,17 +66,17 @@ func (s *Store) fetchImage(ctx context.Context, ref Ref, progress Progress) erro
 	}
 	defer remove()
 	fetchTo := s.fetchDisk
-	if IsContainer(ref.Source) {
+	if ref.Source.IsContainer() {
 		fetchTo = s.fetchContainer
 	}
 	name, err := fetchTo(ctx, staging, ref, progress)
 	if err != nil {
 		return err
 	}
-	if IsContainer(ref.Source) && ref.Checksum != "" {
+	if ref.Source.IsContainer() && ref.Checksum != "" {
 		return nil // which the source need not stand for
 	}
-	return atomicfile.Folder{Path: staging}.Replace(s.refPath(ref.Source), formatRefFile(name, ref.Source), 0o600, nil)
+	return atomicfile.Folder{Path: staging}.Replace(s.refPath(ref.Source.Text()), formatRefFile(name, ref.Source.Text()), 0o600, nil)
 }
 
 // diskFile is the name of a disk in the staging folder.
@@ -244,10 +245,10 @@ func (a *attempt) explainWrite(file string, err error) error {
 }
 
 func (a *attempt) reportProgress() {
-	source, received, total := Redact(a.ref.Source), float64(a.received)/1e6, float64(a.total)/1e6
-	status := fmt.Sprintf("fetching %s: %.1f MB", source, received)
+	from, received, total := a.ref.Source, float64(a.received)/1e6, float64(a.total)/1e6
+	status := fmt.Sprintf("fetching %s: %.1f MB", from, received)
 	if a.total > 0 {
-		status = fmt.Sprintf("fetching %s: %.0f%% (%.1f/%.1f MB)", source, received*100/total, received, total)
+		status = fmt.Sprintf("fetching %s: %.0f%% (%.1f/%.1f MB)", from, received*100/total, received, total)
 	}
 	a.progress.Report(status)
 }

@@ -14,22 +14,20 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"strings"
 
-	"cloudnative.tw/drover/internal/image/catalogue"
-	"cloudnative.tw/drover/internal/image/egress"
+	"cloudnative.tw/drover/internal/image/source"
 )
 
-// Ref refers to an image.
+// Ref refers to an image. Machines' records contain it.
 type Ref struct {
-	// Source is the URL of a web server or a registry, the reference of a container image, BuiltIn,
-	// cloud:// and a name of the catalogue, or a file of the host.
-	Source string
+	Source source.Source `json:"source,omitzero"`
 	// Checksum is "sha256:" and 64 digits, or empty if any content is accepted. Of a container
 	// image it is the digest of its manifest.
-	Checksum   string
-	PullPolicy PullPolicy
+	Checksum string `json:"checksum,omitempty"`
 }
+
+// ParseRef returns the reference that a spec has.
+func ParseRef(text, checksum string) Ref { return Ref{source.Parse(text), checksum} }
 
 // PullPolicy says when an image is fetched; empty means PullIfNotPresent.
 type PullPolicy string
@@ -66,29 +64,6 @@ func newError(kind error, format string, args ...any) error {
 	return &kindError{fmt.Errorf(format, args...), kind}
 }
 
-const (
-	httpScheme  = "http://"
-	httpsScheme = "https://"
-	ociScheme   = "oci://"
-)
-
-// IsRemote reports whether a source is the URL of a disk. See IsContainer for the other sources
-// that have to be fetched.
-func IsRemote(source string) bool {
-	for _, scheme := range []string{httpScheme, httpsScheme, ociScheme, catalogue.Scheme} {
-		if strings.HasPrefix(source, scheme) {
-			return true
-		}
-	}
-	return false
-}
-
-// IsFetched reports whether a source has to be fetched: as a URL, or as a container image.
-func IsFetched(source string) bool { return IsRemote(source) || IsContainer(source) }
-
-// Redact returns a source as it is shown: without possible secrets.
-func Redact(source string) string { return egress.Redact(source) }
-
 const digestPrefix = "sha256:"
 
 var checksumPattern = regexp.MustCompile(`^` + digestPrefix + `[0-9a-f]{64}$`)
@@ -98,13 +73,24 @@ func (r Ref) Validate(field string) error {
 	switch {
 	case r.Checksum != "" && !checksumPattern.MatchString(r.Checksum):
 		return newError(ErrInvalid, "%s.checksum is %.100q: it must be sha256: and 64 digits of 0-9a-f", field, r.Checksum)
-	case r.Checksum != "" && IsContainer(r.Source):
+	case r.Checksum != "" && r.Source.IsContainer():
 		return newError(ErrUnsupported, "%s.checksum: it is for disks, and %q is a container image: write its digest behind its name, as in name@sha256:...", field, r.Source)
-	case !IsRemote(r.Source) && r.Checksum != "":
+	case r.Checksum != "" && !r.Source.IsFetched():
 		return newError(ErrUnsupported, "%s.checksum: it is for images that are fetched, and %q is a file", field, r.Source)
 	}
 	return nil
 }
 
 // Key identifies the content that a fetch of the reference yields.
-func (r Ref) Key() string { return r.Source + " " + r.Checksum }
+func (r Ref) Key() string { return r.Source.Text() + " " + r.Checksum }
+
+// isPinned reports whether a reference stands for the same image forever.
+func (r Ref) isPinned() bool { return r.Checksum != "" || r.Source.IsPinned() }
+
+// Describe names an image for people, without possible secrets in its source.
+func (r Ref) Describe() string {
+	if r.Checksum == "" {
+		return r.Source.String()
+	}
+	return r.Source.String() + " with the checksum " + r.Checksum
+}

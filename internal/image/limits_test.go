@@ -101,7 +101,7 @@ func TestTooLarge(t *testing.T) {
 			source := c.source(t)
 			s := newStore(t)
 			allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: []string{hostOf(source)}, MaxSize: limit})
-			err := fetch(t, s, image.Ref{Source: source})
+			err := fetch(t, s, image.ParseRef(source, ""))
 			if c.says == "" {
 				assert.NoError(t, err)
 				return
@@ -123,8 +123,8 @@ func TestManyLayers(t *testing.T) {
 	for n := range 128 {
 		layers = append(layers, plain(framework.TarOf(t, "etc/"+strconv.Itoa(n), nil)))
 	}
-	ref := image.Ref{Source: push(t, nil, layers...)}
-	assert.ErrorSays(t, "Fetch", fetch(t, newStore(t, hostOf(ref.Source)), ref), "the image has 128 layers: it may have 127")
+	ref := image.ParseRef(push(t, nil, layers...), "")
+	assert.ErrorSays(t, "Fetch", fetch(t, newStore(t, hostOf(ref.Source.Text())), ref), "the image has 128 layers: it may have 127")
 }
 
 // sparsePAX returns an archive of a disk of which all but a sector is a hole.
@@ -181,8 +181,8 @@ func TestSparse(t *testing.T) {
 			if size, err := layer.Size(); err != nil || size > 400 {
 				t.Errorf("the layer has %d bytes, %v: it is meant to be a small one", size, err)
 			}
-			ref := image.Ref{Source: push(t, nil, layer)}
-			s := newStore(t, hostOf(ref.Source))
+			ref := image.ParseRef(push(t, nil, layer), "")
+			s := newStore(t, hostOf(ref.Source.Text()))
 			wantRetry(t, fetchReporting(t, s, ref, func(status string) {
 				if !strings.HasSuffix(status, "(0.0/0.0 MB)") {
 					t.Errorf("more than the layer was read: %s", status)
@@ -233,7 +233,7 @@ func TestRejectedContent(t *testing.T) {
 			s, now := newStore(t), testingclock.NewFakeClock(time.Now())
 			allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, MaxSize: 2 << 20})
 			s.Clock = now
-			ref := image.Ref{Source: url, Checksum: c.checksum}
+			ref := image.ParseRef(url, c.checksum)
 			try := func() error { return fetch(t, s, ref) }
 			again, step := "same as before", time.Hour
 			if c.header == "" {
@@ -273,13 +273,13 @@ func TestRejectedManifest(t *testing.T) {
 	source := push(t, count, zipped(t, framework.TarOf(t, "etc/a", disk())))
 	s := newStore(t, hostOf(source))
 	for range 3 {
-		assert.ErrorSays(t, "Fetch", fetch(t, s, image.Ref{Source: source}), "no disk in /disk")
+		assert.ErrorSays(t, "Fetch", fetch(t, s, image.ParseRef(source, "")), "no disk in /disk")
 	}
 	if n := asked.Load(); n != 1 {
 		t.Errorf("its layer was fetched %d times", n)
 	}
 	pushTo(t, hostOf(source), zipped(t, framework.TarOf(t, "disk/a", disk())))
-	assert.NoError(t, fetch(t, s, image.Ref{Source: source}))
+	assert.NoError(t, fetch(t, s, image.ParseRef(source, "")))
 }
 
 // TestNoRoom checks that missing room is reported at once, and that the fetch is tried
@@ -294,7 +294,7 @@ func TestNoRoom(t *testing.T) {
 	s := newStore(t)
 	allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, MaxSize: 1 << 62})
 	for range 2 {
-		err := fetch(t, s, image.Ref{Source: url})
+		err := fetch(t, s, image.ParseRef(url, ""))
 		wantRetry(t, err, "it has 1152921504606846976 bytes, and there is no room for it")
 		if strings.Contains(err.Error(), "same as before") {
 			t.Errorf("got the error %v", err)
@@ -321,11 +321,11 @@ func TestNoRoomFound(t *testing.T) {
 	small.Stage = atomicfile.Folder{Path: small.Dir}.MakeFolder
 	assert.NoError(t, os.Mkdir(filepath.Join(small.Dir, "cache"), 0o700))
 	content := bytes.Repeat(disk(), 2)
-	ref := image.Ref{Checksum: checksum(content), Source: serve(t, func(w http.ResponseWriter, _ *http.Request) {
+	ref := image.ParseRef(serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("ETag", `"1"`)
 		w.(http.Flusher).Flush() // without a Content-Length
 		_, _ = w.Write(content)
-	})}
+	}), checksum(content))
 	wantRetry(t, fetch(t, small, ref), "there is no room for it")
 	wantRetry(t, fetch(t, small, ref), "it needs at least")
 	assert.NoError(t, mount(unix.MS_REMOUNT, 8))
@@ -352,8 +352,8 @@ func TestHoles(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			ref := image.Ref{Source: source(t), Checksum: checksum(content)}
-			s := newStore(t, hostOf(ref.Source))
+			ref := image.ParseRef(source(t), checksum(content))
+			s := newStore(t, hostOf(ref.Source.Text()))
 			assert.NoError(t, fetch(t, s, ref))
 			path, _ := s.Path(ref)
 			got, err := os.ReadFile(path)

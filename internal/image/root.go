@@ -53,17 +53,17 @@ func (s *Store) OpenRoot(ref Ref) (*Root, error) {
 	name := filepath.Base(path)
 	switch {
 	case !exists:
-		return nil, newError(ErrUnavailable, "image %s has to be fetched first", Redact(ref.Source))
+		return nil, newError(ErrUnavailable, "image %s has to be fetched first", ref.Source)
 	case !IsRootName(name):
 		return nil, ErrNotRoot
 	}
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0) //nolint:gosec // in the store
 	if err != nil {
-		return nil, newError(ErrUnavailable, "image %s: %w", Redact(ref.Source), err)
+		return nil, newError(ErrUnavailable, "image %s: %w", ref.Source, err)
 	}
 	r := &Root{File: f, Name: name, Digest: DigestOf(name)}
 	if err := r.readConfig(); err != nil {
-		return nil, errors.Join(newError(ErrUnavailable, "image %s was damaged in %s: remove that file, and it is fetched again: %w", Redact(ref.Source), path, err), f.Close())
+		return nil, errors.Join(newError(ErrUnavailable, "image %s was damaged in %s: remove that file, and it is fetched again: %w", ref.Source, path, err), f.Close())
 	}
 	return r, nil
 }

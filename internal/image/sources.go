@@ -22,6 +22,7 @@ import (
 	"cloudnative.tw/drover/internal/image/compression"
 	"cloudnative.tw/drover/internal/image/egress"
 	"cloudnative.tw/drover/internal/image/layer"
+	"cloudnative.tw/drover/internal/image/source"
 )
 
 // DefaultMaxSize is how many bytes an image may have if the operator sets no other limit.
@@ -82,15 +83,15 @@ func NewSources(p Policy) (*Sources, error) {
 // who can change what is sent on the way. A registry is queried by digest, which over TLS
 // only the registry itself can choose.
 func (s *Sources) IsUnchecked(ref Ref) bool {
-	reference, isOCI := strings.CutPrefix(ref.Source, ociScheme)
-	_, isName := catalogue.NameOf(ref.Source) // whose publisher's checksum is compared
-	if ref.Checksum != "" || isName || !IsFetched(ref.Source) {
+	switch {
+	case ref.Checksum != "":
 		return false
-	}
-	if !isOCI && !IsContainer(ref.Source) {
+	case ref.Source.Kind == source.Web:
 		return true
+	case ref.Source.Kind != source.RegistryDisk && ref.Source.Kind != source.Container:
+		return false // a name of the catalogue has the checksum of its publisher
 	}
-	parsed, err := name.ParseReference(reference)
+	parsed, err := name.ParseReference(ref.Source.Name)
 	if err != nil {
 		return false // nothing is fetched
 	}
@@ -104,8 +105,8 @@ func (s *Sources) isPlainHTTP(ref name.Reference) bool {
 }
 
 // copyHTTP copies the content that a web server has.
-func (s *Sources) copyHTTP(ctx context.Context, source string, a *attempt) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, source, nil)
+func (s *Sources) copyHTTP(ctx context.Context, url string, a *attempt) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return invalidContent("it is not a valid URL")
 	}
@@ -160,8 +161,8 @@ func (s *Sources) parseReference(ctx context.Context, reference string, onData f
 }
 
 // copyOCI copies the disk in an image of a registry.
-func (s *Sources) copyOCI(ctx context.Context, reference string, a *attempt) error {
-	ref, options, err := s.parseReference(ctx, reference, a.progress.ResetStallTimer)
+func (s *Sources) copyOCI(ctx context.Context, a *attempt) error {
+	ref, options, err := s.parseReference(ctx, a.ref.Source.Name, a.progress.ResetStallTimer)
 	if err != nil {
 		return err
 	}
@@ -185,8 +186,8 @@ func (s *Sources) copyOCI(ctx context.Context, reference string, a *attempt) err
 
 // Resolve returns the digest of an image in a registry, oci://..., as the registry has it now. For an
 // image for several platforms, it is the digest of the index. The error has none of the registry's words.
-func (s *Sources) Resolve(ctx context.Context, source string) (digest string, err error) {
-	ref, options, err := s.parseReference(ctx, strings.TrimPrefix(source, ociScheme), func() {})
+func (s *Sources) Resolve(ctx context.Context, from source.Source) (digest string, err error) {
+	ref, options, err := s.parseReference(ctx, from.Name, func() {})
 	if err != nil {
 		return "", explainError(err)
 	}

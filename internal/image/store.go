@@ -18,6 +18,7 @@ import (
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/image/room"
+	"cloudnative.tw/drover/internal/image/source"
 )
 
 // TemplatePrefix begins the names of files in the store that are neither images nor sources: what the disks of
@@ -84,14 +85,14 @@ func (s *Store) Digest(ref Ref) string {
 }
 
 // nameOf returns the name of the image that a source stood for when it was last fetched.
-func (s *Store) nameOf(source string) string {
-	content, _, err := atomicfile.Read(s.refPath(source), maxRefSize)
+func (s *Store) nameOf(from source.Source) string {
+	content, _, err := atomicfile.Read(s.refPath(from.Text()), maxRefSize)
 	if err != nil {
 		return ""
 	}
 	name, _ := parseRefFile(content)
 	isRoot := strings.HasPrefix(name, rootPrefix)
-	if !checksumPattern.MatchString(DigestOf(name)) || isRoot && !IsContainer(source) {
+	if !checksumPattern.MatchString(DigestOf(name)) || isRoot && !from.IsContainer() {
 		return ""
 	}
 	return name
@@ -117,7 +118,7 @@ func (s *Store) Path(ref Ref) (path string, exists bool) {
 	switch {
 	case ref.Checksum == "":
 		names = []string{s.nameOf(ref.Source)}
-	case IsContainer(ref.Source):
+	case ref.Source.IsContainer():
 		names = []string{rootName(ref.Checksum), diskName(ref.Checksum)}
 	default:
 		names = []string{diskName(ref.Checksum)}

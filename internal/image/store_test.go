@@ -37,6 +37,7 @@ import (
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/image/room"
+	"cloudnative.tw/drover/internal/image/source"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -118,7 +119,7 @@ func TestRedirects(t *testing.T) {
 			to := web(c.to, give)
 			from := web(c.from, func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, to, http.StatusFound) })
 			s := newStore(t)
-			err := fetch(t, s, image.Ref{Source: from, Checksum: checksum(content)})
+			err := fetch(t, s, image.ParseRef(from, checksum(content)))
 			if c.says == "" {
 				assert.NoError(t, err)
 				return
@@ -129,7 +130,7 @@ func TestRedirects(t *testing.T) {
 		})
 	}
 	around := serve(t, func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/again", http.StatusFound) })
-	assert.ErrorSays(t, "redirects in a circle", fetch(t, newStore(t), image.Ref{Source: around, Checksum: checksum(content)}), "more than 10 times")
+	assert.ErrorSays(t, "redirects in a circle", fetch(t, newStore(t), image.ParseRef(around, checksum(content))), "more than 10 times")
 }
 
 // fetch fetches an image if it has to be fetched.
@@ -138,10 +139,20 @@ func fetch(t *testing.T, s *image.Store, ref image.Ref) error {
 	return fetchReporting(t, s, ref, func(string) {})
 }
 
+// fetchBy does the same by a pull policy.
+func fetchBy(t *testing.T, s *image.Store, ref image.Ref, policy image.PullPolicy) error {
+	t.Helper()
+	needed, err := s.NeedsFetch(ref, policy)
+	if err != nil || !needed {
+		return err
+	}
+	return fetchWithin(t, s, ref, time.Hour, func(string) {})
+}
+
 // fetchReporting does the same, and passes each status of the fetch on.
 func fetchReporting(t *testing.T, s *image.Store, ref image.Ref, report func(status string)) error {
 	t.Helper()
-	needed, err := s.NeedsFetch(ref)
+	needed, err := s.NeedsFetch(ref, "")
 	if err != nil || !needed {
 		return err
 	}
@@ -217,7 +228,7 @@ func TestFailures(t *testing.T) {
 			if strings.Contains(name, "stalls") {
 				stallAfter = 200 * time.Millisecond
 			}
-			err := fetchWithin(t, s, image.Ref{Source: url, Checksum: c.checksum}, stallAfter, func(string) {})
+			err := fetchWithin(t, s, image.ParseRef(url, c.checksum), stallAfter, func(string) {})
 			wantRetry(t, err, c.says)
 			wantRetry(t, err, "image "+url+": ")
 			checkImages(t, s, 0)
@@ -255,12 +266,10 @@ func TestPullNever(t *testing.T) {
 	content := disk()
 	url := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })
 	s := newStore(t)
-	ref := image.Ref{Source: url, Checksum: checksum(content), PullPolicy: image.PullNever}
-	assert.ErrorIs(t, "Fetch", fetch(t, s, ref), image.ErrUnavailable, "pullPolicy is Never")
-	ref.PullPolicy = ""
+	ref := image.ParseRef(url, checksum(content))
+	assert.ErrorIs(t, "Fetch", fetchBy(t, s, ref, image.PullNever), image.ErrUnavailable, "pullPolicy is Never")
 	assert.NoError(t, fetch(t, s, ref))
-	ref.PullPolicy = image.PullNever
-	assert.NoError(t, fetch(t, s, ref))
+	assert.NoError(t, fetchBy(t, s, ref, image.PullNever))
 }
 
 func TestValidate(t *testing.T) {
@@ -272,21 +281,21 @@ func TestValidate(t *testing.T) {
 		ref  image.Ref
 		kind error
 	}{
-		"a file":                 {image.Ref{Source: "/x.img"}, nil},
-		"a file, checksum":       {image.Ref{Source: "/x.img", Checksum: good}, image.ErrUnsupported},
-		"web":                    {image.Ref{Source: "https://x/y", Checksum: good}, nil},
-		"web, unchecked":         {image.Ref{Source: "https://x/y"}, nil},
-		"web, bad checksum":      {image.Ref{Source: "http://x/y", Checksum: "md5:1"}, image.ErrInvalid},
-		"registry":               {image.Ref{Source: "oci://x/y"}, nil},
-		"registry and checksum":  {image.Ref{Source: "oci://x/y", Checksum: good}, nil},
-		"plain, unchecked":       {image.Ref{Source: "oci://plain:5000/y:1"}, nil},
-		"plain, PLAIN unchecked": {image.Ref{Source: "oci://PLAIN:5000/y:1"}, nil},
-		"plain and checksum":     {image.Ref{Source: "oci://plain:5000/y:1", Checksum: good}, nil},
-		"container":              {image.Ref{Source: "x/y"}, nil},
-		"container, checksum":    {image.Ref{Source: "x/y", Checksum: good}, image.ErrUnsupported},
-		"container, unchecked":   {image.Ref{Source: "plain:5000/y:1"}, nil},
-		"container, by digest":   {image.Ref{Source: "plain:5000/y@" + good}, nil},
-		"plain, by digest":       {image.Ref{Source: "oci://plain:5000/y@" + good}, nil},
+		"a file":                 {image.ParseRef("/x.img", ""), nil},
+		"a file, checksum":       {image.ParseRef("/x.img", good), image.ErrUnsupported},
+		"web":                    {image.ParseRef("https://x/y", good), nil},
+		"web, unchecked":         {image.ParseRef("https://x/y", ""), nil},
+		"web, bad checksum":      {image.ParseRef("http://x/y", "md5:1"), image.ErrInvalid},
+		"registry":               {image.ParseRef("oci://x/y", ""), nil},
+		"registry and checksum":  {image.ParseRef("oci://x/y", good), nil},
+		"plain, unchecked":       {image.ParseRef("oci://plain:5000/y:1", ""), nil},
+		"plain, PLAIN unchecked": {image.ParseRef("oci://PLAIN:5000/y:1", ""), nil},
+		"plain and checksum":     {image.ParseRef("oci://plain:5000/y:1", good), nil},
+		"container":              {image.ParseRef("x/y", ""), nil},
+		"container, checksum":    {image.ParseRef("x/y", good), image.ErrUnsupported},
+		"container, unchecked":   {image.ParseRef("plain:5000/y:1", ""), nil},
+		"container, by digest":   {image.ParseRef("plain:5000/y@"+good, ""), nil},
+		"plain, by digest":       {image.ParseRef("oci://plain:5000/y@"+good, ""), nil},
 	} {
 		assert.ErrorIs(t, name, c.ref.Validate("image"), c.kind)
 		if got := sources.IsUnchecked(c.ref); got != strings.Contains(name, "unchecked") {
@@ -305,7 +314,7 @@ func TestFetchedAgain(t *testing.T) {
 	var sources []string
 	for range 2 {
 		url := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })
-		ref := image.Ref{Source: url}
+		ref := image.ParseRef(url, "")
 		assert.NoError(t, fetch(t, s, ref))
 		path, _ := s.Path(ref)
 		info, err := os.Stat(path)
@@ -333,7 +342,7 @@ func TestPrune(t *testing.T) {
 	images := map[string]image.Ref{}
 	for i := range 2 {
 		content := append(disk(), make([]byte, 512*i)...)
-		ref := image.Ref{Source: serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })}
+		ref := image.ParseRef(serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) }), "")
 		assert.NoError(t, fetch(t, s, ref))
 		images[checksum(content)] = ref
 	}
@@ -441,9 +450,10 @@ func TestRegistryFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			ref := image.Ref{Source: push(t, blobs(c.answer),
-				plain(framework.TarOf(t, "below", []byte("below the disk"))), plain(framework.TarOf(t, "disk/debian.img", disk())), plain(framework.TarOf(t, "over", []byte("over the disk"))))}
-			s := newStore(t, hostOf(ref.Source))
+			ref := image.ParseRef(push(t, blobs(c.answer),
+				plain(framework.TarOf(t, "below", []byte("below the disk"))), plain(framework.TarOf(t, "disk/debian.img", disk())), plain(framework.TarOf(t, "over", []byte("over the disk")))), "")
+
+			s := newStore(t, hostOf(ref.Source.Text()))
 			err := fetch(t, s, ref)
 			wantRetry(t, err, c.says)
 			if _, exists := s.Path(ref); exists {
@@ -515,9 +525,9 @@ func TestExpectedSize(t *testing.T) {
 	} {
 		s := containerStore(t, registry)
 		expected = &expectation{refuse: errors.New("not now")}
-		assert.ErrorIs(t, source, s.Fetch(t.Context(), image.Ref{Source: source}, expected), expected.refuse, "not now")
+		assert.ErrorIs(t, source, s.Fetch(t.Context(), image.ParseRef(source, ""), expected), expected.refuse, "not now")
 		expected = &expectation{}
-		assert.NoError(t, s.Fetch(t.Context(), image.Ref{Source: source}, expected))
+		assert.NoError(t, s.Fetch(t.Context(), image.ParseRef(source, ""), expected))
 		if total, received := expected.total.Load(), expected.received.Load(); total != size || received != max(size, int64(len(zipped))) {
 			t.Errorf("%s: it has received %d of %d bytes, want %d", source, received, total, size)
 		}
@@ -549,8 +559,8 @@ func TestSlowLayer(t *testing.T) {
 			}
 		}
 	}
-	ref := image.Ref{Source: push(t, blobs(slowly), plain(beside), plain(framework.TarOf(t, "disk/debian.img", content)))}
-	s := newStore(t, hostOf(ref.Source))
+	ref := image.ParseRef(push(t, blobs(slowly), plain(beside), plain(framework.TarOf(t, "disk/debian.img", content))), "")
+	s := newStore(t, hostOf(ref.Source.Text()))
 	assert.NoError(t, s.Fetch(t.Context(), ref, progressSignal(progress)))
 	path, _ := s.Path(ref)
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, content) {
@@ -588,7 +598,7 @@ func TestRegistry(t *testing.T) {
 				source = "oci://127.0.0.1:1/x"
 			}
 			s := newStore(t, hostOf(source))
-			ref := image.Ref{Source: source}
+			ref := image.ParseRef(source, "")
 			err := fetch(t, s, ref)
 			path, exists := s.Path(ref)
 			if c.says != "" {
@@ -667,8 +677,8 @@ func TestRegistryLayers(t *testing.T) {
 			for _, layer := range c.layers {
 				all = append(all, entries(t, layer...))
 			}
-			ref := image.Ref{Source: push(t, nil, all...)}
-			s := newStore(t, hostOf(ref.Source))
+			ref := image.ParseRef(push(t, nil, all...), "")
+			s := newStore(t, hostOf(ref.Source.Text()))
 			err := fetch(t, s, ref)
 			if len(c.want) > 1 {
 				wantRetry(t, err, c.want)
@@ -700,7 +710,7 @@ func TestPullAlways(t *testing.T) {
 	for policy, want := range map[image.PullPolicy]int32{image.PullIfNotPresent: 1, image.PullAlways: 2} {
 		asked.Store(0)
 		for range 2 {
-			assert.NoError(t, fetch(t, s, image.Ref{Source: source, PullPolicy: policy}))
+			assert.NoError(t, fetchBy(t, s, image.ParseRef(source, ""), policy))
 		}
 		if got := asked.Load(); got > want || (policy == image.PullAlways && got != want) {
 			t.Errorf("%s asked the registry %d times, want %d", policy, got, want)
@@ -773,7 +783,7 @@ func TestResolve(t *testing.T) {
 			}
 			sources, err := image.NewSources(policy)
 			assert.NoError(t, err)
-			got, err := sources.Resolve(t.Context(), "oci://"+ref.String())
+			got, err := sources.Resolve(t.Context(), source.Parse("oci://"+ref.String()))
 			switch {
 			case c.says == "" && (err != nil || got != want.String()):
 				t.Errorf("the digest is %q, %v, want %s", got, err, want)

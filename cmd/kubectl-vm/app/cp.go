@@ -23,6 +23,7 @@ import (
 	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/guest/files"
+	"cloudnative.tw/drover/internal/image/source"
 )
 
 // copyOptions are the flags of cp.
@@ -121,8 +122,11 @@ func (c *copyOptions) usesSSH(end copyEnd, vm *api.VirtualMachine) bool {
 	if end.user != "" || c.identity != "" || c.port != sshPort || len(c.options) > 0 || driverOf(vm) != driverQEMU {
 		return true
 	}
-	image := vm.Spec.Image // without one Drover's default counts, which is not known here
-	return image != nil && (strings.Contains(image.Source, "://") || strings.HasPrefix(image.Source, "/"))
+	if vm.Spec.Image == nil {
+		return false // Drover's default counts, which is not known here
+	}
+	from := source.Parse(vm.Spec.Image.Source)
+	return from.Kind != source.None && !from.IsContainer()
 }
 
 // sendFile copies a file or folder of this computer to a machine.

@@ -24,6 +24,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/image/catalogue"
+	"cloudnative.tw/drover/internal/image/source"
 )
 
 // sshPort is where ssh servers listen.
@@ -153,11 +154,11 @@ func loginUser(vm *api.VirtualMachine) string {
 	if vm.Spec.Image == nil {
 		return ""
 	}
-	name, found := catalogue.NameOf(vm.Spec.Image.Source)
-	if !found {
+	from := source.Parse(vm.Spec.Image.Source)
+	if from.Kind != source.Catalogue {
 		return ""
 	}
-	return catalogue.Shipped().User(name)
+	return catalogue.Shipped().User(from.Name)
 }
 
 // findSelf returns the command that starts this program again, which is the file that runs if self names none.

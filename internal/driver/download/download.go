@@ -6,7 +6,7 @@
 // for a waiting server does the rest.
 //
 // Fetches of all namespaces share a few places, of which each namespace has its share, and
-// large or slow ones have places apart (lanes.go).
+// large or slow ones have places apart: lanes.go says who is next for a place, and places.go who has one.
 //
 // Start with Tracker.Outcome and Tracker.StartFetch.
 package download
@@ -38,13 +38,12 @@ type Tracker struct {
 	// means any number. The other fetches wait for their turn.
 	Concurrency int
 
-	mu        sync.Mutex
-	running   map[string]*Fetch // by key, including those that wait for a place
-	placed    []*Fetch          // those that have a place
-	served    map[string]uint64 // by namespace, when its last fetch began, or else when it came
-	counter   uint64            // of arrivals and begins
-	rotatedAt time.Time         // when a slow fetch last lost its place since its turn was over
-	servers   map[types.UID]*server
+	mu      sync.Mutex
+	running map[string]*Fetch // by key, including those that wait for a place
+	places  places
+	served  map[string]uint64 // by namespace, when its last fetch began, or else when it came
+	counter uint64            // of arrivals and begins
+	servers map[types.UID]*server
 }
 
 // server is a server that waits, or whose result was not reported to it yet.
@@ -78,7 +77,7 @@ const (
 func (t *Tracker) Outcome(uid types.UID, key string) (Outcome, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	c := t.findClaim(uid, key)
+	c := t.servers[uid].findClaim(key)
 	switch {
 	case c == nil, c.reported:
 		return None, nil
@@ -91,11 +90,12 @@ func (t *Tracker) Outcome(uid types.UID, key string) (Outcome, error) {
 	return None, c.err
 }
 
-func (t *Tracker) findClaim(uid types.UID, key string) *claim {
-	if s := t.servers[uid]; s != nil {
-		return s.claims[key]
+// findClaim returns the claim on the result of the fetch of key, nil if there is none. A nil server has none.
+func (s *server) findClaim(key string) *claim {
+	if s == nil {
+		return nil
 	}
-	return nil
+	return s.claims[key]
 }
 
 // StartFetch registers a server as waiting for the fetch of key, and starts that with get
@@ -107,6 +107,7 @@ func (t *Tracker) StartFetch(ctx context.Context, spec driver.ServerSpec, key, d
 	defer t.mu.Unlock()
 	if t.running == nil {
 		t.running, t.servers, t.served = map[string]*Fetch{}, map[types.UID]*server{}, map[string]uint64{}
+		t.places = places{clock: t.Clock, perLane: t.Concurrency}
 	}
 	f := t.running[key]
 	if f == nil {
@@ -123,7 +124,7 @@ func (t *Tracker) StartFetch(ctx context.Context, spec driver.ServerSpec, key, d
 		t.served[spec.Namespace] = t.nextNumber()
 	}
 	s.claims[key] = &claim{fetch: f}
-	if f.waits && t.canHavePlace(f.lane, spec.Namespace) {
+	if f.waits && t.places.hasPlaceFor(f.lane, spec.Namespace) {
 		t.admitWaiting()
 	}
 }
@@ -167,15 +168,6 @@ func (t *Tracker) removeFetch(f *Fetch) {
 	}
 }
 
-// abandonFetch ends a fetch: at once if it waits for a place, or else once its run has ended.
-func (t *Tracker) abandonFetch(f *Fetch) {
-	if f.waits {
-		close(f.done)
-		return
-	}
-	f.cancel(errAbandoned)
-}
-
 // releaseClaims ends a server's claims, except those on the given keys. It cancels, and
 // returns, the fetches that no other server waits for.
 func (t *Tracker) releaseClaims(uid types.UID, except []string) []*Fetch {
@@ -191,7 +183,7 @@ func (t *Tracker) releaseClaims(uid types.UID, except []string) []*Fetch {
 		delete(s.claims, key)
 		if c.fetch != nil && len(t.waitingServers(c.fetch)) == 0 {
 			t.removeFetch(c.fetch)
-			t.abandonFetch(c.fetch)
+			c.fetch.abandon()
 			cancelled = append(cancelled, c.fetch)
 		}
 	}
@@ -241,7 +233,7 @@ func (t *Tracker) abandonAll() []*Fetch {
 	all := slices.Collect(maps.Values(t.running))
 	for _, f := range all {
 		t.removeFetch(f)
-		if t.abandonFetch(f); f.waits {
+		if f.abandon(); f.waits {
 			t.recordResult(f, errAbandoned)
 		}
 	}
@@ -271,12 +263,12 @@ func (t *Tracker) Progress(uid types.UID) string { return t.PendingServer(uid).P
 func (t *Tracker) PendingServer(uid types.UID) driver.Server {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.describeServer(uid)
+	return t.servers[uid].describe(uid)
 }
 
-func (t *Tracker) describeServer(uid types.UID) driver.Server {
+// describe returns the server of a UID as it is listed. A nil server does not wait.
+func (s *server) describe(uid types.UID) driver.Server {
 	out := driver.Server{UID: uid, State: driver.StatePending}
-	s := t.servers[uid]
 	if s == nil {
 		return out
 	}
@@ -296,9 +288,9 @@ func (t *Tracker) PendingServers(uids ...types.UID) []driver.Server {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var all []driver.Server
-	for uid := range t.servers {
+	for uid, s := range t.servers {
 		if len(uids) == 0 || slices.Contains(uids, uid) {
-			all = append(all, t.describeServer(uid))
+			all = append(all, s.describe(uid))
 		}
 	}
 	return all

@@ -99,7 +99,7 @@ func (t *Tracker) endRun(f *Fetch, err error) (changed []types.UID, isOver bool)
 		t.enqueueFetch(f)
 		return t.waitingServers(f), false
 	}
-	t.freePlace(f)
+	t.places.removeFetch(f)
 	return t.recordResult(f, err), true
 }
 
@@ -129,6 +129,15 @@ func (f *Fetch) currentStatus() string {
 	f.tracker.mu.Lock()
 	defer f.tracker.mu.Unlock()
 	return f.status
+}
+
+// abandon ends a fetch: at once if it waits for a place, or else once its run has ended. The caller holds Tracker.mu.
+func (f *Fetch) abandon() {
+	if f.waits {
+		close(f.done)
+		return
+	}
+	f.cancel(errAbandoned)
 }
 
 // ResetStallTimer restarts the time after which a fetch without progress is ended.
@@ -177,10 +186,10 @@ func (f *Fetch) Expect(total int64) error {
 		return nil
 	}
 	defer t.admitWaiting()
-	if t.canHavePlace(large, f.namespace) {
-		t.givePlace(f, large, f.namespace)
+	if t.places.hasPlaceFor(large, f.namespace) {
+		t.places.placeFetch(f, large, f.namespace)
 		return nil
 	}
-	t.takePlace(f, large)
+	t.places.displaceFetch(f, large)
 	return errPlaceLost
 }

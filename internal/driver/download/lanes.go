@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"iter"
 	"maps"
-	"slices"
 	"time"
 )
 
@@ -70,101 +69,21 @@ func (t *Tracker) reviewFetch(f *Fetch) {
 // needs its place. Only then does it lose the bytes that it has received.
 func (t *Tracker) demoteFetch(f *Fetch) {
 	switch {
-	case t.canHavePlace(slow, f.namespace):
-		t.givePlace(f, slow, f.namespace)
+	case t.places.hasPlaceFor(slow, f.namespace):
+		t.places.placeFetch(f, slow, f.namespace)
 	case t.isWanted(f):
-		t.takePlace(f, slow)
+		t.places.displaceFetch(f, slow)
 	}
 }
 
 // isWanted reports whether another namespace would use a fetch's place.
 func (t *Tracker) isWanted(f *Fetch) bool {
 	for _, namespace := range t.waitingFor(f.lane) {
-		if namespace != f.namespace && t.isBelowShare(f.lane, namespace) {
+		if namespace != f.namespace && t.places.isBelowShare(f.lane, namespace) {
 			return true
 		}
 	}
 	return false
-}
-
-// countFetches returns how many places a namespace has in a lane.
-func (t *Tracker) countFetches(l lane, namespace string) (n int) {
-	for _, f := range t.placed {
-		if f.lane == l && f.namespace == namespace {
-			n++
-		}
-	}
-	return n
-}
-
-// isBelowShare reports whether a namespace has fewer places than it may have. No namespace takes all, so that fetches
-// that never end delay only those of the same namespace.
-func (t *Tracker) isBelowShare(l lane, namespace string) bool {
-	return t.Concurrency == 0 || t.countFetches(l, namespace) < max(t.Concurrency-1, 1)
-}
-
-// hasRoom reports whether a lane has a free place.
-func (t *Tracker) hasRoom(l lane) bool {
-	taken := 0
-	for _, f := range t.placed {
-		if f.lane == l {
-			taken++
-		}
-	}
-	return t.Concurrency == 0 || taken < t.Concurrency
-}
-
-// canHavePlace reports whether a namespace may have one more place in a lane, be it one that another loses to it.
-func (t *Tracker) canHavePlace(l lane, namespace string) bool {
-	return t.isBelowShare(l, namespace) && (t.hasRoom(l) || t.findVictim(l, namespace) != nil)
-}
-
-// findVictim returns the slowest of the fetches that may lose their place in the slow lane to a namespace: those of
-// namespaces that have at least two places more, and those whose turn is over if it has none.
-func (t *Tracker) findVictim(l lane, namespace string) (victim *Fetch) {
-	if l != slow {
-		return nil
-	}
-	now, own := t.Clock.Now(), t.countFetches(l, namespace)
-	mayRotate := own == 0 && now.Sub(t.rotatedAt) >= turns[l]
-	rate := func(f *Fetch) float64 { return float64(f.received.Load()) / now.Sub(f.begunAt).Seconds() }
-	for _, f := range t.placed {
-		isOver := mayRotate && now.Sub(f.placedAt) >= turns[l]<<f.losses
-		mayLose := f.lane == l && (isOver || t.countFetches(l, f.namespace) > own+1)
-		if mayLose && (victim == nil || rate(f) < rate(victim)) {
-			victim = f
-		}
-	}
-	return victim
-}
-
-// givePlace moves a fetch to a place that it may have.
-func (t *Tracker) givePlace(f *Fetch, l lane, namespace string) {
-	t.freePlace(f)
-	if !t.hasRoom(l) {
-		victim := t.findVictim(l, namespace)
-		if t.countFetches(l, victim.namespace) <= t.countFetches(l, namespace)+1 {
-			t.rotatedAt = t.Clock.Now()
-		}
-		t.takePlace(victim, l)
-	}
-	f.hasPlace, f.lane, f.namespace, f.placedAt = true, l, namespace, t.Clock.Now()
-	t.placed = append(t.placed, f)
-}
-
-// takePlace ends the run of a fetch, which waits for a place in a lane then.
-func (t *Tracker) takePlace(f *Fetch, next lane) {
-	t.freePlace(f)
-	if f.lane == slow {
-		f.losses++
-	}
-	f.lane = next
-	f.cancel(errPlaceLost)
-}
-
-func (t *Tracker) freePlace(f *Fetch) {
-	f.hasPlace = false
-	t.placed = slices.DeleteFunc(t.placed, func(other *Fetch) bool { return other == f })
 }
 
 // nextNumber returns the number of an arrival or a begin, which is greater than all before.
@@ -197,7 +116,7 @@ func (t *Tracker) admitWaiting() {
 	for l := range laneCount {
 		for f, namespace := t.findNext(l); f != nil; f, namespace = t.findNext(l) {
 			t.served[namespace] = t.nextNumber()
-			t.givePlace(f, l, namespace)
+			t.places.placeFetch(f, l, namespace)
 			f.begin()
 		}
 	}
@@ -208,13 +127,13 @@ func (t *Tracker) admitWaiting() {
 // turns: first those with the fewest places, then those whose last fetch began longest ago. A namespace without one counts
 // from its arrival, so that a new namespace, or one that comes again, does not pass one that waits.
 func (t *Tracker) findNext(l lane) (next *Fetch, namespace string) {
-	if l != slow && !t.hasRoom(l) {
+	if l != slow && !t.places.hasRoom(l) {
 		return nil, ""
 	}
 	places, can := map[string]int{}, map[string]bool{}
 	for f, of := range t.waitingFor(l) {
 		if _, known := can[of]; !known {
-			places[of], can[of] = t.countFetches(l, of), t.canHavePlace(l, of)
+			places[of], can[of] = t.places.countFetches(l, of), t.places.hasPlaceFor(l, of)
 		}
 		if can[of] && (next == nil || cmp.Or(
 			cmp.Compare(places[of], places[namespace]), cmp.Compare(t.served[of], t.served[namespace]),
@@ -227,7 +146,7 @@ func (t *Tracker) findNext(l lane) (next *Fetch, namespace string) {
 
 // forgetServed forgets the namespaces without waiting servers.
 func (t *Tracker) forgetServed() {
-	if len(t.served) <= len(t.placed) {
+	if len(t.served) <= len(t.places.all) {
 		return
 	}
 	has := map[string]bool{}

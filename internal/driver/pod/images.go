@@ -15,6 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/instance"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/source"
 )
 
 // resolveImages returns the digests by which the next pod names images that the spec names by tag. A tag
@@ -23,12 +24,12 @@ import (
 func (c *claims) resolveImages(ctx context.Context) []driver.ResolvedImage {
 	known := c.knownImages()
 	var all []driver.ResolvedImage
-	var unknown []string
-	for _, source := range c.driver.Objects.TaggedImages(c.spec) {
-		if found := objects.FindResolved(known, source); found != nil && (found.Digest != "" || found.Unproven) {
+	var unknown []source.Source
+	for _, from := range c.driver.Objects.TaggedImages(c.spec) {
+		if found := objects.FindResolved(known, from); found != nil && (found.Digest != "" || found.Unproven) {
 			all = append(all, *found)
 		} else {
-			unknown = append(unknown, source)
+			unknown = append(unknown, from)
 		}
 	}
 	if len(unknown) == 0 || c.driver.images.Resolve == nil {
@@ -62,7 +63,7 @@ func (c *convergence) checkImageSize(ctx context.Context) error {
 	name, needs, isKnown := instance.LargeImage(c.Pod)
 	has, wants := objects.ReadSettings(c.Pod), c.driver.Objects.Settings(c.spec, c.digests)
 	isOther := name == objects.RootDisk && (has.Image != wants.Image || has.Checksum != wants.Checksum)
-	of, source := objects.FindDisk(c.spec, name, wants.Image)
+	of, from := objects.FindDisk(c.spec, name, wants.Image)
 	if !isKnown || isOther || of == nil || c.Pod.DeletionTimestamp != nil {
 		return nil
 	}
@@ -71,18 +72,18 @@ func (c *convergence) checkImageSize(ctx context.Context) error {
 	case of.Bytes >= needs:
 		return c.growClaim(ctx, *of)
 	case of.Bytes > 0:
-		return driver.Errorf(driver.ErrInvalid, "%s is %s: the image %s needs %s", of.Field, kit.FormatBytes(of.Bytes), image.Redact(source), kit.FormatBytes(needs))
+		return driver.Errorf(driver.ErrInvalid, "%s is %s: the image %s needs %s", of.Field, kit.FormatBytes(of.Bytes), from, kit.FormatBytes(needs))
 	case claim == nil || objects.DiskIn(objects.RoomOf(claim)) >= needs:
 		return nil
 	}
 	return driver.Errorf(driver.ErrInvalid, "%s is not set, and %s has room for a disk of %s: the image %s needs %s",
-		of.Field, objects.Describe(objects.KindClaim, claim), kit.FormatBytes(objects.DiskIn(objects.RoomOf(claim))), image.Redact(source), kit.FormatBytes(needs))
+		of.Field, objects.Describe(objects.KindClaim, claim), kit.FormatBytes(objects.DiskIn(objects.RoomOf(claim))), from, kit.FormatBytes(needs))
 }
 
 // hasResolved reports whether the record of the next pod has the images of the spec, which may have
 // changed since.
 func (c *claims) hasResolved(recorded *driver.Object) bool {
-	lacks := func(source string) bool { return objects.FindResolved(recorded.Images, source) == nil }
+	lacks := func(from source.Source) bool { return objects.FindResolved(recorded.Images, from) == nil }
 	return len(recorded.Images) == 0 || c.driver.images.Resolve == nil || !slices.ContainsFunc(c.driver.Objects.TaggedImages(c.spec), lacks)
 }
 

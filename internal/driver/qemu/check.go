@@ -45,18 +45,18 @@ func checkForAnyMachine(spec driver.ServerSpec) error {
 		if v.Image == nil {
 			continue
 		}
-		if image.IsContainer(v.Image.Source) {
-			field := instance.VolumeField(i) + ".source"
-			return driver.Errorf(driver.ErrInvalid, "spec.%s is %q: %s", field, image.Redact(v.Image.Source), disks.SourceForms(field))
+		ref, field := disks.RefOf(*v.Image), instance.VolumeField(i)
+		if ref.Source.IsContainer() {
+			return driver.Errorf(driver.ErrInvalid, "spec.%s.source is %q: %s", field, ref.Source, disks.SourceForms(field+".source"))
 		}
-		if err := disks.CheckRef(instance.VolumeField(i), *v.Image); err != nil {
+		if err := disks.CheckRef(field, ref); err != nil {
 			return err
 		}
 	}
 	if k := spec.Image.Kernel; k != nil && strings.ContainsRune(k.Cmdline, 0) {
 		return driver.Errorf(driver.ErrInvalid, "spec.image.kernel.cmdline is %q: it must not contain a zero byte", k.Cmdline)
 	}
-	return disks.CheckRef(instance.RootField, spec.Image)
+	return disks.CheckRef(instance.RootField, disks.RefOf(spec.Image))
 }
 
 // volumeName is checked here too, as a UID is: it becomes part of a path and of QEMU's options.
@@ -113,7 +113,7 @@ func (c *convergence) checkNewSizes() error {
 		return driver.Errorf(driver.ErrExhausted, "spec.resource.cpu: needed %dm, and the host has %d CPUs", c.spec.CPUMilli, has)
 	}
 	if c.spec.RootDiskBytes > c.inst.Root.Size {
-		if err := c.driver.Disks.CheckSize(instance.RootOrder(c.spec, disks.ImageSettings{}).SizeField, c.spec.RootDiskBytes); err != nil {
+		if err := c.driver.Disks.CheckSize(instance.WantedRoot(c.spec, image.Ref{}).SizeField, c.spec.RootDiskBytes); err != nil {
 			return err
 		}
 	}
@@ -121,7 +121,7 @@ func (c *convergence) checkNewSizes() error {
 		if v.SizeBytes <= c.inst.Volumes[v.Name].Size {
 			continue
 		}
-		if err := c.driver.Disks.CheckSize(instance.VolumeOrder(i, v).SizeField, v.SizeBytes); err != nil {
+		if err := c.driver.Disks.CheckSize(instance.WantedVolume(i, v).SizeField, v.SizeBytes); err != nil {
 			return err
 		}
 	}

@@ -406,7 +406,7 @@ func (c *convergence) prepareRestart(ctx context.Context) (waits bool, err error
 // one. What the guest wrote is on top of that image, and unusable on top of any other.
 func (c *convergence) refusedImage() *driver.Refused {
 	requested := c.inst.ImageOf(c.spec)
-	if !c.inst.KeepsRoot(c.spec) || c.driver.Disks.IsSame(c.inst.Root.Image, requested) {
+	if !c.inst.KeepsRoot(c.spec) || c.driver.Images.IsSame(c.inst.Root.Image, requested) {
 		return nil
 	}
 	return &driver.Refused{Field: instance.RootField, Reason: driver.ReasonImageImmutable, Message: fmt.Sprintf(

@@ -17,13 +17,14 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/addresses"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/source"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // DefaultOptions returns the options that flags can change.
 func DefaultOptions() *Options {
 	return &Options{
-		Image: image.BuiltIn, Accel: AccelAuto, Binary: DefaultBinary, Egress: EgressAllow, User: launch.DefaultUser, UserIDs: launch.DefaultUserIDs,
+		Image: source.BuiltInText, Accel: AccelAuto, Binary: DefaultBinary, Egress: EgressAllow, User: launch.DefaultUser, UserIDs: launch.DefaultUserIDs,
 		Fetch: image.Policy{MaxSize: image.DefaultMaxSize},
 	}
 }

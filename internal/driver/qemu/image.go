@@ -12,6 +12,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/source"
 )
 
 // fetchImages reports whether a server has to wait for an image that a disk is to be made
@@ -23,63 +24,52 @@ func (c *convergence) fetchImages(ctx context.Context) (waits bool, err error) {
 			return false, c.driver.StateDir.Explain(err)
 		}
 	}
-	var refs []image.Ref
-	for _, i := range c.requiredImages() {
-		refs = append(refs, i.Ref)
-	}
-	return c.driver.Images.FetchMissing(ctx, c.spec, refs...)
-}
-
-// requiredImage is an image that has to be fetched if it is missing, and the field that
-// names it.
-type requiredImage struct {
-	image.Ref
-
-	field string
+	return c.driver.Images.FetchMissing(ctx, c.spec, c.requiredImages())
 }
 
 // requiredImages returns the remote images that a server's next run needs: as the spec
 // names them where a disk is still to be made of one, and else by their digest.
-func (c *convergence) requiredImages() []requiredImage {
-	all := []requiredImage{{c.rootImage(), instance.RootField}}
+func (c *convergence) requiredImages() []disks.RequiredImage {
+	all := []disks.RequiredImage{{Ref: c.rootImage(), Policy: image.PullPolicy(c.spec.Image.PullPolicy), Field: instance.RootField}}
 	for i, v := range c.spec.Volumes {
-		var ref image.Ref
+		required := disks.RequiredImage{Ref: instance.WantedVolume(i, v).Image, Field: instance.VolumeField(i)}
 		if v.Image != nil {
-			ref = disks.RefOf(*v.Image)
+			required.Policy = image.PullPolicy(v.Image.PullPolicy)
 		}
 		if made, ok := c.inst.Volumes[v.Name]; ok {
-			ref = made.Image.FetchedRef(ref.PullPolicy)
+			required.Ref = made.Image.FetchedRef()
 		}
-		all = append(all, requiredImage{ref, instance.VolumeField(i)})
+		all = append(all, required)
 	}
-	return slices.DeleteFunc(all, func(i requiredImage) bool { return !image.IsFetched(i.Source) })
+	return slices.DeleteFunc(all, func(i disks.RequiredImage) bool { return !i.Source.IsFetched() })
 }
 
 // rootImage returns the image of a root disk that is still to be made. Otherwise it
 // returns the image that the disk stands on, by its digest and from the source that the
 // spec names for it.
 func (c *convergence) rootImage() image.Ref {
-	have, policy := c.inst.Root.Image, image.PullPolicy(c.spec.Image.PullPolicy)
+	have := c.inst.Root.Image
 	if c.inst.ID == "" {
-		have.ImageSettings = c.driver.defaultImage(c.spec)
+		have.Ref = c.driver.defaultImage(c.spec)
 	}
-	requested := record.RequestedImage(c.spec, have.ImageSettings)
+	requested := record.RequestedImage(c.spec, have.Ref)
 	switch {
 	case !c.inst.KeepsRoot(c.spec):
-		return image.Ref{Source: requested.Source, Checksum: requested.Checksum, PullPolicy: policy}
-	case c.driver.Disks.IsSame(have, requested):
-		have.ImageSettings = requested
+		return requested
+	case c.driver.Images.IsSame(have, requested):
+		have.Ref = requested
 	}
-	return have.FetchedRef(policy)
+	return have.FetchedRef()
 }
 
 // defaultImage returns the image of a server whose spec names none. One that names another kernel
 // does not want the built-in image.
-func (d *Driver) defaultImage(spec driver.ServerSpec) disks.ImageSettings {
-	if d.Image == image.BuiltIn && spec.Image.Kernel != nil {
-		return disks.ImageSettings{}
+func (d *Driver) defaultImage(spec driver.ServerSpec) image.Ref {
+	named := image.ParseRef(d.Image, "")
+	if named.Source.Kind == source.BuiltIn && spec.Image.Kernel != nil {
+		return image.Ref{}
 	}
-	return disks.ImageSettings{Source: d.Image}
+	return named
 }
 
 // checkNewImages refuses images whose content is not verified. Disks that were made of
@@ -88,7 +78,7 @@ func (c *convergence) checkNewImages() error {
 	for _, i := range c.requiredImages() {
 		if c.driver.Images.Sources.IsUnchecked(i.Ref) && !c.driver.UncheckedImages {
 			return driver.Errorf(driver.ErrInvalid,
-				"%s.checksum is empty: an image from a web server, or of a tag from a registry by plain HTTP, needs one, sha256: and 64 digits, unless Drover is started with --qemu-unchecked-images", i.field)
+				"%s.checksum is empty: an image from a web server, or of a tag from a registry by plain HTTP, needs one, sha256: and 64 digits, unless Drover is started with --qemu-unchecked-images", i.Field)
 		}
 	}
 	return nil
@@ -98,7 +88,7 @@ func (c *convergence) checkNewImages() error {
 // in use, whatever the catalogue has now.
 func (c *convergence) checkCloudImages() error {
 	if c.inst.Root.Size == 0 {
-		if err := c.driver.Disks.CheckCloud(instance.RootOrder(c.spec, disks.ImageSettings{Source: c.rootImage().Source})); err != nil {
+		if err := c.driver.Disks.CheckCloud(instance.WantedRoot(c.spec, c.rootImage())); err != nil {
 			return err
 		}
 	}
@@ -106,7 +96,7 @@ func (c *convergence) checkCloudImages() error {
 		if _, made := c.inst.Volumes[v.Name]; made {
 			continue
 		}
-		if err := c.driver.Disks.CheckCloud(instance.VolumeOrder(i, v)); err != nil {
+		if err := c.driver.Disks.CheckCloud(instance.WantedVolume(i, v)); err != nil {
 			return err
 		}
 	}
@@ -126,7 +116,7 @@ func (c *convergence) checkImages() error {
 		have, made := c.inst.Volumes[v.Name]
 		err := c.driver.Disks.CheckImage(instance.VolumeField(i), have)
 		if !made && v.Image != nil {
-			_, err = c.driver.Disks.FindImage(instance.VolumeOrder(i, v))
+			_, err = c.driver.Disks.FindImage(instance.WantedVolume(i, v))
 		}
 		if err != nil {
 			return err
@@ -143,8 +133,8 @@ func (c *convergence) checkRoot() error {
 	switch {
 	case !c.inst.NeedsRoot(c.spec):
 		err = c.driver.Disks.CheckImage(instance.RootField, c.inst.Root)
-	case requested.Source != "" || c.spec.Image.Kernel == nil:
-		next, err = c.driver.Disks.FindImage(instance.RootOrder(c.spec, requested))
+	case requested.Source.Kind != source.None || c.spec.Image.Kernel == nil:
+		next, err = c.driver.Disks.FindImage(instance.WantedRoot(c.spec, requested))
 	}
 	if err != nil {
 		return err

@@ -21,6 +21,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/source"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -78,7 +79,7 @@ func TestRefusedImageHidesSecrets(t *testing.T) {
 	}
 	for _, c := range []struct{ checksum, path string }{{"", ""}, {"sha256:" + strings.Repeat("0", 64), "/x/sha256-" + strings.Repeat("1", 64)}} {
 		s := d.InstanceOf(e.spec().UID)
-		s.Root.Size, s.Root.Image.Source, s.Root.Image.Path = 1, private("old.test"), c.path
+		s.Root.Size, s.Root.Image.Source, s.Root.Image.Path = 1, source.Parse(private("old.test")), c.path
 		spec := e.spec()
 		spec.Image = driver.Image{Source: private("new.test"), Checksum: c.checksum}
 		r := (&convergence{driver: d, spec: spec, inst: s}).refusedImage()

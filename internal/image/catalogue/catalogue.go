@@ -29,12 +29,6 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Scheme begins a source that is a name.
-const Scheme = "cloud://"
-
-// NameOf returns the name in a source, and whether the source is one.
-func NameOf(source string) (name string, ok bool) { return strings.CutPrefix(source, Scheme) }
-
 // Limits of a file.
 const (
 	maxFileSize = 1 << 20

@@ -188,7 +188,7 @@ func Redact(source string) string {
 		host = rest[:end]
 	}
 	shown := scheme + "://" + rest[strings.LastIndexByte(host, '@')+1:]
-	if _, err := url.Parse(shown); err != nil && strings.HasPrefix(scheme, "http") {
+	if _, err := url.Parse(shown); err != nil && strings.HasPrefix(strings.ToLower(scheme), "http") {
 		return scheme + "://..." // it is unknown where user and password end
 	}
 	return shown

@@ -95,8 +95,8 @@ func TestStore(t *testing.T) {
 	registry := framework.NewRegistry(t, nil)
 	s, staging := newStore(t, registry)
 	push := func(name, file string) image.Ref {
-		ref := image.Ref{Source: registry + "/" + name + ":1"}
-		framework.PushImage(t, ref.Source, imageOf(t, file, []byte("program")))
+		ref := image.ParseRef(registry+"/"+name+":1", "")
+		framework.PushImage(t, ref.Source.Name, imageOf(t, file, []byte("program")))
 		return ref
 	}
 	app := push("app", "app")
@@ -141,8 +141,8 @@ func TestKilled(t *testing.T) { //nolint:paralleltest // no other process of the
 					_, _ = w.Write(blob)
 				})
 			})
-			ref := image.Ref{Source: registry + "/app:1"}
-			framework.PushImage(t, ref.Source, imageOf(t, "app", contents...))
+			ref := image.ParseRef(registry+"/app:1", "")
+			framework.PushImage(t, ref.Source.Name, imageOf(t, "app", contents...))
 			s, staging := newStore(t, registry)
 			assert.ErrorSays(t, "Fetch", s.Fetch(t.Context(), ref, progress{}), "the conversion has failed: signal: killed")
 			if kills {
@@ -188,8 +188,8 @@ func TestDiskFills(t *testing.T) {
 			_, _ = w.Write(recorded.Body.Bytes())
 		})
 	})
-	ref := image.Ref{Source: registry + "/app:1"}
-	framework.PushImage(t, ref.Source, imageOf(t, "app", bytes.Repeat([]byte("not zeros "), size/10)))
+	ref := image.ParseRef(registry+"/app:1", "")
+	framework.PushImage(t, ref.Source.Name, imageOf(t, "app", bytes.Repeat([]byte("not zeros "), size/10)))
 	s, staging := newStoreIn(t, dir, registry)
 	assert.ErrorSays(t, "Fetch", s.Fetch(t.Context(), ref, progress{}), "there is no room for it")
 	checkLeft(t, s, staging, 0)
@@ -254,8 +254,8 @@ func TestConversionsTogether(t *testing.T) {
 	errs := make([]error, count)
 	var all sync.WaitGroup
 	for n := range count {
-		ref := image.Ref{Source: fmt.Sprintf("%s/app:%d", registry, n)}
-		framework.PushImage(t, ref.Source, imageOf(t, "app", bytes.Repeat(fmt.Appendf(nil, "%09d ", n), size/10)))
+		ref := image.ParseRef(fmt.Sprintf("%s/app:%d", registry, n), "")
+		framework.PushImage(t, ref.Source.Name, imageOf(t, "app", bytes.Repeat(fmt.Appendf(nil, "%09d ", n), size/10)))
 		all.Go(func() { errs[n] = s.Fetch(t.Context(), ref, progress{}) })
 	}
 	all.Wait()

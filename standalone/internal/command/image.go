@@ -22,7 +22,7 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
-	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/source"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/engines"
 )
@@ -221,8 +221,8 @@ func formatSources(all []string) string {
 // redactAll removes passwords from sources.
 func redactAll(sources []string) []string {
 	shown := make([]string, len(sources))
-	for i, source := range sources {
-		shown[i] = image.Redact(source)
+	for i, text := range sources {
+		shown[i] = source.Parse(text).String()
 	}
 	return shown
 }

@@ -131,7 +131,7 @@ func checkImages(ctx context.Context, dir string) (broken []rules.Violation, err
 			broken = append(broken, rules.Broken(rules.O2, "image %s is left, of the sources %v and used by %v", i.Name, i.Sources, i.UsedBy))
 			continue
 		}
-		root, err := store.OpenRoot(image.Ref{Source: i.Sources[0]})
+		root, err := store.OpenRoot(image.ParseRef(i.Sources[0], ""))
 		if err != nil {
 			broken = append(broken, rules.Broken(rules.O10, "image %s: %v", i.Name, err))
 			continue

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/image/source"
 )
 
 // RootDisk is the name of the root disk among disks. No volume can have it.
@@ -46,21 +47,21 @@ func DisksOf(spec driver.ServerSpec) []Disk {
 }
 
 // FindDisk returns a disk of a spec, nil if there is none of the name, and the source of its image.
-func FindDisk(spec driver.ServerSpec, name, rootImage string) (disk *Disk, source string) {
+func FindDisk(spec driver.ServerSpec, name, rootImage string) (disk *Disk, from source.Source) {
 	disks := DisksOf(spec)
 	if spec.Ephemeral {
 		disks = append(disks, Disk{Name: RootDisk, Field: "spec.resource.rootDisk", Bytes: spec.RootDiskBytes})
 	}
-	source = rootImage
+	from = source.Parse(rootImage)
 	for _, v := range spec.Volumes {
 		if v.Name == name && v.Image != nil {
-			source = v.Image.Source
+			from = parseImage(*v.Image).Source
 		}
 	}
 	if n := slices.IndexFunc(disks, func(d Disk) bool { return d.Name == name }); n >= 0 {
 		disk = &disks[n]
 	}
-	return disk, source
+	return disk, from
 }
 
 // ClaimName returns the name of the PVC of a disk.

@@ -97,7 +97,7 @@ func containerPortName(p *corev1.Pod, port driver.Port) string {
 func (t *Template) Settings(spec driver.ServerSpec, digests Digests) Settings {
 	image := t.rootImage(spec)
 	s := Settings{
-		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: image.Source, Checksum: image.Checksum, Kernel: image.Kernel,
+		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: image.Source.Text(), Checksum: image.Checksum, Kernel: image.kernel,
 		SSHKeys: spec.SSHKeys, Digests: digests,
 		Placement: spec.Placement, GraceSecs: graceSeconds(spec),
 	}

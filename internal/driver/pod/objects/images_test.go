@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/image/source"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -49,12 +50,12 @@ func TestTaggedImages(t *testing.T) {
 					template.Image, field = c.source, "image"
 				}
 				tagged := template.TaggedImages(spec)
-				if slices.Contains(tagged, c.source) != c.isTagged {
+				if slices.Contains(tagged, source.Parse(c.source)) != c.isTagged {
 					t.Errorf("%s: tagged are %v", field, tagged)
 				}
 				var resolved []driver.ResolvedImage
-				for _, source := range tagged {
-					resolved = append(resolved, driver.ResolvedImage{Source: source, Digest: digest})
+				for _, from := range tagged {
+					resolved = append(resolved, driver.ResolvedImage{Source: from.Text(), Digest: digest})
 				}
 				p, err := template.NewPod(spec, Run{Nonce: "nonce", Images: resolved})
 				assert.NoError(t, err)
@@ -177,7 +178,7 @@ func TestSameImageOfTheWeb(t *testing.T) {
 		"not recorded, and of another URL": {"https://mirror.example/debian.qcow2", sum, "", false},
 	} {
 		from := driver.ResolvedImage{Source: url, Digest: c.recorded}
-		if got := isSameImage(driver.Image{Source: c.source, Checksum: c.checksum}, from); got != c.want {
+		if got := isSameImage(parseImage(driver.Image{Source: c.source, Checksum: c.checksum}), from); got != c.want {
 			t.Errorf("%s: %t, want %t", name, got, c.want)
 		}
 	}

@@ -342,7 +342,7 @@ func (t *Template) podVolumes(spec driver.ServerSpec, run Run) []corev1.Volume {
 	for _, v := range spec.Volumes {
 		volumes = append(volumes, corev1.Volume{Name: "volume-" + v.Name, VolumeSource: claimSource(ClaimName(base, v.Name))})
 		if needsImage(v, run) {
-			volumes = append(volumes, newImageVolume("image-"+v.Name, *v.Image, run.Images))
+			volumes = append(volumes, newImageVolume("image-"+v.Name, parseImage(*v.Image), run.Images))
 		}
 	}
 	return volumes
@@ -354,9 +354,9 @@ func annotationFile(name, annotation string) corev1.DownwardAPIVolumeFile {
 }
 
 // newImageVolume returns a volume with a container disk.
-func newImageVolume(name string, image driver.Image, resolved []driver.ResolvedImage) corev1.Volume {
+func newImageVolume(name string, image diskImage, resolved []driver.ResolvedImage) corev1.Volume {
 	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{
-		Reference: imageReference(image.Source, resolved), PullPolicy: corev1.PullPolicy(image.PullPolicy),
+		Reference: imageReference(image.Source, resolved), PullPolicy: corev1.PullPolicy(image.pullPolicy),
 	}}}
 }
 
@@ -394,7 +394,7 @@ func (t *Template) newDescription(spec driver.ServerSpec, run Run) description.M
 	for _, v := range spec.Volumes {
 		described := description.Volume{Name: v.Name, ReadOnly: v.ReadOnly, Disk: description.Disk{Folder: path.Join(volumesFolder, v.Name), SizeBytes: v.SizeBytes}}
 		if _, described.MustExist = run.Made[v.Name]; !described.MustExist && v.Image != nil {
-			describeImage(&described.Disk, *v.Image, path.Join(volumeImageFolder, v.Name), run.Disks[v.Name])
+			describeImage(&described.Disk, parseImage(*v.Image), path.Join(volumeImageFolder, v.Name), run.Disks[v.Name])
 		}
 		m.Volumes = append(m.Volumes, described)
 	}

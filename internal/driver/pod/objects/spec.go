@@ -7,16 +7,12 @@ import (
 	"fmt"
 	"net/url"
 	"path"
-	"strings"
 
 	"github.com/distribution/reference"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/image"
-	"cloudnative.tw/drover/internal/image/catalogue"
+	"cloudnative.tw/drover/internal/image/source"
 )
-
-const imageScheme = "oci://"
 
 // CheckSpec rejects a spec that no pod can fulfil.
 func (t *Template) CheckSpec(spec driver.ServerSpec) error {
@@ -36,9 +32,9 @@ func (t *Template) CheckSpec(spec driver.ServerSpec) error {
 func (t *Template) checkRootImage(spec driver.ServerSpec) error {
 	i := t.rootImage(spec)
 	switch {
-	case i.Source == "" && !hasDefaultDisk(spec):
+	case i.Source.Kind == source.None && !hasDefaultDisk(spec):
 		return driver.Errorf(driver.ErrInvalid, "spec.image.source is missing: it must be %s, since no default is set with --pod-image", allowedSources)
-	case i.Source == "":
+	case i.Source.Kind == source.None:
 		return nil
 	}
 	if err := checkImage("spec.image", i); err != nil {
@@ -48,14 +44,14 @@ func (t *Template) checkRootImage(spec driver.ServerSpec) error {
 }
 
 // checkKernel rejects a kernel that is not in the image.
-func checkKernel(i driver.Image) error {
+func checkKernel(i diskImage) error {
 	switch {
-	case i.Kernel == nil:
+	case i.kernel == nil:
 		return nil
-	case !isContainerDisk(i.Source):
-		return driver.Errorf(driver.ErrUnsupported, "spec.image.kernel: it is a file of a container disk, and spec.image.source is another image: leave it out, or use %sREFERENCE", imageScheme)
+	case !i.isContainerDisk():
+		return driver.Errorf(driver.ErrUnsupported, "spec.image.kernel: it is a file of a container disk, and spec.image.source is another image: leave it out, or use oci://REFERENCE")
 	}
-	for field, file := range map[string]string{"source": i.Kernel.Source, "initrd": i.Kernel.Initrd} {
+	for field, file := range map[string]string{"source": i.kernel.Source, "initrd": i.kernel.Initrd} {
 		if file != "" && (!path.IsAbs(file) || path.Clean(file) != file) {
 			return driver.Errorf(driver.ErrInvalid, "spec.image.kernel.%s is %.200q: it must be an absolute path in the image", field, file)
 		}
@@ -94,7 +90,7 @@ func checkVolumes(spec driver.ServerSpec) error {
 		if v.Image == nil {
 			continue
 		}
-		if err := checkImage(fmt.Sprintf("spec.volumes[%s].source.image", v.Name), *v.Image); err != nil {
+		if err := checkImage(fmt.Sprintf("spec.volumes[%s].source.image", v.Name), parseImage(*v.Image)); err != nil {
 			return err
 		}
 	}
@@ -102,38 +98,48 @@ func checkVolumes(spec driver.ServerSpec) error {
 }
 
 // allowedSources describes the allowed values of image.source.
-const allowedSources = imageScheme + "REFERENCE, a container disk, or http:// or https:// with a checksum"
+const allowedSources = "oci://REFERENCE, a container disk, or http:// or https:// with a checksum"
 
 // checkImage rejects an image that no pod can get. field is the path of the image in the spec.
-func checkImage(field string, i driver.Image) error {
-	name, isContainerDisk := strings.CutPrefix(i.Source, imageScheme)
-	isClaim := strings.HasPrefix(i.Source, "pvc://")
-	switch {
-	case isContainerDisk:
-		if _, err := reference.ParseAnyReference(name); err != nil {
+func checkImage(field string, i diskImage) error {
+	switch i.Source.Kind {
+	case source.RegistryDisk:
+		if _, err := reference.ParseAnyReference(i.Source.Name); err != nil {
 			return driver.Errorf(driver.ErrInvalid, "%s.source is %.200q: it must be %s: %w", field, i.Source, allowedSources, err)
 		}
-	case isClaim:
+	case source.Claim:
 		return driver.Errorf(driver.ErrUnsupported, "%s.source is %.200q: driver pod copies no PersistentVolumeClaims; it must be %s", field, i.Source, allowedSources)
-	case strings.HasPrefix(i.Source, catalogue.Scheme):
+	case source.Catalogue:
 		return driver.Errorf(driver.ErrUnsupported, "%s.source is %.200q: driver pod takes no names of cloud images; it must be %s", field, i.Source, allowedSources)
-	case !isURL(i.Source):
-		return driver.Errorf(driver.ErrInvalid, "%s.source is %.200q: it must be %s", field, image.Redact(i.Source), allowedSources)
-	case i.Checksum == "":
-		return driver.Errorf(driver.ErrInvalid, "%s.checksum is missing: an image from a web server needs one, sha256: and 64 digits", field)
-	case i.PullPolicy == driver.PullNever:
-		return driver.Errorf(driver.ErrUnsupported, "%s.pullPolicy is Never: the machine fetches an image from a web server when it makes the disk", field)
+	case source.Web:
+		if err := checkWebImage(field, i); err != nil {
+			return err
+		}
+	default:
+		return errNotAllowed(field, i)
 	}
-	if err := (image.Ref{Source: i.Source, Checksum: i.Checksum}).Validate(field); err != nil {
+	if err := i.Validate(field); err != nil {
 		return driver.Errorf(driver.ErrInvalid, "%w", err)
 	}
 	return nil
 }
 
-// isURL reports whether an image is on a web server from which the machine can fetch it.
-func isURL(source string) bool {
-	parsed, err := url.Parse(source)
-	return err == nil && parsed.Host != "" && (parsed.Scheme == "http" || parsed.Scheme == "https")
+func errNotAllowed(field string, i diskImage) error {
+	return driver.Errorf(driver.ErrInvalid, "%s.source is %.200q: it must be %s", field, i.Source, allowedSources)
+}
+
+// checkWebImage rejects an image of a web server that the machine cannot fetch, or that nothing verifies.
+func checkWebImage(field string, i diskImage) error {
+	parsed, err := url.Parse(i.Source.Name)
+	switch {
+	case err != nil || parsed.Host == "":
+		return errNotAllowed(field, i)
+	case i.Checksum == "":
+		return driver.Errorf(driver.ErrInvalid, "%s.checksum is missing: an image from a web server needs one, sha256: and 64 digits", field)
+	case i.pullPolicy == driver.PullNever:
+		return driver.Errorf(driver.ErrUnsupported, "%s.pullPolicy is Never: the machine fetches an image from a web server when it makes the disk", field)
+	}
+	return nil
 }
 
 // hasDefaultDisk reports whether a server needs no image, because it starts from a blank disk with a size.

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/image/source"
 )
 
 // TestRefusedVolumes checks what no pod can have.
@@ -78,12 +79,12 @@ func TestReadinessOfBarePod(t *testing.T) {
 
 func TestRepositoryOf(t *testing.T) {
 	t.Parallel()
-	for source, want := range map[string]string{
+	for text, want := range map[string]string{
 		"oci://ubuntu:22.04": "docker.io/library/ubuntu", "oci://me/img": "docker.io/me/img", "oci://localhost:5000/img:1": "localhost:5000/img",
 		"oci://registry.example/a/b@sha256:" + "0000000000000000000000000000000000000000000000000000000000000000": "registry.example/a/b",
 	} {
-		if got := RepositoryOf(source); got != want {
-			t.Errorf("the repository of %s is %q, want %q", source, got, want)
+		if got := RepositoryOf(source.Parse(text)); got != want {
+			t.Errorf("the repository of %s is %q, want %q", text, got, want)
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/internal/image/source"
 )
 
 const (
@@ -36,7 +37,7 @@ const (
 // Resolver finds the digests of tags.
 type Resolver struct {
 	// Resolve returns the digest of an image. Its errors are shown to users.
-	Resolve func(ctx context.Context, source string) (digest string, err error)
+	Resolve func(ctx context.Context, from source.Source) (digest string, err error)
 	Clock   clock.PassiveClock
 
 	underway singleflight.Group
@@ -44,12 +45,12 @@ type Resolver struct {
 }
 
 // Digests returns the results of resolving the tags of images, in the order of sources.
-func (r *Resolver) Digests(ctx context.Context, sources []string) []driver.ResolvedImage {
+func (r *Resolver) Digests(ctx context.Context, sources []source.Source) []driver.ResolvedImage {
 	ctx, cancel := context.WithTimeout(ctx, resolveWithin)
 	defer cancel()
-	all, _ := kit.Each(ctx, maxAsked, sources, func(source string) (driver.ResolvedImage, error) {
-		digest, err := r.resolveTag(ctx, source)
-		found := driver.ResolvedImage{Source: source, Digest: digest, Unproven: digest != ""}
+	all, _ := kit.Each(ctx, maxAsked, sources, func(from source.Source) (driver.ResolvedImage, error) {
+		digest, err := r.resolveTag(ctx, from)
+		found := driver.ResolvedImage{Source: from.Text(), Digest: digest, Unproven: digest != ""}
 		if err != nil {
 			found.Message = err.Error()
 		}
@@ -61,15 +62,15 @@ func (r *Resolver) Digests(ctx context.Context, sources []string) []driver.Resol
 var errSilent = errors.New("the registry did not answer in time")
 
 // resolveTag returns the digest of an image. Concurrent calls for the same image share one question.
-func (r *Resolver) resolveTag(ctx context.Context, source string) (string, error) {
-	repository := objects.RepositoryOf(source)
+func (r *Resolver) resolveTag(ctx context.Context, from source.Source) (string, error) {
+	repository := objects.RepositoryOf(from)
 	if until, ok := r.silent.Load(repository); ok && r.Clock.Now().Before(until) {
 		return "", errSilent
 	}
-	shared := r.underway.DoChan(source, func() (any, error) {
+	shared := r.underway.DoChan(from.Text(), func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resolveWithin)
 		defer cancel()
-		digest, err := r.Resolve(ctx, source)
+		digest, err := r.Resolve(ctx, from)
 		if ctx.Err() != nil {
 			r.markSilent(repository)
 			err = errSilent

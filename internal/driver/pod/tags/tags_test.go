@@ -11,6 +11,8 @@ import (
 	"time"
 
 	testingclock "k8s.io/utils/clock/testing"
+
+	"cloudnative.tw/drover/internal/image/source"
 )
 
 // TestSlowRepository checks that a repository is skipped for a while after its registry did not answer in
@@ -20,15 +22,15 @@ func TestSlowRepository(t *testing.T) {
 	const slow, fast, digest = "oci://registry.example/mirror/slow:1", "oci://registry.example/disks/debian:12", "sha256:1"
 	var asked atomic.Int32
 	r := &Resolver{Clock: testingclock.NewFakePassiveClock(time.Now())}
-	r.Resolve = func(ctx context.Context, source string) (string, error) {
-		if asked.Add(1); source == fast {
+	r.Resolve = func(ctx context.Context, from source.Source) (string, error) {
+		if asked.Add(1); from.Text() == fast {
 			return digest, nil
 		}
 		<-ctx.Done()
 		return "", ctx.Err()
 	}
 	for _, want := range []int32{2, 3} { // the slow one once
-		got := r.Digests(t.Context(), []string{slow, fast})
+		got := r.Digests(t.Context(), []source.Source{source.Parse(slow), source.Parse(fast)})
 		if got[0].Digest != "" || got[0].Message != errSilent.Error() || got[1].Digest != digest || asked.Load() != want {
 			t.Errorf("the images are %+v, and the registry was asked %d times, want %d", got, asked.Load(), want)
 		}

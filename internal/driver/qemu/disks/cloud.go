@@ -10,13 +10,13 @@ import (
 
 // CheckCloud refuses a new disk of a cloud image that the catalogue does not have, or that needs a
 // larger disk. Nothing has to be fetched for that.
-func (d *Store) CheckCloud(o Order) error {
-	found, err := d.images.Sources.FindCloud(o.Image.Source)
+func (d *Store) CheckCloud(wanted Wanted) error {
+	found, err := d.images.Sources.FindCloud(wanted.Image.Source)
 	switch {
 	case err != nil:
-		return driver.Errorf(driver.ErrInvalid, "spec.%s.source is %.200q: %w", o.ImageField, o.Image.Source, err)
-	case found != nil && o.Size != 0 && o.Size < found.MinDiskBytes():
-		return driver.Errorf(driver.ErrInvalid, "spec.%s is %s: the image %s needs %s", o.SizeField, kit.FormatBytes(o.Size), o.Image.Source, kit.FormatBytes(found.MinDiskBytes()))
+		return driver.Errorf(driver.ErrInvalid, "spec.%s.source is %.200q: %w", wanted.ImageField, wanted.Image.Source, err)
+	case found != nil && wanted.Size != 0 && wanted.Size < found.MinDiskBytes():
+		return driver.Errorf(driver.ErrInvalid, "spec.%s is %s: the image %s needs %s", wanted.SizeField, kit.FormatBytes(wanted.Size), wanted.Image.Source, kit.FormatBytes(found.MinDiskBytes()))
 	}
 	return nil
 }

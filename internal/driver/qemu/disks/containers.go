@@ -21,34 +21,22 @@ import (
 // it is written to.
 const defaultContainerDisk = 10 << 30
 
-// IsContainer reports whether the image is a container image, whose files the guest sees below its disk.
-func (i BaseImage) IsContainer() bool { return i.Format == image.FormatRoot }
-
 // OpenRoot opens the file system of a container image that a disk was made for.
-func (d *Store) OpenRoot(was BaseImage) (*image.Root, error) {
-	root, err := d.images.OpenRoot(was.FetchedRef(""))
+func (d *Store) OpenRoot(was image.Base) (*image.Root, error) {
+	root, err := d.images.OpenRoot(was.FetchedRef())
 	return root, ContractError(err)
 }
 
-// describeRoot describes a container image that is on this host. It returns image.ErrNotRoot for one that is a disk.
-func (d *Store) describeRoot(requested ImageSettings) (BaseImage, error) {
-	root, err := d.images.OpenRoot(requested.Ref())
-	if err != nil {
-		return BaseImage{}, ContractError(err)
-	}
-	return BaseImage{requested, root.Base()}, root.Close()
-}
-
 // makeForContainer makes the disk of a container image's machine.
-func (d *Store) makeForContainer(path string, o Order, root BaseImage) (Disk, error) {
-	made := Disk{Size: o.Size, Image: root, Template: templateName()}
+func (d *Store) makeForContainer(path string, wanted Wanted, root image.Base) (Disk, error) {
+	made := Disk{Size: wanted.Size, Image: root, Template: templateName()}
 	switch {
 	case made.Size == 0:
 		made.Size = defaultContainerDisk
 	case made.Size < datadisk.MinBytes:
-		return made, driver.Errorf(driver.ErrInvalid, "spec.%s is %s: the disk of a container image needs %s", o.SizeField, kit.FormatBytes(o.Size), kit.FormatBytes(datadisk.MinBytes))
+		return made, driver.Errorf(driver.ErrInvalid, "spec.%s is %s: the disk of a container image needs %s", wanted.SizeField, kit.FormatBytes(wanted.Size), kit.FormatBytes(datadisk.MinBytes))
 	}
-	if err := d.CheckSize(o.SizeField, made.Size); err != nil {
+	if err := d.CheckSize(wanted.SizeField, made.Size); err != nil {
 		return made, err
 	}
 	template, err := d.makeTemplate()

@@ -19,6 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/image/diskimage"
+	"cloudnative.tw/drover/internal/image/source"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
@@ -41,46 +42,55 @@ func NewStore(folder string, images *ImageStore, imageDirs []string) *Store {
 
 // Disk is a disk that was made, and the image that it stands on.
 type Disk struct {
-	Size  int64     `json:"size"`
-	Image BaseImage `json:"image"`
+	Size  int64      `json:"size"`
+	Image image.Base `json:"image"`
 	// Template is the file in the store that the disk of a container image stands on, in place of its image.
 	Template string `json:"template,omitempty"`
 }
 
-// Order describes a disk that is to be made, and the fields that say so.
-type Order struct {
+// Wanted describes a disk that is to be made, and the fields of the spec that say so.
+type Wanted struct {
 	ImageField, SizeField string
-	Image                 ImageSettings
+	Image                 image.Ref
 	Size                  int64
 }
 
 // Make makes a disk on top of an image, or a blank one where none is named. Without a
 // size it has the image's.
-func (d *Store) Make(path string, o Order) (Disk, error) {
-	if o.Image.Source == "" {
-		return Disk{Size: o.Size}, diskimage.CreateQcow2(path, o.Size, nil)
+func (d *Store) Make(path string, wanted Wanted) (Disk, error) {
+	if wanted.Image.Source.Kind == source.None {
+		return Disk{Size: wanted.Size}, diskimage.CreateQcow2(path, wanted.Size, nil)
 	}
-	i, err := d.FindImage(o)
+	i, err := d.FindImage(wanted)
 	if err != nil {
 		return Disk{}, err
 	}
 	if i.IsContainer() {
-		return d.makeForContainer(path, o, i)
+		return d.makeForContainer(path, wanted, i)
 	}
-	size := max(o.Size, i.Size)
-	if err := d.CheckSize(o.SizeField, size); err != nil {
+	size := max(wanted.Size, i.Size)
+	if err := d.CheckSize(wanted.SizeField, size); err != nil {
 		return Disk{}, err
 	}
 	return Disk{Size: size, Image: i}, diskimage.CreateQcow2(path, size, &diskimage.Backing{Path: d.pathOf(i), Format: i.Format})
 }
 
 // FindImage returns the image of a disk. The disk must be at least as large as its image.
-func (d *Store) FindImage(o Order) (BaseImage, error) {
-	i, err := d.describeImage(o.ImageField, o.Image)
-	if err == nil && o.Size != 0 && o.Size < i.Size && !i.IsContainer() {
-		err = driver.Errorf(driver.ErrInvalid, "spec.%s is %s: the image %s needs %s", o.SizeField, kit.FormatBytes(o.Size), image.Redact(i.Source), kit.FormatBytes(i.Size))
+func (d *Store) FindImage(wanted Wanted) (image.Base, error) {
+	i, err := d.describeImage(wanted.ImageField, wanted.Image)
+	if err == nil && wanted.Size != 0 && wanted.Size < i.Size && !i.IsContainer() {
+		err = driver.Errorf(driver.ErrInvalid, "spec.%s is %s: the image %s needs %s", wanted.SizeField, kit.FormatBytes(wanted.Size), i.Source, kit.FormatBytes(i.Size))
 	}
 	return i, err
+}
+
+// pathOf returns where an image is now.
+func (d *Store) pathOf(i image.Base) string {
+	if !i.Source.IsFetched() {
+		return i.Path
+	}
+	path, _ := d.images.Path(i.FetchedRef())
+	return path
 }
 
 // Keep keeps the files on which a disk is based in the machine's folder, and gives them back to a store that was emptied:
@@ -130,8 +140,8 @@ func (d Disk) baseImages() []image.Base {
 	if d.Template != "" {
 		all = append(all, templateBase(filepath.Base(d.Template)))
 	}
-	if d.Image.Path != "" && image.IsFetched(d.Image.Source) {
-		all = append(all, d.Image.Base)
+	if d.Image.Path != "" && d.Image.Source.IsFetched() {
+		all = append(all, d.Image)
 	}
 	return all
 }

@@ -47,54 +47,58 @@ func (s *ImageStore) Hold() (release func(), err error) {
 	return release, nil
 }
 
+// RequiredImage is an image that has to be fetched if it is missing, and the field that names it.
+type RequiredImage struct {
+	image.Ref
+
+	Policy image.PullPolicy
+	Field  string
+}
+
 // FetchMissing reports whether a server has to wait for one of the images, and starts to
 // fetch it where needed. A failed fetch is reported once; the call after that starts a
 // new one. The server does not wait for other images any more.
-func (s *ImageStore) FetchMissing(ctx context.Context, spec driver.ServerSpec, refs ...image.Ref) (waits bool, err error) {
-	keys := make([]string, len(refs))
-	for n, ref := range refs {
-		keys[n] = ref.Key()
+func (s *ImageStore) FetchMissing(ctx context.Context, spec driver.ServerSpec, required []RequiredImage) (waits bool, err error) {
+	keys := make([]string, len(required))
+	for n, i := range required {
+		keys[n] = i.Key()
 	}
 	s.Fetches.ReleaseExcept(spec.UID, keys...)
-	for _, ref := range refs {
-		if waits, err := s.fetchIfMissing(ctx, spec, ref); waits || err != nil {
+	for _, i := range required {
+		if waits, err := s.fetchIfMissing(ctx, spec, i); waits || err != nil {
 			return waits, err
 		}
 	}
 	return false, nil
 }
 
-func (s *ImageStore) fetchIfMissing(ctx context.Context, spec driver.ServerSpec, ref image.Ref) (waits bool, err error) {
-	needed, err := s.NeedsFetch(ref)
+func (s *ImageStore) fetchIfMissing(ctx context.Context, spec driver.ServerSpec, i RequiredImage) (waits bool, err error) {
+	needed, err := s.NeedsFetch(i.Ref, i.Policy)
 	if err != nil || !needed {
 		return false, ContractError(err)
 	}
-	outcome, err := s.Fetches.Outcome(spec.UID, ref.Key())
+	outcome, err := s.Fetches.Outcome(spec.UID, i.Key())
 	switch {
 	case err != nil:
 		return false, err
 	case outcome == download.Running:
 		return true, nil
 	case outcome == download.Fetched:
-		if _, exists := s.Path(ref); exists {
+		if _, exists := s.Path(i.Ref); exists {
 			return false, nil
 		}
 	}
-	s.Fetches.StartFetch(ctx, spec, ref.Key(), "fetching "+image.Redact(ref.Source), func(ctx context.Context, f *download.Fetch) error {
-		return ContractError(s.Fetch(ctx, ref, f))
+	s.Fetches.StartFetch(ctx, spec, i.Key(), "fetching "+i.Source.String(), func(ctx context.Context, f *download.Fetch) error {
+		return ContractError(s.Fetch(ctx, i.Ref, f))
 	})
 	return true, nil
 }
 
 // CheckRef refuses an image that can never be fetched.
-func CheckRef(field string, i driver.Image) error {
-	return ContractError(RefOf(i).Validate(field))
-}
+func CheckRef(field string, ref image.Ref) error { return ContractError(ref.Validate(field)) }
 
-// RefOf returns the image in the form that the store takes.
-func RefOf(i driver.Image) image.Ref {
-	return image.Ref{Source: i.Source, Checksum: i.Checksum, PullPolicy: image.PullPolicy(i.PullPolicy)}
-}
+// RefOf returns the reference that a spec has. Here the source is parsed.
+func RefOf(i driver.Image) image.Ref { return image.ParseRef(i.Source, i.Checksum) }
 
 // ContractError returns an error of package image as one of the driver contract.
 func ContractError(err error) error {

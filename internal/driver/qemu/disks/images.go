@@ -14,112 +14,26 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/image/diskimage"
+	"cloudnative.tw/drover/internal/image/source"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
-// BaseImage is the image that a disk stands on.
-type BaseImage struct {
-	ImageSettings
-	image.Base
-}
-
-// ImageSettings identify an image.
-type ImageSettings struct {
-	Source   string `json:"source,omitempty"`
-	Checksum string `json:"checksum,omitempty"`
-}
-
-// Ref returns the image in the form that the store takes.
-func (i ImageSettings) Ref() image.Ref { return image.Ref{Source: i.Source, Checksum: i.Checksum} }
-
-// Describe names an image for people, without possible secrets in its source.
-func (i ImageSettings) Describe() string {
-	source := image.Redact(i.Source)
-	if i.Checksum == "" {
-		return source
-	}
-	return source + " with the checksum " + i.Checksum
-}
-
-// Describe names the image of a disk for people, by its digest where that is known.
-func (i BaseImage) Describe() string {
-	switch {
-	case i.Source == "":
-		return "no image"
-	case image.IsFetched(i.Source):
-		return ImageSettings{i.Source, image.DigestOf(i.Path)}.Describe()
-	}
-	return image.Redact(i.Source)
-}
-
-// FetchedRef returns the reference by which the image is fetched again: by its digest,
-// whatever its source stands for by now.
-func (i BaseImage) FetchedRef(policy image.PullPolicy) image.Ref {
-	return image.Ref{Source: i.Source, Checksum: image.DigestOf(i.Path), PullPolicy: policy}
-}
-
-// Digest returns the digest of an image that was fetched, whatever its source stands for
-// by now; others have none.
-func (i BaseImage) Digest() string {
-	if !image.IsFetched(i.Source) || i.Path == "" {
-		return ""
-	}
-	return image.DigestOf(i.Path)
-}
-
-// IsSame reports whether the requested image is the one that a disk stands on, under
-// whatever name. A checksum may have been added or left out, or another server may have
-// the same image. The content behind a source may have changed since the disk was made of
-// it, so without a checksum only the name counts.
-func (d *Store) IsSame(have BaseImage, requested ImageSettings) bool {
-	switch {
-	case have.ImageSettings == requested:
-		return true
-	case requested.Source == "" || image.IsFetched(have.Source) != image.IsFetched(requested.Source):
-		return false
-	case !image.IsFetched(requested.Source):
-		return image.FilePath(requested.Source) == have.Path
-	case requested.Source == have.Source && requested.Checksum == "":
-		return true
-	}
-	return d.images.Digest(requested.Ref()) == image.DigestOf(have.Path)
-}
-
 // describeImage describes an image that is on this host.
-func (d *Store) describeImage(field string, requested ImageSettings) (BaseImage, error) {
-	if image.IsContainer(requested.Source) {
-		root, err := d.describeRoot(requested)
-		if !errors.Is(err, image.ErrNotRoot) {
-			return root, err
-		}
+func (d *Store) describeImage(field string, requested image.Ref) (image.Base, error) {
+	if requested.Source.IsFetched() {
+		described, err := d.images.Describe(requested)
+		return described, ContractError(err)
 	}
-	f, err := d.OpenImage(field, requested)
+	f, err := d.openSource(field+".source", requested.Source)
 	if err != nil {
-		return BaseImage{}, err
+		return image.Base{}, err
 	}
 	defer func() { _ = f.Close() }()
-	base, err := image.DescribeFile(f, requested.Source)
+	described, err := image.DescribeFile(f, requested)
 	if err != nil {
-		return BaseImage{}, unavailableError("image %s: %w", image.Redact(requested.Source), err)
+		return image.Base{}, unavailableError("image %s: %w", requested.Source, err)
 	}
-	return BaseImage{requested, base}, nil
-}
-
-// OpenImage opens the file of an image: the one that the source names, or the one that
-// was fetched.
-func (d *Store) OpenImage(field string, requested ImageSettings) (*os.File, error) {
-	if !image.IsFetched(requested.Source) {
-		return d.openSource(field+".source", requested.Source)
-	}
-	path, exists := d.images.Path(requested.Ref())
-	if !exists {
-		return nil, unavailableError("image %s has to be fetched first", image.Redact(requested.Source))
-	}
-	f, err := os.Open(path) //nolint:gosec // in the driver's folder
-	if err != nil {
-		return nil, unavailableError("image %s: %w", image.Redact(requested.Source), err)
-	}
-	return f, nil
+	return described, nil
 }
 
 // SourceForms says which forms the source of a field may have: of the root disk's image, of a volume's, which
@@ -137,16 +51,15 @@ func SourceForms(field string) string {
 
 // openSource opens the file that a field of the spec names. It must be below one of the
 // allowed folders, and no symbolic link may lead out of them.
-func (d *Store) openSource(field, source string) (*os.File, error) {
-	forms := SourceForms(field)
-	path := image.FilePath(source)
+func (d *Store) openSource(field string, from source.Source) (*os.File, error) {
+	forms, path := SourceForms(field), from.Name
 	switch {
-	case source == "":
+	case from.Kind == source.None:
 		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is empty and there is no default: %s", field, forms)
-	case !filepath.IsAbs(path) || strings.ContainsRune(path, 0):
-		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: %s", field, image.Redact(source), forms)
+	case from.Kind != source.File || !filepath.IsAbs(path) || strings.ContainsRune(path, 0):
+		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: %s", field, from, forms)
 	case filepath.Clean(path) != path:
-		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: a path must be written without .., . and doubled /", field, source)
+		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: a path must be written without .., . and doubled /", field, from)
 	}
 	for _, dir := range d.imageDirs {
 		name, err := filepath.Rel(dir, path)
@@ -159,7 +72,7 @@ func (d *Store) openSource(field, source string) (*os.File, error) {
 		}
 		return f, nil
 	}
-	return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: images may be in %s", field, source, strings.Join(d.imageDirs, ", "))
+	return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: images may be in %s", field, from, strings.Join(d.imageDirs, ", "))
 }
 
 func openBelow(dir, name string) (*os.File, error) {
@@ -204,14 +117,14 @@ func (d *Store) OpenKernel(spec driver.ServerSpec, files *launch.Files) (*launch
 
 // openLoaded opens a file that QEMU loads into the guest's memory. left is how much of that memory the other files leave.
 // A larger file is refused, since a run may keep a copy of it on the host's disk.
-func (d *Store) openLoaded(field, source string, left *int64) (*os.File, error) {
-	f, err := d.openSource(field, source)
+func (d *Store) openLoaded(field, path string, left *int64) (*os.File, error) {
+	f, err := d.openSource(field, source.Parse(path))
 	if err != nil {
 		return nil, err
 	}
 	info, err := f.Stat()
 	if err == nil && info.Size() > *left {
-		err = driver.Errorf(driver.ErrInvalid, "spec.%s is %q, which has %d bytes: kernel and initrd must fit into spec.resource.memory, of which %d bytes are left for it", field, source, info.Size(), *left)
+		err = driver.Errorf(driver.ErrInvalid, "spec.%s is %q, which has %d bytes: kernel and initrd must fit into spec.resource.memory, of which %d bytes are left for it", field, path, info.Size(), *left)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -228,41 +141,33 @@ func (d *Store) CheckKernel(spec driver.ServerSpec) error {
 	return err
 }
 
-// pathOf returns where an image is now.
-func (d *Store) pathOf(i BaseImage) string {
-	if !image.IsFetched(i.Source) {
-		return i.Path
-	}
-	path, _ := d.images.Path(i.FetchedRef(""))
-	return path
-}
-
 // openBase opens the image that a disk stands on. The disk is unusable on top of any
 // other content.
-func (d *Store) openBase(field string, was BaseImage) (*os.File, error) {
-	f, err := d.reopenImage(field, was)
+func (d *Store) openBase(field string, was image.Base) (*os.File, error) {
+	if was.Source.IsFetched() {
+		f, err := d.images.OpenBase(was)
+		return f, ContractError(err)
+	}
+	f, err := d.openSource(field+".source", source.Parse(was.Path))
 	if err != nil {
 		return nil, err
 	}
-	if err := d.checkBase(f, was); err != nil {
+	if err := checkFile(f, was); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
 }
 
-// checkBase checks an image as it is opened. Size and time identify it. Whoever replaces
+// checkFile checks a file of the host as it is opened. Size and time identify it. Whoever replaces
 // the file can preserve both, so its content must not lead to other files either.
-func (d *Store) checkBase(f *os.File, was BaseImage) error {
-	found, err := image.DescribeFile(f, was.Source)
-	if err == nil && found.HasContentOf(was.Base) {
+func checkFile(f *os.File, was image.Base) error {
+	found, err := image.DescribeFile(f, was.Ref)
+	if err == nil && found.HasContentOf(was) {
 		return nil
 	}
 	why := ""
 	if err != nil {
 		why = ": " + err.Error()
-	}
-	if image.IsFetched(was.Source) {
-		return unavailableError("image %s was cut off or changed in %s: remove that file, and it is fetched again%s", image.Redact(was.Source), d.pathOf(was), why)
 	}
 	return unavailableError("image %s was changed or replaced since the server's disk was made on top of it: put it back as it was, its time included%s", was.Path, why)
 }
@@ -284,15 +189,6 @@ func (d *Store) CheckImage(field string, have Disk) error {
 		return err
 	}
 	return f.Close()
-}
-
-// reopenImage opens the image of a disk. The content behind a source may have changed,
-// but not what was fetched from it then.
-func (d *Store) reopenImage(field string, was BaseImage) (*os.File, error) {
-	if !image.IsFetched(was.Source) {
-		return d.OpenImage(field, ImageSettings{Source: was.Path})
-	}
-	return d.OpenImage(field, ImageSettings{was.Source, was.FetchedRef("").Checksum})
 }
 
 // CheckDirs refuses folders through which a machine could get files of Drover: the disk of

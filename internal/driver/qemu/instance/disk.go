@@ -10,6 +10,8 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/source"
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
@@ -21,36 +23,37 @@ func VolumeField(i int) string { return fmt.Sprintf("volumes[%d].source.image", 
 
 // MakeRoot makes the root disk at a path. A machine whose kernel is booted directly may
 // do without an image, and without a disk.
-func (h *Host) MakeRoot(path string, spec driver.ServerSpec, requested disks.ImageSettings) (disks.Disk, error) {
-	if requested.Source == "" && spec.Image.Kernel != nil && spec.RootDiskBytes == 0 {
+func (h *Host) MakeRoot(path string, spec driver.ServerSpec, requested image.Ref) (disks.Disk, error) {
+	isUnnamed := requested.Source.Kind == source.None
+	if isUnnamed && spec.Image.Kernel != nil && spec.RootDiskBytes == 0 {
 		return disks.Disk{}, nil
 	}
-	if requested.Source == "" && spec.Image.Kernel == nil {
-		_, err := h.Disks.OpenImage(RootField, requested)
+	if isUnnamed && spec.Image.Kernel == nil {
+		_, err := h.Disks.FindImage(WantedRoot(spec, requested))
 		return disks.Disk{}, err
 	}
-	made, err := h.Disks.Make(path, RootOrder(spec, requested))
+	made, err := h.Disks.Make(path, WantedRoot(spec, requested))
 	if err != nil {
 		return made, err
 	}
 	return made, CheckFields(spec, made.Image.IsContainer())
 }
 
-// RootOrder returns what the root disk is to be.
-func RootOrder(spec driver.ServerSpec, requested disks.ImageSettings) disks.Order {
-	return disks.Order{ImageField: RootField, SizeField: "resource.rootDisk", Image: requested, Size: spec.RootDiskBytes}
+// WantedRoot returns what the root disk is to be.
+func WantedRoot(spec driver.ServerSpec, requested image.Ref) disks.Wanted {
+	return disks.Wanted{ImageField: RootField, SizeField: "resource.rootDisk", Image: requested, Size: spec.RootDiskBytes}
 }
 
 // VolumeFile returns the name of the file of a volume.
 func VolumeFile(name string) string { return "volume-" + name + ".qcow2" }
 
-// VolumeOrder returns what a volume is to be.
-func VolumeOrder(i int, v driver.Volume) disks.Order {
-	o := disks.Order{ImageField: VolumeField(i), SizeField: fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), Size: v.SizeBytes}
+// WantedVolume returns what a volume is to be.
+func WantedVolume(i int, v driver.Volume) disks.Wanted {
+	wanted := disks.Wanted{ImageField: VolumeField(i), SizeField: fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), Size: v.SizeBytes}
 	if v.Image != nil {
-		o.Image = disks.ImageSettings{Source: v.Image.Source, Checksum: v.Image.Checksum}
+		wanted.Image = disks.RefOf(*v.Image)
 	}
-	return o
+	return wanted
 }
 
 // maxDisk bounds what a supervisor may claim a disk to have: one that was grown before can have more than is asked for.
@@ -84,10 +87,10 @@ func (inst *Instance) GrowDisks(ctx context.Context, spec driver.ServerSpec) err
 // spec has it: what a name stands for may change later.
 func (inst *Instance) RenameImage(spec driver.ServerSpec) error {
 	requested := inst.ImageOf(spec)
-	if !inst.KeepsRoot(spec) || inst.Root.Image.ImageSettings == requested || !inst.Host.Disks.IsSame(inst.Root.Image, requested) {
+	if !inst.KeepsRoot(spec) || inst.Root.Image.Ref == requested || !inst.Host.Images.IsSame(inst.Root.Image, requested) {
 		return nil
 	}
-	inst.Root.Image.ImageSettings = requested
+	inst.Root.Image.Ref = requested
 	err := inst.Save()
 	if spec.Power == driver.PowerOff {
 		return nil // a stop does not need it

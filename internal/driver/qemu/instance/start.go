@@ -127,7 +127,7 @@ func (s *start) prepareVolumes() ([]launch.Volume, error) {
 		file := VolumeFile(v.Name)
 		if _, made := s.inst.Volumes[v.Name]; !made {
 			err := s.makeDisk(file, func(path string) (disks.Disk, error) {
-				return s.host.Disks.Make(path, VolumeOrder(i, v))
+				return s.host.Disks.Make(path, WantedVolume(i, v))
 			}, func(made disks.Disk) {
 				all := map[string]disks.Disk{v.Name: made}
 				maps.Copy(all, s.inst.Volumes)
@@ -226,7 +226,7 @@ func (s *start) prepareRoot() (*launch.Drive, error) {
 // hasNewRoot reports whether there is a root disk as the spec wants it that no guest has written to.
 func (s *start) hasNewRoot() bool {
 	has := s.inst.Root
-	return has.Size > 0 && has.Size >= s.spec.RootDiskBytes && has.Image.ImageSettings == s.inst.ImageOf(s.spec) &&
+	return has.Size > 0 && has.Size >= s.spec.RootDiskBytes && has.Image.Ref == s.inst.ImageOf(s.spec) &&
 		disks.CheckUnwritten(s.inst.File(RootDiskFile)) == nil
 }
 
@@ -253,7 +253,7 @@ func (s *start) recordRun() error {
 		return err
 	}
 	inst.Phase, inst.Run, inst.StartedAt = record.PhaseStarting, NewID(), s.host.Clock.Now()
-	inst.Stop, inst.Settings = nil, record.SettingsOf(s.spec, inst.Root.Image.ImageSettings)
+	inst.Stop, inst.Settings = nil, record.SettingsOf(s.spec, inst.Root.Image.Ref)
 	inst.setWanted(s.forwards, inst.wantedEgress())
 	inst.MachineType, inst.Accelerator = s.machine.Type, s.machine.Accel
 	if inst.Guest = nil; s.machine.Guest != nil {

@@ -22,6 +22,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
+	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/source"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
@@ -94,13 +96,13 @@ type Guest struct {
 
 // Settings are the parts of the spec that take a restart to change.
 type Settings struct {
-	CPUMilli    int64               `json:"cpuMilli"`
-	MemoryBytes int64               `json:"memoryBytes"`
-	Image       disks.ImageSettings `json:"image,omitzero"`
-	Kernel      driver.Kernel       `json:"kernel,omitzero"`
-	Ports       []driver.Port       `json:"ports,omitempty"`
-	Volumes     []VolumeSettings    `json:"volumes,omitempty"`
-	SSHKeys     []string            `json:"sshKeys,omitempty"`
+	CPUMilli    int64            `json:"cpuMilli"`
+	MemoryBytes int64            `json:"memoryBytes"`
+	Image       image.Ref        `json:"image,omitzero"`
+	Kernel      driver.Kernel    `json:"kernel,omitzero"`
+	Ports       []driver.Port    `json:"ports,omitempty"`
+	Volumes     []VolumeSettings `json:"volumes,omitempty"`
+	SSHKeys     []string         `json:"sshKeys,omitempty"`
 	// UserData and NetworkData are hashes, which show whether the texts changed.
 	UserData    string `json:"userData,omitempty"`
 	NetworkData string `json:"networkData,omitempty"`
@@ -125,9 +127,9 @@ type Stop struct {
 }
 
 // SettingsOf returns the settings of a spec, for a server whose image is known.
-func SettingsOf(spec driver.ServerSpec, image disks.ImageSettings) Settings {
+func SettingsOf(spec driver.ServerSpec, root image.Ref) Settings {
 	s := Settings{
-		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: image, Ports: spec.Ports,
+		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: root, Ports: spec.Ports,
 		SSHKeys: spec.SSHKeys, UserData: hashSecret(spec.UserData), NetworkData: hashSecret(spec.NetworkData),
 		Command: spec.Command, Args: spec.Args, WorkingDir: spec.WorkingDir, Env: hashEnv(spec.Env),
 	}
@@ -163,17 +165,17 @@ func hashSecret(s driver.Secret) string {
 
 // RequestedImage returns the image that a spec requests, or else the present one: a change of
 // the default affects no server.
-func RequestedImage(spec driver.ServerSpec, have disks.ImageSettings) disks.ImageSettings {
+func RequestedImage(spec driver.ServerSpec, have image.Ref) image.Ref {
 	if spec.Image.Source == "" {
 		return have
 	}
-	return disks.ImageSettings{Source: spec.Image.Source, Checksum: spec.Image.Checksum}
+	return disks.RefOf(spec.Image)
 }
 
 // ImageOf returns the image that a spec requests, or the one that the root disk
 // stands on.
-func (r Record) ImageOf(spec driver.ServerSpec) disks.ImageSettings {
-	return RequestedImage(spec, r.Root.Image.ImageSettings)
+func (r Record) ImageOf(spec driver.ServerSpec) image.Ref {
+	return RequestedImage(spec, r.Root.Image.Ref)
 }
 
 // KeepsRoot reports whether the next run has the root disk of the last one.
@@ -181,7 +183,7 @@ func (r Record) KeepsRoot(spec driver.ServerSpec) bool { return r.Root.Size > 0 
 
 // NeedsRoot reports whether a root disk is to be made for the next run.
 func (r Record) NeedsRoot(spec driver.ServerSpec) bool {
-	return !r.KeepsRoot(spec) && (spec.RootDiskBytes > 0 || r.ImageOf(spec).Source != "")
+	return !r.KeepsRoot(spec) && (spec.RootDiskBytes > 0 || r.ImageOf(spec).Source.Kind != source.None)
 }
 
 // SizesToGrow returns the sizes of the disks that the spec wants larger and that can grow as they
