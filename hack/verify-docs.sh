@@ -2,10 +2,10 @@
 # Copyright The Drover Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Fails when the pages are out of date: a make target that does not exist; a link to a
-# file or heading that does not exist; a line of more than 90 columns that is not of a
-# table, a code block, a comment or a link; a test that does not
-# exist; a decision that revises another one, which does not say so.
+# Fails when the pages are out of date: a make target, a test, or a path of this repository
+# in backquotes that does not exist; a link to a file or heading that does not exist; a line
+# of more than 90 columns that is not of a table, a code block, a comment or a link; a
+# decision that revises another one, which does not say so.
 set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -43,6 +43,11 @@ done < <(LC_ALL=C awk '
 	{ gsub(/\]\([^)]*\)/, "]"); gsub(/https?:[^ )]*/, "") }
 	length > 90 { print FILENAME ":" FNR ": " length " columns, at most 90" }
 ' "${pages[@]}")
+
+while read -r path; do
+	[[ -e "${path}" ]] || report_error "$(grep -lF "\`${path}" "${pages[@]}" | paste -sd ' '): no such file: ${path}"
+done < <(grep -ohE '`(apis|charts|client|cmd|config|docs|examples|hack|internal|standalone|test)/[A-Za-z0-9_./-]+' "${pages[@]}" |
+	sed -E 's/^`//; s/[./]+$//' | sort -u)
 
 while read -r name; do
 	report_error "$(grep -lw "${name}" "${pages[@]}" | paste -sd ' '): there is no test ${name}"
