@@ -156,11 +156,11 @@ func (c *createOptions) createObjects(ctx context.Context, wanted *apply.Virtual
 			return nil, fmt.Errorf("create a Secret for the user-data: %w", err)
 		}
 	}
-	vms, err := c.VMs(*wanted.Namespace)
+	client, err := c.VMs(*wanted.Namespace)
 	if err != nil {
 		return nil, err
 	}
-	vm, err := vms.Apply(ctx, wanted, metav1.ApplyOptions{FieldManager: fieldManager, DryRun: c.dryRun.options()})
+	vm, err := client.Apply(ctx, wanted, metav1.ApplyOptions{FieldManager: fieldManager, DryRun: c.dryRun.options()})
 	if secret != nil && !c.dryRun.enabled() {
 		settleSecret(ctx, c.Options, vm, secret, err)
 	}

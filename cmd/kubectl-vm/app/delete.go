@@ -170,7 +170,7 @@ func deleteVM(ctx context.Context, o *Options, vm *api.VirtualMachine) error {
 
 // deleteOne requests the deletion of the VM that was shown, and of no other one of its name.
 func (d *deleteOptions) deleteOne(ctx context.Context, chosen *selected) error {
-	vms, err := d.VMs(chosen.namespace)
+	client, err := d.VMs(chosen.namespace)
 	if err != nil {
 		return err
 	}
@@ -178,7 +178,7 @@ func (d *deleteOptions) deleteOne(ctx context.Context, chosen *selected) error {
 	if d.keepServer {
 		return d.releaseServer(ctx, chosen, opts)
 	}
-	err = vms.Delete(ctx, chosen.name, opts)
+	err = client.Delete(ctx, chosen.name, opts)
 	if apierrors.IsConflict(err) {
 		return errors.New("it was replaced by another VM of that name meanwhile: nothing was deleted")
 	}
@@ -191,7 +191,7 @@ func (d *deleteOptions) releaseServer(ctx context.Context, chosen *selected, opt
 	if chosen.vm.DeletionTimestamp != nil {
 		return errDeleting
 	}
-	vms, err := d.VMs(chosen.namespace)
+	client, err := d.VMs(chosen.namespace)
 	if err != nil {
 		return err
 	}
@@ -202,7 +202,7 @@ func (d *deleteOptions) releaseServer(ctx context.Context, chosen *selected, opt
 			return err
 		}
 		opts.Preconditions.ResourceVersion = &kept.ResourceVersion
-		return vms.Delete(ctx, chosen.name, opts)
+		return client.Delete(ctx, chosen.name, opts)
 	})
 }
 

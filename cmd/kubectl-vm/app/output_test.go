@@ -94,7 +94,7 @@ func TestReaderHasLeft(t *testing.T) {
 			defer func() { _ = out.Close() }()
 			assert.NoError(t, reader.Close())
 			printed, code := runMain(t, out, append(strings.Fields("--server "+server+" --kubeconfig /dev/null --namespace demo"), strings.Fields(line)...)...)
-			if code != exitBrokenPipe || printed != "" {
+			if code != 141 || printed != "" {
 				t.Errorf("exit code %d, and %q", code, printed)
 			}
 		})

@@ -29,11 +29,11 @@ func patchVM(ctx context.Context, o *Options, chosen *selected, change any) (*ap
 	if err != nil {
 		return nil, fmt.Errorf("write the change: %w", err)
 	}
-	vms, err := o.VMs(chosen.namespace)
+	client, err := o.VMs(chosen.namespace)
 	if err != nil {
 		return nil, err
 	}
-	vm, err := vms.Patch(ctx, chosen.name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager})
+	vm, err := client.Patch(ctx, chosen.name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager})
 	if err != nil {
 		return nil, describeVMError(err, chosen.namespace, chosen.name)
 	}

@@ -101,11 +101,11 @@ func (s *selection) findVMs(ctx context.Context, o *Options) ([]*selected, error
 	if len(s.names) > 0 {
 		return s.findNamed(ctx, o, namespace), nil
 	}
-	vms, err := o.VMs(namespace)
+	client, err := o.VMs(namespace)
 	if err != nil {
 		return nil, err
 	}
-	list, err := vms.List(ctx, metav1.ListOptions{LabelSelector: s.selector})
+	list, err := client.List(ctx, metav1.ListOptions{LabelSelector: s.selector})
 	if err != nil {
 		return nil, err
 	}

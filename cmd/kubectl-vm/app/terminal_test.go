@@ -6,12 +6,9 @@ package app
 import (
 	"strings"
 	"testing"
-	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-
-	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
 func TestTableFits(t *testing.T) {
@@ -52,23 +49,6 @@ func TestTableCleansCells(t *testing.T) {
 	one.addRow(cell{text: "\x1b]0;owned\x07x\ny\u202e"})
 	if got := one.lines(screen{})[0]; got != "?]0;owned?x y?\n" {
 		t.Errorf("got %q", got)
-	}
-}
-
-func TestWrap(t *testing.T) {
-	for _, width := range []int{0, 1, 5, 12, 100} {
-		lines := printable.Wrap("the image could not be fetched", width)
-		if got := strings.Join(lines, " "); got != "the image could not be fetched" {
-			t.Errorf("width %d: %q", width, got)
-		}
-		for _, line := range lines {
-			if width > 0 && utf8.RuneCountInString(line) > width && strings.Contains(line, " ") {
-				t.Errorf("width %d: the line %q", width, line)
-			}
-		}
-	}
-	if got := printable.Wrap("", 10); len(got) != 1 || got[0] != "" {
-		t.Errorf("an empty text is %q", got)
 	}
 }
 

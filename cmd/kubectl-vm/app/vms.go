@@ -26,11 +26,11 @@ const resourceVMs = "virtualmachines"
 
 // getVM returns a VM of a namespace.
 func getVM(ctx context.Context, o *Options, namespace, name string) (*api.VirtualMachine, error) {
-	vms, err := o.VMs(namespace)
+	client, err := o.VMs(namespace)
 	if err != nil {
 		return nil, err
 	}
-	vm, err := vms.Get(ctx, name, metav1.GetOptions{})
+	vm, err := client.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, describeVMError(err, namespace, name)
 	}

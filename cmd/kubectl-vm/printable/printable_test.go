@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 func TestLine(t *testing.T) {
@@ -92,5 +93,22 @@ func TestShellWord(t *testing.T) {
 		if err != nil || string(out) != word {
 			t.Errorf("%q: the shell has %q, %v", word, out, err)
 		}
+	}
+}
+
+func TestWrap(t *testing.T) {
+	for _, width := range []int{0, 1, 5, 12, 100} {
+		lines := Wrap("the image could not be fetched", width)
+		if got := strings.Join(lines, " "); got != "the image could not be fetched" {
+			t.Errorf("width %d: %q", width, got)
+		}
+		for _, line := range lines {
+			if width > 0 && utf8.RuneCountInString(line) > width && strings.Contains(line, " ") {
+				t.Errorf("width %d: the line %q", width, line)
+			}
+		}
+	}
+	if got := Wrap("", 10); len(got) != 1 || got[0] != "" {
+		t.Errorf("an empty text is %q", got)
 	}
 }
