@@ -10,7 +10,7 @@ MAKEFLAGS += --no-print-directory
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 # The same flags for every go command, so that builds, tests and linters share what is compiled.
 export GOFLAGS := -trimpath -buildvcs=false $(filter-out -trimpath -buildvcs=%,$(GOFLAGS))
-LDFLAGS := -s -w -X cloudnative.tw/drover/cmd/drover-controller/app.Version=$(VERSION) -X cloudnative.tw/drover/cmd/kubectl-vm/app.Version=$(VERSION) -X cloudnative.tw/drover/cmd/drover-machine/app.Version=$(VERSION) -X main.droverVersion=$(VERSION)
+LDFLAGS := -s -w -X cloudnative.tw/drover/cmd/drover-controller/app.Version=$(VERSION) -X cloudnative.tw/drover/cmd/kubectl-vm/kit.Version=$(VERSION) -X cloudnative.tw/drover/cmd/drover-machine/app.Version=$(VERSION) -X main.droverVersion=$(VERSION)
 # What kube-apiserver in bin/drover says it is: clients such as Helm ask.
 KUBE = $(shell go -C standalone list -m -f '{{.Version}}' k8s.io/kubernetes)
 KUBE_PARTS = $(subst ., ,$(KUBE:v%=%))

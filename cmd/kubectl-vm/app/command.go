@@ -15,16 +15,22 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	"cloudnative.tw/drover/cmd/kubectl-vm/admin"
+	"cloudnative.tw/drover/cmd/kubectl-vm/change"
+	"cloudnative.tw/drover/cmd/kubectl-vm/connect"
+	"cloudnative.tw/drover/cmd/kubectl-vm/create"
+	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
+	"cloudnative.tw/drover/cmd/kubectl-vm/show"
 )
 
 // Main runs the program with its arguments, the first of which names the program, and returns
 // its exit code.
 func Main(ctx context.Context, args []string, streams genericiooptions.IOStreams) int {
-	o := NewOptions(streams)
+	o := kit.NewOptions(streams)
 	cmd := NewCommand(o) //nolint:contextcheck // cobra passes ctx on to the verbs
-	cmd.Version = Version
-	cmd.SetVersionTemplate(fmt.Sprintf("kubectl-vm %s (%s, %s/%s)\n", Version, runtime.Version(), runtime.GOOS, runtime.GOARCH))
+	cmd.Version = kit.Version
+	cmd.SetVersionTemplate(fmt.Sprintf("kubectl-vm %s (%s, %s/%s)\n", kit.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH))
 	cmd.Flags().Bool("version", false, "print the version of this program") // -v is for something else in kubectl
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.AddCommand(NewCompletionCommand(o))
@@ -40,7 +46,7 @@ func Main(ctx context.Context, args []string, streams genericiooptions.IOStreams
 const completerPrefix = "kubectl_complete-"
 
 // NewCommand returns the command with all verbs. Its errors are for Options.Report.
-func NewCommand(o *Options) *cobra.Command {
+func NewCommand(o *kit.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:          "kubectl-vm",
 		Short:        "Use virtual machines",
@@ -49,7 +55,7 @@ func NewCommand(o *Options) *cobra.Command {
 		SilenceUsage: true, SilenceErrors: true,
 		SuggestionsMinimumDistance: 2,
 
-		Args: refuseUnknownVerb,
+		Args: kit.RefuseUnknownVerb,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 
 		PersistentPreRun: func(cmd *cobra.Command, _ []string) { repeatFlags(o, cmd.Flags()) },
@@ -60,10 +66,10 @@ func NewCommand(o *Options) *cobra.Command {
 	o.Config.AddFlags(cmd.PersistentFlags())
 	setUsage(o, cmd)
 	cmd.AddGroup(
-		&cobra.Group{ID: groupLifecycle, Title: "Create and change:"},
-		&cobra.Group{ID: groupObserve, Title: "Observe:"},
-		&cobra.Group{ID: groupConnect, Title: "Connect:"},
-		&cobra.Group{ID: groupAdmin, Title: "Clear up, as an administrator:"},
+		&cobra.Group{ID: kit.GroupLifecycle, Title: "Create and change:"},
+		&cobra.Group{ID: kit.GroupObserve, Title: "Observe:"},
+		&cobra.Group{ID: kit.GroupConnect, Title: "Connect:"},
+		&cobra.Group{ID: kit.GroupAdmin, Title: "Clear up, as an administrator:"},
 	)
 	cmd.AddCommand(newVerbs(o)...)
 	cmd.AddCommand(NewOptionsCommand(o))
@@ -74,7 +80,7 @@ func NewCommand(o *Options) *cobra.Command {
 
 // repeatFlags repeats the flags that name the cluster and the namespace in the commands that are printed for
 // users, so that these lead to the same VM.
-func repeatFlags(o *Options, flags *pflag.FlagSet) {
+func repeatFlags(o *kit.Options, flags *pflag.FlagSet) {
 	for _, name := range []string{"kubeconfig", "context", "namespace"} {
 		if f := flags.Lookup(name); f != nil && f.Changed {
 			flag := " --" + name + " " + printable.ShellWord(f.Value.String())
@@ -84,12 +90,12 @@ func repeatFlags(o *Options, flags *pflag.FlagSet) {
 }
 
 // newVerbs returns the verbs, in the order of the help.
-func newVerbs(o *Options) []*cobra.Command {
-	return slices.Concat([]*cobra.Command{NewCreateCommand(o), NewRunCommand(o)}, NewPowerCommands(o), []*cobra.Command{
-		NewResizeCommand(o), NewPortCommand(o), NewDeleteCommand(o),
-		NewListCommand(o), NewShowCommand(o), NewTopCommand(o), NewExplainCommand(o), NewDoctorCommand(o),
-		NewConsoleCommand(o), NewLogsCommand(o), NewExecCommand(o), NewIPCommand(o),
-		NewSSHCommand(o), NewCopyCommand(o), NewPortForwardCommand(o),
-		NewOrphansCommand(o), NewRetainedCommand(o),
+func newVerbs(o *kit.Options) []*cobra.Command {
+	return slices.Concat([]*cobra.Command{create.NewCreateCommand(o), create.NewRunCommand(o)}, change.NewPowerCommands(o), []*cobra.Command{
+		change.NewResizeCommand(o), change.NewPortCommand(o), change.NewDeleteCommand(o),
+		show.NewListCommand(o), show.NewShowCommand(o), show.NewTopCommand(o), show.NewExplainCommand(o), admin.NewDoctorCommand(o),
+		connect.NewConsoleCommand(o), connect.NewLogsCommand(o), connect.NewExecCommand(o), connect.NewIPCommand(o),
+		connect.NewSSHCommand(o), connect.NewCopyCommand(o), connect.NewPortForwardCommand(o),
+		admin.NewOrphansCommand(o), admin.NewRetainedCommand(o),
 	})
 }

@@ -1,10 +1,10 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package app has the verbs of the program kubectl-vm, one file each, which `drover vm`
-// offers too.
+// Package app is the program kubectl-vm: the command with all verbs, its help and the completion of
+// shells. `drover vm` is the same command.
 //
-// Start with NewCommand in command.go. options.go has the flags, streams, clock
-// and clients that all verbs share. errors.go says what errors look like, and which exit code
-// they have.
+// Start with NewCommand in command.go, which lists the verbs. Each verb is in a file of its name
+// in one of the packages beside this one. They import only those before them in this order: kit,
+// vm, spec, connect and show, change, create, admin.
 package app

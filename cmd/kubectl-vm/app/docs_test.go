@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cloudnative.tw/drover/cmd/kubectl-vm/kittest"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -17,7 +18,7 @@ import (
 func TestDocsHaveEveryVerb(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/kubectl-vm.md")
 	assert.NoError(t, err)
-	o, _ := newOptions()
+	o, _ := kittest.NewOptions()
 	root := NewCommand(o)
 	if len(root.Commands()) < 10 {
 		t.Fatalf("there are only %d verbs", len(root.Commands()))

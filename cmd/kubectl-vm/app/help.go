@@ -9,18 +9,20 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 )
 
 // setUsage sets the text below a verb's description. It is the text of cobra without the flags of
 // kubectl, which are many and the same for every verb.
-func setUsage(o *Options, root *cobra.Command) {
+func setUsage(o *kit.Options, root *cobra.Command) {
 	root.SetUsageFunc(func(cmd *cobra.Command) error {
 		_, err := fmt.Fprint(cmd.OutOrStdout(), usageText(o, cmd))
 		return err
 	})
 }
 
-func usageText(o *Options, cmd *cobra.Command) string {
+func usageText(o *kit.Options, cmd *cobra.Command) string {
 	var b strings.Builder
 	verbs := cmd.HasAvailableSubCommands()
 	if verbs {
@@ -69,11 +71,11 @@ func writeVerbs(b *strings.Builder, cmd *cobra.Command, group *cobra.Group) {
 const helpColumns = 100
 
 // NewOptionsCommand returns the command that lists kubectl's flags.
-func NewOptionsCommand(o *Options) *cobra.Command {
+func NewOptionsCommand(o *kit.Options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "options",
 		Short: "List kubectl's flags, which every verb takes",
-		Args:  refuseArgs,
+		Args:  kit.RefuseArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintf(o.Out, "Every verb takes these flags:\n\n%s", cmd.InheritedFlags().FlagUsagesWrapped(helpColumns))
 			return err

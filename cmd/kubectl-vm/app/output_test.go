@@ -20,13 +20,14 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/kittest"
 	"cloudnative.tw/drover/test/assert"
 )
 
 // serveVM serves a VM whose console and log are open and silent until the client leaves.
 func serveVM(t *testing.T) (server string) {
 	t.Helper()
-	vm := vmWith(api.PhaseActive, api.ReasonRunning, metav1.ConditionTrue).Obj()
+	vm := kittest.NewVM(api.PhaseActive, api.ReasonRunning, metav1.ConditionTrue).Obj()
 	vm.TypeMeta = metav1.TypeMeta{APIVersion: api.SchemeGroupVersion.String(), Kind: "VirtualMachine"}
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	vm "cloudnative.tw/drover/cmd/kubectl-vm/app"
+	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 	"cloudnative.tw/drover/cmd/kubectl-vm/servers"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
@@ -121,8 +121,8 @@ func TestReport(t *testing.T) {
 		says string
 	}{
 		"any":     {errors.New("x"), 1, "drover: x\n"},
-		"usage":   {&vm.ExitError{Code: 2, Err: errors.New("wrong")}, 2, "drover: wrong\n"},
-		"printed": {&vm.ExitError{Code: 3}, 3, ""},
+		"usage":   {&kit.ExitError{Code: 2, Err: errors.New("wrong")}, 2, "drover: wrong\n"},
+		"printed": {&kit.ExitError{Code: 3}, 3, ""},
 	} {
 		var out bytes.Buffer
 		if code := Report(&out, c.err); code != c.code || out.String() != c.says {

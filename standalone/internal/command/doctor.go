@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	vm "cloudnative.tw/drover/cmd/kubectl-vm/app"
+	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/driver/qemu"
@@ -71,7 +71,7 @@ func (o *doctorOptions) run(ctx context.Context) error {
 		err = findings.Print(printable.Raw(o.out), found, styleOf(o.out))
 	}
 	if err == nil && findings.Worst(found) == findings.LevelError {
-		return &vm.ExitError{Code: 1} // what there is to say has been printed
+		return &kit.ExitError{Code: 1} // what there is to say has been printed
 	}
 	return err
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/component-base/term"
 
-	vm "cloudnative.tw/drover/cmd/kubectl-vm/app"
+	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
@@ -27,7 +27,7 @@ const (
 // Report prints an error and returns the exit code of the program.
 func Report(out io.Writer, err error) int {
 	code := 1
-	if exit, ok := errors.AsType[*vm.ExitError](err); ok {
+	if exit, ok := errors.AsType[*kit.ExitError](err); ok {
 		if code = exit.Code; exit.Err == nil {
 			return code
 		}
@@ -39,12 +39,12 @@ func Report(out io.Writer, err error) int {
 // useUsageCode gives wrong flags and arguments of a command, and of those below it, a separate
 // exit code, since 1 is the code for the findings of the command.
 func useUsageCode(cmd *cobra.Command) {
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &vm.ExitError{Code: exitUsage, Err: err} })
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &kit.ExitError{Code: exitUsage, Err: err} })
 	for _, c := range append(cmd.Commands(), cmd) {
 		if check := c.Args; check != nil {
 			c.Args = func(cmd *cobra.Command, args []string) error {
 				if err := check(cmd, args); err != nil {
-					return &vm.ExitError{Code: exitUsage, Err: err}
+					return &kit.ExitError{Code: exitUsage, Err: err}
 				}
 				return nil
 			}

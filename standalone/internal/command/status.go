@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	vm "cloudnative.tw/drover/cmd/kubectl-vm/app"
+	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/standalone/internal/status"
 )
@@ -63,9 +63,9 @@ func (o *statusOptions) run(ctx context.Context) error {
 	}
 	switch {
 	case s.State != status.StateReady:
-		return &vm.ExitError{Code: exitStopped}
+		return &kit.ExitError{Code: exitStopped}
 	case s.API != nil && s.API.Error != "":
-		return &vm.ExitError{Code: 1}
+		return &kit.ExitError{Code: 1}
 	}
 	return nil
 }

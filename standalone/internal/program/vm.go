@@ -10,13 +10,14 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/app"
+	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 	"cloudnative.tw/drover/cmd/signals"
 )
 
 // newVMOptions returns what the verbs of drover vm share with those of kubectl vm, but
 // for the cluster, which is this Drover.
-func newVMOptions() *app.Options {
-	o := app.NewOptions(genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr})
+func newVMOptions() *kit.Options {
+	o := kit.NewOptions(genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr})
 	if self, err := os.Executable(); err == nil { // else ssh finds it by its path
 		o.Self = []string{self, "vm"}
 	}
@@ -26,7 +27,7 @@ func newVMOptions() *app.Options {
 
 // newVMCommand returns the verbs of kubectl vm, for hosts without kubectl. main prints
 // its errors as kubectl vm does.
-func newVMCommand(o *app.Options) *cobra.Command {
+func newVMCommand(o *kit.Options) *cobra.Command {
 	cmd := app.NewCommand(o)
 	cmd.Use, cmd.Short = "vm", "Use virtual machines: create, list, start, stop and so on"
 	prepare := cmd.PersistentPreRun

@@ -1,0 +1,225 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
+	"cloudnative.tw/drover/cmd/kubectl-vm/servers"
+	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
+	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
+)
+
+// serversOptions has the flags and the client that the verbs orphans and retained share.
+type serversOptions struct {
+	*kit.Options
+	output    kit.JSONFlag
+	yes, wait bool
+	timeout   time.Duration
+	warned    bool
+	client    *streams.Client // nil before the first look, and after one that failed
+}
+
+// NewOrphansCommand returns the verb orphans.
+func NewOrphansCommand(o *kit.Options) *cobra.Command {
+	s := &serversOptions{Options: o}
+	cmd := &cobra.Command{
+		Use: "orphans", GroupID: kit.GroupAdmin,
+		Short: "Show and remove servers that no VM owns",
+		Long: "Show and remove servers that no VM owns. Drover removes them by itself after a while,\n" +
+			"unless it only reports them, or suspiciously many look orphaned. For administrators:\n" +
+			"it needs the right to list virtualmachines/servers in all namespaces.",
+		Args: kit.RefuseUnknownVerb, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	list := &cobra.Command{
+		Use: "list", Short: "Show the servers that no VM owns", Args: kit.RefuseArgs, Example: o.FormatExamples("orphans list"),
+		RunE: func(cmd *cobra.Command, _ []string) error { return s.listOrphans(cmd.Context()) },
+	}
+	s.output.AddFlag(list, "output format: json")
+	remove := &cobra.Command{
+		Use: "delete UID...", Aliases: []string{"rm"}, Short: "Have Drover remove servers that no VM owns",
+		Long: "Approve, after asking, that servers without a VM are removed with their disks, and wait\n" +
+			"until the controller has removed them. It first reads the engine and the API live twice,\n" +
+			"--orphan-grace apart, so this takes a minute or two. A server that has a VM by then\n" +
+			"stays. You need the right to write ConfigMap " + streamsapi.OrphanApprovalsName + " in kube-system.",
+		Args: needUIDs, Example: o.FormatExamples("orphans delete 0960e1bf-5b0c-4f0e-9c52-2a0b1c3d4e5f"),
+		ValidArgsFunction: s.completeOrphans,
+		RunE:              func(cmd *cobra.Command, args []string) error { return s.removeOrphans(cmd.Context(), args) },
+	}
+	f := remove.Flags()
+	f.BoolVarP(&s.yes, "yes", "y", false, "do not ask")
+	f.BoolVar(&s.wait, "wait", true, "wait until they are removed")
+	f.DurationVar(&s.timeout, "timeout", 5*time.Minute, "how long to wait")
+	cmd.AddCommand(list, remove)
+	return cmd
+}
+
+// NewRetainedCommand returns the verb retained.
+func NewRetainedCommand(o *kit.Options) *cobra.Command {
+	s := &serversOptions{Options: o}
+	cmd := &cobra.Command{
+		Use: "retained", GroupID: kit.GroupAdmin,
+		Short: "Show servers that were released",
+		Long: "Show the servers that were released when their VM was deleted with deletionPolicy Retain.\n" +
+			"They go on running, and no controller touches them any more: remove them on the engine's host,\n" +
+			"by \"drover retained delete\" or as docs/kubectl-vm.md says.",
+		Args: kit.RefuseUnknownVerb, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	list := &cobra.Command{
+		Use: "list", Short: "Show the servers that were released", Args: kit.RefuseArgs, Example: o.FormatExamples("retained list"),
+		RunE: func(cmd *cobra.Command, _ []string) error { return s.listRetained(cmd.Context()) },
+	}
+	s.output.AddFlag(list, "output format: json")
+	cmd.AddCommand(list)
+	return cmd
+}
+
+func needUIDs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return fmt.Errorf("no UID is given: %s list shows them", cmd.Parent().CommandPath())
+	}
+	return nil
+}
+
+func (s *serversOptions) listOrphans(ctx context.Context) error {
+	look, err := s.lookAtServers(ctx)
+	if err != nil {
+		return err
+	}
+	return s.printServers(look.Orphans(), servers.ByUID, servers.NoOrphans)
+}
+
+func (s *serversOptions) listRetained(ctx context.Context) error {
+	look, err := s.readServers(ctx)
+	if err != nil {
+		return err
+	}
+	return s.printServers(look.Retained(), servers.ByID, servers.NoRetained)
+}
+
+func (s *serversOptions) printServers(all []servers.Server, key servers.Key, none string) error {
+	switch err := s.output.Check(); {
+	case err != nil:
+		return err
+	case s.output.IsSet():
+		return servers.PrintJSON(s.Out, all)
+	}
+	return servers.PrintTable(s.Out, all, key, s.Clock.Now(), none)
+}
+
+func (s *serversOptions) removeOrphans(ctx context.Context, uids []string) error {
+	if s.timeout <= 0 {
+		return fmt.Errorf("--timeout is %s: it must be positive", s.timeout)
+	}
+	remover := servers.Remover{Look: s.lookAtServers, Out: s.Out, Clock: s.Clock, Program: s.Program}
+	if !s.yes {
+		remover.Confirm = s.AskUser
+	}
+	if s.wait {
+		remover.Timeout = s.timeout
+	}
+	return remover.Remove(ctx, uids)
+}
+
+// lookAtServers reads the engines first and the API live after, so that a VM that was created meanwhile
+// counts as an owner.
+func (s *serversOptions) lookAtServers(ctx context.Context) (*servers.Look, error) {
+	look, err := s.readServers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if look.Owners, err = vms.ReadUIDs(ctx, s.Options); err != nil {
+		return nil, err
+	}
+	look.Core, err = s.Core()
+	return look, err
+}
+
+// maxServers limits what a controller answers, in bytes.
+const maxServers = 64 << 20
+
+// readServers asks a controller for all servers.
+func (s *serversOptions) readServers(ctx context.Context) (*servers.Look, error) {
+	body, err := s.openServers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = body.Close() }()
+	raw, err := io.ReadAll(io.LimitReader(body, maxServers)) // to its end, or the connection is not used again
+	if err != nil {
+		return nil, fmt.Errorf("read the servers: %w", err)
+	}
+	var list streamsapi.ServerList
+	if err := json.Unmarshal(raw, &list); err != nil {
+		return nil, fmt.Errorf("read the servers: %w", err)
+	}
+	return s.lookOf(list), nil
+}
+
+// openServers keeps the client, and so its connection, for the next look. After a failure the
+// servers may be served elsewhere.
+func (s *serversOptions) openServers(ctx context.Context) (io.ReadCloser, error) {
+	if s.client == nil {
+		config, err := s.RESTConfig()
+		if err != nil {
+			return nil, err
+		}
+		if s.client, err = streams.Discover(ctx, config); err != nil {
+			return nil, err
+		}
+	}
+	body, err := s.client.GetPath(ctx, streamsapi.ServersPath)
+	if err != nil {
+		s.client.Close()
+		s.client = nil
+	}
+	return body, streams.Cause(err)
+}
+
+func (s *serversOptions) lookOf(list streamsapi.ServerList) *servers.Look {
+	look := &servers.Look{}
+	for _, d := range list.Drivers {
+		look.Drivers = append(look.Drivers, d.Driver)
+		if d.Error != "" {
+			if !s.warned {
+				_, _ = fmt.Fprintf(s.ErrOut, "warning: the engine of driver %s does not answer, and its servers are missing here: %s\n", printable.Line(d.Driver), printable.Line(d.Error))
+			}
+			continue
+		}
+		look.Answered = append(look.Answered, servers.Engine{Driver: d.Driver, ID: d.EngineID})
+		for _, one := range d.Servers {
+			look.Servers = append(look.Servers, servers.Server{Driver: d.Driver, EngineID: d.EngineID, Server: one})
+		}
+	}
+	s.warned = true
+	return look
+}
+
+// completeOrphans proposes the UIDs of orphans.
+func (s *serversOptions) completeOrphans(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	ctx, cancel := kit.NewCompletionContext(cmd)
+	defer cancel()
+	s.warned = true
+	found, err := s.lookAtServers(ctx)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var all []string
+	for _, one := range found.Orphans() {
+		if id := servers.ByUID.Of(one); !slices.Contains(args, id) {
+			all = append(all, printable.Line(id)+"\t"+printable.Line(one.Namespace+"/"+one.Name))
+		}
+	}
+	return all, cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,253 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package change
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
+	"cloudnative.tw/drover/cmd/kubectl-vm/servers"
+	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
+)
+
+type deleteOptions struct {
+	batch
+	keepServer, yes bool
+	blocked         map[types.UID]string
+}
+
+// NewDeleteCommand returns the verb delete.
+func NewDeleteCommand(o *kit.Options) *cobra.Command {
+	d := &deleteOptions{batch: batch{Options: o}, blocked: map[types.UID]string{}}
+	cmd := &cobra.Command{
+		Use:     "delete (NAME... | -l SELECTOR | --all)",
+		Aliases: []string{"rm"},
+		GroupID: kit.GroupLifecycle,
+		Short:   "Delete VMs with their data, or keep their servers",
+		Long: "Delete VMs. Their servers are shut down and removed with their disks and all data, unless\n" +
+			"--keep-server leaves them running and no longer managed. What is removed is shown first, and\n" +
+			"has to be confirmed: on a terminal, or by --yes.",
+		Example: o.FormatExamples("delete web", "delete web db --yes", "delete web --keep-server", "delete -l app=web"),
+		RunE:    func(cmd *cobra.Command, args []string) error { return d.run(cmd.Context(), args) },
+
+		ValidArgsFunction: vms.CompleteVMs(o),
+	}
+	d.AddFlags(cmd)
+	cmd.Flags().BoolVar(&d.keepServer, "keep-server", false, "release the servers: they go on running, with their data, and Drover no longer manages them")
+	cmd.Flags().BoolVarP(&d.yes, "yes", "y", false, "do not ask")
+	cmd.Flags().BoolVar(&d.wait, "wait", true, "wait until the VMs are gone")
+	cmd.Flags().DurationVar(&d.timeout, "timeout", 0, "how long to wait, 0 without an end")
+	return cmd
+}
+
+func (d *deleteOptions) run(ctx context.Context, args []string) error {
+	if err := d.ParseNames(args); err != nil {
+		return err
+	}
+	found, err := d.FindVMs(ctx, d.Options)
+	if err != nil {
+		return err
+	}
+	found = d.reportMissing(found)
+	if len(found) == 0 {
+		return d.exitError()
+	}
+	if err := d.confirm(ctx, found); err != nil {
+		return err
+	}
+	w := &vms.Waiter{Open: map[types.UID]*vms.AwaitedVM{}}
+	vms.ForEach(found, func(one *vms.SelectedVM) { one.Err = d.deleteOne(ctx, one) }, func(one *vms.SelectedVM) {
+		switch {
+		case one.Err != nil:
+			d.addFailure(one.Name, one.Err)
+		case !d.wait:
+			_, _ = fmt.Fprintf(d.Out, "%s deletion requested\n", d.NameOf(one.VM))
+		default:
+			w.Open[one.VM.UID] = &vms.AwaitedVM{VM: one.VM, Gone: true}
+		}
+	})
+	if err := errors.Join(ctx.Err(), d.awaitDeletion(ctx, w)); err != nil {
+		return err
+	}
+	return d.exitError()
+}
+
+// reportMissing reports VMs that were not found, and returns the others.
+func (d *deleteOptions) reportMissing(all []*vms.SelectedVM) []*vms.SelectedVM {
+	var found []*vms.SelectedVM
+	for _, one := range all {
+		if one.Err != nil {
+			d.addFailure(one.Name, one.Err)
+			continue
+		}
+		found = append(found, one)
+	}
+	return found
+}
+
+// confirm shows what is removed, and asks.
+func (d *deleteOptions) confirm(ctx context.Context, found []*vms.SelectedVM) error {
+	if d.yes {
+		return nil
+	}
+	d.printRemovals(found)
+	return d.AskUser(ctx, "Delete "+servers.Count(len(found), "VM")+"?")
+}
+
+// printRemovals says of each VM what is removed.
+func (d *deleteOptions) printRemovals(found []*vms.SelectedVM) {
+	s := kit.ScreenOf(d.ErrOut)
+	for _, one := range found {
+		name := one.VM.Name
+		if d.AllNamespaces {
+			name = one.VM.Namespace + "/" + name
+		}
+		name = printable.Line(name)
+		lines := printable.Wrap(name+": "+printable.Line(removalText(one.VM, d.keepServer)), max(s.Width-2, 0))
+		lines[0] = s.Paint(name, kit.Bold) + strings.TrimPrefix(lines[0], name)
+		_, _ = fmt.Fprintln(d.ErrOut, strings.Join(lines, "\n  "))
+	}
+}
+
+// removalText says what a deletion removes.
+func removalText(vm *api.VirtualMachine, keep bool) string {
+	state := "which is " + vms.StateCell(vm).Text
+	if keep || vm.Spec.DeletionPolicy == api.DeletionRetain {
+		return fmt.Sprintf("the VM only; its server, %s, is kept with its data and no longer managed", state)
+	}
+	what := []string{"the VM and its server, " + state}
+	switch vms.DriverOf(vm) {
+	case "docker":
+		what = append(what, "with all that was written in the container")
+	default:
+		what = append(what, "with its disks and all data on them")
+	}
+	if disks := disksText(vm); disks != "" {
+		what[len(what)-1] += " (" + disks + ")"
+	}
+	return strings.Join(what, ", ")
+}
+
+// disksText names the disks that a deletion removes.
+func disksText(vm *api.VirtualMachine) string {
+	if vms.DriverOf(vm) == "docker" {
+		return ""
+	}
+	var disks []string
+	if size, ok := vm.Spec.Resource[api.ResourceRootDisk]; ok {
+		disks = append(disks, "root "+size.String())
+	}
+	for _, v := range vm.Spec.Volumes {
+		disks = append(disks, "volume "+v.Name+" "+v.Size.String())
+	}
+	return strings.Join(disks, ", ")
+}
+
+// DeleteVM deletes a VM with its data and waits until it is gone. Someone else may have deleted it.
+func DeleteVM(ctx context.Context, o *kit.Options, vm *api.VirtualMachine) error {
+	d := &deleteOptions{batch: batch{Options: o}, blocked: map[types.UID]string{}}
+	err := d.deleteOne(ctx, &vms.SelectedVM{Namespace: vm.Namespace, Name: vm.Name, VM: vm})
+	if vms.IsNotFound(err) || apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err == nil {
+		err = d.awaitDeletion(ctx, &vms.Waiter{Open: map[types.UID]*vms.AwaitedVM{vm.UID: {VM: vm, Gone: true}}})
+	}
+	if err != nil {
+		return fmt.Errorf("delete %s: %w", vm.Name, err)
+	}
+	return d.exitError()
+}
+
+// deleteOne requests the deletion of the VM that was shown, and of no other one of its name.
+func (d *deleteOptions) deleteOne(ctx context.Context, chosen *vms.SelectedVM) error {
+	client, err := d.VMs(chosen.Namespace)
+	if err != nil {
+		return err
+	}
+	opts := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &chosen.VM.UID}}
+	if d.keepServer {
+		return d.releaseServer(ctx, chosen, opts)
+	}
+	err = client.Delete(ctx, chosen.Name, opts)
+	if apierrors.IsConflict(err) {
+		return errors.New("it was replaced by another VM of that name meanwhile: nothing was deleted")
+	}
+	return vms.WrapNotFound(err, chosen.Namespace, chosen.Name)
+}
+
+// releaseServer deletes a VM whose server is kept. The deletion has the object's version as a
+// precondition: if another user takes the policy back in between, nothing is deleted.
+func (d *deleteOptions) releaseServer(ctx context.Context, chosen *vms.SelectedVM, opts metav1.DeleteOptions) error {
+	if chosen.VM.DeletionTimestamp != nil {
+		return errDeleting
+	}
+	client, err := d.VMs(chosen.Namespace)
+	if err != nil {
+		return err
+	}
+	patch := map[string]any{"metadata": map[string]any{"uid": chosen.VM.UID}, "spec": map[string]any{"deletionPolicy": api.DeletionRetain}}
+	return retryOnConflict(func() error {
+		kept, err := patchVM(ctx, d.Options, chosen, patch)
+		if err != nil {
+			return err
+		}
+		opts.Preconditions.ResourceVersion = &kept.ResourceVersion
+		return client.Delete(ctx, chosen.Name, opts)
+	})
+}
+
+// awaitDeletion waits until the VMs are gone.
+func (d *deleteOptions) awaitDeletion(ctx context.Context, w *vms.Waiter) error {
+	ctx, cancel := vms.WithTimeout(ctx, d.timeout)
+	defer cancel()
+	line := kit.NewProgressLine(d.ErrOut, d.Clock, w.Describe)
+	defer line.Stop()
+	w.Seen = func(vm *api.VirtualMachine) {
+		if text := blockedText(vm); text != d.blocked[vm.UID] {
+			d.blocked[vm.UID] = text
+			if text != "" {
+				line.PrintAbove(d.ErrOut, "%s: the deletion waits: %s", vm.Name, text)
+			}
+		}
+	}
+	w.Ended = func(one *vms.AwaitedVM, err error) {
+		switch {
+		case err != nil:
+			d.failed = true
+			line.PrintAbove(d.ErrOut, "error: %s: it is still being deleted: %s", one.VM.Name, d.DescribeError(err))
+		case d.keepServer:
+			line.PrintAbove(d.Out, "%s deleted, its server %s is kept", d.NameOf(one.VM), serverName(one.VM))
+		default:
+			line.PrintAbove(d.Out, "%s deleted", d.NameOf(one.VM))
+		}
+	}
+	return vms.AwaitVMs(ctx, d.Options, w)
+}
+
+// serverName returns the engine's name of a server.
+func serverName(vm *api.VirtualMachine) string {
+	if s := vm.Status.Server; s != nil && s.ID != "" {
+		return servers.ShortID(s.ID) + " on " + vms.DriverOf(vm)
+	}
+	return "on " + vms.DriverOf(vm)
+}
+
+// blockedText says what blocks a deletion.
+func blockedText(vm *api.VirtualMachine) string {
+	if c := vms.ConditionOf(vm, api.ConditionDeletionBlocked); c.Status == metav1.ConditionTrue {
+		return printable.Line(c.Message)
+	}
+	return ""
+}

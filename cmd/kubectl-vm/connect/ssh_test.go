@@ -1,0 +1,29 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package connect
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestProxyCommand checks that ssh itself and its shell pass every word on as it was.
+func TestProxyCommand(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "words")
+	words := []string{"plain", "a b", "it's", `"quoted"`, "50%d", "$HOME", "`id`", ""}
+	command := append([]string{"sh", "-c", `printf '%s\n' "$@" > "$0"`, file}, words...)
+	err := exec.CommandContext(t.Context(), "ssh", "-F", "none", "-o", "ProxyCommand="+quoteCommand(command), "host").Run()
+	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) {
+		t.Fatalf("ssh to a command that ends gives %v, want a failure", err)
+	}
+	shown, err := os.ReadFile(file)
+	if want := strings.Join(words, "\n") + "\n"; err != nil || string(shown) != want {
+		t.Errorf("the command got %q, %v, want %q", shown, err, want)
+	}
+}

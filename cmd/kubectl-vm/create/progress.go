@@ -1,0 +1,140 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package create
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
+	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
+)
+
+// plainPeriod is the least time between two lines that only report progress, where no terminal
+// redraws one.
+const plainPeriod = 10 * time.Second
+
+// createProgress follows the steps of a VM's creation.
+type createProgress struct {
+	clock  clock.WithTicker
+	screen kit.Screen
+	// program is how the user calls this program.
+	program string
+	// print prints a line that stays.
+	print func(text string)
+	began time.Time
+
+	mu        sync.Mutex // guards what follows, which describe reads
+	vm        *api.VirtualMachine
+	step      string // the reason of the step in progress
+	stepBegan time.Time
+	printed   time.Time
+	attempts  int32
+	hasEnded  bool // the server, by itself
+}
+
+// stepNames say what a step has brought about when it is over.
+var stepNames = map[string]string{
+	api.ReasonCreating: "server created", api.ReasonFetching: "image fetched", api.ReasonStarting: "server started",
+	api.ReasonUnschedulable: "node found", api.ReasonProbeFailing: "guest answers", api.ReasonRestarting: "server restarted", api.ReasonUpdating: "change applied",
+}
+
+// observeVM reports a version of the VM.
+func (p *createProgress) observeVM(vm *api.VirtualMachine) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now, before := p.clock.Now(), p.step
+	p.vm, p.step = vm, vm.Status.Reason
+	failed := p.reportFailure(vm, now)
+	switch {
+	case p.step == before:
+	case p.step == api.ReasonRestarting:
+		failed = true
+		p.reportEnd(vm, now)
+	case !failed && vm.Status.Phase != api.PhaseFailed:
+		p.endStep(before, now)
+	}
+	if !p.screen.IsTerminal && !failed && !vms.IsReady(vm) && p.mayPrint(before, now) {
+		p.printed = now
+		p.print("  " + p.text())
+	}
+}
+
+// mayPrint reports whether a line is due where no terminal redraws one. After a failure, that of
+// each further one is enough.
+func (p *createProgress) mayPrint(last string, now time.Time) bool {
+	if p.attempts > 0 && p.step != api.ReasonFetching {
+		return false
+	}
+	return p.step != last || now.Sub(p.printed) >= plainPeriod
+}
+
+// endStep reports a step that is over. The caller has the lock.
+func (p *createProgress) endStep(step string, now time.Time) {
+	took := now.Sub(p.stepBegan)
+	p.stepBegan = now
+	name := stepNames[step]
+	if name == "" || !p.screen.IsTerminal {
+		return
+	}
+	p.print(fmt.Sprintf("  %s %-28s %s", p.screen.Paint("✓", kit.Green), name, p.screen.Paint(elapsedText(took), kit.Faint)))
+}
+
+// reportFailure reports a try that failed, and whether there is one. The caller has the lock.
+func (p *createProgress) reportFailure(vm *api.VirtualMachine, now time.Time) bool {
+	op := vm.Status.Operation
+	if op == nil || op.Attempts <= p.attempts || op.LastError == "" {
+		return false
+	}
+	first := p.attempts == 0
+	p.attempts, p.stepBegan = op.Attempts, now
+	text := op.Reason + ": " + op.LastError
+	if op.NextRetryTime != nil {
+		text += fmt.Sprintf(" (next try in %s)", max(op.NextRetryTime.Sub(now), 0).Round(time.Second))
+	}
+	p.printFailure(text)
+	if first && op.Failure != api.FailureRefused {
+		p.print(fmt.Sprintf("    What to do: %s explain %s", p.program, vm.Name))
+	}
+	p.printed = now
+	return true
+}
+
+// reportEnd reports a server that has ended by itself. The caller has the lock.
+func (p *createProgress) reportEnd(vm *api.VirtualMachine, now time.Time) {
+	p.printFailure(vm.Status.Reason + ": " + vm.Status.Message)
+	if !p.hasEnded {
+		p.print(fmt.Sprintf("    What it printed: %s logs %s", p.program, vm.Name))
+	}
+	p.hasEnded, p.stepBegan, p.printed = true, now, now
+}
+
+// printFailure prints what failed, as wide as the screen.
+func (p *createProgress) printFailure(text string) {
+	const indent = "    "
+	lines := printable.Wrap(printable.Line(text), max(p.screen.Width-len(indent), 0))
+	p.print("  " + p.screen.Paint("✗", kit.Red) + " " + strings.Join(lines, "\n"+indent))
+}
+
+// describe returns the line that is redrawn.
+func (p *createProgress) describe() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.clock.Now()
+	return fmt.Sprintf("%s  %s", elapsedText(now.Sub(p.began).Truncate(time.Second)), p.text())
+}
+
+// text returns what goes on. The caller has the lock.
+func (p *createProgress) text() string {
+	if p.step == "" {
+		return "waiting for a controller"
+	}
+	return vms.ActivityText(p.vm)
+}

@@ -1,0 +1,99 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package create
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/change"
+	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
+)
+
+// settleTimeout is how long it may take to give a Secret its owner, or to remove it.
+const settleTimeout = 10 * time.Second
+
+// newSecret returns the Secret with the data of a VM, or nil if there are none.
+func newSecret(namespace, name string, data map[string][]byte) *corev1.Secret {
+	if len(data) == 0 {
+		return nil
+	}
+	return &corev1.Secret{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Data:       data,
+	}
+}
+
+// settleSecret makes the VM the owner of the Secret, or removes that if the API server has refused
+// the VM. After any other failure the VM may exist, and need it. All of that is done after Ctrl-C
+// too.
+func settleSecret(ctx context.Context, o *kit.Options, vm *api.VirtualMachine, secret *corev1.Secret, failed error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
+	problem := ""
+	var err error
+	switch {
+	case failed == nil:
+		problem, err = "will not be removed with the VM", ownSecret(ctx, o, vm, secret)
+	case isRefusal(failed):
+		problem, err = "was created, and is not needed", deleteSecret(ctx, o, secret)
+	default:
+		problem, err = "was created, and is needed only if the VM was too", errUnknownOutcome
+	}
+	if err != nil {
+		o.PrintWarning(fmt.Sprintf("Secret %s %s: %s", secret.Name, problem, o.DescribeError(err)))
+	}
+}
+
+// errUnknownOutcome means that a request may have been carried out.
+var errUnknownOutcome = errors.New("the API server has not answered")
+
+// isRefusal reports whether the API server has answered that it did nothing.
+func isRefusal(err error) bool {
+	status := apierrors.APIStatus(nil)
+	return errors.As(err, &status) && status.Status().Code >= 400 && status.Status().Code < 500
+}
+
+// createSecret creates the Secret, or only checks it with a dry run.
+func createSecret(ctx context.Context, o *kit.Options, secret *corev1.Secret, dryRun []string) error {
+	core, err := o.Core()
+	if err != nil {
+		return err
+	}
+	opts := metav1.CreateOptions{FieldManager: change.FieldManager, DryRun: dryRun}
+	return core.Post().Namespace(secret.Namespace).Resource("secrets").VersionedParams(&opts, metav1.ParameterCodec).Body(secret).Do(ctx).Error()
+}
+
+// deleteSecret removes the Secret of a VM that was not created.
+func deleteSecret(ctx context.Context, o *kit.Options, secret *corev1.Secret) error {
+	core, err := o.Core()
+	if err != nil {
+		return err
+	}
+	return core.Delete().Namespace(secret.Namespace).Resource("secrets").Name(secret.Name).Do(ctx).Error()
+}
+
+// ownSecret makes the VM the owner of the Secret, which is then removed with it.
+func ownSecret(ctx context.Context, o *kit.Options, vm *api.VirtualMachine, secret *corev1.Secret) error {
+	core, err := o.Core()
+	if err != nil {
+		return err
+	}
+	owner := metav1.OwnerReference{APIVersion: api.SchemeGroupVersion.String(), Kind: "VirtualMachine", Name: vm.Name, UID: vm.UID}
+	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"ownerReferences": []metav1.OwnerReference{owner}}})
+	if err != nil {
+		return err
+	}
+	return core.Patch(types.MergePatchType).Namespace(secret.Namespace).Resource("secrets").Name(secret.Name).Param("fieldManager", change.FieldManager).Body(body).Do(ctx).Error()
+}

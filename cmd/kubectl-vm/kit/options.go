@@ -1,0 +1,200 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package kit
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"net/url"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+
+	client "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
+)
+
+// Version is set when the program is built.
+var Version = "dev"
+
+// requestTimeout is how long one request may take unless the user says otherwise. A stream
+// or a watch has no such limit.
+const requestTimeout = "30s"
+
+// Options has the flags, streams and clients that all verbs share.
+type Options struct {
+	genericiooptions.IOStreams // Out is a printable.Output, whose failure Report finds
+	// Config has kubectl's flags: --context, --namespace and so on.
+	Config *genericclioptions.ConfigFlags
+	// Clock is the clock of ages, waits and screens.
+	Clock clock.WithTicker
+	// Self is the command with which ssh starts this program again; nil means the file that runs.
+	Self []string
+	// Program and Kubectl are how users call this program and kubectl, for help and advice.
+	Program, Kubectl string
+	// DefaultKubeconfig returns the kubeconfig that is used if the user does not name one. If it
+	// is empty or the function is nil, the rules of kubectl apply.
+	DefaultKubeconfig func() string
+
+	kubeconfigOnce sync.Once
+	mu             sync.Mutex // guards vms
+	vms            rest.Interface
+}
+
+// NewOptions returns the options of kubectl-vm.
+func NewOptions(streams genericiooptions.IOStreams) *Options {
+	streams.Out = printable.NewOutput(streams.Out)
+	config := genericclioptions.NewConfigFlags(true).WithWarningPrinter(streams)
+	config.CacheDir = nil // for discovery, which no verb needs
+	config.Timeout = new(requestTimeout)
+	return &Options{IOStreams: streams, Config: config, Clock: clock.RealClock{}, Program: "kubectl vm", Kubectl: "kubectl"}
+}
+
+// WithOutput returns options that print to another stream.
+func (o *Options) WithOutput(out io.Writer) *Options {
+	other := &Options{IOStreams: o.IOStreams, Config: o.Config, Clock: o.Clock, Program: o.Program, Kubectl: o.Kubectl, Self: o.Self, DefaultKubeconfig: o.DefaultKubeconfig}
+	other.Out = out
+	return other
+}
+
+// Namespace returns the namespace of --namespace, or else that of the kubeconfig.
+func (o *Options) Namespace() (string, error) {
+	o.useDefaultKubeconfig()
+	ns, _, err := o.Config.ToRawKubeConfigLoader().Namespace()
+	if err != nil {
+		return "", fmt.Errorf("find the namespace: %w", err)
+	}
+	return ns, nil
+}
+
+// NamespaceOrAll returns the namespace to list, which is "" for all.
+func (o *Options) NamespaceOrAll(all bool) (string, error) {
+	if all {
+		return metav1.NamespaceAll, nil
+	}
+	return o.Namespace()
+}
+
+// RESTConfig returns how the cluster is reached. Its timeout bounds one request; a caller that
+// opens a stream or a watch sets it to 0.
+func (o *Options) RESTConfig() (*rest.Config, error) {
+	o.useDefaultKubeconfig()
+	config, err := o.Config.ToRESTConfig()
+	if err != nil {
+		return nil, fmt.Errorf("find the cluster: %w", err)
+	}
+	config.UserAgent = "kubectl-vm/" + Version
+	config.QPS = -1 // the API server itself says when it has enough
+	config.WarningHandler = rest.NewWarningWriter(o.ErrOut, rest.WarningWriterOptions{Deduplicate: true, Color: ScreenOf(o.ErrOut).HasColors})
+	// Compression costs more than it saves where the API server is on this host.
+	config.DisableCompression = config.DisableCompression || isLocal(config.Host)
+	return config, nil
+}
+
+// useDefaultKubeconfig applies DefaultKubeconfig before the first use of Config.
+func (o *Options) useDefaultKubeconfig() {
+	o.kubeconfigOnce.Do(func() {
+		if o.DefaultKubeconfig != nil && *o.Config.KubeConfig == "" {
+			*o.Config.KubeConfig = o.DefaultKubeconfig()
+		}
+	})
+}
+
+// Contexts returns the names of the contexts of the kubeconfig.
+func (o *Options) Contexts() ([]string, error) {
+	o.useDefaultKubeconfig()
+	config, err := o.Config.ToRawKubeConfigLoader().RawConfig()
+	if err != nil {
+		return nil, err
+	}
+	return slices.Sorted(maps.Keys(config.Contexts)), nil
+}
+
+// VMs returns a client for the VirtualMachines of a namespace, or of all with "".
+func (o *Options) VMs(namespace string) (client.VirtualMachineInterface, error) {
+	c, err := o.VMClient()
+	if err != nil {
+		return nil, err
+	}
+	return client.New(c).VirtualMachines(namespace), nil
+}
+
+// VMClient returns the client of VMs.
+func (o *Options) VMClient() (rest.Interface, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.vms != nil {
+		return o.vms, nil
+	}
+	config, err := o.RESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	c, err := client.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make a client: %w", err)
+	}
+	o.vms = c.RESTClient()
+	return o.vms, nil
+}
+
+// WatchVMs is VMs without a timeout of requests, which would end a watch.
+func (o *Options) WatchVMs(namespace string) (client.VirtualMachineInterface, error) {
+	config, err := o.RESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	config.Timeout = 0
+	c, err := client.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make a client: %w", err)
+	}
+	return c.VirtualMachines(namespace), nil
+}
+
+// Core returns a client for events, Secrets and ConfigMaps.
+func (o *Options) Core() (rest.Interface, error) {
+	return o.NewGroupClient("/api", corev1.SchemeGroupVersion, corev1.AddToScheme)
+}
+
+// NewGroupClient returns a client that knows one API group, because a whole clientset takes longer to
+// initialize than most verbs to run.
+func (o *Options) NewGroupClient(path string, group schema.GroupVersion, addTo func(*runtime.Scheme) error) (rest.Interface, error) {
+	config, err := o.RESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	scheme := runtime.NewScheme()
+	if err := addTo(scheme); err != nil {
+		return nil, fmt.Errorf("register API %s: %w", group, err)
+	}
+	config.APIPath, config.GroupVersion = path, &group
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	c, err := rest.RESTClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("make a client: %w", err)
+	}
+	return c, nil
+}
+
+// isLocal reports whether a URL leads to this host.
+func isLocal(address string) bool {
+	u, err := url.Parse(address)
+	if err != nil {
+		return false
+	}
+	ip, err := netip.ParseAddr(u.Hostname())
+	return u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
+}

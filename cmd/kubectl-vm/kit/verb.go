@@ -1,0 +1,106 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package kit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// completionTimeout is how long a completion may ask the API server. A shell that hangs is worse
+// than one that proposes nothing.
+const completionTimeout = 3 * time.Second
+
+// NewCompletionContext returns the context of a completion, which ends soon. The caller cancels it.
+func NewCompletionContext(cmd *cobra.Command) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(cmd.Context(), completionTimeout)
+}
+
+// Groups of verbs in the help.
+const (
+	GroupLifecycle = "lifecycle"
+	GroupObserve   = "observe"
+	GroupConnect   = "connect"
+	GroupAdmin     = "admin"
+)
+
+// FormatExamples returns the examples of a verb's help.
+func (o *Options) FormatExamples(lines ...string) string {
+	for i, line := range lines {
+		lines[i] = "  " + o.Program + " " + line
+	}
+	return strings.Join(lines, "\n")
+}
+
+// RefuseUnknownVerb reports a verb that does not exist, and similar ones that do.
+func RefuseUnknownVerb(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	text := fmt.Sprintf("%q is not a verb of %s", args[0], cmd.DisplayName())
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		text += ": did you mean " + strings.Join(near, " or ") + "?"
+	}
+	return errors.New(text)
+}
+
+// RefuseArgs refuses arguments.
+func RefuseArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("%s takes no arguments, and %q was given", cmd.Name(), args[0])
+	}
+	return nil
+}
+
+// RequireNames checks that a VM is named.
+func RequireNames(_ *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return errors.New("no VM is named: give NAME")
+	}
+	return nil
+}
+
+// RequireOneName checks that one VM is named.
+func RequireOneName(_ *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return fmt.Errorf("%d arguments: give one NAME", len(args))
+	}
+	return nil
+}
+
+// CommandRule says whether a command may follow the name of a VM, behind the dashes.
+type CommandRule int
+
+// The rules, in the order in which they ask for more.
+const (
+	NoCommand CommandRule = iota
+	MayHaveCommand
+	NeedsCommand
+)
+
+// RequireNameAndCommand returns a check for the name of a VM, and a command behind the dashes.
+func RequireNameAndCommand(rule CommandRule) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		dash := cmd.ArgsLenAtDash()
+		if dash < 0 {
+			dash = len(args)
+		}
+		switch {
+		case dash == 0:
+			return errors.New("no VM is named: give NAME")
+		case dash > 1 && rule != NoCommand:
+			return fmt.Errorf("put -- before the command: %s %s -- %s", cmd.CommandPath(), args[0], strings.Join(args[1:], " "))
+		case dash > 1 || (len(args) > dash && rule == NoCommand):
+			return fmt.Errorf("%q is not expected: give one NAME", args[1])
+		case len(args) == dash && rule == NeedsCommand:
+			return fmt.Errorf("no command is given: %s %s -- COMMAND", cmd.CommandPath(), args[0])
+		}
+		return nil
+	}
+}

@@ -1,0 +1,103 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package show
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
+	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
+)
+
+// Values of --sort-by.
+const (
+	sortByCPU    = "cpu"
+	sortByMemory = "memory"
+	sortByName   = "name"
+)
+
+type topOptions struct {
+	*kit.Options
+	listFlags
+	sortBy string
+}
+
+// NewTopCommand returns the verb top.
+func NewTopCommand(o *kit.Options) *cobra.Command {
+	t := &topOptions{Options: o}
+	cmd := &cobra.Command{
+		Use:     "top",
+		GroupID: kit.GroupObserve,
+		Short:   "Show how much VMs use",
+		Long: "Show how much VMs use, those that use most first.\n\n" +
+			"CPU is in CPUs, and MEMORY in bytes; both are followed by the size of the VM, and by the share of\n" +
+			"it. Drover takes a sample of each server every 30 s (--usage-period), and reports changes of at\n" +
+			"least one per cent.",
+		Example: o.FormatExamples("top", "top -A --sort-by memory"),
+		Args:    kit.RefuseArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return t.run(cmd.Context()) },
+	}
+	t.addFlags(cmd)
+	cmd.Flags().StringVar(&t.sortBy, "sort-by", sortByCPU, "cpu, memory or name")
+	_ = cmd.RegisterFlagCompletionFunc("sort-by", cobra.FixedCompletions([]string{sortByCPU, sortByMemory, sortByName}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+func (t *topOptions) run(ctx context.Context) error {
+	if !slices.Contains([]string{sortByCPU, sortByMemory, sortByName}, t.sortBy) {
+		return fmt.Errorf("--sort-by %q: allowed are cpu, memory and name", t.sortBy)
+	}
+	all, err := t.readVMs(ctx, t.Options)
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	sortByUsage(all, t.sortBy)
+	return t.tableOf(all, topColumns, usageCells).Print(t.Out, kit.ScreenOf(t.Out))
+}
+
+// sortByUsage sorts VMs, those that use most first, or by their names.
+func sortByUsage(all []api.VirtualMachine, by string) {
+	key := func(vm *api.VirtualMachine) float64 {
+		u, known := usageOf(vm)
+		switch {
+		case by == sortByName:
+			return 0
+		case !known:
+			return -1
+		case by == sortByMemory:
+			return u.bytes
+		}
+		return u.cpus
+	}
+	slices.SortStableFunc(all, func(a, b api.VirtualMachine) int {
+		return cmp.Or(cmp.Compare(key(&b), key(&a)), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+}
+
+var topColumns = []kit.Column{
+	{Name: "NAME"},
+	{Name: "STATE", Expendable: 3},
+	{Name: "CPU", AlignRight: true, Expendable: 1},
+	{Name: "CPU%", AlignRight: true},
+	{Name: "MEMORY", AlignRight: true, Expendable: 2},
+	{Name: "MEM%", AlignRight: true},
+}
+
+// usageCells returns the row of a VM.
+func usageCells(vm *api.VirtualMachine) []kit.Cell {
+	hasCPU, memory := vms.SizeText(vm, api.ResourceCPU), vm.Spec.Resource[api.ResourceMemory]
+	cpu, cpuShare, used, share := vms.NoValue+"/"+hasCPU, vms.NoValue, vms.NoValue+"/"+memory.String(), vms.NoValue
+	if u, known := usageOf(vm); known {
+		cpu, cpuShare = strconv.FormatFloat(u.cpus, 'f', 2, 64)+"/"+hasCPU, percentText(u.cpuPercent)
+		used, share = bytesText(u.bytes, memory)+"/"+memory.String(), percentText(u.memoryPercent)
+	}
+	return []kit.Cell{{Text: vm.Name}, vms.StateCell(vm), {Text: cpu}, {Text: cpuShare}, {Text: used}, {Text: share}}
+}

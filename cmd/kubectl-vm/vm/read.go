@@ -1,0 +1,214 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package vm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/client/clientset/versioned/scheme"
+	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
+)
+
+// Resource is the name of VirtualMachines in paths and errors.
+const Resource = "virtualmachines"
+
+// GetVM returns a VM of a namespace.
+func GetVM(ctx context.Context, o *kit.Options, namespace, name string) (*api.VirtualMachine, error) {
+	client, err := o.VMs(namespace)
+	if err != nil {
+		return nil, err
+	}
+	vm, err := client.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, WrapNotFound(err, namespace, name)
+	}
+	return vm, nil
+}
+
+// notFoundError means that there is no VM of a name.
+type notFoundError struct{ namespace, name string }
+
+// Error implements error.
+func (e *notFoundError) Error() string {
+	return fmt.Sprintf("%s %q not found in namespace %q", Resource, e.name, e.namespace)
+}
+
+// IsNotFound reports whether an error means that a VM does not exist, in a cluster that knows VMs.
+func IsNotFound(err error) bool {
+	missing := (*notFoundError)(nil)
+	return errors.As(err, &missing)
+}
+
+// WrapNotFound says what is not found, and where.
+func WrapNotFound(err error, namespace, name string) error {
+	if apierrors.IsNotFound(err) && !kit.IsMissingAPI(err) {
+		return &notFoundError{namespace: namespace, name: name}
+	}
+	return err
+}
+
+// GetObject returns a VM as the API server has it, with fields that this version of the
+// program does not know.
+func GetObject(ctx context.Context, o *kit.Options, namespace, name string) (*unstructured.Unstructured, error) {
+	c, err := o.VMClient()
+	if err != nil {
+		return nil, err
+	}
+	raw, err := rawOf(c.Get().Namespace(namespace).Resource(Resource).Name(name).Do(ctx))
+	if err != nil {
+		return nil, WrapNotFound(err, namespace, name)
+	}
+	object := &unstructured.Unstructured{}
+	if err := object.UnmarshalJSON(raw); err != nil {
+		return nil, fmt.Errorf("read the answer of the API server: %w", err)
+	}
+	return object, nil
+}
+
+// rawOf returns an answer as it is, or the error that it describes, which Raw alone does not read.
+func rawOf(answer rest.Result) ([]byte, error) {
+	if err := answer.Error(); err != nil {
+		return nil, err
+	}
+	return answer.Raw()
+}
+
+// ListObjects returns VMs as the API server has them.
+func ListObjects(ctx context.Context, o *kit.Options, namespace string, opts metav1.ListOptions) (*unstructured.UnstructuredList, error) {
+	c, err := o.VMClient()
+	if err != nil {
+		return nil, err
+	}
+	raw, err := rawOf(c.Get().Namespace(namespace).Resource(Resource).VersionedParams(&opts, scheme.ParameterCodec).Do(ctx))
+	if err != nil {
+		return nil, err
+	}
+	list := &unstructured.UnstructuredList{}
+	if err := list.UnmarshalJSON(raw); err != nil {
+		return nil, fmt.Errorf("read the answer of the API server: %w", err)
+	}
+	return list, nil
+}
+
+// listedVM has the fields of a VM that tables need. Without the others, and without a second
+// pass for the API version, which the generated client makes, a list is read in half the time.
+type listedVM struct {
+	Metadata struct {
+		Namespace         string       `json:"namespace"`
+		Name              string       `json:"name"`
+		CreationTimestamp metav1.Time  `json:"creationTimestamp"`
+		DeletionTimestamp *metav1.Time `json:"deletionTimestamp"`
+		Generation        int64        `json:"generation"`
+	} `json:"metadata"`
+	Spec struct {
+		Action   api.Action          `json:"action"`
+		Resource corev1.ResourceList `json:"resource"`
+		Driver   string              `json:"driver"`
+		Image    *api.Image          `json:"image"`
+		Ports    []api.Port          `json:"ports"`
+	} `json:"spec"`
+	Status api.VirtualMachineStatus `json:"status"`
+}
+
+func (l *listedVM) vm() api.VirtualMachine {
+	m := &l.Metadata
+	return api.VirtualMachine{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: m.Namespace, Name: m.Name, Generation: m.Generation,
+			CreationTimestamp: m.CreationTimestamp, DeletionTimestamp: m.DeletionTimestamp,
+		},
+		Spec:   api.VirtualMachineSpec{Action: l.Spec.Action, Resource: l.Spec.Resource, Driver: l.Spec.Driver, Image: l.Spec.Image, Ports: l.Spec.Ports},
+		Status: l.Status,
+	}
+}
+
+// ListForTable returns VMs with the fields of listedVM alone.
+func ListForTable(ctx context.Context, o *kit.Options, namespace string, opts metav1.ListOptions) ([]api.VirtualMachine, error) {
+	c, err := o.VMClient()
+	if err != nil {
+		return nil, err
+	}
+	stream, err := c.Get().Namespace(namespace).Resource(Resource).VersionedParams(&opts, scheme.ParameterCodec).Stream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = stream.Close() }()
+	vms, err := readList(stream)
+	if err != nil {
+		return nil, fmt.Errorf("read the answer of the API server: %w", err)
+	}
+	return vms, nil
+}
+
+// errNoList means that an answer is not a list.
+var errNoList = errors.New("it is not a list")
+
+func readList(r io.Reader) ([]api.VirtualMachine, error) {
+	var list struct {
+		Items []listedVM `json:"items"`
+	}
+	if err := json.NewDecoder(r).Decode(&list); err != nil {
+		return nil, err
+	}
+	if list.Items == nil {
+		return nil, errNoList
+	}
+	vms := make([]api.VirtualMachine, len(list.Items))
+	for i := range list.Items {
+		vms[i] = list.Items[i].vm()
+	}
+	return vms, nil
+}
+
+// DescribeFailure returns what to print about an error of one VM of several.
+func DescribeFailure(o *kit.Options, name string, err error) string {
+	if IsNotFound(err) {
+		return err.Error()
+	}
+	return name + ": " + o.DescribeError(err)
+}
+
+// uidsPage is how many VMs are read at a time.
+const uidsPage = 500
+
+// ReadUIDs returns the UIDs of all VMs of the cluster, from the API itself.
+func ReadUIDs(ctx context.Context, o *kit.Options) (map[types.UID]bool, error) {
+	c, err := o.VMClient()
+	if err != nil {
+		return nil, err
+	}
+	uids := map[types.UID]bool{}
+	for opts := (metav1.ListOptions{Limit: uidsPage}); ; {
+		raw, err := rawOf(c.Get().Resource(Resource).VersionedParams(&opts, scheme.ParameterCodec).
+			SetHeader("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1").Do(ctx))
+		if err != nil {
+			return nil, err
+		}
+		var page metav1.PartialObjectMetadataList
+		if err := json.Unmarshal(raw, &page); err != nil {
+			return nil, fmt.Errorf("read the VMs: %w", err)
+		}
+		if page.Kind != "PartialObjectMetadataList" {
+			return nil, fmt.Errorf("the API server answers with a %q", page.Kind)
+		}
+		for i := range page.Items {
+			uids[page.Items[i].UID] = true
+		}
+		if opts.Continue = page.Continue; opts.Continue == "" {
+			return uids, nil
+		}
+	}
+}
