@@ -176,6 +176,19 @@ func TestRatchetFailsOnAPage(t *testing.T) {
 	}
 }
 
+// TestDocsAreShort checks that further words in docs/ fail once it has too many, but for generated ones.
+func TestDocsAreShort(t *testing.T) {
+	t.Parallel()
+	root := languageCheckout(t)
+	words := strings.Repeat("word ", maxWordsOfDocs)
+	assert.NoError(t, os.WriteFile(filepath.Join(root, "docs/flags.md"), []byte(words), 0o600))
+	_, err := check(t, root)
+	assert.NoError(t, err)
+	assert.NoError(t, os.WriteFile(filepath.Join(root, "docs/b.md"), []byte(words), 0o600))
+	_, err = check(t, root)
+	assert.ErrorSays(t, "check", err, "remove facts that another page has")
+}
+
 // TestLowerKeepsWhatHasRisen checks that -lower writes a number that has fallen also where another
 // has risen, which fails and stays as it was.
 func TestLowerKeepsWhatHasRisen(t *testing.T) {

@@ -95,7 +95,20 @@ func (s *stats) printFallen(out io.Writer, allowed map[string]int) int {
 	return fallen
 }
 
-// checkLanguage fails unless each package has exactly as many oddities as its number says.
+// maxWordsOfDocs is how many words docs/ may have, decisions included, without generated pages.
+const maxWordsOfDocs = 60_000
+
+// countWordsOfDocs returns how many words docs/ has without generated pages.
+func (s *stats) countWordsOfDocs() (words int) {
+	for name, w := range s.wordings {
+		if strings.HasPrefix(name, "docs/") {
+			words += w.size
+		}
+	}
+	return words
+}
+
+// checkLanguage fails unless each package has exactly as many oddities as its number says, and docs/ is short enough.
 func (s *stats) checkLanguage(out io.Writer, root string) error {
 	allowed, err := readNumbers(root)
 	if err != nil {
@@ -108,6 +121,8 @@ func (s *stats) checkLanguage(out io.Writer, root string) error {
 		return fmt.Errorf("odd English has increased in %d packages or pages: reword it as the lines above say", risen)
 	case fallen > 0:
 		return fmt.Errorf("odd English has decreased in %d packages or pages: run make codestats ARGS=-lower", fallen)
+	case s.countWordsOfDocs() > maxWordsOfDocs:
+		return fmt.Errorf("docs/ has %d words without generated pages, at most %d are allowed: remove facts that another page has", s.countWordsOfDocs(), maxWordsOfDocs)
 	}
 	return nil
 }
