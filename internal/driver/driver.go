@@ -12,6 +12,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/terminal"
 )
 
 // Driver runs servers on one engine. Every method is idempotent, takes its
@@ -160,31 +162,15 @@ func (o LogOptions) Check() error {
 type Executor interface {
 	// Exec runs a command until it ends and returns its exit code, 128 plus the signal's
 	// number if a signal ended it. If ctx ends first, the command is ended where the engine
-	// can do that. Exec does not close what is in the request, and a Read of Stdin that does
+	// can do that. Exec does not close the streams of the command, and a Read of Stdin that does
 	// not return outlasts it: the caller ends that.
 	//
 	// Errors: ErrNotFound, ErrInvalid for a command that cannot be started (where the cause
 	// is known, ErrCommandNotFound or ErrCommandNotExecutable), ErrUnsupported if this server
 	// cannot do it (offers no terminal, runs no agent), and ErrRetry for a server that does
 	// not run or has to be restarted first.
-	Exec(ctx context.Context, uid types.UID, r ExecRequest) (exitCode int, err error)
+	Exec(ctx context.Context, uid types.UID, c terminal.Command) (exitCode int, err error)
 }
-
-// ExecRequest is a command to run in a server.
-type ExecRequest struct {
-	// Command is the program and its arguments, at least one. No shell interprets it.
-	Command []string
-	// Stdin is nil for a command without input; it is read until io.EOF.
-	Stdin io.Reader
-	// Stdout and Stderr receive the output. With TTY everything goes to Stdout.
-	Stdout, Stderr io.Writer
-	// TTY gives the command a terminal. Resize sends its size, again at each change.
-	TTY    bool
-	Resize <-chan TerminalSize
-}
-
-// TerminalSize is in characters.
-type TerminalSize struct{ Width, Height uint16 }
 
 // Dialer connects to TCP ports of servers. It is optional.
 type Dialer interface {

@@ -48,7 +48,7 @@ type ending struct {
 
 // serveJoined opens a connection, then the WebSocket, and joins the two.
 func (c *call) serveJoined(open func() (io.ReadWriteCloser, error), ends ending) error {
-	if err := c.checkHandshake(); err != nil {
+	if err := checkHandshake(c.r, c.stream); err != nil {
 		return err
 	}
 	conn, err := open()

@@ -7,6 +7,7 @@ import (
 	"io"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/terminal"
 )
 
 // serveExec runs a command.
@@ -19,7 +20,7 @@ func (c *call) serveExec() error {
 	if err != nil {
 		return err
 	}
-	if err := c.checkHandshake(); err != nil {
+	if err := checkHandshake(c.r, c.stream); err != nil {
 		return err
 	}
 	return c.overWebSocket(func(s *session) error {
@@ -54,18 +55,18 @@ func (c *call) execOptions() (execOptions, error) {
 }
 
 // newRequest connects the command to the channels that were asked for.
-func (o execOptions) newRequest(s *session) driver.ExecRequest {
-	r := driver.ExecRequest{Command: o.command, Stdout: io.Discard, Stderr: io.Discard, TTY: o.tty}
+func (o execOptions) newRequest(s *session) terminal.Command {
+	r := terminal.Command{Args: o.command, Stdout: io.Discard, Stderr: io.Discard, TTY: o.tty}
 	if o.stdin {
 		r.Stdin = s.stdin
 	} else {
 		_ = s.stdin.Close()
 	}
 	if o.stdout {
-		r.Stdout = channel{s, stdoutChannel}
+		r.Stdout = s.Writer(terminal.Output)
 	}
 	if o.stderr && !o.tty {
-		r.Stderr = channel{s, stderrChannel}
+		r.Stderr = s.Writer(terminal.Errors)
 	}
 	if o.tty {
 		r.Resize = s.sizes

@@ -39,6 +39,7 @@ import (
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fencing"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -298,7 +299,7 @@ type stub struct {
 	driver.Driver
 	engineErr  error
 	console    func(context.Context) (io.ReadWriteCloser, error)
-	exec       func(context.Context, driver.ExecRequest) (int, error)
+	exec       func(context.Context, terminal.Command) (int, error)
 	dial       func(context.Context, int32) (net.Conn, error)
 	logs       func(context.Context, driver.LogOptions) (io.ReadCloser, error)
 	interfaces func(context.Context) ([]driver.Interface, error)
@@ -314,7 +315,7 @@ func (s *stub) Console(ctx context.Context, _ types.UID) (io.ReadWriteCloser, er
 	return s.console(ctx)
 }
 
-func (s *stub) Exec(ctx context.Context, _ types.UID, r driver.ExecRequest) (int, error) {
+func (s *stub) Exec(ctx context.Context, _ types.UID, r terminal.Command) (int, error) {
 	return s.exec(ctx, r)
 }
 

@@ -21,7 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/remotecommand"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
-	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -95,7 +95,7 @@ type exchanged struct {
 func (f *fixture) exchange(t *testing.T, send func(*websocket.Conn)) (got exchanged) {
 	t.Helper()
 	read := make(chan []byte, 1)
-	f.driver.exec = func(_ context.Context, r driver.ExecRequest) (int, error) {
+	f.driver.exec = func(_ context.Context, r terminal.Command) (int, error) {
 		input, err := io.ReadAll(r.Stdin)
 		read <- input
 		return 0, err
@@ -143,7 +143,7 @@ func expectedInput(messages [][]byte, isFirstText bool) (input []byte, wrong, is
 		case m[0] == remotecommand.StreamStdIn:
 			input = append(input, m[1:]...)
 		case m[0] == remotecommand.StreamResize:
-			var size driver.TerminalSize
+			var size terminal.Size
 			if json.NewDecoder(bytes.NewReader(m[1:])).Decode(&size) != nil {
 				return input, true, false
 			}

@@ -22,6 +22,7 @@ import (
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -114,7 +115,7 @@ func TestOversizedMessage(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t, nil)
 			received := make(chan int, 1)
-			f.driver.exec = func(_ context.Context, r driver.ExecRequest) (int, error) {
+			f.driver.exec = func(_ context.Context, r terminal.Command) (int, error) {
 				all, err := io.ReadAll(r.Stdin)
 				received <- len(all)
 				return 0, err
@@ -208,7 +209,7 @@ func TestSlowReader(t *testing.T) {
 			f.openLog(t, "follow=true")
 		},
 		"exec": func(t *testing.T, f *fixture, source *endless) {
-			f.driver.exec = func(ctx context.Context, r driver.ExecRequest) (int, error) {
+			f.driver.exec = func(ctx context.Context, r terminal.Command) (int, error) {
 				defer func() { _ = source.Close() }()
 				_, err := io.Copy(r.Stdout, source)
 				<-ctx.Done()
@@ -247,7 +248,7 @@ func TestInputThatIsNotRead(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, func(h *Handler) { h.times.ping, h.times.silence = 20*time.Millisecond, time.Second })
 	end := make(chan struct{})
-	f.driver.exec = func(context.Context, driver.ExecRequest) (int, error) {
+	f.driver.exec = func(context.Context, terminal.Command) (int, error) {
 		<-end
 		return 3, nil
 	}
@@ -342,7 +343,7 @@ func TestDroppedSessions(t *testing.T) { // not parallel: it counts
 		reader, _ := io.Pipe()
 		return reader, nil
 	}
-	f.driver.exec = func(ctx context.Context, r driver.ExecRequest) (int, error) {
+	f.driver.exec = func(ctx context.Context, r terminal.Command) (int, error) {
 		_, _ = io.Copy(io.Discard, r.Stdin)
 		<-ctx.Done()
 		return 0, ctx.Err()
@@ -416,14 +417,14 @@ func countDescriptors(t testing.TB) int {
 func TestLargeWrite(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
-	f.driver.exec = func(_ context.Context, r driver.ExecRequest) (int, error) {
+	f.driver.exec = func(_ context.Context, r terminal.Command) (int, error) {
 		_, err := r.Stdout.Write(make([]byte, 3<<20))
 		return 0, err
 	}
 	ws := f.dial(t, "alice", f.url(streams.Exec, "command=x&stdout=true"))
 	for total := 0; total < 3<<20; {
 		_, message, err := ws.ReadMessage()
-		if err != nil || len(message) > chunk+1 {
+		if err != nil || len(message) > terminal.ChunkSize+1 {
 			t.Fatalf("a message has %d bytes, %v", len(message), err)
 		}
 		total += len(message) - 1

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/terminal"
 )
 
 // serveLog responds with the output that the server has printed.
@@ -40,7 +41,7 @@ func (c *call) serveLog() error {
 	if _, err := (body{c}).Write(nil); err != nil { // the client sees that the log is there
 		return err
 	}
-	return copyTo(body{c}, log)
+	return terminal.Copy(body{c}, log)
 }
 
 // body is the response as it comes. A client that does not read ends the stream.

@@ -25,6 +25,7 @@ import (
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -34,14 +35,14 @@ import (
 func TestExec(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
-	f.driver.exec = func(_ context.Context, r driver.ExecRequest) (int, error) {
+	f.driver.exec = func(_ context.Context, r terminal.Command) (int, error) {
 		input, err := io.ReadAll(r.Stdin)
 		if err != nil {
 			return 0, err
 		}
 		_, _ = r.Stdout.Write(bytes.ToUpper(input))
-		_, _ = io.WriteString(r.Stderr, strings.Join(r.Command, "|"))
-		return len(r.Command), nil
+		_, _ = io.WriteString(r.Stderr, strings.Join(r.Args, "|"))
+		return len(r.Args), nil
 	}
 	var stdout, stderr bytes.Buffer
 	input := strings.Repeat("some input ", 100_000)
@@ -64,11 +65,11 @@ func TestExec(t *testing.T) {
 func TestExecWithTerminal(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
-	f.driver.exec = func(ctx context.Context, r driver.ExecRequest) (int, error) {
+	f.driver.exec = func(ctx context.Context, r terminal.Command) (int, error) {
 		for r.TTY {
 			select {
 			case size := <-r.Resize:
-				if size == (driver.TerminalSize{Width: 132, Height: 50}) {
+				if size == (terminal.Size{Width: 132, Height: 50}) {
 					_, err := io.WriteString(r.Stdout, "large")
 					return 0, err
 				}
@@ -99,7 +100,7 @@ func (q sizeQueue) Next() *remotecommand.TerminalSize { return <-q.all }
 func TestExecErrors(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
-	f.driver.exec = func(context.Context, driver.ExecRequest) (int, error) {
+	f.driver.exec = func(context.Context, terminal.Command) (int, error) {
 		return 0, driver.Errorf(driver.ErrUnsupported, "the guest runs no agent")
 	}
 	err := f.connect(t.Context(), "alice", f.url(streams.Exec, "command=ls&stdout=true"), remotecommand.StreamOptions{Stdout: io.Discard})
@@ -112,7 +113,7 @@ func TestExecErrors(t *testing.T) {
 func TestExitCodes(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
-	f.driver.exec = func(_ context.Context, r driver.ExecRequest) (int, error) { return strconv.Atoi(r.Command[0]) }
+	f.driver.exec = func(_ context.Context, r terminal.Command) (int, error) { return strconv.Atoi(r.Args[0]) }
 	for command, want := range map[string]string{
 		"0": "", "255": "exit code 255", "256": "InternalError: the command ended with exit code 256", "-1": "exit code -1, which no client",
 		"3221225786": "exit code 3221225786, which no client",
@@ -128,7 +129,7 @@ func TestCommandEndsWithClient(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
 	input := make(chan error, 1)
-	f.driver.exec = func(ctx context.Context, r driver.ExecRequest) (int, error) {
+	f.driver.exec = func(ctx context.Context, r terminal.Command) (int, error) {
 		_, err := io.ReadAll(r.Stdin)
 		input <- err
 		<-ctx.Done()

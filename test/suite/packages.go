@@ -136,6 +136,7 @@ var packages = []testPackage{
 	{"internal/logrepeat", raced, 32},
 	{"internal/streams", raced, 32},
 	{"internal/streams/endpoint", raced, 32},
+	{"internal/terminal", raced, 32},
 	{"standalone/internal/supervisor", raced, 32},
 	{"internal/driver/qemu", process, 8},
 	{"internal/driver/docker", process, 12},

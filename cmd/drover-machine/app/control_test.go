@@ -24,6 +24,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/description"
 	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -119,7 +120,7 @@ func (g *guest) checkReached(t *testing.T, n network, controls *control.Client) 
 	t.Helper()
 	run := func(stdin io.Reader, args ...string) (out string, code int, err error) {
 		var printed bytes.Buffer
-		code, err = g.reach.Exec(t.Context(), control.Command{Args: args, Stdin: stdin, Stdout: &printed, Stderr: &printed})
+		code, err = g.reach.Exec(t.Context(), terminal.Command{Args: args, Stdin: stdin, Stdout: &printed, Stderr: &printed})
 		return printed.String(), code, err
 	}
 	_, _, err := run(nil, "echo")

@@ -31,6 +31,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/driver/kit"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/tier"
 )
@@ -317,7 +318,7 @@ func TestTLS(t *testing.T) {
 	d, spec := newServer(t, shellImage(t))
 	ensureState(t, d, spec, driver.StateRunning)
 	var out bytes.Buffer
-	code, err := d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: []string{"cat"}, Stdin: strings.NewReader("typed"), Stdout: &out})
+	code, err := d.Exec(t.Context(), spec.UID, terminal.Command{Args: []string{"cat"}, Stdin: strings.NewReader("typed"), Stdout: &out})
 	if err != nil || code != 0 || out.String() != "typed" {
 		t.Errorf("a command ended with %d, %v, and printed %q", code, err, out.String())
 	}

@@ -24,6 +24,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest/streams"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
@@ -126,7 +127,7 @@ func TestLostConnections(t *testing.T) {
 	ended := make(chan error, 1)
 	started := newSignalWriter()
 	go func() {
-		_, err := d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: []string{"sh", "-c", "echo started; sleep 300"}, Stdout: started})
+		_, err := d.Exec(t.Context(), spec.UID, terminal.Command{Args: []string{"sh", "-c", "echo started; sleep 300"}, Stdout: started})
 		ended <- err
 	}()
 	<-started.written
@@ -169,8 +170,8 @@ func TestCommandEndsWithItsCaller(t *testing.T) {
 			started := newSignalWriter()
 			seconds := map[bool]string{false: "1234", true: "1235"}[tty]
 			go func() {
-				_, err := d.Exec(ctx, spec.UID, driver.ExecRequest{
-					Command: []string{"sh", "-c", "trap '' HUP TERM INT; sleep " + seconds + " & echo started; sleep " + seconds + "; sleep " + seconds}, Stdout: started, TTY: tty,
+				_, err := d.Exec(ctx, spec.UID, terminal.Command{
+					Args: []string{"sh", "-c", "trap '' HUP TERM INT; sleep " + seconds + " & echo started; sleep " + seconds + "; sleep " + seconds}, Stdout: started, TTY: tty,
 				})
 				ended <- err
 			}()
@@ -208,7 +209,7 @@ func TestCommandWithoutShell(t *testing.T) {
 	ensureState(t, d, spec, driver.StateRunning)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	_, err := d.Exec(ctx, spec.UID, driver.ExecRequest{Command: []string{"/demo-guest"}, Stdout: io.Discard})
+	_, err := d.Exec(ctx, spec.UID, terminal.Command{Args: []string{"/demo-guest"}, Stdout: io.Discard})
 	if !errors.Is(err, context.DeadlineExceeded) && err != nil {
 		t.Errorf("it ended with %v", err)
 	}
@@ -222,7 +223,7 @@ func TestCommandOfStoppedServer(t *testing.T) {
 	started := newSignalWriter()
 	codes := make(chan int, 1)
 	go func() {
-		code, err := d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: []string{"sh", "-c", "echo started; sleep 300"}, Stdout: started})
+		code, err := d.Exec(t.Context(), spec.UID, terminal.Command{Args: []string{"sh", "-c", "echo started; sleep 300"}, Stdout: started})
 		if err != nil {
 			t.Errorf("Exec: %v", err)
 		}
@@ -250,9 +251,9 @@ func TestTerminalInput(t *testing.T) {
 		"\x1eback\x1e x\n": "\x1eback\x1e x ends",
 	} {
 		var out bytes.Buffer
-		code, err := d.Exec(t.Context(), spec.UID, driver.ExecRequest{
-			Command: []string{"sh", "-c", `stty -echo; last=0; while read -r line; do last=$line; done; echo "${line:-$last} ends"`},
-			Stdin:   strings.NewReader(input), Stdout: &out, TTY: true,
+		code, err := d.Exec(t.Context(), spec.UID, terminal.Command{
+			Args:  []string{"sh", "-c", `stty -echo; last=0; while read -r line; do last=$line; done; echo "${line:-$last} ends"`},
+			Stdin: strings.NewReader(input), Stdout: &out, TTY: true,
 		})
 		if err != nil || code != 0 || !strings.Contains(out.String(), want) {
 			t.Errorf("%q: it ended with %d, %v, and printed %q, want %q", input, code, err, out.String(), want)
@@ -297,7 +298,7 @@ func streamCalls(d *Driver, spec driver.ServerSpec) map[string]func(context.Cont
 			return err
 		},
 		"exec": func(ctx context.Context) error {
-			_, err := d.Exec(ctx, spec.UID, driver.ExecRequest{Command: []string{"cat"}})
+			_, err := d.Exec(ctx, spec.UID, terminal.Command{Args: []string{"cat"}})
 			return err
 		},
 		"dial": func(ctx context.Context) error {
@@ -504,7 +505,7 @@ func dropStream(t *testing.T, d *Driver, spec driver.ServerSpec, i int) {
 		}
 	case 2:
 		in, typed := io.Pipe()
-		_, _ = d.Exec(ctx, spec.UID, driver.ExecRequest{Command: []string{"cat"}, Stdin: in, TTY: i%8 == 2})
+		_, _ = d.Exec(ctx, spec.UID, terminal.Command{Args: []string{"cat"}, Stdin: in, TTY: i%8 == 2})
 		_ = typed.Close()
 	case 3:
 		if c, err := d.Dial(ctx, spec.UID, 80); err == nil {

@@ -22,6 +22,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -307,7 +308,7 @@ func TestManyStreams(t *testing.T) { //nolint:paralleltest // it counts the goro
 		})
 	}
 	ready.Wait()
-	assert.NoError(t, assert.ErrorOf(d.Exec(t.Context(), uid, driver.ExecRequest{Command: []string{"log", "hello"}})))
+	assert.NoError(t, assert.ErrorOf(d.Exec(t.Context(), uid, terminal.Command{Args: []string{"log", "hello"}})))
 	shown.Wait()
 	leave()
 	all.Wait()

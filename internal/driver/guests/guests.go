@@ -21,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine/agent"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/terminal"
 )
 
 // Guests reaches the guests of a driver.
@@ -173,18 +174,14 @@ func (t *typist) Close() error {
 }
 
 // Exec implements driver.Executor, by the guest's agent.
-func (g Guests) Exec(ctx context.Context, uid types.UID, r driver.ExecRequest) (exitCode int, err error) {
-	if err := (agent.Command{Args: r.Command}).Check(); err != nil {
+func (g Guests) Exec(ctx context.Context, uid types.UID, command terminal.Command) (exitCode int, err error) {
+	if err := (agent.Command{Args: command.Args}).Check(); err != nil {
 		return 0, driver.Errorf(driver.ErrInvalid, "%w", err)
 	}
 	c, err := g.Reach(ctx, uid)
 	if err != nil {
 		return 0, err
 	}
-	sizing, endSizing := context.WithCancel(ctx)
-	defer endSizing()
-	sizes := control.ConvertSizes(sizing, r.Resize, func(s driver.TerminalSize) control.TerminalSize { return control.TerminalSize(s) })
-	command := control.Command{Args: r.Command, Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr, TTY: r.TTY, Resize: sizes}
 	for _, to := range []*io.Writer{&command.Stdout, &command.Stderr} {
 		if *to == nil {
 			*to = io.Discard
@@ -195,7 +192,7 @@ func (g Guests) Exec(ctx context.Context, uid types.UID, r driver.ExecRequest) (
 		err = fmt.Errorf("%w; the exit code is %d", err, code)
 	}
 	if errors.Is(err, control.ErrCommandNotFound) || errors.Is(err, control.ErrCommandNotExecutable) || errors.Is(err, control.ErrCommand) {
-		err = fmt.Errorf("%.80q: %w", r.Command[0], err)
+		err = fmt.Errorf("%.80q: %w", command.Args[0], err)
 	}
 	return code, g.classifyError(err)
 }

@@ -13,6 +13,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -43,9 +44,9 @@ func TestGuest(t *testing.T) {
 	readFirst, readSecond := streams.ReadAll(t, first), streams.ReadAll(t, second)
 	readFirst.WaitForText(t, "drover guest")
 	readSecond.WaitForText(t, "drover guest")
-	_, err := d.Exec(t.Context(), s.UID, driver.ExecRequest{Command: []string{"true"}})
+	_, err := d.Exec(t.Context(), s.UID, terminal.Command{Args: []string{"true"}})
 	assert.ErrorIs(t, "a command without an agent", err, driver.ErrUnsupported, "qemu-guest-agent")
-	_, err = d.Exec(t.Context(), s.UID, driver.ExecRequest{Command: []string{"true"}, TTY: true})
+	_, err = d.Exec(t.Context(), s.UID, terminal.Command{Args: []string{"true"}, TTY: true})
 	assert.ErrorIs(t, "a command with a terminal", err, driver.ErrUnsupported, "without a terminal")
 	assert.ErrorIs(t, "interfaces without an agent", assert.ErrorOf(d.Interfaces(t.Context(), s.UID)), driver.ErrUnsupported, "qemu-guest-agent")
 	for _, port := range []int32{81, 8443} {

@@ -17,6 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -122,7 +123,7 @@ func (c *simulatedConsole) leave() {
 }
 
 // Exec implements control.Guest.
-func (*simulatedGuest) Exec(ctx context.Context, c control.Command) (exitCode int, err error) {
+func (*simulatedGuest) Exec(ctx context.Context, c terminal.Command) (exitCode int, err error) {
 	if c.TTY {
 		return 0, control.ErrTerminal
 	}

@@ -26,6 +26,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/tier"
 )
@@ -77,7 +78,7 @@ func (g *linuxGuest) run(t *testing.T, stdin io.Reader, command ...string) ran {
 
 func (g *linuxGuest) runOn(ctx context.Context, d *Driver, stdin io.Reader, command ...string) ran {
 	var out, errOut bytes.Buffer
-	code, err := d.Exec(ctx, g.spec.UID, driver.ExecRequest{Command: command, Stdin: stdin, Stdout: &out, Stderr: &errOut})
+	code, err := d.Exec(ctx, g.spec.UID, terminal.Command{Args: command, Stdin: stdin, Stdout: &out, Stderr: &errOut})
 	return ran{code, out.String(), errOut.String(), err}
 }
 
@@ -153,7 +154,7 @@ func (g *linuxGuest) checkCommands(t *testing.T) {
 	if cut.out != strings.Repeat("x", 3<<20) {
 		t.Errorf("%d bytes of the output came", len(cut.out))
 	}
-	wantError(t, assert.ErrorOf(g.d.Exec(t.Context(), g.spec.UID, driver.ExecRequest{Command: []string{"echo"}, TTY: true})), driver.ErrUnsupported, "terminal", "ssh", "console")
+	wantError(t, assert.ErrorOf(g.d.Exec(t.Context(), g.spec.UID, terminal.Command{Args: []string{"echo"}, TTY: true})), driver.ErrUnsupported, "terminal", "ssh", "console")
 }
 
 // checkExecTogether checks commands of several callers in several processes, and that a command

@@ -23,6 +23,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/guest/files"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
@@ -83,12 +84,12 @@ func (c *container) exec(t *testing.T, tty bool, stdin, command string) (string,
 	t.Helper()
 	var out bytes.Buffer
 	var code int
-	sizes := make(chan driver.TerminalSize, 1)
-	sizes <- driver.TerminalSize{Width: 100, Height: 40}
+	sizes := make(chan terminal.Size, 1)
+	sizes <- terminal.Size{Width: 100, Height: 40}
 	assert.Eventually(t, command+" is run", func(t testing.TB) (err error) {
 		out.Reset()
-		code, err = c.d.Exec(t.Context(), c.spec.UID, driver.ExecRequest{
-			Command: []string{"sh", "-c", command}, Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &out, TTY: tty, Resize: sizes,
+		code, err = c.d.Exec(t.Context(), c.spec.UID, terminal.Command{
+			Args: []string{"sh", "-c", command}, Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &out, TTY: tty, Resize: sizes,
 		})
 		return err
 	})
@@ -100,7 +101,7 @@ func (c *container) checkFiles(t *testing.T) {
 	t.Helper()
 	run := func(stdin io.Reader, want int, args ...string) string {
 		var out, errs bytes.Buffer
-		code, err := c.d.Exec(t.Context(), c.spec.UID, driver.ExecRequest{Command: args, Stdin: stdin, Stdout: &out, Stderr: &errs})
+		code, err := c.d.Exec(t.Context(), c.spec.UID, terminal.Command{Args: args, Stdin: stdin, Stdout: &out, Stderr: &errs})
 		if err != nil || code != want {
 			t.Errorf("%q ends with %d and prints %q, %v", args, code, errs.String(), err)
 		}

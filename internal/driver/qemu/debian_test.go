@@ -145,14 +145,14 @@ func debianSpec(e *engine, dir string) driver.ServerSpec {
 	return spec
 }
 
-// terminal is a person at the serial console.
-type terminal struct {
+// typist is a person at the serial console.
+type typist struct {
 	t    *testing.T
 	conn io.ReadWriteCloser
 	said bytes.Buffer // what was not examined yet
 }
 
-func sitAt(t *testing.T, h *instance.Instance) *terminal {
+func sitAt(t *testing.T, h *instance.Instance) *typist {
 	t.Helper()
 	s, err := h.Load()
 	assert.NoError(t, err)
@@ -160,21 +160,21 @@ func sitAt(t *testing.T, h *instance.Instance) *terminal {
 	assert.NoError(t, err)
 	conn, err := reached.Console(t.Context(), true)
 	assert.NoError(t, err)
-	c := &terminal{t: t, conn: conn}
+	c := &typist{t: t, conn: conn}
 	t.Cleanup(c.close)
 	return c
 }
 
-func (c *terminal) close() { _ = c.conn.Close() }
+func (c *typist) close() { _ = c.conn.Close() }
 
-func (c *terminal) say(text string) {
+func (c *typist) say(text string) {
 	c.t.Helper()
 	_, err := c.conn.Write([]byte(text))
 	assert.NoError(c.t, err)
 }
 
 // await reads until a text has come, and returns what came before it.
-func (c *terminal) await(text string) string {
+func (c *typist) await(text string) string {
 	c.t.Helper()
 	defer time.AfterFunc(debianWithin, c.close).Stop()
 	for part := make([]byte, 4096); ; {
@@ -191,7 +191,7 @@ func (c *terminal) await(text string) string {
 	}
 }
 
-func (c *terminal) login(user, password string) {
+func (c *typist) login(user, password string) {
 	c.t.Helper()
 	c.say("\r")
 	c.await("login: ")
@@ -204,7 +204,7 @@ func (c *terminal) login(user, password string) {
 }
 
 // run returns what a command prints.
-func (c *terminal) run(command string) string {
+func (c *typist) run(command string) string {
 	c.t.Helper()
 	// The marks are not in the text that is sent, which may be echoed.
 	c.say("echo '<'\"<\"; " + command + "; echo '>'\">\"\r")
@@ -388,7 +388,7 @@ func copyFile(t *testing.T, source, target string) {
 }
 
 // until repeats a command until it prints a text.
-func (c *terminal) until(command, text string) {
+func (c *typist) until(command, text string) {
 	c.t.Helper()
 	assert.Eventually(c.t, fmt.Sprintf("%s prints %q", command, text), func(testing.TB) error {
 		if out := c.run(command); !strings.Contains(out, text) {

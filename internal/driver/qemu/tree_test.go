@@ -22,6 +22,7 @@ import (
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/image/room"
 	"cloudnative.tw/drover/internal/image/rootfs"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/filetree"
@@ -71,7 +72,7 @@ func (c *container) show(t *testing.T) []byte {
 	var out, errs bytes.Buffer
 	assert.Eventually(t, "the files are shown", func(testing.TB) error {
 		out.Reset()
-		code, err := c.d.Exec(t.Context(), c.spec.UID, driver.ExecRequest{Command: []string{"/show"}, Stdout: &out, Stderr: &errs})
+		code, err := c.d.Exec(t.Context(), c.spec.UID, terminal.Command{Args: []string{"/show"}, Stdout: &out, Stderr: &errs})
 		if err == nil && code != 0 {
 			err = fmt.Errorf("code %d: %s", code, errs.String())
 		}

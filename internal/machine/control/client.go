@@ -23,6 +23,8 @@ import (
 	"time"
 
 	"github.com/gorilla/websocket"
+
+	"cloudnative.tw/drover/internal/terminal"
 )
 
 const (
@@ -131,7 +133,7 @@ func NewClient(address string, config *tls.Config) *Client {
 		},
 		dialer: websocket.Dialer{
 			NetDialContext: dial, TLSClientConfig: config, HandshakeTimeout: CallWithin,
-			ReadBufferSize: messageSize, WriteBufferSize: 4 << 10,
+			ReadBufferSize: terminal.ChunkSize, WriteBufferSize: 4 << 10,
 		},
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"unicode"
 
 	"cloudnative.tw/drover/internal/machine/agent"
+	"cloudnative.tw/drover/internal/terminal"
 )
 
 // Guest has the services that people reach in a machine: the console of its guest, and the guest agent.
@@ -26,32 +27,13 @@ type Guest interface {
 	Console(ctx context.Context, types bool) (io.ReadWriteCloser, error)
 	// Exec runs a command until it ends, and returns its exit code, 128 plus the signal's number if
 	// a signal ended it. The error may come with an exit code, as ErrOutputCut does.
-	Exec(ctx context.Context, c Command) (exitCode int, err error)
+	Exec(ctx context.Context, c terminal.Command) (exitCode int, err error)
 	// TakesInput reports whether a command gets input while it runs. Otherwise it starts once its input has ended.
 	TakesInput() bool
 	// Interfaces returns the network interfaces that the guest reports, without the loopback one.
 	Interfaces(ctx context.Context) ([]Interface, error)
 	// NetworkStatistics returns the figures of the guest's network. It needs no agent.
 	NetworkStatistics(ctx context.Context) (NetworkStatistics, error)
-}
-
-// Command is a program to run in the guest.
-type Command struct {
-	// Args are the program and its arguments. No shell interprets them.
-	Args []string
-	// Stdin is nil for a command without input. It is read until io.EOF.
-	Stdin io.Reader
-	// Stdout and Stderr receive the output. Neither is nil.
-	Stdout, Stderr io.Writer
-	// TTY gives the command a terminal, whose size is the last one from Resize. All output goes to Stdout.
-	TTY    bool
-	Resize <-chan TerminalSize
-}
-
-// TerminalSize is in characters.
-type TerminalSize struct {
-	Width  uint16 `json:"width"`
-	Height uint16 `json:"height"`
 }
 
 // ConvertSizes returns the sizes of a terminal in another type, until from is closed or ctx ends.

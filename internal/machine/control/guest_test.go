@@ -27,6 +27,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -60,7 +61,7 @@ func (g *guestStub) NetworkStatistics(context.Context) (NetworkStatistics, error
 }
 
 // Exec prints its input, and its arguments to the standard error. Without input it waits.
-func (g *guestStub) Exec(ctx context.Context, c Command) (int, error) {
+func (g *guestStub) Exec(ctx context.Context, c terminal.Command) (int, error) {
 	if c.Args[0] == "sleep" {
 		if g.begun != nil {
 			g.begun <- struct{}{}
@@ -116,7 +117,7 @@ func TestTwoAuthorities(t *testing.T) {
 		"figures to who may":         {assert.ErrorOf(guest.NetworkStatistics(t.Context())), nil},
 		"figures to who controls":    {assert.ErrorOf(controls.NetworkStatistics(t.Context())), ErrProtocol},
 		"a console for who controls": {assert.ErrorOf(controls.Console(t.Context(), false)), ErrProtocol},
-		"a command of who controls":  {assert.ErrorOf(controls.Exec(t.Context(), Command{Args: []string{"id"}})), ErrProtocol},
+		"a command of who controls":  {assert.ErrorOf(controls.Exec(t.Context(), terminal.Command{Args: []string{"id"}})), ErrProtocol},
 	} {
 		assert.ErrorIs(t, what, c.err, c.want)
 	}
@@ -148,7 +149,7 @@ func TestExecOverStream(t *testing.T) {
 	} {
 		g.code, g.err = want.code, want.err
 		var out, printed bytes.Buffer
-		code, err := c.Exec(t.Context(), Command{Args: []string{"echo", "a b", ""}, Stdin: want.stdin, Stdout: &out, Stderr: &printed})
+		code, err := c.Exec(t.Context(), terminal.Command{Args: []string{"echo", "a b", ""}, Stdin: want.stdin, Stdout: &out, Stderr: &printed})
 		if name == "words" {
 			want.err = ErrFailed
 		}
@@ -171,7 +172,7 @@ func TestInputWithoutEnd(t *testing.T) {
 	t.Parallel()
 	machine := httptest.NewTLSServer(newGuestHandler(&guestStub{}, time.Nanosecond))
 	t.Cleanup(machine.Close)
-	_, err := clientOf(machine).Exec(t.Context(), Command{Args: []string{"echo"}, Stdin: blocked{}, Stdout: io.Discard, Stderr: io.Discard})
+	_, err := clientOf(machine).Exec(t.Context(), terminal.Command{Args: []string{"echo"}, Stdin: blocked{}, Stdout: io.Discard, Stderr: io.Discard})
 	assert.ErrorIs(t, "a command whose input stays open", err, ErrInputOpen, "5m0s")
 }
 
@@ -181,10 +182,10 @@ func TestTerminal(t *testing.T) {
 	t.Parallel()
 	machine := httptest.NewTLSServer(newGuestHandler(&guestStub{streams: true}, time.Nanosecond))
 	t.Cleanup(machine.Close)
-	sizes := make(chan TerminalSize, 1)
-	sizes <- TerminalSize{80, 25}
+	sizes := make(chan terminal.Size, 1)
+	sizes <- terminal.Size{Width: 80, Height: 25}
 	var out bytes.Buffer
-	_, err := clientOf(machine).Exec(t.Context(), Command{Args: []string{"size"}, Stdin: blocked{}, Stdout: &out, TTY: true, Resize: sizes})
+	_, err := clientOf(machine).Exec(t.Context(), terminal.Command{Args: []string{"size"}, Stdin: blocked{}, Stdout: &out, TTY: true, Resize: sizes})
 	assert.NoError(t, err)
 	if out.String() != "80x25" {
 		t.Errorf("it printed %q", out.String())
@@ -200,7 +201,7 @@ func TestLostCommand(t *testing.T) {
 	c, _ := serveGuest(ctx, t, g)
 	failed := make(chan error)
 	exec := func(stdin io.Reader) {
-		failed <- assert.ErrorOf(c.Exec(t.Context(), Command{Args: []string{"sleep"}, Stdin: stdin, Stdout: io.Discard, Stderr: io.Discard}))
+		failed <- assert.ErrorOf(c.Exec(t.Context(), terminal.Command{Args: []string{"sleep"}, Stdin: stdin, Stdout: io.Discard, Stderr: io.Discard}))
 	}
 	go exec(iotest.ErrReader(os.ErrDeadlineExceeded))
 	<-g.begun
@@ -227,7 +228,7 @@ func TestLeftCommand(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error)
 	go func() {
-		failed <- assert.ErrorOf(c.Exec(ctx, Command{Args: []string{"sleep"}, Stdin: blocked{}, Stdout: io.Discard, Stderr: io.Discard}))
+		failed <- assert.ErrorOf(c.Exec(ctx, terminal.Command{Args: []string{"sleep"}, Stdin: blocked{}, Stdout: io.Discard, Stderr: io.Discard}))
 	}()
 	cancel()
 	if err := <-failed; !errors.Is(err, context.Canceled) && !errors.Is(err, ErrUnreachable) {
@@ -236,7 +237,7 @@ func TestLeftCommand(t *testing.T) {
 	ctx, cancel = context.WithCancel(t.Context())
 	s, err := c.openStream(ctx, execPath)
 	assert.NoError(t, err)
-	assert.NoError(t, s.sendJSON(channelStart, commandMessage{Args: []string{"sleep"}}))
+	assert.NoError(t, s.SendJSON(terminal.Control.Start, commandMessage{Args: []string{"sleep"}}))
 	cancel()
 	if err := <-g.ended; err == nil {
 		t.Error("a command lacks the cause of its end")
@@ -270,7 +271,7 @@ func TestConsoleOverStream(t *testing.T) {
 	c, _ := serveGuest(t.Context(), t, g)
 	console, err := c.Console(t.Context(), true)
 	assert.NoError(t, err)
-	for _, text := range []string{"login: ", strings.Repeat("x", 3*messageSize)} {
+	for _, text := range []string{"login: ", strings.Repeat("x", 3*terminal.ChunkSize)} {
 		assert.NoError(t, assert.ErrorOf(io.WriteString(console, text)))
 		got := make([]byte, len(text))
 		if _, err := io.ReadFull(console, got); err != nil || string(got) != text {
@@ -386,20 +387,21 @@ func TestOddMessages(t *testing.T) {
 	t.Parallel()
 	g := &guestStub{ended: make(chan error, 1)}
 	c, _ := serveGuest(t.Context(), t, g)
+	c.dialer.WriteBufferSize = 2 * maxInput // a message is one frame, whose length comes first
 	for name, messages := range map[string][][]byte{
 		"empty":          {{}},
-		"no start":       {{channelInput, 'x'}},
-		"no list":        {{channelStart, 'x'}},
+		"no start":       {{terminal.Input, 'x'}},
+		"no list":        {{terminal.Control.Start, 'x'}},
 		"unknown":        {[]byte("\x03{\"args\":[\"sleep\"]}"), {9}},
 		"another start":  {[]byte("\x03{\"args\":[\"sleep\"]}"), []byte("\x03{\"args\":[\"sleep\"]}")},
 		"much too large": {[]byte("\x03{\"args\":[\"sleep\"]}"), make([]byte, maxInput+1)},
 	} {
-		s, err := c.openStream(t.Context(), execPath)
+		ws, err := c.openWebSocket(t.Context(), execPath)
 		assert.NoError(t, err)
 		for _, m := range messages {
-			assert.NoError(t, s.ws.WriteMessage(websocket.BinaryMessage, m))
+			_ = ws.WriteMessage(websocket.BinaryMessage, m) // the machine may have closed the connection
 		}
-		if _, content, err := s.receiveMessage(); err == nil && !bytes.Contains(content, []byte("EndUnknown")) {
+		if _, content, err := ws.ReadMessage(); err == nil && !bytes.Contains(content, []byte("EndUnknown")) {
 			t.Errorf("%s: the machine answers %q", name, content)
 		}
 		if len(messages) > 1 {
@@ -465,7 +467,7 @@ func FuzzMachine(f *testing.F) {
 	f.Fuzz(func(t *testing.T, content []byte) {
 		sent.Store(&content)
 		var out bytes.Buffer
-		_, execErr := c.Exec(t.Context(), Command{Args: []string{"x"}, Stdout: &out, Stderr: &out})
+		_, execErr := c.Exec(t.Context(), terminal.Command{Args: []string{"x"}, Stdout: &out, Stderr: &out})
 		console, err := c.Console(t.Context(), false)
 		assert.NoError(t, err)
 		printed, readErr := io.ReadAll(console)

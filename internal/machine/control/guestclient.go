@@ -16,6 +16,10 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+
+	"github.com/gorilla/websocket"
+
+	"cloudnative.tw/drover/internal/terminal"
 )
 
 var _ Guest = (*Client)(nil)
@@ -57,6 +61,14 @@ func (c *Client) Console(ctx context.Context, types bool) (io.ReadWriteCloser, e
 
 // openStream opens a stream, which ends when ctx does.
 func (c *Client) openStream(ctx context.Context, path string) (*stream, error) {
+	ws, err := c.openWebSocket(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	return newStream(ctx, ws, maxOutput), nil
+}
+
+func (c *Client) openWebSocket(ctx context.Context, path string) (*websocket.Conn, error) {
 	dialer, bounded := c.dialer, &boundedConn{}
 	dialer.NetDialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := c.dialer.NetDialContext(ctx, network, address)
@@ -73,7 +85,7 @@ func (c *Client) openStream(ctx context.Context, path string) (*stream, error) {
 		return nil, explainError(err)
 	}
 	bounded.left.Store(math.MaxInt64)
-	return newStream(ctx, ws, maxOutput), nil
+	return ws, nil
 }
 
 // maxHandshake is more bytes than a machine sends before a stream, including its certificates.
@@ -120,13 +132,13 @@ func (c *console) Read(p []byte) (int, error) {
 
 // nextOutput waits for the next output.
 func (c *console) nextOutput() ([]byte, error) {
-	channel, content, err := c.receiveMessage()
+	channel, content, err := c.Receive()
 	switch {
 	case err != nil:
 		return nil, err
-	case channel == channelOutput:
+	case channel == terminal.Output:
 		return content, nil
-	case channel == channelEnd:
+	case channel == terminal.Control.End:
 		_, err := readEnding(content)
 		err = cmp.Or(err, io.EOF)
 		c.end(err) // the machine waits for it
@@ -136,10 +148,10 @@ func (c *console) nextOutput() ([]byte, error) {
 }
 
 // Write implements io.Writer. It blocks while the guest does not read.
-func (c *console) Write(p []byte) (int, error) { return outgoing{c.stream, channelInput}.Write(p) }
+func (c *console) Write(p []byte) (int, error) { return c.Writer(terminal.Input).Write(p) }
 
 // CloseWrite makes the machine end the console, so that another caller can write.
-func (c *console) CloseWrite() error { return c.sendMessage(channelInput, nil) }
+func (c *console) CloseWrite() error { return c.Send(terminal.Input, nil) }
 
 // Close implements io.Closer.
 func (c *console) Close() error {
@@ -151,13 +163,13 @@ func (c *console) Close() error {
 func (c *Client) TakesInput() bool { return true }
 
 // sendSizes sends the sizes of a terminal, until sizes is closed or the stream ends.
-func (s *stream) sendSizes(sizes <-chan TerminalSize) {
+func (s *stream) sendSizes(sizes <-chan terminal.Size) {
 	for {
 		select {
 		case <-s.ctx.Done():
 			return
 		case size, ok := <-sizes:
-			if !ok || s.sendJSON(channelResize, size) != nil {
+			if !ok || s.SendJSON(terminal.Control.Resize, size) != nil {
 				return
 			}
 		}
@@ -165,33 +177,33 @@ func (s *stream) sendSizes(sizes <-chan TerminalSize) {
 }
 
 // Exec implements Guest.
-func (c *Client) Exec(ctx context.Context, command Command) (exitCode int, err error) {
+func (c *Client) Exec(ctx context.Context, command terminal.Command) (exitCode int, err error) {
 	s, err := c.openStream(ctx, execPath)
 	if err != nil {
 		return 0, err
 	}
 	defer s.end(os.ErrClosed)
-	if err := s.sendJSON(channelStart, commandMessage{command.Args, command.TTY}); err != nil {
+	if err := s.SendJSON(terminal.Control.Start, commandMessage{command.Args, command.TTY}); err != nil {
 		return 0, err
 	}
 	go s.sendSizes(command.Resize)
 	if command.Stdin != nil {
 		go s.sendFrom(command.Stdin)
-	} else if err := s.sendMessage(channelInput, nil); err != nil {
+	} else if err := s.Send(terminal.Input, nil); err != nil {
 		return 0, err
 	}
 	for {
-		channel, content, err := s.receiveMessage()
+		channel, content, err := s.Receive()
 		switch {
 		case err != nil && ctx.Err() == nil && !errors.Is(err, errInput):
 			// The kind of the cause could mean that the command may be tried again.
 			return 0, fmt.Errorf("%w: %s", ErrEndUnknown, err.Error())
 		case err != nil:
 			return 0, err
-		case channel == channelEnd:
+		case channel == terminal.Control.End:
 			return readEnding(content)
 		}
-		to := map[byte]io.Writer{channelOutput: command.Stdout, channelErrors: command.Stderr}[channel]
+		to := map[byte]io.Writer{terminal.Output: command.Stdout, terminal.Errors: command.Stderr}[channel]
 		if to == nil {
 			return 0, fmt.Errorf("%w: %s", ErrEndUnknown, ErrProtocol.Error())
 		}

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -126,10 +127,10 @@ func TestLyingStream(t *testing.T) {
 	for name, messages := range map[string][][]byte{
 		"nothing":           {{}},
 		"another channel":   {{99, 'a'}},
-		"input":             {{channelInput, 'a'}},
-		"a long message":    {append([]byte{channelOutput}, make([]byte, 2*maxOutput)...)},
-		"an end of nothing": {{channelEnd}},
-		"another failure":   {append([]byte{channelEnd}, `{"failure":"\u001b[2J"}`...)},
+		"input":             {{terminal.Input, 'a'}},
+		"a long message":    {append([]byte{terminal.Output}, make([]byte, 2*maxOutput)...)},
+		"an end of nothing": {{terminal.Control.End}},
+		"another failure":   {append([]byte{terminal.Control.End}, `{"failure":"\u001b[2J"}`...)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -156,7 +157,7 @@ func TestLyingStream(t *testing.T) {
 			if _, err := io.ReadAll(console); !errors.Is(err, ErrProtocol) || strings.Contains(err.Error(), "\x1b") {
 				t.Errorf("a console: got %v", err)
 			}
-			_, err = c.Exec(t.Context(), Command{Args: []string{"true"}, Stdout: io.Discard, Stderr: io.Discard})
+			_, err = c.Exec(t.Context(), terminal.Command{Args: []string{"true"}, Stdout: io.Discard, Stderr: io.Discard})
 			if err == nil || strings.Contains(err.Error(), "\x1b") {
 				t.Errorf("a command: got %v", err)
 			}

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/gorilla/websocket"
+
+	"cloudnative.tw/drover/internal/terminal"
 )
 
 // Local is a machine on this host. It starts and stops on request, where a machine in a pod does so with
@@ -200,7 +202,7 @@ func NewLocalClient(token string, dial func(context.Context) (net.Conn, error)) 
 			Transport:     &http.Transport{DialContext: netDial, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxHeader},
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
-		dialer: websocket.Dialer{NetDialContext: netDial, HandshakeTimeout: CallWithin, ReadBufferSize: messageSize, WriteBufferSize: 4 << 10},
+		dialer: websocket.Dialer{NetDialContext: netDial, HandshakeTimeout: CallWithin, ReadBufferSize: terminal.ChunkSize, WriteBufferSize: 4 << 10},
 	}
 }
 

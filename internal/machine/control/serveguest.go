@@ -6,12 +6,13 @@ package control
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"net/http"
 	"time"
 
 	"github.com/gorilla/websocket"
+
+	"cloudnative.tw/drover/internal/terminal"
 )
 
 // Paths of the streams, which are WebSockets, and of calls.
@@ -25,7 +26,7 @@ const (
 // maxStreams limits the streams of a machine.
 const maxStreams = 32
 
-var upgrader = websocket.Upgrader{ReadBufferSize: 4 << 10, WriteBufferSize: messageSize}
+var upgrader = websocket.Upgrader{ReadBufferSize: 4 << 10, WriteBufferSize: terminal.ChunkSize}
 
 // guestHandler serves the calls and streams of Guest.
 type guestHandler struct {
@@ -73,9 +74,8 @@ func (h *guestHandler) serveConsole(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	context.AfterFunc(s.ctx, cancel) //nolint:contextcheck // it is the request's
-	go func() { s.end(s.receiveInput(console, nil)) }()
-	_, err = io.CopyBuffer(outgoing{s, channelOutput}, struct{ io.Reader }{console}, make([]byte, messageSize))
-	s.closeWith(0, err)
+	go s.ServeInput(console, nil)
+	s.finish(0, terminal.Copy(s.Writer(terminal.Output), console))
 }
 
 // serveExec runs a command whose arguments, input and output pass through a stream.
@@ -85,7 +85,7 @@ func (h *guestHandler) serveExec(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var message commandMessage
-	if channel, content, err := s.receiveMessage(); err != nil || channel != channelStart || json.Unmarshal(content, &message) != nil {
+	if channel, content, err := s.Receive(); err != nil || channel != terminal.Control.Start || json.Unmarshal(content, &message) != nil {
 		s.end(errRequest)
 		return
 	}
@@ -93,19 +93,15 @@ func (h *guestHandler) serveExec(w http.ResponseWriter, r *http.Request) {
 	if !h.guest.TakesInput() {
 		defer time.AfterFunc(h.inputWithin, func() { _ = input.CloseWithError(ErrInputOpen) }).Stop()
 	}
-	sizes := make(chan TerminalSize, 1)
-	command := Command{
+	sizes := make(chan terminal.Size, 1)
+	command := terminal.Command{
 		Args: message.Args, TTY: message.TTY, Resize: sizes,
-		Stdin: stdin, Stdout: outgoing{s, channelOutput}, Stderr: outgoing{s, channelErrors},
+		Stdin: stdin, Stdout: s.Writer(terminal.Output), Stderr: s.Writer(terminal.Errors),
 	}
-	go func() {
-		err := s.receiveInput(input, sizes)
-		_ = input.CloseWithError(err) // no effect if its end was received
-		s.end(err)
-	}()
+	go s.ServeInput(input, sizes)
 	code, err := h.guest.Exec(s.ctx, command) //nolint:contextcheck // it is the request's
 	_ = stdin.Close()                         // discard further input
-	s.closeWith(code, err)
+	s.finish(code, err)
 }
 
 // upgradeToStream turns a request into a stream.
@@ -115,43 +111,4 @@ func upgradeToStream(ctx context.Context, w http.ResponseWriter, r *http.Request
 		return nil, false // the client has its answer
 	}
 	return newStream(ctx, ws, maxInput), true
-}
-
-// receiveInput writes what the other end sends to a writer, until the other end leaves. It closes the
-// writer at the end of the input. sizes gets the last size of the terminal; nil refuses sizes.
-func (s *stream) receiveInput(writer io.WriteCloser, sizes chan TerminalSize) error {
-	for {
-		channel, content, err := s.receiveMessage()
-		switch {
-		case err != nil:
-			return err
-		case channel == channelResize && sizes != nil:
-			if err := replaceSize(sizes, content); err != nil {
-				return err
-			}
-			continue
-		case channel != channelInput:
-			return errRequest
-		case len(content) == 0:
-			_ = writer.Close()
-			continue
-		}
-		if _, err := writer.Write(content); err != nil && !errors.Is(err, io.ErrClosedPipe) {
-			return err
-		}
-	}
-}
-
-// replaceSize replaces the size that waits in a channel, since only the last one counts.
-func replaceSize(sizes chan TerminalSize, content []byte) error {
-	var size TerminalSize
-	if json.Unmarshal(content, &size) != nil {
-		return errRequest
-	}
-	select {
-	case <-sizes:
-	default:
-	}
-	sizes <- size
-	return nil
 }

@@ -18,6 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/guest/files"
 	"cloudnative.tw/drover/internal/guest/wire"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/terminal"
 )
 
 // answerWithin is how long the program may take to begin a session. One that boots answers as soon as it can.
@@ -84,7 +85,7 @@ func failureFor(err error) error {
 }
 
 // Exec runs a command beside the image's, as its user and in its folder.
-func (a *Agent) Exec(ctx context.Context, c control.Command) (exitCode int, err error) {
+func (a *Agent) Exec(ctx context.Context, c terminal.Command) (exitCode int, err error) {
 	session, err := a.openSession(ctx)
 	if err != nil {
 		return 0, failureFor(err)
@@ -94,7 +95,7 @@ func (a *Agent) Exec(ctx context.Context, c control.Command) (exitCode int, err 
 	}
 	sizing, endSizing := context.WithCancel(ctx)
 	defer endSizing()
-	sizes := control.ConvertSizes(sizing, c.Resize, func(s control.TerminalSize) wire.Size { return wire.Size{Rows: s.Height, Columns: s.Width} })
+	sizes := control.ConvertSizes(sizing, c.Resize, func(s terminal.Size) wire.Size { return wire.Size{Rows: s.Height, Columns: s.Width} })
 	exit, err := session.Exec(ctx, client.Command{
 		Exec: wire.Exec{Args: c.Args, TTY: c.TTY}, Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, Resize: sizes,
 	})
@@ -102,7 +103,7 @@ func (a *Agent) Exec(ctx context.Context, c control.Command) (exitCode int, err 
 }
 
 // copyFiles runs a command that Drover's program in the guest serves itself.
-func copyFiles(ctx context.Context, session *client.Client, c control.Command) (exitCode int, err error) {
+func copyFiles(ctx context.Context, session *client.Client, c terminal.Command) (exitCode int, err error) {
 	switch {
 	case len(c.Args) != 2:
 		err = fmt.Errorf("%w: %s needs one path, and has %d", client.ErrRefused, c.Args[0], len(c.Args)-1)

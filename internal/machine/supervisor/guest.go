@@ -22,6 +22,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/console"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/imageagent"
+	"cloudnative.tw/drover/internal/terminal"
 )
 
 // guestAccess gives people the console of the guest, and runs commands by one of its agents.
@@ -103,7 +104,7 @@ func (g *guestAccess) TakesInput() bool { return g.nonce != nil }
 
 // Exec implements control.Guest. The QEMU guest agent takes all input at once, before the command starts, and
 // the output comes once the command has ended.
-func (g *guestAccess) Exec(ctx context.Context, c control.Command) (exitCode int, err error) {
+func (g *guestAccess) Exec(ctx context.Context, c terminal.Command) (exitCode int, err error) {
 	if err := g.checkGuest(ctx); err != nil {
 		return 0, guestFailure(err)
 	}
@@ -138,7 +139,7 @@ func newExecMemory() execMemory {
 }
 
 // execCommand runs a command by an agent.
-func (m execMemory) execCommand(ctx context.Context, a agent.Agent, c control.Command) (exitCode int, err error) {
+func (m execMemory) execCommand(ctx context.Context, a agent.Agent, c terminal.Command) (exitCode int, err error) {
 	input, release, err := m.readInput(c.Stdin)
 	if err != nil {
 		return 0, err

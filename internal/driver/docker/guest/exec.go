@@ -22,13 +22,14 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
 	"cloudnative.tw/drover/internal/driver/kit"
+	"cloudnative.tw/drover/internal/terminal"
 )
 
 // execution is a command in a container.
 type execution struct {
 	access  *Access
 	of      found
-	request driver.ExecRequest
+	request terminal.Command
 	id      string // by the engine
 	mark    string // in the environment of the command and of its children
 
@@ -39,8 +40,8 @@ type execution struct {
 // Exec implements driver.Executor. The engine cannot end a command: if ctx ends first, a
 // shell in the container ends it, and all that it started, by a variable in their
 // environment (endCommand). In a container without a shell they go on.
-func (a *Access) Exec(ctx context.Context, uid types.UID, r driver.ExecRequest) (exitCode int, err error) {
-	if len(r.Command) == 0 {
+func (a *Access) Exec(ctx context.Context, uid types.UID, r terminal.Command) (exitCode int, err error) {
+	if len(r.Args) == 0 {
 		return 0, driver.Errorf(driver.ErrInvalid, "command is empty: it must be a program and its arguments")
 	}
 	of, err := a.findRunning(ctx, uid)
@@ -60,7 +61,7 @@ func (a *Access) Exec(ctx context.Context, uid types.UID, r driver.ExecRequest) 
 
 func (x *execution) createExec(ctx context.Context) error {
 	id, err := x.access.createExec(ctx, x.of.ID, client.ExecCreateOptions{
-		Cmd: x.request.Command, Env: []string{x.mark}, TTY: x.request.TTY, DetachKeys: noDetachKeys,
+		Cmd: x.request.Args, Env: []string{x.mark}, TTY: x.request.TTY, DetachKeys: noDetachKeys,
 		AttachStdin: x.request.Stdin != nil, AttachStdout: true, AttachStderr: true,
 	})
 	x.id = id
@@ -176,7 +177,7 @@ func (x *execution) followSize(ctx context.Context) {
 	}
 }
 
-func (x *execution) resizeTerminal(ctx context.Context, size driver.TerminalSize) {
+func (x *execution) resizeTerminal(ctx context.Context, size terminal.Size) {
 	ctx, cancel := x.access.withTimeout(ctx)
 	defer cancel()
 	_ = x.access.options.Engine.Read(ctx, "resize a terminal", func(ctx context.Context, e *client.Client) error {
@@ -291,7 +292,7 @@ func (x *execution) awaitEnd(ctx context.Context) (exitCode int, err error) {
 func (x *execution) explainRefusal() error {
 	text := cmp.Or(strings.TrimSpace(x.refusal.String()), "the engine gives no reason")
 	kind := cmp.Or(driver.CommandError(text), driver.ErrRetry)
-	return driver.Errorf(kind, "command %q cannot be started in container %s: %.500s", x.request.Command[0], engine.ShortID(x.of.ID), text)
+	return driver.Errorf(kind, "command %q cannot be started in container %s: %.500s", x.request.Args[0], engine.ShortID(x.of.ID), text)
 }
 
 // endScript ends every process whose environment has the text of its argument: first with the

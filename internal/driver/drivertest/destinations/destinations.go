@@ -27,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
@@ -285,7 +286,7 @@ func (g *guest) run(t testing.TB, stdin string, command ...string) string {
 		t.Fatal("the driver is no driver.Executor")
 	}
 	var out, errs bytes.Buffer
-	code, err := executor.Exec(t.Context(), g.spec.UID, driver.ExecRequest{Command: command, Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &errs})
+	code, err := executor.Exec(t.Context(), g.spec.UID, terminal.Command{Args: command, Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &errs})
 	if err != nil || code != 0 {
 		t.Fatalf("%q ends with %d, %v, and prints %s", command, code, err, errs.String())
 	}

@@ -17,13 +17,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 )
 
 // exec runs a command without input and returns its output.
 func exec(ctx context.Context, d driver.Executor, uid types.UID, command []string) (stdout, stderr string, code int, err error) {
 	var out, complaints bytes.Buffer
-	code, err = d.Exec(ctx, uid, driver.ExecRequest{Command: command, Stdout: &out, Stderr: &complaints})
+	code, err = d.Exec(ctx, uid, terminal.Command{Args: command, Stdout: &out, Stderr: &complaints})
 	return out.String(), complaints.String(), code, err
 }
 
@@ -78,7 +79,7 @@ func testExecInput(t *testing.T, e *Env) {
 	spec, _ := e.Start(t, "exec-input")
 	sent := bytes.Repeat([]byte(word()+"\x00\xff\r\n"), 100_000)
 	var received bytes.Buffer
-	code, err := d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: e.Guest.Commands.Copy, Stdin: bytes.NewReader(sent), Stdout: &received})
+	code, err := d.Exec(t.Context(), spec.UID, terminal.Command{Args: e.Guest.Commands.Copy, Stdin: bytes.NewReader(sent), Stdout: &received})
 	if err != nil || code != 0 || !bytes.Equal(received.Bytes(), sent) {
 		t.Errorf("it ended with %d, %v, and copied %d bytes of %d", code, err, received.Len(), len(sent))
 	}
@@ -88,22 +89,22 @@ func testExecTerminal(t *testing.T, e *Env) {
 	d := optional[driver.Executor](t, e.Driver)
 	spec, _ := e.Start(t, "exec-terminal")
 	if e.Guest.Commands.Size == nil {
-		assert.ErrorIs(t, "Exec with a terminal", assert.ErrorOf(d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: e.Guest.Commands.Print("x"), Stdout: io.Discard, TTY: true})), driver.ErrUnsupported)
+		assert.ErrorIs(t, "Exec with a terminal", assert.ErrorOf(d.Exec(t.Context(), spec.UID, terminal.Command{Args: e.Guest.Commands.Print("x"), Stdout: io.Discard, TTY: true})), driver.ErrUnsupported)
 		return
 	}
 	in, typed := io.Pipe()
 	shown, out := io.Pipe()
-	sizes := make(chan driver.TerminalSize)
+	sizes := make(chan terminal.Size)
 	ended := make(chan error, 1)
 	go func() {
-		code, err := d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: e.Guest.Commands.Size, Stdin: in, Stdout: out, TTY: true, Resize: sizes})
+		code, err := d.Exec(t.Context(), spec.UID, terminal.Command{Args: e.Guest.Commands.Size, Stdin: in, Stdout: out, TTY: true, Resize: sizes})
 		if err == nil && code != 0 {
 			err = fmt.Errorf("exit code %d", code)
 		}
 		ended <- errors.Join(err, in.Close(), out.Close())
 	}()
 	r := ReadAll(t, shown)
-	for _, size := range []driver.TerminalSize{{Width: 123, Height: 45}, {Width: 80, Height: 24}} {
+	for _, size := range []terminal.Size{{Width: 123, Height: 45}, {Width: 80, Height: 24}} {
 		sizes <- size
 		assert.Eventually(t, "the size of the terminal", func(testing.TB) error {
 			if _, err := io.WriteString(typed, "\n"); err != nil {
@@ -130,7 +131,7 @@ func testExecEnds(t *testing.T, e *Env) {
 	shown, copied := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		_, err := d.Exec(ctx, spec.UID, driver.ExecRequest{Command: e.Guest.Commands.Copy, Stdin: in, Stdout: copied})
+		_, err := d.Exec(ctx, spec.UID, terminal.Command{Args: e.Guest.Commands.Copy, Stdin: in, Stdout: copied})
 		ended <- err
 	}()
 	r, text := ReadAll(t, shown), word()
@@ -141,7 +142,7 @@ func testExecEnds(t *testing.T, e *Env) {
 
 	broken, out := io.Pipe()
 	assert.NoError(t, broken.CloseWithError(os.ErrDeadlineExceeded))
-	assert.ErrorIs(t, "Exec whose output is not taken", assert.ErrorOf(d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: e.Guest.Commands.Print(word()), Stdout: out})), os.ErrDeadlineExceeded)
+	assert.ErrorIs(t, "Exec whose output is not taken", assert.ErrorOf(d.Exec(t.Context(), spec.UID, terminal.Command{Args: e.Guest.Commands.Print(word()), Stdout: out})), os.ErrDeadlineExceeded)
 	e.checkRuns(t, s)
 }
 
@@ -154,7 +155,7 @@ func testExecOfManyCallers(t *testing.T, e *Env) {
 	for i := range 20 {
 		all.Go(func() {
 			sent, out := word(), &bytes.Buffer{}
-			code, err := d.Exec(t.Context(), spec.UID, driver.ExecRequest{Command: e.Guest.Commands.Copy, Stdin: strings.NewReader(sent), Stdout: out})
+			code, err := d.Exec(t.Context(), spec.UID, terminal.Command{Args: e.Guest.Commands.Copy, Stdin: strings.NewReader(sent), Stdout: out})
 			if err != nil || code != 0 || out.String() != sent {
 				t.Errorf("caller %d sent %q and received %q, code %d: %v", i, sent, out, code, err)
 			}

@@ -19,6 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -66,7 +67,7 @@ func guestOf() drivertest.Guest {
 		Print: func(t *testing.T, d driver.Driver, s driver.Server, word string) {
 			t.Helper()
 			x, _ := driver.As[driver.Executor](d)
-			assert.NoError(t, assert.ErrorOf(x.Exec(t.Context(), s.UID, driver.ExecRequest{Command: []string{"log", word}})))
+			assert.NoError(t, assert.ErrorOf(x.Exec(t.Context(), s.UID, terminal.Command{Args: []string{"log", word}})))
 		},
 		Type: func(word string) string { return word },
 		Commands: drivertest.Commands{

@@ -14,12 +14,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/terminal"
 )
 
 // execution is a command that runs.
 type execution struct {
-	driver.ExecRequest
-	on *terminal
+	terminal.Command
+	on *screen
 
 	mu   sync.Mutex
 	over bool // nothing more may be written
@@ -37,21 +38,21 @@ var commands = map[string]func(x *execution, ctx context.Context, args []string)
 
 // Exec implements driver.Executor. The commands are: true, exit CODE, echo and warn (on standard
 // error), log (on the console), and cat. They cannot have a terminal.
-func (a *Access) Exec(ctx context.Context, uid types.UID, r driver.ExecRequest) (exitCode int, err error) {
+func (a *Access) Exec(ctx context.Context, uid types.UID, r terminal.Command) (exitCode int, err error) {
 	s, err := a.findRunning(ctx, uid)
 	if err != nil {
 		return 0, err
 	}
-	if len(r.Command) == 0 || r.Command[0] == "" {
+	if len(r.Args) == 0 || r.Args[0] == "" {
 		return 0, driver.Errorf(driver.ErrInvalid, "command is empty: it must be a program and its arguments")
 	}
-	if commands[r.Command[0]] == nil {
-		return 0, driver.Errorf(driver.ErrCommandNotFound, "command is %.100q: a simulated server has cat, echo, exit, log, true and warn", r.Command)
+	if commands[r.Args[0]] == nil {
+		return 0, driver.Errorf(driver.ErrCommandNotFound, "command is %.100q: a simulated server has cat, echo, exit, log, true and warn", r.Args)
 	}
 	if r.TTY {
 		return 0, driver.Errorf(driver.ErrUnsupported, "a simulated server does not give commands a terminal")
 	}
-	x := &execution{ExecRequest: r, on: terminalOf(s)}
+	x := &execution{Command: r, on: screenOf(s)}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer x.end()
@@ -61,7 +62,7 @@ func (a *Access) Exec(ctx context.Context, uid types.UID, r driver.ExecRequest) 
 	}
 	results := make(chan result, 1)
 	go func() { // it stays with a Read of the caller's that does not return
-		exitCode, err := commands[r.Command[0]](x, ctx, r.Command[1:])
+		exitCode, err := commands[r.Args[0]](x, ctx, r.Args[1:])
 		results <- result{exitCode, err}
 	}()
 	select {

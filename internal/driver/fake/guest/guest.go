@@ -66,7 +66,7 @@ func (a *Access) goesOn(ctx context.Context, before Server) bool {
 }
 
 // Forget drops what a server printed.
-func Forget(id string) { terminals.Delete(id) }
+func Forget(id string) { screens.Delete(id) }
 
 // Console implements driver.Consoler.
 func (a *Access) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser, error) {
@@ -74,7 +74,7 @@ func (a *Access) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser
 	if err != nil {
 		return nil, err
 	}
-	return a.newConsole(ctx, s, terminalOf(s).end()-tailSize), nil
+	return a.newConsole(ctx, s, screenOf(s).end()-tailSize), nil
 }
 
 // Logs implements driver.LogReader.
@@ -89,7 +89,7 @@ func (a *Access) Logs(ctx context.Context, uid types.UID, o driver.LogOptions) (
 	case s.Run == "":
 		return nil, driver.Errorf(driver.ErrRetry, "the server has not run yet, and has no log")
 	}
-	t := terminalOf(s)
+	t := screenOf(s)
 	end, text := t.end(), t.read(0)
 	if o.Previous {
 		text = t.before

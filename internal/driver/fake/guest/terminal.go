@@ -23,11 +23,11 @@ const (
 	stateEvery = 200 * time.Millisecond
 )
 
-// terminals has the terminals of servers by their IDs, for all drivers of this process.
-var terminals driver.SyncMap[string, *terminal]
+// screens has the screens of servers by their IDs, for all drivers of this process.
+var screens driver.SyncMap[string, *screen]
 
-// terminal is what a server prints in one run. It repeats what is typed to it.
-type terminal struct {
+// screen is what a server prints in one run. It repeats what is typed to it.
+type screen struct {
 	run    string
 	before []byte // printed in the run before
 
@@ -41,14 +41,14 @@ type terminal struct {
 	over      bool
 }
 
-// terminalOf returns the terminal of the server's run, whose first line says that it booted.
-func terminalOf(s Server) (t *terminal) {
-	terminals.Update(s.ID, func(last *terminal, exists bool) (*terminal, bool) {
+// screenOf returns the screen of the server's run, whose first line says that it booted.
+func screenOf(s Server) (t *screen) {
+	screens.Update(s.ID, func(last *screen, exists bool) (*screen, bool) {
 		if exists && last.run == s.Run {
 			t = last
 			return t, true
 		}
-		t = &terminal{run: s.Run, more: make(chan struct{})}
+		t = &screen{run: s.Run, more: make(chan struct{})}
 		if exists {
 			t.before = last.read(0)
 		}
@@ -59,7 +59,7 @@ func terminalOf(s Server) (t *terminal) {
 }
 
 // print adds to the text.
-func (t *terminal) print(text []byte) {
+func (t *screen) print(text []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.text = append(t.text, text...)
@@ -71,13 +71,13 @@ func (t *terminal) print(text []byte) {
 }
 
 // read returns the text from a position on, or what is left of it.
-func (t *terminal) read(from int) []byte {
+func (t *screen) read(from int) []byte {
 	text := make([]byte, textSize)
 	n, _, _ := t.readInto(text, from)
 	return text[:n]
 }
 
-func (t *terminal) readInto(p []byte, from int) (n, next int, more <-chan struct{}) {
+func (t *screen) readInto(p []byte, from int) (n, next int, more <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	from = max(from, t.dropped)
@@ -85,14 +85,14 @@ func (t *terminal) readInto(p []byte, from int) (n, next int, more <-chan struct
 	return n, from + n, t.more
 }
 
-func (t *terminal) end() int {
+func (t *screen) end() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.dropped + len(t.text)
 }
 
 // claim gives a console the right to write, if no other has it.
-func (t *terminal) claim(c *console) bool {
+func (t *screen) claim(c *console) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.writer == nil && c.ctx.Err() == nil { // a console that is closed would keep it
@@ -101,7 +101,7 @@ func (t *terminal) claim(c *console) bool {
 	return t.writer == c
 }
 
-func (t *terminal) release(c *console) {
+func (t *screen) release(c *console) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.writer == c {
@@ -111,7 +111,7 @@ func (t *terminal) release(c *console) {
 
 // console reads a terminal from a position on.
 type console struct {
-	*terminal
+	*screen
 	access *Access
 	of     Server
 	at     int
@@ -122,7 +122,7 @@ type console struct {
 
 func (a *Access) newConsole(ctx context.Context, of Server, at int) *console {
 	ctx, end := context.WithCancelCause(ctx)
-	c := &console{terminal: terminalOf(of), access: a, of: of, at: at, ctx: ctx, leave: end}
+	c := &console{screen: screenOf(of), access: a, of: of, at: at, ctx: ctx, leave: end}
 	context.AfterFunc(ctx, func() { c.release(c) })
 	return c
 }
