@@ -53,9 +53,7 @@ func TestStopAndWait(t *testing.T) {
 				}
 			}
 			<-ended
-			if stops != 1 {
-				t.Errorf("it stopped %d times", stops)
-			}
+			assert.True(t, stops == 1, "it stopped %d times", stops)
 		})
 	}
 }
@@ -91,9 +89,7 @@ func TestStopContext(t *testing.T) {
 	waitForLine(t, process.out, "stopping")
 	assert.NoError(t, process.Process.Signal(os.Interrupt))
 	_ = process.Wait()
-	if got := process.ProcessState.ExitCode(); got != 130 {
-		t.Errorf("the process ended with %s, want code 130", process.ProcessState)
-	}
+	assert.True(t, process.ProcessState.ExitCode() == 130, "the process ended with %s, want code 130", process.ProcessState)
 }
 
 // TestOutliveReaders checks that a process runs on whose output nobody reads any more, until it has done what it

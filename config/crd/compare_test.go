@@ -39,21 +39,17 @@ func TestFindMissing(t *testing.T) {
 		assert.NoError(t, err)
 		tc.change(status)
 		client := serveSchemas(t, map[string]any{"tw.cloudnative.v1alpha1.VirtualMachine": map[string]any{"properties": map[string]any{"status": status}}})
-		if got, isServed, err := FindMissing(t.Context(), client); got != tc.want || !isServed || err != nil {
-			t.Errorf("%s: got %q, %v, %v, want %q", name, got, isServed, err, tc.want)
-		}
+		got, isServed, err := FindMissing(t.Context(), client)
+		assert.True(t, got == tc.want && isServed && err == nil, "%s: got %q, %v, %v, want %q", name, got, isServed, err, tc.want)
 	}
-	if got, isServed, err := FindMissing(t.Context(), serveSchemas(t, nil)); got != "" || isServed || err != nil {
-		t.Errorf("of a server without VirtualMachines: %q, %v, %v", got, isServed, err)
-	}
+	got, isServed, err := FindMissing(t.Context(), serveSchemas(t, nil))
+	assert.True(t, got == "" && !isServed && err == nil, "of a server without VirtualMachines: %q, %v, %v", got, isServed, err)
 }
 
 func serveSchemas(t *testing.T, schemas map[string]any) rest.Interface {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/openapi/v3/apis/cloudnative.tw/v1alpha1" {
-			t.Errorf("requested %s", r.URL)
-		}
+		assert.True(t, r.URL.Path == "/openapi/v3/apis/cloudnative.tw/v1alpha1", "requested %s", r.URL)
 		w.Header().Set("Content-Type", "application/json")
 		if schemas == nil {
 			w.WriteHeader(http.StatusNotFound)
@@ -74,8 +70,6 @@ func TestBuiltInStatusHasEveryField(t *testing.T) {
 	assert.NoError(t, err)
 	for field := range reflect.TypeFor[api.VirtualMachineStatus]().Fields() {
 		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
-		if status.Properties[name] == nil {
-			t.Errorf("status.%s is not compared", name)
-		}
+		assert.True(t, status.Properties[name] != nil, "status.%s is not compared", name)
 	}
 }

@@ -120,9 +120,7 @@ func TestManifestsOfDocs(t *testing.T) {
 			}
 		})
 	}
-	if found[markComplete] < 4 || found[markFragment] < 8 {
-		t.Errorf("the marks are %v: the docs have more manifests", found)
-	}
+	assert.True(t, found[markComplete] >= 4 && found[markFragment] >= 8, "the marks are %v: the docs have more manifests", found)
 }
 
 func allBlocks(t *testing.T) (all []block) {
@@ -141,9 +139,7 @@ func allBlocks(t *testing.T) (all []block) {
 func TestExamples(t *testing.T) {
 	files, err := filepath.Glob("../../examples/*.yaml")
 	assert.NoError(t, err)
-	if len(files) < 7 {
-		t.Errorf("the examples are %q", files)
-	}
+	assert.True(t, len(files) >= 7, "the examples are %q", files)
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) { connectToAll(t).checkComplete(t, framework.ReadFile(t, file)) })
 	}

@@ -91,9 +91,7 @@ func causes(t *testing.T, err error) (texts []string) {
 		return nil
 	}
 	var status apierrors.APIStatus
-	if !errors.As(err, &status) || status.Status().Details == nil || len(status.Status().Details.Causes) == 0 {
-		t.Fatalf("no list of causes: %v", err)
-	}
+	assert.Require(t, errors.As(err, &status) && status.Status().Details != nil && len(status.Status().Details.Causes) != 0, "no list of causes: %v", err)
 	for _, cause := range status.Status().Details.Causes {
 		if cause.Field != "<nil>" {
 			texts = append(texts, cause.Field+": "+cause.Message)
@@ -118,9 +116,8 @@ func TestInstalled(t *testing.T) {
 	assert.NoError(t, err)
 	var installed apiextensionsv1.CustomResourceDefinition
 	assert.NoError(t, runtime.DefaultUnstructuredConverter.FromUnstructured(found.Object, &installed))
-	if !equality.Semantic.DeepEqual(installed.Spec.Versions, definition(t).Spec.Versions) {
-		t.Fatal("bin/drover installs another CRD than config/crd: build it again")
-	}
+	assert.Require(t, equality.Semantic.DeepEqual(installed.Spec.Versions, definition(t).Spec.Versions),
+		"bin/drover installs another CRD than config/crd: build it again")
 }
 
 // TestObjectsOfAnEarlierVersion checks that an object which breaks a rule that is new can be changed and deleted,
@@ -178,9 +175,7 @@ func TestObjectsOfAnEarlierVersion(t *testing.T) {
 func TestUnknownField(t *testing.T) {
 	manifest := vm(`{resource: {cpu: 1, memory: 1G}, cpus: 2}`)
 	_, err := connect(t).create(t, manifest, metav1.CreateOptions{DryRun: dryRun, FieldValidation: metav1.FieldValidationStrict})
-	if err == nil || !strings.Contains(err.Error(), `unknown field "spec.cpus"`) {
-		t.Errorf("error is %v, want one that names spec.cpus", err)
-	}
+	assert.True(t, err != nil && strings.Contains(err.Error(), `unknown field "spec.cpus"`), "error is %v, want one that names spec.cpus", err)
 }
 
 // TestFieldSelectors checks that the API server chooses by phase and driver, in a list
@@ -210,14 +205,11 @@ func TestFieldSelectors(t *testing.T) {
 		for _, object := range all.Items {
 			got = append(got, object.GetName())
 		}
-		if !slices.Equal(got, want) {
-			t.Errorf("%s selects %q, want %q", selector, got, want)
-		}
+		assert.True(t, slices.Equal(got, want), "%s selects %q, want %q", selector, got, want)
 	}
 	_, err := s.List(t.Context(), metav1.ListOptions{FieldSelector: "spec.action=active"})
-	if !apierrors.IsBadRequest(err) || !strings.Contains(err.Error(), "field label not supported: spec.action") {
-		t.Errorf("error is %v, want one that names spec.action", err)
-	}
+	assert.True(t, apierrors.IsBadRequest(err) && strings.Contains(err.Error(), "field label not supported: spec.action"),
+		"error is %v, want one that names spec.action", err)
 	s.checkSelectingWatch(t, "stopped")
 }
 
@@ -232,9 +224,7 @@ func (s server) checkSelectingWatch(t *testing.T, name string) {
 		want  watch.EventType
 	}{{"Paused", watch.Added}, {"Failed", watch.Deleted}} {
 		s.setStatus(t, name, "{phase: "+step.phase+"}")
-		if e := assert.Receive(t, "the event of phase "+step.phase, w.ResultChan()); e.Type != step.want {
-			t.Errorf("after phase %s the watch has %s, want %s", step.phase, e.Type, step.want)
-		}
+		assert.Equal(t, "after phase "+step.phase+" the watch has", assert.Receive(t, "the event of phase "+step.phase, w.ResultChan()).Type, step.want)
 	}
 }
 

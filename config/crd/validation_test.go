@@ -28,9 +28,7 @@ func TestColumns(t *testing.T) {
 		"Status string 0", "CPU number 0", "Memory number 0", "Age date 0",
 		"Ready string 1", "Driver string 1", "Address string 1", "ID string 1", "Reason string 1",
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("columns are\n%q, want\n%q", got, want)
-	}
+	assert.True(t, slices.Equal(got, want), "columns are\n%q, want\n%q", got, want)
 }
 
 func TestDefaults(t *testing.T) {
@@ -57,12 +55,8 @@ func TestDefaults(t *testing.T) {
 			object, err := connect(t).create(t, tc.manifest, metav1.CreateOptions{DryRun: dryRun})
 			assert.NoError(t, err)
 			got, found, err := unstructured.NestedFieldNoCopy(object.Object, tc.path...)
-			if err != nil || !found {
-				t.Fatalf("%v: found %t, error %v", tc.path, found, err)
-			}
-			if !equality.Semantic.DeepEqual(got, tc.want) {
-				t.Errorf("%v is\n%#v, want\n%#v", tc.path, got, tc.want)
-			}
+			assert.Require(t, err == nil && found, "%v: found %t, error %v", tc.path, found, err)
+			assert.True(t, equality.Semantic.DeepEqual(got, tc.want), "%v is\n%#v, want\n%#v", tc.path, got, tc.want)
 		})
 	}
 }
@@ -156,12 +150,10 @@ func TestFractionsInDocs(t *testing.T) {
 	for _, path := range all {
 		text, err := os.ReadFile(path)
 		assert.NoError(t, err)
-		if line := unquoted.Find(text); line != nil {
-			t.Errorf("%s has the line %q, which the API server refuses", path, line)
-		}
-		if filepath.Base(path) == "troubleshooting.md" && !strings.Contains(string(text), unquotedFraction) {
-			t.Errorf("%s does not have %s", path, unquotedFraction)
-		}
+		line := unquoted.Find(text)
+		assert.True(t, line == nil, "%s has the line %q, which the API server refuses", path, line)
+		assert.True(t, filepath.Base(path) != "troubleshooting.md" || strings.Contains(string(text), unquotedFraction),
+			"%s does not have %s", path, unquotedFraction)
 	}
 }
 
@@ -487,9 +479,7 @@ const condition = `{type: Ready, status: "True", reason: Running, message: "", l
 func expect(t *testing.T, got, want []string) {
 	t.Helper()
 	got, want = slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want))
-	if !slices.Equal(got, want) {
-		t.Errorf("errors are\n\t%s\nwant\n\t%s", strings.Join(got, "\n\t"), strings.Join(want, "\n\t"))
-	}
+	assert.True(t, slices.Equal(got, want), "errors are\n\t%s\nwant\n\t%s", strings.Join(got, "\n\t"), strings.Join(want, "\n\t"))
 }
 
 // vm is a manifest with the given spec.

@@ -47,9 +47,7 @@ func TestListsAll(t *testing.T) {
 		}
 	}
 	want := "NAMESPACE NAME STATUS CPU MEMORY|default list-a Active 0.00% 12.50%|default list-b - - -"
-	if strings.Join(got, "|") != want {
-		t.Errorf("printed %q, want %q", strings.Join(got, "|"), want)
-	}
+	assert.Equal(t, "printed", strings.Join(got, "|"), want)
 }
 
 func TestWatchPrintsChangesUntilTheEnd(t *testing.T) {
@@ -73,9 +71,7 @@ func TestWatchPrintsChangesUntilTheEnd(t *testing.T) {
 	assert.Eventually(t, "the run ends with its context", func(testing.TB) error {
 		select {
 		case err := <-done:
-			if err != nil {
-				t.Errorf("it ended with %v, want nil after an interruption", err)
-			}
+			assert.ErrorIs(t, "it ended with, want nil after an interruption", err, nil)
 			return nil
 		default:
 			return errors.New("it goes on")
@@ -102,9 +98,8 @@ func TestKubeconfig(t *testing.T) {
 	if _, err := client.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{}); err != nil {
 		t.Error(err)
 	}
-	if _, err := newClientFor(t.TempDir() + "/absent"); err == nil {
-		t.Error("a kubeconfig that does not exist gave no error")
-	}
+	_, err = newClientFor(t.TempDir() + "/absent")
+	assert.True(t, err != nil, "a kubeconfig that does not exist gave no error")
 }
 
 var errBroken = errors.New("broken")

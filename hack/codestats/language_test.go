@@ -41,19 +41,12 @@ func TestPatterns(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
 			row, ok := examples[p.name]
-			if !ok {
-				t.Fatal("testdata/patterns.txt lacks a row for it")
-			}
+			assert.Require(t, ok, "testdata/patterns.txt lacks a row for it")
 			found := findOddities("a.go", passagesOfGo([]byte(row.found)))
-			if !slices.ContainsFunc(found, func(o oddity) bool { return o.pattern.name == p.name }) {
-				t.Errorf("%q: found %v", row.found, found)
-			}
-			if found := findOddities("a.go", passagesOfGo([]byte(row.notFound))); len(found) != 0 {
-				t.Errorf("%q: found %v", row.notFound, found)
-			}
-			if p.instead == "" {
-				t.Error("it does not say what to write instead")
-			}
+			assert.True(t, slices.ContainsFunc(found, func(o oddity) bool { return o.pattern.name == p.name }), "%q: found %v", row.found, found)
+			found = findOddities("a.go", passagesOfGo([]byte(row.notFound)))
+			assert.True(t, len(found) == 0, "%q: found %v", row.notFound, found)
+			assert.True(t, p.instead != "", "it does not say what to write instead")
 		})
 	}
 }
@@ -91,9 +84,7 @@ func TestWhereTextIs(t *testing.T) {
 			for _, o := range findOddities("a", passages) {
 				lines = append(lines, o.line)
 			}
-			if !slices.Equal(lines, test.want) {
-				t.Errorf("lines %v, want %v", lines, test.want)
-			}
+			assert.True(t, slices.Equal(lines, test.want), "lines %v, want %v", lines, test.want)
 		})
 	}
 }
@@ -152,14 +143,11 @@ func TestRatchetFailsByEachPattern(t *testing.T) {
 
 				replaceText(t, filepath.Join(root, file), "f() {\n", "f() {\n\t"+row.found+"\n")
 				printed, err := check(t, root)
-				if err == nil || !strings.Contains(printed, file+":") || !strings.Contains(printed, ": "+name+": ") {
-					t.Errorf("error %v, printed:\n%s", err, printed)
-				}
+				assert.True(t, err != nil && strings.Contains(printed, file+":") && strings.Contains(printed, ": "+name+": "),
+					"error %v, printed:\n%s", err, printed)
 				s, err := scanCheckout(root)
 				assert.NoError(t, err)
-				if err := s.lowerNumbers(&strings.Builder{}, root); err == nil {
-					t.Error("-lower has raised a number")
-				}
+				assert.True(t, s.lowerNumbers(&strings.Builder{}, root) != nil, "-lower has raised a number")
 			})
 		}
 	}
@@ -171,9 +159,8 @@ func TestRatchetFailsOnAPage(t *testing.T) {
 	root := languageCheckout(t)
 	replaceText(t, filepath.Join(root, "docs/a.md"), odd, odd+", "+odd)
 	printed, err := check(t, root)
-	if want := "docs/a.md:1: old word: "; err == nil || !strings.Contains(printed, want) {
-		t.Errorf("error %v, want %q in:\n%s", err, want, printed)
-	}
+	want := "docs/a.md:1: old word: "
+	assert.True(t, err != nil && strings.Contains(printed, want), "error %v, want %q in:\n%s", err, want, printed)
 }
 
 // TestDocsAreShort checks that further words in docs/ fail once it has too many, but for generated ones.
@@ -201,9 +188,8 @@ func TestLowerKeepsWhatHasRisen(t *testing.T) {
 	assert.ErrorSays(t, "lower", s.lowerNumbers(&strings.Builder{}, root), "increased in 1 packages or pages")
 	text, err := os.ReadFile(filepath.Join(root, numbersFile))
 	assert.NoError(t, err)
-	if want := numbersHead + "internal/a 1\n"; string(text) != want {
-		t.Errorf("got %q, want %q", text, want)
-	}
+	want := numbersHead + "internal/a 1\n"
+	assert.True(t, string(text) == want, "got %q, want %q", text, want)
 }
 
 // TestRatchetFalls checks that a number that is too high fails until -lower has written the one
@@ -214,13 +200,9 @@ func TestRatchetFalls(t *testing.T) {
 	replaceText(t, filepath.Join(root, "internal/a/a.go"), odd, "again")
 	assert.NoError(t, os.Remove(filepath.Join(root, "docs/a.md")))
 	printed, err := check(t, root)
-	if err == nil || !strings.Contains(err.Error(), "ARGS=-lower") {
-		t.Errorf("error %v, want the command that lowers numbers", err)
-	}
+	assert.True(t, err != nil && strings.Contains(err.Error(), "ARGS=-lower"), "error %v, want the command that lowers numbers", err)
 	for _, name := range []string{"internal/a", "docs/a.md"} {
-		if !strings.Contains(printed, name+" has only 0 ") {
-			t.Errorf("printed without %s:\n%s", name, printed)
-		}
+		assert.Contains(t, "printed without "+name+":\n", printed, name+" has only 0 ")
 	}
 
 	s, err := scanCheckout(root)
@@ -230,9 +212,7 @@ func TestRatchetFalls(t *testing.T) {
 	assert.NoError(t, err)
 	text, err := os.ReadFile(filepath.Join(root, numbersFile))
 	assert.NoError(t, err)
-	if string(text) != numbersHead {
-		t.Errorf("numbers are left: %s", text)
-	}
+	assert.Equal(t, "numbers are left", string(text), numbersHead)
 }
 
 // TestNumbersThatCannotBeRead checks that a line that is not a number, such as a conflict of git,
@@ -242,8 +222,7 @@ func TestNumbersThatCannotBeRead(t *testing.T) {
 	for _, line := range []string{"<<<<<<< HEAD", "internal/b", "internal/b -1", "internal/b 0", "internal/b 1 2"} {
 		root := languageCheckout(t)
 		replaceText(t, filepath.Join(root, numbersFile), "internal/a", line+"\ninternal/a")
-		if _, err := check(t, root); err == nil || !strings.Contains(err.Error(), line) {
-			t.Errorf("%q: error %v", line, err)
-		}
+		_, err := check(t, root)
+		assert.True(t, err != nil && strings.Contains(err.Error(), line), "%q: error %v", line, err)
 	}
 }

@@ -29,20 +29,12 @@ func TestScanCheckout(t *testing.T) {
 	}
 	got, err := scanCheckout(root)
 	assert.NoError(t, err)
-	if want := (size{1, 2, 4}); got.pages != want || got.tests.files != 2 || got.flags != 1 || got.reasons != 1 {
-		t.Errorf("pages %+v, tests %+v, %d flags, %d reasons", got.pages, got.tests, got.flags, got.reasons)
-	}
-	if got.receivers["apis/v1 T"] != 1 {
-		t.Errorf("receivers: %v", got.receivers)
-	}
+	assert.True(t, got.pages == (size{1, 2, 4}) && got.tests.files == 2 && got.flags == 1 && got.reasons == 1,
+		"pages %+v, tests %+v, %d flags, %d reasons", got.pages, got.tests, got.flags, got.reasons)
+	assert.True(t, got.receivers["apis/v1 T"] == 1, "receivers: %v", got.receivers)
 	a := got.packages["internal/a"]
-	if len(got.packages) != 2 || a == nil {
-		t.Fatalf("packages: %v, want internal/a and apis/v1", got.packages)
-	}
-	if a.files != 1 || a.lines != 11 || len(a.names) != 2 || a.oneWordNames() != 1 {
-		t.Errorf("package a: %+v, want 1 file, 11 lines, run and readFile", a)
-	}
-	if longest := percentile(a.lengths, 100); longest != 2 {
-		t.Errorf("longest function: %d lines, want 2", longest)
-	}
+	assert.Require(t, len(got.packages) == 2 && a != nil, "packages: %v, want internal/a and apis/v1", got.packages)
+	assert.True(t, a.files == 1 && a.lines == 11 && len(a.names) == 2 && a.oneWordNames() == 1, "package a: %+v, want 1 file, 11 lines, run and readFile", a)
+	longest := percentile(a.lengths, 100)
+	assert.True(t, longest == 2, "longest function: %d lines, want 2", longest)
 }

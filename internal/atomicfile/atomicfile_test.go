@@ -22,21 +22,17 @@ func TestWriteReplacesContentAndMode(t *testing.T) {
 		assert.NoError(t, Write(path, []byte(content), 0o600))
 		wantFile(t, path, content, 0o600)
 	}
-	if names := listNames(t, filepath.Dir(path)); !slices.Equal(names, []string{"file"}) {
-		t.Errorf("left behind: %v", names)
-	}
+	names := listNames(t, filepath.Dir(path))
+	assert.True(t, slices.Equal(names, []string{"file"}), "left behind: %v", names)
 }
 
 func TestFailedWriteKeepsOldFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	// A non-empty folder cannot be replaced.
 	assert.NoError(t, os.MkdirAll(filepath.Join(path, "inside"), 0o700))
-	if err := Write(path, []byte("new"), 0o600); err == nil {
-		t.Fatal("no error")
-	}
-	if names := listNames(t, filepath.Dir(path)); !slices.Equal(names, []string{"file"}) {
-		t.Errorf("left behind: %v", names)
-	}
+	assert.Require(t, Write(path, []byte("new"), 0o600) != nil, "no error")
+	names := listNames(t, filepath.Dir(path))
+	assert.True(t, slices.Equal(names, []string{"file"}), "left behind: %v", names)
 }
 
 func TestUpdateWritesOnlyChanges(t *testing.T) {
@@ -44,9 +40,7 @@ func TestUpdateWritesOnlyChanges(t *testing.T) {
 	assert.NoError(t, Update(path, []byte("one"), 0o600))
 	before := statFile(t, path)
 	assert.NoError(t, Update(path, []byte("one"), 0o600))
-	if !os.SameFile(before, statFile(t, path)) {
-		t.Error("the same content was written again")
-	}
+	assert.True(t, os.SameFile(before, statFile(t, path)), "the same content was written again")
 	assert.NoError(t, Update(path, []byte("two"), 0o600))
 	wantFile(t, path, "two", 0o600)
 }
@@ -64,21 +58,16 @@ func TestSweepRemovesUnlockedFiles(t *testing.T) {
 		assert.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
 	assert.NoError(t, Sweep(dir))
-	if names := listNames(t, dir); !slices.Equal(names, []string{".hidden", "file"}) {
-		t.Errorf("left: %v", names)
-	}
+	names := listNames(t, dir)
+	assert.True(t, slices.Equal(names, []string{".hidden", "file"}), "left: %v", names)
 }
 
 func wantFile(t *testing.T, path, content string, perm fs.FileMode) {
 	t.Helper()
 	data, err := os.ReadFile(path)
 	assert.NoError(t, err)
-	if string(data) != content {
-		t.Errorf("content is %q, want %q", data, content)
-	}
-	if got := statFile(t, path).Mode().Perm(); got != perm {
-		t.Errorf("mode is %v, want %v", got, perm)
-	}
+	assert.Equal(t, "content", string(data), content)
+	assert.Equal(t, "mode", statFile(t, path).Mode().Perm(), perm)
 }
 
 func statFile(t *testing.T, path string) fs.FileInfo {
@@ -108,14 +97,12 @@ func TestSweepKeepsLockedFiles(t *testing.T) {
 	path, remove, err := folder.MakeFolder()
 	assert.NoError(t, err)
 	assert.NoError(t, Sweep(folder.Path))
-	if names := listNames(t, folder.Path); len(names) != 2 {
-		t.Errorf("left: %v, want %s and %s", names, half.Name(), path)
-	}
+	names := listNames(t, folder.Path)
+	assert.True(t, len(names) == 2, "left: %v, want %s and %s", names, half.Name(), path)
 	half.removeAndUnlock()
 	remove()
-	if names := listNames(t, folder.Path); len(names) != 0 {
-		t.Errorf("left: %v", names)
-	}
+	names = listNames(t, folder.Path)
+	assert.True(t, len(names) == 0, "left: %v", names)
 }
 
 // TestReadIsCareful checks that who may write to a folder can neither delay a reader there, nor
@@ -132,12 +119,8 @@ func TestReadIsCareful(t *testing.T) {
 		"device": "not a regular file", "missing": "no such file",
 	} {
 		content, info, err := Read(at(name), 7)
-		if message == "" && (err != nil || string(content) != "content" || info.Size() != 7) {
-			t.Errorf("%s: got %q, %v", name, content, err)
-		}
-		if message != "" && (err == nil || !strings.Contains(err.Error(), message)) {
-			t.Errorf("%s: got %q, %v, want %q", name, content, err, message)
-		}
+		assert.True(t, message != "" || (err == nil && string(content) == "content" && info.Size() == 7), "%s: got %q, %v", name, content, err)
+		assert.True(t, message == "" || (err != nil && strings.Contains(err.Error(), message)), "%s: got %q, %v, want %q", name, content, err, message)
 	}
 	assert.ErrorSays(t, "a file that is too large", third(Read(at("file"), 6)), at("file")+" has more than 6 bytes")
 	assert.ErrorSays(t, "a device", third(Read("/dev/zero", 7)), "not a regular file")

@@ -60,21 +60,17 @@ func TestServerSpecIsComplete(t *testing.T) {
 	for _, name := range driver.SpecFields() {
 		// A field is set if a driver that does not support it refuses the spec.
 		refusing := driver.Fields[struct{}]{{Name: name, Support: driver.Unsupported}}
-		if refusing.CheckSupported(spec) == nil {
-			t.Errorf("spec.%s is not passed to the driver", name)
-		}
+		assert.True(t, refusing.CheckSupported(spec) != nil, "spec.%s is not passed to the driver", name)
 	}
-	if want := (driver.Probe{Port: 80, PeriodSeconds: 3, TimeoutSeconds: 1}); spec.ReadinessProbe == nil || *spec.ReadinessProbe != want {
-		t.Errorf("the driver gets readinessProbe %+v, want %+v", spec.ReadinessProbe, want)
-	}
+	want := (driver.Probe{Port: 80, PeriodSeconds: 3, TimeoutSeconds: 1})
+	assert.True(t, spec.ReadinessProbe != nil && *spec.ReadinessProbe == want, "the driver gets readinessProbe %+v, want %+v", spec.ReadinessProbe, want)
 }
 
 func TestShortID(t *testing.T) {
 	for id, want := range map[string]string{
 		"851671285a46d1f0c9": "851671285a46", "web": "web", "default/web-1a2b3c4d": "default/web-1a2b3c4d",
 	} {
-		if got := shortID(id); got != want {
-			t.Errorf("shortID(%q) = %q, want %q", id, got, want)
-		}
+		got := shortID(id)
+		assert.True(t, got == want, "shortID(%q) = %q, want %q", id, got, want)
 	}
 }

@@ -56,9 +56,8 @@ func TestLateKeyOfAnotherDriver(t *testing.T) {
 	g.addDriver()
 	g.create(framework.NewVM("vm").Driver("other"))
 	g.wantWrites(0, func() { g.reconcile() })
-	if vm := g.vm(); len(vm.Finalizers) != 0 || len(g.memory.Records()) != 0 {
-		t.Errorf("bound to %q, servers %v", vm.Annotations[api.AnnotationBound], g.memory.Records())
-	}
+	vm := g.vm()
+	assert.True(t, len(vm.Finalizers) == 0 && len(g.memory.Records()) == 0, "bound to %q, servers %v", vm.Annotations[api.AnnotationBound], g.memory.Records())
 }
 
 // TestOrphanOfTheSameName checks that a server on another driver's engine, with the
@@ -109,12 +108,9 @@ func TestReplacedManifest(t *testing.T) {
 			g.asOther(other, func() { g.reconcile() })
 			g.reconcile()
 			vm := g.vm()
-			if vm.Annotations[api.AnnotationBound] != bound || len(vm.Finalizers) != 1 || policy.AnnotationOf(*vm.Status.Binding) != bound {
-				t.Errorf("bound to %q, status %v, finalizers %v: want %q", vm.Annotations[api.AnnotationBound], vm.Status.Binding, vm.Finalizers, bound)
-			}
-			if len(memory.Records()) != 0 || g.server().Run != run {
-				t.Errorf("a second server %v, run %s was %s", memory.Records(), g.server().Run, run)
-			}
+			assert.True(t, vm.Annotations[api.AnnotationBound] == bound && len(vm.Finalizers) == 1 && policy.AnnotationOf(*vm.Status.Binding) == bound,
+				"bound to %q, status %v, finalizers %v: want %q", vm.Annotations[api.AnnotationBound], vm.Status.Binding, vm.Finalizers, bound)
+			assert.True(t, len(memory.Records()) == 0 && g.server().Run == run, "a second server %v, run %s was %s", memory.Records(), g.server().Run, run)
 		})
 	}
 }
@@ -143,12 +139,9 @@ func TestDeletionWithoutABinding(t *testing.T) {
 		assert.NoError(t, g.api.Update(t.Context(), vm))
 		g.reconcile()
 		c := meta.FindStatusCondition(g.vm().Status.Conditions, api.ConditionDeletionBlocked)
-		if c == nil || !strings.Contains(c.Message, "driver other has the server") || !strings.Contains(c.Message, api.AnnotationBound) {
-			t.Fatalf("DeletionBlocked is %+v", c)
-		}
-		if len(memory.Records()) != 1 {
-			t.Error("the server is gone")
-		}
+		assert.Require(t, c != nil && strings.Contains(c.Message, "driver other has the server") && strings.Contains(c.Message, api.AnnotationBound),
+			"DeletionBlocked is %+v", c)
+		assert.True(t, len(memory.Records()) == 1, "the server is gone")
 		// The solution that the message names.
 		vm = g.vm()
 		vm.Annotations = map[string]string{api.AnnotationBound: "other/" + other.Get("x").EngineID + "/uid-1"}
@@ -160,9 +153,7 @@ func TestDeletionWithoutABinding(t *testing.T) {
 				return g.vm() == nil
 			})
 		})
-		if len(memory.Records()) != 0 {
-			t.Error("the server is left")
-		}
+		assert.True(t, len(memory.Records()) == 0, "the server is left")
 	})
 	t.Run("another driver cannot be queried", func(t *testing.T) {
 		g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
@@ -204,9 +195,8 @@ func TestCopiedObject(t *testing.T) {
 			g.reconcile()
 			g.wantPhase(api.PhaseActive, api.ReasonRunning)
 			g.wantOwnBinding()
-			if s := g.vm().Status; s.RestartCount != 0 || s.PendingFields != nil || s.Server.ID != g.server().ID {
-				t.Errorf("the status has something of the original: %+v", s)
-			}
+			s := g.vm().Status
+			assert.True(t, s.RestartCount == 0 && s.PendingFields == nil && s.Server.ID == g.server().ID, "the status has something of the original: %+v", s)
 			g.wantWrites(0, func() { g.reconcile() })
 		})
 	}
@@ -245,9 +235,8 @@ func TestBindingOfAnotherObject(t *testing.T) {
 			g.reconcile()
 			g.wantPhase(api.PhaseActive, api.ReasonRunning)
 			g.wantOwnBinding()
-			if got := g.server().Run; got != run {
-				t.Errorf("run %s was %s", got, run)
-			}
+			got := g.server().Run
+			assert.True(t, got == run, "run %s was %s", got, run)
 		})
 	}
 }
@@ -270,9 +259,8 @@ func TestDeletedCopy(t *testing.T) {
 			g.reconcile()
 			g.wantCondition(api.ConditionDeletionBlocked, "True")
 			g.restoreDriver(memory, other)
-			if vm := g.vm(); vm != nil {
-				t.Errorf("it is still there: %+v", vm.Status)
-			}
+			vm := g.vm()
+			assert.True(t, vm == nil, "it is still there: %+v", vm)
 		})
 	}
 }
@@ -298,15 +286,13 @@ func TestBindingWithoutUID(t *testing.T) {
 				if refused.Status.Reason != api.ReasonEngineMismatch && !isDeleted || !strings.Contains(refused.Status.Message, "set the annotation cloudnative.tw/bound to <driver>/<engine id>/uid-1") {
 					t.Errorf("the status says %s: %s", refused.Status.Reason, refused.Status.Message)
 				}
-				if g.server().Run != run || g.engine.calls != calls || g.vm().Annotations[api.AnnotationBound] == own {
-					t.Errorf("run %s was %s, %d calls, bound to %q", g.server().Run, run, g.engine.calls-calls, g.vm().Annotations[api.AnnotationBound])
-				}
+				assert.True(t, g.server().Run == run && g.engine.calls == calls && g.vm().Annotations[api.AnnotationBound] != own,
+					"run %s was %s, %d calls, bound to %q", g.server().Run, run, g.engine.calls-calls, g.vm().Annotations[api.AnnotationBound])
 				vm := g.vm()
 				vm.Annotations[api.AnnotationBound] = own
 				assert.NoError(t, g.api.Update(t.Context(), vm))
-				if _, ok := queue.UpdatePriority(refused, g.vm()); !ok {
-					t.Error("the annotation that was set queues nothing")
-				}
+				_, ok := queue.UpdatePriority(refused, g.vm())
+				assert.True(t, ok, "the annotation that was set queues nothing")
 				g.reconcile()
 				if isDeleted {
 					g.wantNothing()
@@ -338,9 +324,7 @@ func TestCreationAfterABinding(t *testing.T) {
 	g.create(framework.NewVM("vm").Bound("fake/" + g.inv.Get("").EngineID + "/uid-1"))
 	g.engine.failQueries.Store(true)
 	g.reconcile()
-	if g.engine.calls != 0 {
-		t.Error("a server was created although the engine does not say whether there is one")
-	}
+	assert.True(t, g.engine.calls == 0, "a server was created although the engine does not say whether there is one")
 }
 
 // restoreDriver makes the engine of another driver answer again, and reconciles at the next check of a deletion.

@@ -51,9 +51,7 @@ func TestDeletionByAnotherClock(t *testing.T) {
 			g.reconcile()
 			g.clock.Step(9 * time.Second)
 			g.reconcile()
-			if s := g.server().State; s != driver.StateStopping {
-				t.Errorf("after 9 s of 10 the server is %s", s)
-			}
+			assert.Equal(t, "after 9 s of 10 the server", g.server().State, driver.StateStopping)
 			g.clock.Step(time.Second)
 			g.reconcile()
 			g.wantNothing()
@@ -134,9 +132,8 @@ func TestRunsEndedByOthers(t *testing.T) {
 				g.endAs(exit)
 				waits = append(waits, g.untilNextRun())
 			}
-			if want := []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second}; !slices.Equal(waits, want) {
-				t.Errorf("it was started again after %v, want %v", waits, want)
-			}
+			want := []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second}
+			assert.True(t, slices.Equal(waits, want), "it was started again after %v, want %v", waits, want)
 		})
 	}
 }
@@ -152,9 +149,7 @@ func TestCrashesByAnotherClock(t *testing.T) {
 				waits = append(waits, g.crashAndRestart(off))
 			}
 			want := []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second}
-			if !slices.Equal(waits, want) {
-				t.Errorf("the crashes were waited for %v, want %v", waits, want)
-			}
+			assert.True(t, slices.Equal(waits, want), "the crashes were waited for %v, want %v", waits, want)
 		})
 	}
 }
@@ -176,20 +171,13 @@ func TestRetryOfAPredecessorWithAnotherClock(t *testing.T) {
 			g.newReconciler()
 			g.clock.Step(time.Minute)
 			came, calls := g.clock.Now(), g.engine.calls
-			if wait := g.reconcile().RequeueAfter; wait != 4*time.Second {
-				t.Errorf("the new leader waits %s, want 4 s", wait)
-			}
-			if g.engine.calls != calls {
-				t.Error("the new leader did not wait")
-			}
-			if wait := g.vm().Status.Operation.NextRetryTime.Sub(came); wait.Round(time.Second) != 4*time.Second {
-				t.Errorf("the status says that the next try is in %s", wait)
-			}
+			assert.Equal(t, "the new leader waits, want 4 s", g.reconcile().RequeueAfter, 4*time.Second)
+			assert.True(t, g.engine.calls == calls, "the new leader did not wait")
+			wait := g.vm().Status.Operation.NextRetryTime.Sub(came)
+			assert.True(t, wait.Round(time.Second) == 4*time.Second, "the status says that the next try is in %s", wait)
 			g.clock.Step(4 * time.Second)
 			g.reconcile()
-			if g.engine.calls != calls+1 {
-				t.Errorf("%d tries after the wait, want 1", g.engine.calls-calls)
-			}
+			assert.True(t, g.engine.calls == calls+1, "%d tries after the wait, want 1", g.engine.calls-calls)
 		})
 	}
 }
@@ -206,9 +194,7 @@ func TestStopThatFailedBeforeADeletion(t *testing.T) {
 	g.edit(func(*api.VirtualMachineSpec) {}) // a deletion increments the generation
 	g.delete()
 	g.reconcile()
-	if s := g.server().State; s != driver.StateStopping {
-		t.Errorf("the server is %q, want it to shut down", s)
-	}
+	assert.Equal(t, "the server, want it to shut down", g.server().State, driver.StateStopping)
 }
 
 // TestRefusedStopUnderADeletion checks that a refused stop is retried like any
@@ -220,9 +206,7 @@ func TestRefusedStopUnderADeletion(t *testing.T) {
 	g.engine.ensure = failWith(driver.Errorf(driver.ErrInvalid, "no"))
 	g.delete()
 	took := g.runWhile(func() bool { return g.vm() != nil }, time.Hour)
-	if took < 10*time.Second || took > 12*time.Second {
-		t.Errorf("the deletion took %s, want the grace period of 10 s", took)
-	}
+	assert.True(t, took >= 10*time.Second && took <= 12*time.Second, "the deletion took %s, want the grace period of 10 s", took)
 	if tries := g.engine.calls - calls; tries != 4 { // after 0, 1, 3 and 7 s
 		t.Errorf("%d tries, want 4", tries)
 	}
@@ -234,28 +218,23 @@ func TestFactTimes(t *testing.T) {
 	vm := vmtest.ReportedVM().Status(vmtest.Failing(api.OperationCreate, 1, time.Second)).Obj()
 	first := s.updateTimes(vm, vmtest.Gone(), vmtest.T0)
 	again := s.updateTimes(vm, vmtest.Gone(), vmtest.T0.Add(time.Minute))
-	if first != again || !first.Failure.Equal(vmtest.T0) || !first.Operation.Equal(vmtest.T0) {
-		t.Errorf("%+v, later %+v: want both since %s", first, again, vmtest.T0)
-	}
+	assert.True(t, first == again && first.Failure.Equal(vmtest.T0) && first.Operation.Equal(vmtest.T0),
+		"%+v, later %+v: want both since %s", first, again, vmtest.T0)
 	vm.Status.Operation.Attempts++
-	if got := s.updateTimes(vm, vmtest.Gone(), vmtest.T0.Add(time.Minute)); !got.Failure.Equal(vmtest.T0.Add(time.Minute)) || !got.Operation.Equal(vmtest.T0) {
-		t.Errorf("another failure: %+v", got)
-	}
+	got := s.updateTimes(vm, vmtest.Gone(), vmtest.T0.Add(time.Minute))
+	assert.True(t, got.Failure.Equal(vmtest.T0.Add(time.Minute)) && got.Operation.Equal(vmtest.T0), "another failure: %+v", got)
 	twin := vm.DeepCopy()
 	twin.UID = "uid-2"
-	if got := s.updateTimes(twin, vmtest.Gone(), vmtest.T0.Add(time.Hour)); !got.Operation.Equal(vmtest.T0.Add(time.Hour)) {
-		t.Errorf("another VM of the same name: %+v", got)
-	}
+	got = s.updateTimes(twin, vmtest.Gone(), vmtest.T0.Add(time.Hour))
+	assert.True(t, got.Operation.Equal(vmtest.T0.Add(time.Hour)), "another VM of the same name: %+v", got)
 	left := vmtest.Present(driver.StateStopped)
 	left.Server.NeedsEnsure = true
 	s.updateTimes(vm, left, vmtest.T0)
-	if got := s.updateTimes(vm, left, vmtest.T0.Add(time.Hour)); !got.Cleanup.Equal(vmtest.T0) {
-		t.Errorf("what the last run has left: %+v, want it since %s", got, vmtest.T0)
-	}
+	got = s.updateTimes(vm, left, vmtest.T0.Add(time.Hour))
+	assert.True(t, got.Cleanup.Equal(vmtest.T0), "what the last run has left: %+v, want it since %s", got, vmtest.T0)
 	vm.Status.Operation = nil
-	if got := s.updateTimes(vm, vmtest.Present(driver.StateRunning), vmtest.T0); got != (policy.Instants{}) || s.get(keyOf(vm)) != nil {
-		t.Errorf("at rest: %+v, %v recorded", got, s.get(keyOf(vm)))
-	}
+	got = s.updateTimes(vm, vmtest.Present(driver.StateRunning), vmtest.T0)
+	assert.True(t, got == (policy.Instants{}) && s.get(keyOf(vm)) == nil, "at rest: %+v, %v recorded", got, s.get(keyOf(vm)))
 }
 
 // TestTimesOfARun checks that a run counts from when this process observed it. The
@@ -269,9 +248,7 @@ func TestTimesOfARun(t *testing.T) {
 	}
 	s.updateTimes(vm, vmtest.Present(driver.StateRunning), vmtest.T0.Add(time.Second))
 	got := s.updateTimes(vm, over, vmtest.T0.Add(3*time.Second))
-	if length := got.Exit.Sub(got.Run); length != 2*time.Second {
-		t.Errorf("a run that was observed lasted %s", length)
-	}
+	assert.Equal(t, "a run that was observed lasted", got.Exit.Sub(got.Run), 2*time.Second)
 }
 
 // TestFetchesThatFail checks that a server whose guest never runs is started after growing delays,
@@ -285,15 +262,12 @@ func TestFetchesThatFail(t *testing.T) {
 		g.endAs(fake.Exit{Code: 7, Reason: driver.ExitNotStarted, At: g.clock.Now()})
 		waits = append(waits, g.untilNextRun())
 	}
-	if want := []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second}; !slices.Equal(waits, want) {
-		t.Errorf("it was started after %v, want %v", waits, want)
-	}
+	want := []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second}
+	assert.True(t, slices.Equal(waits, want), "it was started after %v, want %v", waits, want)
 	g.clock.Step(time.Minute)
 	g.reconcile()
 	g.endAs(fake.Exit{Code: 7, Reason: driver.ExitNotStarted, At: g.clock.Now()})
 	g.reconcile()
 	g.edit(func(s *api.VirtualMachineSpec) { s.Image = &api.Image{Source: "another"} })
-	if wait := g.untilNextRun(); wait != 0 {
-		t.Errorf("after a change of the spec it was started after %v", wait)
-	}
+	assert.Equal(t, "after a change of the spec it was started after", g.untilNextRun(), 0)
 }

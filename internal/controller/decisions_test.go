@@ -15,6 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/policy/decisions"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/rules"
 )
@@ -71,9 +72,8 @@ func TestOutcomesAreRecorded(t *testing.T) {
 			g.create(framework.NewVM("vm"))
 			tc.play(g)
 			_, _ = g.pass()
-			if got := g.outcomes(); got != tc.want {
-				t.Errorf("it has\n%s\nwant\n%s\nin\n%s", got, tc.want, decisions.Format(g.r.Decisions.History(key).Decisions...))
-			}
+			got := g.outcomes()
+			assert.True(t, got == tc.want, "it has\n%s\nwant\n%s\nin\n%s", got, tc.want, decisions.Format(g.r.Decisions.History(key).Decisions...))
 		})
 	}
 }
@@ -91,8 +91,7 @@ func TestAnswersOfTheAPIAreNotRecorded(t *testing.T) {
 		g.statusErr = err
 		_, _ = g.pass()
 		all := g.r.Decisions.History(key).Decisions
-		if got := g.outcomes(); !strings.HasSuffix(got, "Restart Ended "+want) || strings.Contains(decisions.Format(all...), "s3cr3t") {
-			t.Errorf("it has %s, want %s", got, want)
-		}
+		got := g.outcomes()
+		assert.True(t, strings.HasSuffix(got, "Restart Ended "+want) && !strings.Contains(decisions.Format(all...), "s3cr3t"), "it has %s, want %s", got, want)
 	}
 }

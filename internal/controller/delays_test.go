@@ -85,9 +85,7 @@ func TestDrainOfAFailedRun(t *testing.T) {
 	g.eventually("the drain is seen", func() bool { return g.server().Disruption != "" })
 	g.reconcile()
 	g.wantPhase(api.PhaseFailed, api.ReasonExited)
-	if g.server().Run != run {
-		t.Error("the failed guest was started again by a drain")
-	}
+	assert.True(t, g.server().Run == run, "the failed guest was started again by a drain")
 }
 
 // TestStartThatFailsLate checks the delays of a server whose guest starts although the call fails.
@@ -136,9 +134,8 @@ func TestUpdateOfANewSpecThatFails(t *testing.T) {
 	calls := g.engine.calls
 	g.reconcile()
 	g.reconcile()
-	if got := g.engine.calls - calls; got != 1 {
-		t.Errorf("it was tried %d times at once, want 1", got)
-	}
+	got := g.engine.calls - calls
+	assert.True(t, got == 1, "it was tried %d times at once, want 1", got)
 }
 
 // TestPauseThatTakesLong checks that a pause which is reported while it is under way takes no count of
@@ -167,9 +164,8 @@ func TestPauseThatTakesLong(t *testing.T) {
 	var waits []time.Duration
 	for range 4 {
 		waits = append(waits, g.crashAndRestart(0))
-		if s := g.server().State; s != driver.StatePaused {
-			t.Fatalf("state %s", s)
-		}
+		s := g.server().State
+		assert.Require(t, s == driver.StatePaused, "state %s", s)
 	}
 	wantGrowing(t, waits)
 }
@@ -187,15 +183,13 @@ func TestStopThatIsTakenBackUnreported(t *testing.T) {
 		g.setAction(api.ActionStopped)
 		g.passes(2)
 		g.statusErr = nil
-		if s := g.server().State; s != driver.StateStopping {
-			t.Fatalf("it is %s", s)
-		}
+		s := g.server().State
+		assert.Require(t, s == driver.StateStopping, "it is %s", s)
 		g.setAction(api.ActionActive)
 		run := g.server().Run
 		took := g.runWhile(func() bool { return g.server().Run == run && g.vm().Status.Phase != api.PhaseFailed }, 10*time.Minute)
-		if g.server().Run == run || took > time.Minute {
-			t.Errorf("counted %t: after %v: %s %s %s %+v", counted, took, g.server().State, g.vm().Status.Phase, g.vm().Status.Reason, g.vm().Status.Operation)
-		}
+		assert.True(t, g.server().Run != run && took <= time.Minute,
+			"counted %t: after %v: %s %s %s %+v", counted, took, g.server().State, g.vm().Status.Phase, g.vm().Status.Reason, g.vm().Status.Operation)
 	}
 }
 
@@ -235,9 +229,7 @@ func TestStopsByOthersWithCodeZero(t *testing.T) {
 		g.reconcile()
 		g.endAs(fake.Exit{At: g.clock.Now()})
 		g.runWhile(func() bool { return g.server().Run == run && g.vm().Status.Reason != api.ReasonCompleted }, time.Minute)
-		if g.server().Run == run {
-			t.Fatalf("end %d: %s %s", n, g.vm().Status.Phase, g.vm().Status.Reason)
-		}
+		assert.Require(t, g.server().Run != run, "end %d: %s %s", n, g.vm().Status.Phase, g.vm().Status.Reason)
 	}
 }
 
@@ -257,9 +249,7 @@ func TestFailedStartAfterAStopByOthers(t *testing.T) {
 	g.engine.ensure = nil
 	g.clock.Step(2 * time.Second)
 	g.reconcile()
-	if g.server().Run == run {
-		t.Errorf("%s %s", g.vm().Status.Phase, g.vm().Status.Reason)
-	}
+	assert.True(t, g.server().Run != run, "%s %s", g.vm().Status.Phase, g.vm().Status.Reason)
 }
 
 // TestDrainInBackoff checks that what a drain waits for is removed while a start is delayed, which it
@@ -283,17 +273,11 @@ func TestDrainInBackoff(t *testing.T) {
 		return s, err
 	}
 	took := g.runWhile(func() bool { return g.engine.calls == calls }, time.Hour)
-	if took > 0 {
-		t.Errorf("the driver was asked to release the pod after %v", took)
-	}
+	assert.True(t, took <= 0, "the driver was asked to release the pod after %v", took)
 	g.eventually("released", func() bool { return !g.server().NeedsEnsure })
-	if g.server().Run != run {
-		t.Error("started at once")
-	}
+	assert.True(t, g.server().Run == run, "started at once")
 	g.runWhile(func() bool { return g.server().Run == run }, time.Hour)
-	if wait := g.clock.Since(began); wait != 128*time.Second {
-		t.Errorf("the next run was after %v", wait)
-	}
+	assert.Equal(t, "the next run was after", g.clock.Since(began), 128*time.Second)
 }
 
 // TestDrainInBackoffOfEphemeral checks the same for an ephemeral server, which is gone after that or
@@ -315,9 +299,7 @@ func TestDrainInBackoffOfEphemeral(t *testing.T) {
 				if !g.engine.hasLeftovers.Load() {
 					return live()
 				}
-				if spec.Power != driver.PowerOff {
-					t.Errorf("it is started at once")
-				}
+				assert.True(t, spec.Power == driver.PowerOff, "it is started at once")
 				if len(spec.Objects) == 0 {
 					return driver.Server{}, &driver.RecordFirstError{Objects: []driver.Object{{Kind: "Pod", Name: "vm", Nonce: "x"}}}
 				}
@@ -332,14 +314,11 @@ func TestDrainInBackoffOfEphemeral(t *testing.T) {
 				return s, err
 			}
 			took := g.runWhile(func() bool { return g.engine.calls == calls }, time.Hour)
-			if took > 0 {
-				t.Errorf("the driver was asked to release the pod after %v", took)
-			}
+			assert.True(t, took <= 0, "the driver was asked to release the pod after %v", took)
 			g.eventually("the pod goes", func() bool { return g.server().Run != run })
 			g.runWhile(func() bool { return g.server().State != driver.StateRunning }, time.Hour)
-			if wait := g.clock.Since(began); wait < 127*time.Second || wait > 129*time.Second {
-				t.Errorf("the next run was after %v", wait)
-			}
+			wait := g.clock.Since(began)
+			assert.True(t, wait >= 127*time.Second && wait <= 129*time.Second, "the next run was after %v", wait)
 		})
 	}
 }
@@ -357,9 +336,7 @@ func TestDrainInHold(t *testing.T) {
 	assert.NoError(t, g.memory.Edit("uid-1", func(*fake.Record) {}))
 	g.eventually("the drain is seen", func() bool { return g.server().NeedsEnsure })
 	took := g.runWhile(func() bool { return g.engine.calls == calls }, time.Hour)
-	if took > 5*time.Second {
-		t.Errorf("the driver was asked to release the pod after %v", took)
-	}
+	assert.True(t, took <= 5*time.Second, "the driver was asked to release the pod after %v", took)
 }
 
 // TestEphemeralCreationFails checks the delays of an ephemeral server whose creation fails after each
@@ -448,7 +425,6 @@ func TestRepeatedEvictions(t *testing.T) {
 	g.engine.needs.Store(false)
 	g.newReconciler()
 	waits = append(waits, runAndEvict(9*time.Minute), runAndEvict(2*time.Minute), runAndEvict(11*time.Minute))
-	if want := []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second, 0}; !slices.Equal(waits, want) {
-		t.Errorf("it was started again after %v, want %v", waits, want)
-	}
+	want := []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second, 0}
+	assert.True(t, slices.Equal(waits, want), "it was started again after %v, want %v", waits, want)
 }

@@ -199,9 +199,7 @@ func TestStartSoonAfterCreation(t *testing.T) {
 		for _, e := range p.events {
 			got = append(got, e.reason)
 		}
-		if !slices.Equal(got, want) {
-			t.Errorf("was starting: %t: the events are %v, want %v", wasStarting, got, want)
-		}
+		assert.True(t, slices.Equal(got, want), "was starting: %t: the events are %v, want %v", wasStarting, got, want)
 	}
 }
 
@@ -219,24 +217,16 @@ func TestHeldDeletion(t *testing.T) {
 	for end := g.clock.Now().Add(time.Hour); g.clock.Now().Before(end); passes++ {
 		result, err := g.pass()
 		assert.NoError(t, err)
-		if result.RequeueAfter == 0 {
-			t.Fatalf("the VM is not looked at again: %+v", g.vm().Status)
-		}
+		assert.Require(t, result.RequeueAfter != 0, "the VM is not looked at again: %+v", g.vm().Status)
 		g.clock.Step(result.RequeueAfter)
 	}
 	const most = 40 // after waits that double up to 5 minutes, and a few for the stop
-	if passes > most {
-		t.Errorf("it was looked at %d times in an hour", passes)
-	}
+	assert.True(t, passes <= most, "it was looked at %d times in an hour", passes)
 	blocked, op := meta.FindStatusCondition(g.vm().Status.Conditions, api.ConditionDeletionBlocked), g.vm().Status.Operation
 	if blocked == nil || blocked.Reason != api.ReasonDeletionHeld || !strings.HasPrefix(blocked.Message, "the disk is held by backup.example/hold; checked again at ") {
 		t.Errorf("DeletionBlocked is %+v", blocked)
 	}
-	if op == nil || op.NextRetryTime == nil {
-		t.Errorf("the operation lacks the time of its next try: %+v", op)
-	}
+	assert.True(t, op != nil && op.NextRetryTime != nil, "the operation lacks the time of its next try: %+v", op)
 	held := slices.DeleteFunc(g.eventTexts(), func(e string) bool { return !strings.Contains(e, api.ReasonDeletionHeld) })
-	if len(held) != 1 || !strings.Contains(held[0], "backup.example/hold") {
-		t.Errorf("the events about it are %v", held)
-	}
+	assert.True(t, len(held) == 1 && strings.Contains(held[0], "backup.example/hold"), "the events about it are %v", held)
 }

@@ -140,14 +140,10 @@ func TestOnlyAllowedTextsAreRecorded(t *testing.T) {
 	}
 	walk("", tree)
 	for path, source := range found {
-		if recordedTexts[path] != source {
-			t.Errorf("a record has %s as %s: allowed is %q", source, path, recordedTexts[path])
-		}
+		assert.Equal(t, "a record has "+source+" as "+path+": allowed", recordedTexts[path], source)
 	}
 	for path, source := range recordedTexts {
-		if found[path] == "" {
-			t.Errorf("no record has %s as %s", source, path)
-		}
+		assert.True(t, found[path] != "", "no record has %s as %s", source, path)
 	}
 }
 
@@ -166,9 +162,7 @@ func TestEveryFactIsFilledIn(t *testing.T) {
 			}
 			return
 		}
-		if v.IsZero() {
-			t.Errorf("%s is empty", path)
-		}
+		assert.True(t, !v.IsZero(), "%s is empty", path)
 	}
 	in.VM.IsBound = true // a binding that differs from the annotation
 	exit := &in.Observed.Server.Exit
@@ -188,9 +182,8 @@ func TestExitFacts(t *testing.T) {
 		driver.ExitNotStarted:   {NeverRan: true, NotStarted: true},
 	} {
 		want.HasEnded, want.Reason = true, reason
-		if got := translate.Server(&driver.Server{Exit: &driver.Exit{Reason: reason}}).Exit; got != want {
-			t.Errorf("%+v, want %+v", got, want)
-		}
+		got := translate.Server(&driver.Server{Exit: &driver.Exit{Reason: reason}}).Exit
+		assert.True(t, got == want, "%+v, want %+v", got, want)
 	}
 }
 
@@ -202,9 +195,8 @@ func TestTextsAreCut(t *testing.T) {
 			p := stepOf(vmtest.ReportedVM().Obj(), vmtest.Unknown(time.Hour))
 			p.observed.Cause = errors.New(strings.Repeat(letters, n))
 			for _, text := range []string{p.r.inputOf(p.facts).Observed.Cause, policy.Decide(p.r.inputOf(p.facts)).Status.Message} {
-				if len(text) > translate.MaxText || len(text) < translate.MaxText-4*len(letters) || !utf8.ValidString(text) {
-					t.Fatalf("%d of %q: %d bytes", n, letters, len(text))
-				}
+				assert.Require(t, len(text) <= translate.MaxText && len(text) >= translate.MaxText-4*len(letters) && utf8.ValidString(text),
+					"%d of %q: %d bytes", n, letters, len(text))
 			}
 		}
 	}

@@ -75,9 +75,8 @@ func TestKstatus(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			p := stepOf(tc.vm.Obj(), tc.observed)
-			if got := kstatusOf(t, p, tc.change); got != tc.want {
-				t.Errorf("%s, want %s", got, tc.want)
-			}
+			got := kstatusOf(t, p, tc.change)
+			assert.True(t, got == tc.want, "%s, want %s", got, tc.want)
 		})
 	}
 }

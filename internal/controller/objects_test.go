@@ -13,6 +13,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -54,9 +55,8 @@ func TestRecordingsWithoutEnd(t *testing.T) {
 				}
 				g.clock.Step(want)
 			}
-			if op := g.vm().Status.Operation; !strings.Contains(op.LastError, tc.says) || op.Attempts != 3 {
-				t.Errorf("operation %+v, want an error that says %q", op, tc.says)
-			}
+			op := g.vm().Status.Operation
+			assert.True(t, strings.Contains(op.LastError, tc.says) && op.Attempts == 3, "operation %+v, want an error that says %q", op, tc.says)
 		})
 	}
 }

@@ -93,9 +93,7 @@ func TestUsageInStatus(t *testing.T) {
 			if s := statusOf(tc.vm.Obj(), tc.observed).Server; s != nil {
 				got = s.Usage
 			}
-			if (got == nil) != (tc.want == nil) || got != nil && *got != *tc.want {
-				t.Errorf("got %+v, want %+v", got, tc.want)
-			}
+			assert.True(t, (got == nil) == (tc.want == nil) && (got == nil || *got == *tc.want), "got %+v, want %+v", got, tc.want)
 		})
 	}
 }
@@ -125,9 +123,8 @@ func TestRestartCount(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := statusOf(tc.vm.Obj(), tc.observed).RestartCount; got != tc.want {
-				t.Errorf("got %d, want %d", got, tc.want)
-			}
+			got := statusOf(tc.vm.Obj(), tc.observed).RestartCount
+			assert.True(t, got == tc.want, "got %d, want %d", got, tc.want)
 		})
 	}
 }
@@ -165,27 +162,20 @@ func TestConditions(t *testing.T) {
 					got += string(c.Status)[:1]
 				}
 			}
-			if got != tc.want {
-				t.Errorf("got %s, want %s", got, tc.want)
-			}
-			if status.ObservedGeneration != 2 {
-				t.Errorf("observedGeneration %d", status.ObservedGeneration)
-			}
+			assert.True(t, got == tc.want, "got %s, want %s", got, tc.want)
+			assert.Equal(t, "observedGeneration", status.ObservedGeneration, 2)
 		})
 	}
 }
 
 func TestOperationInStatus(t *testing.T) {
-	if op := statusOf(vmtest.ReportedVM().Obj(), vmtest.Present(driver.StateRunning)).Operation; op != nil {
-		t.Errorf("at rest: %+v", op)
-	}
-	if op := statusOf(vmtest.ReportedVM().Obj(), vmtest.Gone()).Operation; op == nil || op.Type != api.OperationCreate || op.Epoch != 7 || !op.StartedAt.Time.Equal(vmtest.T0) {
-		t.Errorf("a new one: %+v", op)
-	}
+	op := statusOf(vmtest.ReportedVM().Obj(), vmtest.Present(driver.StateRunning)).Operation
+	assert.True(t, op == nil, "at rest: %+v", op)
+	op = statusOf(vmtest.ReportedVM().Obj(), vmtest.Gone()).Operation
+	assert.True(t, op != nil && op.Type == api.OperationCreate && op.Epoch == 7 && op.StartedAt.Time.Equal(vmtest.T0), "a new one: %+v", op)
 	vm := vmtest.ReportedVM().Action(api.ActionStopped).Status(vmtest.WithOperation(api.OperationStop, time.Second, "")).Obj()
-	if op := statusOf(vm, vmtest.Present(driver.StateStopping)).Operation; op == nil || !op.StartedAt.Time.Equal(vmtest.T0.Add(-time.Second)) {
-		t.Errorf("one that continues: %+v", op)
-	}
+	op = statusOf(vm, vmtest.Present(driver.StateStopping)).Operation
+	assert.True(t, op != nil && op.StartedAt.Time.Equal(vmtest.T0.Add(-time.Second)), "one that continues: %+v", op)
 }
 
 func TestThrottleUntil(t *testing.T) {
@@ -246,9 +236,7 @@ func TestThrottleUntil(t *testing.T) {
 			if until := throttleUntil(tc.base, tc.next, tc.acted, vmtest.T0, vmtest.T0); !until.IsZero() {
 				got = until.Sub(vmtest.T0)
 			}
-			if got != tc.want {
-				t.Errorf("waits %s, want %s", got, tc.want)
-			}
+			assert.Equal(t, "waits", got, tc.want)
 		})
 	}
 }
@@ -280,9 +268,7 @@ func TestStagesThatLastAreReported(t *testing.T) {
 		}
 	}
 	seen.forget(keyOf(vm))
-	if left := seen.get(keyOf(vm)); left != (stage{}) {
-		t.Errorf("left of an object that is gone: %v", left)
-	}
+	assert.Equal(t, "left of an object that is gone", seen.get(keyOf(vm)), (stage{}))
 }
 
 // TestReportIsThrottled checks that a change that can wait is written at its time,
@@ -293,9 +279,7 @@ func TestReportIsThrottled(t *testing.T) {
 	p := stepOf(vm, vmtest.Present(driver.StateRestarting))
 	p.decision = p.r.decideFrom(p.facts)
 	_, result, err := p.r.reportStatus(t.Context(), p.facts, p.decision)
-	if err != nil || result.RequeueAfter != 9*time.Second {
-		t.Errorf("%+v, %v: a client that is not there was to be left alone for 9 s", result, err)
-	}
+	assert.True(t, err == nil && result.RequeueAfter == 9*time.Second, "%+v, %v: a client that is not there was to be left alone for 9 s", result, err)
 }
 
 // TestOwnStepsAreNotThrottled checks that a pass that did something, or has an event, writes
@@ -336,17 +320,15 @@ func TestReportOfDeposedLeader(t *testing.T) {
 	g.crashNow(0)
 	g.deposed = errors.New("the Lease was not renewed in time")
 	g.wantWrites(0, func() {
-		if result, err := g.pass(); err != nil || result.RequeueAfter != fencedRetry {
-			t.Errorf("%+v, %v; want another pass after %s", result, err, fencedRetry)
-		}
+		result, err := g.pass()
+		assert.True(t, err == nil && result.RequeueAfter == fencedRetry, "%+v, %v; want another pass after %s", result, err, fencedRetry)
 	})
 	g.deposed = nil
 	g.clock.Step(time.Minute)
 	g.reconcile()
 	g.wantPhase(api.PhaseFailed, api.ReasonExited)
-	if at := g.vm().Status.LastUpdateTime; at == nil || !at.Time.Equal(g.clock.Now()) {
-		t.Errorf("the status says that it was updated at %v, want %s", at, g.clock.Now())
-	}
+	at := g.vm().Status.LastUpdateTime
+	assert.True(t, at != nil && at.Time.Equal(g.clock.Now()), "the status says that it was updated at %v, want %s", at, g.clock.Now())
 }
 
 // TestOwnWriteCountsBeforeTheCache checks that a pass goes on from the last write, though the
@@ -378,9 +360,8 @@ func TestWriteThatTheAPIHasLost(t *testing.T) {
 	s.r.eventHandler().Update(t.Context(), listed, s.q)
 	s.takeRequests(1)
 	s.reconcile()
-	if got := s.server().Applied.CPUMilli; got != 2000 {
-		t.Errorf("after an old list the server has %d millicores, want 2000", got)
-	}
+	got := s.server().Applied.CPUMilli
+	assert.True(t, got == 2000, "after an old list the server has %d millicores, want 2000", got)
 
 	s.r.Client.Live = interceptor.NewClient(s.api, interceptor.Funcs{
 		Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, vm client.Object, _ ...client.GetOption) error {
@@ -389,15 +370,13 @@ func TestWriteThatTheAPIHasLost(t *testing.T) {
 		},
 	})
 	s.reconcile()
-	if got := s.server().Applied.CPUMilli; got != 2000 {
-		t.Errorf("without a list the server has %d millicores, want 2000", got)
-	}
+	got = s.server().Applied.CPUMilli
+	assert.True(t, got == 2000, "without a list the server has %d millicores, want 2000", got)
 	s.r.eventHandler().Update(t.Context(), listed, s.q)
 	s.takeRequests(1)
 	s.reconcile()
-	if got := s.server().Applied.CPUMilli; got != 1000 {
-		t.Errorf("after the restore the server has %d millicores, want 1000", got)
-	}
+	got = s.server().Applied.CPUMilli
+	assert.True(t, got == 1000, "after the restore the server has %d millicores, want 1000", got)
 }
 
 // TestStatusOfALeaderBefore checks that a status of an earlier leader that comes to the cache late does
@@ -410,18 +389,15 @@ func TestStatusOfALeaderBefore(t *testing.T) {
 	s.eventually("the VM is active", func() bool { s.reconcile(); return s.vm().Status.Phase == api.PhaseActive })
 	own := s.vm()
 	s.r.eventHandler().Update(t.Context(), event.TypedUpdateEvent[*api.VirtualMachine]{ObjectOld: created, ObjectNew: own}, s.q)
-	if n := s.q.Len(); n != 0 {
-		t.Errorf("%d requests after an own write, want none", n)
-	}
+	assert.Equal(t, "requests after an own write, want none", s.q.Len(), 0)
 
 	late := own.DeepCopy()
 	late.Status.Phase, late.Status.Reason = api.PhaseUnknown, api.ReasonEngineMismatch
 	late.Status.LastUpdateTime = new(metav1.NewMicroTime(own.Status.LastUpdateTime.Add(-time.Second)))
 	assert.NoError(t, s.api.Status().Update(t.Context(), late))
 	s.r.eventHandler().Update(t.Context(), event.TypedUpdateEvent[*api.VirtualMachine]{ObjectOld: own, ObjectNew: s.vm()}, s.q)
-	if n := s.q.Len(); n != 1 {
-		t.Fatalf("%d requests after a write of another process, want 1", n)
-	}
+	n := s.q.Len()
+	assert.Require(t, n == 1, "%d requests after a write of another process, want 1", n)
 	s.reconcile()
 	s.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
@@ -446,15 +422,12 @@ func TestStatusChangedByHand(t *testing.T) {
 			change(&vm.Status)
 			assert.NoError(t, s.api.Status().Update(t.Context(), vm))
 			s.r.eventHandler().Update(t.Context(), event.TypedUpdateEvent[*api.VirtualMachine]{ObjectOld: own, ObjectNew: s.vm()}, s.q)
-			if n := s.q.Len(); n != 1 {
-				t.Fatalf("%d requests after a write by hand, want 1", n)
-			}
+			n := s.q.Len()
+			assert.Require(t, n == 1, "%d requests after a write by hand, want 1", n)
 			s.reconcile()
 			got := s.vm()
 			got.Status.LastUpdateTime = own.Status.LastUpdateTime
-			if !equality.Semantic.DeepEqual(got.Status, own.Status) {
-				t.Errorf("the status is\n%+v, want\n%+v", got.Status, own.Status)
-			}
+			assert.True(t, equality.Semantic.DeepEqual(got.Status, own.Status), "the status is\n%+v, want\n%+v", got.Status, own.Status)
 		})
 	}
 }
@@ -489,12 +462,8 @@ func TestStatusChangedAtOnce(t *testing.T) {
 			})
 			s.reconcile()
 			s.wantPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)
-			if got := s.vm().Status.Message == "changed"; got != isStored {
-				t.Errorf("the message is %q", s.vm().Status.Message)
-			}
-			if n := s.q.Len(); n != 0 {
-				t.Errorf("%d requests after an own write, want none", n)
-			}
+			assert.True(t, s.vm().Status.Message == "changed" == isStored, "the message is %q", s.vm().Status.Message)
+			assert.Equal(t, "requests after an own write, want none", s.q.Len(), 0)
 		})
 	}
 }
@@ -512,9 +481,7 @@ func TestWriteConfirmsTheObject(t *testing.T) {
 		},
 	})
 	p.decision = p.r.decideFrom(p.facts)
-	if err := p.confirmObject(t.Context()); err == nil {
-		t.Error("it was confirmed without a read")
-	}
+	assert.True(t, p.confirmObject(t.Context()) != nil, "it was confirmed without a read")
 	_, err := p.writeStatus(t.Context())
 	assert.NoError(t, err)
 	assert.NoError(t, p.confirmObject(t.Context()))
@@ -534,12 +501,8 @@ func TestStatusWriteIsBounded(t *testing.T) {
 	})
 	g.create(framework.NewVM("vm"))
 	g.reconcile()
-	if limit > callTimeout || limit < callTimeout/2 {
-		t.Errorf("a write may take %s, want %s", limit, callTimeout)
-	}
-	if callErr() == nil {
-		t.Error("the write's context goes on after it")
-	}
+	assert.True(t, limit <= callTimeout && limit >= callTimeout/2, "a write may take %s, want %s", limit, callTimeout)
+	assert.True(t, callErr() != nil, "the write's context goes on after it")
 }
 
 // awaitTimer waits until something waits for the clock.
@@ -567,9 +530,7 @@ func TestProgressIsReportedAfterItsDelay(t *testing.T) {
 	go func() { defer close(ended); p.awaitOutcome(t.Context(), results) }()
 	awaitTimer(t, timers)
 	timers.Step(progressDelay - time.Nanosecond)
-	if !timers.HasWaiters() {
-		t.Errorf("the progress is written earlier than after %s", progressDelay)
-	}
+	assert.True(t, timers.HasWaiters(), "the progress is written earlier than after %s", progressDelay)
 	timers.Step(time.Nanosecond)
 	<-refused
 	results <- outcome{}
@@ -578,9 +539,7 @@ func TestProgressIsReportedAfterItsDelay(t *testing.T) {
 	quick := make(chan outcome, 1)
 	quick <- outcome{}
 	p.awaitOutcome(t.Context(), quick)
-	if timers.HasWaiters() {
-		t.Error("a timer is left of an action that took no time")
-	}
+	assert.True(t, !timers.HasWaiters(), "a timer is left of an action that took no time")
 }
 
 // TestProgressThatMayWait checks that what a deletion has come to is not written while an action
@@ -599,31 +558,24 @@ func TestProgressThatMayWait(t *testing.T) {
 		timers.Step(progressDelay)
 		results <- outcome{err: failed}
 	}()
-	if got := p.awaitOutcome(t.Context(), results); !errors.Is(got.err, failed) {
-		t.Errorf("the outcome is %+v", got)
-	}
+	got := p.awaitOutcome(t.Context(), results)
+	assert.True(t, errors.Is(got.err, failed), "the outcome is %+v", got)
 }
 
 // TestPastWakeUpIsAtOnce checks that a time that has passed is not taken for none.
 func TestPastWakeUpIsAtOnce(t *testing.T) {
 	for _, at := range []time.Time{vmtest.T0.Add(-time.Second), vmtest.T0} {
-		if got := resultAt(vmtest.T0, at).RequeueAfter; got != time.Millisecond {
-			t.Errorf("for %s: after %s", at, got)
-		}
+		assert.Equal(t, fmt.Sprintf("for %s: after", at), resultAt(vmtest.T0, at).RequeueAfter, time.Millisecond)
 	}
 }
 
 func TestTruncate(t *testing.T) {
 	long := translate.Truncate(strings.Repeat("é", translate.MaxText))
-	if len(long) > translate.MaxText || !utf8.ValidString(long) || !strings.HasSuffix(long, "...") {
-		t.Errorf("%d bytes, valid %v", len(long), utf8.ValidString(long))
-	}
-	if translate.Truncate("short") != "short" {
-		t.Error("a short text was changed")
-	}
-	if n := truncateEvent(strings.Repeat("x", 5000)); len(n) != 1024 {
-		t.Errorf("an event of %d bytes", len(n))
-	}
+	assert.True(t, len(long) <= translate.MaxText && utf8.ValidString(long) && strings.HasSuffix(long, "..."),
+		"%d bytes, valid %v", len(long), utf8.ValidString(long))
+	assert.True(t, translate.Truncate("short") == "short", "a short text was changed")
+	n := truncateEvent(strings.Repeat("x", 5000))
+	assert.True(t, len(n) == 1024, "an event of %d bytes", len(n))
 }
 
 func TestReasonOf(t *testing.T) {
@@ -635,9 +587,7 @@ func TestReasonOf(t *testing.T) {
 		api.ReasonNameConflict:     driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry, "x")),
 		api.ReasonImageUnavailable: driver.WithReason(driver.ReasonImageUnavailable, errors.New("x")),
 	} {
-		if got := reasonOf(err); got != want {
-			t.Errorf("%v: %s, want %s", err, got, want)
-		}
+		assert.Equal(t, fmt.Sprintf("%v", err), reasonOf(err), want)
 	}
 }
 
@@ -647,9 +597,8 @@ func TestReportRequeuesWithStepsLeft(t *testing.T) {
 	r := &Reconciler{Clock: framework.NewFakeClock(vmtest.T0)}
 	known := facts{base: vmtest.ReportedVM().Obj()}
 	decision := policy.Decision{Action: policy.Action{Step: policy.StepEnsure}, Status: policy.StatusIntent{Unchanged: true}}
-	if _, result, err := r.reportStatus(t.Context(), known, decision); err != nil || result.RequeueAfter == 0 {
-		t.Errorf("%+v, %v", result, err)
-	}
+	_, result, err := r.reportStatus(t.Context(), known, decision)
+	assert.True(t, err == nil && result.RequeueAfter != 0, "%+v, %v", result, err)
 }
 
 // TestPortsInStatus checks that they have the spec's names, whatever host port was
@@ -674,16 +623,12 @@ func TestPortsInStatus(t *testing.T) {
 	for _, p := range status.Ports {
 		got = append(got, fmt.Sprintf("%s %s %d %d", p.Name, p.Protocol, p.Port, p.HostPort))
 	}
-	if strings.Join(got, ",") != strings.Join(want, ",") {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	assert.True(t, strings.Join(got, ",") == strings.Join(want, ","), "got %q, want %q", got, want)
 	vm.Status = status
-	if off := statusOf(vm, vmtest.Present(driver.StateStopped)); off.Ports != nil {
-		t.Errorf("off it has %+v", off.Ports)
-	}
-	if away := statusOf(vm, vmtest.Unknown(time.Minute)); len(away.Ports) != len(want) {
-		t.Errorf("while the engine is away it has %+v, want what was known", away.Ports)
-	}
+	off := statusOf(vm, vmtest.Present(driver.StateStopped))
+	assert.True(t, off.Ports == nil, "off it has %+v", off.Ports)
+	away := statusOf(vm, vmtest.Unknown(time.Minute))
+	assert.True(t, len(away.Ports) == len(want), "while the engine is away it has %+v, want what was known", away.Ports)
 }
 
 // TestFailureWithAnotherEngine checks that a call which fails while another engine has taken the
@@ -693,7 +638,5 @@ func TestFailureWithAnotherEngine(t *testing.T) {
 	p := stepOf(vm, inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"})
 	p.decision.Action = policy.Action{Step: policy.StepDelete, Operation: api.OperationDelete}
 	p.recordFailure(errors.New("boom"))
-	if p.vm.Status.Server == nil || p.vm.Status.Operation != nil {
-		t.Errorf("the status is %+v", p.vm.Status)
-	}
+	assert.True(t, p.vm.Status.Server != nil && p.vm.Status.Operation == nil, "the status is %+v", p.vm.Status)
 }

@@ -51,9 +51,7 @@ func TestRestartedAtIsWrittenOnce(t *testing.T) {
 		var first api.VirtualMachineStatus
 		for pass := range 2 {
 			status := statusOf(vm, vmtest.Present(driver.StateRunning))
-			if pass == 1 && !equality.Semantic.DeepEqual(first, status) {
-				t.Errorf("%s is handled as %v, and then as %v", at, first.RestartedAt, status.RestartedAt)
-			}
+			assert.True(t, pass != 1 || equality.Semantic.DeepEqual(first, status), "%s is handled as %v, and then as %v", at, first.RestartedAt, status.RestartedAt)
 			text, err := json.Marshal(status)
 			if err == nil {
 				err = json.Unmarshal(text, &first)
@@ -74,9 +72,8 @@ func TestCrashesAfterAStableRun(t *testing.T) {
 	g.newReconciler()
 	g.clock.Step(time.Hour)
 	for n, want := range []time.Duration{0, time.Second, 2 * time.Second} {
-		if wait := g.crashAndRestart(0); wait != want {
-			t.Errorf("crash %d after the stable run was waited for %s, want %s", n, wait, want)
-		}
+		wait := g.crashAndRestart(0)
+		assert.True(t, wait == want, "crash %d after the stable run was waited for %s, want %s", n, wait, want)
 	}
 }
 
@@ -90,9 +87,8 @@ func TestWaitAfterCrashIsReported(t *testing.T) {
 	g.wantPhase(api.PhaseFailed, api.ReasonRestarting)
 	g.wantCondition(api.ConditionRunning, metav1.ConditionFalse)
 	next := g.vm().Status.Operation.NextRetryTime
-	if next == nil || !next.Equal(&metav1.MicroTime{Time: g.clock.Now().Add(time.Second)}) {
-		t.Errorf("the next try is at %v, want 1 s after %v", next, g.clock.Now())
-	}
+	assert.True(t, next != nil && next.Equal(&metav1.MicroTime{Time: g.clock.Now().Add(time.Second)}),
+		"the next try is at %v, want 1 s after %v", next, g.clock.Now())
 	g.wantWrites(0, func() { g.reconcile() })
 }
 
@@ -127,27 +123,20 @@ func TestLeavingRun(t *testing.T) {
 				g.reconcile()
 				g.wantPhase(api.PhaseCreating, api.ReasonRestarting)
 			}
-			if text := g.vm().Status.Message; text != "the last run has yet to be removed" {
-				t.Errorf("the message is %q", text)
-			}
-			if got := g.engine.calls - calls; got != 1 {
-				t.Errorf("%d calls, want 1", got)
-			}
-			if got := g.reasons(); slices.Contains(got, tc.event) || slices.Contains(got, api.ReasonOperationFailed) {
-				t.Errorf("events while it waits: %v", got)
-			}
+			assert.Equal(t, "the message", g.vm().Status.Message, "the last run has yet to be removed")
+			assert.Equal(t, "calls", g.engine.calls-calls, 1)
+			got := g.reasons()
+			assert.True(t, !slices.Contains(got, tc.event) && !slices.Contains(got, api.ReasonOperationFailed), "events while it waits: %v", got)
 			g.engine.leaving.Store(false)
 			g.engine.ensure = nil
 			g.crashNow(0)
 			g.eventually("the last run is removed", func() bool { return !g.server().IsLeaving })
 			g.reconcile()
 			g.wantPhase(api.PhaseActive, api.ReasonRunning)
-			if got := g.reasons(); !slices.Contains(got, tc.event) || g.server().Run == run {
-				t.Errorf("events %v, run %s after %s", got, g.server().Run, run)
-			}
-			if wait := g.crashAndRestart(0); tc.event == api.EventStarted && wait != time.Second {
-				t.Errorf("the second crash was waited for %s, want 1 s", wait)
-			}
+			got = g.reasons()
+			assert.True(t, slices.Contains(got, tc.event) && g.server().Run != run, "events %v, run %s after %s", got, g.server().Run, run)
+			wait := g.crashAndRestart(0)
+			assert.True(t, tc.event != api.EventStarted || wait == time.Second, "the second crash was waited for %s, want 1 s", wait)
 		})
 	}
 }
@@ -254,9 +243,7 @@ func TestUnrecordedRestartIsNotBegun(t *testing.T) {
 	g.statusErr = errConflict
 	g.passes(2)
 	server := g.server()
-	if server.Run == run || server.State != driver.StateRunning {
-		t.Errorf("run %s after %s is %s, want another one left on", server.Run, run, server.State)
-	}
+	assert.True(t, server.Run != run && server.State == driver.StateRunning, "run %s after %s is %s, want another one left on", server.Run, run, server.State)
 	g.statusErr = nil
 	for range 3 {
 		g.reconcile()
@@ -290,7 +277,5 @@ func TestRestartThatFailedLate(t *testing.T) {
 	g.wantCondition(api.ConditionRestartRequired, "")
 	calls := g.engine.calls
 	g.reconcile()
-	if g.engine.calls != calls {
-		t.Error("the driver was called although nothing waits")
-	}
+	assert.True(t, g.engine.calls == calls, "the driver was called although nothing waits")
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -29,9 +28,7 @@ func TestGraceOfAStop(t *testing.T) {
 	g := newRunning(t, fake.Options{ShutdownTime: time.Hour}, framework.NewVM("vm").GracePeriod(10))
 	g.setAction(api.ActionStopped)
 	took := g.runWhile(func() bool { return g.server().State != driver.StateStopped }, time.Minute)
-	if took > 12*time.Second {
-		t.Errorf("stop took %s, want 10 s", took)
-	}
+	assert.True(t, took <= 12*time.Second, "stop took %s, want 10 s", took)
 }
 
 // TestForcedRestartIsNoCrash checks that a run that Drover ended did not crash,
@@ -44,12 +41,9 @@ func TestForcedRestartIsNoCrash(t *testing.T) {
 	g.reasons()
 	g.endAs(fake.Exit{Code: 143, At: g.clock.Now()}) // by force, as SIGKILL does after the stop
 	g.reconcile()
-	if g.server().Run == run {
-		t.Error("not restarted")
-	}
-	if got := g.reasons(); slices.Contains(got, api.EventCrashed) {
-		t.Errorf("events %v", got)
-	}
+	assert.True(t, g.server().Run != run, "not restarted")
+	got := g.reasons()
+	assert.True(t, !slices.Contains(got, api.EventCrashed), "events %v", got)
 }
 
 // TestCrashEventSurvivesAConflict checks that the event waits for the status write
@@ -62,9 +56,8 @@ func TestCrashEventSurvivesAConflict(t *testing.T) {
 	_, _ = g.pass()
 	g.statusErr = nil
 	g.reconcile()
-	if got := g.reasons(); !slices.Contains(got, api.EventCrashed) {
-		t.Errorf("events %v, want Crashed", got)
-	}
+	got := g.reasons()
+	assert.True(t, slices.Contains(got, api.EventCrashed), "events %v, want Crashed", got)
 }
 
 // TestStoppedThenActiveWithAFailingStart checks that a run that was ended on
@@ -103,16 +96,13 @@ func TestForgedAnnotation(t *testing.T) {
 	_, _ = g.pass()
 	g.reconcile()
 	g.asOther(other, func() { g.reconcile() })
-	if len(memory.Records()) != 0 && len(g.memory.Records()) != 0 {
-		t.Errorf("two servers of one UID: %v and %v; status.binding %v", g.memory.Records(), memory.Records(), g.vm().Status.Binding)
-	}
+	assert.True(t, len(memory.Records()) == 0 || len(g.memory.Records()) == 0,
+		"two servers of one UID: %v and %v; status.binding %v", g.memory.Records(), memory.Records(), g.vm().Status.Binding)
 	// The solution that the message names.
 	right := "fake/" + g.inv.Get("").EngineID + "/uid-1"
 	g.engine.ensure = nil
 	vm := g.vm()
-	if !strings.Contains(vm.Status.Message, right) {
-		t.Errorf("the message is %q", vm.Status.Message)
-	}
+	assert.Contains(t, "the message", vm.Status.Message, right)
 	vm.Annotations[api.AnnotationBound] = right
 	assert.NoError(t, g.api.Update(t.Context(), vm))
 	g.asOther(other, func() { g.reconcile() })
@@ -146,13 +136,11 @@ func TestFailingQuery(t *testing.T) {
 	g.setAction(api.ActionStopped)
 	calls := g.engine.calls
 	g.runFor(10 * time.Minute)
-	if n := g.engine.calls - calls; n > 12 {
-		t.Errorf("%d tries in 10 minutes", n)
-	}
+	n := g.engine.calls - calls
+	assert.True(t, n <= 12, "%d tries in 10 minutes", n)
 	vm := g.vm()
-	if vm.Status.ObservedGeneration != vm.Generation {
-		t.Errorf("after 10 min of failures the status says %s/%s of generation %d, not %d", vm.Status.Phase, vm.Status.Reason, vm.Status.ObservedGeneration, vm.Generation)
-	}
+	assert.True(t, vm.Status.ObservedGeneration == vm.Generation,
+		"after 10 min of failures the status says %s/%s of generation %d, not %d", vm.Status.Phase, vm.Status.Reason, vm.Status.ObservedGeneration, vm.Generation)
 }
 
 // TestAnnotationOfABackup checks that an engine that never answered does not enter
@@ -170,9 +158,7 @@ func TestAnnotationOfABackup(t *testing.T) {
 	g.reconcile()
 	g.delete()
 	g.reconcile()
-	if g.vm() != nil {
-		t.Errorf("deletion of a VM that never had a server: %s", g.vm().Status.Message)
-	}
+	assert.True(t, g.vm() == nil, "deletion of a VM that never had a server: %+v", g.vm())
 }
 
 // TestCrashBeforeTheFirstStatus checks that a manifest that is replaced before the
@@ -188,9 +174,7 @@ func TestCrashBeforeTheFirstStatus(t *testing.T) {
 	memory, other := g.addDriver()
 	g.r.Drivers = []string{"other", "fake"}
 	g.asOther(other, func() { g.reconcile() })
-	if len(memory.Records()) != 0 && len(g.memory.Records()) != 0 {
-		t.Errorf("two servers of one UID")
-	}
+	assert.True(t, len(memory.Records()) == 0 || len(g.memory.Records()) == 0, "two servers of one UID")
 }
 
 // TestNewLeaderRetriesRefused checks that another leader, which may have
@@ -216,9 +200,8 @@ func TestNewLeaderRetriesRefused(t *testing.T) {
 	}
 	g.create(framework.NewVM("vm"))
 	for _, epoch := range []uint64{7, 8} {
-		if calls := lead(epoch); calls != 1 {
-			t.Errorf("the leader of epoch %d tried %d times, want once", epoch, calls)
-		}
+		calls := lead(epoch)
+		assert.True(t, calls == 1, "the leader of epoch %d tried %d times, want once", epoch, calls)
 		g.wantPhase(api.PhaseFailed, api.ReasonInvalid)
 		g.wantCondition(api.ConditionStalled, metav1.ConditionTrue)
 	}

@@ -95,27 +95,23 @@ func TestTakeOverBeginsWithUnfinishedWork(t *testing.T) {
 	assert.NoError(t, s.api.Delete(t.Context(), gone))
 	s.deleteObject(gone)
 	s.addObject(framework.NewVM("other").Driver("docker"))
-	if n := s.q.Len(); n != 0 {
-		t.Fatalf("a standby has queued %d requests", n)
-	}
+	n := s.q.Len()
+	assert.Require(t, n == 0, "a standby has queued %d requests", n)
 
 	s.lead()
 	unfinished := s.takeRequests(3)
-	if want := []string{"leaving", "new", "failing"}; !slices.Equal(unfinished, want) {
-		t.Errorf("the new leader begins with %v, want %v", unfinished, want)
-	}
+	want := []string{"leaving", "new", "failing"}
+	assert.True(t, slices.Equal(unfinished, want), "the new leader begins with %v, want %v", unfinished, want)
 	// Besides the tickers of the inventory, only it waits.
 	waits := func() bool { return s.clock.Waiters() == 3 }
 	s.eventually("it waits with the rest", waits)
 	s.clock.Step(routineAfter - time.Millisecond)
-	if n := s.q.Len(); n != 0 || !waits() {
-		t.Errorf("%d more are enqueued before %s are over", n, routineAfter)
-	}
+	n = s.q.Len()
+	assert.True(t, n == 0 && waits(), "%d more are enqueued before %s are over", n, routineAfter)
 	s.clock.Step(time.Millisecond)
 	s.eventually("it enqueues all VMs of its driver", func() bool { return s.q.Len() == 6 })
-	if rest := s.takeRequests(6); rest[0] != "crashed" || !slices.Contains(rest, "a") || !slices.Contains(rest, "b") || slices.Contains(rest, "other") {
-		t.Errorf("later it enqueues %v", rest)
-	}
+	rest := s.takeRequests(6)
+	assert.True(t, rest[0] == "crashed" && slices.Contains(rest, "a") && slices.Contains(rest, "b") && !slices.Contains(rest, "other"), "later it enqueues %v", rest)
 }
 
 // TestElectedLeaderEnqueues checks that an elected standby enqueues like any leader.
@@ -124,9 +120,8 @@ func TestElectedLeaderEnqueues(t *testing.T) {
 	s := newStandby(t)
 	s.lead()
 	s.addObject(framework.NewVM("new"))
-	if got := s.takeRequests(1); got[0] != "new" {
-		t.Errorf("it begins with %v", got)
-	}
+	got := s.takeRequests(1)
+	assert.True(t, got[0] == "new", "it begins with %v", got)
 	s.eventually("it waits with the rest", s.clock.HasWaiters)
 	s.clock.Step(2 * routineAfter)
 }
@@ -171,9 +166,7 @@ func TestScansAreCombined(t *testing.T) {
 	for n := 101; n < 120; n++ {
 		change(n)
 	}
-	if n := c.scans.Load(); n != 1 {
-		t.Errorf("%d scans run at once, want one", n)
-	}
+	assert.Equal(t, "scans run at once, want one", c.scans.Load(), 1)
 	c.proceed <- struct{}{}
 	<-c.running
 	c.proceed <- struct{}{}

@@ -75,9 +75,8 @@ func TestFinalizerRemovedWithoutAServer(t *testing.T) {
 	g.create(framework.NewVM("vm").Bound("fake/" + g.inv.Get("none").EngineID + "/uid-1"))
 	g.delete()
 	g.reconcile()
-	if vm := g.vm(); vm != nil {
-		t.Fatalf("the object is still there: %v", vm.Finalizers)
-	}
+	vm := g.vm()
+	assert.Require(t, vm == nil, "the object is still there: %v", vm)
 	spec := driver.ServerSpec{
 		Target: driver.Target{UID: "uid-1", Epoch: g.r.Epoch() - 1}, Power: driver.PowerOn, CPUMilli: 1000, MemoryBytes: 1e9,
 	}
@@ -98,9 +97,8 @@ func TestStoppedByThePredecessor(t *testing.T) {
 	old.DeepCopyInto(g.cached)
 	g.r.Epoch = func() uint64 { return 1 << 40 } // everything before belongs to earlier leaders
 	g.reconcile()
-	if server := g.server(); server.State != driver.StateStopped || server.Run != run {
-		t.Errorf("the server is %s, run %s: want it left off", server.State, server.Run)
-	}
+	server := g.server()
+	assert.True(t, server.State == driver.StateStopped && server.Run == run, "the server is %s, run %s: want it left off", server.State, server.Run)
 }
 
 // TestRestartBesideAnOldList checks that a new leader whose list is older than the server, or than its
@@ -163,9 +161,7 @@ func TestPolicyChangedToRetain(t *testing.T) {
 		g.clock.Step(time.Minute)
 	}
 	records := g.memory.Records()
-	if len(records) != 1 || !records[0].Retained {
-		t.Errorf("the engine has %+v: want the server released", records)
-	}
+	assert.True(t, len(records) == 1 && records[0].Retained, "the engine has %+v: want the server released", records)
 }
 
 // TestFailureBesideAnOldList checks that a new leader whose list is older than the server does not
@@ -173,25 +169,20 @@ func TestPolicyChangedToRetain(t *testing.T) {
 func TestFailureBesideAnOldList(t *testing.T) {
 	t.Parallel()
 	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
-	if g.vm().Status.Server == nil {
-		t.Fatal("the status does not name a server")
-	}
+	assert.Require(t, g.vm().Status.Server != nil, "the status does not name a server")
 	g.engine.outdated.Store(true)
 	g.startInventory()
 	g.engine.failQueries.Store(true)
 	g.newReconciler()
 	g.reconcile()
-	if g.vm().Status.Server == nil {
-		t.Errorf("the status is %+v", g.vm().Status)
-	}
+	assert.True(t, g.vm().Status.Server != nil, "the status is %+v", g.vm().Status)
 	g.engine.outdated.Store(false)
 	g.engine.failQueries.Store(false)
 	g.clock.Step(time.Minute)
 	g.eventually("the server is found", func() bool { return g.inv.Get("uid-1").Answer == inventory.Present })
 	g.reconcile()
-	if s := g.vm().Status; s.Server == nil || s.Phase != api.PhaseActive {
-		t.Errorf("the status is %+v", s)
-	}
+	s := g.vm().Status
+	assert.True(t, s.Server != nil && s.Phase == api.PhaseActive, "the status is %+v", s)
 }
 
 // leadWithList simulates a new leader whose list of the engine is older than what its predecessor did
@@ -220,9 +211,7 @@ func TestDeletionBesideAnOldList(t *testing.T) {
 			g.clock.Step(progressDelay)
 			return g.vm().Status.Phase == api.PhaseTerminating
 		})
-		if g.vm().Status.Server == nil {
-			t.Errorf("while the server is removed the status is %+v", g.vm().Status)
-		}
+		assert.True(t, g.vm().Status.Server != nil, "while the server is removed the status is %+v", g.vm().Status)
 		return do()
 	}
 	g.reconcile()
@@ -245,8 +234,7 @@ func TestReadyBesideAnOldList(t *testing.T) {
 	}
 	g.leadWithList(older)
 	g.reconcile()
-	if s := g.vm().Status.Server; s == nil || s.State != string(driver.StateStopping) {
-		t.Errorf("the status has the server %+v", s)
-	}
+	s := g.vm().Status.Server
+	assert.True(t, s != nil && s.State == string(driver.StateStopping), "the status has the server %+v", s)
 	g.wantCondition(api.ConditionReady, metav1.ConditionFalse)
 }

@@ -15,6 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -58,15 +59,11 @@ func TestEventAfterAFailedWrite(t *testing.T) {
 	g.statusErr = nil
 	g.reconcile()
 	g.wantEvents(api.EventUpdated)
-	if n := g.engine.calls - calls; n != 1 {
-		t.Errorf("the driver was called %d times, want 1", n)
-	}
-	if vm := g.vm(); vm.Status.Server.Generation != vm.Generation {
-		t.Errorf("the status has generation %d as passed, want %d", vm.Status.Server.Generation, vm.Generation)
-	}
-	if g.r.unreported.get(key) != nil {
-		t.Error("what was written is still recorded")
-	}
+	n := g.engine.calls - calls
+	assert.True(t, n == 1, "the driver was called %d times, want 1", n)
+	vm := g.vm()
+	assert.True(t, vm.Status.Server.Generation == vm.Generation, "the status has generation %d as passed, want %d", vm.Status.Server.Generation, vm.Generation)
+	assert.True(t, g.r.unreported.get(key) == nil, "what was written is still recorded")
 }
 
 // TestObjectsAfterAFailedWrite checks that the driver gets no objects as recorded that the write of the
@@ -87,17 +84,13 @@ func TestObjectsAfterAFailedWrite(t *testing.T) {
 	g.edit(func(s *api.VirtualMachineSpec) { s.Resource[api.ResourceMemory] = *s.Resource.Cpu() })
 	g.statusErr = errConflict
 	g.passes(2)
-	if len(passed) != 2 || len(passed[0])+len(passed[1]) > 0 {
-		t.Errorf("without a record the driver got %+v, want two calls without objects", passed)
-	}
+	assert.True(t, len(passed) == 2 && len(passed[0])+len(passed[1]) == 0, "without a record the driver got %+v, want two calls without objects", passed)
 	g.statusErr = nil
 	g.reconcile()
-	if got := g.vm().Status.Objects; len(got) != 1 || got[0].Nonce != "nonce" {
-		t.Errorf("the status has %+v", got)
-	}
-	if last := passed[len(passed)-1]; len(passed) != 4 || len(last) != 1 {
-		t.Errorf("the driver got %+v, want the recorded object in the fourth call", passed)
-	}
+	got := g.vm().Status.Objects
+	assert.True(t, len(got) == 1 && got[0].Nonce == "nonce", "the status has %+v", got)
+	last := passed[len(passed)-1]
+	assert.True(t, len(passed) == 4 && len(last) == 1, "the driver got %+v, want the recorded object in the fourth call", passed)
 }
 
 // TestStoppedAndActiveAgainInAConflict covers a server that is switched on again
@@ -113,9 +106,7 @@ func TestStoppedAndActiveAgainInAConflict(t *testing.T) {
 	g.setAction(api.ActionActive)
 	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
-	if g.server().Run == run {
-		t.Error("it was not started")
-	}
+	assert.True(t, g.server().Run != run, "it was not started")
 }
 
 // TestEventsOfACrash checks that one crash causes one event about it, with the last
@@ -131,9 +122,8 @@ func TestEventsOfACrash(t *testing.T) {
 	g.clock.Step(time.Minute) // the run is stable
 	g.reconcile()
 	g.wantEvents()
-	if op := g.vm().Status.Operation; op != nil {
-		t.Errorf("still under way: %+v", op)
-	}
+	op := g.vm().Status.Operation
+	assert.True(t, op == nil, "still under way: %+v", op)
 }
 
 // TestCrashWithRestartNever checks that the end is final and causes one event.
@@ -188,8 +178,7 @@ func TestUnreportedServerOfAnotherEngine(t *testing.T) {
 		p := stepOf(vmtest.ReportedVM().Obj(), vmtest.Present(driver.StateStarting))
 		p.unreported, p.decision.Status.Unobserved = true, isUnobserved
 		p.r.storeUnreported(p.facts, p.decision)
-		if left := p.r.findUnreported(p.base); left == nil || (left.status.Server == nil) != isUnobserved {
-			t.Errorf("%s: what is left is %+v", name, left)
-		}
+		left := p.r.findUnreported(p.base)
+		assert.True(t, left != nil && (left.status.Server == nil) == isUnobserved, "%s: what is left is %+v", name, left)
 	}
 }

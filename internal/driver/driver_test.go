@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestCheckUID(t *testing.T) {
@@ -32,20 +34,15 @@ func TestCheckUID(t *testing.T) {
 		"é":                                    false,
 	} {
 		err := CheckUID(types.UID(uid))
-		if good != (err == nil) || (err != nil && !errors.Is(err, ErrInvalid)) {
-			t.Errorf("CheckUID(%q): got %v, want it good: %v", uid, err, good)
-		}
+		assert.True(t, good == (err == nil) && (err == nil || errors.Is(err, ErrInvalid)), "CheckUID(%q): got %v, want it good: %v", uid, err, good)
 	}
 }
 
 func TestUniqueUIDs(t *testing.T) {
 	got, err := UniqueUIDs([]types.UID{"b", "a", "b"})
-	if err != nil || !slices.Equal(got, []types.UID{"b", "a"}) {
-		t.Errorf("got %v, %v", got, err)
-	}
-	if got, err := UniqueUIDs([]types.UID{"a", "../x"}); !errors.Is(err, ErrInvalid) {
-		t.Errorf("got %v, %v", got, err)
-	}
+	assert.True(t, err == nil && slices.Equal(got, []types.UID{"b", "a"}), "got %v, %v", got, err)
+	got, err = UniqueUIDs([]types.UID{"a", "../x"})
+	assert.True(t, errors.Is(err, ErrInvalid), "got %v, %v", got, err)
 }
 
 type bare struct{ Driver }
@@ -82,9 +79,7 @@ func TestAs(t *testing.T) {
 			if ok {
 				got, _ = identifier.EngineID(t.Context())
 			}
-			if ok != (c.want != "") || got != c.want {
-				t.Errorf("got %q (%v), want %q", got, ok, c.want)
-			}
+			assert.True(t, ok == (c.want != "") && got == c.want, "got %q (%v), want %q", got, ok, c.want)
 		})
 	}
 }

@@ -9,19 +9,16 @@ import (
 	"fmt"
 	"io/fs"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestErrorfKeepsKindCauseAndText(t *testing.T) {
 	err := fmt.Errorf("ensuring vm: %w", Errorf(ErrRetry, "pulling %s: %w", "nginx", fs.ErrPermission))
-	if want := "ensuring vm: pulling nginx: permission denied"; err.Error() != want {
-		t.Errorf("got the text %q, want %q", err, want)
-	}
-	if !errors.Is(err, ErrRetry) || !errors.Is(err, fs.ErrPermission) {
-		t.Errorf("%v must be of the kind %v and be caused by %v", err, ErrRetry, fs.ErrPermission)
-	}
-	if errors.Is(err, ErrInvalid) {
-		t.Errorf("%v must not be of another kind", err)
-	}
+	want := "ensuring vm: pulling nginx: permission denied"
+	assert.True(t, err.Error() == want, "got the text %q, want %q", err, want)
+	assert.True(t, errors.Is(err, ErrRetry) && errors.Is(err, fs.ErrPermission), "%v must be of the kind %v and be caused by %v", err, ErrRetry, fs.ErrPermission)
+	assert.True(t, !errors.Is(err, ErrInvalid), "%v must not be of another kind", err)
 }
 
 func TestReason(t *testing.T) {
@@ -38,17 +35,12 @@ func TestReason(t *testing.T) {
 		"of a join":  {errors.Join(base, WithReason(ReasonPortConflict, base)), ReasonPortConflict},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := ReasonOf(c.err); got != c.want {
-				t.Errorf("got the reason %q, want %q", got, c.want)
-			}
+			assert.Equal(t, "got the reason", ReasonOf(c.err), c.want)
 		})
 	}
-	if WithReason(ReasonDuplicate, nil) != nil {
-		t.Error("WithReason must leave nil as it is")
-	}
-	if err := WithReason(ReasonDuplicate, base); !errors.Is(err, ErrRetry) || err.Error() != base.Error() {
-		t.Errorf("a reason must not change the kind and the text of %v, got %v", base, err)
-	}
+	assert.True(t, WithReason(ReasonDuplicate, nil) == nil, "WithReason must leave nil as it is")
+	err := WithReason(ReasonDuplicate, base)
+	assert.True(t, errors.Is(err, ErrRetry) && err.Error() == base.Error(), "a reason must not change the kind and the text of %v, got %v", base, err)
 }
 
 func TestAmbiguous(t *testing.T) {
@@ -70,9 +62,7 @@ func TestAmbiguous(t *testing.T) {
 		"wrapped not found": {fmt.Errorf("deleting: %w", WithReason(ReasonDuplicate, ErrNotFound)), false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := Ambiguous(c.err); got != c.want {
-				t.Errorf("Ambiguous(%v): got %v, want %v", c.err, got, c.want)
-			}
+			assert.Equal(t, fmt.Sprintf("Ambiguous(%v)", c.err), Ambiguous(c.err), c.want)
 		})
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 type pair struct{ has, wants int }
@@ -27,9 +29,7 @@ func TestFieldsSupport(t *testing.T) {
 		"action": AppliedLive, "resource.cpu": AppliedAtRestart, "resource.memory": "", "image.source": "",
 		"image.kernel.initrd": Unsupported, "ports.name": Unsupported, "volumes.name": "", "volumes.source.image.kernel.source": Unsupported,
 	} {
-		if got[name] != want {
-			t.Errorf("%s is %q, want %q", name, got[name], want)
-		}
+		assert.Equal(t, name, got[name], want)
 	}
 }
 
@@ -49,20 +49,17 @@ func TestFieldsCheckSupported(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			err := someFields.CheckSupported(tc.spec)
-			if (err != nil) != (tc.want != "") || err != nil && (!errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), tc.want)) {
-				t.Errorf("error %v, want %q", err, tc.want)
-			}
+			assert.True(t, (err != nil) == (tc.want != "") && (err == nil || (errors.Is(err, ErrUnsupported) && strings.Contains(err.Error(), tc.want))),
+				"error %v, want %q", err, tc.want)
 		})
 	}
 }
 
 func TestFieldsPending(t *testing.T) {
-	if got := someFields.Pending(pair{1, 2}); !slices.Equal(got, []string{"resource"}) {
-		t.Errorf("pending is %v after a change", got)
-	}
-	if got := someFields.Pending(pair{1, 1}); len(got) != 0 {
-		t.Errorf("pending is %v without a change", got)
-	}
+	got := someFields.Pending(pair{1, 2})
+	assert.True(t, slices.Equal(got, []string{"resource"}), "pending is %v after a change", got)
+	got = someFields.Pending(pair{1, 1})
+	assert.True(t, len(got) == 0, "pending is %v without a change", got)
 }
 
 // TestSpecFieldsAreTagged checks that each field names the one of the spec that it is
@@ -70,9 +67,7 @@ func TestFieldsPending(t *testing.T) {
 func TestSpecFieldsAreTagged(t *testing.T) {
 	for _, name := range SpecFields() {
 		for part := range strings.SplitSeq(name, ".") {
-			if part[0] < 'a' || part[0] > 'z' {
-				t.Errorf("the field %s lacks a tag \"spec\"", name)
-			}
+			assert.True(t, part[0] >= 'a' && part[0] <= 'z', "the field %s lacks a tag \"spec\"", name)
 		}
 	}
 }

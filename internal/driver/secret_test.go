@@ -31,14 +31,12 @@ func TestSecretDoesNotPrint(t *testing.T) {
 		"an error about it":    fmt.Errorf("bad data %v", secret),
 	} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%t", "%10.3s", "%T"} {
-			if got := fmt.Sprintf(verb, value); strings.Contains(got, text) || strings.Contains(got, fmt.Sprintf("%x", text)) {
-				t.Errorf("%s under %s shows the text: %s", name, verb, got)
-			}
+			got := fmt.Sprintf(verb, value)
+			assert.True(t, !strings.Contains(got, text) && !strings.Contains(got, fmt.Sprintf("%x", text)), "%s under %s shows the text: %s", name, verb, got)
 		}
 	}
-	if got := fmt.Sprintf("%v|%q|%#v", secret, secret, secret); got != "[redacted]|[redacted]|[redacted]" {
-		t.Errorf("got %s, want [redacted] under every verb", got)
-	}
+	got := fmt.Sprintf("%v|%q|%#v", secret, secret, secret)
+	assert.True(t, got == "[redacted]|[redacted]|[redacted]", "got %s, want [redacted] under every verb", got)
 }
 
 func TestSecretDoesNotMarshalOrLog(t *testing.T) {
@@ -49,20 +47,12 @@ func TestSecretDoesNotMarshalOrLog(t *testing.T) {
 	slog.New(slog.NewTextHandler(&logged, nil)).Info("spec", "spec", spec, "userData", spec.UserData)
 	slog.New(slog.NewJSONHandler(&logged, nil)).Info("spec", "spec", spec, "userData", spec.UserData)
 	for name, got := range map[string]string{"JSON": string(encoded), "the log": logged.String()} {
-		if strings.Contains(got, text) || !strings.Contains(got, "[redacted]") {
-			t.Errorf("in %s: got %s, want [redacted] for the text", name, got)
-		}
+		assert.True(t, !strings.Contains(got, text) && strings.Contains(got, "[redacted]"), "in %s: got %s, want [redacted] for the text", name, got)
 	}
 }
 
 func TestSecretReveals(t *testing.T) {
-	if got := NewSecret(text).Reveal(); got != text {
-		t.Errorf("Reveal: got %q, want %q", got, text)
-	}
-	if !(Secret{}).IsZero() || !NewSecret("").IsZero() || NewSecret(text).IsZero() {
-		t.Error("IsZero must be true without text, and only then")
-	}
-	if !reflect.DeepEqual(NewSecret(text), NewSecret(text)) {
-		t.Error("secrets of one text must be equal")
-	}
+	assert.Equal(t, "Reveal", NewSecret(text).Reveal(), text)
+	assert.True(t, (Secret{}).IsZero() && NewSecret("").IsZero() && !NewSecret(text).IsZero(), "IsZero must be true without text, and only then")
+	assert.True(t, reflect.DeepEqual(NewSecret(text), NewSecret(text)), "secrets of one text must be equal")
 }

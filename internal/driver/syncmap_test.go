@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestSyncMap(t *testing.T) {
@@ -34,9 +35,8 @@ func TestSyncMap(t *testing.T) {
 			t.Parallel()
 			var m driver.SyncMap[string, int]
 			c.change(&m)
-			if got, ok := m.Load("a"); got != c.want || ok != c.ok {
-				t.Errorf("a is %d, %v, want %d, %v", got, ok, c.want, c.ok)
-			}
+			got, ok := m.Load("a")
+			assert.True(t, got == c.want && ok == c.ok, "a is %d, %v, want %d, %v", got, ok, c.want, c.ok)
 		})
 	}
 }
@@ -52,19 +52,15 @@ func TestSyncMapLoadOrStore(t *testing.T) {
 		store, want int
 		loaded      bool
 	}{{1, 1, false}, {2, 1, true}} {
-		if got, loaded := m.LoadOrStore("a", c.store); got != c.want || loaded != c.loaded {
-			t.Errorf("storing %d: got %d, %v, want %d, %v", c.store, got, loaded, c.want, c.loaded)
-		}
+		got, loaded := m.LoadOrStore("a", c.store)
+		assert.True(t, got == c.want && loaded == c.loaded, "storing %d: got %d, %v, want %d, %v", c.store, got, loaded, c.want, c.loaded)
 	}
-	if keys := m.Keys(); !slices.Equal(keys, []string{"a"}) || m.Len() != 1 {
-		t.Errorf("the keys are %q and there are %d, want a alone", keys, m.Len())
-	}
-	if got, loaded := m.LoadAndDelete("a"); got != 1 || !loaded || m.Len() != 0 {
-		t.Errorf("the deleted value is %d, %v, and %d are left, want 1, true and 0", got, loaded, m.Len())
-	}
-	if got, loaded := m.LoadAndDelete("a"); got != 0 || loaded {
-		t.Errorf("deleted again, it is %d, %v, want 0, false", got, loaded)
-	}
+	keys := m.Keys()
+	assert.True(t, slices.Equal(keys, []string{"a"}) && m.Len() == 1, "the keys are %q and there are %d, want a alone", keys, m.Len())
+	got, loaded := m.LoadAndDelete("a")
+	assert.True(t, got == 1 && loaded && m.Len() == 0, "the deleted value is %d, %v, and %d are left, want 1, true and 0", got, loaded, m.Len())
+	got, loaded = m.LoadAndDelete("a")
+	assert.True(t, got == 0 && !loaded, "deleted again, it is %d, %v, want 0, false", got, loaded)
 }
 
 // TestSyncMapConcurrently checks, mostly for the race detector, that no update is lost.
@@ -82,7 +78,6 @@ func TestSyncMapConcurrently(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if got, _ := m.Load("a"); got != 800 {
-		t.Errorf("after 800 updates it is %d", got)
-	}
+	got, _ := m.Load("a")
+	assert.True(t, got == 800, "after 800 updates it is %d", got)
 }

@@ -40,9 +40,8 @@ func TestLimits(t *testing.T) {
 			cmd.Env = append(os.Environ(), limitEnv+"="+name)
 			own := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}}
 			cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: own, GidMappings: own}
-			if out, err := cmd.CombinedOutput(); err != nil {
-				t.Errorf("%v\n%s", err, out)
-			}
+			out, err := cmd.CombinedOutput()
+			assert.True(t, err == nil, "%v\n%s", err, out)
 		})
 	}
 }
@@ -61,9 +60,8 @@ func TestLimited(t *testing.T) {
 	for what, err := range map[string]error{"of the engine": err, "of the check": inotify.Check(2, os.TempDir())} {
 		assert.ErrorSays(t, what, err, limits[name])
 		assert.ErrorSays(t, what, err, "sudo sysctl "+limits[name]+"=")
-		if limit, ok := errors.AsType[*inotify.LimitError](err); !ok || limit.Command == "" {
-			t.Errorf("%s: %#v is not about a limit", what, err)
-		}
+		limit, ok := errors.AsType[*inotify.LimitError](err)
+		assert.True(t, ok && limit.Command != "", "%s: %#v is not about a limit", what, err)
 	}
 	assert.ErrorIs(t, "the engine", err, driver.ErrUnavailable)
 }
@@ -72,9 +70,8 @@ func TestLimited(t *testing.T) {
 func TestOtherErrors(t *testing.T) {
 	t.Parallel()
 	missing := fmt.Errorf("watch: %w", unix.ENOENT)
-	if got := inotify.Explain(missing); got.Error() != missing.Error() {
-		t.Errorf("got %v, want %v", got, missing)
-	}
+	got := inotify.Explain(missing)
+	assert.True(t, got.Error() == missing.Error(), "got %v, want %v", got, missing)
 	assert.ErrorIs(t, "of a missing folder", inotify.Check(1, "/nowhere"), unix.ENOENT)
 	assert.NoError(t, inotify.Check(2, t.TempDir()))
 }

@@ -69,9 +69,8 @@ func TestClosedWatchHasOwnCause(t *testing.T) {
 	g.inv.markUnreachable(driver.Errorf(driver.ErrUnavailable, "the outage"))
 	g.listEngine()
 	g.inv.markUnreachable(errWatchClosed)
-	if seen := g.inv.Get("a"); !errors.Is(seen.Cause, errWatchClosed) {
-		t.Errorf("got %+v, want the cause %v", seen, errWatchClosed)
-	}
+	seen := g.inv.Get("a")
+	assert.True(t, errors.Is(seen.Cause, errWatchClosed), "got %+v, want the cause %v", seen, errWatchClosed)
 }
 
 // TestCallerDeadlineIsNoOutage checks that the deadline fails one live read and proves
@@ -89,18 +88,12 @@ func TestCallerDeadlineIsNoOutage(t *testing.T) {
 		}
 	})
 	seen, err := g.inv.GetLive(ctx, "a")
-	if !errors.Is(err, context.Canceled) || seen.Answer != Unknown {
-		t.Errorf("GetLive returned %+v, error %v; want unknown and the caller's end", seen, err)
-	}
-	if len(g.inv.checkDue) != 0 {
-		t.Error("the loop was signalled to check the engine")
-	}
-	if seen := g.inv.Get("a"); seen.Answer != Present || !seen.BackSince.IsZero() || seen.Cause != nil {
-		t.Errorf("afterwards the answer is %+v, want as before", seen)
-	}
-	if reported := g.takeChanges(); len(reported) != 0 {
-		t.Errorf("reported %+v, want nothing", reported)
-	}
+	assert.True(t, errors.Is(err, context.Canceled) && seen.Answer == Unknown, "GetLive returned %+v, error %v; want unknown and the caller's end", seen, err)
+	assert.True(t, len(g.inv.checkDue) == 0, "the loop was signalled to check the engine")
+	seen = g.inv.Get("a")
+	assert.True(t, seen.Answer == Present && seen.BackSince.IsZero() && seen.Cause == nil, "afterwards the answer is %+v, want as before", seen)
+	reported := g.takeChanges()
+	assert.True(t, len(reported) == 0, "reported %+v, want nothing", reported)
 }
 
 // TestFailedLiveReadIsNoOutage checks that a failed query for the id
@@ -121,16 +114,13 @@ func TestFailedLiveReadIsNoOutage(t *testing.T) {
 		}
 	})
 	seen, err := g.inv.GetLive(t.Context(), "a")
-	if !errors.Is(err, driver.ErrUnavailable) || seen.Answer != Unknown || !errors.Is(seen.Cause, driver.ErrUnavailable) || !seen.DownSince.Equal(t0) {
-		t.Errorf("GetLive returned %+v, error %v", seen, err)
-	}
+	assert.True(t, errors.Is(err, driver.ErrUnavailable) && seen.Answer == Unknown && errors.Is(seen.Cause, driver.ErrUnavailable) && seen.DownSince.Equal(t0),
+		"GetLive returned %+v, error %v", seen, err)
 	g.waitUntil("the loop lists the engine", func() bool { return g.engine.countLists() >= lists+2 })
-	if seen := g.inv.Get("a"); seen.Answer != Present || !seen.BackSince.IsZero() {
-		t.Errorf("afterwards the answer is %+v, want present and no outage", seen)
-	}
-	if reported := g.takeChanges(); len(reported) != 0 {
-		t.Errorf("reported %+v, want nothing", reported)
-	}
+	seen = g.inv.Get("a")
+	assert.True(t, seen.Answer == Present && seen.BackSince.IsZero(), "afterwards the answer is %+v, want present and no outage", seen)
+	reported := g.takeChanges()
+	assert.True(t, len(reported) == 0, "reported %+v, want nothing", reported)
 }
 
 // TestUnconfirmedAnswerIsDiscarded covers the answer of an engine with another id,
@@ -141,15 +131,13 @@ func TestUnconfirmedAnswerIsDiscarded(t *testing.T) {
 	first := g.inv.Get("a").EngineID
 	g.replaceEngine("another")
 	seen, err := g.inv.GetLive(t.Context(), "a")
-	if err == nil || !strings.Contains(err.Error(), first) || !strings.Contains(err.Error(), "another") || len(g.inv.checkDue) == 0 {
-		t.Errorf("error %v, and %d checks are due; want one, and that the error names both engines", err, len(g.inv.checkDue))
-	}
+	assert.True(t, err != nil && strings.Contains(err.Error(), first) && strings.Contains(err.Error(), "another") && len(g.inv.checkDue) != 0,
+		"error %v, and %d checks are due; want one, and that the error names both engines", err, len(g.inv.checkDue))
 	if kept := g.inv.entries["a"]; seen.Answer != Unknown || kept == nil || len(kept.servers) != 1 {
 		t.Errorf("GetLive returned %+v, error %v, and the cache has %+v; want what was there", seen, err, kept)
 	}
-	if now := g.inv.Get("a"); now.Answer != Unknown || !now.DownSince.Equal(t0) || now.Cause == nil {
-		t.Errorf("afterwards the answer is %+v, want unknown at once", now)
-	}
+	now := g.inv.Get("a")
+	assert.True(t, now.Answer == Unknown && now.DownSince.Equal(t0) && now.Cause != nil, "afterwards the answer is %+v, want unknown at once", now)
 	late, err := g.inv.queryEngine(t.Context(), "b")
 	assert.NoError(t, err)
 	late.found = map[types.UID][]driver.Server{"b": {{UID: "b", ID: "1"}}}
@@ -169,9 +157,8 @@ func TestActionOfReplacedEngine(t *testing.T) {
 		return do()
 	})
 	assert.ErrorIs(t, "an action of the engine before", assert.ErrorOf(g.inv.Ensure(t.Context(), newSpec())), errReplaced)
-	if seen := g.inv.Get("a"); seen.Answer != Gone || seen.EngineID != "another" {
-		t.Errorf("the answer is %+v, want that the other engine has none", seen)
-	}
+	seen := g.inv.Get("a")
+	assert.True(t, seen.Answer == Gone && seen.EngineID == "another", "the answer is %+v, want that the other engine has none", seen)
 }
 
 // TestCreationByAnotherEngine checks that a creation has not succeeded if another engine was in the
@@ -179,15 +166,12 @@ func TestActionOfReplacedEngine(t *testing.T) {
 func TestCreationByAnotherEngine(t *testing.T) {
 	g := newFixture(t).listEngine()
 	g.engine.withLock(func() { g.engine.engineID = func(string) string { return "another" } })
-	if s, err := g.inv.Ensure(t.Context(), newSpec()); err == nil {
-		t.Errorf("created %+v", s)
-	}
-	if seen := g.inv.Get("a"); seen.Answer != Unknown {
-		t.Errorf("the answer is %+v, want unknown", seen)
-	}
-	if err := g.inv.listAll(t.Context()); err != nil || g.inv.Get("a").EngineID != "another" {
-		t.Errorf("error %v, and the inventory has %+v", err, g.inv.Get("a"))
-	}
+	s, err := g.inv.Ensure(t.Context(), newSpec())
+	assert.True(t, err != nil, "created %+v", s)
+	seen := g.inv.Get("a")
+	assert.True(t, seen.Answer == Unknown, "the answer is %+v, want unknown", seen)
+	err = g.inv.listAll(t.Context())
+	assert.True(t, err == nil && g.inv.Get("a").EngineID == "another", "error %v, and the inventory has %+v", err, g.inv.Get("a"))
 }
 
 // TestOnlyCreationsAreConfirmed checks that the engine's id is not read after a change of the server
@@ -201,9 +185,8 @@ func TestOnlyCreationsAreConfirmed(t *testing.T) {
 	if _, err := g.inv.Ensure(t.Context(), spec); err != nil {
 		t.Error(err)
 	}
-	if seen := g.inv.Get("a"); seen.Answer != Present || seen.Server.State == s.State {
-		t.Errorf("the answer is %+v", seen)
-	}
+	seen := g.inv.Get("a")
+	assert.True(t, seen.Answer == Present && seen.Server.State != s.State, "the answer is %+v", seen)
 }
 
 // TestAnswersBeforeAnEpochAreOld checks that what was observed before this process led is old until the
@@ -239,14 +222,11 @@ func TestAnswersBeforeAnEpochAreOld(t *testing.T) {
 			g.addServer("a")
 			g.addServer("b")
 			g.listEngine().inv.BeginEpoch(7)
-			if len(g.inv.checkDue) == 0 {
-				t.Error("the loop was not signalled to list the engine")
-			}
+			assert.True(t, len(g.inv.checkDue) != 0, "the loop was not signalled to list the engine")
 			tc.then(g)
 			for _, uid := range []types.UID{"a", "b", "none"} {
-				if got, want := g.inv.IsOld(uid), strings.Contains(tc.want, string(uid)); got != want {
-					t.Errorf("the answer about %q is old: %v, want %v", uid, got, want)
-				}
+				got, want := g.inv.IsOld(uid), strings.Contains(tc.want, string(uid))
+				assert.True(t, got == want, "the answer about %q is old: %v, want %v", uid, got, want)
 			}
 		})
 	}
@@ -256,9 +236,7 @@ func TestAnswersBeforeAnEpochAreOld(t *testing.T) {
 // does not depend on how many servers it has.
 func TestAsManyListsForManyServers(t *testing.T) {
 	few, many := countCallsAtRest(t, 3), countCallsAtRest(t, 600)
-	if few != many || few == 0 {
-		t.Errorf("%d lists and samples with 3 servers and %d with 600, want as many", few, many)
-	}
+	assert.True(t, few == many && few != 0, "%d lists and samples with 3 servers and %d with 600, want as many", few, many)
 }
 
 // countCallsAtRest counts the lists and samples in ten minutes.
@@ -286,9 +264,7 @@ func TestPauseAfterRefresh(t *testing.T) {
 		0: 0, 999 * time.Microsecond: 0, time.Millisecond: 3 * time.Millisecond,
 		20 * time.Millisecond: 60 * time.Millisecond, time.Second: maxRefreshPause,
 	} {
-		if got := pauseAfterRefresh(took); got != want {
-			t.Errorf("after %s: pause %s, want %s", took, got, want)
-		}
+		assert.Equal(t, fmt.Sprintf("after %s: pause", took), pauseAfterRefresh(took), want)
 	}
 }
 
@@ -304,15 +280,12 @@ func TestFailedLiveReadKeepsTheRest(t *testing.T) {
 	g.clock.Step(time.Second)
 	seen, err := g.inv.GetLive(t.Context(), "a")
 	want := Observation{EngineID: g.inv.Get("a").EngineID, BackSince: t0, SettlesAt: t0.Add(settlePeriod), DownSince: g.clock.Now(), Cause: err}
-	if err == nil || want.EngineID == "" || !reflect.DeepEqual(seen, want) {
-		t.Errorf("got  %+v\nwant %+v", seen, want)
-	}
+	assert.True(t, err != nil && want.EngineID != "" && reflect.DeepEqual(seen, want), "got  %+v\nwant %+v", seen, want)
 }
 
 // TestLiveReadBeforeTheFirstList checks that it proves nothing, since the engine is not known.
 func TestLiveReadBeforeTheFirstList(t *testing.T) {
 	g := newFixture(t)
-	if seen, err := g.inv.GetLive(t.Context(), "a"); !errors.Is(err, errNotListed) || seen.Answer != Unknown {
-		t.Errorf("GetLive returned %+v, error %v", seen, err)
-	}
+	seen, err := g.inv.GetLive(t.Context(), "a")
+	assert.True(t, errors.Is(err, errNotListed) && seen.Answer == Unknown, "GetLive returned %+v, error %v", seen, err)
 }

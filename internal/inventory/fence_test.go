@@ -96,34 +96,26 @@ func TestFenceSuspendsDriver(t *testing.T) {
 	g.ensureRefused()
 	g.waitUntil("it is suspended", func() bool { return g.inv.Get("a").Fenced })
 	seen := g.inv.Get("b")
-	if seen.Answer != Unknown || !seen.DownSince.Equal(t0) || !errors.Is(seen.Cause, g.refusal) || seen.EngineID == "" {
-		t.Errorf("the answer for another server is %+v, want unknown with the engine's error", seen)
-	}
+	assert.True(t, seen.Answer == Unknown && seen.DownSince.Equal(t0) && errors.Is(seen.Cause, g.refusal) && seen.EngineID != "",
+		"the answer for another server is %+v, want unknown with the engine's error", seen)
 	g.tryChanges()
 	for _, wait := range []int{1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300} {
 		g.expectProbeAfter(time.Duration(wait) * time.Second)
 	}
-	if n := g.readCount(&g.changes); n != 1 {
-		t.Errorf("%d changes reached the engine, want the first alone", n)
-	}
+	assert.Equal(t, "changes reached the engine, want the first alone", g.readCount(&g.changes), 1)
 	if reported := g.takeChanges(); len(reported) != 1 || !reported[0].All || g.readCount(&g.events) != 1 {
 		t.Errorf("reported %+v and %d events, want one of each", reported, g.readCount(&g.events))
 	}
-	if got := testutil.ToFloat64(engineFenced.WithLabelValues("fake")); got != 1 {
-		t.Errorf("drover_engine_fenced is %v, want 1", got)
-	}
+	assert.Equal(t, "drover_engine_fenced", testutil.ToFloat64(engineFenced.WithLabelValues("fake")), 1)
 	g.engine.withLock(func() { g.engine.ensure, g.engine.delete = nil, nil })
 	g.waitForProbeTimer()
 	g.clock.Step(maxProbeDelay)
 	g.waitForAnswer("a", Gone)
 	g.ensureServer()
-	if seen := g.inv.Get("a"); seen.Answer != Present || seen.Fenced {
-		t.Errorf("after it was admitted: %+v", seen)
-	}
+	seen = g.inv.Get("a")
+	assert.True(t, seen.Answer == Present && !seen.Fenced, "after it was admitted: %+v", seen)
 	g.waitUntil("that is reported", func() bool { reported := g.takeChanges(); return len(reported) > 0 && reported[0].All })
-	if got := testutil.ToFloat64(engineFenced.WithLabelValues("fake")); got != 0 {
-		t.Errorf("drover_engine_fenced is %v, want 0", got)
-	}
+	assert.Equal(t, "drover_engine_fenced", testutil.ToFloat64(engineFenced.WithLabelValues("fake")), 0)
 }
 
 // TestReplacedEngineIsProbedSoon checks that it does not inherit the waits of the
@@ -157,9 +149,7 @@ func TestPredecessorIsNotSuspended(t *testing.T) {
 	g.ensureRefused()
 	<-confirmed
 	g.tryChanges()
-	if n := g.readCount(&g.changes); n != 1 {
-		t.Errorf("%d changes reached the engine, want the first alone", n)
-	}
+	assert.Equal(t, "changes reached the engine, want the first alone", g.readCount(&g.changes), 1)
 	if seen := g.inv.Get("a"); seen.Answer != Gone || seen.Fenced || g.readCount(&g.events) != 0 || len(g.takeChanges()) != 0 {
 		t.Errorf("it says %+v and sent %d events, want as before", seen, g.readCount(&g.events))
 	}
@@ -173,9 +163,7 @@ func TestFencedWhileLeadershipUnknown(t *testing.T) {
 	g.ensureRefused()
 	answers <- errors.New("no answer")
 	g.tryChanges()
-	if g.inv.Get("a").Fenced || g.readCount(&g.changes) != 1 {
-		t.Errorf("it says %+v after %d changes", g.inv.Get("a"), g.readCount(&g.changes))
-	}
+	assert.True(t, !g.inv.Get("a").Fenced && g.readCount(&g.changes) == 1, "it says %+v after %d changes", g.inv.Get("a"), g.readCount(&g.changes))
 	g.waitUntil("it waits", func() bool { return g.clock.Waiters() == 3 })
 	g.clock.Step(retryPeriod)
 	answers <- nil
@@ -189,9 +177,8 @@ func TestGuardRefusalSuspendsNothing(t *testing.T) {
 	g.refusal = driver.Errorf(driver.ErrNotLeading, "the Lease was not renewed in time")
 	g.ensureRefused()
 	g.ensureRefused()
-	if n := g.readCount(&g.changes); n != 2 || g.inv.Get("a").Fenced {
-		t.Errorf("%d of 2 calls were let through, and it says %+v", n, g.inv.Get("a"))
-	}
+	n := g.readCount(&g.changes)
+	assert.True(t, n == 2 && !g.inv.Get("a").Fenced, "%d of 2 calls were let through, and it says %+v", n, g.inv.Get("a"))
 }
 
 // TestFencedSweepStops checks that of many orphans one is tried.
@@ -206,8 +193,6 @@ func TestFencedSweepStops(t *testing.T) {
 	assert.ErrorIs(t, "the sweep", b.sweep.RunOnce(t.Context()), driver.ErrFenced)
 	lists := b.engine.lists
 	b.sweepOnce()
-	if deletions != 1 || b.engine.lists != lists {
-		t.Errorf("%d deletions and %d further lists, want the first deletion alone", deletions, b.engine.lists-lists)
-	}
+	assert.True(t, deletions == 1 && b.engine.lists == lists, "%d deletions and %d further lists, want the first deletion alone", deletions, b.engine.lists-lists)
 	b.wantRemaining("s0 s1 s2")
 }

@@ -29,9 +29,7 @@ func TestNewRequiresEngineID(t *testing.T) {
 func TestDefaults(t *testing.T) {
 	g := newFixture(t)
 	for name, period := range map[string]time.Duration{"list": g.inv.ListPeriod, "usage": g.inv.UsagePeriod, "call": g.inv.CallTimeout} {
-		if period != 30*time.Second {
-			t.Errorf("%s: %s, want 30 s", name, period)
-		}
+		assert.Equal(t, name+", want 30 s", period, 30*time.Second)
 	}
 	if leads, err := g.inv.ConfirmLeading(t.Context()); !leads || err != nil {
 		t.Errorf("without an election it leads: %v, %v", leads, err)
@@ -39,9 +37,8 @@ func TestDefaults(t *testing.T) {
 	confirm := func(context.Context) (bool, error) { return false, nil }
 	set, err := New(Options{Name: "x", Driver: g.engine, Clock: g.clock, ListPeriod: 1, UsagePeriod: 2, CallTimeout: 3, ConfirmLeading: confirm})
 	assert.NoError(t, err)
-	if leads, _ := set.ConfirmLeading(t.Context()); leads || set.ListPeriod != 1 || set.UsagePeriod != 2 || set.CallTimeout != 3 {
-		t.Errorf("got %+v, want what was set", set.Options)
-	}
+	leads, _ := set.ConfirmLeading(t.Context())
+	assert.True(t, !leads && set.ListPeriod == 1 && set.UsagePeriod == 2 && set.CallTimeout == 3, "got %+v, want what was set", set.Options)
 }
 
 // TestSignalsWait checks that a signal waits for its reader, and that more of them are one.
@@ -50,39 +47,33 @@ func TestSignalsWait(t *testing.T) {
 	for name, signal := range map[string]chan struct{}{"fenced": inv.fenced, "replaced": inv.replaced, "refresh": inv.refreshDue, "check": inv.checkDue} {
 		sendSignal(signal)
 		sendSignal(signal)
-		if len(signal) != 1 {
-			t.Errorf("%s: %d signals wait, want one", name, len(signal))
-		}
+		assert.True(t, len(signal) == 1, "%s: %d signals wait, want one", name, len(signal))
 	}
 }
 
 func TestUnknownUntilListed(t *testing.T) {
 	g := newFixture(t)
 	g.memory.SetAvailable(false)
-	if seen := g.inv.Get("a"); seen.Answer != Unknown || !seen.DownSince.IsZero() || seen.Cause == nil || seen.EngineID != "" {
-		t.Errorf("before it was started: %+v", seen)
-	}
+	seen := g.inv.Get("a")
+	assert.True(t, seen.Answer == Unknown && seen.DownSince.IsZero() && seen.Cause != nil && seen.EngineID == "", "before it was started: %+v", seen)
 	g.startLoop()
 	g.waitUntil("it has queried the engine", func() bool {
 		cause := g.inv.Get("a").Cause
 		return cause != nil && errors.Is(cause, driver.ErrUnavailable)
 	})
 	g.waitUntil("it waits", g.clock.HasWaiters)
-	if seen := g.inv.Get("a"); seen.Answer != Unknown || !seen.DownSince.Equal(t0) {
-		t.Errorf("with the engine out of reach: %+v", seen)
-	}
+	seen = g.inv.Get("a")
+	assert.True(t, seen.Answer == Unknown && seen.DownSince.Equal(t0), "with the engine out of reach: %+v", seen)
 	g.memory.SetAvailable(true)
 	g.waitUntil("it is listed", func() bool {
 		g.clock.Step(retryPeriod)
 		return g.inv.Get("a").Answer == Gone
 	})
-	if seen := g.inv.Get("a"); seen.EngineID == "" || seen.Cause != nil || !seen.DownSince.IsZero() {
-		t.Errorf("after the list: %+v", seen)
-	}
+	seen = g.inv.Get("a")
+	assert.True(t, seen.EngineID != "" && seen.Cause == nil && seen.DownSince.IsZero(), "after the list: %+v", seen)
 	g.waitForChanges(2)
-	if reported := g.takeChanges(); len(reported) != 2 || !reported[0].All || !reported[1].All {
-		t.Errorf("reported %+v, want one Change of all for the outage and one for the return", reported)
-	}
+	reported := g.takeChanges()
+	assert.True(t, len(reported) == 2 && reported[0].All && reported[1].All, "reported %+v, want one Change of all for the outage and one for the return", reported)
 }
 
 // TestFirstListIsReportedOnce checks that the servers of the first list are reported
@@ -94,9 +85,8 @@ func TestFirstListIsReportedOnce(t *testing.T) {
 	g.startLoop()
 	g.waitForAnswer("b", Present)
 	g.waitForChanges(1)
-	if reported := g.takeChanges(); len(reported) != 1 || !reported[0].All {
-		t.Errorf("reported %+v, want one Change of all", reported)
-	}
+	reported := g.takeChanges()
+	assert.True(t, len(reported) == 1 && reported[0].All, "reported %+v, want one Change of all", reported)
 	g.editServer("a", func(r *fake.Record) { r.State = driver.StateStopped })
 	g.waitUntil("a change is reported", func() bool {
 		reported := g.takeChanges()
@@ -129,9 +119,8 @@ func TestIncompleteListIsIgnored(t *testing.T) {
 				g.clock.Step(retryPeriod)
 				return g.engine.countLists() >= 3
 			})
-			if seen := g.inv.Get("a"); seen.Answer != Unknown {
-				t.Errorf("it answers %+v", seen)
-			}
+			seen := g.inv.Get("a")
+			assert.True(t, seen.Answer == Unknown, "it answers %+v", seen)
 			g.engine.withLock(func() { g.engine.list, g.engine.engineID = nil, nil })
 			g.waitUntil("it is listed", func() bool {
 				g.clock.Step(retryPeriod)
@@ -157,9 +146,8 @@ func TestFollowsTheEngine(t *testing.T) {
 	g.takeChanges()
 	g.addServer("a")
 	g.waitForAnswer("a", Present)
-	if s := g.inv.Get("a").Server; s.Name != "vm-a" || s.State != driver.StateRunning {
-		t.Errorf("server %+v", s)
-	}
+	s := g.inv.Get("a").Server
+	assert.True(t, s.Name == "vm-a" && s.State == driver.StateRunning, "server %+v", s)
 	g.editServer("a", func(r *fake.Record) { r.State = driver.StatePaused })
 	g.waitUntil("it is paused", func() bool { return g.inv.Get("a").Server.State == driver.StatePaused })
 	g.memory.Remove("a")
@@ -168,9 +156,7 @@ func TestFollowsTheEngine(t *testing.T) {
 	g.waitUntil("three changes are reported", func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.changes) == 3 })
 	want := Change{UID: "a", VM: types.NamespacedName{Namespace: "default", Name: "vm-a"}}
 	for _, c := range g.takeChanges() {
-		if c != want {
-			t.Errorf("reported %+v, want %+v", c, want)
-		}
+		assert.Equal(t, "reported", c, want)
 	}
 	g.waitUntil("nothing is kept of it", func() bool {
 		g.inv.mu.Lock()
@@ -200,15 +186,12 @@ func TestOwnActionsAreNotReported(t *testing.T) {
 	g := newListedFixture(t)
 	g.takeChanges()
 	s := g.ensureServer()
-	if seen := g.inv.Get("a"); seen.Answer != Present || seen.Server.ID != s.ID {
-		t.Errorf("after Ensure: %+v", seen)
-	}
+	seen := g.inv.Get("a")
+	assert.True(t, seen.Answer == Present && seen.Server.ID == s.ID, "after Ensure: %+v", seen)
 	g.addServer("b") // comes after all that Ensure caused
 	g.waitForAnswer("b", Present)
 	for _, c := range g.takeChanges() {
-		if c.UID != "b" {
-			t.Errorf("reported %+v", c)
-		}
+		assert.True(t, c.UID == "b", "reported %+v", c)
 	}
 }
 
@@ -238,9 +221,7 @@ func TestListSkipsActionsSinceItBegan(t *testing.T) {
 				return servers, err
 			})
 			g.listEngine()
-			if got := g.inv.Get("a").Answer; got != tc.want {
-				t.Errorf("answer %v, want %v", got, tc.want)
-			}
+			assert.Equal(t, "answer", g.inv.Get("a").Answer, tc.want)
 		})
 	}
 }
@@ -259,9 +240,7 @@ func TestListBegunDuringActionIsIgnored(t *testing.T) {
 	g.ensureServer()
 	assert.NoError(t, g.inv.applyResult(list))
 	g.inv.markReachable()
-	if got := g.inv.Get("a").Answer; got != Present {
-		t.Errorf("answer %v, want what the action has made", got)
-	}
+	assert.Equal(t, "answer, want what the action has made", g.inv.Get("a").Answer, Present)
 }
 
 // TestListBegunDuringDeletionIsIgnored checks this for a deletion, whose outcome is read live: such a list
@@ -281,9 +260,8 @@ func TestListBegunDuringDeletionIsIgnored(t *testing.T) {
 	assert.NoError(t, g.inv.Delete(t.Context(), newSpec().Target, false))
 	g.takeChanges()
 	assert.NoError(t, g.inv.applyResult(list))
-	if changes := g.takeChanges(); len(changes) > 0 {
-		t.Errorf("a list that began before the end of a deletion reports %+v", changes)
-	}
+	changes := g.takeChanges()
+	assert.True(t, len(changes) == 0, "a list that began before the end of a deletion reports %+v", changes)
 }
 
 // TestOlderListIsIgnored checks that a list that was overtaken changes nothing.
@@ -295,9 +273,7 @@ func TestOlderListIsIgnored(t *testing.T) {
 	g.listEngine()
 	older.uids = []types.UID{"a"}
 	assert.NoError(t, g.inv.applyResult(older))
-	if got := g.inv.Get("a").Answer; got != Present {
-		t.Errorf("answer %v, want that of the newer list", got)
-	}
+	assert.Equal(t, "answer, want that of the newer list", g.inv.Get("a").Answer, Present)
 }
 
 // TestQueryLeavesNothing checks that nothing of a query goes on after it.
@@ -312,9 +288,7 @@ func TestQueryLeavesNothing(t *testing.T) {
 		g.engine.beforeEngineID = func(ctx context.Context) error { idErr = ctx.Err; return nil }
 	})
 	g.listEngine()
-	if queryErr() == nil || idErr() == nil {
-		t.Error("the context of a query goes on after it")
-	}
+	assert.True(t, queryErr() != nil && idErr() != nil, "the context of a query goes on after it")
 }
 
 // TestListDuringActionIsIgnored checks this even for a list that began and ended
@@ -325,14 +299,12 @@ func TestListDuringActionIsIgnored(t *testing.T) {
 	g.engine.onEnsure(func(do doEnsure) (driver.Server, error) {
 		g.memory.Remove("a")
 		g.listEngine()
-		if seen := g.inv.Get("a"); seen.Server.ID != s.ID {
-			t.Errorf("during the action the inventory has %+v", seen)
-		}
+		seen := g.inv.Get("a")
+		assert.True(t, seen.Server.ID == s.ID, "during the action the inventory has %+v", seen)
 		return do()
 	})
-	if again := g.ensureServer(); g.inv.Get("a").Server.ID != again.ID {
-		t.Errorf("the inventory has %+v", g.inv.Get("a"))
-	}
+	again := g.ensureServer()
+	assert.True(t, g.inv.Get("a").Server.ID == again.ID, "the inventory has %+v", g.inv.Get("a"))
 }
 
 // TestEventDuringActionTriggersRefresh checks this because the event may
@@ -364,9 +336,7 @@ func TestOutageAndReturn(t *testing.T) {
 	g.memory.SetAvailable(false)
 	g.waitForAnswer("a", Unknown)
 	seen := g.inv.Get("a")
-	if !seen.DownSince.Equal(down) || seen.Cause == nil || !seen.BackSince.IsZero() || seen.EngineID == "" {
-		t.Errorf("during the outage: %+v", seen)
-	}
+	assert.True(t, seen.DownSince.Equal(down) && seen.Cause != nil && seen.BackSince.IsZero() && seen.EngineID != "", "during the outage: %+v", seen)
 	g.waitUntil("the outage is reported", func() bool { return g.countChangesOfAll() >= 1 })
 	g.memory.SetAvailable(true)
 	// The clock may also overtake a call, which is one more outage that ends separately.
@@ -375,9 +345,7 @@ func TestOutageAndReturn(t *testing.T) {
 		seen = g.inv.Get("a")
 		return seen.Answer == Present
 	})
-	if !seen.BackSince.After(down) {
-		t.Errorf("after the outage: %+v", seen)
-	}
+	assert.True(t, seen.BackSince.After(down), "after the outage: %+v", seen)
 	g.waitUntil("the return is reported", func() bool { return g.countChangesOfAll() >= 2 })
 }
 
@@ -392,9 +360,8 @@ func TestFailedRefreshIsNoOutage(t *testing.T) {
 	g.waitUntil("it is paused", func() bool { return g.inv.Get("a").Server.State == driver.StatePaused })
 	g.addServer("b")
 	g.waitUntil("the next refresh", func() bool { g.clock.Step(retryPeriod); return g.inv.Get("b").Answer == Present })
-	if n := g.countChangesOfAll(); n > 0 {
-		t.Errorf("%d times all was reported as changed", n)
-	}
+	n := g.countChangesOfAll()
+	assert.True(t, n == 0, "%d times all was reported as changed", n)
 }
 
 // TestRefreshesAreMarked checks that the driver can tell a refresh, which proves nothing, from any other list.
@@ -441,9 +408,7 @@ func TestFailedRefreshBacksOff(t *testing.T) {
 	for wait := retryPeriod; wait <= took; wait *= 2 {
 		limit++
 	}
-	if failed == 0 || failed > limit {
-		t.Errorf("in %s it was listed %d times, want at most %d", took, failed, limit)
-	}
+	assert.True(t, failed != 0 && failed <= limit, "in %s it was listed %d times, want at most %d", took, failed, limit)
 	g.engine.withLock(func() { g.engine.failing = "" })
 	g.editServer("a", func(r *fake.Record) { r.State = driver.StatePaused })
 	g.waitUntil("it is paused", func() bool { g.clock.Step(retryPeriod); return g.inv.Get("a").Server.State == driver.StatePaused })
@@ -494,18 +459,15 @@ func TestGoneSettlesAfterAnAmbiguousCreation(t *testing.T) {
 			}
 			g.engine.failEnsure(tc.err)
 			_, _ = g.inv.Ensure(t.Context(), newSpec())
-			if got := g.inv.Get("a").SettlesAt; !got.Equal(tc.want) {
-				t.Errorf("settles at %v, want %v", got, tc.want)
-			}
+			got := g.inv.Get("a").SettlesAt
+			assert.True(t, got.Equal(tc.want), "settles at %v, want %v", got, tc.want)
 			g.listEngine()
-			if got := g.inv.Get("a").SettlesAt; !got.Equal(tc.want) {
-				t.Errorf("after a list it settles at %v, want %v", got, tc.want)
-			}
+			got = g.inv.Get("a").SettlesAt
+			assert.True(t, got.Equal(tc.want), "after a list it settles at %v, want %v", got, tc.want)
 			g.engine.onEnsure(nil)
 			g.ensureServer()
-			if got := g.inv.Get("a").SettlesAt; !got.IsZero() {
-				t.Errorf("after a success it settles at %v", got)
-			}
+			got = g.inv.Get("a").SettlesAt
+			assert.True(t, got.IsZero(), "after a success it settles at %v", got)
 		})
 	}
 }
@@ -559,9 +521,7 @@ func TestEnsureOnlyFieldsAreNoChange(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			next := base
 			tc.change(&next)
-			if got := equalServers([]driver.Server{base}, []driver.Server{next}); got != tc.same {
-				t.Errorf("same is %t", got)
-			}
+			assert.Equal(t, "same", equalServers([]driver.Server{base}, []driver.Server{next}), tc.same)
 		})
 	}
 }
@@ -580,13 +540,10 @@ func TestEnsureOnlyFieldsOfEither(t *testing.T) {
 		ensured, another := listed, listed
 		change(&ensured, "image")
 		change(&another, "ports")
-		if !equalServer(&listed, &ensured) || !equalServer(&ensured, &listed) || !equalServer(&ensured, &another) {
-			t.Errorf("%s: they differ", name)
-		}
+		assert.True(t, equalServer(&listed, &ensured) && equalServer(&ensured, &listed) && equalServer(&ensured, &another), "%s: they differ", name)
 		ensured.State = driver.StatePaused
-		if equalServer(&listed, &ensured) || equalServer(&ensured, &listed) || equalServer(&ensured, &another) {
-			t.Errorf("%s: they are the same though their states differ", name)
-		}
+		assert.True(t, !equalServer(&listed, &ensured) && !equalServer(&ensured, &listed) && !equalServer(&ensured, &another),
+			"%s: they are the same though their states differ", name)
 	}
 }
 
@@ -600,9 +557,8 @@ func TestListSettlesACreation(t *testing.T) {
 	})
 	_, _ = g.inv.Ensure(t.Context(), newSpec())
 	g.listEngine()
-	if seen := g.inv.Get("a"); seen.Answer != Present || !seen.SettlesAt.IsZero() {
-		t.Errorf("got %+v", seen)
-	}
+	seen := g.inv.Get("a")
+	assert.True(t, seen.Answer == Present && seen.SettlesAt.IsZero(), "got %+v", seen)
 }
 
 // TestListOfAnotherRunForgetsRates checks that the rates of a run end with it, even if no
@@ -612,14 +568,11 @@ func TestListOfAnotherRunForgetsRates(t *testing.T) {
 	s := g.ensureServer()
 	g.clock.Step(time.Second)
 	g.inv.recordUsage([]driver.Usage{{UID: "a", Run: s.Run, CPU: time.Second, At: g.clock.Now()}}, 2*g.inv.UsagePeriod)
-	if g.inv.entries["a"].rates == nil {
-		t.Fatal("no rates")
-	}
+	assert.Require(t, g.inv.entries["a"].rates != nil, "no rates")
 	g.editServer("a", func(r *fake.Record) { r.Run = "another" })
 	g.listEngine()
-	if seen := g.inv.Get("a"); seen.Server.Run != "another" || seen.Rates != nil {
-		t.Errorf("got %+v, with the rates %+v of the run before", seen, seen.Rates)
-	}
+	seen := g.inv.Get("a")
+	assert.True(t, seen.Server.Run == "another" && seen.Rates == nil, "got %+v, with the rates %+v of the run before", seen, seen.Rates)
 }
 
 // TestPeriodicListFindsMissedChange checks that the periodic list finds a change
@@ -657,9 +610,8 @@ func TestReturnAfterAClosedStreamIsReported(t *testing.T) {
 	g.waitUntil("the first list is reported", isReported)
 	close(silent.events)
 	g.waitForAnswer("a", Unknown)
-	if reported := g.takeChanges(); len(reported) != 0 {
-		t.Errorf("reported %+v, want nothing while the stream may be reopened", reported)
-	}
+	reported := g.takeChanges()
+	assert.True(t, len(reported) == 0, "reported %+v, want nothing while the stream may be reopened", reported)
 	g.waitUntil("the return is reported", func() bool { g.clock.Step(retryPeriod); return isReported() })
 }
 

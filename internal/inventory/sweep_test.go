@@ -92,13 +92,10 @@ func TestSweepNeedsTwoReadingsAndGrace(t *testing.T) {
 	b.clock.Step(time.Second)
 	b.sweepOnce()
 	b.wantRemaining("s1")
-	if len(b.findings) != 1 || !b.findings[0].Deleted || b.findings[0].Server.UID != "s0" || b.findings[0].Server.Name != "vm-s0" {
-		t.Errorf("reported %+v", b.findings)
-	}
+	assert.True(t, len(b.findings) == 1 && b.findings[0].Deleted && b.findings[0].Server.UID == "s0" && b.findings[0].Server.Name == "vm-s0",
+		"reported %+v", b.findings)
 	b.sweepOnce()
-	if len(b.findings) != 1 {
-		t.Errorf("reported again: %+v", b.findings)
-	}
+	assert.True(t, len(b.findings) == 1, "reported again: %+v", b.findings)
 }
 
 func TestOwnerBetweenReadingsRestartsGrace(t *testing.T) {
@@ -169,9 +166,7 @@ func TestFailedReadingSweepsNothing(t *testing.T) {
 			fail(b, true)
 			b.clock.Step(time.Hour)
 			for range 3 {
-				if err := b.sweep.RunOnce(t.Context()); err == nil {
-					t.Error("no error")
-				}
+				assert.True(t, b.sweep.RunOnce(t.Context()) != nil, "no error")
 			}
 			b.wantRemaining("s0")
 			fail(b, false)
@@ -204,15 +199,12 @@ func TestOwnedServersNeedNoLiveRead(t *testing.T) {
 		b.owners[types.UID(fmt.Sprintf("s%d", n))] = true
 	}
 	b.sweepOnce()
-	if b.liveReads != 0 || b.engine.lists != 1 {
-		t.Errorf("the API was read %d times and the engine %d times, want 0 and 1", b.liveReads, b.engine.lists)
-	}
+	assert.True(t, b.liveReads == 0 && b.engine.lists == 1, "the API was read %d times and the engine %d times, want 0 and 1", b.liveReads, b.engine.lists)
 	b.startLoop().waitForAnswer("none", Gone)
 	lists := b.engine.countLists()
 	b.sweepOnce()
-	if now := b.engine.countLists(); b.liveReads != 0 || now != lists {
-		t.Errorf("the API was read %d times and the engine %d times, want none", b.liveReads, now-lists)
-	}
+	now := b.engine.countLists()
+	assert.True(t, b.liveReads == 0 && now == lists, "the API was read %d times and the engine %d times, want none", b.liveReads, now-lists)
 }
 
 // TestUnsettledCreationNeedsNoLiveRead checks that a UID of which only a creation with an
@@ -224,9 +216,8 @@ func TestUnsettledCreationNeedsNoLiveRead(t *testing.T) {
 	_, _ = b.inv.Ensure(t.Context(), newSpec())
 	lists := b.engine.countLists()
 	b.sweepOnce()
-	if now := b.engine.countLists(); b.liveReads != 0 || now != lists {
-		t.Errorf("the API was read %d times and the engine %d times, want none", b.liveReads, now-lists)
-	}
+	now := b.engine.countLists()
+	assert.True(t, b.liveReads == 0 && now == lists, "the API was read %d times and the engine %d times, want none", b.liveReads, now-lists)
 }
 
 // TestCachedOrphanNeedsLiveReads checks that live readings must still prove it.
@@ -237,9 +228,8 @@ func TestCachedOrphanNeedsLiveReads(t *testing.T) {
 	b.startLoop().waitForAnswer("none", Gone)
 	lists := b.engine.countLists()
 	b.sweepOnce()
-	if now := b.engine.countLists(); b.liveReads != 1 || now != lists+1 {
-		t.Errorf("the API was read %d times and the engine %d times, want both once", b.liveReads, now-lists)
-	}
+	now := b.engine.countLists()
+	assert.True(t, b.liveReads == 1 && now == lists+1, "the API was read %d times and the engine %d times, want both once", b.liveReads, now-lists)
 	b.wantRemaining("s0 s1 s2")
 	b.sweepOnce()
 	b.wantRemaining("s1 s2")
@@ -269,19 +259,15 @@ func TestFreeze(t *testing.T) {
 			for range 3 {
 				b.sweepOnce()
 			}
-			if frozen := len(b.freezes()); (frozen == 1) != tc.frozen || frozen > 1 {
-				t.Errorf("%d freezes reported, want %t: %+v", frozen, tc.frozen, b.findings)
-			}
+			frozen := len(b.freezes())
+			assert.True(t, (frozen == 1) == tc.frozen && frozen <= 1, "%d freezes reported, want %t: %+v", frozen, tc.frozen, b.findings)
 			left := tc.servers
 			if !tc.frozen && tc.policy == OrphanDelete {
 				left -= tc.orphans
 			}
-			if now := testutil.ToFloat64(orphanSweepFrozen.WithLabelValues("fake")) == 1; now != tc.frozen {
-				t.Errorf("the metric says frozen: %v", now)
-			}
-			if n := testutil.ToFloat64(orphanServers.WithLabelValues("fake")); n != float64(left-tc.servers+tc.orphans) {
-				t.Errorf("the metric says that %v are orphans", n)
-			}
+			assert.Equal(t, "the metric says frozen", testutil.ToFloat64(orphanSweepFrozen.WithLabelValues("fake")) == 1, tc.frozen)
+			n := testutil.ToFloat64(orphanServers.WithLabelValues("fake"))
+			assert.True(t, n == float64(left-tc.servers+tc.orphans), "the metric says that %v are orphans", n)
 			if n := len(b.memory.Records()); n != left {
 				t.Errorf("%d servers are left, want %d", n, left)
 			}
@@ -299,19 +285,13 @@ func TestThaw(t *testing.T) {
 	b.memory.Remove("s0")
 	b.sweepOnce()
 	b.wantRemaining("")
-	if testutil.ToFloat64(orphanSweepFrozen.WithLabelValues("fake")) != 0 {
-		t.Error("the metric says that it is still frozen")
-	}
+	assert.True(t, testutil.ToFloat64(orphanSweepFrozen.WithLabelValues("fake")) == 0, "the metric says that it is still frozen")
 	b.addServers(4)
 	b.sweepOnce()
 	for _, f := range b.freezes() {
-		if !strings.Contains(f.Message, "4 of 4") || !strings.Contains(f.Message, "--orphan-max=4") {
-			t.Errorf("the note is %q", f.Message)
-		}
+		assert.True(t, strings.Contains(f.Message, "4 of 4") && strings.Contains(f.Message, "--orphan-max=4"), "the note is %q", f.Message)
 	}
-	if reported := len(b.freezes()); reported != 2 {
-		t.Errorf("%d freezes reported, want 2", reported)
-	}
+	assert.Equal(t, "freezes reported", len(b.freezes()), 2)
 }
 
 // freezes are the findings that the sweep is frozen.
@@ -327,13 +307,9 @@ func TestOrphanIsReportedOnce(t *testing.T) {
 		b.sweepOnce()
 		b.clock.Step(time.Minute)
 	}
-	if len(b.findings) != 2 || b.findings[0].Deleted || b.findings[1].Deleted {
-		t.Errorf("reported %+v, want each once", b.findings)
-	}
+	assert.True(t, len(b.findings) == 2 && !b.findings[0].Deleted && !b.findings[1].Deleted, "reported %+v, want each once", b.findings)
 	for _, f := range b.findings {
-		if f.Server.Name == "" || !strings.Contains(f.Message, "--orphan-policy=report") {
-			t.Errorf("reported %+v", f)
-		}
+		assert.True(t, f.Server.Name != "" && strings.Contains(f.Message, "--orphan-policy=report"), "reported %+v", f)
 	}
 }
 
@@ -342,9 +318,7 @@ func TestOrphanIsReportedOnce(t *testing.T) {
 func TestFailedDeletionBlocksNoOther(t *testing.T) {
 	b := newSweepFixture(t, 3).withoutGrace()
 	b.engine.delete = func(target driver.Target, do func() error) error {
-		if target.Epoch != 7 || target.ID == "" {
-			t.Errorf("deleted with %+v", target)
-		}
+		assert.True(t, target.Epoch == 7 && target.ID != "", "deleted with %+v", target)
 		switch target.UID {
 		case "s0":
 			return errors.New("stuck")
@@ -358,9 +332,7 @@ func TestFailedDeletionBlocksNoOther(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	b.wantRemaining("s0")
-	if len(b.findings) != 2 {
-		t.Errorf("reported %+v", b.findings)
-	}
+	assert.True(t, len(b.findings) == 2, "reported %+v", b.findings)
 }
 
 func TestSweepPeriod(t *testing.T) {
@@ -368,9 +340,7 @@ func TestSweepPeriod(t *testing.T) {
 		0: time.Second, 2 * time.Second: time.Second, 3 * time.Second: 1500 * time.Millisecond,
 		time.Minute: 30 * time.Second, 2 * time.Minute: time.Minute, time.Hour: time.Minute,
 	} {
-		if got := (&Sweep{Grace: grace}).period(); got != want {
-			t.Errorf("grace period %s: every %s, want %s", grace, got, want)
-		}
+		assert.Equal(t, fmt.Sprintf("grace period %s: every", grace), (&Sweep{Grace: grace}).period(), want)
 	}
 }
 
@@ -392,9 +362,7 @@ func TestYoungOrphansDelayNoOther(t *testing.T) {
 	engine.uids = []types.UID{"f0", "f1"}
 	b.sweepOnce()
 	b.wantRemaining("s0")
-	if !slices.Equal(engine.uids, []types.UID{"f0"}) {
-		t.Errorf("the fetches %v are left, want f0", engine.uids)
-	}
+	assert.True(t, slices.Equal(engine.uids, []types.UID{"f0"}), "the fetches %v are left, want f0", engine.uids)
 }
 
 // TestServersAreNoFetches checks that nothing is abandoned for a server that waits for an
@@ -409,9 +377,7 @@ func TestServersAreNoFetches(t *testing.T) {
 	for range 3 {
 		b.sweepOnce()
 	}
-	if len(engine.ended) != 0 {
-		t.Errorf("abandoned %v", engine.ended)
-	}
+	assert.True(t, len(engine.ended) == 0, "abandoned %v", engine.ended)
 }
 
 // TestFailedAbandonment checks that the error names the fetch, and that other fetches end.
@@ -421,9 +387,7 @@ func TestFailedAbandonment(t *testing.T) {
 	b.inv.Driver, b.sweep.Grace = engine, 0
 	b.sweepOnce()
 	b.sweepOnceFails("default/vm-f0")
-	if !slices.Equal(engine.uids, []types.UID{"f0"}) {
-		t.Errorf("the fetches %v are left, want f0", engine.uids)
-	}
+	assert.True(t, slices.Equal(engine.uids, []types.UID{"f0"}), "the fetches %v are left, want f0", engine.uids)
 }
 
 // TestDeletionThatTakesTimeIsReportedOnce checks a server that is listed after its deletion,
@@ -439,9 +403,8 @@ func TestDeletionThatTakesTimeIsReportedOnce(t *testing.T) {
 	}
 	b.approve(nil, nil)
 	b.sweepOnce()
-	if len(b.findings) != 1 || !b.findings[0].Deleted || b.findings[0].Message != "no VirtualMachine owned it" {
-		t.Errorf("reported %+v, want that it was deleted", b.findings)
-	}
+	assert.True(t, len(b.findings) == 1 && b.findings[0].Deleted && b.findings[0].Message == "no VirtualMachine owned it",
+		"reported %+v, want that it was deleted", b.findings)
 }
 
 // deletingDriver keeps the context of its last deletion.
@@ -478,9 +441,8 @@ func TestSweepLeavesNothing(t *testing.T) {
 	b.wantRemaining("")
 	calls["deletion"] = engine.deletion
 	for _, name := range []string{"list", "owners", "approvals", "deletion"} {
-		if _, limited := calls[name].Deadline(); !limited || calls[name].Err() == nil {
-			t.Errorf("%s: limited %v, ended: %v", name, limited, calls[name].Err())
-		}
+		_, limited := calls[name].Deadline()
+		assert.True(t, limited && calls[name].Err() != nil, "%s: limited %v, ended: %v", name, limited, calls[name].Err())
 	}
 }
 
@@ -493,9 +455,8 @@ func TestUnreadableCacheFailsSweep(t *testing.T) {
 	b.sweep.Cached = func(context.Context) (map[types.UID]bool, error) { return nil, errors.New("no cache") }
 	lists := b.engine.countLists()
 	b.sweepOnceFails("no cache")
-	if now := b.engine.countLists(); now != lists {
-		t.Errorf("the engine was listed %d times, want none", now-lists)
-	}
+	now := b.engine.countLists()
+	assert.True(t, now == lists, "the engine was listed %d times, want none", now-lists)
 	b.wantRemaining("s0")
 }
 
@@ -513,9 +474,7 @@ func TestSweepRunsUntilItIsStopped(t *testing.T) {
 	})
 	cancel()
 	assert.NoError(t, <-done)
-	if !b.sweep.NeedLeaderElection() {
-		t.Error("it would run on standbys too")
-	}
+	assert.True(t, b.sweep.NeedLeaderElection(), "it would run on standbys too")
 }
 
 // fetchingDriver is an engine that also fetches images for servers.
@@ -556,19 +515,13 @@ func TestOrphanedFetchIsAbandoned(t *testing.T) {
 			b.sweepOnce()
 			b.clock.Step(59 * time.Second)
 			b.sweepOnce()
-			if len(engine.uids) != 6 {
-				t.Errorf("within the grace period %v are left", engine.uids)
-			}
+			assert.True(t, len(engine.uids) == 6, "within the grace period %v are left", engine.uids)
 			b.clock.Step(time.Second)
 			b.sweepOnce()
-			if !slices.Equal(engine.uids, []types.UID{"wanted"}) {
-				t.Errorf("%v are left, want the one that is wanted", engine.uids)
-			}
+			assert.True(t, slices.Equal(engine.uids, []types.UID{"wanted"}), "%v are left, want the one that is wanted", engine.uids)
 			lives := b.liveReads
 			b.sweepOnce()
-			if b.liveReads != lives || len(b.findings) != 0 {
-				t.Errorf("%d more live readings and the findings %+v, want none", b.liveReads-lives, b.findings)
-			}
+			assert.True(t, b.liveReads == lives && len(b.findings) == 0, "%d more live readings and the findings %+v, want none", b.liveReads-lives, b.findings)
 		})
 	}
 }
@@ -614,9 +567,7 @@ func TestApprovedOrphans(t *testing.T) {
 			b.sweepOnce()
 			b.wantRemaining("s1 s2 s3 s4 s5")
 			deleted := slices.DeleteFunc(b.findings, func(f Finding) bool { return !f.Deleted })
-			if len(deleted) != 1 || deleted[0].Server.UID != "s0" {
-				t.Errorf("reported %+v", deleted)
-			}
+			assert.True(t, len(deleted) == 1 && deleted[0].Server.UID == "s0", "reported %+v", deleted)
 		})
 	}
 }
@@ -633,9 +584,7 @@ func TestApprovalAfterReport(t *testing.T) {
 	b.sweepOnce()
 	b.sweepOnce()
 	b.wantRemaining("")
-	if len(b.findings) != 2 || b.findings[0].Deleted || !b.findings[1].Deleted {
-		t.Errorf("reported %+v", b.findings)
-	}
+	assert.True(t, len(b.findings) == 2 && !b.findings[0].Deleted && b.findings[1].Deleted, "reported %+v", b.findings)
 }
 
 // TestUnreadableApprovals checks that nothing is removed without an answer, and that nothing is
@@ -671,9 +620,8 @@ func TestOrphanToRetain(t *testing.T) {
 	b.clock.Step(time.Hour)
 	b.sweepOnce()
 	b.wantRemaining("s0")
-	if len(b.findings) != 2 || !b.findings[0].Released || b.findings[0].Server.UID != "s0" || b.findings[0].Message == "" || !b.findings[1].Deleted {
-		t.Errorf("reported %+v", b.findings)
-	}
+	assert.True(t, len(b.findings) == 2 && b.findings[0].Released && b.findings[0].Server.UID == "s0" && b.findings[0].Message != "" && b.findings[1].Deleted,
+		"reported %+v", b.findings)
 }
 
 func (b *sweepFixture) wantRetained(uid types.UID) {
@@ -703,13 +651,10 @@ func TestOrphanToRetainIsLeft(t *testing.T) {
 				b.clock.Step(time.Hour)
 			}
 			b.wantRetained("")
-			if !strings.HasPrefix(b.remaining(), "s0") {
-				t.Errorf("the servers are %s", b.remaining())
-			}
+			assert.True(t, strings.HasPrefix(b.remaining(), "s0"), "the servers are %s", b.remaining())
 			isOrphan := slices.ContainsFunc(b.findings, func(f Finding) bool { return f.Server.UID == "s0" })
-			if want := b.sweep.Policy == OrphanReport; isOrphan != want {
-				t.Errorf("reported as an orphan: %v, want %v", isOrphan, want)
-			}
+			want := b.sweep.Policy == OrphanReport
+			assert.True(t, isOrphan == want, "reported as an orphan: %v, want %v", isOrphan, want)
 		})
 	}
 }
@@ -718,12 +663,9 @@ func TestFailedReleaseIsReported(t *testing.T) {
 	b := newSweepFixture(t, 1)
 	b.inv.NoteRetained("s0")
 	b.engine.delete = func(driver.Target, func() error) error { return errors.New("stuck") }
-	if err := b.sweep.RunOnce(t.Context()); err == nil || !strings.Contains(err.Error(), "release orphan") || !strings.Contains(err.Error(), "stuck") {
-		t.Errorf("error %v", err)
-	}
-	if len(b.findings) > 0 {
-		t.Errorf("reported %+v", b.findings)
-	}
+	err := b.sweep.RunOnce(t.Context())
+	assert.True(t, err != nil && strings.Contains(err.Error(), "release orphan") && strings.Contains(err.Error(), "stuck"), "error %v", err)
+	assert.True(t, len(b.findings) == 0, "reported %+v", b.findings)
 }
 
 // TestOrphanToRetainIsMadeLate checks that a server which is made after its VirtualMachine is gone
@@ -755,9 +697,7 @@ func TestNotesAreForgotten(t *testing.T) {
 		}
 		noted := b.inv.toRetain()
 		slices.Sort(noted)
-		if !slices.Equal(noted, step.want) {
-			t.Errorf("noted %v, want %v", noted, step.want)
-		}
+		assert.True(t, slices.Equal(noted, step.want), "noted %v, want %v", noted, step.want)
 	}
 }
 
@@ -769,9 +709,8 @@ func TestReleaseEnded(t *testing.T) {
 	calls, failure := 0, errors.New("no API server")
 	b.engine.withLock(func() {
 		b.engine.releaseEnded = func(ctx context.Context, _ []types.UID) error {
-			if _, bounded := ctx.Deadline(); !bounded {
-				t.Error("the call lacks a deadline")
-			}
+			_, bounded := ctx.Deadline()
+			assert.True(t, bounded, "the call lacks a deadline")
 			calls++
 			return failure
 		}
@@ -783,9 +722,8 @@ func TestReleaseEnded(t *testing.T) {
 	b.owners["s0"], failure = true, nil
 	b.sweepOnce()
 	b.sweep.Cached = func(context.Context) (map[types.UID]bool, error) { return nil, errors.New("no cache") }
-	if err := b.sweep.RunOnce(t.Context()); err == nil || calls != 3 {
-		t.Errorf("a sweep without owners returns %v after %d calls", err, calls)
-	}
+	err := b.sweep.RunOnce(t.Context())
+	assert.True(t, err != nil && calls == 3, "a sweep without owners returns %v after %d calls", err, calls)
 }
 
 // TestReleaseEndedOrphans checks that the driver releases orphans that may not be removed, once they have
@@ -811,12 +749,10 @@ func TestReleaseEndedOrphans(t *testing.T) {
 			b.sweepOnce()
 			b.clock.Step(b.sweep.Grace)
 			b.sweepOnce()
-			if len(gone) != 2 || len(gone[0]) != 0 || len(gone[1]) != tc.orphans {
-				t.Errorf("the driver gets %v, want %d orphans from the second sweep", gone, tc.orphans)
-			}
-			if left := len(b.memory.Records()); left != tc.orphans {
-				t.Errorf("%d servers are left, want %d", left, tc.orphans)
-			}
+			assert.True(t, len(gone) == 2 && len(gone[0]) == 0 && len(gone[1]) == tc.orphans,
+				"the driver gets %v, want %d orphans from the second sweep", gone, tc.orphans)
+			left := len(b.memory.Records())
+			assert.True(t, left == tc.orphans, "%d servers are left, want %d", left, tc.orphans)
 		})
 	}
 }

@@ -63,9 +63,8 @@ func TestRate(t *testing.T) {
 			for _, u := range tc.samples {
 				reported = e.updateRates(u, time.Minute)
 			}
-			if reported != tc.reported || (e.rates == nil) != (tc.want == nil) || e.rates != nil && *e.rates != *tc.want {
-				t.Errorf("rates %+v, reported %t: want %+v, %t", e.rates, reported, tc.want, tc.reported)
-			}
+			assert.True(t, reported == tc.reported && (e.rates == nil) == (tc.want == nil) && (e.rates == nil || *e.rates == *tc.want),
+				"rates %+v, reported %t: want %+v, %t", e.rates, reported, tc.want, tc.reported)
 		})
 	}
 }
@@ -80,9 +79,8 @@ func TestSamplesOfAnotherRunAreDropped(t *testing.T) {
 		"another run": {UID: "a", Run: "past", CPU: time.Second, At: late},
 		"no server":   {UID: "b", Run: s.Run, CPU: time.Second, At: late},
 	} {
-		if changes := g.inv.recordUsage([]driver.Usage{u}, 2*g.inv.UsagePeriod); len(changes) != 0 || g.inv.Get("a").Rates != nil {
-			t.Errorf("%s: reported %+v, rates %+v", name, changes, g.inv.Get("a").Rates)
-		}
+		changes := g.inv.recordUsage([]driver.Usage{u}, 2*g.inv.UsagePeriod)
+		assert.True(t, len(changes) == 0 && g.inv.Get("a").Rates == nil, "%s: reported %+v, rates %+v", name, changes, g.inv.Get("a").Rates)
 	}
 }
 
@@ -116,17 +114,15 @@ func TestUsageFollowsLoadAndRun(t *testing.T) {
 	})
 	before, reads := *g.inv.Get("a").Rates, readLocked(g.engine, &g.engine.usages)
 	g.waitForRates("usage was read twice more", func(*Rates) bool { return readLocked(g.engine, &g.engine.usages) >= reads+2 })
-	if r := g.inv.Get("a").Rates; r == nil || *r != before {
-		t.Errorf("after failures the rates are %+v, want them as they were", r)
-	}
+	r := g.inv.Get("a").Rates
+	assert.True(t, r != nil && *r == before, "after failures the rates are %+v, want them as they were", r)
 
 	stop := newSpec()
 	stop.Power, stop.StopBy = driver.PowerOff, g.clock.Now()
 	_, err := g.inv.Ensure(t.Context(), stop)
 	assert.NoError(t, err)
-	if r := g.inv.Get("a").Rates; r != nil {
-		t.Errorf("off it uses %+v", r)
-	}
+	r = g.inv.Get("a").Rates
+	assert.True(t, r == nil, "off it uses %+v", r)
 }
 
 func TestNoSampleWithoutRunningServers(t *testing.T) {
@@ -138,7 +134,6 @@ func TestNoSampleWithoutRunningServers(t *testing.T) {
 		g.clock.Step(30 * time.Second)
 		return g.engine.countLists() >= lists+2
 	})
-	if n := readLocked(g.engine, &g.engine.usages); n != 0 {
-		t.Errorf("usage was read %d times", n)
-	}
+	n := readLocked(g.engine, &g.engine.usages)
+	assert.True(t, n == 0, "usage was read %d times", n)
 }

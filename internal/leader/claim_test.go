@@ -19,6 +19,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // newCluster returns the API servers of a cluster with Leases in two namespaces and
@@ -87,13 +89,9 @@ func TestTwoDroversStartTogether(t *testing.T) {
 			g := startReplica(t, green, "g", DefaultSettings(), inNamespace("green"))
 			for range 1000 {
 				advance(stepDelay)
-				if b.mayAct(t) && g.mayAct(t) {
-					t.Fatal("both may act")
-				}
+				assert.Require(t, !b.mayAct(t) || !g.mayAct(t), "both may act")
 			}
-			if !b.mayAct(t) && !g.mayAct(t) {
-				t.Error("neither leads")
-			}
+			assert.True(t, b.mayAct(t) || g.mayAct(t), "neither leads")
 		})
 	}
 }
@@ -128,9 +126,7 @@ func TestUnrenewableClaim(t *testing.T) {
 		for time.Now().Before(runsOut.Add(-stepDelay)) {
 			advance(stepDelay)
 		}
-		if leader.mayAct(t) {
-			t.Error("it may act when the claim runs out")
-		}
+		assert.True(t, !leader.mayAct(t), "it may act when the claim runs out")
 	})
 }
 
@@ -148,14 +144,11 @@ func TestSuspendedDuringTakeover(t *testing.T) {
 		blue.claims.edit(func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = new("green/it") })
 		slept.Store(int64(time.Hour))
 		for range 40 {
-			if leader.mayAct(t) {
-				t.Fatal("it may act")
-			}
+			assert.Require(t, !leader.mayAct(t), "it may act")
 			advance(stepDelay)
 		}
-		if err := leader.Err(); !errors.Is(err, ErrLost) || !errors.Is(err, errRival) {
-			t.Errorf("its end is %v, want that another Drover leads", err)
-		}
+		err := leader.Err()
+		assert.True(t, errors.Is(err, ErrLost) && errors.Is(err, errRival), "its end is %v, want that another Drover leads", err)
 	})
 }
 
@@ -173,9 +166,7 @@ func TestDeletedClaim(t *testing.T) {
 			advance(stepDelay)
 			wantLeader(t, b, b, g)
 		}
-		if got := blue.claims.holder(); got != "blue/it" {
-			t.Errorf("the claim is held by %q", got)
-		}
+		assert.Equal(t, "the claim is held by", blue.claims.holder(), "blue/it")
 	})
 }
 
@@ -197,9 +188,7 @@ func TestForbiddenClaim(t *testing.T) {
 		wantLeader(t, leader, leader)
 		advance(10 * time.Minute)
 		wantLeader(t, leader, leader)
-		if lines != 1 {
-			t.Errorf("reported %d times, want once", lines)
-		}
+		assert.True(t, lines == 1, "reported %d times, want once", lines)
 	})
 }
 
@@ -231,9 +220,7 @@ func checkNeverTwoDrovers(t *testing.T, chance *rand.Rand) {
 				led[n%2] = true
 			}
 		}
-		if acting > 1 {
-			t.Fatalf("%d may act at once", acting)
-		}
+		assert.Require(t, acting <= 1, "%d may act at once", acting)
 		if step%60 == 0 {
 			n := chance.IntN(len(up))
 			if chance.IntN(4) == 0 { // all replicas of a Drover end
@@ -246,9 +233,7 @@ func checkNeverTwoDrovers(t *testing.T, chance *rand.Rand) {
 			up[n] = disturbReplica(t, spaces[n], up[n], chance, fmt.Sprintf("r%d-%d", n, step), inNamespace(namespaceOf(n)))
 		}
 	}
-	if len(led) == 0 {
-		t.Error("no replica ever led")
-	}
+	assert.True(t, len(led) != 0, "no replica ever led")
 }
 
 func namespaceOf(n int) string { return []string{"blue", "green"}[n%2] }
@@ -269,9 +254,7 @@ func TestClaimOfRemovedDrover(t *testing.T) {
 		for !other.mayAct(t) && time.Since(began) < 10*time.Minute {
 			advance(stepDelay)
 		}
-		if reports.Load() != 0 {
-			t.Error("it reported two Drovers where there is one")
-		}
+		assert.True(t, reports.Load() == 0, "it reported two Drovers where there is one")
 	})
 }
 

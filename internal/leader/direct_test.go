@@ -143,9 +143,8 @@ func checkWrittenLease(t *testing.T) {
 		}
 	}
 	check("acquired", "me", 15, acquired, acquired)
-	if lease.Namespace != "default" || lease.Name != "it" || !d.leadership.isLeading() {
-		t.Errorf("the Lease is %s/%s, and it leads: %v", lease.Namespace, lease.Name, d.leadership.isLeading())
-	}
+	assert.True(t, lease.Namespace == "default" && lease.Name == "it" && d.leadership.isLeading(),
+		"the Lease is %s/%s, and it leads: %v", lease.Namespace, lease.Name, d.leadership.isLeading())
 	select {
 	case <-d.leadership.elected:
 	default:
@@ -162,9 +161,8 @@ func checkWrittenLease(t *testing.T) {
 		check("renewed", "me", 15, acquired, time.Now())
 	}
 	advance(time.Second)
-	if err := d.Update(t.Context(), resourcelock.LeaderElectionRecord{}); err != nil || d.lease.isHolder() {
-		t.Errorf("the release ended with %v, and it is the holder: %v", err, d.lease.isHolder())
-	}
+	err := d.Update(t.Context(), resourcelock.LeaderElectionRecord{})
+	assert.True(t, err == nil && !d.lease.isHolder(), "the release ended with %v, and it is the holder: %v", err, d.lease.isHolder())
 	lease, _ = d.api.get()
 	check("released", "", 1, time.Now(), time.Now())
 }
@@ -195,9 +193,7 @@ func TestReleaseIsRepeated(t *testing.T) {
 				}
 				d.leases.setHooks(with(tc.before), with(tc.after))
 				d.wantEnd(begin(func() error { return d.Update(t.Context(), resourcelock.LeaderElectionRecord{}) }), tc.want)
-				if hasEnded := errors.Is(d.Err(), ErrReleasing) && d.Healthy() == nil; !hasEnded {
-					t.Errorf("its error is %v and its health %v", d.Err(), d.Healthy())
-				}
+				assert.True(t, (errors.Is(d.Err(), ErrReleasing) && d.Healthy() == nil), "its error is %v and its health %v", d.Err(), d.Healthy())
 				if n := d.leases.countOf("update"); n != tc.updates || d.api.holder() != tc.holder {
 					t.Errorf("%d writes, and the holder is %q; want %d and %q", n, d.api.holder(), tc.updates, tc.holder)
 				}
@@ -222,9 +218,8 @@ func TestReleaseOfALostLease(t *testing.T) {
 		d := newDirectLock(t).lead()
 		d.loseLease()
 		requests := len(d.leases.requests())
-		if err := d.releaseLease(t.Context()); !errors.Is(err, ErrLost) || len(d.leases.requests()) != requests {
-			t.Errorf("%v, and %d requests", err, len(d.leases.requests())-requests)
-		}
+		err := d.releaseLease(t.Context())
+		assert.True(t, errors.Is(err, ErrLost) && len(d.leases.requests()) == requests, "%v, and %d requests", err, len(d.leases.requests())-requests)
 	})
 }
 
@@ -261,9 +256,7 @@ func TestFailedAcquisition(t *testing.T) {
 				d := newDirectLock(t)
 				tc.prepare(d)
 				d.wantEnd(begin(func() error { return d.Create(t.Context(), mine) }), tc.want)
-				if d.leadership.isLeading() {
-					t.Error("it leads")
-				}
+				assert.True(t, !d.leadership.isLeading(), "it leads")
 			})
 		})
 	}
@@ -317,9 +310,7 @@ func TestLostRace(t *testing.T) {
 					advance(2 * stepDelay)
 				}
 				d.wantEnd(ended, "")
-				if !d.leadership.isLeading() || d.api.holder() != "me" {
-					t.Errorf("it leads: %v, and the holder is %q", d.leadership.isLeading(), d.api.holder())
-				}
+				assert.True(t, d.leadership.isLeading() && d.api.holder() == "me", "it leads: %v, and the holder is %q", d.leadership.isLeading(), d.api.holder())
 			})
 		})
 	}
@@ -362,9 +353,8 @@ func TestGetWaits(t *testing.T) {
 					advance(3 * stepDelay)
 				}
 				d.wantEnd(ended, "")
-				if record.HolderIdentity != "" || d.leadership.isLeading() {
-					t.Errorf("it sees the holder %q, and leads: %v", record.HolderIdentity, d.leadership.isLeading())
-				}
+				assert.True(t, record.HolderIdentity == "" && !d.leadership.isLeading(),
+					"it sees the holder %q, and leads: %v", record.HolderIdentity, d.leadership.isLeading())
 			})
 		})
 	}
@@ -386,9 +376,8 @@ func TestWaitEnds(t *testing.T) {
 			requests := len(d.leases.requests())
 			cancel()
 			d.wantEnd(ended, "canceled")
-			if n := len(d.leases.requests()); n != requests {
-				t.Errorf("%d requests after the end of the context", n-requests)
-			}
+			n := len(d.leases.requests())
+			assert.True(t, n == requests, "%d requests after the end of the context", n-requests)
 
 			d = newDirectLock(t)
 			d.holdBy("other")
@@ -398,9 +387,7 @@ func TestWaitEnds(t *testing.T) {
 			d.wantPending(ended)
 			advance(6 * time.Second)
 			d.wantEnd(ended, "boom")
-			if d.leadership.isLeading() {
-				t.Error("it leads")
-			}
+			assert.True(t, !d.leadership.isLeading(), "it leads")
 		}
 	})
 }
@@ -412,16 +399,13 @@ func TestFailedReads(t *testing.T) {
 		d.leases.fail()
 		d.wantEnd(begin(d.get), "read the Lease: boom")
 		d.leases.setHooks(nil, nil)
-		if err := d.get(); !apierrors.IsNotFound(err) {
-			t.Errorf("without a Lease: %v", err)
-		}
-		if leads, err := d.lead().Confirm(t.Context()); !leads || err != nil {
-			t.Errorf("it leads: %v, %v; want that it does", leads, err)
-		}
+		err := d.get()
+		assert.True(t, apierrors.IsNotFound(err), "without a Lease: %v", err)
+		leads, err := d.lead().Confirm(t.Context())
+		assert.True(t, leads && err == nil, "it leads: %v, %v; want that it does", leads, err)
 		d.leases.fail()
-		if leads, err := d.Confirm(t.Context()); leads || !errors.Is(err, errBoom) || !d.leadership.isLeading() {
-			t.Errorf("it leads: %v, %v; want that it does not know, and no consequence", leads, err)
-		}
+		leads, err = d.Confirm(t.Context())
+		assert.True(t, !leads && errors.Is(err, errBoom) && d.leadership.isLeading(), "it leads: %v, %v; want that it does not know, and no consequence", leads, err)
 		d.leases.setHooks(nil, nil)
 		d.opts.Leases = unversionedLeases{d.leases}
 		d.wantEnd(begin(d.get), `resourceVersion "x" is not a number`)
@@ -436,27 +420,21 @@ func checkCallsOfALeader(t *testing.T) {
 	warm := 0
 	d := newDirectLock(t, func(o *Options) { o.Warm = func(context.Context) error { warm++; return nil } })
 	assert.ErrorIs(t, "a release before it leads", d.Update(t.Context(), resourcelock.LeaderElectionRecord{}), ErrNotLeading)
-	if err := d.renewLease(t.Context()); !errors.Is(err, ErrNotLeading) || d.Healthy() != nil {
-		t.Errorf("a renewal before it leads: %v; healthy: %v", err, d.Healthy())
-	}
+	err := d.renewLease(t.Context())
+	assert.True(t, errors.Is(err, ErrNotLeading) && d.Healthy() == nil, "a renewal before it leads: %v; healthy: %v", err, d.Healthy())
 	_ = d.get()
 	d.lead()
 	_ = d.get()
-	if warm != 1 {
-		t.Errorf("it waited %d times to be warm, want once", warm)
-	}
-	if err := d.Create(t.Context(), mine); err == nil || d.Healthy() != nil {
-		t.Errorf("a leader creates its Lease: %v; healthy: %v", err, d.Healthy())
-	}
+	assert.True(t, warm == 1, "it waited %d times to be warm, want once", warm)
+	err = d.Create(t.Context(), mine)
+	assert.True(t, err != nil && d.Healthy() == nil, "a leader creates its Lease: %v; healthy: %v", err, d.Healthy())
 	advance(DefaultSettings().guardTerm())
 	assert.ErrorIs(t, "health, not renewed", d.Healthy(), ErrLapsed)
 	d.loseLease()
 	for name, err := range map[string]error{"Get": d.get(), "Create": d.Create(t.Context(), mine), "Update": d.update(), "Healthy": d.Healthy()} {
 		assert.ErrorIs(t, name+" after the loss", err, ErrLost)
 	}
-	if warm != 1 {
-		t.Error("it waited to be warm after the loss")
-	}
+	assert.True(t, warm == 1, "it waited to be warm after the loss")
 }
 
 // TestLossBeforeTheAnswer checks that a Lease that was lost before the answer arrived that it
@@ -472,9 +450,7 @@ func TestLossBeforeTheAnswer(t *testing.T) {
 			return nil
 		})
 		_ = d.Create(t.Context(), mine)
-		if d.leadership.isLeading() || !errors.Is(d.Err(), ErrLost) {
-			t.Errorf("it leads: %v, and its error is %v", d.leadership.isLeading(), d.Err())
-		}
+		assert.True(t, !d.leadership.isLeading() && errors.Is(d.Err(), ErrLost), "it leads: %v, and its error is %v", d.leadership.isLeading(), d.Err())
 	})
 }
 
@@ -498,13 +474,10 @@ func TestRequestsLeaveNothing(t *testing.T) {
 		_ = d.get()
 		_ = d.update()
 		requests := d.leases.requests()
-		if len(requests) != 3 {
-			t.Errorf("%d requests", len(requests))
-		}
+		assert.Equal(t, "requests", len(requests), 3)
 		for n, ctx := range requests {
-			if _, limited := ctx.Deadline(); !limited || ctx.Err() == nil {
-				t.Errorf("request %d: limited %v, ended: %v", n, limited, ctx.Err())
-			}
+			_, limited := ctx.Deadline()
+			assert.True(t, limited && ctx.Err() != nil, "request %d: limited %v, ended: %v", n, limited, ctx.Err())
 		}
 	})
 }
@@ -523,13 +496,9 @@ func TestStandingByIsLogged(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if len(lines) != 3 {
-			t.Fatalf("logged %q, want a line for each change of the leader", lines)
-		}
+		assert.Require(t, len(lines) == 3, "logged %q, want a line for each change of the leader", lines)
 		for n, leader := range []string{"other", "third", "third"} {
-			if !strings.Contains(lines[n], fmt.Sprintf("%q", leader)) {
-				t.Errorf("line %d is %s, want that %s leads", n, lines[n], leader)
-			}
+			assert.True(t, strings.Contains(lines[n], fmt.Sprintf("%q", leader)), "line %d is %s, want that %s leads", n, lines[n], leader)
 		}
 	})
 }
@@ -552,23 +521,18 @@ func TestObservedTerms(t *testing.T) {
 		if !s.updateIfNewer(lease, 9, time.Second, 15*time.Second) || s.updateIfNewer(lease, 9, 2*time.Second, 15*time.Second) || s.updateLive(lease, 9, 9, 2*time.Second, 15*time.Second) {
 			t.Errorf("%s: the first is news, and nothing after it", name)
 		}
-		if at := s.availableAt(15 * time.Second); at != time.Second+tc.want {
-			t.Errorf("%s: available at %s, want %s after it changed", name, at, tc.want)
-		}
-		if n := s.transitions(); n != 0 {
-			t.Errorf("%s: %d transitions", name, n)
-		}
+		at := s.availableAt(15 * time.Second)
+		assert.True(t, at == time.Second+tc.want, "%s: available at %s, want %s after it changed", name, at, tc.want)
+		n := s.transitions()
+		assert.True(t, n == 0, "%s: %d transitions", name, n)
 	}
-	if term := (&observedLease{}).holderTerm(time.Second); term != time.Second {
-		t.Errorf("without a Lease: %s", term)
-	}
+	assert.Equal(t, "without a Lease", (&observedLease{}).holderTerm(time.Second), time.Second)
 }
 
 func TestParseVersion(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]uint64{"12": 12, "18446744073709551615": 1<<64 - 1, "0x12": 0, "x": 0, "": 0} {
-		if got, err := parseVersion(text); got != want || (err == nil) != (want > 0) {
-			t.Errorf("%q: %d, %v", text, got, err)
-		}
+		got, err := parseVersion(text)
+		assert.True(t, got == want && (err == nil) == (want > 0), "%q: %d, %v", text, got, err)
 	}
 }

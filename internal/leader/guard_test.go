@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // testGuard is a guard with a fake clock (synctest).
@@ -29,9 +31,7 @@ func newTestGuard() *testGuard {
 func (h *testGuard) wantEnter(t *testing.T, want error) (context.Context, func()) {
 	t.Helper()
 	ctx, epoch, leave, err := h.Enter(t.Context())
-	if !errors.Is(err, want) || err != nil && epoch != 0 {
-		t.Fatalf("Enter: got epoch %d and error %v, want %v", epoch, err, want)
-	}
+	assert.Require(t, errors.Is(err, want) && (err == nil || epoch == 0), "Enter: got epoch %d and error %v, want %v", epoch, err, want)
 	return ctx, leave
 }
 
@@ -54,9 +54,8 @@ func checkGuardOpensAndLapses(t *testing.T) {
 	if !errors.Is(context.Cause(ctx), ErrLapsed) || !h.hasLapsed() {
 		t.Errorf("the call's context says %v, lapsed is %v: want both to show it", context.Cause(ctx), h.hasLapsed())
 	}
-	if refusals, _ := h.metricValues(); refusals != 2 {
-		t.Errorf("%d refusals were counted, want 2", refusals)
-	}
+	refusals, _ := h.metricValues()
+	assert.True(t, refusals == 2, "%d refusals were counted, want 2", refusals)
 }
 
 func TestGuardIsExtended(t *testing.T) { inBubble(t, checkGuardIsExtended) }
@@ -78,9 +77,7 @@ func checkGuardIsExtended(t *testing.T) {
 	}
 	_, leave = h.wantEnter(t, nil)
 	leave()
-	if h.Epoch() != 7 {
-		t.Errorf("the epoch is %d, want 7", h.Epoch())
-	}
+	assert.Equal(t, "the epoch", h.Epoch(), 7)
 }
 
 // TestGuardCountsSuspendedTime checks that the guard lapses during a suspension,
@@ -95,9 +92,7 @@ func checkGuardCountsSuspendedTime(t *testing.T) {
 	h.suspended = time.Minute
 	h.wantEnter(t, ErrLapsed)
 	advance(checkPeriod)
-	if ctx.Err() == nil {
-		t.Error("the call goes on a second after the host woke up")
-	}
+	assert.True(t, ctx.Err() != nil, "the call goes on a second after the host woke up")
 }
 
 func TestGuardReleaseAndRevoke(t *testing.T) { inBubble(t, checkGuardReleaseAndRevoke) }
@@ -108,19 +103,11 @@ func checkGuardReleaseAndRevoke(t *testing.T) {
 	ctx, leave := h.wantEnter(t, nil)
 	h.closeForRelease()
 	h.wantEnter(t, ErrReleasing)
-	if ctx.Err() != nil {
-		t.Error("closing the guard for a release cancelled a call")
-	}
-	if h.InFlight() != 1 {
-		t.Errorf("%d calls in flight, want 1", h.InFlight())
-	}
+	assert.True(t, ctx.Err() == nil, "closing the guard for a release cancelled a call")
+	assert.Equal(t, "calls in flight", h.InFlight(), 1)
 	leave()
-	if ctx.Err() == nil {
-		t.Error("the call's context goes on after the call")
-	}
-	if h.InFlight() != 0 || !errors.Is(h.Check(), ErrReleasing) {
-		t.Errorf("%d calls in flight, check says %v", h.InFlight(), h.Check())
-	}
+	assert.True(t, ctx.Err() != nil, "the call's context goes on after the call")
+	assert.True(t, h.InFlight() == 0 && errors.Is(h.Check(), ErrReleasing), "%d calls in flight, check says %v", h.InFlight(), h.Check())
 
 	h = newTestGuard()
 	h.open(7, 0, testTerm)
@@ -138,23 +125,19 @@ func checkGuardReleaseAndRevoke(t *testing.T) {
 func TestGuardLapsesAtTheEndOfItsTerm(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		h := newTestGuard()
-		if err := h.Check(); !errors.Is(err, ErrNotLeading) || h.hasLapsed() {
-			t.Errorf("before it leads: check says %v, lapsed %v", err, h.hasLapsed())
-		}
+		err := h.Check()
+		assert.True(t, errors.Is(err, ErrNotLeading) && !h.hasLapsed(), "before it leads: check says %v, lapsed %v", err, h.hasLapsed())
 		advance(3 * time.Second)
 		h.open(7, 3*time.Second, testTerm)
 		h.extend(time.Second, testTerm) // is older
 		advance(testTerm - time.Nanosecond)
-		if err := h.Check(); err != nil || h.hasLapsed() {
-			t.Errorf("just before: check says %v, lapsed %v", err, h.hasLapsed())
-		}
+		err = h.Check()
+		assert.True(t, err == nil && !h.hasLapsed(), "just before: check says %v, lapsed %v", err, h.hasLapsed())
 		advance(time.Nanosecond)
-		if err := h.Check(); !errors.Is(err, ErrLapsed) || !h.hasLapsed() {
-			t.Errorf("then: check says %v, lapsed %v", err, h.hasLapsed())
-		}
-		if _, since := h.metricValues(); since != testTerm {
-			t.Errorf("renewed %s ago, want %s", since, testTerm)
-		}
+		err = h.Check()
+		assert.True(t, errors.Is(err, ErrLapsed) && h.hasLapsed(), "then: check says %v, lapsed %v", err, h.hasLapsed())
+		_, since := h.metricValues()
+		assert.True(t, since == testTerm, "renewed %s ago, want %s", since, testTerm)
 	})
 }
 
@@ -193,18 +176,16 @@ func TestOneCheckForAllCalls(t *testing.T) {
 			_, leave[n] = h.wantEnter(t, nil)
 		}
 		for want := range int32(3) {
-			if n := timers.started.Load(); n != want+1 {
-				t.Errorf("after %s %d timers were started, want %d", time.Since(h.begin), n, want+1)
-			}
+			n := timers.started.Load()
+			assert.True(t, n == want+1, "after %s %d timers were started, want %d", time.Since(h.begin), n, want+1)
 			advance(checkPeriod)
 		}
 		for n := range leave {
 			leave[n]()
 		}
 		advance(3 * checkPeriod)
-		if n := timers.started.Load(); n != 4 {
-			t.Errorf("%d timers were started, want none without a call", n-4)
-		}
+		n := timers.started.Load()
+		assert.True(t, n == 4, "%d timers were started, want none without a call", n-4)
 	})
 }
 
@@ -212,22 +193,16 @@ func TestAlwaysOpen(t *testing.T) {
 	t.Parallel()
 	g := AlwaysOpen(5)
 	ctx, epoch, leave, err := g.Enter(t.Context())
-	if err != nil || epoch != 5 || ctx.Err() != nil {
-		t.Fatalf("Enter: epoch %d, error %v; want 5 and none", epoch, err)
-	}
+	assert.Require(t, err == nil && epoch == 5 && ctx.Err() == nil, "Enter: epoch %d, error %v; want 5 and none", epoch, err)
 	leave()
-	if g.hasLapsed() || g.Check() != nil || g.Epoch() != 5 {
-		t.Errorf("lapsed %v, check says %v, epoch %d", g.hasLapsed(), g.Check(), g.Epoch())
-	}
-	if _, since := g.metricValues(); since != 0 {
-		t.Errorf("renewed %s ago, though nothing renews it", since)
-	}
+	assert.True(t, !g.hasLapsed() && g.Check() == nil && g.Epoch() == 5, "lapsed %v, check says %v, epoch %d", g.hasLapsed(), g.Check(), g.Epoch())
+	_, since := g.metricValues()
+	assert.True(t, since == 0, "renewed %s ago, though nothing renews it", since)
 }
 
 func TestBootTime(t *testing.T) {
 	t.Parallel()
 	before := BootTime()
-	if after := BootTime(); before <= 0 || after < before {
-		t.Errorf("the boot time went from %s to %s", before, after)
-	}
+	after := BootTime()
+	assert.True(t, before > 0 && after >= before, "the boot time went from %s to %s", before, after)
 }

@@ -78,9 +78,8 @@ func TestReleasedLeaseIsAcquiredAtOnce(t *testing.T) {
 		advance(handoverLimit)
 		wantLeader(t, last, leader, one, two)
 		lease, err := api.get()
-		if err != nil || *lease.Spec.LeaseTransitions != 4 && *lease.Spec.LeaseTransitions != 2 {
-			t.Errorf("the Lease is %+v, %v: want it to count the transitions", lease, err)
-		}
+		assert.True(t, err == nil && (*lease.Spec.LeaseTransitions == 4 || *lease.Spec.LeaseTransitions == 2),
+			"the Lease is %+v, %v: want it to count the transitions", lease, err)
 	})
 }
 
@@ -93,12 +92,8 @@ func TestExpiredLeaseIsAcquired(t *testing.T) {
 		advance(due - stepDelay)
 		wantLeader(t, nil, leader, one, two)
 		advance(2 * stepDelay)
-		if one.isLeading() == two.isLeading() {
-			t.Errorf("one leads: %v, two leads: %v; want either", one.isLeading(), two.isLeading())
-		}
-		if one.Guard().Epoch()+two.Guard().Epoch() <= leader.Guard().Epoch() {
-			t.Error("the epoch did not grow")
-		}
+		assert.True(t, one.isLeading() != two.isLeading(), "one leads: %v, two leads: %v; want either", one.isLeading(), two.isLeading())
+		assert.True(t, one.Guard().Epoch()+two.Guard().Epoch() > leader.Guard().Epoch(), "the epoch did not grow")
 	})
 }
 
@@ -115,9 +110,7 @@ func TestRenewalsWithinASecond(t *testing.T) {
 		lease, _ := api.get()
 		leader.kill()
 		advance(time.Until(lease.Spec.RenewTime.Add(s.Lease)) - stepDelay/2)
-		if standby.isLeading() {
-			t.Error("the Lease was acquired less than 3 s after the last renewal: it began a second too early")
-		}
+		assert.True(t, !standby.isLeading(), "the Lease was acquired less than 3 s after the last renewal: it began a second too early")
 		advance(time.Second)
 		wantLeader(t, standby, leader, standby)
 	})
@@ -130,18 +123,14 @@ func TestDeletionByHand(t *testing.T) {
 		api.edit(nil)
 		advance(handoverLimit)
 		wantLeader(t, nil, leader, one, two)
-		if !errors.Is(leader.Err(), ErrLost) || leader.Healthy() == nil {
-			t.Errorf("the leader's errors are %v, %v: want that the Lease was lost", leader.Err(), leader.Healthy())
-		}
+		assert.True(t, errors.Is(leader.Err(), ErrLost) && leader.Healthy() != nil,
+			"the leader's errors are %v, %v: want that the Lease was lost", leader.Err(), leader.Healthy())
 		advance(10 * time.Second)
 		wantLeader(t, nil, leader, one, two) // a replica that observed the holder waits
 		advance(5 * time.Second)
-		if one.isLeading() == two.isLeading() {
-			t.Errorf("one leads: %v, two leads: %v; want either", one.isLeading(), two.isLeading())
-		}
-		if after := max(one.Guard().Epoch(), two.Guard().Epoch()); after <= before {
-			t.Errorf("the epoch is %d after %d: want it to grow although the Lease is new", after, before)
-		}
+		assert.True(t, one.isLeading() != two.isLeading(), "one leads: %v, two leads: %v; want either", one.isLeading(), two.isLeading())
+		after := max(one.Guard().Epoch(), two.Guard().Epoch())
+		assert.True(t, after > before, "the epoch is %d after %d: want it to grow although the Lease is new", after, before)
 	})
 }
 
@@ -155,18 +144,14 @@ func TestForeignHolder(t *testing.T) {
 		defer leave()
 		api.edit(func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = new("stranger") })
 		advance(handoverLimit)
-		if ctx.Err() == nil || leader.mayAct(t) {
-			t.Error("a call goes on, or may start, under another holder's Lease")
-		}
+		assert.True(t, ctx.Err() != nil && !leader.mayAct(t), "a call goes on, or may start, under another holder's Lease")
 		select {
 		case <-leader.Lost():
 		default:
 			t.Error("the loss was not reported")
 		}
 		advance(time.Minute)
-		if api.holder() != "stranger" {
-			t.Errorf("the Lease is held by %q: want it left alone", api.holder())
-		}
+		assert.Equal(t, "the Lease is held by: want it left alone", api.holder(), "stranger")
 	})
 }
 
@@ -226,9 +211,7 @@ func TestReleaseIsRefused(t *testing.T) {
 				_, _, _ = r.Get(t.Context())
 				err := r.Update(t.Context(), resourcelock.LeaderElectionRecord{LeaseDurationSeconds: 1})
 				assert.ErrorSays(t, "the release", err, c.why)
-				if api.holder() != want {
-					t.Errorf("the Lease is held by %q, want %q", api.holder(), want)
-				}
+				assert.Equal(t, "the Lease is held by", api.holder(), want)
 			})
 		})
 	}
@@ -241,9 +224,7 @@ func TestLostResponse(t *testing.T) {
 		r := startReplica(t, api, "leader", DefaultSettings())
 		r.conn.setFaults(func(w *connection) { w.responseDelay = DefaultSettings().RequestTimeout() + time.Second })
 		advance(10 * time.Second)
-		if r.isLeading() {
-			t.Error("it leads without an answer")
-		}
+		assert.True(t, !r.isLeading(), "it leads without an answer")
 		r.conn.setFaults(func(w *connection) { w.responseDelay = 0 })
 		advance(5 * time.Second)
 		wantLeader(t, r, r)
@@ -311,9 +292,7 @@ func TestLastTryIsKept(t *testing.T) {
 						count++
 					}
 				}
-				if count != 1 {
-					t.Errorf("logged %q: want one line that says %q", lines, c.want)
-				}
+				assert.True(t, count == 1, "logged %q: want one line that says %q", lines, c.want)
 			})
 		})
 	}
@@ -333,9 +312,7 @@ func TestFailedWatchIsLoggedOnce(t *testing.T) {
 			}, funcr.Options{})
 		})
 		advance(time.Minute)
-		if count != 1 {
-			t.Errorf("logged %d times that the Lease cannot be watched, want once", count)
-		}
+		assert.True(t, count == 1, "logged %d times that the Lease cannot be watched, want once", count)
 	})
 }
 
@@ -347,20 +324,15 @@ func TestDisconnectedLeader(t *testing.T) {
 		defer leave()
 		leader.conn.disconnect()
 		for ctx.Err() == nil {
-			if one.isLeading() || two.isLeading() {
-				t.Fatal("another replica leads while a call goes on")
-			}
+			assert.Require(t, !one.isLeading() && !two.isLeading(), "another replica leads while a call goes on")
 			advance(stepDelay)
 		}
-		if leader.mayAct(t) {
-			t.Error("a leader that is disconnected may still act")
-		}
+		assert.True(t, !leader.mayAct(t), "a leader that is disconnected may still act")
 		advance(DefaultSettings().Lease)
 		leader.conn.reconnect()
 		advance(time.Second)
-		if one.isLeading() == two.isLeading() || leader.isLeading() {
-			t.Errorf("leader %v, one %v, two %v: want one of the latter to lead", leader.isLeading(), one.isLeading(), two.isLeading())
-		}
+		assert.True(t, one.isLeading() != two.isLeading() && !leader.isLeading(),
+			"leader %v, one %v, two %v: want one of the latter to lead", leader.isLeading(), one.isLeading(), two.isLeading())
 	})
 }
 
@@ -394,13 +366,9 @@ func checkNeverBoth(t *testing.T, leader, standby *replica) {
 	t.Helper()
 	for range 400 {
 		advance(stepDelay)
-		if leader.mayAct(t) && standby.mayAct(t) {
-			t.Fatal("two may act at once")
-		}
+		assert.Require(t, !leader.mayAct(t) || !standby.mayAct(t), "two may act at once")
 	}
-	if !standby.mayAct(t) {
-		t.Error("the standby never led")
-	}
+	assert.True(t, standby.mayAct(t), "the standby never led")
 }
 
 // TestEditedLeaseOfDisconnectedLeader checks that the guard of a disconnected leader
@@ -516,17 +484,13 @@ func checkNeverTwo(t *testing.T, chance *rand.Rand) {
 				terms[epoch] = true
 			}
 		}
-		if len(acting) > 1 {
-			t.Fatalf("%v may act at once", acting)
-		}
+		assert.Require(t, len(acting) <= 1, "%v may act at once", acting)
 		if step%30 == 0 {
 			n := chance.IntN(len(up))
 			up[n] = disturbReplica(t, api, up[n], chance, fmt.Sprintf("r%d-%d", n, step))
 		}
 	}
-	if len(terms) < 3 {
-		t.Errorf("leadership moved %d times only", len(terms))
-	}
+	assert.True(t, len(terms) >= 3, "leadership moved %d times only", len(terms))
 }
 
 func disturbReplica(t *testing.T, api *leaseAPI, r *replica, chance *rand.Rand, name string, change ...func(*Options)) *replica {
@@ -575,9 +539,7 @@ func TestOnlyRenewalProvesActivity(t *testing.T) {
 		next := lease.DeepCopy()
 		c.change(next)
 		s.updateIfNewer(next, 2, 2*time.Second, time.Minute)
-		if active := s.renewedAt != 0; active != c.active {
-			t.Errorf("%s: a holder was observed as active: %v, want %v", name, active, c.active)
-		}
+		assert.Equal(t, name+": a holder was observed as active", s.renewedAt != 0, c.active)
 	}
 }
 
@@ -592,22 +554,13 @@ func TestObservedLeaseKeepsNewest(t *testing.T) {
 	const leaseDuration = 15 * time.Second
 	s := observedLease{}
 	s.updateIfNewer(lease("a"), 9, time.Second, leaseDuration)
-	if s.updateIfNewer(lease("old"), 8, 2*time.Second, leaseDuration) || s.holder() != "a" {
-		t.Errorf("an older Lease was recorded: %q", s.holder())
-	}
+	assert.True(t, !s.updateIfNewer(lease("old"), 8, 2*time.Second, leaseDuration) && s.holder() == "a", "an older Lease was recorded: %q", s.holder())
 	s.updateIfNewer(lease("a"), 10, 3*time.Second, leaseDuration)
-	if at := s.availableAt(leaseDuration); at != 21*time.Second {
-		t.Errorf("available at %s: want the holder's 20 s from the last change of the spec", at)
-	}
+	assert.Equal(t, "available at: want the holder's 20 s from the last change of the spec", s.availableAt(leaseDuration), 21*time.Second)
 	s.updateIfNewer(lease("b"), 11, 4*time.Second, leaseDuration)
-	if s.updateLive(nil, 10, 10, 5*time.Second, leaseDuration) {
-		t.Error("a live read was recorded although something newer was observed meanwhile")
-	}
-	if !s.updateLive(lease("restored"), 5, 11, 6*time.Second, leaseDuration) || s.holder() != "restored" {
-		t.Error("a live read of a restored cluster was not recorded")
-	}
+	assert.True(t, !s.updateLive(nil, 10, 10, 5*time.Second, leaseDuration), "a live read was recorded although something newer was observed meanwhile")
+	assert.True(t, s.updateLive(lease("restored"), 5, 11, 6*time.Second, leaseDuration) && s.holder() == "restored",
+		"a live read of a restored cluster was not recorded")
 	s.updateLive(nil, 5, 5, 7*time.Second, leaseDuration)
-	if at := s.availableAt(leaseDuration); at != 27*time.Second {
-		t.Errorf("available at %s: want the wait for the holder of a deleted Lease", at)
-	}
+	assert.Equal(t, "available at: want the wait for the holder of a deleted Lease", s.availableAt(leaseDuration), 27*time.Second)
 }

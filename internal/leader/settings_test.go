@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestSettings(t *testing.T) {
@@ -53,9 +55,8 @@ func TestSettings(t *testing.T) {
 // defaults give.
 func TestRequestTimeout(t *testing.T) {
 	t.Parallel()
-	if got := DefaultSettings().RequestTimeout(); got != 3*time.Second || DefaultSettings().Margin() != time.Second {
-		t.Errorf("the default is %s", got)
-	}
+	got := DefaultSettings().RequestTimeout()
+	assert.True(t, got == 3*time.Second && DefaultSettings().Margin() == time.Second, "the default is %s", got)
 	rapid.Check(t, func(t *rapid.T) {
 		seconds := rapid.Int64Range(1, 3600).Draw(t, "lease")
 		part := func(name string) time.Duration {
@@ -78,14 +79,12 @@ func TestIdentity(t *testing.T) {
 	for wanted, prefix := range map[string]string{"mine": "mine_", "": "pod-7_"} {
 		for range 2 {
 			id, err := Identity(wanted)
-			if err != nil || !strings.HasPrefix(id, prefix) || seen[id] {
-				t.Errorf("the identity for %q is %q, %v: want a new one that begins with %s", wanted, id, err, prefix)
-			}
+			assert.True(t, err == nil && strings.HasPrefix(id, prefix) && !seen[id],
+				"the identity for %q is %q, %v: want a new one that begins with %s", wanted, id, err, prefix)
 			seen[id] = true
 		}
 	}
 	t.Setenv("POD_NAME", "")
-	if id, err := Identity(""); err != nil || strings.HasPrefix(id, "_") {
-		t.Errorf("the identity is %q, %v: want the host's name", id, err)
-	}
+	id, err := Identity("")
+	assert.True(t, err == nil && !strings.HasPrefix(id, "_"), "the identity is %q, %v: want the host's name", id, err)
 }

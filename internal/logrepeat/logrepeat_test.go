@@ -13,6 +13,8 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 var errRefused = errors.New("refused")
@@ -61,9 +63,7 @@ func TestRepeatedErrors(t *testing.T) {
 				}
 				lines = append(lines, line)
 			}, funcr.Options{}), c), c)
-			if !slices.Equal(lines, tc.want) {
-				t.Errorf("got  %q\nwant %q", lines, tc.want)
-			}
+			assert.True(t, slices.Equal(lines, tc.want), "got  %q\nwant %q", lines, tc.want)
 		})
 	}
 }
@@ -75,7 +75,5 @@ func TestBoundOfErrors(t *testing.T) {
 	for n := range 10 * maxErrors {
 		recent.noteError(strconv.Itoa(n))
 	}
-	if len(recent.known) > maxErrors {
-		t.Errorf("%d errors are remembered, want at most %d", len(recent.known), maxErrors)
-	}
+	assert.True(t, len(recent.known) <= maxErrors, "%d errors are remembered, want at most %d", len(recent.known), maxErrors)
 }

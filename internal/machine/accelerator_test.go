@@ -49,17 +49,14 @@ func TestAccelerator(t *testing.T) {
 			a := NewAccelerator(AccelAuto, ownProgram(framework.QEMUScript(t, "echo $* >> "+ran+"; "+c.body)), clock.RealClock{}, log.logger())
 			a.Device, a.probeWithin = opens, c.within
 			for range 2 {
-				if got, err := a.Choose(t.Context()); err != nil || got != c.want {
-					t.Errorf("got %q and error %v, want %q", got, err, c.want)
-				}
+				got, err := a.Choose(t.Context())
+				assert.True(t, err == nil && got == c.want, "got %q and error %v, want %q", got, err, c.want)
 			}
 			content, err := os.ReadFile(ran)
-			if c.within == patient && (err != nil || strings.Count(string(content), "\n") != 1 || !strings.Contains(string(content), "-accel kvm")) {
-				t.Errorf("guests ran: %q, %v, want one under KVM", content, err)
-			}
-			if said := log.lines(); len(said) != 1 || !strings.Contains(said[0], c.says) {
-				t.Errorf("it said %q, want %q", said, c.says)
-			}
+			assert.True(t, c.within != patient || (err == nil && strings.Count(string(content), "\n") == 1 && strings.Contains(string(content), "-accel kvm")),
+				"guests ran: %q, %v, want one under KVM", content, err)
+			said := log.lines()
+			assert.True(t, len(said) == 1 && strings.Contains(said[0], c.says), "it said %q, want %q", said, c.says)
 		})
 	}
 }
@@ -73,9 +70,8 @@ func TestAcceleratorAgain(t *testing.T) {
 	a.Device, a.probeWithin = filepath.Join(t.TempDir(), "kvm"), time.Hour
 	want := func(want string) {
 		t.Helper()
-		if got, err := a.Choose(t.Context()); err != nil || got != want {
-			t.Errorf("got %q, %v, want %s", got, err, want)
-		}
+		got, err := a.Choose(t.Context())
+		assert.True(t, err == nil && got == want, "got %q, %v, want %s", got, err, want)
 	}
 	want(AccelTCG)
 	now.Step(openAgain)
@@ -87,9 +83,8 @@ func TestAcceleratorAgain(t *testing.T) {
 	assert.NoError(t, os.Remove(a.Device))
 	now.Step(openAgain)
 	want(AccelKVM)
-	if said := log.lines(); len(said) != 2 || !strings.Contains(said[0], "no such file") {
-		t.Errorf("it said %q", said)
-	}
+	said := log.lines()
+	assert.True(t, len(said) == 2 && strings.Contains(said[0], "no such file"), "it said %q", said)
 }
 
 // TestAcceleratorOfABusyHost checks that a guest which did not run in time is tried again
@@ -102,9 +97,8 @@ func TestAcceleratorOfABusyHost(t *testing.T) {
 	assert.NoError(t, os.WriteFile(a.Device, nil, 0o600))
 	want := func(want string) {
 		t.Helper()
-		if got, err := a.Choose(t.Context()); err != nil || got != want {
-			t.Errorf("got %q, %v, want %s", got, err, want)
-		}
+		got, err := a.Choose(t.Context())
+		assert.True(t, err == nil && got == want, "got %q, %v, want %s", got, err, want)
 	}
 	want(AccelTCG)
 	assert.NoError(t, os.WriteFile(ready, nil, 0o600))
@@ -124,9 +118,8 @@ func TestProbeGuest(t *testing.T) {
 	program := framework.QEMUScript(t, `for a; do shift; case $a in kvm) a=tcg;; host) a=max;; esac; set -- "$@" "$a"; done; exec qemu-system-x86_64 "$@"`)
 	a := NewAccelerator(AccelAuto, ownProgram(program), clock.RealClock{}, logr.Discard())
 	a.Device, a.probeWithin = os.DevNull, time.Hour
-	if got, err := a.Choose(t.Context()); err != nil || got != AccelKVM {
-		t.Errorf("got %s, %v", got, err)
-	}
+	got, err := a.Choose(t.Context())
+	assert.True(t, err == nil && got == AccelKVM, "got %s, %v", got, err)
 }
 
 // TestProbeChoosesNothing checks that a probe by hand reports what Choose would find, and
@@ -141,9 +134,7 @@ func TestProbeChoosesNothing(t *testing.T) {
 	assert.NoError(t, a.Probe(t.Context()))
 	a.program = ownProgram(framework.QEMUScript(t, "echo no KVM; exit 1"))
 	assert.ErrorSays(t, "of a QEMU that refuses", a.Probe(t.Context()), "no KVM")
-	if a.chosen != "" || len(log.lines()) != 0 {
-		t.Errorf("chose %q and said %q", a.chosen, log.lines())
-	}
+	assert.True(t, a.chosen == "" && len(log.lines()) == 0, "chose %q and said %q", a.chosen, log.lines())
 }
 
 // TestProbeGuestSource checks that the source of the probe's guest assembles to it.
@@ -154,14 +145,11 @@ func TestProbeGuestSource(t *testing.T) {
 		{"as", "-o", object, "../../hack/guest/probe.s"},
 		{"ld", "-m", "elf_x86_64", "-Ttext", "0x7c00", "--oformat", "binary", "-o", image, object},
 	} {
-		if out, err := exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v\n%s", command, err, out)
-		}
+		out, err := exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput()
+		assert.Require(t, err == nil, "%v: %v\n%s", command, err, out)
 	}
 	content := framework.ReadFile(t, image)
-	if content != string(probeGuest) {
-		t.Errorf("probe.bin has %d bytes that are not hack/guest/probe.s: copy %s there", len(probeGuest), image)
-	}
+	assert.True(t, content == string(probeGuest), "probe.bin has %d bytes that are not hack/guest/probe.s: copy %s there", len(probeGuest), image)
 }
 
 // logs records what is logged.

@@ -54,21 +54,16 @@ func FuzzSeed(f *testing.F) {
 func (s Seed) checkMetaData(t *testing.T, document string) {
 	t.Helper()
 	for _, r := range document {
-		if !isPrintableInYAML(r) {
-			t.Fatalf("%q has %U, which YAML does not allow", document, r)
-		}
+		assert.Require(t, isPrintableInYAML(r), "%q has %U, which YAML does not allow", document, r)
 	}
 	var got struct {
 		ID   string   `json:"instance-id"`
 		Host string   `json:"local-hostname"`
 		Keys []string `json:"public-keys"`
 	}
-	if err := yaml.Unmarshal([]byte(document), &got); err != nil {
-		t.Fatalf("%q: %v", document, err)
-	}
-	if got.ID != s.InstanceID || got.Host != s.Hostname || !slices.Equal(got.Keys, s.SSHKeys) {
-		t.Errorf("%+v comes back as %+v from %q", s, got, document)
-	}
+	err := yaml.Unmarshal([]byte(document), &got)
+	assert.Require(t, err == nil, "%q: %v", document, err)
+	assert.True(t, got.ID == s.InstanceID && got.Host == s.Hostname && slices.Equal(got.Keys, s.SSHKeys), "%+v comes back as %+v from %q", s, got, document)
 }
 
 // isPrintableInYAML reports whether a YAML document may have a character: c-printable of
@@ -91,13 +86,9 @@ func checkISO(t *testing.T, files, want map[string]string) {
 	got, err := readISO(path)
 	assert.NoError(t, err)
 	for name, content := range want {
-		if got[name] != content {
-			t.Errorf("%s is %q, want %q", name, got[name], content)
-		}
+		assert.Equal(t, name, got[name], content)
 	}
-	if len(got) != len(want) {
-		t.Errorf("the disk has %d files, want %d", len(got), len(want))
-	}
+	assert.True(t, len(got) == len(want), "the disk has %d files, want %d", len(got), len(want))
 }
 
 func readISO(path string) (map[string]string, error) {

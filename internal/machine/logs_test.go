@@ -33,9 +33,8 @@ func TestCutLog(t *testing.T) {
 		assert.NoError(t, assert.ErrorOf(prints.WriteString(c.prints)))
 		assert.NoError(t, CutLog(log, aside, 10))
 		for name, want := range map[string]string{"log": c.log, "aside": c.old} {
-			if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(got) != want {
-				t.Errorf("%s has %q, %v; want %q", name, got, err, want)
-			}
+			got, err := os.ReadFile(filepath.Join(dir, name))
+			assert.True(t, err == nil && string(got) == want, "%s has %q, %v; want %q", name, got, err, want)
 		}
 	}
 }
@@ -61,11 +60,8 @@ func TestFindTail(t *testing.T) {
 		"the largest":  {"a\n", 1<<63 - 1, "a\n"},
 	} {
 		at, err := findTail(strings.NewReader(c.text), int64(len(c.text)), c.lines)
-		if err != nil || c.text[at:] != c.want {
-			t.Errorf("%s: got %d, %v", name, at, err)
-		}
+		assert.True(t, err == nil && c.text[at:] == c.want, "%s: got %d, %v", name, at, err)
 	}
-	if at, err := findTail(strings.NewReader("a"), 100, 1); at != 0 || err != nil {
-		t.Errorf("of a log that is cut meanwhile: %d, %v", at, err)
-	}
+	at, err := findTail(strings.NewReader("a"), 100, 1)
+	assert.True(t, at == 0 && err == nil, "of a log that is cut meanwhile: %d, %v", at, err)
 }

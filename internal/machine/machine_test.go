@@ -39,9 +39,7 @@ func wantError(t *testing.T, err, kind error, texts ...string) {
 		return
 	}
 	for _, text := range texts {
-		if !strings.Contains(err.Error(), text) {
-			t.Errorf("got the error %q, want %q in it", err, text)
-		}
+		assert.True(t, strings.Contains(err.Error(), text), "got the error %q, want %q in it", err, text)
 	}
 }
 
@@ -66,9 +64,7 @@ func TestHiddenProcess(t *testing.T) {
 	assert.NoError(t, lock.Close())
 	started, err := m.findStarted()
 	assert.NoError(t, err)
-	if started == nil || m.PID() != started.PID {
-		t.Fatalf("it was not found: %+v", started)
-	}
+	assert.Require(t, started != nil && m.PID() == started.PID, "it was not found: %+v", started)
 	assert.Eventually(t, "it hides", func(testing.TB) error {
 		on, err := m.IsRunning() // a process that another test forks may have the lock for a moment
 		if on || proc.HasOption(started.PID, "-uuid", m.UUID) {
@@ -84,9 +80,8 @@ func TestHiddenProcess(t *testing.T) {
 	}))
 	found := 0
 	assert.NoError(t, m.KillStrays(t.Context(), func(int) func() { found++; return func() {} }))
-	if how := <-ended; found != 1 || how != "signal: killed" {
-		t.Errorf("%d were found, and it ended by %s", found, how)
-	}
+	how := <-ended
+	assert.True(t, found == 1 && how == "signal: killed", "%d were found, and it ended by %s", found, how)
 }
 
 func TestBalloonStats(t *testing.T) {
@@ -111,9 +106,8 @@ func TestBalloonStats(t *testing.T) {
 			assert.NoError(t, json.Unmarshal(fmt.Appendf(nil,
 				`{"last-update": %d, "stats": {"stat-total-memory": %s, "stat-free-memory": %s, "stat-available-memory": %s, "stat-swap-in": 0}}`,
 				c.updated, c.total, c.free, c.available), &stats))
-			if used, ok := stats.usedMemory(); used != c.used || ok != c.ok {
-				t.Errorf("used are %d, %v; want %d, %v", used, ok, c.used, c.ok)
-			}
+			used, ok := stats.usedMemory()
+			assert.True(t, used == c.used && ok == c.ok, "used are %d, %v; want %d, %v", used, ok, c.used, c.ok)
 		})
 	}
 }

@@ -20,16 +20,13 @@ func TestProgramReplaced(t *testing.T) {
 	t.Parallel()
 	path := framework.QEMUScript(t, "case $1 in "+framework.QEMUAsked+" esac")
 	p := Program{Name: path}
-	if got, err := p.MachineType(t.Context(), ""); err != nil || got != "pc-q35-7.2" {
-		t.Errorf("got %s, %v", got, err)
-	}
-	if got, err := p.MachineType(t.Context(), "pc-q35-6.2"); err != nil || got != "pc-q35-6.2" {
-		t.Errorf("got %s, %v", got, err)
-	}
+	got, err := p.MachineType(t.Context(), "")
+	assert.True(t, err == nil && got == "pc-q35-7.2", "got %s, %v", got, err)
+	got, err = p.MachineType(t.Context(), "pc-q35-6.2")
+	assert.True(t, err == nil && got == "pc-q35-6.2", "got %s, %v", got, err)
 	assert.NoError(t, os.Rename(framework.QEMUScript(t, `case $1 in --version) echo version 9.9;; *) echo 'q35  PC (alias of pc-q35-9.9)';; esac`), path))
-	if got, err := p.MachineType(t.Context(), ""); err != nil || got != "pc-q35-9.9" {
-		t.Errorf("got %s, %v", got, err)
-	}
+	got, err = p.MachineType(t.Context(), "")
+	assert.True(t, err == nil && got == "pc-q35-9.9", "got %s, %v", got, err)
 	wantError(t, assert.ErrorOf(p.MachineType(t.Context(), "pc-q35-6.2")), ErrMachineTypeLost, "whose newest is pc-q35-9.9")
 	assert.NoError(t, os.Remove(path)) // as for a moment of an upgrade
 	assert.NoError(t, p.Check(t.Context()))
@@ -44,12 +41,9 @@ func TestMachineTypesOfQEMU(t *testing.T) {
 	newest, err := p.MachineType(t.Context(), "")
 	assert.NoError(t, err)
 	out, err := exec.CommandContext(t.Context(), DefaultProgram, "-nodefaults", "-machine", newest+",help").CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "vmport") {
-		t.Errorf("%s is not a machine type of it: %v, %.200s", newest, err, out)
-	}
-	if got, err := p.MachineType(t.Context(), newest); err != nil || got != newest {
-		t.Errorf("got %s, %v", got, err)
-	}
+	assert.True(t, err == nil && strings.Contains(string(out), "vmport"), "%s is not a machine type of it: %v, %.200s", newest, err, out)
+	got, err := p.MachineType(t.Context(), newest)
+	assert.True(t, err == nil && got == newest, "got %s, %v", got, err)
 }
 
 // TestVersion checks that the version of any QEMU is reported, and that of another program
@@ -58,18 +52,16 @@ func TestVersion(t *testing.T) {
 	t.Parallel()
 	framework.QEMUBinary(t)
 	p := Program{Name: DefaultProgram}
-	if got, err := p.Version(t.Context()); err != nil || !regexp.MustCompile(`^\d+\.\d+\.\d+$`).MatchString(got) {
-		t.Errorf("of the installed one: %q, %v", got, err)
-	}
+	got, err := p.Version(t.Context())
+	assert.True(t, err == nil && regexp.MustCompile(`^\d+\.\d+\.\d+$`).MatchString(got), "of the installed one: %q, %v", got, err)
 	for text, want := range map[string]string{
 		"QEMU emulator version 6.1.50 (Debian 1:6)": "6.1.50",
 		"QEMU emulator version 10.0":                "10.0",
 		"GNU bash 5":                                "",
 	} {
 		p := Program{Name: framework.QEMUScript(t, "echo '"+text+"'")}
-		if got, err := p.Version(t.Context()); got != want || (err == nil) != (want != "") {
-			t.Errorf("%s: got %q, %v", text, got, err)
-		}
+		got, err := p.Version(t.Context())
+		assert.True(t, got == want && (err == nil) == (want != ""), "%s: got %q, %v", text, got, err)
 	}
 	none := Program{Name: "qemu-of-nowhere"}
 	wantError(t, assert.ErrorOf(none.Version(t.Context())), ErrProgram, "is not installed")
@@ -79,12 +71,10 @@ func TestVersion(t *testing.T) {
 func TestLandlock(t *testing.T) {
 	t.Parallel()
 	p := ownProgram(framework.QEMUScript(t, "exit 0"))
-	if abi, err := p.Landlock(t.Context()); abi != 0 || err == nil {
-		t.Errorf("of a script: %d, %v", abi, err)
-	}
+	abi, err := p.Landlock(t.Context())
+	assert.True(t, abi == 0 && err != nil, "of a script: %d, %v", abi, err)
 	framework.QEMUBinary(t)
 	p = ownProgram(DefaultProgram)
-	if abi, err := p.Landlock(t.Context()); abi != confine.ABI() || (err == nil) != (abi > 0) {
-		t.Errorf("of QEMU: %d, %v, and the kernel has %d", abi, err, confine.ABI())
-	}
+	abi, err = p.Landlock(t.Context())
+	assert.True(t, abi == confine.ABI() && (err == nil) == (abi > 0), "of QEMU: %d, %v, and the kernel has %d", abi, err, confine.ABI())
 }

@@ -12,6 +12,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/policy"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -28,15 +29,10 @@ func withServer(s *api.VirtualMachineStatus) { s.Server = &api.ServerStatus{ID: 
 func TestEngineOfTheStatus(t *testing.T) {
 	other := api.Binding{Driver: "fake", EngineID: "engine-2", UID: "uid-1"}
 	vm := boundVM().Status(func(s *api.VirtualMachineStatus) { s.Binding = &other }).Obj()
-	if got := policy.BindingOf(vm); got != other || !policy.IsOtherEngine(got, "engine-1") {
-		t.Errorf("the engine is %+v", got)
-	}
-	if policy.IsBound(vm) {
-		t.Error("the annotation counts although the status says another engine")
-	}
-	if got := policy.DriverOf(vm, []string{"qemu", "fake"}); got != "fake" {
-		t.Errorf("the VM belongs to %q", got)
-	}
+	got := policy.BindingOf(vm)
+	assert.True(t, got == other && policy.IsOtherEngine(got, "engine-1"), "the engine is %+v", got)
+	assert.True(t, !policy.IsBound(vm), "the annotation counts although the status says another engine")
+	assert.Equal(t, "the VM belongs to", policy.DriverOf(vm, []string{"qemu", "fake"}), "fake")
 }
 
 // TestDriverOf covers how the driver of a VM is chosen.
@@ -58,9 +54,7 @@ func TestDriverOf(t *testing.T) {
 		"the status against the annotation": {framework.NewVM("vm").Bound("docker/x").Status(func(s *api.VirtualMachineStatus) { s.Binding = &api.Binding{Driver: "fake", EngineID: "y"} }), "fake"},
 	}
 	for name, tc := range tests {
-		if got := policy.DriverOf(tc.vm.Obj(), []string{"docker", "fake"}); got != tc.want {
-			t.Errorf("%s: %q, want %q", name, got, tc.want)
-		}
+		assert.Equal(t, name, policy.DriverOf(tc.vm.Obj(), []string{"docker", "fake"}), tc.want)
 	}
 }
 
@@ -103,9 +97,7 @@ func TestBindingOf(t *testing.T) {
 		"more than a UID":                 {vm().Bound("d/e/uid-1/x").Status(status), api.Binding{Driver: "fake"}},
 		"a server, and no finalizer":      {vm().Status(status).Status(withServer), api.Binding{Driver: "fake"}},
 	} {
-		if got := policy.BindingOf(tc.vm.Obj()); got != tc.want {
-			t.Errorf("%s: %+v, want %+v", name, got, tc.want)
-		}
+		assert.Equal(t, name, policy.BindingOf(tc.vm.Obj()), tc.want)
 	}
 }
 
@@ -124,15 +116,12 @@ func TestIsBound(t *testing.T) {
 		"no annotation": {boundVM().Meta(func(m *metav1.ObjectMeta) { m.Annotations = nil }), false},
 		"no annotation, and no engine in the status": {boundVM().Meta(func(m *metav1.ObjectMeta) { m.Annotations = nil }).Status(func(s *api.VirtualMachineStatus) { s.Binding = &api.Binding{} }), false},
 	} {
-		if got := policy.IsBound(tc.vm.Obj()); got != tc.want {
-			t.Errorf("%s: %v", name, got)
-		}
+		assert.Equal(t, name, policy.IsBound(tc.vm.Obj()), tc.want)
 	}
 }
 
 // TestDriverWithoutDrivers checks that no driver is chosen where none runs.
 func TestDriverWithoutDrivers(t *testing.T) {
-	if got := policy.DriverOf(framework.NewVM("vm").Obj(), nil); got != "" {
-		t.Errorf("got %q", got)
-	}
+	got := policy.DriverOf(framework.NewVM("vm").Obj(), nil)
+	assert.True(t, got == "", "got %q", got)
 }

@@ -10,6 +10,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/policy"
 	"cloudnative.tw/drover/internal/policy/policytest"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestRunTime checks that the length of a run is measured by this process's clock
@@ -19,13 +20,9 @@ func TestRunTime(t *testing.T) {
 	observed.Server.StartedAt = observed.Server.Exit.At.Add(-time.Hour) // by the engine's clock
 	in := policytest.ReportedVM().With(crashing).Observing(observed)
 	in.Since = policy.Instants{Exit: policytest.T0}
-	if got := policy.RunTime(in); got != time.Hour {
-		t.Errorf("a run that was not observed: %s", got)
-	}
+	assert.Equal(t, "a run that was not observed", policy.RunTime(in), time.Hour)
 	in.Since = policy.Instants{Run: policytest.T0.Add(time.Second), Exit: policytest.T0.Add(3 * time.Second)}
-	if got := policy.RunTime(in); got != 2*time.Second {
-		t.Errorf("a run that was observed: %s", got)
-	}
+	assert.Equal(t, "a run that was observed", policy.RunTime(in), 2*time.Second)
 }
 
 // TestShortRuns checks how many runs in a row are counted as too short, and when the server
@@ -56,9 +53,8 @@ func TestShortRuns(t *testing.T) {
 				wake = policytest.T0.Add(tc.wake)
 				next = wake
 			}
-			if d.Action.ShortRuns != tc.want || !d.WakeAt.Equal(wake) || !d.NextTry.Equal(next) || (d.Action.Step == policy.StepEnsure) != (tc.wake == 0) {
-				t.Errorf("%s, %d short runs, wakes at %s, next try %s", summaryOf(d), d.Action.ShortRuns, d.WakeAt, d.NextTry)
-			}
+			assert.True(t, d.Action.ShortRuns == tc.want && d.WakeAt.Equal(wake) && d.NextTry.Equal(next) && (d.Action.Step == policy.StepEnsure) == (tc.wake == 0),
+				"%s, %d short runs, wakes at %s, next try %s", summaryOf(d), d.Action.ShortRuns, d.WakeAt, d.NextTry)
 		})
 	}
 }
@@ -110,14 +106,11 @@ func TestCountedEviction(t *testing.T) {
 		in.VM.Status.Operation.Evicted, in.VM.Status.Operation.Run = true, in.Observed.Server.Run
 	}
 	d := policy.Decide(policytest.ReportedVM().With(looping).Observing(observed))
-	if d.Action.ShortRuns != 1 {
-		t.Errorf("a long run that was not evicted counts %d", d.Action.ShortRuns)
-	}
+	assert.Equal(t, "a long run that was not evicted counts", d.Action.ShortRuns, 1)
 	in := policytest.ReportedVM().With(looping).Observing(observed)
 	counted(&in)
-	if a := policy.Decide(in).Action; a.ShortRuns != 3 || !a.Evicted {
-		t.Errorf("%+v", a)
-	}
+	a := policy.Decide(in).Action
+	assert.True(t, a.ShortRuns == 3 && a.Evicted, "%+v", a)
 }
 
 // TestEvictedServerThatGoes checks that the evictions of a server that is gone between two runs, as the
@@ -126,18 +119,16 @@ func TestEvictedServerThatGoes(t *testing.T) {
 	_, looping := policytest.ShortRun(137, 3, 0)
 	evicted := func(in *policy.Input) { in.VM.Status.Operation.Evicted = true }
 	d := policy.Decide(policytest.ReportedVM().With(looping).With(evicted).Observing(policytest.Gone()))
-	if a := d.Action; a.Step != policy.StepEnsure || a.ShortRuns != 3 || !a.Evicted {
-		t.Errorf("%s, %+v", summaryOf(d), a)
-	}
+	a := d.Action
+	assert.True(t, a.Step == policy.StepEnsure && a.ShortRuns == 3 && a.Evicted, "%s, %+v", summaryOf(d), a)
 }
 
 // TestFailedStartIsNoShortRun checks that attempts of another operation are not counted.
 func TestFailedStartIsNoShortRun(t *testing.T) {
 	observed, _ := policytest.ShortRun(1, 0, 0)
 	vm := policytest.ReportedVM().With(policytest.Failing(api.OperationUpdate, 5, 0))
-	if d := policy.Decide(vm.Observing(observed)); d.Action.ShortRuns != 1 || d.Action.Step != policy.StepEnsure {
-		t.Errorf("%s, %d short runs", summaryOf(d), d.Action.ShortRuns)
-	}
+	d := policy.Decide(vm.Observing(observed))
+	assert.True(t, d.Action.ShortRuns == 1 && d.Action.Step == policy.StepEnsure, "%s, %d short runs", summaryOf(d), d.Action.ShortRuns)
 }
 
 func TestEndText(t *testing.T) {
@@ -149,9 +140,8 @@ func TestEndText(t *testing.T) {
 		"the server ended with code 0, and the pod was evicted":          {Exit: policy.Exit{HasEnded: true, Reason: "Completed"}, Disruption: "the pod was evicted"},
 		"the server ended with code 6 (Forced), and the pod was deleted": {Exit: policy.Exit{HasEnded: true, Code: 6, Reason: "Forced", ByHost: true}, Disruption: "the pod was deleted"},
 	} {
-		if got := policy.EndText(server); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
+		got := policy.EndText(server)
+		assert.True(t, got == want, "got %q, want %q", got, want)
 	}
 }
 
@@ -196,9 +186,8 @@ func TestRunsEndedByOthers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := policy.Decide(policytest.ReportedVM().RestartPolicy(api.RestartNever).With(tc.status).Observing(tc.observed))
-			if got := summaryOf(d); got != tc.want || d.Action.ShortRuns != tc.runs {
-				t.Errorf("got %s, %d short runs, want %s, %d", got, d.Action.ShortRuns, tc.want, tc.runs)
-			}
+			got := summaryOf(d)
+			assert.True(t, got == tc.want && d.Action.ShortRuns == tc.runs, "got %s, %d short runs, want %s, %d", got, d.Action.ShortRuns, tc.want, tc.runs)
 		})
 	}
 }
@@ -228,9 +217,8 @@ func TestCrashesOfAServerThatGoes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := policy.Decide(policytest.ReportedVM().With(counted).Action(tc.action).Observing(tc.observed))
-			if got := summaryOf(d); got != tc.want || d.Action.ShortRuns != tc.runs {
-				t.Errorf("got %s, %d short runs, want %s, %d", got, d.Action.ShortRuns, tc.want, tc.runs)
-			}
+			got := summaryOf(d)
+			assert.True(t, got == tc.want && d.Action.ShortRuns == tc.runs, "got %s, %d short runs, want %s, %d", got, d.Action.ShortRuns, tc.want, tc.runs)
 		})
 	}
 }
@@ -261,9 +249,8 @@ func TestGuestThatEndedFirst(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			vm := policytest.ReportedVM().With(tc.status).Action(tc.spec.Action).RestartedAt(tc.spec.RestartedAt)
-			if got := summaryOf(policy.Decide(vm.Observing(tc.observed))); got != tc.want {
-				t.Errorf("got %s, want %s", got, tc.want)
-			}
+			got := summaryOf(policy.Decide(vm.Observing(tc.observed)))
+			assert.True(t, got == tc.want, "got %s, want %s", got, tc.want)
 		})
 	}
 }
@@ -276,8 +263,7 @@ func TestMessageOfAStopByOthers(t *testing.T) {
 	for action, want := range map[api.Action]string{
 		api.ActionActive: "the pod was deleted; the pod ends on node n1", api.ActionStopped: "the pod ends on node n1",
 	} {
-		if got := policy.Decide(policytest.ReportedVM().Action(action).Observing(observed)).Status; got.Message != want || got.Ready {
-			t.Errorf("to be %s: %+v", action, got)
-		}
+		got := policy.Decide(policytest.ReportedVM().Action(action).Observing(observed)).Status
+		assert.True(t, got.Message == want && !got.Ready, "to be %s: %+v", action, got)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/policy"
 	"cloudnative.tw/drover/internal/policy/policytest"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // summaryOf formats a plan's policy as one line.
@@ -98,20 +99,16 @@ func TestDecideMatrix(t *testing.T) {
 			}
 			name := fmt.Sprintf("%s/%s/%s", row.state, row.action, restart)
 			t.Run(name, func(t *testing.T) {
-				if done[name] {
-					t.Fatal("two rows")
-				}
+				assert.Require(t, !done[name], "two rows")
 				done[name] = true
 				vm := policytest.ReportedVM().Action(api.Action(row.action)).RestartPolicy(api.RestartPolicy(restart))
-				if got := summaryOf(policy.Decide(vm.Observing(observations[row.state]))); got != row.want {
-					t.Errorf("got  %s\nwant %s", got, row.want)
-				}
+				got := summaryOf(policy.Decide(vm.Observing(observations[row.state])))
+				assert.True(t, got == row.want, "got  %s\nwant %s", got, row.want)
 			})
 		}
 	}
-	if all := len(observations) * 3 * len(policies); len(done) != all {
-		t.Errorf("%d of %d combinations have a row", len(done), all)
-	}
+	all := len(observations) * 3 * len(policies)
+	assert.True(t, len(done) == all, "%d of %d combinations have a row", len(done), all)
 }
 
 // TestDecideDeletionMatrix has a row for every state and deletion policy.
@@ -133,9 +130,8 @@ func TestDecideDeletionMatrix(t *testing.T) {
 		t.Run(state, func(t *testing.T) {
 			for deletion, want := range map[api.DeletionPolicy]string{api.DeletionDelete: rows[state].remove, api.DeletionRetain: rows[state].retain} {
 				vm := policytest.ReportedVM().DeletedAt(policytest.T0).DeletionPolicy(deletion)
-				if got := summaryOf(policy.Decide(vm.Observing(observed))); got != want {
-					t.Errorf("%s:\ngot  %s\nwant %s", deletion, got, want)
-				}
+				got := summaryOf(policy.Decide(vm.Observing(observed)))
+				assert.True(t, got == want, "%s:\ngot  %s\nwant %s", deletion, got, want)
 			}
 		})
 	}
@@ -217,9 +213,7 @@ func TestDecide(t *testing.T) {
 		"stalled without an operation is over":     {vm: policytest.ReportedVM().With(policytest.Refused).With(func(in *policy.Input) { in.VM.Status.Operation = policy.Operation{} }), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
 		"not bound yet":                            {vm: policytest.NewVM().Generation(1), observed: policytest.Gone(), want: "wait =>  ", check: wantUnchanged(policy.BindRetry)},
 		"the first list is waited for": {vm: policytest.ReportedVM(), observed: policy.Observed{Cause: "not listed"}, want: "wait =>  ", check: func(t *testing.T, d policy.Decision) {
-			if !d.Status.Unchanged || !d.WakeAt.IsZero() {
-				t.Errorf("unchanged %v, wakes at %s", d.Status.Unchanged, d.WakeAt)
-			}
+			assert.True(t, d.Status.Unchanged && d.WakeAt.IsZero(), "unchanged %v, wakes at %s", d.Status.Unchanged, d.WakeAt)
 		}},
 		"a failing proof that it is gone waits":        {vm: policytest.ReportedVM().DeletedAt(policytest.T0).With(policytest.Failing(api.OperationDelete, 2, time.Second)), observed: policytest.Gone(), want: "wait Delete => Terminating OperationFailed"},
 		"an engine that returns ends a removal's wait": {vm: policytest.ReportedVM().DeletedAt(policytest.T0).With(policytest.Failing(api.OperationDelete, 2, time.Second)), observed: back, want: "delete Delete => Terminating Terminating"},
@@ -362,9 +356,8 @@ func TestDecide(t *testing.T) {
 				tc.change(&in)
 			}
 			d := policy.Decide(in)
-			if got := summaryOf(d); got != tc.want {
-				t.Errorf("got  %s\nwant %s", got, tc.want)
-			}
+			got := summaryOf(d)
+			assert.True(t, got == tc.want, "got  %s\nwant %s", got, tc.want)
 			if tc.check != nil {
 				tc.check(t, d)
 			}
@@ -387,9 +380,8 @@ type check = func(*testing.T, policy.Decision)
 func want[T comparable](description string, part func(policy.Decision) T, wanted T) check {
 	return func(t *testing.T, d policy.Decision) {
 		t.Helper()
-		if got := part(d); got != wanted {
-			t.Errorf("%s: got %v, want %v", description, got, wanted)
-		}
+		got := part(d)
+		assert.True(t, got == wanted, "%s: got %v, want %v", description, got, wanted)
 	}
 }
 
@@ -407,9 +399,7 @@ func loseVolume(s *policy.Server) { s.Error, s.ErrorReason = "its disk goes", "V
 func wantMessage(text string) check {
 	return func(t *testing.T, d policy.Decision) {
 		t.Helper()
-		if !strings.Contains(d.Status.Message, text) {
-			t.Errorf("message %q lacks %q", d.Status.Message, text)
-		}
+		assert.True(t, strings.Contains(d.Status.Message, text), "message %q lacks %q", d.Status.Message, text)
 	}
 }
 
@@ -545,9 +535,8 @@ func TestWordingDecidesNothing(t *testing.T) {
 						}
 						in := b.Observing(observed)
 						got, want := policy.Decide(withOtherWording(in)), policy.Decide(in)
-						if g, w := withoutWording(got), withoutWording(want); g != w {
-							t.Errorf("%s, %s, %s, %s, deleted %v:\ngot  %s\nwant %s", state, kind, action, restart, deleted, g, w)
-						}
+						g, w := withoutWording(got), withoutWording(want)
+						assert.True(t, g == w, "%s, %s, %s, %s, deleted %v:\ngot  %s\nwant %s", state, kind, action, restart, deleted, g, w)
 					}
 				}
 			}
@@ -569,9 +558,8 @@ func TestEarliest(t *testing.T) {
 		"unset":  {later, time.Time{}, later},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := policy.Earliest(tc.a, tc.b); !got.Equal(tc.want) {
-				t.Errorf("got %s", got)
-			}
+			got := policy.Earliest(tc.a, tc.b)
+			assert.True(t, got.Equal(tc.want), "got %s", got)
 		})
 	}
 }

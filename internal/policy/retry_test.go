@@ -11,6 +11,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/policy"
 	"cloudnative.tw/drover/internal/policy/policytest"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestBackoff(t *testing.T) {
@@ -25,9 +26,8 @@ func TestBackoff(t *testing.T) {
 		10:  {5 * time.Minute, 5 * time.Minute},
 		100: {5 * time.Minute, 5 * time.Minute},
 	} {
-		if normal, slow := policy.Backoff(n, false), policy.Backoff(n, true); normal != want.normal || slow != want.slow {
-			t.Errorf("%d failures: %s, and %s if slow; want %s and %s", n, normal, slow, want.normal, want.slow)
-		}
+		normal, slow := policy.Backoff(n, false), policy.Backoff(n, true)
+		assert.True(t, normal == want.normal && slow == want.slow, "%d failures: %s, and %s if slow; want %s and %s", n, normal, slow, want.normal, want.slow)
 	}
 }
 
@@ -35,9 +35,8 @@ func TestBackoff(t *testing.T) {
 // a failure.
 func TestIsStuck(t *testing.T) {
 	for recordings, want := range map[int]bool{1: false, 2: false, 3: false, 4: true, 100: true} {
-		if got := policy.IsStuck(recordings); got != want {
-			t.Errorf("%d recordings in a row: %v, want %v", recordings, got, want)
-		}
+		got := policy.IsStuck(recordings)
+		assert.True(t, got == want, "%d recordings in a row: %v, want %v", recordings, got, want)
 	}
 }
 
@@ -60,9 +59,7 @@ func TestIsAsReported(t *testing.T) {
 		"a server, and another is found": {policy.ServerStatus{ID: "id-2", State: policy.StateRunning}, policytest.Present(policy.StateRunning), false},
 		"a server, and a fetch is found": {running, policytest.Present(policy.StatePending), false},
 	} {
-		if got := policy.IsAsReported(tc.left, tc.observed); got != tc.want {
-			t.Errorf("%s: %v", name, got)
-		}
+		assert.Equal(t, name, policy.IsAsReported(tc.left, tc.observed), tc.want)
 	}
 }
 
@@ -84,9 +81,8 @@ func TestCleanupOfARefusedServer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			in := vm.Observing(tc.observed)
 			in.Since.Failure = policytest.T0.Add(-tc.failed)
-			if d := policy.Decide(in); d.Action.Step != tc.want || !d.WakeAt.Equal(tc.wake) {
-				t.Errorf("%s, wakes at %s, want step %q at %s", summaryOf(d), d.WakeAt, tc.want, tc.wake)
-			}
+			d := policy.Decide(in)
+			assert.True(t, d.Action.Step == tc.want && d.WakeAt.Equal(tc.wake), "%s, wakes at %s, want step %q at %s", summaryOf(d), d.WakeAt, tc.want, tc.wake)
 		})
 	}
 }
@@ -114,9 +110,8 @@ func TestEnsureOfARefusedServer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			in := vm.Observing(tc.observed)
 			in.VM.Status.Operation.Attempts, in.Epoch, in.Since.Failure = tc.attempts, tc.epoch, policytest.T0.Add(-tc.failed)
-			if d := policy.Decide(in); d.Action.Step != tc.want || !d.WakeAt.Equal(tc.wake) {
-				t.Errorf("%s, wakes at %s, want step %q at %s", summaryOf(d), d.WakeAt, tc.want, tc.wake)
-			}
+			d := policy.Decide(in)
+			assert.True(t, d.Action.Step == tc.want && d.WakeAt.Equal(tc.wake), "%s, wakes at %s, want step %q at %s", summaryOf(d), d.WakeAt, tc.want, tc.wake)
 		})
 	}
 }
@@ -131,9 +126,8 @@ func TestCleanupThatKeepsFailing(t *testing.T) {
 	in.VM.Status.Operation.NextRetryTime = in.Now.Add(time.Hour)
 	in.Since.Failure = in.Now.Add(-time.Second)
 	in.Since.Cleanup = in.Now
-	if d := policy.Decide(in); d.Action.Step != policy.StepEnsure || strings.Contains(d.Status.Message, left) {
-		t.Errorf("the first try: %s, want that it does not wait", summaryOf(d))
-	}
+	d := policy.Decide(in)
+	assert.True(t, d.Action.Step == policy.StepEnsure && !strings.Contains(d.Status.Message, left), "the first try: %s, want that it does not wait", summaryOf(d))
 	began, last := in.Now, time.Duration(0)
 	for range 12 {
 		in.Since.Failure = in.Now // a call has just failed
@@ -143,9 +137,8 @@ func TestCleanupThatKeepsFailing(t *testing.T) {
 			t.Fatalf("%s after the cleanup has failed for %s: %s, message %q; the wait before was %s", wait, in.Now.Sub(began), summaryOf(d), d.Status.Message, last)
 		}
 		in.Now, last = d.WakeAt, wait
-		if d := policy.Decide(in); d.Action.Step != policy.StepEnsure {
-			t.Fatalf("at the next try: %s", summaryOf(d))
-		}
+		d = policy.Decide(in)
+		assert.Require(t, d.Action.Step == policy.StepEnsure, "at the next try: %s", summaryOf(d))
 	}
 	if want := policy.Backoff(20, false); last != want {
 		t.Errorf("the last wait is %s, want %s", last, want)
@@ -158,9 +151,8 @@ func TestRefusedOperationWithAnOldRetry(t *testing.T) {
 	vm := policytest.ReportedVM().With(policytest.Refused).With(policytest.WithServer("id-1", policy.StateStopped))
 	in := vm.Observing(policytest.Ended(1))
 	in.VM.Status.Operation.NextRetryTime = policytest.T0.Add(-time.Minute)
-	if d := policy.Decide(in); d.Action.Step != policy.StepNone || !d.WakeAt.IsZero() || !d.NextTry.IsZero() {
-		t.Errorf("%s, wakes at %s, next try %s", summaryOf(d), d.WakeAt, d.NextTry)
-	}
+	d := policy.Decide(in)
+	assert.True(t, d.Action.Step == policy.StepNone && d.WakeAt.IsZero() && d.NextTry.IsZero(), "%s, wakes at %s, next try %s", summaryOf(d), d.WakeAt, d.NextTry)
 }
 
 // TestRestartOfAServerThatIsGone checks that no restart is due of a server that is gone, and that the answer
@@ -174,9 +166,8 @@ func TestRestartOfAServerThatIsGone(t *testing.T) {
 		want     bool
 	}{"gone": {policytest.Gone(), true}, "another engine answers": {other, false}, "it goes": {policytest.Present(policy.StateRemoving), false}} {
 		t.Run(name, func(t *testing.T) {
-			if d := policy.Decide(vm.Observing(tc.observed)); d.Status.RestartHandled != tc.want {
-				t.Errorf("%s, the restart is done: %t, want %t", summaryOf(d), d.Status.RestartHandled, tc.want)
-			}
+			d := policy.Decide(vm.Observing(tc.observed))
+			assert.True(t, d.Status.RestartHandled == tc.want, "%s, the restart is done: %t, want %t", summaryOf(d), d.Status.RestartHandled, tc.want)
 		})
 	}
 }
@@ -197,9 +188,7 @@ func TestHasRestarted(t *testing.T) {
 		"never started":             {recorded, none, false},
 		"nothing recorded or known": {none, none, false},
 	} {
-		if got := policy.HasRestarted(tc.recorded, tc.started); got != tc.want {
-			t.Errorf("%s: %v", name, got)
-		}
+		assert.Equal(t, name, policy.HasRestarted(tc.recorded, tc.started), tc.want)
 	}
 }
 
@@ -230,15 +219,11 @@ func TestNeedsEnsure(t *testing.T) {
 				observed.Server.Progress = "the pod waits to be scheduled"
 			}
 			d := policy.Decide(vm.Observing(observed))
-			if got := summaryOf(d); got != tc.want {
-				t.Errorf("got  %s\nwant %s", got, tc.want)
-			}
-			if isUpdate := d.Action.Operation == api.OperationUpdate; d.Action.FollowsUp != isUpdate {
-				t.Errorf("follows up is %t, want %t", d.Action.FollowsUp, isUpdate)
-			}
-			if d := policy.Decide(vm.Generation(3).Observing(observed)); d.Action.FollowsUp {
-				t.Error("with another generation, it follows up")
-			}
+			got := summaryOf(d)
+			assert.True(t, got == tc.want, "got  %s\nwant %s", got, tc.want)
+			isUpdate := d.Action.Operation == api.OperationUpdate
+			assert.True(t, d.Action.FollowsUp == isUpdate, "follows up is %t, want %t", d.Action.FollowsUp, isUpdate)
+			assert.True(t, !policy.Decide(vm.Generation(3).Observing(observed)).Action.FollowsUp, "with another generation, it follows up")
 		})
 	}
 }
@@ -249,7 +234,6 @@ func TestNeedsEnsureInDeletion(t *testing.T) {
 	observed := policytest.Present(policy.StateStopping)
 	observed.Server.NeedsEnsure = true
 	d := policy.Decide(vm.Observing(observed))
-	if d.Action.Step != policy.StepEnsure || d.Action.Power != policy.PowerOff || !d.Action.StopBy.Equal(policytest.T0.Add(30*time.Second)) {
-		t.Errorf("got %s, stop by %s", summaryOf(d), d.Action.StopBy)
-	}
+	assert.True(t, d.Action.Step == policy.StepEnsure && d.Action.Power == policy.PowerOff && d.Action.StopBy.Equal(policytest.T0.Add(30*time.Second)),
+		"got %s, stop by %s", summaryOf(d), d.Action.StopBy)
 }

@@ -91,9 +91,7 @@ func TestServiceAccountsHaveTokensAndNoRights(t *testing.T) {
 	assert.NoError(t, c.SubResource("token").Create(t.Context(), account, request))
 	for name, bearer := range map[string]string{"requested": request.Status.Token, "from a Secret": secretToken(t, c, ns)} {
 		err := withToken(t, bearer).List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns))
-		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "system:serviceaccount:"+ns+":default") {
-			t.Errorf("%s token without rights: %v", name, err)
-		}
+		assert.True(t, apierrors.IsForbidden(err) && strings.Contains(err.Error(), "system:serviceaccount:"+ns+":default"), "%s token without rights: %v", name, err)
 	}
 	create(t, c, &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "view"},
@@ -104,9 +102,8 @@ func TestServiceAccountsHaveTokensAndNoRights(t *testing.T) {
 	assert.Eventually(t, "the role takes effect", func(t testing.TB) error {
 		return user.List(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(ns))
 	})
-	if err := user.List(t.Context(), &corev1.SecretList{}, client.InNamespace(ns)); !apierrors.IsForbidden(err) {
-		t.Errorf("a viewer reads secrets: %v", err)
-	}
+	err := user.List(t.Context(), &corev1.SecretList{}, client.InNamespace(ns))
+	assert.True(t, apierrors.IsForbidden(err), "a viewer reads secrets: %v", err)
 }
 
 // secretToken returns a long-lived token, which a controller fills in.
@@ -161,9 +158,8 @@ func checkUserRoles(t *testing.T, cluster *framework.Cluster) {
 	c := objectsFor(t, cluster.Config)
 	for name, want := range builtInRoles(t) {
 		got := roleOf(t, c, "drover-"+name)
-		if !equality.Semantic.DeepEqual(got.Rules, want.Rules) || !equality.Semantic.DeepEqual(got.Labels, want.Labels) {
-			t.Errorf("drover-%s is\n%v %v, want\n%v %v", name, got.Labels, got.Rules, want.Labels, want.Rules)
-		}
+		assert.True(t, equality.Semantic.DeepEqual(got.Rules, want.Rules) && equality.Semantic.DeepEqual(got.Labels, want.Labels),
+			"drover-%s is\n%v %v, want\n%v %v", name, got.Labels, got.Rules, want.Labels, want.Rules)
 		waitForRules(t, c, name, want.Rules)
 	}
 }
@@ -187,9 +183,7 @@ func builtInRoles(t *testing.T) map[string]*rbacv1.ClusterRole {
 		assert.NoError(t, yaml.UnmarshalStrict([]byte(text), role))
 		roles[strings.TrimPrefix(role.Name, "drover-")] = role
 	}
-	if len(roles) != 3 {
-		t.Fatalf("there are %d roles, want 3", len(roles))
-	}
+	assert.Require(t, len(roles) == 3, "there are %d roles, want 3", len(roles))
 	return roles
 }
 
@@ -199,9 +193,7 @@ func TestUnauthenticatedRequestsAreRejected(t *testing.T) {
 		anonymous := clientFor(t, rest.AnonymousClientConfig(shared.Config))
 		var code int
 		anonymous.Discovery().RESTClient().Get().AbsPath(path).Do(t.Context()).StatusCode(&code)
-		if code != http.StatusUnauthorized {
-			t.Errorf("GET %s without a certificate: %d", path, code)
-		}
+		assert.Equal(t, "GET "+path+" without a certificate", code, http.StatusUnauthorized)
 	}
 }
 
@@ -219,27 +211,21 @@ func TestOnlyTheAPIListens(t *testing.T) {
 			}
 		}
 	}
-	if len(listening) != 1 || !strings.HasPrefix(listening[0], "0100007F:") {
-		t.Errorf("listens on %v, want one port of 127.0.0.1", listening)
-	}
+	assert.True(t, len(listening) == 1 && strings.HasPrefix(listening[0], "0100007F:"), "listens on %v, want one port of 127.0.0.1", listening)
 	for _, line := range readProcNet(t, shared.PID(), "unix") {
 		// flags 00010000 for listening, type, state, inode, path
 		f := strings.Fields(line)
 		if len(f) < 7 || f[3] != "00010000" || !own[f[6]] {
 			continue
 		}
-		if len(f) < 8 || !strings.HasPrefix(f[7], filepath.Join(shared.DataDir, "run")+"/") {
-			t.Errorf("listens on a socket outside of the data dir: %v", f)
-		}
+		assert.True(t, len(f) >= 8 && strings.HasPrefix(f[7], filepath.Join(shared.DataDir, "run")+"/"), "listens on a socket outside of the data dir: %v", f)
 	}
 }
 
 func socketsOf(t *testing.T, pid int) map[string]bool {
 	t.Helper()
 	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-	if err != nil || len(links) == 0 {
-		t.Fatalf("no open files of %d: %v", pid, err)
-	}
+	assert.Require(t, err == nil && len(links) != 0, "no open files of %d: %v", pid, err)
 	inode := regexp.MustCompile(`^socket:\[(\d+)\]$`)
 	found := map[string]bool{}
 	for _, link := range links {
@@ -271,9 +257,7 @@ func TestFilesArePrivate(t *testing.T) {
 		// The data dir itself is closed to other users; secrets are also closed
 		// individually.
 		secret := strings.HasSuffix(path, ".pem") || strings.HasSuffix(path, ".key") || strings.HasSuffix(path, "kubeconfig")
-		if (path == shared.DataDir || secret) && info.Mode().Perm()&0o077 != 0 {
-			t.Errorf("%s has mode %v", path, info.Mode())
-		}
+		assert.True(t, (path != shared.DataDir && !secret) || info.Mode().Perm()&0o077 == 0, "%s has mode %v", path, info.Mode())
 		return nil
 	})
 	assert.NoError(t, err)
@@ -286,8 +270,6 @@ func TestNodeAPIsAreNotServed(t *testing.T) {
 	groups, err := clientFor(t, shared.Config).Discovery().ServerGroups()
 	assert.NoError(t, err)
 	for _, g := range groups.Groups {
-		if slices.Contains([]string{"apps", "batch", "storage.k8s.io", "scheduling.k8s.io"}, g.Name) {
-			t.Errorf("group %s is served", g.Name)
-		}
+		assert.True(t, !slices.Contains([]string{"apps", "batch", "storage.k8s.io", "scheduling.k8s.io"}, g.Name), "group %s is served", g.Name)
 	}
 }

@@ -49,12 +49,8 @@ func TestClients(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := runDrover(t, tc.stdin, tc.env, strings.Fields(tc.line)...)
-			if got.code != tc.code || !isText(got.out, tc.out) || !isText(got.errOut, tc.errOut) {
-				t.Errorf("%+v, want %+v", got, tc)
-			}
-			if name == "vm, no Drover" && !strings.Contains(got.errOut, "run drover up first") {
-				t.Errorf("it does not say what to do: %s", got.errOut)
-			}
+			assert.True(t, got.code == tc.code && isText(got.out, tc.out) && isText(got.errOut, tc.errOut), "%+v, want %+v", got, tc)
+			assert.True(t, name != "vm, no Drover" || strings.Contains(got.errOut, "run drover up first"), "it does not say what to do: %s", got.errOut)
 		})
 	}
 }
@@ -73,9 +69,7 @@ func TestKubectlDoesNotFallBackToAnotherCluster(t *testing.T) {
 	assert.NoError(t, errors.Join(err, os.Mkdir(filepath.Join(home, ".kube"), 0o700), os.WriteFile(filepath.Join(home, ".kube", "config"), config, 0o600)))
 	missing := filepath.Join(t.TempDir(), "missing")
 	got := runDrover(t, "", []string{"HOME=" + home, "DROVER_DATA_DIR=" + missing}, "kubectl", "get", "namespaces")
-	if got.code == 0 || got.out != "" || !strings.Contains(got.errOut, "run drover up first") {
-		t.Errorf("%+v", got)
-	}
+	assert.True(t, got.code != 0 && got.out == "" && strings.Contains(got.errOut, "run drover up first"), "%+v", got)
 }
 
 // checkPurge checks that purge removes what a person has confirmed.
@@ -83,9 +77,8 @@ func checkPurge(t *testing.T, c *framework.Cluster, id string) {
 	t.Helper()
 	for name, answer := range map[string]string{"no": "n\n", "enter": "\n", "no answer": ""} {
 		got := runPurge(t, c, answer)
-		if !strings.Contains(got.out, id) || !strings.Contains(got.out, "Remove 1 server? [y/N]") {
-			t.Errorf("%s: it does not say what it would remove: %+v", name, got)
-		}
+		assert.True(t, strings.Contains(got.out, id) && strings.Contains(got.out, "Remove 1 server? [y/N]"),
+			"%s: it does not say what it would remove: %+v", name, got)
 		assertRefused(t, got, "drover: nothing was removed")
 	}
 	assertPurges(t, c, "Removed: 1 server.", "y\n")
@@ -99,9 +92,8 @@ func runPurge(t *testing.T, c *framework.Cluster, answer string, args ...string)
 
 func assertPurges(t *testing.T, c *framework.Cluster, want, answer string, args ...string) {
 	t.Helper()
-	if got := runPurge(t, c, answer, args...); got.code != 0 || got.errOut != "" || !strings.Contains(got.out, want) {
-		t.Errorf("%+v, want %s", got, want)
-	}
+	got := runPurge(t, c, answer, args...)
+	assert.True(t, got.code == 0 && got.errOut == "" && strings.Contains(got.out, want), "%+v, want %s", got, want)
 }
 
 // waitForActiveServer returns the ID of the server once the VM runs on one other than

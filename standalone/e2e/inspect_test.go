@@ -46,16 +46,11 @@ func (r doctorReport) levelsOf() map[string]string {
 func parseDoctor(t testing.TB, got commandResult) doctorReport {
 	t.Helper()
 	var r doctorReport
-	if err := json.Unmarshal([]byte(got.out), &r); err != nil || len(r.Findings) == 0 {
-		t.Fatalf("%v: %+v", err, got)
-	}
-	if wantCode := map[bool]int{true: 1, false: 0}[r.Level == "error"]; got.code != wantCode {
-		t.Errorf("exit code %d for level %s: %+v", got.code, r.Level, r.Findings)
-	}
+	err := json.Unmarshal([]byte(got.out), &r)
+	assert.Require(t, err == nil && len(r.Findings) != 0, "%v: %+v", err, got)
+	assert.True(t, got.code == map[bool]int{true: 1, false: 0}[r.Level == "error"], "exit code %d for level %s: %+v", got.code, r.Level, r.Findings)
 	for _, f := range r.Findings {
-		if strings.Contains(f.Observed, "the check failed") || f.Name == "" || f.Group == "" || f.Observed == "" {
-			t.Errorf("got %+v", f)
-		}
+		assert.True(t, !strings.Contains(f.Observed, "the check failed") && f.Name != "" && f.Group != "" && f.Observed != "", "got %+v", f)
 	}
 	return r
 }
@@ -104,9 +99,8 @@ func readStatus(t *testing.T, dir string, wantCode int) statusReport {
 	t.Helper()
 	got := runDrover(t, "", nil, "status", "-o", "json", "--data-dir", dir)
 	var s statusReport
-	if err := json.Unmarshal([]byte(got.out), &s); err != nil || got.code != wantCode {
-		t.Fatalf("%v, want exit code %d: %+v", err, wantCode, got)
-	}
+	err := json.Unmarshal([]byte(got.out), &s)
+	assert.Require(t, err == nil && got.code == wantCode, "%v, want exit code %d: %+v", err, wantCode, got)
 	return s
 }
 
@@ -145,14 +139,11 @@ func (c inspected) wantDoctor(t *testing.T, want map[string]string) {
 // wantStatus compares the status as JSON, and requires some texts in that for people.
 func (c inspected) wantStatus(t *testing.T, code int, want string, texts ...string) {
 	t.Helper()
-	if got := readStatus(t, c.DataDir, code).summarize(); got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
+	got := readStatus(t, c.DataDir, code).summarize()
+	assert.True(t, got == want, "got %s, want %s", got, want)
 	shown := runDrover(t, "", nil, "status", "--data-dir", c.DataDir)
 	for _, text := range texts {
-		if shown.code != code || !strings.Contains(shown.out, text) {
-			t.Errorf("%q is missing in %+v", text, shown)
-		}
+		assert.True(t, shown.code == code && strings.Contains(shown.out, text), "%q is missing in %+v", text, shown)
 	}
 }
 
@@ -172,9 +163,7 @@ func TestServers(t *testing.T) {
 	assert.NoError(t, c.Kill())
 	c.wantStatus(t, 3, "stopped, fake default false 1/1 ? 0", "is stopped: it was killed")
 	assert.NoError(t, c.Start())
-	if again := waitForActiveServer(t, c.Cluster, ""); again != id {
-		t.Errorf("server %s was replaced by %s", id, again)
-	}
+	assert.Equal(t, "server "+id+" was replaced by", waitForActiveServer(t, c.Cluster, ""), id)
 	assertRefused(t, runPurge(t, c.Cluster, "y\n"), "drover: data dir "+c.DataDir+" is in use by drover")
 	c.checkOrphans(t)
 	released := c.checkRelease(t)
@@ -207,9 +196,8 @@ func (c inspected) checkStopped(t *testing.T) {
 	before := framework.ListTree(t, c.DataDir)
 	c.wantDoctor(t, map[string]string{"ports": "ok", "data-dir": "ok", "files": "ok"})
 	c.wantStatus(t, 3, "stopped, fake default false 1/1 ? 1", " is stopped, since ")
-	if after := framework.ListTree(t, c.DataDir); !slices.Equal(before, after) {
-		t.Errorf("they changed\n%q\nto\n%q", before, after)
-	}
+	after := framework.ListTree(t, c.DataDir)
+	assert.True(t, slices.Equal(before, after), "they changed\n%q\nto\n%q", before, after)
 }
 
 func (c inspected) checkDamaged(t *testing.T) {
@@ -255,9 +243,8 @@ func TestUsage(t *testing.T) {
 		{[]string{"image", "list", "-o", "x"}, 2, "it must be json"},
 	} {
 		got := runDrover(t, "", nil, c.args...)
-		if text := map[bool]string{true: got.out, false: got.errOut}[c.code == 0]; got.code != c.code || !strings.Contains(text, c.says) {
-			t.Errorf("%v: %+v, want code %d and %q", c.args, got, c.code, c.says)
-		}
+		text := map[bool]string{true: got.out, false: got.errOut}[c.code == 0]
+		assert.True(t, got.code == c.code && strings.Contains(text, c.says), "%v: %+v, want code %d and %q", c.args, got, c.code, c.says)
 	}
 	assert.ErrorIs(t, "a data dir", assert.ErrorOf(os.Stat(missing)), os.ErrNotExist)
 }
@@ -275,9 +262,7 @@ func (c inspected) onDataDir(args ...string) []string {
 func (c inspected) wantRun(t *testing.T, stdin string, code int, message string, args ...string) {
 	t.Helper()
 	got := runDrover(t, stdin, nil, c.onDataDir(args...)...)
-	if got.code != code || !strings.Contains(got.out+got.errOut, message) {
-		t.Errorf("%v: %+v, want code %d and %q", args, got, code, message)
-	}
+	assert.True(t, got.code == code && strings.Contains(got.out+got.errOut, message), "%v: %+v, want code %d and %q", args, got, code, message)
 }
 
 // wantList compares the UIDs of orphans or of released servers, and returns their IDs.
@@ -285,18 +270,15 @@ func (c inspected) wantList(t *testing.T, kind string, want ...string) (ids []st
 	t.Helper()
 	got := runDrover(t, "", nil, c.onDataDir(kind, "list", "-o", "json")...)
 	var all []struct{ UID, ID string }
-	if err := json.Unmarshal([]byte(got.out), &all); err != nil || got.code != 0 {
-		t.Fatalf("%v: %+v", err, got)
-	}
+	err := json.Unmarshal([]byte(got.out), &all)
+	assert.Require(t, err == nil && got.code == 0, "%v: %+v", err, got)
 	uids := make([]string, 0, len(all))
 	for _, s := range all {
 		uids, ids = append(uids, s.UID), append(ids, s.ID)
 	}
 	slices.Sort(uids)
 	slices.Sort(want)
-	if !slices.Equal(uids, want) {
-		t.Errorf("%s are %q, want %q", kind, uids, want)
-	}
+	assert.True(t, slices.Equal(uids, want), "%s are %q, want %q", kind, uids, want)
 	return ids
 }
 
@@ -318,13 +300,9 @@ func (c inspected) checkOrphans(t *testing.T) {
 	c.wantRun(t, "", 0, "Removed: fake server", "orphans", "delete", "--yes", also)
 	approvals := newConfigMap("kube-system", "drover-orphan-approvals")
 	err := objectsFor(t, c.Config).Get(t.Context(), client.ObjectKeyFromObject(approvals), approvals)
-	if err != nil || len(approvals.Data) != 0 {
-		t.Errorf("the approvals are %v, %v", approvals.Data, err)
-	}
+	assert.True(t, err == nil && len(approvals.Data) == 0, "the approvals are %v, %v", approvals.Data, err)
 	waitForActiveServer(t, c.Cluster, "") // the server that has a VM
-	if _, err := os.Stat(recordOf(c.Cluster, foreign)); err != nil {
-		t.Errorf("the other cluster's server: %v", err)
-	}
+	assert.ErrorIs(t, "the other cluster's server", assert.ErrorOf(os.Stat(recordOf(c.Cluster, foreign))), nil)
 	assert.NoError(t, os.Remove(recordOf(c.Cluster, foreign)))
 }
 
@@ -403,9 +381,8 @@ func TestInspectingAsPlainUser(t *testing.T) {
 	assert.NoError(t, up.Start())
 	defer func() {
 		stop()
-		if err := up.Wait(); err != nil && !errors.Is(err, context.Canceled) {
-			t.Errorf("%v: %s", err, printed.String())
-		}
+		err := up.Wait()
+		assert.True(t, err == nil || errors.Is(err, context.Canceled), "%v: %s", err, printed.String())
 	}()
 	assert.Eventually(t, "it is ready", func(testing.TB) error {
 		_, err := os.Stat(filepath.Join(dir, "run", "ready"))
@@ -425,14 +402,11 @@ func TestInspectingAsPlainUser(t *testing.T) {
 	}
 	byRoot := waitForLevels(t, func() commandResult { return runDrover(t, "", nil, "doctor", "-o", "json", "--data-dir", dir) }, want)
 	for _, f := range byRoot.Findings {
-		if f.Name == "files" && !strings.HasSuffix(f.Observed, fmt.Sprintf("are user %d's", user.Uid)) {
-			t.Errorf("root sees %q", f.Observed)
-		}
+		assert.True(t, f.Name != "files" || strings.HasSuffix(f.Observed, fmt.Sprintf("are user %d's", user.Uid)), "root sees %q", f.Observed)
 	}
 	err := filepath.Walk(dir, func(path string, info os.FileInfo, err error) error {
-		if stat, ok := info.Sys().(*syscall.Stat_t); ok && stat.Uid != user.Uid {
-			t.Errorf("root left %s", path)
-		}
+		stat, ok := info.Sys().(*syscall.Stat_t)
+		assert.True(t, !ok || stat.Uid == user.Uid, "root left %s", path)
 		return err
 	})
 	if err != nil {

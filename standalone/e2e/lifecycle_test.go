@@ -93,9 +93,7 @@ func checkNothingAcknowledgedIsLost(t *testing.T, c *framework.Cluster) {
 		return nil
 	})
 	assert.NoError(t, errors.Join(c.Kill(), c.Start()))
-	if c.Config.Host != host {
-		t.Errorf("moved from %s to %s", host, c.Config.Host)
-	}
+	assert.Equal(t, "moved from "+host+" to", c.Config.Host, host)
 	var list corev1.ConfigMapList
 	assert.NoError(t, objectsFor(t, c.Config).List(t.Context(), &list, client.InNamespace("default")))
 	there := map[string]bool{}
@@ -103,9 +101,7 @@ func checkNothingAcknowledgedIsLost(t *testing.T, c *framework.Cluster) {
 		there[object.Name] = true
 	}
 	for name := range acknowledged {
-		if !there[name] {
-			t.Errorf("%s was acknowledged, and is lost", name)
-		}
+		assert.True(t, there[name], "%s was acknowledged, and is lost", name)
 	}
 }
 
@@ -118,9 +114,7 @@ func checkStopWithWatchesOpen(t *testing.T, c *framework.Cluster) {
 	out := c.Output()
 	for _, line := range []string{"kube-controller-manager  stopped", "kube-apiserver           stopped", "etcd                     stopped"} {
 		_, rest, found := strings.Cut(out, line)
-		if !found {
-			t.Fatalf("%q is missing or out of order in\n%s", line, c.Output())
-		}
+		assert.Require(t, found, "%q is missing or out of order in\n%s", line, c.Output())
 		out = rest
 	}
 	assert.ErrorIs(t, "the mark that it is ready", assert.ErrorOf(os.Stat(filepath.Join(c.DataDir, "run", "ready"))), os.ErrNotExist)
@@ -170,9 +164,8 @@ func TestFirstStartIsInterrupted(t *testing.T) {
 		p := start()
 		// The moment of the crash is under test; there is nothing to wait for.
 		time.Sleep(time.Duration(milliseconds) * time.Millisecond)
-		if err := p.Kill(); err != nil {
-			t.Fatalf("after %d ms: %v\n%s", milliseconds, err, p.Output())
-		}
+		err := p.Kill()
+		assert.Require(t, err == nil, "after %d ms: %v\n%s", milliseconds, err, p.Output())
 	}
 	p := start()
 	assert.Eventually(t, "it starts", func(testing.TB) error {
@@ -181,18 +174,16 @@ func TestFirstStartIsInterrupted(t *testing.T) {
 		}
 		return nil
 	})
-	if err := p.Stop(); err != nil {
-		t.Errorf("%v\n%s", err, p.Output())
-	}
+	err := p.Stop()
+	assert.True(t, err == nil, "%v\n%s", err, p.Output())
 	framework.StartCluster(t, framework.ClusterOptions{DataDir: dir})
 }
 
 // assertRefused requires one clear line and an exit code other than 0.
 func assertRefused(t *testing.T, got commandResult, want string) {
 	t.Helper()
-	if got.code != 1 || len(nonEmptyLines(got.errOut)) != 1 || !strings.HasPrefix(got.errOut, want) {
-		t.Errorf("code %d, printed %q and %q; want %q", got.code, got.out, got.errOut, want)
-	}
+	assert.True(t, got.code == 1 && len(nonEmptyLines(got.errOut)) == 1 && strings.HasPrefix(got.errOut, want),
+		"code %d, printed %q and %q; want %q", got.code, got.out, got.errOut, want)
 }
 
 func TestStartErrorsAreOneLine(t *testing.T) {
@@ -320,9 +311,7 @@ func checkCertificatesAreRenewed(t *testing.T, c *framework.Cluster) {
 	})
 	waitForServiceAccount(t, objects, newNamespace(t, objects))
 	kubectl := runDrover(t, "", nil, "kubectl", "--kubeconfig", c.Kubeconfig, "get", "namespace", "default", "-o", "name")
-	if kubectl.code != 0 || kubectl.out != "namespace/default\n" {
-		t.Errorf("kubectl: %+v", kubectl)
-	}
+	assert.True(t, kubectl.code == 0 && kubectl.out == "namespace/default\n", "kubectl: %+v", kubectl)
 }
 
 // renewCertificates waits until Drover has renewed certificates, and has brought the kubeconfig in line.
@@ -359,9 +348,7 @@ func servedCertificate(t testing.TB, c *framework.Cluster) *x509.Certificate {
 	assert.NoError(t, err)
 	defer func() { _ = conn.Close() }()
 	secured, ok := conn.(*tls.Conn)
-	if !ok {
-		t.Fatal("no TLS")
-	}
+	assert.Require(t, ok, "no TLS")
 	return secured.ConnectionState().PeerCertificates[0]
 }
 

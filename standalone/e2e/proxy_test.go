@@ -90,19 +90,14 @@ func TestProxy(t *testing.T) {
 	for _, args := range [][]string{{"kubectl", "get", "namespace", "default"}, {"vm", "list"}, {"status"}, {"doctor"}} {
 		got := runDrover(t, "", env, args...)
 		text := got.out + got.errOut
-		if got.code != 0 && args[0] != "doctor" || strings.Contains(text, "Bad Gateway") {
-			t.Errorf("drover %v: code %d, printed %s", args, got.code, text)
-		}
+		assert.True(t, (got.code == 0 || args[0] == "doctor") && !strings.Contains(text, "Bad Gateway"), "drover %v: code %d, printed %s", args, got.code, text)
 	}
 	own := runDrover(t, "", append(env, "KUBECONFIG="+filepath.Join(dir, "kubeconfig")), "kubectl", "get", "namespace", "default")
-	if own.code != 0 {
-		t.Errorf("drover kubectl with another file as KUBECONFIG: %+v", own)
-	}
+	assert.True(t, own.code == 0, "drover kubectl with another file as KUBECONFIG: %+v", own)
 	port, err := os.ReadFile(filepath.Join(dir, "port"))
 	assert.NoError(t, err)
-	if server := net.JoinHostPort(address, strings.TrimSpace(string(port))); p.wasAskedFor(server) {
-		t.Errorf("the proxy was asked for %s", server)
-	}
+	server := net.JoinHostPort(address, strings.TrimSpace(string(port)))
+	assert.True(t, !p.wasAskedFor(server), "the proxy was asked for %s", server)
 }
 
 // waitUntilReady waits for a drover up, and not for one that has ended.
@@ -116,9 +111,7 @@ func waitUntilReady(t *testing.T, dir string, hasEnded func() bool) {
 		_, err := os.Stat(filepath.Join(dir, "run", "ready"))
 		return err
 	})
-	if ended {
-		t.Fatal("drover up ended before it was ready")
-	}
+	assert.Require(t, !ended, "drover up ended before it was ready")
 }
 
 // addressOfHost returns an address of this host that is not a loopback address, which a network of the test adds.
@@ -176,9 +169,7 @@ func TestOutputWithoutReader(t *testing.T) {
 	assert.NoError(t, up.Process.Signal(os.Interrupt))
 	up.requireExit(t)
 	state, err := os.ReadFile(filepath.Join(dir, "run", "state.json"))
-	if err != nil || !bytes.Contains(state, []byte(`"endedAt"`)) {
-		t.Errorf("drover up did not end in order: %s, %v", state, err)
-	}
+	assert.True(t, err == nil && bytes.Contains(state, []byte(`"endedAt"`)), "drover up did not end in order: %s, %v", state, err)
 	startUnread(t, "drover-controller", "--kubeconfig", filepath.Join(t.TempDir(), "missing")).requireExit(t)
 }
 
@@ -207,7 +198,6 @@ func startUnread(t *testing.T, program string, args ...string) unread {
 // requireExit waits until the program has ended by itself, and not by a signal.
 func (u unread) requireExit(t *testing.T) {
 	t.Helper()
-	if state := <-u.ended; !state.Exited() {
-		t.Errorf("%s: %s", filepath.Base(u.Path), state)
-	}
+	state := <-u.ended
+	assert.True(t, state.Exited(), "%s: %s", filepath.Base(u.Path), state)
 }

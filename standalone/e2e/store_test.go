@@ -113,16 +113,12 @@ func fillNamespace(t *testing.T, user client.Client, ns string) {
 				created++
 				continue
 			}
-			if !apierrors.IsForbidden(err) {
-				t.Fatalf("%s after %d objects: %v", kind, created, err)
-			}
+			assert.Require(t, apierrors.IsForbidden(err), "%s after %d objects: %v", kind, created, err)
 			assert.ErrorSays(t, kind, err, "namespace "+ns+" has ")
 			refused[kind] = true
 		}
 	}
-	if created < 20 {
-		t.Errorf("only %d objects were admitted", created)
-	}
+	assert.True(t, created >= 20, "only %d objects were admitted", created)
 }
 
 // goOnWriting creates and updates objects, whatever comes of it.

@@ -119,9 +119,7 @@ func creatableKinds(t *testing.T) (names []string) {
 			}
 		}
 	}
-	if len(names) < len(refused) {
-		t.Fatalf("only %v are served", names)
-	}
+	assert.Require(t, len(names) >= len(refused), "only %v are served", names)
 	return names
 }
 
@@ -139,9 +137,8 @@ func objectOf(t *testing.T, manifest, ns string) *unstructured.Unstructured {
 // assertRefusal requires that a policy of Drover's has refused something.
 func assertRefusal(t *testing.T, name string, err error, message string) {
 	t.Helper()
-	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "'drover-unenforced-") || !strings.Contains(err.Error(), message) {
-		t.Errorf("%s: got %v, want the refusal of a policy that says %q", name, err, message)
-	}
+	assert.True(t, apierrors.IsForbidden(err) && strings.Contains(err.Error(), "'drover-unenforced-") && strings.Contains(err.Error(), message),
+		"%s: got %v, want the refusal of a policy that says %q", name, err, message)
 }
 
 func newQuota(ns string, hard ...corev1.ResourceName) *corev1.ResourceQuota {
@@ -202,9 +199,7 @@ func waitForUse(t *testing.T, c client.Client, quota *corev1.ResourceQuota, want
 
 func assertExceeded(t *testing.T, err error) {
 	t.Helper()
-	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "exceeded quota: quota") {
-		t.Errorf("got %v, want that the quota is exceeded", err)
-	}
+	assert.True(t, apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota: quota"), "got %v, want that the quota is exceeded", err)
 }
 
 // TestQuotasOfOtherThings checks that a quota is accepted only for kinds that it can count here.
@@ -218,9 +213,7 @@ func TestQuotasOfOtherThings(t *testing.T) {
 		"configmaps", "secrets", "resourcequotas", "count/secrets", "count/serviceaccounts", "count/leases.coordination.k8s.io",
 		"count/virtualmachines.cloudnative.tw", "count/things.example.com", "count/httproutes.gateway.networking.k8s.io",
 	} {
-		if err := dry.Create(t.Context(), newQuota(ns, name)); err != nil {
-			t.Errorf("of %s: %v", name, err)
-		}
+		assert.ErrorIs(t, fmt.Sprintf("of %s", name), dry.Create(t.Context(), newQuota(ns, name)), nil)
 	}
 	for _, name := range []corev1.ResourceName{
 		"cpu", "memory", "requests.cpu", "limits.memory", "requests.storage", "requests.nvidia.com/gpu", "pods", "services", "services.nodeports",

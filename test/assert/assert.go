@@ -8,14 +8,15 @@
 // property of the product, which is asserted against a fake clock or measured by a benchmark,
 // or patience with the host, for which limit.go has the only limit.
 //
-// Start with Eventually. Poll is the same for code that runs without a test. Most tests also
-// need NoError, ErrorIs, ErrorSays and Receive.
+// Start with Eventually. Poll is the same for code that runs without a test. Of the assertions,
+// NoError and Require end the test; True, Equal, Contains, ErrorIs and ErrorSays let it go on.
 package assert
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -49,6 +50,46 @@ func NoError(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// Require ends the test with a message unless a condition is true.
+func Require(t testing.TB, condition bool, format string, args ...any) {
+	t.Helper()
+	if !condition {
+		t.Fatalf(format, args...)
+	}
+}
+
+// True fails the test with a message unless a condition is true.
+func True(t testing.TB, condition bool, format string, args ...any) {
+	t.Helper()
+	if !condition {
+		t.Errorf(format, args...)
+	}
+}
+
+// Equal fails the test unless two values are equal.
+func Equal[T comparable](t testing.TB, what string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: got %s, want %s", what, format(got), format(want))
+	}
+}
+
+// Contains fails the test unless a text has another in it.
+func Contains(t testing.TB, what, got, want string) {
+	t.Helper()
+	if !strings.Contains(got, want) {
+		t.Errorf("%s: got %q, want %q in it", what, got, want)
+	}
+}
+
+// format returns a value in readable form, a text in quotes.
+func format(value any) string {
+	if reflect.ValueOf(value).Kind() == reflect.String {
+		return fmt.Sprintf("%q", value)
+	}
+	return fmt.Sprintf("%+v", value)
 }
 
 // ErrorIs fails the test unless err is of a kind, which is nil for no error, and has all texts.

@@ -6,6 +6,8 @@ package bench
 import (
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // newRuns returns 1 to n, not in order.
@@ -19,9 +21,8 @@ func newRuns(n int) (runs []float64) {
 func TestPercentiles(t *testing.T) {
 	for n, want := range map[int][4]float64{0: {}, 1: {1, 1, 1, 1}, 20: {1, 10.5, 20, 20}, 100: {1, 50.5, 99, 100}, 1000: {1, 500.5, 990, 1000}} {
 		runs := newRuns(n)
-		if got := [4]float64{Percentile(runs, 0), Median(runs), Percentile(runs, 99), Percentile(runs, 100)}; got != want {
-			t.Errorf("the smallest, median, p99 and largest of %d are %v, want %v", n, got, want)
-		}
+		got := [4]float64{Percentile(runs, 0), Median(runs), Percentile(runs, 99), Percentile(runs, 100)}
+		assert.True(t, got == want, "the smallest, median, p99 and largest of %d are %v, want %v", n, got, want)
 	}
 }
 
@@ -50,7 +51,6 @@ func TestReport(t *testing.T) {
 		"| ---            | --- | ---           | ---      | ---    | ---           | ---        | ---                   |\n" +
 		"| create         | 10  | 20 (10 to 30) | ms       | noop   | 10 (10 to 10) | 2 (1 to 3) | at most 1.5 x: missed |\n" +
 		"| writes at rest | 10  | 0             | a minute |        |               |            | at most 0: met        |\n"
-	if got := r.String(); !strings.HasSuffix(got, want) {
-		t.Errorf("got\n%swant\n%s", got, want)
-	}
+	got := r.String()
+	assert.True(t, strings.HasSuffix(got, want), "got\n%swant\n%s", got, want)
 }

@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestEdits checks that every edit still finds its place in the sources, and that what comes of them can be
@@ -14,16 +16,11 @@ import (
 func TestEdits(t *testing.T) {
 	t.Parallel()
 	root, err := filepath.Abs(filepath.Join("..", ".."))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	overlay, err := WriteOverlay(root, t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	build := exec.CommandContext(t.Context(), "go", "build", "-tags=faults", "-overlay="+overlay, "./internal/...")
 	build.Dir = root
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Errorf("%v:\n%s", err, out)
-	}
+	out, err := build.CombinedOutput()
+	assert.True(t, err == nil, "%v:\n%s", err, out)
 }

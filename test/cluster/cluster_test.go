@@ -57,9 +57,7 @@ func runPod(t *testing.T, name string, node *cluster.Node) *corev1.Pod {
 func createReadyPod(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 	t.Helper()
 	pods := shared.Client.CoreV1().Pods(namespaceOf(pod))
-	if _, err := pods.Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(pods.Create(t.Context(), pod, metav1.CreateOptions{})))
 	t.Cleanup(func() { deletePod(t, pod) })
 	return waitForPod(t, pod)
 }
@@ -167,15 +165,12 @@ func TestPods(t *testing.T) {
 			"https://10.96.0.1/version":             "gitVersion",
 			host.URL:                                "host",
 		} {
-			if got := get(t, pod.Name, url); !strings.Contains(got, want) {
-				t.Errorf("%s got %q from %s, want %q", pod.Name, got, url, want)
-			}
+			got := get(t, pod.Name, url)
+			assert.True(t, strings.Contains(got, want), "%s got %q from %s, want %q", pod.Name, got, url, want)
 		}
 		if log, err := shared.PodLog(t.Context(), metav1.NamespaceDefault, pod.Name); err != nil || !strings.Contains(log, "serving") {
 			t.Errorf("log of %s: %q, %v", pod.Name, log, err)
 		}
-		if err := isServed(t, pod); err != nil {
-			t.Errorf("the host does not reach %s: %v", pod.Name, err)
-		}
+		assert.ErrorIs(t, "the host does not reach "+pod.Name, isServed(t, pod), nil)
 	}
 }

@@ -58,9 +58,7 @@ func startChild(t *testing.T, opts cluster.Options) *exec.Cmd {
 	t.Helper()
 	cmd, output := startChildOnly(t, opts)
 	lines := bufio.NewScanner(output)
-	if !lines.Scan() || lines.Text() != "ready" {
-		t.Fatalf("the child printed %q", lines.Text())
-	}
+	assert.Require(t, lines.Scan() && lines.Text() == "ready", "the child printed %q", lines.Text())
 	return cmd
 }
 
@@ -103,9 +101,7 @@ func checkSeen(t *testing.T, left []string) {
 	t.Helper()
 	all := strings.Join(left, "")
 	for _, kind := range []string{"control group", "interface", "etcd", "kube-apiserver", "containerd", "kubelet", "kube-proxy", "drover-cluster rig"} {
-		if !strings.Contains(all, kind) {
-			t.Errorf("leftovers.sh finds no %s of a cluster that runs:\n%s", kind, all)
-		}
+		assert.Contains(t, "leftovers.sh finds no "+kind+" of a cluster that runs:\n", all, kind)
 	}
 }
 
@@ -155,14 +151,11 @@ func checkEnd(t *testing.T, dir string, before []string, end func(*cluster.Clust
 	assert.NoError(t, err)
 	c, err := cluster.Open(t.Context(), dir)
 	assert.NoError(t, err)
-	if ready, err := c.Node(1).IsReady(t.Context()); !ready {
-		t.Errorf("its node is not Ready: %v", err)
-	}
+	ready, err := c.Node(1).IsReady(t.Context())
+	assert.True(t, ready, "its node is not Ready: %v", err)
 	left, settings := leftovers(t, p)
 	checkSeen(t, left)
-	if !slices.Equal(before, settings) {
-		t.Errorf("the cluster changed %q to %q", before, settings)
-	}
+	assert.True(t, slices.Equal(before, settings), "the cluster changed %q to %q", before, settings)
 	if err := end(c); err != nil {
 		t.Error(err)
 	}
@@ -177,9 +170,7 @@ func checkNothingLeft(t *testing.T, p plan.Plan, before []string) {
 		}
 		return nil
 	})
-	if _, err := os.Stat(p.Dir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("its folder is left: %v", err)
-	}
+	assert.ErrorIs(t, "its folder is left", assert.ErrorOf(os.Stat(p.Dir)), os.ErrNotExist)
 }
 
 // killChild kills a child of a process, by its command line.
@@ -223,8 +214,7 @@ func TestBadOptions(t *testing.T) {
 		"cannot be in /run": {Dir: "/run/x"},
 		"file exists":       {Dir: t.TempDir()},
 	} {
-		if _, err := cluster.New(t.Context(), opts); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%+v: %v, want %q", opts, err, want)
-		}
+		_, err := cluster.New(t.Context(), opts)
+		assert.True(t, err != nil && strings.Contains(err.Error(), want), "%+v: %v, want %q", opts, err, want)
 	}
 }

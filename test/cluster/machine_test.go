@@ -136,9 +136,7 @@ func (e *machineExample) create(t *testing.T) *corev1.Pod {
 func processOf(t testing.TB, name, argument string) int {
 	t.Helper()
 	pid, ok := findProcess(name, argument)
-	if !ok {
-		t.Fatalf("no process %s %s runs", name, argument)
-	}
+	assert.Require(t, ok, "no process %s %s runs", name, argument)
 	return pid
 }
 
@@ -163,9 +161,7 @@ func TestMachine(t *testing.T) {
 	pod := readMachineExample(t, shared.Node(1)).create(t)
 	got := get(t, client.Name, "http://"+pod.Status.PodIP)
 	for _, want := range []string{`"boots":1`, `"size":67108864`, "ssh-ed25519 AAAA"} {
-		if !strings.Contains(got, want) {
-			t.Errorf("the guest answers %q, want %s", got, want)
-		}
+		assert.Contains(t, "the guest answers", got, want)
 	}
 	pods := shared.Client.CoreV1().Pods(machineNamespace)
 	keepPod(t, machineNamespace, pod.Name)
@@ -179,9 +175,7 @@ func TestMachine(t *testing.T) {
 		if end == nil {
 			return errors.New("it runs")
 		}
-		if end.ExitCode != 0 || !strings.Contains(end.Message, `"reason":"Completed"`) {
-			t.Errorf("it ended with %d, %q", end.ExitCode, end.Message)
-		}
+		assert.True(t, end.ExitCode == 0 && strings.Contains(end.Message, `"reason":"Completed"`), "it ended with %d, %q", end.ExitCode, end.Message)
 		return nil
 	})
 }

@@ -60,9 +60,7 @@ func testRunningOutOfService(t *testing.T, g *guest) {
 	g.noteRounds(t)
 	assert.NoError(t, node.StartKubelet())
 	g.waitEnded(t, before)
-	if !endException() {
-		t.Error("no other machine was seen beside the first")
-	}
+	assert.True(t, endException(), "no other machine was seen beside the first")
 	waitForNode(t, node, true)
 	g.waitFor(t, users.CheckApplied)
 	g.waitElsewhere(t, before)

@@ -306,9 +306,7 @@ func residentOf(t *testing.T, pod *corev1.Pod) map[string]float64 {
 		}
 	}
 	for _, name := range []string{qemuProcess, "drover-machine", "pause", shimProcess} {
-		if sizes[name] == 0 {
-			t.Fatalf("the processes of %s are %v, without %s", pod.Name, sizes, name)
-		}
+		assert.Require(t, sizes[name] != 0, "the processes of %s are %v, without %s", pod.Name, sizes, name)
 	}
 	return sizes
 }
@@ -367,9 +365,7 @@ func (b *podBench) copyToClaim(t *testing.T, name string, node *cluster.Node) ti
 		spec.Ephemeral, spec.Image.Source = false, "oci://"+copiedImage
 		spec.NodeSelector = map[string]string{corev1.LabelHostname: node.Name}
 	}).Obj()
-	if _, err := b.vms.Create(t.Context(), vm, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(b.vms.Create(t.Context(), vm, metav1.CreateOptions{})))
 	var took time.Duration
 	assert.Eventually(t, "QEMU was started", func(t testing.TB) error {
 		pod, err := g.findPod(t)

@@ -60,9 +60,7 @@ func (g *guest) noteRounds(t testing.TB) {
 func readBlock(t testing.TB, disk io.ReaderAt, at blocks.Place) (blocks.Block, bool) {
 	t.Helper()
 	data := make([]byte, blocks.Size)
-	if _, err := disk.ReadAt(data, at.Offset()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(disk.ReadAt(data, at.Offset())))
 	return blocks.Decode(data)
 }
 
@@ -82,9 +80,7 @@ func (g *guest) checkRounds(t *testing.T, pod *corev1.Pod) {
 		_, err = fmt.Sscanf(rest, "%d rounds", &found)
 		return err
 	})
-	if found < g.rounds {
-		t.Errorf("the guest has found %d rounds of blocks, and had synced %d", found, g.rounds)
-	}
+	assert.True(t, found >= g.rounds, "the guest has found %d rounds of blocks, and had synced %d", found, g.rounds)
 	g.rounds = found
 }
 

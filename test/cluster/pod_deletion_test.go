@@ -47,9 +47,8 @@ func importMountedGuest(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()
 	linux, disk := framework.BuildLinuxGuest(t, dir), filepath.Join(dir, "disk.img")
-	if out, err := exec.CommandContext(t.Context(), "/sbin/mke2fs", "-q", "-t", "ext4", disk, "32M").CombinedOutput(); err != nil {
-		t.Fatalf("mke2fs: %v\n%s", err, out)
-	}
+	out, err := exec.CommandContext(t.Context(), "/sbin/mke2fs", "-q", "-t", "ext4", disk, "32M").CombinedOutput()
+	assert.Require(t, err == nil, "mke2fs: %v\n%s", err, out)
 	importImage(t, shared, mountedImage, map[string]string{"vmlinuz": linux.Kernel, "initrd": linux.Initrd, "disk/disk.img": disk})
 }
 
@@ -93,12 +92,9 @@ func (g *mountedGuest) checkMounted(t *testing.T, want bool) {
 	t.Helper()
 	const superblock, magicAt, magic, incompatAt, needsRecovery = 1024, 0x38, 0xef53, 0x60, 0x4
 	content, err := os.ReadFile(g.disk)
-	if err != nil || len(content) < 2*superblock || binary.LittleEndian.Uint16(content[superblock+magicAt:]) != magic {
-		t.Fatalf("the disk of %s, with %d bytes, lacks a file system: %v", g.name, len(content), err)
-	}
-	if is := binary.LittleEndian.Uint32(content[superblock+incompatAt:])&needsRecovery != 0; is != want {
-		t.Errorf("the file system of %s is mounted: %t, want %t", g.name, is, want)
-	}
+	assert.Require(t, err == nil && len(content) >= 2*superblock && binary.LittleEndian.Uint16(content[superblock+magicAt:]) == magic,
+		"the disk of %s, with %d bytes, lacks a file system: %v", g.name, len(content), err)
+	assert.Equal(t, "the file system of "+g.name+" is mounted", binary.LittleEndian.Uint32(content[superblock+incompatAt:])&needsRecovery != 0, want)
 }
 
 // checkDeleted checks that the guest has shut down and nothing but its volume is left.
@@ -144,9 +140,7 @@ func testNamespaceDeletion(t *testing.T, w *podWorld) {
 	assert.NoError(t, shared.Client.CoreV1().Namespaces().Delete(t.Context(), w.namespace, metav1.DeleteOptions{}))
 	refused.waitFor(t, framework.HasPhase(api.PhaseFailed, api.ReasonNamespaceTerminating))
 	for _, g := range guests {
-		if vm := g.waitFor(t); vm.DeletionTimestamp != nil {
-			t.Errorf("%s is deleted while a pod is there", g.name)
-		}
+		assert.True(t, g.waitFor(t).DeletionTimestamp == nil, "%s is deleted while a pod is there", g.name)
 		g.checkMounted(t, false)
 	}
 	release()
@@ -206,13 +200,10 @@ func testAppliedAgain(t *testing.T, w *podWorld) {
 		framework.RunKubectl(t, shared.Kubeconfig, "apply", "-f", saved)
 		g = &mountedGuest{guest: w.findGuest(t, g.name)}
 		g.waitMounted(t)
-		if g.uid == before.uid || g.volume == before.volume {
-			t.Errorf("UID %s on volume %s became UID %s on volume %s", before.uid, before.volume, g.uid, g.volume)
-		}
+		assert.True(t, g.uid != before.uid && g.volume != before.volume,
+			"UID %s on volume %s became UID %s on volume %s", before.uid, before.volume, g.uid, g.volume)
 		for name := range g.findObjects(t) {
-			if objects[name] {
-				t.Errorf("the VirtualMachine that was applied again has %s, as the one before", name)
-			}
+			assert.True(t, !objects[name], "the VirtualMachine that was applied again has %s, as the one before", name)
 		}
 		before.checkNothingLeft(t)
 		before.checkMounted(t, false)
@@ -248,9 +239,7 @@ func (g *guest) findObjects(t *testing.T) map[string]bool {
 	found := map[string]bool{}
 	for _, o := range g.waitFor(t, framework.IsActive).Status.Objects {
 		for _, name := range []string{o.Name, o.Nonce, o.UID} {
-			if name == "" {
-				t.Errorf("%s has an object without name, nonce or UID: %+v", g.name, o)
-			}
+			assert.True(t, name != "", "%s has an object without name, nonce or UID: %+v", g.name, o)
 			found[o.Kind+" "+name] = true
 		}
 	}

@@ -73,9 +73,8 @@ func testKubelet(t *testing.T, g *guest) {
 			g.waitFor(t, framework.HasMessage("out-of-service"))
 		}
 		g.checkAnswers(t, before)
-		if now := g.pod(t); now.UID != before.UID {
-			t.Errorf("pod %s is there while %s runs", now.UID, before.UID)
-		}
+		now := g.pod(t)
+		assert.True(t, now.UID == before.UID, "pod %s is there while %s runs", now.UID, before.UID)
 		assert.NoError(t, node.StartKubelet())
 		waitForNode(t, node, true)
 		if !isDeleted {
@@ -109,18 +108,14 @@ func testTaintOfHealthyNode(t *testing.T, g *guest) {
 // checkShutDown checks that the last run of the guest ended by a shutdown.
 func (g *guest) checkShutDown(t *testing.T) {
 	t.Helper()
-	if end := g.claim(t).Annotations[objects.AnnotationEnd]; !strings.Contains(end, "Completed") {
-		t.Errorf("%s has ended by %s", g.name, end)
-	}
+	assert.Contains(t, g.name+" has ended by", g.claim(t).Annotations[objects.AnnotationEnd], "Completed")
 }
 
 // claim returns the PersistentVolumeClaim of the guest's disk.
 func (g *guest) claim(t testing.TB) *corev1.PersistentVolumeClaim {
 	t.Helper()
 	claims, err := shared.Client.CoreV1().PersistentVolumeClaims(g.namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/name=" + g.name})
-	if err != nil || len(claims.Items) != 1 {
-		t.Fatalf("%s has the claims %v, %v", g.name, claims, err)
-	}
+	assert.Require(t, err == nil && len(claims.Items) == 1, "%s has the claims %v, %v", g.name, claims, err)
 	return &claims.Items[0]
 }
 
@@ -144,9 +139,7 @@ func testDrain(t *testing.T, g *guest) {
 func testPreemption(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
 	class := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 1000}
-	if _, err := shared.Client.SchedulingV1().PriorityClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(shared.Client.SchedulingV1().PriorityClasses().Create(t.Context(), class, metav1.CreateOptions{})))
 	object, err := shared.Client.CoreV1().Nodes().Get(t.Context(), node.Name, metav1.GetOptions{})
 	assert.NoError(t, err)
 	milli := object.Status.Allocatable.Cpu().MilliValue() - 500
@@ -245,9 +238,7 @@ func addSharedVolume(t *testing.T, class, name string) {
 		PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
 		PersistentVolumeSource:        corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: dir}},
 	}}
-	if _, err := shared.Client.CoreV1().PersistentVolumes().Create(t.Context(), volume, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(shared.Client.CoreV1().PersistentVolumes().Create(t.Context(), volume, metav1.CreateOptions{})))
 }
 
 // other returns the other one of two guests.
@@ -278,9 +269,8 @@ func (g *guest) settle(t *testing.T) {
 
 func (g *guest) waitElsewhere(t *testing.T, before *corev1.Pod) {
 	t.Helper()
-	if pod := g.waitRun(t, before.UID); pod.Spec.NodeName == before.Spec.NodeName {
-		t.Errorf("%s runs on %s again", g.name, pod.Spec.NodeName)
-	}
+	pod := g.waitRun(t, before.UID)
+	assert.True(t, pod.Spec.NodeName != before.Spec.NodeName, "%s runs on %s again", g.name, pod.Spec.NodeName)
 }
 
 func testDrainElsewhere(t *testing.T, g *guest) {
@@ -322,9 +312,8 @@ func testAssertedOff(t *testing.T, g *guest) {
 func testStreams(t *testing.T, g *guest) {
 	env := []string{"KUBECONFIG=" + shared.Kubeconfig}
 	log, _ := framework.MustRunCommand(t, framework.CommandTimeout, env, g.kubectlVM, "-n", podNamespace, "logs", g.name)
-	if want := fmt.Sprintf("drover linux guest %d is up", g.boots); !strings.Contains(log, want) {
-		t.Errorf("the log is %q, want %q", log, want)
-	}
+	want := fmt.Sprintf("drover linux guest %d is up", g.boots)
+	assert.True(t, strings.Contains(log, want), "the log is %q, want %q", log, want)
 	for verb, tc := range map[string]struct {
 		args []string
 		want string
@@ -334,9 +323,8 @@ func testStreams(t *testing.T, g *guest) {
 		"port-forward": {[]string{":81"}, "port 81"},
 	} {
 		args := append([]string{"-n", podNamespace, verb, g.name}, tc.args...)
-		if _, stderr, err := framework.RunCommand(t, framework.CommandTimeout, env, g.kubectlVM, args...); err == nil || !strings.Contains(stderr, tc.want) {
-			t.Errorf("kubectl vm %v: %v, %q, want %q", args, err, stderr, tc.want)
-		}
+		_, stderr, err := framework.RunCommand(t, framework.CommandTimeout, env, g.kubectlVM, args...)
+		assert.True(t, err != nil && strings.Contains(stderr, tc.want), "kubectl vm %v: %v, %q, want %q", args, err, stderr, tc.want)
 	}
 	checkForwarded(t, g)
 	console := startConsole(t, g)
@@ -345,9 +333,7 @@ func testStreams(t *testing.T, g *guest) {
 	console.waitFor(t, "drover linux guest powers off")
 	console.wait(t)
 	_, stderr, err := framework.RunCommand(t, framework.CommandTimeout, env, g.kubectlVM, "-n", podNamespace, "console", g.name)
-	if err == nil || !strings.Contains(stderr, "is stopped") {
-		t.Errorf("the console of a stopped VM: %v, %q", err, stderr)
-	}
+	assert.True(t, err != nil && strings.Contains(stderr, "is stopped"), "the console of a stopped VM: %v, %q", err, stderr)
 }
 
 // checkForwarded asks the guest's web server through kubectl vm, in whose end of the connection nothing
@@ -357,9 +343,7 @@ func checkForwarded(t *testing.T, g *guest) {
 	cmd := exec.CommandContext(t.Context(), g.kubectlVM, "-n", podNamespace, "port-forward", "--stdio", g.name, "80")
 	cmd.Env, cmd.Stdin = append(os.Environ(), "KUBECONFIG="+shared.Kubeconfig), strings.NewReader("GET / HTTP/1.0\r\n\r\n")
 	answer, err := cmd.CombinedOutput()
-	if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.0 200 OK\r\n") {
-		t.Errorf("kubectl vm port-forward: %v, %q", err, answer)
-	}
+	assert.True(t, err == nil && strings.HasPrefix(string(answer), "HTTP/1.0 200 OK\r\n"), "kubectl vm port-forward: %v, %q", err, answer)
 }
 
 // console is the output of a machine, as kubectl logs -f shows it.
@@ -411,16 +395,12 @@ func startConsole(t *testing.T, g *guest) *session {
 // typeLine types a line, which the guest's terminal shows.
 func (s *session) typeLine(t *testing.T, text string) {
 	t.Helper()
-	if _, err := io.WriteString(s.stdin, text+"\r"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(io.WriteString(s.stdin, text+"\r")))
 	s.waitFor(t, text)
 }
 
 // wait waits until the console has ended with the machine.
 func (s *session) wait(t *testing.T) {
 	t.Helper()
-	if err := s.cmd.Wait(); err != nil {
-		t.Errorf("kubectl vm console: %v", err)
-	}
+	assert.ErrorIs(t, "kubectl vm console", s.cmd.Wait(), nil)
 }

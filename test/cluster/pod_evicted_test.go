@@ -127,13 +127,10 @@ func testRuntimeLost(t *testing.T, g *guest) {
 // freezePod freezes the processes of a pod's containers until the returned function is called, or the test ends.
 func freezePod(t *testing.T, node *cluster.Node, pod *corev1.Pod) (thaw func()) {
 	t.Helper()
-	if pod.Status.QOSClass != corev1.PodQOSGuaranteed {
-		t.Fatalf("pod %s is %s, want %s, whose control group is looked up", pod.UID, pod.Status.QOSClass, corev1.PodQOSGuaranteed)
-	}
+	assert.Require(t, pod.Status.QOSClass == corev1.PodQOSGuaranteed,
+		"pod %s is %s, want %s, whose control group is looked up", pod.UID, pod.Status.QOSClass, corev1.PodQOSGuaranteed)
 	groups, err := filepath.Glob(filepath.Join("/sys/fs/cgroup/freezer", shared.ControlGroup(node.Name), "kubepods", "pod"+string(pod.UID), "*", "freezer.state"))
-	if err != nil || len(groups) == 0 {
-		t.Fatalf("pod %s has the control groups %v, %v", pod.UID, groups, err)
-	}
+	assert.Require(t, err == nil && len(groups) != 0, "pod %s has the control groups %v, %v", pod.UID, groups, err)
 	set := func(state string) (err error) {
 		for _, group := range groups {
 			err = errors.Join(err, os.WriteFile(group, []byte(state), 0o644))

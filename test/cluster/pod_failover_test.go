@@ -100,9 +100,8 @@ func testControllerKilledInDrain(t *testing.T, g *guest) {
 			d.await(t, "at the moment of the start", c.start)
 		}
 		g.startController(t)
-		if err := <-drained; err != nil {
-			t.Fatalf("killed when the pod was %s: %v", c.name, err)
-		}
+		err := <-drained
+		assert.Require(t, err == nil, "killed when the pod was %s: %v", c.name, err)
 		g.waitElsewhere(t, d.before)
 		assert.NoError(t, d.node.Uncordon(t.Context()))
 	}

@@ -34,9 +34,8 @@ func testKVM(t *testing.T, w *podWorld) {
 	g := w.createGuest(t, "kvm", func(spec *api.VirtualMachineSpec) { spec.Ephemeral = true })
 	pod := g.pod(t)
 	requested := pod.Spec.Containers[0].Resources.Limits[kvm.DefaultResource]
-	if pod.Spec.NodeName != node.Name || requested.Value() != 1 {
-		t.Errorf("the pod is on %s and requests %s of KVM, want %s and 1", pod.Spec.NodeName, requested.String(), node.Name)
-	}
+	assert.True(t, pod.Spec.NodeName == node.Name && requested.Value() == 1,
+		"the pod is on %s and requests %s of KVM, want %s and 1", pod.Spec.NodeName, requested.String(), node.Name)
 	g.waitFor(t, func(vm *api.VirtualMachine) error {
 		if vm.Status.Server == nil || vm.Status.Server.Accelerator != "tcg" {
 			return fmt.Errorf("the server is %+v, want accelerator tcg", vm.Status.Server)
@@ -57,9 +56,7 @@ func setCapacity(t *testing.T, node, change string) {
 	path := "/status/capacity/" + strings.ReplaceAll(kvm.DefaultResource, "/", "~1")
 	patch := fmt.Sprintf(`[{"op":%s,"path":%q}]`, change, path)
 	nodes := shared.Client.CoreV1().Nodes()
-	if _, err := nodes.Patch(context.WithoutCancel(t.Context()), node, types.JSONPatchType, []byte(patch), metav1.PatchOptions{}, "status"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(nodes.Patch(context.WithoutCancel(t.Context()), node, types.JSONPatchType, []byte(patch), metav1.PatchOptions{}, "status")))
 	assert.Eventually(t, "the kubelet offers it, or no longer does", func(t testing.TB) error {
 		now, err := nodes.Get(context.WithoutCancel(t.Context()), node, metav1.GetOptions{})
 		if err != nil {

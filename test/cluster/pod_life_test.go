@@ -34,12 +34,10 @@ func testService(t *testing.T, g *guest) {
 	before := g.checkServed(t, client, url)
 	testResize(t, g)
 	after := g.checkServed(t, client, url)
-	if got := after.Disks["vda"].Size; got != grownDisk {
-		t.Errorf("after a restart the disk has %d bytes, want %d", got, grownDisk)
-	}
-	if more := after.MemoryKiB - before.MemoryKiB; more < 30<<10 {
-		t.Errorf("after a restart the guest has %d KiB more memory, want nearly 32 MiB", more)
-	}
+	got := after.Disks["vda"].Size
+	assert.True(t, got == grownDisk, "after a restart the disk has %d bytes, want %d", got, grownDisk)
+	more := after.MemoryKiB - before.MemoryKiB
+	assert.True(t, more >= 30<<10, "after a restart the guest has %d KiB more memory, want nearly 32 MiB", more)
 }
 
 // otherNode returns a node that a pod does not run on.

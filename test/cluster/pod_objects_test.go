@@ -101,13 +101,10 @@ func testClaimDeleted(t *testing.T, w *podWorld) {
 	}).Meta(func(meta *metav1.ObjectMeta) { meta.Labels = map[string]string{"app.kubernetes.io/instance": "site"} })
 	g := w.create(t, vm)
 	before := g.waitRun(t, "")
-	if label := before.Labels["app.kubernetes.io/instance"]; label != "site" {
-		t.Errorf("the pod has the label %q", label)
-	}
+	assert.Equal(t, "the pod has the label", before.Labels["app.kubernetes.io/instance"], "site")
 	claim := g.claim(t)
-	if label, ok := claim.Labels["app.kubernetes.io/instance"]; ok {
-		t.Errorf("the claim has the label %q", label)
-	}
+	label, ok := claim.Labels["app.kubernetes.io/instance"]
+	assert.True(t, !ok, "the claim has the label %q", label)
 	assert.NoError(t, shared.Client.CoreV1().PersistentVolumeClaims(g.namespace).Delete(t.Context(), claim.Name, metav1.DeleteOptions{}))
 	g.waitFor(t, framework.HasCondition(api.ConditionReady, metav1.ConditionFalse), framework.HasMessage(claim.Name+" was deleted"))
 	g.waitEvent(t, api.ReasonVolumeDeleting)
@@ -134,9 +131,7 @@ func testSidecar(t *testing.T, w *podWorld) {
 	addSidecar(t, other.namespace)
 	g := other.createGuest(t, "beside", func(spec *api.VirtualMachineSpec) { spec.RestartPolicy = api.RestartAlways })
 	before := g.pod(t)
-	if len(before.Spec.Containers) != 2 {
-		t.Fatalf("the pod has %d containers", len(before.Spec.Containers))
-	}
+	assert.Require(t, len(before.Spec.Containers) == 2, "the pod has %d containers", len(before.Spec.Containers))
 	_, _ = getFromHost(t, "http://"+before.Status.PodIP+"/off") // it may end before it has answered
 	g.waitRun(t, before.UID)
 	g.stop(t)
@@ -184,9 +179,8 @@ func testLimitRefused(t *testing.T, w *podWorld) {
 	assert.NoError(t, assert.ErrorOf(ranges.Patch(t.Context(), "logs", types.MergePatchType, []byte(`{"spec":{"limits":[{"type":"Container","max":{"ephemeral-storage":"20Mi"}}]}}`), metav1.PatchOptions{})))
 	g := other.requestGuest(t, "refused", func(spec *api.VirtualMachineSpec) { spec.Ephemeral = true })
 	vm := g.waitFor(t, framework.HasMessage("maximum ephemeral-storage usage per Container is 20Mi"))
-	if status := framework.FormatStatus(vm); strings.Contains(status, "Pod Security") {
-		t.Errorf("the status is %s", status)
-	}
+	status := framework.FormatStatus(vm)
+	assert.True(t, !strings.Contains(status, "Pod Security"), "the status is %s", status)
 	assert.NoError(t, ranges.Delete(t.Context(), "logs", metav1.DeleteOptions{}))
 	g.waitRun(t, "")
 	g.delete(t)

@@ -171,12 +171,8 @@ func TestMachineOracle(t *testing.T) {
 				pods[uid] = true
 			}
 			o.judge(map[string]map[types.UID]bool{"vm": pods, "other": {"o": true}})
-			if finds := len(o.found) > 0; finds != c.finds {
-				t.Errorf("it finds %v", o.found)
-			}
-			if beside := endException(); beside != c.beside {
-				t.Errorf("beside another: %t", beside)
-			}
+			assert.True(t, len(o.found) > 0 == c.finds, "it finds %v", o.found)
+			assert.Equal(t, "beside another", endException(), c.beside)
 		})
 	}
 }

@@ -31,13 +31,10 @@ func testReadiness(t *testing.T, w *podWorld) {
 		spec.ReadinessProbe = &api.Probe{TCPSocket: api.TCPSocket{Port: 80}, PeriodSeconds: 1, TimeoutSeconds: 5}
 	})
 	before := g.pod(t)
-	if first := nextState(t, states); first.ready || first.pod != before.UID {
-		t.Errorf("the first endpoint is %+v, want that of pod %s, which is not ready", first, before.UID)
-	}
+	first := nextState(t, states)
+	assert.True(t, !first.ready && first.pod == before.UID, "the first endpoint is %+v, want that of pod %s, which is not ready", first, before.UID)
 	ready := nextState(t, states)
-	if !ready.ready || !strings.Contains(ready.log, "drover linux guest 1 is up") {
-		t.Errorf("the endpoint becomes %+v, want ready, after the guest was up", ready)
-	}
+	assert.True(t, ready.ready && strings.Contains(ready.log, "drover linux guest 1 is up"), "the endpoint becomes %+v, want ready, after the guest was up", ready)
 	for _, c := range []struct {
 		probe string
 		ready bool

@@ -48,9 +48,8 @@ func TestPodStreams(t *testing.T) {
 		"log":          {"", "logs", nil, "drover linux guest 1 is up", 0},
 		"previous log": {"", "logs", []string{"--previous"}, "no earlier run is known", 1},
 	} {
-		if out, code := g.runVM(t, c.stdin, c.verb, c.args...); !strings.Contains(out, c.out) || code != c.code {
-			t.Errorf("%s: %q, exit code %d, want %q, %d", name, out, code, c.out, c.code)
-		}
+		out, code := g.runVM(t, c.stdin, c.verb, c.args...)
+		assert.True(t, strings.Contains(out, c.out) && code == c.code, "%s: %q, exit code %d, want %q, %d", name, out, code, c.out, c.code)
 	}
 	checkForwarded(t, g)
 	console := startConsole(t, g)
@@ -58,9 +57,8 @@ func TestPodStreams(t *testing.T) {
 	g.stop(t)
 	console.waitFor(t, "drover linux guest powers off")
 	console.wait(t)
-	if out, code := g.runVM(t, "", "exec", "--", "echo"); code != 1 || !strings.Contains(out, "is stopped") {
-		t.Errorf("a command in a VM that is off: %q, exit code %d", out, code)
-	}
+	out, code := g.runVM(t, "", "exec", "--", "echo")
+	assert.True(t, code == 1 && strings.Contains(out, "is stopped"), "a command in a VM that is off: %q, exit code %d", out, code)
 	g.delete(t)
 	w.checkNoGuestLeft(t)
 }

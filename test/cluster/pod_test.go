@@ -10,7 +10,6 @@ import (
 	"io"
 	"net/http"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -98,9 +97,7 @@ func createNamespace(t *testing.T, name string) {
 	t.Helper()
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	namespace.Labels = map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}
-	if _, err := shared.Client.CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(shared.Client.CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{})))
 	t.Cleanup(func() { // another test may have one of that name
 		ctx, namespaces := context.WithoutCancel(t.Context()), shared.Client.CoreV1().Namespaces()
 		assert.Eventually(t, "namespace "+name+" is gone", func(testing.TB) error {
@@ -201,9 +198,7 @@ func (g *guest) waitGone(t *testing.T) {
 
 func (g *guest) patch(t *testing.T, patch string) {
 	t.Helper()
-	if _, err := g.vms.Patch(t.Context(), g.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(g.vms.Patch(t.Context(), g.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})))
 }
 
 // setAction changes the power state of the guest.
@@ -268,9 +263,7 @@ func (g *guest) findPod(t testing.TB) (*corev1.Pod, error) {
 func (g *guest) pod(t *testing.T) *corev1.Pod {
 	t.Helper()
 	pod, err := g.findPod(t)
-	if err != nil || pod == nil {
-		t.Fatalf("%s lacks a pod: %v", g.name, err)
-	}
+	assert.Require(t, err == nil && pod != nil, "%s lacks a pod: %v", g.name, err)
 	return pod
 }
 
@@ -320,9 +313,7 @@ func (g *guest) checkAnswers(t *testing.T, pod *corev1.Pod) {
 		return err
 	})
 	for _, want := range []string{fmt.Sprintf(`"boots":%d`, g.boots), "ssh-ed25519 AAAA"} {
-		if !strings.Contains(got, want) {
-			t.Errorf("the guest answers %q, want %s", got, want)
-		}
+		assert.Contains(t, "the guest answers", got, want)
 	}
 }
 
@@ -353,9 +344,8 @@ func (g *guest) checkUndisturbed(t *testing.T, before *corev1.Pod) {
 // checkRunsIn checks that the guest runs in the pod that it had, without another boot.
 func (g *guest) checkRunsIn(t *testing.T, before *corev1.Pod) {
 	t.Helper()
-	if pod := g.pod(t); pod.UID != before.UID || pod.DeletionTimestamp != nil {
-		t.Errorf("%s has pod %s, deleted %v, want %s", g.name, pod.UID, pod.DeletionTimestamp, before.UID)
-	}
+	pod := g.pod(t)
+	assert.True(t, pod.UID == before.UID && pod.DeletionTimestamp == nil, "%s has pod %s, deleted %v, want %s", g.name, pod.UID, pod.DeletionTimestamp, before.UID)
 	g.checkAnswers(t, before)
 }
 
@@ -382,9 +372,8 @@ func TestPodDriver(t *testing.T) {
 	first := g.pod(t)
 	testStreams(t, g)
 	g.start(t)
-	if second := g.pod(t); second.UID == first.UID {
-		t.Errorf("the pod is %s as before", second.UID)
-	}
+	second := g.pod(t)
+	assert.True(t, second.UID != first.UID, "the pod is %s as before", second.UID)
 	if tier.IsFull() {
 		t.Run("service", func(t *testing.T) { testService(t, g) })
 		t.Run("image of a web server", func(t *testing.T) { testWebImage(t, w) })
@@ -408,9 +397,8 @@ func testNodeLoss(t *testing.T, g *guest) {
 	g.waitLost(t, node)
 	deleteByForce(t, before)
 	g.waitFor(t, framework.HasCondition(api.ConditionReady, metav1.ConditionFalse), framework.HasMessage("out-of-service"))
-	if now := g.pod(t); now.UID != before.UID {
-		t.Errorf("pod %s is there while the end of %s is not proven", now.UID, before.UID)
-	}
+	now := g.pod(t)
+	assert.True(t, now.UID == before.UID, "pod %s is there while the end of %s is not proven", now.UID, before.UID)
 	assert.NoError(t, node.PowerOn())
 	waitForNode(t, node, true)
 	g.waitRun(t, before.UID)
@@ -435,13 +423,10 @@ func testForeigners(t *testing.T, g *guest) {
 			Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
 		},
 	}
-	if _, err := shared.Client.CoreV1().PersistentVolumeClaims(other).Create(t.Context(), forged, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(shared.Client.CoreV1().PersistentVolumeClaims(other).Create(t.Context(), forged, metav1.CreateOptions{})))
 	g.stop(t)
 	g.start(t)
 	claim, err := shared.Client.CoreV1().PersistentVolumeClaims(other).Get(t.Context(), pod.Name, metav1.GetOptions{})
-	if err != nil || claim.DeletionTimestamp != nil || claim.Annotations["cloudnative.tw/run"] != string(pod.UID) {
-		t.Errorf("the claim of another namespace is %+v: %v", claim, err)
-	}
+	assert.True(t, err == nil && claim.DeletionTimestamp == nil && claim.Annotations["cloudnative.tw/run"] == string(pod.UID),
+		"the claim of another namespace is %+v: %v", claim, err)
 }

@@ -17,9 +17,7 @@ import (
 func TestVersions(t *testing.T) {
 	for _, module := range []string{"k8s.io/kubernetes", "go.etcd.io/etcd/server/v3"} {
 		here, there := requirement(t, "binaries", module), requirement(t, "../../standalone", module)
-		if here == "" || here != there {
-			t.Errorf("%s is %q in binaries/go.mod and %q in standalone/go.mod", module, here, there)
-		}
+		assert.True(t, here != "" && here == there, "%s is %q in binaries/go.mod and %q in standalone/go.mod", module, here, there)
 	}
 }
 

@@ -204,9 +204,8 @@ func (w *environment) gatherEvidence(t testing.TB) Evidence {
 	for n := range list.Items {
 		e.VMs[list.Items[n].UID] = &list.Items[n]
 	}
-	if e.Journal, err = rules.Read(w.journal, new(int64)); err != nil {
-		t.Fatal(err)
-	}
+	e.Journal, err = rules.Read(w.journal, new(int64))
+	assert.NoError(t, err)
 	return e
 }
 
@@ -240,9 +239,7 @@ func (w *environment) storeLogs(t testing.TB) {
 	t.Helper()
 	output := w.replicas.Output()
 	reportError(t, os.WriteFile(filepath.Join(w.dir, "replicas.log"), []byte(output), 0o600))
-	if strings.Contains(output, journal.EntryLost) {
-		t.Error("a replica could not write an entry into the journal")
-	}
+	assert.True(t, !strings.Contains(output, journal.EntryLost), "a replica could not write an entry into the journal")
 	for _, text := range w.replicas.Failures() {
 		t.Error(text)
 	}

@@ -133,9 +133,7 @@ func TestFailover(t *testing.T) {
 				return newFaultInjector(w, faults, seed+n).injectAll(ctx)
 			})
 			t.Log(e.Summary())
-			if len(e.Faults) != len(faults) {
-				t.Errorf("%d faults were injected, want %d", len(e.Faults), len(faults))
-			}
+			assert.True(t, len(e.Faults) == len(faults), "%d faults were injected, want %d", len(e.Faults), len(faults))
 			for _, v := range rules.Judge(e.Evidence) {
 				t.Errorf("%s\n%s", v, e.History(v.UID))
 			}
@@ -157,9 +155,7 @@ func TestJudgeDetectsViolations(t *testing.T) {
 	for _, v := range violations {
 		t.Log(v)
 	}
-	if len(violations) == 0 {
-		t.Error("no violation was found: the check detects nothing")
-	}
+	assert.True(t, len(violations) != 0, "no violation was found: the check detects nothing")
 }
 
 // haltUntilViolations halts replicas until enough of them acted after their successors.

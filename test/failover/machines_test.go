@@ -132,9 +132,8 @@ func (w *machineEnvironment) judgeMachines(t testing.TB, inject faultFunc) Evide
 	t.Helper()
 	e := w.runWithFaults(t, inject)
 	var err error
-	if e.Starts, err = w.log.Starts(); err != nil {
-		t.Fatal(err)
-	}
+	e.Starts, err = w.log.Starts()
+	assert.NoError(t, err)
 	// A QEMU may take a moment to end after the controller has.
 	if err := assert.Poll(t.Context(), "nothing is left", func() error {
 		if e.Leftovers = w.listLeftovers(t); len(e.Leftovers) > 0 {
@@ -213,9 +212,8 @@ func testMachines(t *testing.T, asPlainUser bool) {
 	})
 	t.Logf("%s\nQEMU started %d times", e.Summary(), len(e.Starts))
 	// A user may delete a VM that has not started yet, so fewer machines than users may start.
-	if len(e.Faults) != len(machinePlan.kinds()) || len(e.Starts) == 0 {
-		t.Errorf("%d faults were injected, want %d; %d machines were started", len(e.Faults), len(machinePlan.kinds()), len(e.Starts))
-	}
+	assert.True(t, len(e.Faults) == len(machinePlan.kinds()) && len(e.Starts) != 0,
+		"%d faults were injected, want %d; %d machines were started", len(e.Faults), len(machinePlan.kinds()), len(e.Starts))
 	for _, v := range rules.Judge(e.Evidence) {
 		t.Errorf("%s\n%s", v, e.History(v.UID))
 	}

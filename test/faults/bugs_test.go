@@ -214,9 +214,8 @@ var withoutBugs = map[string]string{
 func TestEveryKindHasABug(t *testing.T) {
 	for _, k := range kinds {
 		seeded := slices.ContainsFunc(seededBugs, func(b seededBug) bool { return b.kind == k.Name })
-		if _, excused := withoutBugs[k.Name]; seeded == excused {
-			t.Errorf("%s: it must have either a seeded bug or a reason not to", k.Name)
-		}
+		_, excused := withoutBugs[k.Name]
+		assert.True(t, seeded != excused, "%s: it must have either a seeded bug or a reason not to", k.Name)
 	}
 }
 
@@ -230,9 +229,7 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 		alone = append(alone, b.Rules)
 	}
 	for rule := range rules.Sentences {
-		if !slices.Contains(alone, string(rule)) {
-			t.Errorf("no bug breaks %s alone", rule)
-		}
+		assert.True(t, slices.Contains(alone, string(rule)), "no bug breaks %s alone", rule)
 	}
 }
 
@@ -286,17 +283,11 @@ func TestSeededBugs(t *testing.T) {
 // check checks what was found of a bug.
 func (b seededBug) check(t *testing.T, r lab.Result) {
 	t.Helper()
-	if len(r.Violations) == 0 {
-		t.Fatalf("not found in %d runs", r.Runs)
-	}
+	assert.Require(t, len(r.Violations) != 0, "not found in %d runs", r.Runs)
 	for _, v := range r.Violations {
-		if v.History == "" && !slices.Contains(undecided, b.bug) {
-			t.Errorf("no decisions are shown of %s", v)
-		}
+		assert.True(t, v.History != "" || slices.Contains(undecided, b.bug), "no decisions are shown of %s", v)
 	}
-	if b.rule != "" && !isFoundBy(r, b.rule) {
-		t.Errorf("no case was found by %s alone: %v", b.rule, r.Violations)
-	}
+	assert.True(t, b.rule == "" || isFoundBy(r, b.rule), "no case was found by %s alone: %v", b.rule, r.Violations)
 	t.Logf("found after %d runs: %s", r.Runs, r.Violations[0])
 	t.Log(r.Violations[0].History)
 }

@@ -205,9 +205,7 @@ func TestNoTraceInNormalBuild(t *testing.T) {
 		content, err := os.ReadFile(binary)
 		assert.NoError(t, err)
 		for _, trace := range []string{"internal/crashpoint", "DROVER_CRASHPOINT"} {
-			if bytes.Contains(content, []byte(trace)) != c.want {
-				t.Errorf("%s contains %q: %v, want %v", filepath.Base(binary), trace, !c.want, c.want)
-			}
+			assert.True(t, bytes.Contains(content, []byte(trace)) == c.want, "%s contains %q: %v, want %v", filepath.Base(binary), trace, !c.want, c.want)
 		}
 	}
 }

@@ -74,12 +74,10 @@ func SignCertificate(t testing.TB, name string, until time.Time, ca *x509.Certif
 	assert.NoError(t, err)
 	made, err := x509.ParseCertificate(der)
 	assert.NoError(t, err)
-	if certificate, err = certutil.EncodeCertificates(made); err != nil {
-		t.Fatal(err)
-	}
-	if key, err = keyutil.MarshalPrivateKeyToPEM(own); err != nil {
-		t.Fatal(err)
-	}
+	certificate, err = certutil.EncodeCertificates(made)
+	assert.NoError(t, err)
+	key, err = keyutil.MarshalPrivateKeyToPEM(own)
+	assert.NoError(t, err)
 	return certificate, key
 }
 

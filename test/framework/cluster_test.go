@@ -34,9 +34,7 @@ func TestClusterDataSurvivesStopAndKill(t *testing.T) {
 			createConfigMap(t, c, name)
 			assert.NoError(t, end())
 			assert.NoError(t, c.Start())
-			if c.Config.Host != host {
-				t.Errorf("cluster moved from %s to %s", host, c.Config.Host)
-			}
+			assert.Equal(t, "cluster moved from "+host+" to", c.Config.Host, host)
 			if _, err := newClient(t, c).CoreV1().ConfigMaps("default").Get(t.Context(), name, metav1.GetOptions{}); err != nil {
 				t.Error(err)
 			}
@@ -60,23 +58,16 @@ func TestVirtualClusters(t *testing.T) {
 		assert.NoError(t, err)
 		client, vms := newClient(t, c), versioned.NewForConfigOrDie(c.Config).CloudnativeV1alpha1()
 		system, err := client.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceSystem, metav1.GetOptions{})
-		if err != nil || ids[system.UID] {
-			t.Fatalf("%v, error %v, after %v", system.UID, err, ids)
-		}
+		assert.Require(t, err == nil && !ids[system.UID], "%v, error %v, after %v", system.UID, err, ids)
 		ids[system.UID] = true
-		if _, err := vms.VirtualMachines(of.Namespace).Create(t.Context(), NewVM("vm").Namespace(of.Namespace).Obj(), metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		if list, err := vms.VirtualMachines(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != 1 {
-			t.Errorf("there are %d VirtualMachines, error %v", len(list.Items), err)
-		}
+		assert.NoError(t, assert.ErrorOf(vms.VirtualMachines(of.Namespace).Create(t.Context(), NewVM("vm").Namespace(of.Namespace).Obj(), metav1.CreateOptions{})))
+		list, err := vms.VirtualMachines(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
+		assert.True(t, err == nil && len(list.Items) == 1, "there are %d VirtualMachines, error %v", len(list.Items), err)
 		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "lease", Namespace: metav1.NamespaceSystem}}
 		if _, err := client.CoordinationV1().Leases(metav1.NamespaceSystem).Create(t.Context(), lease, metav1.CreateOptions{}); err != nil {
 			t.Error(err)
 		}
-		if n := virtual.CountWrites(of); n != 1 {
-			t.Errorf("%d writes, want 1", n)
-		}
+		assert.Equal(t, "writes", virtual.CountWrites(of), 1)
 	}
 }
 
@@ -85,19 +76,14 @@ func TestCloseRemovesTheProcessAndTemporaryData(t *testing.T) {
 	assert.NoError(t, err)
 	pid := c.PID()
 	assert.NoError(t, c.Close())
-	if err := syscall.Kill(pid, 0); err == nil {
-		t.Errorf("process %d is still there", pid)
-	}
-	if _, err := os.Stat(c.DataDir); !os.IsNotExist(err) {
-		t.Errorf("data dir %s is still there: %v", c.DataDir, err)
-	}
+	assert.True(t, syscall.Kill(pid, 0) != nil, "process %d is still there", pid)
+	_, err = os.Stat(c.DataDir)
+	assert.True(t, os.IsNotExist(err), "data dir %s is still there: %v", c.DataDir, err)
 }
 
 func TestStartError(t *testing.T) {
 	_, err := NewCluster(ClusterOptions{Args: []string{"--bind-address=nowhere"}})
-	if err == nil || !strings.Contains(err.Error(), `--bind-address "nowhere" is not an IP address`) {
-		t.Errorf("got %v", err)
-	}
+	assert.True(t, err != nil && strings.Contains(err.Error(), `--bind-address "nowhere" is not an IP address`), "got %v", err)
 }
 
 func createConfigMap(t *testing.T, c *Cluster, name string) {

@@ -40,9 +40,7 @@ func RunCommand(t testing.TB, within time.Duration, env []string, name string, a
 func MustRunCommand(t testing.TB, within time.Duration, env []string, name string, args ...string) (stdout, stderr string) {
 	t.Helper()
 	stdout, stderr, err := RunCommand(t, within, env, name, args...)
-	if err != nil {
-		t.Fatalf("%s %s: %v\n%s%s", filepath.Base(name), strings.Join(args, " "), err, stdout, stderr)
-	}
+	assert.Require(t, err == nil, "%s %s: %v\n%s%s", filepath.Base(name), strings.Join(args, " "), err, stdout, stderr)
 	return stdout, stderr
 }
 
@@ -78,9 +76,7 @@ func HelmPath(t testing.TB) string {
 func RunHelm(t testing.TB, kubeconfig string, args ...string) (stdout, stderr string) {
 	t.Helper()
 	stdout, stderr, err := TryHelm(t, kubeconfig, args...)
-	if err != nil {
-		t.Fatalf("helm %s: %v\n%s%s", strings.Join(args, " "), err, stdout, stderr)
-	}
+	assert.Require(t, err == nil, "helm %s: %v\n%s%s", strings.Join(args, " "), err, stdout, stderr)
 	return stdout, stderr
 }
 

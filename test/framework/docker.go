@@ -133,9 +133,7 @@ func SSHGuest(t testing.TB) string {
 	root, err := RepositoryRoot()
 	assert.NoError(t, err)
 	archive, errs, err := RunCommand(t, BuildTimeout, nil, filepath.Join(root, "hack", "ssh-guest.sh"))
-	if err != nil {
-		t.Fatalf("building the guest: %v\n%s", err, errs)
-	}
+	assert.Require(t, err == nil, "building the guest: %v\n%s", err, errs)
 	rootfs, err := os.ReadFile(strings.TrimSpace(archive))
 	if err == nil {
 		err = ImportImage(t.Context(), c, rootfs, image, `ENTRYPOINT ["/init"]`)
@@ -301,8 +299,6 @@ func RunInContainer(t testing.TB, image string, command ...string) []byte {
 	assert.NoError(t, assert.ErrorOf(c.ContainerStart(ctx, made.ID, client.ContainerStartOptions{})))
 	var out, errs bytes.Buffer
 	assert.NoError(t, assert.ErrorOf(stdcopy.StdCopy(&out, &errs, printed.Reader)))
-	if errs.Len() > 0 {
-		t.Fatalf("%q of image %s prints %s", command, image, errs.String())
-	}
+	assert.Require(t, errs.Len() == 0, "%q of image %s prints %s", command, image, errs.String())
 	return out.Bytes()
 }

@@ -5,6 +5,8 @@ package framework
 
 import (
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestLeasedPortsDiffer checks that no port is given twice, even while no process listens on it.
@@ -13,9 +15,7 @@ func TestLeasedPortsDiffer(t *testing.T) {
 	seen := map[int32]bool{}
 	for range 200 {
 		port := FreePort(t)
-		if seen[port] {
-			t.Fatalf("port %d is given twice", port)
-		}
+		assert.Require(t, !seen[port], "port %d is given twice", port)
 		seen[port] = true
 	}
 }

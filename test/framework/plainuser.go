@@ -80,13 +80,11 @@ func runAsPlainUser(t *testing.T, user *syscall.Credential, guest LinuxGuest, te
 	work, program := filepath.Join(dir, "repository"), filepath.Join(dir, "test")
 	self, err := os.Executable()
 	assert.NoError(t, err)
-	if err := errors.Join(
+	assert.NoError(t, errors.Join(
 		os.CopyFS(filepath.Join(work, "hack"), os.DirFS(filepath.Join(root, "hack"))),
 		os.Mkdir(filepath.Join(work, "standalone"), 0o700), CopyFile(filepath.Join(root, "standalone", "go.mod"), filepath.Join(work, "standalone", "go.mod")),
 		CopyFile(self, program), guest.copyTo(filepath.Join(dir, "guest")), ChownAll(dir, user),
-	); err != nil {
-		t.Fatal(err)
-	}
+	))
 	var patterns, names []string
 	for _, test := range tests {
 		name, subtests, _ := strings.Cut(test, "/")
@@ -103,13 +101,9 @@ func runAsPlainUser(t *testing.T, user *syscall.Credential, guest LinuxGuest, te
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: user}
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("as user %d: %v\n%s", user.Uid, err, out)
-	}
+	assert.Require(t, err == nil, "as user %d: %v\n%s", user.Uid, err, out)
 	for _, name := range names {
-		if !strings.Contains(string(out), "--- PASS: "+name+" ") {
-			t.Errorf("as user %d %s did not pass:\n%s", user.Uid, name, out)
-		}
+		assert.True(t, strings.Contains(string(out), "--- PASS: "+name+" "), "as user %d %s did not pass:\n%s", user.Uid, name, out)
 	}
 }
 

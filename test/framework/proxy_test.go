@@ -70,9 +70,8 @@ func TestAPIProxy(t *testing.T) {
 	pass(t, "first")
 	t.Run("cut", func(t *testing.T) {
 		proxy.Disconnect()
-		if err := client.createConfigMap("cut", responseTimeout); err == nil || errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v, want a connection that is refused", err)
-		}
+		err := client.createConfigMap("cut", responseTimeout)
+		assert.True(t, err != nil && !errors.Is(err, context.DeadlineExceeded), "got %v, want a connection that is refused", err)
 		proxy.Restore()
 		pass(t, "after-cut")
 	})
@@ -85,16 +84,12 @@ func TestAPIProxy(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- client.createConfigMap("kept-back", responseTimeout) }()
 		proxy.Restore()
-		if err := <-done; err != nil {
-			t.Errorf("after the end of it: %v", err)
-		}
+		assert.ErrorIs(t, "after the end of it", <-done, nil)
 	})
 	t.Run("late", func(t *testing.T) {
 		pass(t, "connects")
 		proxy.DelayReplies(responseTimeout)
-		if err := client.createConfigMap("unanswered", 10*noResponseTimeout); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v, want no answer", err)
-		}
+		assert.ErrorIs(t, "want no answer", client.createConfigMap("unanswered", 10*noResponseTimeout), context.DeadlineExceeded)
 		assert.Eventually(t, "the object that was requested is there", func(t testing.TB) error {
 			if !hasConfigMap(t, c, "unanswered") {
 				return errors.New("it is not there")
@@ -104,9 +99,8 @@ func TestAPIProxy(t *testing.T) {
 		proxy.DelayReplies(2 * noResponseTimeout)
 		begin := time.Now()
 		pass(t, "answered-late")
-		if took := time.Since(begin); took < 2*noResponseTimeout {
-			t.Errorf("it took %s, want at least %s", took, 2*noResponseTimeout)
-		}
+		took := time.Since(begin)
+		assert.True(t, took >= 2*noResponseTimeout, "it took %s, want at least %s", took, 2*noResponseTimeout)
 		proxy.Restore()
 		pass(t, "after-late")
 	})

@@ -21,9 +21,7 @@ import (
 func QEMUBinary(t testing.TB) string {
 	t.Helper()
 	path, err := exec.LookPath("qemu-system-x86_64")
-	if err != nil {
-		t.Fatalf("the tests need QEMU, which hack/qemu.sh installs: %v", err)
-	}
+	assert.Require(t, err == nil, "the tests need QEMU, which hack/qemu.sh installs: %v", err)
 	return path
 }
 
@@ -31,9 +29,7 @@ func QEMUBinary(t testing.TB) string {
 func RunQEMUImg(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "qemu-img", args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("qemu-img %v (hack/qemu.sh installs it): %v\n%s", args, err, out)
-	}
+	assert.Require(t, err == nil, "qemu-img %v (hack/qemu.sh installs it): %v\n%s", args, err, out)
 	return string(out)
 }
 
@@ -158,9 +154,7 @@ var builtLinuxGuest = sync.OnceValues(func() (LinuxGuest, error) {
 func DebianGuest(t testing.TB) string {
 	t.Helper()
 	root, err := RepositoryRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	dir, _ := MustRunCommand(t, BuildTimeout, nil, filepath.Join(root, "hack", "debian-guest.sh"))
 	return strings.TrimSpace(dir)
 }

@@ -43,9 +43,8 @@ func runLinuxGuest(t *testing.T, env []string) (dir, out string, err error) {
 	cmd.Env = env
 	cmd.Env = append(cmd.Env, "TMPDIR="+temp, "DROVER_CACHE="+cache)
 	printed, err := cmd.CombinedOutput()
-	if left, readErr := os.ReadDir(temp); readErr != nil || len(left) != 0 {
-		t.Errorf("it has left %v, %v", left, readErr)
-	}
+	left, readErr := os.ReadDir(temp)
+	assert.True(t, readErr == nil && len(left) == 0, "it has left %v, %v", left, readErr)
 	if err == nil {
 		_, err = os.Stat(filepath.Join(guest, "initrd"))
 	}
@@ -56,25 +55,19 @@ func runLinuxGuest(t *testing.T, env []string) (dir, out string, err error) {
 func TestLinuxGuestUnpacksModules(t *testing.T) {
 	t.Parallel()
 	dir, out, err := runLinuxGuest(t, fakePackages(t, "  Depends: linux-image-1-cloud-amd64"))
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	assert.Require(t, err == nil, "%v: %s", err, out)
 	for name, want := range map[string]string{"vmlinuz": "kernel\n", "modules/virtio_blk.ko": "module\n", "modules/button.ko": "module\n"} {
 		if content, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(content) != want {
 			t.Errorf("%s holds %q, %v", name, content, err)
 		}
 	}
 	modules, err := os.ReadDir(filepath.Join(dir, "modules"))
-	if err != nil || len(modules) != 2 {
-		t.Errorf("the modules are %v, %v", modules, err)
-	}
+	assert.True(t, err == nil && len(modules) == 2, "the modules are %v, %v", modules, err)
 }
 
 // TestLinuxGuestWithoutAKernel checks that the error names what is missing.
 func TestLinuxGuestWithoutAKernel(t *testing.T) {
 	t.Parallel()
 	_, out, err := runLinuxGuest(t, fakePackages(t, ""))
-	if err == nil || !strings.Contains(out, "apt knows no package linux-image-cloud-amd64") {
-		t.Errorf("%v: it printed %s", err, out)
-	}
+	assert.True(t, err != nil && strings.Contains(out, "apt knows no package linux-image-cloud-amd64"), "%v: it printed %s", err, out)
 }

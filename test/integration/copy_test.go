@@ -60,9 +60,8 @@ func TestCopyFromAnotherCluster(t *testing.T) {
 	environment.CheckDeletion(t, removed)
 	for _, vm := range []*api.VirtualMachine{plain, full} {
 		vm = environment.WaitForVM(t, vm, framework.IsActive, isBoundHere(original))
-		if vm.Status.Server.ID == original.Status.Server.ID || vm.Status.RestartCount != 0 {
-			t.Errorf("%s has something of the original: %s", vm.Name, framework.FormatStatus(vm))
-		}
+		assert.True(t, vm.Status.Server.ID != original.Status.Server.ID && vm.Status.RestartCount == 0,
+			"%s has something of the original: %s", vm.Name, framework.FormatStatus(vm))
 		environment.CheckServers(t, vm, 1)
 	}
 	environment.CheckVM(t, original, framework.IsActive, isBoundHere(original))
@@ -76,9 +75,7 @@ func TestStatusChangedByHand(t *testing.T) {
 	for _, patch := range []string{`{"status": {"phase": "Failed", "reason": "Invalid"}}`, `{"status": null}`} {
 		changed, err := environment.VMClient.CloudnativeV1alpha1().VirtualMachines(ns).Patch(t.Context(), vm.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
 		assert.NoError(t, err)
-		if framework.IsActive(changed) == nil {
-			t.Fatalf("the patch %s changes nothing", patch)
-		}
+		assert.Require(t, framework.IsActive(changed) != nil, "the patch %s changes nothing", patch)
 		environment.WaitForVM(t, vm, framework.IsActive, isBoundHere(vm))
 	}
 	environment.CheckServers(t, vm, 1)

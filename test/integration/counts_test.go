@@ -29,9 +29,8 @@ func TestDockerCreateWrites(t *testing.T) {
 	history := w.RecordHistory(t, vm)
 	active := w.WaitForVM(t, vm, framework.IsActive)
 	w.CreateActiveVM(t, newSmallVM("later", "default", "docker")) // meanwhile what the first one causes is written
-	if now := w.GetVM(t, vm); now.ResourceVersion != active.ResourceVersion {
-		t.Errorf("after Active came %s", framework.FormatStatus(now))
-	}
+	now := w.GetVM(t, vm)
+	assert.True(t, now.ResourceVersion == active.ResourceVersion, "after Active came %s", framework.FormatStatus(now))
 	all := history.WaitForVersion(t, active)
 	if writes := len(all) - 1; writes > most {
 		for _, one := range all {

@@ -101,9 +101,7 @@ func checkCascade(t *testing.T, cascade string, vm *api.VirtualMachine) {
 		}
 		return nil
 	})
-	if now.Status.Server.ID != vm.Status.Server.ID || now.Status.RestartCount != 0 {
-		t.Errorf("its server was touched: %s", framework.FormatStatus(now))
-	}
+	assert.True(t, now.Status.Server.ID == vm.Status.Server.ID && now.Status.RestartCount == 0, "its server was touched: %s", framework.FormatStatus(now))
 	environment.CheckServers(t, vm, 1)
 }
 
@@ -123,8 +121,7 @@ func TestForeignContainersAreUnchanged(t *testing.T) {
 	waitForDockerSweep(t)
 	for _, id := range ids {
 		c, err := framework.DockerClient(t).ContainerInspect(t.Context(), id, client.ContainerInspectOptions{})
-		if err != nil || !c.Container.State.Running || !strings.HasPrefix(c.Container.Name, "/foreign-") {
-			t.Errorf("container %s is %+v, error %v", id, c.Container.State, err)
-		}
+		assert.True(t, err == nil && c.Container.State.Running && strings.HasPrefix(c.Container.Name, "/foreign-"),
+			"container %s is %+v, error %v", id, c.Container.State, err)
 	}
 }

@@ -49,9 +49,8 @@ func TestIdleVMsWriteNothing(t *testing.T) {
 	waitForRounds(t, controller, 2)
 	before := w.CountWrites()
 	waitForRounds(t, controller, idleRounds)
-	if more := w.CountWrites() - before; more != 0 {
-		t.Errorf("%d writes in %d rounds", more, idleRounds)
-	}
+	more := w.CountWrites() - before
+	assert.True(t, more == 0, "%d writes in %d rounds", more, idleRounds)
 }
 
 // waitForRounds waits until the engine was listed and sampled so many times more.

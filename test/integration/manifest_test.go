@@ -62,12 +62,9 @@ func checkPhases(t *testing.T, all []*api.VirtualMachine) {
 		phases = append(phases, vm.Status.Phase)
 	}
 	phases = slices.DeleteFunc(slices.Compact(phases), func(p api.Phase) bool { return p == "" || p == api.PhaseCreating })
-	if !slices.Equal(phases, []api.Phase{api.PhaseActive}) {
-		t.Errorf("beside none and Creating the phases were %v, want Active alone", phases)
-	}
-	if all[0].Status.Phase == "" && all[0].Status.ObservedGeneration != -1 {
-		t.Errorf("before any controller ran, observedGeneration was %d, want -1", all[0].Status.ObservedGeneration)
-	}
+	assert.True(t, slices.Equal(phases, []api.Phase{api.PhaseActive}), "beside none and Creating the phases were %v, want Active alone", phases)
+	assert.True(t, all[0].Status.Phase != "" || all[0].Status.ObservedGeneration == -1,
+		"before any controller ran, observedGeneration was %d, want -1", all[0].Status.ObservedGeneration)
 }
 
 func checkObject(t *testing.T, vm *api.VirtualMachine) {
@@ -83,37 +80,27 @@ func checkObject(t *testing.T, vm *api.VirtualMachine) {
 			t.Error(err)
 		}
 	}
-	if !strings.Contains(s.Message, "rootDisk 40G") {
-		t.Errorf("message is %q, want a note on rootDisk", s.Message)
-	}
-	if !slices.Equal(vm.Finalizers, []string{api.FinalizerServer}) || !strings.HasPrefix(vm.Annotations[api.AnnotationBound], "docker/") {
-		t.Errorf("finalizers %v, annotations %v", vm.Finalizers, vm.Annotations)
-	}
+	assert.Contains(t, "message, want a note on rootDisk", s.Message, "rootDisk 40G")
+	assert.True(t, slices.Equal(vm.Finalizers, []string{api.FinalizerServer}) && strings.HasPrefix(vm.Annotations[api.AnnotationBound], "docker/"),
+		"finalizers %v, annotations %v", vm.Finalizers, vm.Annotations)
 }
 
 func checkContainer(t *testing.T, vm *api.VirtualMachine) {
 	c := testenv.InspectContainer(t, vm.Status.Server.ID)
 	host := c.HostConfig
-	if host.Memory != 4000000000 || host.MemorySwap != 4000000000 || host.NanoCPUs != 2000000000 || host.RestartPolicy.Name != "unless-stopped" {
-		t.Errorf("Memory %d, MemorySwap %d, NanoCpus %d, restart %s", host.Memory, host.MemorySwap, host.NanoCPUs, host.RestartPolicy.Name)
-	}
-	if want := fmt.Sprintf("/test-vm.%s.%.8s", vm.Namespace, vm.UID); c.Name != want {
-		t.Errorf("name %s, want %s", c.Name, want)
-	}
+	assert.True(t, host.Memory == 4000000000 && host.MemorySwap == 4000000000 && host.NanoCPUs == 2000000000 && host.RestartPolicy.Name == "unless-stopped",
+		"Memory %d, MemorySwap %d, NanoCpus %d, restart %s", host.Memory, host.MemorySwap, host.NanoCPUs, host.RestartPolicy.Name)
+	want := fmt.Sprintf("/test-vm.%s.%.8s", vm.Namespace, vm.UID)
+	assert.True(t, c.Name == want, "name %s, want %s", c.Name, want)
 	for label, want := range map[string]string{
 		docker.LabelUID: string(vm.UID), docker.LabelNamespace: vm.Namespace, docker.LabelName: "test-vm", docker.LabelCluster: environment.ClusterID,
 	} {
-		if got := c.Config.Labels[label]; got != want {
-			t.Errorf("label %s is %q, want %q", label, got, want)
-		}
+		assert.Equal(t, "label "+label, c.Config.Labels[label], want)
 	}
-	if c.Config.Labels[docker.LabelEpoch] == "" || c.Config.Labels[docker.LabelEpoch] == "0" {
-		t.Errorf("epoch label is %q", c.Config.Labels[docker.LabelEpoch])
-	}
+	assert.True(t, c.Config.Labels[docker.LabelEpoch] != "" && c.Config.Labels[docker.LabelEpoch] != "0", "epoch label is %q", c.Config.Labels[docker.LabelEpoch])
 	found, err := framework.DockerClient(t).ContainerList(t.Context(), client.ContainerListOptions{Filters: client.Filters{}.Add("name", "test-vm")})
-	if err != nil || !slices.ContainsFunc(found.Items, func(s container.Summary) bool { return s.ID == c.ID }) {
-		t.Errorf("docker ps --filter name=test-vm shows %d containers and not %s, error %v", len(found.Items), c.ID, err)
-	}
+	assert.True(t, err == nil && slices.ContainsFunc(found.Items, func(s container.Summary) bool { return s.ID == c.ID }),
+		"docker ps --filter name=test-vm shows %d containers and not %s, error %v", len(found.Items), c.ID, err)
 }
 
 // checkColumns requests the table that kubectl gets.
@@ -130,28 +117,20 @@ func checkColumns(t *testing.T, vm *api.VirtualMachine) {
 		cells[c.Name] = table.Rows[0].Cells[n]
 	}
 	want := []string{"NAME 0", "STATUS 0", "CPU 0", "MEMORY 0", "AGE 0", "READY 1", "DRIVER 1", "ADDRESS 1", "ID 1", "REASON 1"}
-	if !slices.Equal(columns, want) {
-		t.Errorf("columns are %v, want %v", columns, want)
-	}
+	assert.True(t, slices.Equal(columns, want), "columns are %v, want %v", columns, want)
 	for column, want := range map[string]any{
 		"Name": "test-vm", "Status": "Active", "Ready": "True", "Driver": "docker",
 		"Address": vm.Status.Addresses[0], "ID": vm.Status.Server.ID, "Reason": "Running",
 	} {
-		if cells[column] != want {
-			t.Errorf("column %s has %v, want %v", column, cells[column], want)
-		}
+		assert.True(t, cells[column] == want, "column %s has %v, want %v", column, cells[column], want)
 	}
 }
 
 func checkKubectlGet(t *testing.T, ns string) {
 	for _, name := range []string{"vms", "vm", "virtualmachines", "all"} {
 		lines := strings.Split(environment.MustRunKubectl(t, "", "get", name, "-n", ns), "\n")
-		if got := strings.Join(strings.Fields(lines[0]), " "); got != "NAME STATUS CPU MEMORY AGE" {
-			t.Errorf("kubectl get %s has the columns %s", name, got)
-		}
-		if len(lines) < 2 || !strings.Contains(lines[1], "Active") {
-			t.Errorf("kubectl get %s shows %q", name, lines)
-		}
+		assert.Equal(t, "kubectl get "+name+" has the columns", strings.Join(strings.Fields(lines[0]), " "), "NAME STATUS CPU MEMORY AGE")
+		assert.True(t, len(lines) >= 2 && strings.Contains(lines[1], "Active"), "kubectl get %s shows %q", name, lines)
 	}
 }
 

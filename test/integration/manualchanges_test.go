@@ -142,9 +142,7 @@ func checkOutcome(t *testing.T, before *api.VirtualMachine, want expectedStatus)
 	} else if !same {
 		environment.WaitForEvent(t, after, api.EventRecreated)
 	}
-	if want.newRun && after.Status.RestartCount < 1 {
-		t.Errorf("restartCount is %d", after.Status.RestartCount)
-	}
+	assert.True(t, !want.newRun || after.Status.RestartCount >= 1, "restartCount is %d", after.Status.RestartCount)
 	environment.CheckServers(t, after, 1)
 }
 

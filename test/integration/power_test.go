@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -30,9 +31,7 @@ func TestReadyReflectsTheLatestSpec(t *testing.T) {
 	environment.MustRunKubectl(t, "", "patch", "vm", "vm", "-n", vm.Namespace, "--type=merge", "-p", `{"spec":{"action":"stopped"}}`)
 	environment.MustRunKubectl(t, "", "wait", "vm/vm", "-n", vm.Namespace, "--for=condition=Ready", "--timeout=60s")
 	now := environment.GetVM(t, vm)
-	if now.Status.Phase != api.PhaseStopped {
-		t.Errorf("kubectl wait returned at %s", framework.FormatStatus(now))
-	}
+	assert.True(t, now.Status.Phase == api.PhaseStopped, "kubectl wait returned at %s", framework.FormatStatus(now))
 	for _, version := range history.WaitForVersion(t, now) {
 		ready := meta.FindStatusCondition(version.Status.Conditions, api.ConditionReady)
 		reported := ready.Status == metav1.ConditionTrue && ready.ObservedGeneration == version.Generation

@@ -64,9 +64,8 @@ func TestMachine(t *testing.T) {
 
 	vm = m.UpdateVM(t, vm, setAction(api.ActionStopped))
 	vm = m.WaitForVM(t, vm, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), framework.HasCondition(api.ConditionReady, metav1.ConditionTrue))
-	if s := vm.Status; len(s.Addresses) != 0 || len(s.Ports) != 0 {
-		t.Errorf("off it still has %v and %+v", s.Addresses, s.Ports)
-	}
+	s := vm.Status
+	assert.True(t, len(s.Addresses) == 0 && len(s.Ports) == 0, "off it still has %v and %+v", s.Addresses, s.Ports)
 	// The guest's end is reported first; its QEMU is reaped after that.
 	assert.Eventually(t, "the process of the machine ends", func(t testing.TB) error {
 		if pids := testenv.MachineProcesses(t, vm.UID); len(pids) != 0 {
@@ -106,12 +105,10 @@ func (m *machineEnvironment) checkOutlivesController(t *testing.T, vm *api.Virtu
 	m.startController(t)
 	vm = m.UpdateVM(t, vm, func(vm *api.VirtualMachine) { *vm.Spec.ShutdownGracePeriodSeconds++ })
 	next := m.WaitForVM(t, vm, framework.IsActive)
-	if pids := testenv.MachineProcesses(t, vm.UID); len(pids) != 1 || !slices.Equal(pids, before) {
-		t.Errorf("the processes were %v and are %v, want one and the same", before, pids)
-	}
-	if !slices.Equal(next.Status.Ports, vm.Status.Ports) || next.Status.RestartCount != 0 {
-		t.Errorf("the status was %s and is %s", framework.FormatStatus(vm), framework.FormatStatus(next))
-	}
+	pids := testenv.MachineProcesses(t, vm.UID)
+	assert.True(t, len(pids) == 1 && slices.Equal(pids, before), "the processes were %v and are %v, want one and the same", before, pids)
+	assert.True(t, slices.Equal(next.Status.Ports, vm.Status.Ports) && next.Status.RestartCount == 0,
+		"the status was %s and is %s", framework.FormatStatus(vm), framework.FormatStatus(next))
 }
 
 // waitForConsole waits for a text on the guest's console.
@@ -130,9 +127,8 @@ func (m *machineEnvironment) checkNothingLeft(t *testing.T, vm *api.VirtualMachi
 	t.Helper()
 	m.DeleteVM(t, vm)
 	m.WaitForDeletion(t, vm)
-	if pids := testenv.MachineProcesses(t, vm.UID); len(pids) != 0 {
-		t.Errorf("processes are left: %v", pids)
-	}
+	pids := testenv.MachineProcesses(t, vm.UID)
+	assert.True(t, len(pids) == 0, "processes are left: %v", pids)
 	assert.Eventually(t, "no file is left", func(t testing.TB) error {
 		if files := testenv.FilesWithUID(t, m.dir, vm.UID); len(files) != 0 {
 			return fmt.Errorf("there are %v", files)
@@ -162,13 +158,10 @@ func TestPortLost(t *testing.T) {
 	t.Cleanup(func() { _ = thief.Close() })
 	m.startController(t)
 	lost := m.WaitForVM(t, vm, framework.HasPhase(api.PhaseActive, api.ReasonPortConflict), framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
-	if len(lost.Status.Ports) != 0 || lost.Status.RestartCount != 0 {
-		t.Errorf("without the port it is %s", framework.FormatStatus(lost))
-	}
+	assert.True(t, len(lost.Status.Ports) == 0 && lost.Status.RestartCount == 0, "without the port it is %s", framework.FormatStatus(lost))
 	assert.NoError(t, thief.Close())
-	if next := m.WaitForVM(t, vm, framework.IsActive); !slices.Equal(next.Status.Ports, vm.Status.Ports) {
-		t.Errorf("the status was %s and is %s", framework.FormatStatus(vm), framework.FormatStatus(next))
-	}
+	next := m.WaitForVM(t, vm, framework.IsActive)
+	assert.True(t, slices.Equal(next.Status.Ports, vm.Status.Ports), "the status was %s and is %s", framework.FormatStatus(vm), framework.FormatStatus(next))
 	m.checkNothingLeft(t, vm)
 }
 

@@ -37,28 +37,21 @@ func TestSecretsAreNotExposed(t *testing.T) {
 	w.WaitForVM(t, late, framework.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable), framework.HasMessage(`"init"`), framework.HasMessage("userData"))
 	createSecret(t, w)
 	w.WaitForVM(t, late, framework.IsActive)
-	if !w.ReadFakeServer(t, late.UID).HasUserData {
-		t.Error("the server got no user-data")
-	}
+	assert.True(t, w.ReadFakeServer(t, late.UID).HasUserData, "the server got no user-data")
 	fails := w.CreateVM(t, newSmallVM("fails", "default", "fake").UserDataSecret("init", "user-data"))
 	w.WaitForVM(t, fails, framework.HasPhase(api.PhaseFailed, api.ReasonOperationFailed))
 	refused := w.CreateVM(t, newSmallVM("refused", "default", "docker").UserDataSecret("init", "user-data"))
 	w.WaitForVM(t, refused, framework.HasPhase(api.PhaseFailed, api.ReasonUnsupported), framework.HasMessage("userData"),
 		framework.HasCondition(api.ConditionStalled, metav1.ConditionTrue))
 	w.WaitForEvent(t, refused, api.ReasonUnsupported)
-	if cmdline := readFileText(t, filepath.Join("/proc", strconv.Itoa(controller.PID()), "cmdline")); strings.Contains(cmdline, hiddenText) {
-		t.Error("it is on the command line")
-	}
+	assert.True(t, !strings.Contains(readFileText(t, filepath.Join("/proc", strconv.Itoa(controller.PID()), "cmdline")), hiddenText), "it is on the command line")
 	controller.MustStop()
 
-	if log := controller.Output(); !strings.Contains(log, "/secrets/init") {
-		t.Errorf("the log is too short to prove anything: %d bytes", len(log))
-	}
+	log := controller.Output()
+	assert.True(t, strings.Contains(log, "/secrets/init"), "the log is too short to prove anything: %d bytes", len(log))
 	checkNotIn(t, "the log", controller.Output())
 	// Parts of it in the dump of a message would not be found by the text.
-	if strings.Contains(controller.Output(), "00000000  ") {
-		t.Error("the log has the content of a message")
-	}
+	assert.True(t, !strings.Contains(controller.Output(), "00000000  "), "the log has the content of a message")
 	objects, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines(w.Namespace).List(t.Context(), metav1.ListOptions{})
 	assert.NoError(t, err)
 	checkNotIn(t, "an object", toJSON(t, objects))
@@ -72,9 +65,7 @@ func createSecret(t *testing.T, w *testenv.Environment) {
 		ObjectMeta: metav1.ObjectMeta{Name: "init"},
 		StringData: map[string]string{"user-data": "#cloud-config\npassword: " + hiddenText + "\n"},
 	}
-	if _, err := w.KubeClient.CoreV1().Secrets(w.Namespace).Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(w.KubeClient.CoreV1().Secrets(w.Namespace).Create(t.Context(), secret, metav1.CreateOptions{})))
 }
 
 // checkNotIn also knows the text as base64, at each of the three offsets.
@@ -86,9 +77,8 @@ func checkNotIn(t *testing.T, where, text string) {
 		encodings = append(encodings, encoded[4:24])
 	}
 	for _, encoding := range encodings {
-		if at := strings.Index(text, encoding); at >= 0 {
-			t.Errorf("%s has the secret: %q", where, text[max(0, at-200):at])
-		}
+		at := strings.Index(text, encoding)
+		assert.True(t, at < 0, "%s has the secret: %q", where, text[max(0, at-200):at])
 	}
 }
 
@@ -102,9 +92,7 @@ func checkNotInFolder(t *testing.T, dir string) {
 		}
 		return err
 	})
-	if err != nil || files < 2 {
-		t.Errorf("%d files in %s, error %v", files, dir, err)
-	}
+	assert.True(t, err == nil && files >= 2, "%d files in %s, error %v", files, dir, err)
 }
 
 func readFileText(t *testing.T, path string) string {

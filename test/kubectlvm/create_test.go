@@ -22,13 +22,9 @@ func TestCreateAndWait(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
 	r := u.run("create", "web", "--driver=fake", "--cpu=500m", "--memory=64Mi", "--disk=1G", "--port=18080:80", "--labels=app=web,tier=front", "--restart-policy=OnFailure", "--wait")
-	if r.code != 0 {
-		t.Fatalf("ended with %d: %s", r.code, r.errs)
-	}
+	assert.Require(t, r.code == 0, "ended with %d: %s", r.code, r.errs)
 	wantTexts(t, r.out, "virtualmachine.cloudnative.tw/web created\n", "virtualmachine.cloudnative.tw/web is ready after ", "ports 18080:80\n")
-	if strings.Contains(r.out+r.errs, "\x1b") {
-		t.Errorf("there are escape sequences without a terminal: %q", r.out+r.errs)
-	}
+	assert.True(t, !strings.Contains(r.out+r.errs, "\x1b"), "there are escape sequences without a terminal: %q", r.out+r.errs)
 	vm := u.getVM("web")
 	if err := framework.IsActive(vm); err != nil {
 		t.Error(err)
@@ -38,9 +34,8 @@ func TestCreateAndWait(t *testing.T) {
 		t.Errorf("the VM is %+v, labels %v", vm.Spec, vm.Labels)
 	}
 	u.mustFail(1, []string{`error: virtualmachines "web" already exists in namespace "` + u.namespace + `"`}, "create", "web", "--cpu=4")
-	if cpu := u.getVM("web").Spec.Resource[api.ResourceCPU]; cpu.String() != "500m" {
-		t.Errorf("a VM that exists was changed: %s CPUs", &cpu)
-	}
+	cpu = u.getVM("web").Spec.Resource[api.ResourceCPU]
+	assert.True(t, cpu.String() == "500m", "a VM that exists was changed: %s CPUs", &cpu)
 }
 
 func TestCreateAppliesServerSide(t *testing.T) {
@@ -62,21 +57,15 @@ func TestDryRunCreatesNothing(t *testing.T) {
 	manifest := u.mustRun("create", "web", "--driver=fake", "--image=guest", "--port=80", "--user-data="+data, "--dry-run=client", "-o", "yaml")
 	wantTexts(t, manifest, "kind: Secret\n", "kind: VirtualMachine\n", "name: web-user-data\n")
 	for _, text := range []string{"status", "creationTimestamp", "null"} {
-		if strings.Contains(manifest, text) {
-			t.Errorf("the manifest has %q:\n%s", text, manifest)
-		}
+		assert.True(t, !strings.Contains(manifest, text), "the manifest has %q:\n%s", text, manifest)
 	}
-	if out := u.mustRun("create", "web", "--driver=fake", "--dry-run=client"); out != "virtualmachine.cloudnative.tw/web created (dry run)\n" {
-		t.Errorf("printed %q", out)
-	}
-	if out := u.mustRun("create", "web", "--driver=fake", "--user-data="+data, "--dry-run=server", "--wait"); out != "virtualmachine.cloudnative.tw/web created (server dry run)\n" {
-		t.Errorf("printed %q", out)
-	}
+	assert.Equal(t, "printed", u.mustRun("create", "web", "--driver=fake", "--dry-run=client"), "virtualmachine.cloudnative.tw/web created (dry run)\n")
+	assert.Equal(t, "printed",
+		u.mustRun("create", "web", "--driver=fake", "--user-data="+data, "--dry-run=server", "--wait"), "virtualmachine.cloudnative.tw/web created (server dry run)\n")
 	u.mustFail(1, []string{"--cpu \"nope\""}, "create", "web", "--cpu=nope", "--dry-run=client")
 	u.mustFail(1, []string{"must be a quantity from 10m to 4096"}, "create", "web", "--cpu=9999", "--dry-run=server")
-	if vm, secrets := u.findVM("web"), u.listSecrets(); vm != nil || len(secrets) != 0 {
-		t.Fatalf("a dry run created %v and %d Secrets", vm, len(secrets))
-	}
+	vm, secrets := u.findVM("web"), u.listSecrets()
+	assert.Require(t, vm == nil && len(secrets) == 0, "a dry run created %v and %d Secrets", vm, len(secrets))
 	environment.MustRunKubectl(t, manifest, "apply", "--namespace="+u.namespace, "--filename=-")
 	u.waitFor("web", framework.IsActive)
 }
@@ -106,13 +95,10 @@ func TestUserDataIsRemovedWithTheVM(t *testing.T) {
 	if len(secrets) != 1 || string(secrets[0].Data["user-data"]) != "#cloud-config\npassword: hidden\n" || string(secrets[0].Data["network-data"]) != "version: 2\n" {
 		t.Fatalf("the Secrets are %+v", secrets)
 	}
-	if ref := vm.Spec.UserData.SecretKeyRef; ref == nil || ref.Name != secrets[0].Name || ref.Key != "user-data" {
-		t.Errorf("the VM's user-data is %+v", vm.Spec.UserData)
-	}
+	ref := vm.Spec.UserData.SecretKeyRef
+	assert.True(t, ref != nil && ref.Name == secrets[0].Name && ref.Key == "user-data", "the VM's user-data is %+v", vm.Spec.UserData)
 	for _, e := range environment.ListEvents(t, vm) {
-		if e.Reason == api.ReasonSecretUnavailable {
-			t.Errorf("the VM came before its Secret: %s", e.Note)
-		}
+		assert.True(t, e.Reason != api.ReasonSecretUnavailable, "the VM came before its Secret: %s", e.Note)
 	}
 	u.mustRun("delete", "web", "--yes")
 	assert.Eventually(t, "the Secret is removed", func(testing.TB) error {
@@ -127,12 +113,9 @@ func TestRefusedVMLeavesNoSecret(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
 	r := u.mustFail(1, []string{"cpu is 9999"}, "create", "web", "--cpu=9999", "--user-data="+writeFile(t, "data", "password: hidden"))
-	if strings.Contains(r.out+r.errs, "hidden") {
-		t.Errorf("the user-data is printed: %s", r.errs)
-	}
-	if left := u.listSecrets(); len(left) > 0 {
-		t.Errorf("%d Secrets are left", len(left))
-	}
+	assert.True(t, !strings.Contains(r.out+r.errs, "hidden"), "the user-data is printed: %s", r.errs)
+	left := u.listSecrets()
+	assert.True(t, len(left) == 0, "%d Secrets are left", len(left))
 }
 
 func TestCreateEndsWhenItStalls(t *testing.T) {
@@ -173,7 +156,6 @@ func TestWaitSurvivesAnOutage(t *testing.T) {
 	default:
 	}
 	proxy.Restore()
-	if code := wait.waitForExit(t); code != 0 || wait.errs.String() != "" {
-		t.Errorf("it ended with %d: %s", code, wait.errs.String())
-	}
+	code := wait.waitForExit(t)
+	assert.True(t, code == 0 && wait.errs.String() == "", "it ended with %d: %s", code, wait.errs.String())
 }

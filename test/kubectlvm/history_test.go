@@ -41,9 +41,7 @@ func (h *history) testHistory(t *testing.T) {
 		"It succeeded after", "The status is Active, Running, ready.", "wants it stopped", "So Drover stops the server.", "StoppedAsAsked")
 	report, err := rules.ParseDecisions([]byte(h.mustRun("explain", failing, "--history", "-o", "json")))
 	broken := rules.CheckDecisions(report.Records)
-	if err != nil || len(report.Records) == 0 || len(broken) > 0 {
-		t.Errorf("%d decisions: %v, %v", len(report.Records), err, broken)
-	}
+	assert.True(t, err == nil && len(report.Records) != 0 && len(broken) == 0, "%d decisions: %v, %v", len(report.Records), err, broken)
 
 	viewer := h.r.signIn(t, h.user, "viewer")
 	h.r.Bind(t, h.namespace, "view", testenv.Person("viewer"))
@@ -74,8 +72,6 @@ func checkHistory(t *testing.T, out string, texts ...string) {
 	t.Helper()
 	wantTexts(t, strings.Join(strings.Fields(out), " "), texts...)
 	for line := range strings.Lines(out) {
-		if utf8.RuneCountInString(line) > 81 {
-			t.Errorf("a line is longer than 80: %s", line)
-		}
+		assert.True(t, utf8.RuneCountInString(line) <= 81, "a line is longer than 80: %s", line)
 	}
 }

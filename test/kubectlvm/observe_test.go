@@ -35,36 +35,21 @@ func TestList(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
 	r := u.run("list")
-	if r.code != 0 || r.out != "" || r.errs != "No VMs found in namespace \""+u.namespace+"\".\n" {
-		t.Errorf("an empty list is %+v", r)
-	}
+	assert.True(t, r.code == 0 && r.out == "" && r.errs == "No VMs found in namespace \""+u.namespace+"\".\n", "an empty list is %+v", r)
 	u.createVM("web", "--port=18090:80", "--labels=app=web")
 	u.createVM("bad", "--image=guest")
 	u.mustRun("stop", "bad", "--wait")
 	rows := tableFields(u.mustRun("list"))
-	if got := strings.Join(rows["NAME"], " "); got != "NAME STATE READY REASON CPU MEMORY ADDRESS PORTS AGE" {
-		t.Errorf("the header is %s", got)
-	}
-	if got := strings.Join(rows["web"][:8], " "); got != "web Active True Running 1 1G "+u.getVM("web").Status.Addresses[0]+" 18090:80" {
-		t.Errorf("web is %s", got)
-	}
-	if got := strings.Join(rows["bad"][:8], " "); got != "bad Stopped True StoppedAsAsked 1 1G - -" {
-		t.Errorf("bad is %s", got)
-	}
-	if rows := tableFields(u.mustRun("ls", "-l", "app=web", "--no-headers")); len(rows) != 1 || rows["web"] == nil {
-		t.Errorf("with labels and without a header the list is %v", rows)
-	}
+	assert.Equal(t, "the header", strings.Join(rows["NAME"], " "), "NAME STATE READY REASON CPU MEMORY ADDRESS PORTS AGE")
+	assert.Equal(t, "web", strings.Join(rows["web"][:8], " "), "web Active True Running 1 1G "+u.getVM("web").Status.Addresses[0]+" 18090:80")
+	assert.Equal(t, "bad", strings.Join(rows["bad"][:8], " "), "bad Stopped True StoppedAsAsked 1 1G - -")
+	rows = tableFields(u.mustRun("ls", "-l", "app=web", "--no-headers"))
+	assert.True(t, len(rows) == 1 && rows["web"] != nil, "with labels and without a header the list is %v", rows)
 	wide := tableFields(u.mustRun("list", "-o", "wide"))
-	if wide["bad"][9] != "fake" || !strings.Contains(strings.Join(wide["bad"], " "), " guest ") {
-		t.Errorf("wide, bad is %v", wide["bad"])
-	}
+	assert.True(t, wide["bad"][9] == "fake" && strings.Contains(strings.Join(wide["bad"], " "), " guest "), "wide, bad is %v", wide["bad"])
 	everywhere := tableFields(u.mustRun("list", "-A"))
-	if everywhere["NAMESPACE"] == nil || everywhere[u.namespace] == nil {
-		t.Error("the list of all namespaces lacks this one")
-	}
-	if got := u.mustRun("list", "-o", "name"); got != "virtualmachine.cloudnative.tw/bad\nvirtualmachine.cloudnative.tw/web\n" {
-		t.Errorf("the names are %q", got)
-	}
+	assert.True(t, everywhere["NAMESPACE"] != nil && everywhere[u.namespace] != nil, "the list of all namespaces lacks this one")
+	assert.Equal(t, "the names", u.mustRun("list", "-o", "name"), "virtualmachine.cloudnative.tw/bad\nvirtualmachine.cloudnative.tw/web\n")
 	u.mustFail(1, []string{`--output "table"`, "wide"}, "list", "-o", "table")
 	u.mustFail(1, []string{"takes no arguments"}, "list", "web")
 }
@@ -78,19 +63,14 @@ func TestObjectsAreComplete(t *testing.T) {
 	assert.NoError(t, json.Unmarshal([]byte(u.mustRun("list", "-o", "json")), &list))
 	assert.NoError(t, json.Unmarshal([]byte(u.mustRun("show", "web", "-o", "json")), &one))
 	items, _ := list["items"].([]any)
-	if list["kind"] != "VirtualMachineList" || len(items) != 1 || one["kind"] != "VirtualMachine" {
-		t.Fatalf("got a %v of %d, and a %v", list["kind"], len(items), one["kind"])
-	}
+	assert.Require(t, list["kind"] == "VirtualMachineList" && len(items) == 1 && one["kind"] == "VirtualMachine",
+		"got a %v of %d, and a %v", list["kind"], len(items), one["kind"])
 	for _, object := range []any{items[0], one} {
 		fields, _ := object.(map[string]any)
 		metadata, _ := fields["metadata"].(map[string]any)
-		if metadata["uid"] != string(vm.UID) || metadata["managedFields"] != nil || fields["spec"] == nil || fields["status"] == nil {
-			t.Errorf("got %v", object)
-		}
+		assert.True(t, metadata["uid"] == string(vm.UID) && metadata["managedFields"] == nil && fields["spec"] != nil && fields["status"] != nil, "got %v", object)
 	}
-	if got := u.mustRun("show", "web", "-o", "jsonpath={.status.ports[0].hostPort}"); got != "18091" {
-		t.Errorf("the port is %s", got)
-	}
+	assert.Equal(t, "the port", u.mustRun("show", "web", "-o", "jsonpath={.status.ports[0].hostPort}"), "18091")
 }
 
 func TestShow(t *testing.T) {
@@ -98,9 +78,7 @@ func TestShow(t *testing.T) {
 	u := newUser(t)
 	u.createVM("web", "--cpu=2", "--memory=64Mi", "--disk=1G", "--port=http=18092:80", "--port=81", "--labels=app=web")
 	out := u.mustRun("show", "web", "vm/web")
-	if strings.Count(out, "web is ready: Active, Running.\n") != 1 {
-		t.Errorf("it is not shown once:\n%s", out)
-	}
+	assert.True(t, strings.Count(out, "web is ready: Active, Running.\n") == 1, "it is not shown once:\n%s", out)
 	wantTexts(t, out, "Wanted      active", "fake, engine ", "CPU         2", "Memory      64Mi", "root 1G", "http 18092:80, tcp-81 81 (not open)", "app=web", "removed when the VM is deleted", u.namespace)
 	u.mustFail(1, []string{"no VM is named"}, "show")
 }
@@ -113,15 +91,12 @@ func TestTop(t *testing.T) {
 		environment.WaitForVM(t, vm, framework.HasUsage)
 	}
 	rows := tableFields(u.mustRun("top", "--sort-by=memory"))
-	if got := rows["big"]; got[2] != "0.00/2" || got[4] != "1.00G/4G" || got[5] != "25.0%" {
-		t.Errorf("big is %v", got)
-	}
-	if out := u.mustRun("top", "--sort-by=memory", "--no-headers"); !strings.HasPrefix(out, "big ") {
-		t.Errorf("the first is not big:\n%s", out)
-	}
-	if out := u.mustRun("top", "--sort-by=name", "--no-headers"); !strings.HasPrefix(out, "big ") {
-		t.Errorf("by name, the first is not big:\n%s", out)
-	}
+	got := rows["big"]
+	assert.True(t, got[2] == "0.00/2" && got[4] == "1.00G/4G" && got[5] == "25.0%", "big is %v", got)
+	out := u.mustRun("top", "--sort-by=memory", "--no-headers")
+	assert.True(t, strings.HasPrefix(out, "big "), "the first is not big:\n%s", out)
+	out = u.mustRun("top", "--sort-by=name", "--no-headers")
+	assert.True(t, strings.HasPrefix(out, "big "), "by name, the first is not big:\n%s", out)
 	u.mustFail(1, []string{"allowed are cpu, memory and name"}, "top", "--sort-by=age")
 }
 
@@ -162,9 +137,7 @@ func TestUnknownVM(t *testing.T) {
 	other.mustRun("create", "web", "--driver=fake")
 	for _, args := range [][]string{{"show", "web"}, {"start", "web"}, {"resize", "web", "--cpu=1"}, {"port", "add", "web", "80"}, {"delete", "web", "--yes"}, {"show", "web", "-o", "yaml"}} {
 		r := u.mustFail(1, nil, args...)
-		if r.errs != `error: virtualmachines "web" not found in namespace "`+u.namespace+"\"\n" {
-			t.Errorf("%v says %q", args, r.errs)
-		}
+		assert.True(t, r.errs == `error: virtualmachines "web" not found in namespace "`+u.namespace+"\"\n", "%v says %q", args, r.errs)
 	}
 }
 
@@ -190,9 +163,8 @@ func TestRights(t *testing.T) {
 	}
 	u.flags[len(u.flags)-1] = "--as=joe"
 	u.mustFail(1, []string{"forbidden", `User "joe" cannot list resource "virtualmachines"`}, "list")
-	if vm := u.getVM("web"); vm.Spec.Action != api.ActionActive || vm.DeletionTimestamp != nil {
-		t.Errorf("the VM was changed: %+v", vm.Spec)
-	}
+	vm := u.getVM("web")
+	assert.True(t, vm.Spec.Action == api.ActionActive && vm.DeletionTimestamp == nil, "the VM was changed: %+v", vm.Spec)
 }
 
 func TestUnreachableClusters(t *testing.T) {

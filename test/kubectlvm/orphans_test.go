@@ -12,6 +12,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -29,22 +30,17 @@ func testOrphans(t *testing.T, r *replicas) {
 
 	out := u.mustRun("orphans", "list")
 	wantTexts(t, out, "UID ", string(orphan.UID), u.namespace+"/orphan")
-	if strings.Contains(out, string(owned.UID)) || strings.Contains(out, string(kept.UID)) {
-		t.Errorf("servers with an owner and released ones are listed:\n%s", out)
-	}
+	assert.True(t, !strings.Contains(out, string(owned.UID)) && !strings.Contains(out, string(kept.UID)),
+		"servers with an owner and released ones are listed:\n%s", out)
 	wantTexts(t, u.mustRun("orphans", "list", "-o", "json"), `"uid": "`+string(orphan.UID)+`"`)
 	wantTexts(t, u.mustRun("retained", "list"), u.namespace+"/kept")
 	u.mustFail(1, []string{"belongs to the VirtualMachine " + u.namespace + "/owned"}, "orphans", "delete", string(owned.UID), "--yes")
 	u.mustFail(1, []string{"no terminal to ask on"}, "orphans", "delete", string(orphan.UID))
 	wantTexts(t, u.mustRun("orphans", "delete", string(orphan.UID), "--yes"), "Removed: fake server ", u.namespace+"/orphan")
 	u.checkNoOrphans()
-	if env.ReadFakeServer(t, orphan.UID) != nil || env.ReadFakeServer(t, owned.UID) == nil {
-		t.Error("not the orphan alone was removed")
-	}
+	assert.True(t, env.ReadFakeServer(t, orphan.UID) == nil && env.ReadFakeServer(t, owned.UID) != nil, "not the orphan alone was removed")
 	approvals, err := env.KubeClient.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(t.Context(), streams.OrphanApprovalsName, metav1.GetOptions{})
-	if err != nil || len(approvals.Data) != 0 {
-		t.Errorf("the approvals that stay are %v, %v", approvals.Data, err)
-	}
+	assert.True(t, err == nil && len(approvals.Data) == 0, "the approvals that stay are %v, %v", approvals.Data, err)
 	checkRightToListServers(t, r, u)
 }
 

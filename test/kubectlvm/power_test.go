@@ -14,6 +14,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -31,22 +32,13 @@ func TestPowerVerbs(t *testing.T) {
 		{"resume", "resumed", framework.IsActive},
 		{"restart", "restarted", framework.IsActive},
 	} {
-		if out := u.mustRun(step.verb, "web", "--wait"); out != "virtualmachine.cloudnative.tw/web "+step.printed+"\n" {
-			t.Errorf("%s printed %q", step.verb, out)
-		}
-		if err := step.check(u.getVM("web")); err != nil {
-			t.Errorf("after %s: %v", step.verb, err)
-		}
+		assert.Equal(t, step.verb+" printed", u.mustRun(step.verb, "web", "--wait"), "virtualmachine.cloudnative.tw/web "+step.printed+"\n")
+		assert.ErrorIs(t, "after "+step.verb, step.check(u.getVM("web")), nil)
 	}
-	if count := u.getVM("web").Status.RestartCount - first.Status.RestartCount; count != 2 {
-		t.Errorf("the server was started %d times again, want by start and restart", count)
-	}
-	if out := u.mustRun("start", "web", "--wait"); out != "virtualmachine.cloudnative.tw/web unchanged (action is already active)\n" {
-		t.Errorf("start printed %q", out)
-	}
-	if out := u.mustRun("stop", "web"); out != "virtualmachine.cloudnative.tw/web stopping\n" {
-		t.Errorf("stop printed %q", out)
-	}
+	count := u.getVM("web").Status.RestartCount - first.Status.RestartCount
+	assert.True(t, count == 2, "the server was started %d times again, want by start and restart", count)
+	assert.Equal(t, "start printed", u.mustRun("start", "web", "--wait"), "virtualmachine.cloudnative.tw/web unchanged (action is already active)\n")
+	assert.Equal(t, "stop printed", u.mustRun("stop", "web"), "virtualmachine.cloudnative.tw/web stopping\n")
 	u.mustFail(1, []string{"error: web: it is stopped"}, "restart", "web")
 }
 
@@ -70,12 +62,8 @@ func TestSeveralVMs(t *testing.T) {
 		u.mustRun("create", name, "--driver=fake", "--labels=n="+name)
 	}
 	r := u.mustFail(1, []string{`error: virtualmachines "none" not found in namespace "` + u.namespace + `"`}, "stop", "c", "none", "vm/a", "a")
-	if r.out != "virtualmachine.cloudnative.tw/c stopping\nvirtualmachine.cloudnative.tw/a stopping\n" {
-		t.Errorf("stop printed %q, want the others in their order", r.out)
-	}
-	if out := u.mustRun("stop", "-l", "n in (b,none)"); out != "virtualmachine.cloudnative.tw/b stopping\n" {
-		t.Errorf("stop -l printed %q", out)
-	}
+	assert.Equal(t, "stop printed, want the others in their order", r.out, "virtualmachine.cloudnative.tw/c stopping\nvirtualmachine.cloudnative.tw/a stopping\n")
+	assert.Equal(t, "stop -l printed", u.mustRun("stop", "-l", "n in (b,none)"), "virtualmachine.cloudnative.tw/b stopping\n")
 	u.mustRun("stop", "--all", "--wait")
 	for _, name := range []string{"a", "b", "c"} {
 		if err := framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)(u.getVM(name)); err != nil {
@@ -96,9 +84,7 @@ func TestAppliersGetAConflict(t *testing.T) {
 	environment.MustRunKubectl(t, manifest, apply...)
 	u.mustRun("stop", "web")
 	_, errs, err := environment.RunKubectl(t, manifest, apply...)
-	if err == nil || !strings.Contains(errs, `conflict with "kubectl-vm"`) {
-		t.Errorf("flux got %v and %s, want a conflict with kubectl-vm", err, errs)
-	}
+	assert.True(t, err != nil && strings.Contains(errs, `conflict with "kubectl-vm"`), "flux got %v and %s, want a conflict with kubectl-vm", err, errs)
 }
 
 // TestInterruptedWait ends a wait by Ctrl-C.
@@ -116,9 +102,8 @@ func TestInterruptedWait(t *testing.T) {
 		return nil
 	})
 	cancel()
-	if code := restart.waitForExit(t); code != 130 || strings.Contains(restart.errs.String(), "error") {
-		t.Errorf("it ended with %d: %s", code, restart.errs.String())
-	}
+	code := restart.waitForExit(t)
+	assert.True(t, code == 130 && !strings.Contains(restart.errs.String(), "error"), "it ended with %d: %s", code, restart.errs.String())
 }
 
 // patient has a verb that tells what it has brought about wait for that however busy the host is.
@@ -130,9 +115,7 @@ func TestResizeSaysWhatApplies(t *testing.T) {
 	u.createVM("web", "--cpu=1", "--memory=64Mi", "--port=http=18081:80")
 	out := u.mustRun("resize", "web", "--cpu=2", "--memory=128Mi", "--disk=1G", patient)
 	wantTexts(t, out, "web resized\n", "cpu 1 -> 2", "memory 64Mi -> 128Mi", "rootDisk default -> 1G", "applied\n")
-	if got := u.mustRun("resize", "web", "--cpu=2"); got != "virtualmachine.cloudnative.tw/web unchanged\n" {
-		t.Errorf("the same size printed %q", got)
-	}
+	assert.Equal(t, "the same size printed", u.mustRun("resize", "web", "--cpu=2"), "virtualmachine.cloudnative.tw/web unchanged\n")
 	u.mustFail(1, []string{"rootDisk may only grow: it was 1G and is now 500M"}, "resize", "web", "--disk=500M")
 	u.mustFail(1, []string{"nothing to change"}, "resize", "web")
 	u.mustFail(1, []string{`--memory "x"`}, "resize", "web", "--memory=x")
@@ -150,9 +133,8 @@ func TestResizeSaysWhatApplies(t *testing.T) {
 	wantTexts(t, u.mustRun("list"), "18082:443")
 	u.mustRun("stop", "web", "--wait")
 	wantTexts(t, u.mustRun("resize", "web", "--cpu=1"), "cpu 2 -> 1   applies when the VM is started\n")
-	if cpu := u.getVM("web").Spec.Resource[api.ResourceCPU]; cpu.String() != "1" {
-		t.Errorf("the VM has %s CPUs", &cpu)
-	}
+	cpu := u.getVM("web").Spec.Resource[api.ResourceCPU]
+	assert.True(t, cpu.String() == "1", "the VM has %s CPUs", &cpu)
 }
 
 // TestChangesOfPortsAreNotLost adds ports at the same time.
@@ -166,13 +148,11 @@ func TestChangesOfPortsAreNotLost(t *testing.T) {
 		go func() { done <- u.run("port", "add", "web", strconv.Itoa(n+1), "--wait=false") }()
 	}
 	for range adders {
-		if r := <-done; r.code != 0 {
-			t.Errorf("ended with %d: %s", r.code, r.errs)
-		}
+		r := <-done
+		assert.True(t, r.code == 0, "ended with %d: %s", r.code, r.errs)
 	}
-	if ports := u.getVM("web").Spec.Ports; len(ports) != adders {
-		t.Errorf("there are %d ports: %+v", len(ports), ports)
-	}
+	ports := u.getVM("web").Spec.Ports
+	assert.True(t, len(ports) == adders, "there are %d ports: %+v", len(ports), ports)
 }
 
 func TestDelete(t *testing.T) {
@@ -181,22 +161,13 @@ func TestDelete(t *testing.T) {
 	vm := u.createVM("web", "--disk=1G")
 	other := u.createVM("db")
 	r := u.mustFail(1, []string{"web: the VM and its server, which is Active, with its disks and all data on them (root 1G)", "confirm with --yes"}, "delete", "web")
-	if r.out != "" {
-		t.Errorf("it printed %q", r.out)
-	}
-	if u.getVM("web").DeletionTimestamp != nil {
-		t.Fatal("it was deleted without a confirmation")
-	}
+	assert.Equal(t, "it printed", r.out, "")
+	assert.Require(t, u.getVM("web").DeletionTimestamp == nil, "it was deleted without a confirmation")
 	r = u.mustFail(1, []string{`virtualmachines "none" not found`}, "delete", "none", "web", "--yes")
-	if r.out != "virtualmachine.cloudnative.tw/web deleted\n" {
-		t.Errorf("it printed %q", r.out)
-	}
-	if u.findVM("web") != nil || environment.ReadFakeServer(t, vm.UID) != nil {
-		t.Error("the VM or its server is still there")
-	}
-	if err := framework.IsActive(u.getVM("db")); err != nil || environment.ReadFakeServer(t, other.UID) == nil {
-		t.Errorf("the other VM is %v", err)
-	}
+	assert.Equal(t, "it printed", r.out, "virtualmachine.cloudnative.tw/web deleted\n")
+	assert.True(t, u.findVM("web") == nil && environment.ReadFakeServer(t, vm.UID) == nil, "the VM or its server is still there")
+	err := framework.IsActive(u.getVM("db"))
+	assert.True(t, err == nil && environment.ReadFakeServer(t, other.UID) != nil, "the other VM is %v", err)
 }
 
 func TestDeleteKeepsTheServer(t *testing.T) {
@@ -204,12 +175,8 @@ func TestDeleteKeepsTheServer(t *testing.T) {
 	u := newUser(t)
 	vm := u.createVM("web")
 	wantTexts(t, u.mustRun("delete", "web", "--keep-server", "--yes"), "web deleted, its server fake-", "is kept\n")
-	if u.findVM("web") != nil {
-		t.Error("the VM is still there")
-	}
-	if environment.ReadReleasedServers(t)[vm.UID] == nil {
-		t.Error("the server was not kept")
-	}
+	assert.True(t, u.findVM("web") == nil, "the VM is still there")
+	assert.True(t, environment.ReadReleasedServers(t)[vm.UID] != nil, "the server was not kept")
 }
 
 // TestDeleteTimesOut has a finalizer of another program.

@@ -165,9 +165,8 @@ func (p *consoleUser) testNextLeader(t *testing.T) {
 	p.tty.typeText(t, "\x1d")
 	code := p.tty.waitForExit(t)
 	text := p.tty.close()
-	if code != 0 || strings.Count(text, "Connecting again") != 2 || !strings.Contains(text, "Left the console.") {
-		t.Errorf("it ended with %d, and the terminal shows %q", code, text)
-	}
+	assert.True(t, code == 0 && strings.Count(text, "Connecting again") == 2 && strings.Contains(text, "Left the console."),
+		"it ended with %d, and the terminal shows %q", code, text)
 	p.mustRun("delete", "vm", "--yes")
 }
 
@@ -183,9 +182,7 @@ func testLinuxMachine(t *testing.T, r *replicas) {
 	}))
 
 	wantTexts(t, u.mustRun("logs", "vm"), "drover linux guest 1 is up")
-	if got := u.mustRun("exec", "vm", "--", "echo", "a b"); got != "a b\n" {
-		t.Errorf("echo printed %q", got)
-	}
+	assert.Equal(t, "echo printed", u.mustRun("exec", "vm", "--", "echo", "a b"), "a b\n")
 	u.mustFail(7, nil, "exec", "vm", "--", "exit", "7")
 	wantTexts(t, u.mustRun("ip", "vm"), "eth0")
 	u.checkPortForward(t, 7)
@@ -210,14 +207,11 @@ func (u *user) checkPortForward(t *testing.T, port int) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 	assert.NoError(t, err)
 	defer func() { _ = conn.Close() }()
-	if _, err := io.WriteString(conn, "hello\n"); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(io.WriteString(conn, "hello\n")))
 	const answer = "drover linux guest\nhello\n"
 	got := make([]byte, len(answer))
-	if _, err := io.ReadFull(conn, got); err != nil || string(got) != answer {
-		t.Errorf("the port answers %q, %v", got, err)
-	}
+	_, err = io.ReadFull(conn, got)
+	assert.True(t, err == nil && string(got) == answer, "the port answers %q, %v", got, err)
 }
 
 // typeUntilSeen types letters that the guest repeats and does not take for commands. Keys may be lost

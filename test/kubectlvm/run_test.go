@@ -79,9 +79,8 @@ func testRunEnds(t *testing.T, u *runUser) {
 	for code, name := range map[int]string{0: "good", 3: "bad", 255: "worst"} {
 		want := fmt.Sprintf("ending with code %d, as EXIT_CODE requests\n", code)
 		r := u.run(u.runArgs(name, fmt.Sprintf("--env=EXIT_CODE=%d", code), "--working-dir=/", "--", "an argument")...)
-		if r.code != code || strings.Count(r.out, want) != 1 || strings.Count(r.out, "\n") != 1 {
-			t.Errorf("code %d ended with %d: %q: %s", code, r.code, r.out, r.errs)
-		}
+		assert.True(t, r.code == code && strings.Count(r.out, want) == 1 && strings.Count(r.out, "\n") == 1,
+			"code %d ended with %d: %q: %s", code, r.code, r.out, r.errs)
 		vm := u.getVM(name)
 		if vm.Spec.RestartPolicy != api.RestartNever || !slices.Equal(vm.Spec.Args, []string{"an argument"}) || vm.Spec.WorkingDir != "/" || len(vm.Spec.Command) != 0 {
 			t.Errorf("the VM is %+v", vm.Spec)
@@ -103,17 +102,13 @@ func testRunFollows(t *testing.T, u *runUser) {
 	j := u.start(t.Context(), u.runArgs("--rm")...)
 	j.out.waitFor(t, "the demo guest is up\n")
 	vm := u.onlyVM()
-	if image, _, _ := strings.Cut(framework.GuestPlain, ":"); !strings.HasPrefix(vm.Name, image+"-") {
-		t.Errorf("the VM of image %s has the name %s", framework.GuestPlain, vm.Name)
-	}
+	image, _, _ := strings.Cut(framework.GuestPlain, ":")
+	assert.True(t, strings.HasPrefix(vm.Name, image+"-"), "the VM of image %s has the name %s", framework.GuestPlain, vm.Name)
 	assert.NoError(t, assert.ErrorOf(u.engine.ContainerKill(t.Context(), vm.Status.Server.ID, client.ContainerKillOptions{Signal: "SIGKILL"})))
-	if code := j.waitForExit(t); code != 137 || strings.Count(j.out.String(), "\n") != 1 {
-		t.Errorf("it ended with %d: %q: %s", code, j.out.String(), j.errs.String())
-	}
+	code := j.waitForExit(t)
+	assert.True(t, code == 137 && strings.Count(j.out.String(), "\n") == 1, "it ended with %d: %q: %s", code, j.out.String(), j.errs.String())
 	wantTexts(t, j.errs.String(), vm.Name+" created\n", vm.Name+" deleted\n")
-	if u.findVM(vm.Name) != nil {
-		t.Error("the VM was not deleted")
-	}
+	assert.True(t, u.findVM(vm.Name) == nil, "the VM was not deleted")
 }
 
 // testRunCtrlC checks that after Ctrl-C the VM is deleted with --rm alone, and that nothing is created
@@ -126,12 +121,10 @@ func testRunCtrlC(t *testing.T, u *runUser) {
 		j := u.start(ctx, u.runArgs(append(flags, name)...)...)
 		j.out.waitFor(t, "the demo guest is up\n")
 		cancel()
-		if code := j.waitForExit(t); code != 130 {
-			t.Errorf("%s: it ended with %d: %s", name, code, j.errs.String())
-		}
-		if vm := u.findVM(name); (vm != nil) != (name == "kept") {
-			t.Errorf("%s: the VM is %v", name, vm)
-		}
+		code := j.waitForExit(t)
+		assert.True(t, code == 130, "%s: it ended with %d: %s", name, code, j.errs.String())
+		vm := u.findVM(name)
+		assert.True(t, (vm != nil) == (name == "kept"), "%s: the VM is %v", name, vm)
 		if name == "kept" {
 			wantTexts(t, j.errs.String(), "kept is kept. What it prints: ", " logs -f kept. To delete it: ", " delete kept\n")
 			u.waitFor(name, framework.IsActive)
@@ -139,9 +132,8 @@ func testRunCtrlC(t *testing.T, u *runUser) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if code := u.start(ctx, u.runArgs("early", "--rm")...).waitForExit(t); code != 130 || u.findVM("early") != nil {
-		t.Errorf("early: it ended with %d, and the VM is %v", code, u.findVM("early"))
-	}
+	code := u.start(ctx, u.runArgs("early", "--rm")...).waitForExit(t)
+	assert.True(t, code == 130 && u.findVM("early") == nil, "early: it ended with %d, and the VM is %v", code, u.findVM("early"))
 }
 
 // testRunBrokenPipe checks that --rm deletes the VM when nobody reads the output any more.
@@ -155,9 +147,8 @@ func testRunBrokenPipe(t *testing.T, u *runUser) {
 	}()
 	_, err = bufio.NewReader(reader).ReadString('\n')
 	assert.NoError(t, errors.Join(err, reader.Close()))
-	if code := waitForExit(t, exit); code != 141 || u.findVM("piped") != nil {
-		t.Errorf("it ended with %d, and the VM is %v", code, u.findVM("piped"))
-	}
+	code := waitForExit(t, exit)
+	assert.True(t, code == 141 && u.findVM("piped") == nil, "it ended with %d, and the VM is %v", code, u.findVM("piped"))
 }
 
 // testRunOutage cuts the connection while a job ends: what it has printed meanwhile is printed at the end.
@@ -185,18 +176,16 @@ func testNotRun(t *testing.T, u *runUser) {
 	t.Helper()
 	u.mustFail(125, []string{"bad is not ready: Failed, Invalid", `spec.command: the program "/nope" does not exist in it`},
 		u.runArgs("bad", "--rm", "--command", "--", "/nope", "x")...)
-	if vm := u.findVM("bad"); vm != nil {
-		t.Errorf("the VM was not deleted: %+v", vm.Status)
-	}
+	vm := u.findVM("bad")
+	assert.True(t, vm == nil, "the VM was not deleted: %+v", vm)
 	u.mustFail(1, []string{"--image is required"}, "run", "x")
 	u.mustFail(1, []string{"run passes no input on"}, u.runArgs("x", "-it", "--", "sh")...)
 	u.mustFail(1, []string{"--command needs a command behind --"}, u.runArgs("x", "--command")...)
 	u.mustFail(1, []string{`--env "A": a variable is NAME=VALUE, and each is given once`}, u.runArgs("x", "--env=A=1", "--env=A=2")...)
 	u.mustFail(1, []string{"put -- before the arguments"}, u.runArgs("x", "sh")...)
 	u.mustFail(1, []string{"cpu is 9999"}, u.runArgs("x", "--rm", "--cpu=9999")...)
-	if vm := u.findVM("x"); vm != nil {
-		t.Errorf("there is a VM: %+v", vm)
-	}
+	vm = u.findVM("x")
+	assert.True(t, vm == nil, "there is a VM: %+v", vm)
 }
 
 // TestCreateWithCommand checks which fields of a container image's command create sets.
@@ -209,11 +198,9 @@ func TestCreateWithCommand(t *testing.T) {
 		t.Errorf("the VM is %+v", s)
 	}
 	vm = u.createVM("command", "--command", "--restart-policy=OnFailure", "--", "sh")
-	if s := vm.Spec; !slices.Equal(s.Command, []string{"sh"}) || len(s.Args) != 0 || s.RestartPolicy != api.RestartOnFailure {
-		t.Errorf("the VM is %+v", s)
-	}
-	if vm = u.createVM("plain"); vm.Spec.RestartPolicy != api.RestartAlways {
-		t.Errorf("the VM is %+v", vm.Spec)
-	}
+	s := vm.Spec
+	assert.True(t, slices.Equal(s.Command, []string{"sh"}) && len(s.Args) == 0 && s.RestartPolicy == api.RestartOnFailure, "the VM is %+v", s)
+	vm = u.createVM("plain")
+	assert.True(t, vm.Spec.RestartPolicy == api.RestartAlways, "the VM is %+v", vm.Spec)
 	u.mustFail(1, []string{"put -- before the command"}, "create", "web", "sh")
 }

@@ -54,9 +54,7 @@ func newSSHUser(t *testing.T, copySize int, flags ...string) *sshUser {
 	u.program, _ = pluginPath(t)
 	u.environment = append(os.Environ(), "KUBECONFIG="+env.Kubeconfig, "HOME="+dir, "XDG_CONFIG_HOME="+filepath.Join(dir, "it's a %d folder"), "SSH_AUTH_SOCK=")
 	out, err := exec.CommandContext(t.Context(), "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", u.identity).CombinedOutput()
-	if err != nil {
-		t.Fatalf("ssh-keygen: %v: %s", err, out)
-	}
+	assert.Require(t, err == nil, "ssh-keygen: %v: %s", err, out)
 	key, err := os.ReadFile(u.identity + ".pub")
 	assert.NoError(t, err)
 	u.publicKey = string(key)
@@ -191,9 +189,8 @@ func TestCopyToMachine(t *testing.T) {
 	assert.NoError(t, err)
 	framework.PushImage(t, host+"/scratch:1", image)
 	u := newSSHUser(t, 20<<20, "--vm-driver=qemu", "--image-plain-http-registries="+host, "--image-hosts=127.0.0.0/8", "--qemu-unchecked-images", "--qemu-kernel="+framework.GuestKernel(t))
-	if r := u.run("", "create", "web", "--image="+host+"/scratch:1", "--memory=128Mi", "--wait"); r.code != 0 {
-		t.Fatalf("create ended with %d: %s", r.code, r.errs)
-	}
+	r := u.run("", "create", "web", "--image="+host+"/scratch:1", "--memory=128Mi", "--wait")
+	assert.Require(t, r.code == 0, "create ended with %d: %s", r.code, r.errs)
 	t.Cleanup(func() { u.expectOutput(0, "virtualmachine.cloudnative.tw/web deleted\n", "", "delete", "web", "--yes") })
 	content := make([]byte, u.copySize)
 	_, _ = rand.Read(content)
@@ -203,9 +200,7 @@ func TestCopyToMachine(t *testing.T) {
 	u.expectOutput(0, "", "", "cp", "folder", "web:")
 	u.expectOutput(0, "", "", "cp", "web:/work/folder", "back")
 	got, err := os.ReadFile(filepath.Join(u.dir, "back", "link"))
-	if err != nil || !bytes.Equal(got, content) {
-		t.Errorf("%d bytes of %d came back, %v", len(got), len(content), err)
-	}
+	assert.True(t, err == nil && bytes.Equal(got, content), "%d bytes of %d came back, %v", len(got), len(content), err)
 	u.expectOutput(1, "", "no such file or directory", "cp", "web:/none", ".")
 	u.expectOutput(1, "", "no such file or directory", "cp", "none", "web:/work")
 	u.expectOutput(1, "", "no such file or directory", "cp", "key", "key.pub", "web:/none")
@@ -226,9 +221,8 @@ func (u *sshUser) testInteractive(t *testing.T) {
 	tty.typeText(t, "stty size; exit 5\n")
 	err := cmd.Wait()
 	text := tty.close()
-	if code := cmd.ProcessState.ExitCode(); code != 5 || !strings.Contains(text, "33 91") {
-		t.Errorf("it ended with %d, %v: %q", code, err, text)
-	}
+	code := cmd.ProcessState.ExitCode()
+	assert.True(t, code == 5 && strings.Contains(text, "33 91"), "it ended with %d, %v: %q", code, err, text)
 }
 
 // testInterrupted ends the program alone, which has to end ssh.
@@ -246,9 +240,8 @@ func (u *sshUser) testInterrupted(t *testing.T) {
 	}
 	assert.NoError(t, err)
 	rest, err := io.ReadAll(out) // ends with ssh
-	if _ = cmd.Wait(); err != nil || len(rest) > 0 || cmd.ProcessState.ExitCode() != 130 {
-		t.Errorf("it ended with %d, %q, %v", cmd.ProcessState.ExitCode(), rest, err)
-	}
+	_ = cmd.Wait()
+	assert.True(t, err == nil && len(rest) == 0 && cmd.ProcessState.ExitCode() == 130, "it ended with %d, %q, %v", cmd.ProcessState.ExitCode(), rest, err)
 }
 
 // testCopy copies a file that is larger than all buffers, and a folder, both ways.
@@ -265,9 +258,7 @@ func (u *sshUser) testCopy(t *testing.T) {
 	u.expectOutput(0, "", "", append(cp, "-r", "folder", u.user+"@web:/tmp/")...)
 	u.expectOutput(0, "", "", append(cp, "-r", u.user+"@web:/tmp/folder", "back")...)
 	got, err := os.ReadFile(filepath.Join(u.dir, "back", "a b", "c:d"))
-	if err != nil || !bytes.Equal(got, content) {
-		t.Errorf("%d bytes of %d came back, %v", len(got), len(content), err)
-	}
+	assert.True(t, err == nil && bytes.Equal(got, content), "%d bytes of %d came back, %v", len(got), len(content), err)
 	u.expectOutput(1, "", "not a regular file", append(cp, "folder", u.user+"@web:/tmp/other")...)
 	u.expectOutput(1, "", "No such file or directory", append(cp, u.user+"@web:/tmp/none", ".")...)
 	u.expectOutput(1, "", "one of the paths has to be in a VM", append(cp, u.user+"@web:/tmp/x", "ann@db:/tmp/x")...)
@@ -299,9 +290,8 @@ func TestLoginUser(t *testing.T) { //nolint:paralleltest // it replaces ssh
 		{"ssh other", "ControlPath=none -- " + host("other")},
 		{"cp page other:/tmp", " -- page " + host("other") + ":/tmp"},
 	} {
-		if out := u.mustRun(strings.Fields(c.args)...); !strings.HasSuffix(out, c.ends+"\n") {
-			t.Errorf("kubectl vm %s runs %q, want %q at its end", c.args, out, c.ends)
-		}
+		out := u.mustRun(strings.Fields(c.args)...)
+		assert.True(t, strings.HasSuffix(out, c.ends+"\n"), "kubectl vm %s runs %q, want %q at its end", c.args, out, c.ends)
 	}
 	if r := u.run("cp", "image:/etc/hostname", dir); r.code == 0 || strings.Contains(r.out, "ControlPath") || !strings.Contains(r.errs, "serves no consoles, logs, commands") {
 		t.Errorf("kubectl vm cp of a machine of a container image asks no Drover: %+v", r)

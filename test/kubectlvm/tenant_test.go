@@ -48,16 +48,14 @@ func TestNamespaceOfATenant(t *testing.T) {
 		_, err := tenant.CoreV1().ConfigMaps("drover-system").Create(t.Context(), lie, metav1.CreateOptions{})
 		return err
 	})
-	if _, err := tenant.CoreV1().ConfigMaps(streams.ConfigMapNamespace).Create(t.Context(), lie, metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
-		t.Errorf("a tenant publishes an address in %s: %v", streams.ConfigMapNamespace, err)
-	}
+	_, err := tenant.CoreV1().ConfigMaps(streams.ConfigMapNamespace).Create(t.Context(), lie, metav1.CreateOptions{})
+	assert.True(t, apierrors.IsForbidden(err), "a tenant publishes an address in %s: %v", streams.ConfigMapNamespace, err)
 	for _, verb := range [][]string{{"console", "vm"}, {"logs", "vm"}, {"exec", "vm", "--", "true"}, {"ip", "vm"}} {
 		u.mustFail(1, []string{`configmaps "drover-streams" not found in kube-system`}, verb...)
 	}
 	wantTexts(t, u.run("doctor").out, `"drover-streams"`)
-	if n := connections.Load(); n != 0 {
-		t.Errorf("the tenant's server had %d connections", n)
-	}
+	n := connections.Load()
+	assert.True(t, n == 0, "the tenant's server had %d connections", n)
 }
 
 // newTenant returns a user who has created a namespace and, as clusters give it, is its

@@ -73,9 +73,7 @@ func (tty *terminal) waitForExit(t testing.TB) int {
 
 func (tty *terminal) typeText(t testing.TB, text string) {
 	t.Helper()
-	if _, err := io.WriteString(tty.person, text); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(io.WriteString(tty.person, text)))
 }
 
 // TestDeleteAsks answers the question on a terminal.
@@ -94,9 +92,7 @@ func TestDeleteAsks(t *testing.T) {
 		tty.typeText(t, one.answer)
 		code := tty.waitForExit(t)
 		text := tty.close()
-		if code != one.code || (u.findVM("web") == nil) != one.gone {
-			t.Errorf("the answer %q ended with %d: %q", one.answer, code, text)
-		}
+		assert.True(t, code == one.code && (u.findVM("web") == nil) == one.gone, "the answer %q ended with %d: %q", one.answer, code, text)
 		if !one.gone {
 			wantTexts(t, text, "error: nothing was deleted")
 		}
@@ -114,9 +110,8 @@ func TestQuestionEndsByCtrlC(t *testing.T) {
 	tty.startCommand(ctx, u, "delete", "web")
 	tty.text.waitFor(t, "[y/N] ")
 	cancel()
-	if code := tty.waitForExit(t); code != 130 || u.findVM("web") == nil {
-		t.Errorf("it ended with %d", code)
-	}
+	code := tty.waitForExit(t)
+	assert.True(t, code == 130 && u.findVM("web") != nil, "it ended with %d", code)
 	tty.typeText(t, "\n") // ends the read
 	tty.close()
 }
@@ -129,9 +124,7 @@ func TestColors(t *testing.T) {
 		t.Setenv("NO_COLOR", noColor)
 		tty := newTerminal(t, 80, 24)
 		tty.startCommand(t.Context(), u, "list")
-		if code := tty.waitForExit(t); code != 0 {
-			t.Errorf("list ended with %d", code)
-		}
+		assert.Equal(t, "list ended with", tty.waitForExit(t), 0)
 		if text := tty.close(); strings.Contains(text, "\x1b[32mActive") != colored || strings.Contains(text, "\x1b") != colored {
 			t.Errorf("with NO_COLOR=%q it printed %q", noColor, text)
 		}
@@ -147,15 +140,12 @@ func TestCreateOnATerminal(t *testing.T) {
 	tty := newTerminal(t, 40, 24)
 	tty.startCommand(t.Context(), u, "create", slow, "--driver=fake", "--wait")
 	tty.text.waitFor(t, "Creating")
-	if code := tty.waitForExit(t); code != 0 {
-		t.Errorf("it ended with %d", code)
-	}
+	assert.Equal(t, "it ended with", tty.waitForExit(t), 0)
 	text := tty.close()
 	wantTexts(t, text, "✓ server created", slow+" is ready after ")
 	for line := range strings.SplitSeq(strings.ReplaceAll(text, "\r\x1b[K", "\n"), "\n") {
-		if n := len([]rune(strings.TrimSuffix(line, "\r"))); n > 40 && strings.ContainsAny(line, "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏") {
-			t.Errorf("a line of %d characters would be broken: %q", n, line)
-		}
+		n := len([]rune(strings.TrimSuffix(line, "\r")))
+		assert.True(t, n <= 40 || !strings.ContainsAny(line, "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"), "a line of %d characters would be broken: %q", n, line)
 	}
 }
 
@@ -168,9 +158,7 @@ func TestCompletion(t *testing.T) {
 	complete := func(args ...string) string {
 		var out buffer
 		code := app.Main(t.Context(), append([]string{"/usr/bin/kubectl_complete-vm"}, args...), genericiooptions.IOStreams{In: u.stdin, Out: &out, ErrOut: io.Discard})
-		if code != 0 {
-			t.Errorf("the completion of %q ended with %d", args, code)
-		}
+		assert.Equal(t, fmt.Sprintf("the completion of %q ended with", args), code, 0)
 		return out.String()
 	}
 	n := "--namespace=" + u.namespace
@@ -188,12 +176,9 @@ func TestCompletion(t *testing.T) {
 			return nil
 		})
 	}
-	if got := complete("list", "--namespace", ""); !strings.Contains(got, u.namespace+"\n") {
-		t.Errorf("the namespaces are %q", got)
-	}
-	if got := complete("sto"); !strings.HasPrefix(got, "stop\t") {
-		t.Errorf("sto is completed by %q", got)
-	}
+	assert.Contains(t, "the namespaces", complete("list", "--namespace", ""), u.namespace+"\n")
+	got := complete("sto")
+	assert.True(t, strings.HasPrefix(got, "stop\t"), "sto is completed by %q", got)
 	for _, shell := range []string{"bash", "zsh", "fish"} {
 		wantTexts(t, u.mustRun("completion", shell), "kubectl-vm")
 	}
@@ -207,9 +192,7 @@ func pluginPath(t *testing.T) (path, drover string) {
 	if err == nil {
 		_, err = os.Stat(path)
 	}
-	if err != nil {
-		t.Fatalf("%v: run make build", err)
-	}
+	assert.Require(t, err == nil, "%v: run make build", err)
 	return path, drover
 }
 
@@ -226,14 +209,10 @@ func TestPlugin(t *testing.T) {
 		return string(out), err
 	}
 	out, err := run(drover, "kubectl", "vm", "list", "--namespace="+u.namespace)
-	if err != nil || !strings.Contains(out, "web    Active") {
-		t.Errorf("kubectl vm list: %v: %s", err, out)
-	}
+	assert.True(t, err == nil && strings.Contains(out, "web    Active"), "kubectl vm list: %v: %s", err, out)
 	out, err = run(drover, "kubectl", "vm", "explain", "none", "--namespace="+u.namespace)
-	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 3 {
-		t.Errorf("kubectl vm explain: %v: %s", err, out)
-	}
-	if out, err = run(path, "--version"); err != nil || !strings.HasPrefix(out, "kubectl-vm ") {
-		t.Errorf("version: %v: %s", err, out)
-	}
+	exit := (*exec.ExitError)(nil)
+	assert.True(t, errors.As(err, &exit) && exit.ExitCode() == 3, "kubectl vm explain: %v: %s", err, out)
+	out, err = run(path, "--version")
+	assert.True(t, err == nil && strings.HasPrefix(out, "kubectl-vm "), "version: %v: %s", err, out)
 }

@@ -238,8 +238,6 @@ func (u *user) waitForFailures() {
 func wantTexts(t testing.TB, text string, parts ...string) {
 	t.Helper()
 	for _, part := range parts {
-		if !strings.Contains(text, part) {
-			t.Errorf("there is no %q in:\n%s", part, text)
-		}
+		assert.Contains(t, fmt.Sprintf("there is no %q in:\n", part), text, part)
 	}
 }

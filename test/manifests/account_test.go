@@ -49,9 +49,7 @@ func TestAccount(t *testing.T) {
 		}
 	})
 	// All that it has tried is allowed, even where it would continue quietly after a refusal.
-	if strings.Contains(controller.Output(), "forbidden") {
-		t.Error("something was forbidden")
-	}
+	assert.True(t, !strings.Contains(controller.Output(), "forbidden"), "something was forbidden")
 	t.Run("secrets", func(t *testing.T) { testSecrets(t, w) })
 	controller.MustStop()
 }
@@ -67,14 +65,11 @@ func testLife(t *testing.T, w *testenv.Environment) {
 	w.WaitForVM(t, vm, framework.IsActive)
 	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = resource.MustParse("500m") })
 	w.WaitForVM(t, vm, framework.IsActive)
-	if got := w.ReadFakeServer(t, vm.UID).CPUMilli; got != 500 {
-		t.Errorf("the server has %d thousandths of a CPU, want 500", got)
-	}
+	got := w.ReadFakeServer(t, vm.UID).CPUMilli
+	assert.True(t, got == 500, "the server has %d thousandths of a CPU, want 500", got)
 	w.DeleteVM(t, vm)
 	w.WaitForDeletion(t, vm)
-	if w.ReadFakeServer(t, vm.UID) != nil {
-		t.Error("the server is still there")
-	}
+	assert.True(t, w.ReadFakeServer(t, vm.UID) == nil, "the server is still there")
 }
 
 // testSecrets checks that a Secret is read where the controller was bound,
@@ -88,17 +83,13 @@ func testSecrets(t *testing.T, w *testenv.Environment) {
 		assert.NoError(t, err)
 	}
 	served := w.CreateActiveVM(t, fakeVM("served").Namespace(bound).UserDataSecret("init", "user-data"))
-	if !w.ReadFakeServer(t, served.UID).HasUserData {
-		t.Error("the server got no user-data")
-	}
+	assert.True(t, w.ReadFakeServer(t, served.UID).HasUserData, "the server got no user-data")
 
 	refused := w.CreateVM(t, fakeVM("refused").Namespace(unbound).UserDataSecret("init", "user-data"))
 	w.WaitForVM(t, refused, framework.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable),
 		framework.HasMessage("spec.userData"), framework.HasMessage(`"init"`), framework.HasMessage("forbidden"),
 		framework.HasMessage("system:serviceaccount:"+namespace+":"+accountName), framework.HasMessage(`namespace "`+unbound+`"`))
-	if w.ReadFakeServer(t, refused.UID) != nil {
-		t.Error("there is a server without its user-data")
-	}
+	assert.True(t, w.ReadFakeServer(t, refused.UID) == nil, "there is a server without its user-data")
 	bindSecrets(t, w, unbound)
 	w.WaitForVM(t, refused, framework.IsActive)
 }
@@ -187,9 +178,8 @@ func testPermissions(t *testing.T, w *testenv.Environment) {
 		leases := controller.client.CoordinationV1().Leases(namespace)
 		_, err := leases.List(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + accountName})
 		assert.NoError(t, err)
-		if _, err := leases.List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
-			t.Errorf("it may list all: error %v", err)
-		}
+		_, err = leases.List(t.Context(), metav1.ListOptions{})
+		assert.True(t, apierrors.IsForbidden(err), "it may list all: error %v", err)
 	})
 }
 

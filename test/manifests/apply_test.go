@@ -86,9 +86,8 @@ func checkInstalled(t *testing.T, kube kubernetes.Interface, ns string) {
 	get := metav1.GetOptions{}
 	deployment, err := kube.AppsV1().Deployments(ns).Get(t.Context(), "drover-controller", get)
 	assert.NoError(t, err)
-	if n := *deployment.Spec.Replicas; n != 3 {
-		t.Errorf("it has %d replicas, want 3", n)
-	}
+	n := *deployment.Spec.Replicas
+	assert.True(t, n == 3, "it has %d replicas, want 3", n)
 	_, budgetErr := kube.PolicyV1().PodDisruptionBudgets(ns).Get(t.Context(), "drover-controller", get)
 	_, policyErr := kube.NetworkingV1().NetworkPolicies(ns).Get(t.Context(), "drover-controller", get)
 	_, serviceErr := kube.CoreV1().Services(ns).Get(t.Context(), "drover-metrics", get)
@@ -114,9 +113,7 @@ func dryRunPod(t *testing.T, kube kubernetes.Interface, pod *corev1.Pod, refusal
 	if refusal == "" && err != nil {
 		t.Error(err)
 	}
-	if refusal != "" && (err == nil || !strings.Contains(err.Error(), refusal)) {
-		t.Errorf("the error is %v, want %q in it", err, refusal)
-	}
+	assert.True(t, refusal == "" || (err != nil && strings.Contains(err.Error(), refusal)), "the error is %v, want %q in it", err, refusal)
 }
 
 // applyChart applies what the chart renders.
@@ -178,9 +175,8 @@ func checkScraper(t *testing.T, w *testenv.Environment, token string) {
 	answer, err := scraper.AuthorizationV1().SelfSubjectRulesReviews().Create(t.Context(), rules, metav1.CreateOptions{})
 	assert.NoError(t, err)
 	for _, rule := range answer.Status.ResourceRules {
-		if !strings.HasPrefix(rule.Resources[0], "selfsubject") && !slices.Equal(rule.ResourceNames, []string{streams.ConfigMapName}) {
-			t.Errorf("it may %v %v", rule.Verbs, rule.Resources)
-		}
+		assert.True(t, strings.HasPrefix(rule.Resources[0], "selfsubject") || slices.Equal(rule.ResourceNames, []string{streams.ConfigMapName}),
+			"it may %v %v", rule.Verbs, rule.Resources)
 	}
 }
 
@@ -223,13 +219,10 @@ func checkUninstallKeepsVMs(t *testing.T, w *testenv.Environment) {
 	_, err := vms.Create(t.Context(), vm, metav1.CreateOptions{})
 	assert.NoError(t, err)
 	framework.RunHelm(t, w.Kubeconfig, "uninstall", "drover", "--namespace", chartNamespace)
-	if _, err := w.KubeClient.AppsV1().Deployments(chartNamespace).Get(t.Context(), "drover-controller", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("the Deployment is still there: error %v", err)
-	}
+	_, err = w.KubeClient.AppsV1().Deployments(chartNamespace).Get(t.Context(), "drover-controller", metav1.GetOptions{})
+	assert.True(t, apierrors.IsNotFound(err), "the Deployment is still there: error %v", err)
 	now, err := vms.Get(t.Context(), vm.Name, metav1.GetOptions{})
-	if err != nil || now.DeletionTimestamp != nil {
-		t.Errorf("the VM is %+v, error %v", now, err)
-	}
+	assert.True(t, err == nil && now.DeletionTimestamp == nil, "the VM is %+v, error %v", now, err)
 	assert.NoError(t, vms.Delete(t.Context(), vm.Name, metav1.DeleteOptions{}))
 }
 
@@ -250,9 +243,7 @@ func testStaticPod(t *testing.T, w *testenv.Environment) {
 	_, err := controller.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceSystem, metav1.GetOptions{})
 	assert.NoError(t, err)
 	_, err = controller.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceDefault, metav1.GetOptions{})
-	if !apierrors.IsForbidden(err) {
-		t.Errorf("it may read another namespace: error %v", err)
-	}
+	assert.True(t, apierrors.IsForbidden(err), "it may read another namespace: error %v", err)
 }
 
 func waitForToken(t *testing.T, kube kubernetes.Interface, ns, name string) string {

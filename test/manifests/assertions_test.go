@@ -128,9 +128,7 @@ func checkAssertion(t *testing.T, u user, ns string, r request, allowed bool) {
 
 func checkAnswer(t *testing.T, u user, ns string, err error, allowed bool) {
 	t.Helper()
-	if (err == nil) != allowed || err != nil && !apierrors.IsForbidden(err) {
-		t.Errorf("%s in %s, who may: %t, gets %v", u.info.Username, ns, allowed, err)
-	}
+	assert.True(t, (err == nil) == allowed && (err == nil || apierrors.IsForbidden(err)), "%s in %s, who may: %t, gets %v", u.info.Username, ns, allowed, err)
 }
 
 const (
@@ -217,9 +215,8 @@ func testLostPods(t *testing.T, w *testenv.Environment) {
 			assert.NoError(t, pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
 			w.WaitForVM(t, vm, framework.HasMessage("nothing proves that its containers have ended"))
 			setAssertion(t, w, vm, string(pod.UID))
-			if next := waitForPod(t, w, vm); next.UID == pod.UID {
-				t.Errorf("the pod is %s as before", next.UID)
-			}
+			next := waitForPod(t, w, vm)
+			assert.True(t, next.UID != pod.UID, "the pod is %s as before", next.UID)
 		})
 	}
 }
@@ -273,21 +270,18 @@ func checkStays(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine, po
 		return nil
 	})
 	now, err := w.KubeClient.CoreV1().Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
-	if err != nil || now.UID != pod.UID || now.DeletionTimestamp != nil || len(now.Finalizers) != len(pod.Finalizers) {
-		t.Errorf("%s: pod %s does not stay: there is %s, deleted at %v, finalizers %v, %v", why, pod.UID, now.UID, now.DeletionTimestamp, now.Finalizers, err)
-	}
+	assert.True(t, err == nil && now.UID == pod.UID && now.DeletionTimestamp == nil && len(now.Finalizers) == len(pod.Finalizers),
+		"%s: pod %s does not stay: there is %s, deleted at %v, finalizers %v, %v", why, pod.UID, now.UID, now.DeletionTimestamp, now.Finalizers, err)
 }
 
 // TestChartWithoutAssertions checks that a value removes the flag, the policy and the role.
 func TestChartWithoutAssertions(t *testing.T) {
 	t.Parallel()
 	all := renderChart(t, append([]string{"--set", "pod.assertions=false"}, podValues...)...)
-	if flags := flagsOf(t, all); slices.Contains(flags, "--pod-assertions=true") {
-		t.Errorf("the flags are %s", flags)
-	}
+	flags := flagsOf(t, all)
+	assert.True(t, !slices.Contains(flags, "--pod-assertions=true"), "the flags are %s", flags)
 	for _, o := range all {
-		if strings.HasPrefix(o.GetKind(), "ValidatingAdmissionPolicy") || o.GetName() == "drover-assert-stopped" {
-			t.Errorf("there is %s %s", o.GetKind(), o.GetName())
-		}
+		assert.True(t, !strings.HasPrefix(o.GetKind(), "ValidatingAdmissionPolicy") && o.GetName() != "drover-assert-stopped",
+			"there is %s %s", o.GetKind(), o.GetName())
 	}
 }

@@ -33,9 +33,8 @@ func testOlderCRD(t *testing.T, w *testenv.Environment) {
 		}
 		return nil
 	})
-	if out := c.Output(); !strings.Contains(out, "no "+field) || strings.Contains(out, "Starting workers") {
-		t.Errorf("it printed:\n%s", out)
-	}
+	out := c.Output()
+	assert.True(t, strings.Contains(out, "no "+field) && !strings.Contains(out, "Starting workers"), "it printed:\n%s", out)
 	framework.RunKubectl(t, w.Kubeconfig, "replace", "-f", configPath("crd/cloudnative.tw_virtualmachines.yaml"))
 	remove("/selectableFields")
 	waitForMissing(t, w, "")

@@ -35,9 +35,7 @@ func TestImage(t *testing.T) {
 	w.WaitForDeletion(t, vm)
 
 	docker(t, "stop", "--time=20", id) // it is process 1 there, for which signals lack a default
-	if code := testenv.InspectContainer(t, id).State.ExitCode; code != 0 {
-		t.Errorf("it ended with code %d", code)
-	}
+	assert.Equal(t, "it ended with code", testenv.InspectContainer(t, id).State.ExitCode, 0)
 }
 
 func docker(t *testing.T, args ...string) string {

@@ -35,9 +35,8 @@ func TestFlagsExist(t *testing.T) {
 			for _, arg := range args {
 				flags = append(flags, arg.(string))
 			}
-			if err := app.NewCommand().ParseFlags(flags); err != nil || len(flags) < 5 {
-				t.Errorf("%q: error %v", flags, err)
-			}
+			err := app.NewCommand().ParseFlags(flags)
+			assert.True(t, err == nil && len(flags) >= 5, "%q: error %v", flags, err)
 		})
 	}
 }
@@ -64,9 +63,8 @@ func testMetrics(t *testing.T, w *testenv.Environment, addr string) {
 	// controller-runtime answers in this way to an invalid token.
 	checkAnswers(t, "https://"+addr, "no token at all", http.StatusInternalServerError, "Authentication failed")
 	// What answers to HTTP here is an error, or the line cut.
-	if code, body, err := requestMetrics(t, "http://"+addr, scraper); err == nil && code != http.StatusBadRequest {
-		t.Errorf("by HTTP it answers %d: %.200s", code, body)
-	}
+	code, body, err := requestMetrics(t, "http://"+addr, scraper)
+	assert.True(t, err != nil || code == http.StatusBadRequest, "by HTTP it answers %d: %.200s", code, body)
 }
 
 // checkAnswers requests metrics until the answer is the expected one: the program takes a

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -38,14 +39,10 @@ func TestNotes(t *testing.T) {
 			_, notes, _ := strings.Cut(out, "NOTES:")
 			text := strings.Join(strings.Fields(notes), " ")
 			for _, want := range tc.want {
-				if !strings.Contains(text, want) {
-					t.Errorf("it does not say %q:\n%s", want, notes)
-				}
+				assert.True(t, strings.Contains(text, want), "it does not say %q:\n%s", want, notes)
 			}
 			for _, never := range tc.never {
-				if strings.Contains(text, never) {
-					t.Errorf("it says %q:\n%s", never, notes)
-				}
+				assert.True(t, !strings.Contains(text, never), "it says %q:\n%s", never, notes)
 			}
 		})
 	}

@@ -50,9 +50,8 @@ func TestChartWithoutPods(t *testing.T) {
 	for driver, want := range map[string]bool{"docker": false, "fake": false, "docker,pod": true, "docker, pod": true} {
 		all := renderChart(t, "--set", set+strings.ReplaceAll(driver, ",", `\,`))
 		has := strings.Contains(fmt.Sprint(controllerContainer(t, findObject(t, all, "Deployment"))["args"]), "--pod-")
-		if bound := addedRights(t, renderChart(t), all) != ""; has != want || bound != want {
-			t.Errorf("drivers %s: it has flags: %v and rights: %v, want %v", driver, has, bound, want)
-		}
+		bound := addedRights(t, renderChart(t), all) != ""
+		assert.True(t, has == want && bound == want, "drivers %s: it has flags: %v and rights: %v, want %v", driver, has, bound, want)
 	}
 }
 
@@ -128,9 +127,7 @@ func testOneNamespace(t *testing.T, w *testenv.Environment) {
 func TestChartPodStreams(t *testing.T) {
 	t.Parallel()
 	_, stderr, err := framework.TryHelm(t, os.DevNull, append([]string{"template", "drover", chart, "--set", "pod.streams=true"}, podValues...)...)
-	if err == nil || !strings.Contains(stderr, "needs streams.enabled") {
-		t.Errorf("pod.streams alone: %v, %q", err, stderr)
-	}
+	assert.True(t, err != nil && strings.Contains(stderr, "needs streams.enabled"), "pod.streams alone: %v, %q", err, stderr)
 }
 
 // startWithAllAPIs starts a cluster whose API server serves all APIs. Nothing runs pods.

@@ -45,10 +45,8 @@ func checkRights(t *testing.T, goldenFile, updatedBy string, rights map[string]s
 	text, err := os.ReadFile(goldenFile)
 	assert.NoError(t, err)
 	for name, got := range rights {
-		if got != string(text) {
-			t.Errorf("%s gives other rights than %s; go test ./test/manifests -run %s -update writes those of %s.\ngot:\n%s",
-				name, goldenFile, t.Name(), updatedBy, got)
-		}
+		assert.True(t, got == string(text),
+			"%s gives other rights than %s; go test ./test/manifests -run %s -update writes those of %s.\ngot:\n%s", name, goldenFile, t.Name(), updatedBy, got)
 	}
 }
 
@@ -62,14 +60,10 @@ func TestChartBindsSecretNamespaces(t *testing.T) {
 			"roleRef:\n  apiGroup: rbac.authorization.k8s.io\n  kind: ClusterRole\n  name: drover-secrets-reader\n" +
 			"subjects:\n- kind: ServiceAccount\n  name: drover-controller\n  namespace: " + namespace + "\n"
 		before, after, ok := strings.Cut(bound, "---\napiVersion: rbac.authorization.k8s.io/v1\n"+want)
-		if !ok {
-			t.Fatalf("no RoleBinding in %s:\n%s", ns, bound)
-		}
+		assert.Require(t, ok, "no RoleBinding in %s:\n%s", ns, bound)
 		bound = before + after
 	}
-	if bound != plain {
-		t.Errorf("more has changed:\n%s", bound)
-	}
+	assert.Equal(t, "more has changed:\n", bound, plain)
 }
 
 // TestComponentFlags checks that a component of config/, which sets variables of the environment, gives
@@ -105,13 +99,9 @@ func TestChartWithoutAggregation(t *testing.T) {
 		keepLabels(o, func(key string) bool { return !isAggregation(key) })
 		labelled += before - len(o.GetLabels())
 	}
-	if labelled != 3 {
-		t.Errorf("%d labels add roles to others, want 3", labelled)
-	}
+	assert.Equal(t, "labels add roles to others", labelled, 3)
 	without := renderChart(t, "--set", "rbac.aggregateRoles=false")
-	if !equality.Semantic.DeepEqual(with, without) {
-		t.Error("rbac.aggregateRoles changes more than the labels of the three roles")
-	}
+	assert.True(t, equality.Semantic.DeepEqual(with, without), "rbac.aggregateRoles changes more than the labels of the three roles")
 }
 
 // isAggregation reports whether Kubernetes adds a ClusterRole to another by this label.

@@ -95,9 +95,7 @@ func findObject(t *testing.T, all []*unstructured.Unstructured, kind string, nam
 	n := slices.IndexFunc(all, func(o *unstructured.Unstructured) bool {
 		return o.GetKind() == kind && (len(name) == 0 || o.GetName() == name[0])
 	})
-	if n < 0 {
-		t.Fatalf("there is no %s %v", kind, name)
-	}
+	assert.Require(t, n >= 0, "there is no %s %v", kind, name)
 	return all[n]
 }
 
@@ -105,9 +103,7 @@ func findObject(t *testing.T, all []*unstructured.Unstructured, kind string, nam
 func fieldAt(t *testing.T, object *unstructured.Unstructured, path ...string) any {
 	t.Helper()
 	value, ok, err := unstructured.NestedFieldNoCopy(object.Object, path...)
-	if err != nil || !ok {
-		t.Fatalf("%s has no %s (error %v)", object.GetKind(), strings.Join(path, "."), err)
-	}
+	assert.Require(t, err == nil && ok, "%s has no %s (error %v)", object.GetKind(), strings.Join(path, "."), err)
 	return value
 }
 
@@ -115,8 +111,6 @@ func fieldAt(t *testing.T, object *unstructured.Unstructured, path ...string) an
 func controllerContainer(t *testing.T, deployment *unstructured.Unstructured) map[string]any {
 	t.Helper()
 	all, _ := fieldAt(t, deployment, "spec", "template", "spec", "containers").([]any)
-	if len(all) != 1 {
-		t.Fatalf("the Deployment has %d containers, want 1", len(all))
-	}
+	assert.Require(t, len(all) == 1, "the Deployment has %d containers, want 1", len(all))
 	return all[0].(map[string]any)
 }

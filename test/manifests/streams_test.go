@@ -48,9 +48,7 @@ func readLog(t testing.TB, user *rest.Config) error {
 // TestStreamsRights checks that streams change no rights of the controller.
 func TestStreamsRights(t *testing.T) {
 	t.Parallel()
-	if permissionsOf(t, renderComponent(t, "streams")) != permissionsOf(t, renderChart(t)) {
-		t.Error("streams change the rights of the controller")
-	}
+	assert.True(t, permissionsOf(t, renderComponent(t, "streams")) == permissionsOf(t, renderChart(t)), "streams change the rights of the controller")
 }
 
 // flagsOf returns the flags that a controller's arguments and variables set.
@@ -67,9 +65,7 @@ func flagsOf(t *testing.T, all []*unstructured.Unstructured) (flags []string) {
 			continue
 		}
 		name = strings.ToLower(strings.ReplaceAll(name, "_", "-"))
-		if app.NewCommand().Flag(name) == nil {
-			t.Errorf("the controller lacks the flag --%s", name)
-		}
+		assert.True(t, app.NewCommand().Flag(name) != nil, "the controller lacks the flag --%s", name)
 		flags = append(flags, fmt.Sprintf("--%s=%s", name, value))
 	}
 	return flags

@@ -205,12 +205,10 @@ func (u user) send(ctx context.Context, ns string, r request) ([]byte, error) {
 func checkRequests(t *testing.T, u user) {
 	t.Helper()
 	for name, r := range requests {
-		if _, err := u.send(t.Context(), usersNamespace, r.request); !isAnswer(err, u.rank() >= r.least) {
-			t.Errorf("%s: %v", name, err)
-		}
-		if _, err := u.send(t.Context(), otherNamespace, r.request); !isAnswer(err, false) {
-			t.Errorf("%s in another namespace: %v", name, err)
-		}
+		_, err := u.send(t.Context(), usersNamespace, r.request)
+		assert.True(t, isAnswer(err, u.rank() >= r.least), "%s: %v", name, err)
+		_, err = u.send(t.Context(), otherNamespace, r.request)
+		assert.True(t, isAnswer(err, false), "%s in another namespace: %v", name, err)
 	}
 }
 
@@ -255,12 +253,9 @@ func reviews() []review {
 func checkReviews(t *testing.T, controller kubernetes.Interface, u user) {
 	t.Helper()
 	for _, r := range reviews() {
-		if got, want := u.mayStream(t, controller, usersNamespace, r), u.rank() >= r.least; got != want {
-			t.Errorf("%s %s: allowed: %v, want %v", r.verb, r.subresource, got, want)
-		}
-		if u.mayStream(t, controller, otherNamespace, r) {
-			t.Errorf("%s %s is allowed in another namespace", r.verb, r.subresource)
-		}
+		got, want := u.mayStream(t, controller, usersNamespace, r), u.rank() >= r.least
+		assert.True(t, got == want, "%s %s: allowed: %v, want %v", r.verb, r.subresource, got, want)
+		assert.True(t, !u.mayStream(t, controller, otherNamespace, r), "%s %s is allowed in another namespace", r.verb, r.subresource)
 	}
 }
 
@@ -281,7 +276,5 @@ func checkControllerFields(t *testing.T, u user) {
 	assert.NoError(t, err)
 	var vm api.VirtualMachine
 	assert.NoError(t, json.Unmarshal(answer, &vm))
-	if vm.Name != "vm" || vm.Status.Binding != nil || len(vm.Finalizers) != 0 {
-		t.Errorf("there is %+v, want neither a binding nor finalizers", vm)
-	}
+	assert.True(t, vm.Name == "vm" && vm.Status.Binding == nil && len(vm.Finalizers) == 0, "there is %+v, want neither a binding nor finalizers", vm)
 }

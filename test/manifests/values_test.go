@@ -84,9 +84,7 @@ func readYAML(t *testing.T, path string) *yaml.Node {
 
 func collectValues(t *testing.T, schema *valuesSchema, object *yaml.Node, path []string) []chartValue {
 	t.Helper()
-	if schema.AdditionalProperties != false {
-		t.Errorf("the schema allows any value below %q", strings.Join(path, "."))
-	}
+	assert.True(t, schema.AdditionalProperties == false, "the schema allows any value below %q", strings.Join(path, "."))
 	unused := maps.Clone(schema.Properties)
 	var all []chartValue
 	for i := 0; i < len(object.Content); i += 2 {
@@ -127,9 +125,7 @@ func TestChartReadme(t *testing.T) {
 	text, err := os.ReadFile(path)
 	assert.NoError(t, err)
 	before, after, ok := strings.Cut(string(text), begin)
-	if !ok {
-		t.Fatalf("%s lacks a line that ends with %q", path, begin)
-	}
+	assert.Require(t, ok, "%s lacks a line that ends with %q", path, begin)
 	want := "\n" + valuesTable(t)
 	if *update {
 		assert.NoError(t, os.WriteFile(path, []byte(before+begin+want), 0o644))
@@ -143,9 +139,7 @@ func valuesTable(t *testing.T) string {
 	var table strings.Builder
 	table.WriteString("| value | default | |\n| --- | --- | --- |\n")
 	for _, v := range chartValues(t) {
-		if v.description == "" {
-			t.Errorf("values.yaml lacks a comment for %s", v.name())
-		}
+		assert.True(t, v.description != "", "values.yaml lacks a comment for %s", v.name())
 		shown := "`" + v.compact(t) + "`"
 		if len(shown) > 60 {
 			shown = "[values.yaml](values.yaml)"
@@ -159,9 +153,7 @@ func valuesTable(t *testing.T) string {
 func TestChartValuesAreRead(t *testing.T) {
 	t.Parallel()
 	paths, err := filepath.Glob(filepath.Join(chart, "templates", "*"))
-	if err != nil || len(paths) == 0 {
-		t.Fatalf("there are no templates: %v", err)
-	}
+	assert.Require(t, err == nil && len(paths) != 0, "there are no templates: %v", err)
 	var templates []byte
 	for _, path := range paths {
 		text, err := os.ReadFile(path)
@@ -169,9 +161,7 @@ func TestChartValuesAreRead(t *testing.T) {
 		templates = append(templates, text...)
 	}
 	for _, v := range chartValues(t) {
-		if !regexp.MustCompile(`\.` + v.path[len(v.path)-1] + `\b`).Match(templates) {
-			t.Errorf("no template reads %s", v.name())
-		}
+		assert.True(t, regexp.MustCompile(`\.`+v.path[len(v.path)-1]+`\b`).Match(templates), "no template reads %s", v.name())
 	}
 }
 
@@ -194,19 +184,14 @@ func TestChartValues(t *testing.T) {
 	for _, v := range chartValues(t) {
 		t.Run(v.name(), func(t *testing.T) {
 			given, found, err := unstructured.NestedFieldNoCopy(set, v.path...)
-			if err != nil || !found {
-				t.Fatalf("%s does not set it", allValues)
-			}
+			assert.Require(t, err == nil && found, "%s does not set it", allValues)
 			other := marshal(t, given)
 			if other == v.compact(t) {
-				if other = map[string]string{"true": "false", "false": "true"}[other]; other == "" {
-					t.Fatalf("%s sets the default", allValues)
-				}
+				other = map[string]string{"true": "false", "false": "true"}[other]
+				assert.Require(t, other != "", "%s sets the default", allValues)
 			}
 			arg := "--set-json=" + v.name() + "="
-			if render(t, arg+other) == plain && render(t, "--values", allValues, arg+v.compact(t)) == all {
-				t.Errorf("%s has no effect", other)
-			}
+			assert.True(t, render(t, arg+other) != plain || render(t, "--values", allValues, arg+v.compact(t)) != all, "%s has no effect", other)
 		})
 	}
 }
@@ -247,13 +232,9 @@ func TestChartRefuses(t *testing.T) {
 	for name, tc := range refusedValues {
 		t.Run(name, func(t *testing.T) {
 			stdout, stderr, err := framework.TryHelm(t, os.DevNull, "template", "drover", chart, "--set-json", tc.value)
-			if err == nil {
-				t.Fatalf("it is accepted:\n%s", stdout)
-			}
+			assert.Require(t, err != nil, "it is accepted:\n%s", stdout)
 			for _, want := range tc.want {
-				if !strings.Contains(stderr, want) {
-					t.Errorf("the error has no %q:\n%s", want, stderr)
-				}
+				assert.Contains(t, fmt.Sprintf("the error has no %q:\n", want), stderr, want)
 			}
 		})
 	}
@@ -291,16 +272,13 @@ func TestChartFields(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			all := renderChart(t, "--set", tc.set)
 			if tc.path == "" {
-				if got := controllerContainer(t, findObject(t, all, "Deployment"))["image"]; got != tc.want {
-					t.Errorf("the image is %v, want %v", got, tc.want)
-				}
+				got := controllerContainer(t, findObject(t, all, "Deployment"))["image"]
+				assert.True(t, got == tc.want, "the image is %v, want %v", got, tc.want)
 				return
 			}
 			path := strings.Fields(tc.path)
 			got, _, err := unstructured.NestedFieldNoCopy(findObject(t, all, path[0], path[1]).Object, path[2:]...)
-			if err != nil || !equality.Semantic.DeepEqual(got, tc.want) {
-				t.Errorf("it is %v, want %v (error %v)", got, tc.want, err)
-			}
+			assert.True(t, err == nil && equality.Semantic.DeepEqual(got, tc.want), "it is %v, want %v (error %v)", got, tc.want, err)
 		})
 	}
 }
@@ -311,26 +289,20 @@ func TestChartAccount(t *testing.T) {
 	all := renderChart(t, "--set", "serviceAccount.create=false,serviceAccount.name=mine,secretNamespaces={default}")
 	subjects := 0
 	for _, o := range all {
-		if o.GetKind() == "ServiceAccount" {
-			t.Errorf("it creates ServiceAccount %s", o.GetName())
-		}
+		assert.True(t, o.GetKind() != "ServiceAccount", "it creates ServiceAccount %s", o.GetName())
 		list, _, _ := unstructured.NestedSlice(o.Object, "subjects")
 		for _, s := range list {
 			if s.(map[string]any)["kind"] == "Group" {
 				continue // every user
 			}
 			subjects++
-			if got := s.(map[string]any)["name"]; got != "mine" {
-				t.Errorf("%s %s is for %v", o.GetKind(), o.GetName(), got)
-			}
+			got := s.(map[string]any)["name"]
+			assert.True(t, got == "mine", "%s %s is for %v", o.GetKind(), o.GetName(), got)
 		}
 	}
-	if subjects != 6 {
-		t.Errorf("%d bindings, want 6", subjects)
-	}
-	if got := fieldAt(t, findObject(t, all, "Deployment"), "spec", "template", "spec", "serviceAccountName"); got != "mine" {
-		t.Errorf("the pods have account %v", got)
-	}
+	assert.Equal(t, "bindings", subjects, 6)
+	got := fieldAt(t, findObject(t, all, "Deployment"), "spec", "template", "spec", "serviceAccountName")
+	assert.True(t, got == "mine", "the pods have account %v", got)
 }
 
 // TestChartOnOlderKubernetes checks that such an API server knows each field of the CRD:
@@ -340,9 +312,8 @@ func TestChartOnOlderKubernetes(t *testing.T) {
 	for version, want := range map[string]bool{"1.29.15": false, "1.29.15-gke.100": false, "1.30.0": true, "1.36.3": true} {
 		crd := findObject(t, renderChart(t, "--kube-version", version), "CustomResourceDefinition")
 		versions, _ := fieldAt(t, crd, "spec", "versions").([]any)
-		if _, got := versions[0].(map[string]any)["selectableFields"]; got != want {
-			t.Errorf("Kubernetes %s: the CRD has selectable fields: %v, want %v", version, got, want)
-		}
+		_, got := versions[0].(map[string]any)["selectableFields"]
+		assert.True(t, got == want, "Kubernetes %s: the CRD has selectable fields: %v, want %v", version, got, want)
 	}
 }
 
@@ -355,9 +326,7 @@ func TestChartIcon(t *testing.T) {
 	text, err := os.ReadFile(path)
 	assert.NoError(t, err)
 	before, rest, ok := strings.Cut(string(text), "\nicon: ")
-	if !ok {
-		t.Fatalf("%s lacks an icon", path)
-	}
+	assert.Require(t, ok, "%s lacks an icon", path)
 	got, after, _ := strings.Cut(rest, "\n")
 	want := "data:image/svg+xml;base64," + base64.StdEncoding.EncodeToString(svg)
 	if *update {
@@ -372,8 +341,7 @@ func TestChartLint(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{nil, {"--values", allValues}} {
 		stdout, stderr := framework.RunHelm(t, os.DevNull, append([]string{"lint", "--strict", chart}, args...)...)
-		if out := stdout + stderr; strings.Contains(out, "[") {
-			t.Errorf("helm lint %v:\n%s", args, out)
-		}
+		out := stdout + stderr
+		assert.True(t, !strings.Contains(out, "["), "helm lint %v:\n%s", args, out)
 	}
 }

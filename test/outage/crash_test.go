@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -30,9 +31,7 @@ func TestCrashBeforeCreation(t *testing.T) {
 	w.SetFaults(t, "")
 	w.RunController(t, "--vm-driver=docker,fake")
 	vm = w.WaitForVM(t, vm, framework.IsActive, isBoundTo("fake/"))
-	if vm.Status.Driver != "fake" || w.ReadFakeServer(t, vm.UID) == nil {
-		t.Errorf("it was created elsewhere: %s", framework.FormatStatus(vm))
-	}
+	assert.True(t, vm.Status.Driver == "fake" && w.ReadFakeServer(t, vm.UID) != nil, "it was created elsewhere: %s", framework.FormatStatus(vm))
 	w.CheckServers(t, vm, 1)
 }
 
@@ -69,9 +68,7 @@ func TestRestartIsNotRepeated(t *testing.T) {
 				return nil
 			})
 			now = resizeVM(t, w, now, fmt.Sprintf("%dm", 110+n))
-			if now.Status.RestartCount != 1 || now.Status.Server.ID != vm.Status.Server.ID {
-				t.Errorf("%s: %s", vm.Name, framework.FormatStatus(now))
-			}
+			assert.True(t, now.Status.RestartCount == 1 && now.Status.Server.ID == vm.Status.Server.ID, "%s: %s", vm.Name, framework.FormatStatus(now))
 		}
 		controller.MustStop()
 	}

@@ -62,9 +62,8 @@ func TestOutage(t *testing.T) {
 				w.WaitForVM(t, vm, framework.HasPhase(api.PhaseUnknown, api.ReasonEngineUnavailable), sameServer(vm),
 					framework.HasCondition(api.ConditionObserved, metav1.ConditionFalse), framework.HasCondition(api.ConditionReady, metav1.ConditionUnknown))
 			}
-			if took := time.Since(begin); took < reportDelay-100*time.Millisecond {
-				t.Errorf("the outage was shown after %s, want not before it has lasted 5 s", took)
-			}
+			took := time.Since(begin)
+			assert.True(t, took >= reportDelay-100*time.Millisecond, "the outage was shown after %s, want not before it has lasted 5 s", took)
 			meanwhile := w.CreateVM(t, newSmallVM("meanwhile", name))
 			unaffected := w.CreateActiveVM(t, newSmallVM("unaffected", otherDriver(name)))
 			w.CheckVM(t, elsewhere, framework.IsActive, sameServer(elsewhere))
@@ -111,13 +110,9 @@ func TestShortOutageIsNotReported(t *testing.T) {
 	})
 	vm = resizeVM(t, w, vm, "300m")
 	for _, version := range history.WaitForVersion(t, vm) {
-		if version.Status.Phase != api.PhaseActive {
-			t.Errorf("version %s was %s", version.ResourceVersion, framework.FormatStatus(version))
-		}
+		assert.True(t, version.Status.Phase == api.PhaseActive, "version %s was %s", version.ResourceVersion, framework.FormatStatus(version))
 	}
-	if vm.Status.RestartCount != 0 {
-		t.Errorf("it was started again: %s", framework.FormatStatus(vm))
-	}
+	assert.True(t, vm.Status.RestartCount == 0, "it was started again: %s", framework.FormatStatus(vm))
 }
 
 // resizeVM changes the CPU and waits until that is applied.

@@ -46,12 +46,9 @@ func TestOrphan(t *testing.T) {
 			begin := time.Now()
 			w.RunController(t, "--orphan-grace=3s")
 			w.WaitForServers(t, vm, 0)
-			if took := time.Since(begin); took < 3*time.Second {
-				t.Errorf("it was removed after %s, within its grace period", took)
-			}
-			if e := w.WaitForEvent(t, vm, api.EventOrphanDeleted); !strings.Contains(e.Note, "no VirtualMachine") {
-				t.Errorf("the event says %q", e.Note)
-			}
+			took := time.Since(begin)
+			assert.True(t, took >= 3*time.Second, "it was removed after %s, within its grace period", took)
+			assert.Contains(t, "the event says", w.WaitForEvent(t, vm, api.EventOrphanDeleted).Note, "no VirtualMachine")
 			w.CheckServers(t, kept, 1)
 			w.CheckVM(t, kept, framework.IsActive, sameServer(kept))
 		})
@@ -75,9 +72,7 @@ func TestOrphanToRetain(t *testing.T) {
 			w.WaitForDeletion(t, vm)
 			assert.NoError(t, syscall.Kill(c.PID(), syscall.SIGCONT))
 			w.WaitForEvent(t, vm, api.EventOrphanReleased)
-			if n := len(w.ReadReleasedServers(t)) + len(testenv.ListContainers(t, vm.UID)); n != 1 {
-				t.Errorf("%d servers are left, want 1", n)
-			}
+			assert.Equal(t, "servers are left", len(w.ReadReleasedServers(t))+len(testenv.ListContainers(t, vm.UID)), 1)
 		})
 	}
 }
@@ -103,13 +98,11 @@ func TestSweepFreezes(t *testing.T) {
 	createOrphans(t, w, 4)
 
 	frozen := w.StartControllerProcess(t, nil, "--vm-driver=fake", "--orphan-grace=1s", testenv.AnyMetricsAddress)
-	if e := w.WaitForEvent(t, nil, api.EventOrphanSweepFrozen); !strings.Contains(e.Note, "4 of 5") || !strings.Contains(e.Note, "--orphan-max=4") {
-		t.Errorf("the event says %q", e.Note)
-	}
+	e := w.WaitForEvent(t, nil, api.EventOrphanSweepFrozen)
+	assert.True(t, strings.Contains(e.Note, "4 of 5") && strings.Contains(e.Note, "--orphan-max=4"), "the event says %q", e.Note)
 	page := frozen.ReadMetrics(t)
-	if up, n := page.Sum("drover_orphan_sweep_frozen", `driver="fake"`), page.Sum("drover_orphan_servers", `driver="fake"`); up != 1 || n != 4 {
-		t.Errorf("frozen %v, orphans %v, want 1 and 4", up, n)
-	}
+	up, n := page.Sum("drover_orphan_sweep_frozen", `driver="fake"`), page.Sum("drover_orphan_servers", `driver="fake"`)
+	assert.True(t, up == 1 && n == 4, "frozen %v, orphans %v, want 1 and 4", up, n)
 	lists := func(t testing.TB) float64 {
 		return frozen.ReadMetrics(t).Sum("drover_driver_call_duration_seconds_count", `driver="fake"`, `method="List"`)
 	}
@@ -121,9 +114,7 @@ func TestSweepFreezes(t *testing.T) {
 		return nil
 	})
 	frozen.MustStop()
-	if n := len(w.ReadFakeServers(t)); n != 5 {
-		t.Errorf("%d servers are left", n)
-	}
+	assert.Equal(t, "servers are left", len(w.ReadFakeServers(t)), 5)
 
 	w.RunController(t, "--vm-driver=fake", "--orphan-grace=1s", "--orphan-max=4")
 	assert.Eventually(t, "the orphans are removed", func(t testing.TB) error {

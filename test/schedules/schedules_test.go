@@ -72,9 +72,8 @@ func run(t *testing.T, o Options) (result Result) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		var err error
-		if result, err = Run(o); err != nil {
-			t.Fatal(err)
-		}
+		result, err = Run(o)
+		assert.NoError(t, err)
 	})
 	return result
 }
@@ -181,9 +180,7 @@ func TestSeededBugs(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), binary, "-test.run", "^TestSchedules$", "-test.v", "-workers", "1", "-until-violation", "-first", "1", "-duration", bugFlagTime.String())
 			cmd.Env = append(os.Environ(), bugs.Variable+"="+bug.Name)
 			out, err := cmd.CombinedOutput()
-			if err == nil {
-				t.Fatalf("it was not found: %s", out[:min(len(out), 200)])
-			}
+			assert.Require(t, err != nil, "it was not found: %s", out[:min(len(out), 200)])
 			for n, found := range violationLine.FindAllString(string(out), -1) {
 				rule, _, _ := strings.Cut(found, ":")
 				if !slices.Contains(strings.Split(bug.Rules, "|"), rule) {
@@ -208,9 +205,8 @@ func buildWithBugs(t *testing.T) string {
 	assert.NoError(t, err)
 	binary := filepath.Join(dir, "schedules.test")
 	cmd := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", overlay, "-o", binary, ".")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	out, err := cmd.CombinedOutput()
+	assert.Require(t, err == nil, "%v: %s", err, out)
 	return binary
 }
 

@@ -108,9 +108,7 @@ func newNamespace(t *testing.T) string {
 	t.Helper()
 	ns := environment.CreateNamespace(t)
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: secretName}, StringData: map[string]string{secretKey: secretText}}
-	if _, err := environment.KubeClient.CoreV1().Secrets(ns).Create(context.Background(), secret, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(environment.KubeClient.CoreV1().Secrets(ns).Create(context.Background(), secret, metav1.CreateOptions{})))
 	showDecisions(t, ns)
 	return ns
 }

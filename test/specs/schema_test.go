@@ -27,13 +27,10 @@ func TestNewField(t *testing.T) {
 	fields, err := with(apiextensions.JSONSchemaProps{Type: "integer", Minimum: &least, Maximum: &most})
 	must(t, err)
 	i := slices.IndexFunc(fields, func(f Field) bool { return f.Path == "newField" })
-	if i < 0 || !slices.Contains(fields[i].Valid, any(int64(9))) || !slices.Contains(fields[i].Invalid, any(int64(10))) {
-		t.Errorf("the fields are %+v", fields)
-	}
+	assert.True(t, i >= 0 && slices.Contains(fields[i].Valid, any(int64(9))) && slices.Contains(fields[i].Invalid, any(int64(10))), "the fields are %+v", fields)
 	rule := apiextensions.ValidationRules{{Rule: "self.startsWith('x')"}}
-	if _, err := with(apiextensions.JSONSchemaProps{Type: "string", XValidations: rule}); err == nil || !strings.Contains(err.Error(), "spec.newField") {
-		t.Errorf("a rule that nothing is known of: %v", err)
-	}
+	_, err = with(apiextensions.JSONSchemaProps{Type: "string", XValidations: rule})
+	assert.True(t, err != nil && strings.Contains(err.Error(), "spec.newField"), "a rule that nothing is known of: %v", err)
 }
 
 // TestRows checks that each two values meet.
@@ -42,9 +39,7 @@ func TestRows(t *testing.T) {
 	rows, pairs := Rows(fields, [][]string{{"b.x", "b.y"}})
 	met := map[pair]bool{}
 	for _, row := range rows {
-		if row[1] != absent && row[2] != absent {
-			t.Errorf("%v has two fields that exclude each other", row)
-		}
+		assert.True(t, row[1] == absent || row[2] == absent, "%v has two fields that exclude each other", row)
 		for a, va := range row {
 			for b, vb := range row[:a] {
 				met[pair{a, va, b, vb}] = true
@@ -52,9 +47,7 @@ func TestRows(t *testing.T) {
 		}
 	}
 	// Of 12 + 6 + 9 + 8 + 12 + 6 pairs, 3 are not possible.
-	if len(met) != pairs || pairs != 12+6+9+8+12+6-3 || len(rows) > 20 {
-		t.Errorf("%d of %d pairs meet in %d rows", len(met), pairs, len(rows))
-	}
+	assert.True(t, len(met) == pairs && pairs == 12+6+9+8+12+6-3 && len(rows) <= 20, "%d of %d pairs meet in %d rows", len(met), pairs, len(rows))
 }
 
 func must(t *testing.T, err error) {

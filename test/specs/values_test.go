@@ -687,9 +687,8 @@ func TestRest(t *testing.T) {
 		time.Sleep(within)
 		now := s.states.all()
 		for _, name := range atRest {
-			if vm := now[name]; vm.ResourceVersion != before[name].ResourceVersion {
-				t.Errorf("%s: spec %s, status %s", name, specText(vm), framework.FormatStatus(vm))
-			}
+			vm := now[name]
+			assert.True(t, vm.ResourceVersion == before[name].ResourceVersion, "%s: spec %s, status %s", name, specText(vm), framework.FormatStatus(vm))
 		}
 		return nil
 	})

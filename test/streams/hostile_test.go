@@ -47,9 +47,7 @@ func TestStrangers(t *testing.T) {
 			if err := json.Unmarshal([]byte(text), &status); code != http.StatusUnauthorized || err != nil || status.Reason != metav1.StatusReasonUnauthorized {
 				t.Errorf("%s: %s is answered %d: %s", name, who, code, text)
 			}
-			if s == endpoint && who == "expired" && !strings.Contains(status.Message, "has expired") {
-				t.Errorf("%s: %s is answered %q", name, who, status.Message)
-			}
+			assert.True(t, s != endpoint || who != "expired" || strings.Contains(status.Message, "has expired"), "%s: %s is answered %q", name, who, status.Message)
 		}
 	}
 }
@@ -67,9 +65,7 @@ func TestProxyHeaders(t *testing.T) {
 			})
 		}
 		response := s.get(t, user, streams.Path("default", "vm", streams.Log)) //nolint:bodyclose // it is closed
-		if response.StatusCode != http.StatusUnauthorized {
-			t.Errorf("%s answers %d", name, response.StatusCode)
-		}
+		assert.Equal(t, name+" answers", response.StatusCode, http.StatusUnauthorized)
 	}
 }
 
@@ -90,13 +86,10 @@ func TestFlood(t *testing.T) {
 	for i := range 100 {
 		flooder.BearerToken = fmt.Sprintf("no.token.%d", i)
 		response := s.get(t, s.at(flooder), streams.Path("default", "vm", streams.Log)) //nolint:bodyclose // it is closed
-		if response.StatusCode != http.StatusUnauthorized {
-			t.Fatalf("a wrong token is answered %d", response.StatusCode)
-		}
+		assert.Require(t, response.StatusCode == http.StatusUnauthorized, "a wrong token is answered %d", response.StatusCode)
 	}
-	if code, text := s.open(t, user, s.createVM(t), streams.Log); code != http.StatusOK {
-		t.Errorf("a user is answered %d: %s", code, text)
-	}
+	code, text := s.open(t, user, s.createVM(t), streams.Log)
+	assert.True(t, code == http.StatusOK, "a user is answered %d: %s", code, text)
 }
 
 // TestTransport checks the protocols at the controller's address: TLS from 1.2 on, and
@@ -117,15 +110,11 @@ func TestTransport(t *testing.T) {
 	both, err := dial(func(c *tls.Config) { c.NextProtos = []string{"h2", "http/1.1"} })
 	assert.NoError(t, err)
 	defer func() { _ = both.Close() }()
-	if got := both.(*tls.Conn).ConnectionState().NegotiatedProtocol; got != "http/1.1" {
-		t.Errorf("of HTTP/2 and 1.1 it takes %q", got)
-	}
+	assert.Equal(t, "of HTTP/2 and 1.1 it takes", both.(*tls.Conn).ConnectionState().NegotiatedProtocol, "http/1.1")
 	plain, err := getFrom(t, http.DefaultClient, "http://"+address+streams.Path("default", "vm", streams.Log))
 	if err == nil {
 		_ = plain.Body.Close()
-		if plain.StatusCode != http.StatusBadRequest {
-			t.Errorf("HTTP is answered %d", plain.StatusCode)
-		}
+		assert.Equal(t, "HTTP is answered", plain.StatusCode, http.StatusBadRequest)
 	}
 }
 
@@ -200,9 +189,7 @@ func TestPaths(t *testing.T) {
 func TestNoStreams(t *testing.T) {
 	t.Parallel()
 	response := endpoint.get(t, endpoint.Config, streams.Path("default", "vm", streams.Log)) //nolint:bodyclose // it is closed
-	if response.StatusCode != http.StatusNotFound {
-		t.Errorf("it answers %d", response.StatusCode)
-	}
+	assert.Equal(t, "it answers", response.StatusCode, http.StatusNotFound)
 }
 
 // TestDroppedSessions opens and drops sessions through each server, and checks that no

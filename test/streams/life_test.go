@@ -35,18 +35,12 @@ func TestKubectlsClient(t *testing.T) {
 			text := strings.Repeat("0123456789abcdef\n", 50_000)
 			var output bytes.Buffer
 			err := s.connect(t, namespace, streams.Exec, "command=cat&stdin=true&stdout=true", remotecommand.StreamOptions{Stdin: strings.NewReader(text), Stdout: &output})
-			if err != nil || output.String() != text {
-				t.Errorf("%d bytes of %d came back, %v", output.Len(), len(text), err)
-			}
+			assert.True(t, err == nil && output.String() == text, "%d bytes of %d came back, %v", output.Len(), len(text), err)
 			var code exec.CodeExitError
 			err = s.connect(t, namespace, streams.Exec, "command=exit&command=7&stdout=true", remotecommand.StreamOptions{Stdout: io.Discard})
-			if !errors.As(err, &code) || code.Code != 7 {
-				t.Errorf("exit 7 is %v", err)
-			}
+			assert.True(t, errors.As(err, &code) && code.Code == 7, "exit 7 is %v", err)
 			err = s.connect(t, namespace, streams.Exec, "command=missing&stdout=true", remotecommand.StreamOptions{Stdout: io.Discard})
-			if err == nil || !strings.HasPrefix(err.Error(), "CommandNotFound: command is") {
-				t.Errorf("a command that is not there is %v", err)
-			}
+			assert.True(t, err != nil && strings.HasPrefix(err.Error(), "CommandNotFound: command is"), "a command that is not there is %v", err)
 		})
 	}
 }
@@ -71,12 +65,10 @@ func TestReboot(t *testing.T) {
 			log := s.get(t, s.at(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true") //nolint:bodyclose // get closes it
 			vm := framework.NewVM("vm").Namespace(namespace).Obj()
 			s.setAction(t, namespace, api.ActionStopped)
-			if end := readEnd(t, console); !strings.Contains(end, `"reason":"ServerStopped"`) || !strings.Contains(end, `"code":409`) {
-				t.Errorf("the console ends with %s", end)
-			}
-			if text, err := io.ReadAll(log.Body); err != nil || !strings.Contains(string(text), "before") {
-				t.Errorf("the log ends with %q, %v", text, err)
-			}
+			end := readEnd(t, console)
+			assert.True(t, strings.Contains(end, `"reason":"ServerStopped"`) && strings.Contains(end, `"code":409`), "the console ends with %s", end)
+			text, err := io.ReadAll(log.Body)
+			assert.True(t, err == nil && strings.Contains(string(text), "before"), "the log ends with %q, %v", text, err)
 			if code, text := s.open(t, s.Config, namespace, streams.Console); code != http.StatusConflict {
 				t.Errorf("the console of a stopped server is answered %d: %s", code, text)
 			}
@@ -123,9 +115,8 @@ func TestIdleSession(t *testing.T) {
 			var text []byte
 			for buffer := make([]byte, 1024); !bytes.Contains(text, []byte("still here")); {
 				n, err := log.Body.Read(buffer)
-				if text = append(text, buffer[:n]...); err != nil {
-					t.Fatalf("the log ends with %q, %v", text, err)
-				}
+				text = append(text, buffer[:n]...)
+				assert.Require(t, err == nil, "the log ends with %q, %v", text, err)
 			}
 		})
 	}
@@ -170,18 +161,13 @@ func TestStop(t *testing.T) {
 	log := s.get(t, s.at(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true") //nolint:bodyclose // get closes it
 	stopped := make(chan error, 1)
 	go func() { stopped <- s.Stop() }()
-	if end := readEnd(t, console); !strings.Contains(end, `"reason":"ServiceUnavailable"`) {
-		t.Errorf("the console ends with %s", end)
-	}
-	if text, err := io.ReadAll(log.Body); err == nil {
-		t.Errorf("the log ends as if %q was all", text)
-	}
+	assert.Contains(t, "the console ends with", readEnd(t, console), `"reason":"ServiceUnavailable"`)
+	text, err := io.ReadAll(log.Body)
+	assert.True(t, err != nil, "the log ends as if %q was all", text)
 	if err := <-stopped; err != nil {
 		t.Error(err)
 	}
-	if strings.Contains(s.Output(), "did not stop in") {
-		t.Errorf("a part did not stop: %s", s.Output())
-	}
+	assert.True(t, !strings.Contains(s.Output(), "did not stop in"), "a part did not stop: %s", s.Output())
 }
 
 // typeAndRead types a line and waits until the console shows it.
@@ -208,9 +194,7 @@ func readEnd(t *testing.T, ws *websocket.Conn) string {
 	t.Helper()
 	for {
 		_, message, err := ws.ReadMessage()
-		if err != nil {
-			t.Fatalf("the stream ends without a Status: %v", err)
-		}
+		assert.Require(t, err == nil, "the stream ends without a Status: %v", err)
 		if message[0] == 3 {
 			return string(message[1:])
 		}

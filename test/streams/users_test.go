@@ -98,9 +98,8 @@ func checkStreams(t *testing.T, s *server, user *rest.Config, namespace, other s
 		})
 		for _, name := range []string{"vm", "none"} { // both look the same
 			got, text := s.openNamed(t, user, other, name, stream)
-			if says := name + `\" is forbidden`; got != http.StatusForbidden || !strings.Contains(text, says) {
-				t.Errorf("%s of %s in another namespace is answered %d: %s", stream, name, got, text)
-			}
+			says := name + `\" is forbidden`
+			assert.True(t, got == http.StatusForbidden && strings.Contains(text, says), "%s of %s in another namespace is answered %d: %s", stream, name, got, text)
 		}
 	}
 }
@@ -113,13 +112,11 @@ func TestImpersonation(t *testing.T) {
 		s := servers()[name]
 		namespace := s.createVM(t)
 		admin := rest.CopyConfig(s.Config)
-		if code, text := s.open(t, admin, namespace, streams.Log); code != http.StatusOK {
-			t.Errorf("%s: an administrator is answered %d: %s", name, code, text)
-		}
+		code, text := s.open(t, admin, namespace, streams.Log)
+		assert.True(t, code == http.StatusOK, "%s: an administrator is answered %d: %s", name, code, text)
 		admin.Impersonate.UserName = "somebody"
-		if code, text := s.open(t, admin, namespace, streams.Log); code != want {
-			t.Errorf("%s: an administrator as another user is answered %d: %s", name, code, text)
-		}
+		code, text = s.open(t, admin, namespace, streams.Log)
+		assert.True(t, code == want, "%s: an administrator as another user is answered %d: %s", name, code, text)
 	}
 }
 
@@ -132,15 +129,11 @@ func TestAddress(t *testing.T) {
 		}
 		user, _ := s.NewAccount(t, s.CreateNamespace(t), "reader")
 		config, err := clientOf(t, user).CoreV1().ConfigMaps(streams.ConfigMapNamespace).Get(t.Context(), streams.ConfigMapName, metav1.GetOptions{})
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		if address, ok := config.Data[streams.AddressKey]; !ok || address != "" {
-			t.Errorf("%s: the address is %q", name, address)
-		}
-		if _, err := clientOf(t, user).CoreV1().ConfigMaps(streams.ConfigMapNamespace).List(t.Context(), metav1.ListOptions{}); err == nil {
-			t.Errorf("%s: the user may list all", name)
-		}
+		assert.Require(t, err == nil, "%s: %v", name, err)
+		address, ok := config.Data[streams.AddressKey]
+		assert.True(t, ok && address == "", "%s: the address is %q", name, address)
+		_, err = clientOf(t, user).CoreV1().ConfigMaps(streams.ConfigMapNamespace).List(t.Context(), metav1.ListOptions{})
+		assert.True(t, err != nil, "%s: the user may list all", name)
 	}
 }
 
@@ -193,9 +186,7 @@ func (s *server) dial(t testing.TB, user *rest.Config, path string) (*websocket.
 func (s *server) mustDial(t *testing.T, namespace string, stream streams.Stream) *websocket.Conn {
 	t.Helper()
 	ws, response, err := s.dial(t, s.at(s.Config), streams.Path(namespace, "vm", stream)+"?"+queries[stream])
-	if err != nil {
-		t.Fatalf("%s is not opened: %v", stream, err)
-	}
+	assert.Require(t, err == nil, "%s is not opened: %v", stream, err)
 	_ = response.Body.Close()
 	t.Cleanup(func() { _ = ws.Close() })
 	return ws

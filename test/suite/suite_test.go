@@ -35,9 +35,8 @@ func TestArgumentsAreNamed(t *testing.T) {
 		"N is at least 1":  {"flakes", "-n", "0", "internal/leader"},
 		"usage: suite fla": {"flakes"},
 	} {
-		if err := run(t.Context(), args); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("suite %v: %v, want %q in it", args, err, want)
-		}
+		err := run(t.Context(), args)
+		assert.True(t, err != nil && strings.Contains(err.Error(), want), "suite %v: %v, want %q in it", args, err, want)
 	}
 }
 
@@ -55,9 +54,8 @@ func TestFailuresNameTheirPackage(t *testing.T) {
 		"a package that cannot be built": {"", "# cloudnative.tw/drover/internal/a\na.go:1: undefined: b\nFAIL\tcloudnative.tw/drover/internal/a [build failed]\n", ""},
 		"a crash":                        {"internal/leader", "panic: nil\n\ngoroutine 1:\n", "in internal/leader:|panic: nil||goroutine 1:"},
 	} {
-		if got := strings.Join(findFailures(c.pkg, c.output), "|"); got != c.want {
-			t.Errorf("%s: kept is\n%s, want\n%s", name, got, c.want)
-		}
+		got := strings.Join(findFailures(c.pkg, c.output), "|")
+		assert.True(t, got == c.want, "%s: kept is\n%s, want\n%s", name, got, c.want)
 	}
 }
 
@@ -83,21 +81,16 @@ func TestSweepFindsItsOwn(t *testing.T) {
 	inFolder := startSleep(t, "OTHER=1", m.temp)
 	assert.NoError(t, os.Mkdir(filepath.Join(m.temp, "folder"), 0o700))
 	left := strings.Join(m.find(), "\n")
-	if !strings.Contains(left, "folder "+filepath.Join(m.temp, "folder")) || strings.Count(left, "process ") != 2 {
-		t.Errorf("found\n%s\nwant two processes and a folder", left)
-	}
+	assert.True(t, strings.Contains(left, "folder "+filepath.Join(m.temp, "folder")) && strings.Count(left, "process ") == 2,
+		"found\n%s\nwant two processes and a folder", left)
 	m.end()
 	for name, ended := range map[string]chan error{"marked": marked, "in the folder": inFolder} {
 		assert.Eventually(t, "the process "+name+" has ended", func(t testing.TB) error {
-			if len(ended) == 0 {
-				t.Fatal("it runs")
-			}
+			assert.Require(t, len(ended) != 0, "it runs")
 			return nil
 		})
 	}
-	if len(other) != 0 {
-		t.Error("a process of others was ended")
-	}
+	assert.True(t, len(other) == 0, "a process of others was ended")
 }
 
 func makeMark(t *testing.T) *mark {
@@ -130,9 +123,7 @@ func TestGroupEndsWithContext(t *testing.T) {
 	}()
 	assert.Eventually(t, "it has started", func(testing.TB) error { _, err := os.Stat(started); return err })
 	cancel()
-	if err := <-ended; err == nil {
-		t.Error("an interrupted program has succeeded")
-	}
+	assert.True(t, <-ended != nil, "an interrupted program has succeeded")
 }
 
 func TestHashFollowsContent(t *testing.T) {
@@ -148,15 +139,9 @@ func TestHashFollowsContent(t *testing.T) {
 		return sum
 	}
 	first := hash("a", "1", "b", "2", "c", "3")
-	if again := hash("c", "4"); again != first {
-		t.Error("a file that does not concern the shard changes its hash")
-	}
-	if other := hash("b", "3"); other == first {
-		t.Error("a change of a file does not change the hash")
-	}
-	if other := hash("a", "", "b", "12"); other == first {
-		t.Error("contents of other files give the same hash")
-	}
+	assert.True(t, hash("c", "4") == first, "a file that does not concern the shard changes its hash")
+	assert.True(t, hash("b", "3") != first, "a change of a file does not change the hash")
+	assert.True(t, hash("a", "", "b", "12") != first, "contents of other files give the same hash")
 }
 
 func TestQuarantineIsChecked(t *testing.T) {
@@ -178,8 +163,6 @@ func TestQuarantineIsChecked(t *testing.T) {
 		"one too many": {slices.Repeat([]quarantined{good}, maxQuarantined+1), "at most 5"},
 	} {
 		err := checkQuarantine(c.list, now)
-		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v, want %q", name, err, c.want)
-		}
+		assert.True(t, (err == nil) == (c.want == "") && (err == nil || strings.Contains(err.Error(), c.want)), "%s: %v, want %q", name, err, c.want)
 	}
 }

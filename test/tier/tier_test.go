@@ -3,7 +3,11 @@
 
 package tier
 
-import "testing"
+import (
+	"testing"
+
+	"cloudnative.tw/drover/test/assert"
+)
 
 func TestFull(t *testing.T) {
 	for _, full := range []bool{false, true} {
@@ -13,8 +17,6 @@ func TestFull(t *testing.T) {
 			t.Cleanup(func() { skipped = t.Skipped() })
 			Full(t, "an example; the gate keeps this test itself")
 		})
-		if skipped == full {
-			t.Errorf("with %s=%v the test was skipped: %v", Env, full, skipped)
-		}
+		assert.True(t, skipped != full, "with %s=%v the test was skipped: %v", Env, full, skipped)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // lists is an API that answers one list after another, the last again and again.
@@ -56,9 +57,8 @@ func TestStartEpoch(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				epoch, err := startEpoch(t.Context(), &lists{answers: tc.answers})
-				if tc.says == "" && (err != nil || epoch != 7) || tc.says != "" && (err == nil || !strings.Contains(err.Error(), tc.says)) {
-					t.Errorf("got %d, %v, want %q", epoch, err, tc.says)
-				}
+				assert.True(t, (tc.says != "" || (err == nil && epoch == 7)) && (tc.says == "" || (err != nil && strings.Contains(err.Error(), tc.says))),
+					"got %d, %v, want %q", epoch, err, tc.says)
 			})
 		})
 	}
@@ -86,15 +86,12 @@ func TestCheckCRD(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				err := checkCRD(t.Context(), &rest.Config{Host: "http://api", Transport: respond(func(req *http.Request) *http.Response {
-					if req.URL.Path != "/openapi/v3/apis/cloudnative.tw/v1alpha1" {
-						t.Errorf("requested %s", req.URL)
-					}
+					assert.True(t, req.URL.Path == "/openapi/v3/apis/cloudnative.tw/v1alpha1", "requested %s", req.URL)
 					body := fmt.Sprintf(`{"components": {"schemas": {"tw.cloudnative.v1alpha1.VirtualMachine": {"properties": {"status": %s}}}}}`, tc.schema)
 					return &http.Response{StatusCode: tc.code, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body))}
 				})})
-				if (tc.says != "") != errors.Is(err, errOldCRD) || err != nil && !strings.Contains(err.Error(), tc.says) {
-					t.Errorf("got %v, want %q", err, tc.says)
-				}
+				assert.True(t, (tc.says != "") == errors.Is(err, errOldCRD) && (err == nil || strings.Contains(err.Error(), tc.says)),
+					"got %v, want %q", err, tc.says)
 			})
 		})
 	}

@@ -26,21 +26,16 @@ func TestHelpGroupsEveryFlag(t *testing.T) {
 	assert.NoError(t, cmd.Execute())
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		isOwn := !slices.Contains([]string{"help", "version"}, f.Name)
-		if (headingOf(f.Name) == otherFlags) == isOwn {
-			t.Errorf("--%s is under %q", f.Name, headingOf(f.Name))
-		}
+		assert.True(t, (headingOf(f.Name) == otherFlags) != isOwn, "--%s is under %q", f.Name, headingOf(f.Name))
 		want := 1
 		if f.Hidden {
 			want = 0
 		}
-		if n := len(regexp.MustCompile(`(?m)^ {2,6}(-\w, )?--`+f.Name+`( |$)`).FindAllString(out.String(), -1)); n != want {
-			t.Errorf("--%s is there %d times, want %d", f.Name, n, want)
-		}
+		n := len(regexp.MustCompile(`(?m)^ {2,6}(-\w, )?--`+f.Name+`( |$)`).FindAllString(out.String(), -1))
+		assert.True(t, n == want, "--%s is there %d times, want %d", f.Name, n, want)
 	})
 	for line := range strings.Lines(out.String()) {
-		if len(line) > 81 {
-			t.Errorf("%q", line)
-		}
+		assert.True(t, len(line) <= 81, "%q", line)
 	}
 	at := -1
 	for _, heading := range []string{"API server", "Drivers", "Driver docker", "Driver qemu", "Driver fake", "Controller", "High availability", "Endpoints", "Logging", "Other"} {

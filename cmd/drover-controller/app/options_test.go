@@ -104,9 +104,8 @@ func TestLeaseNamespace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := &Options{LeaseLockNamespace: tc.flag, Kubeconfig: tc.kubeconfig}
-			if got, err := o.leaseNamespace(); err != nil || got != tc.want {
-				t.Errorf("got %q, %v; want %q", got, err, tc.want)
-			}
+			got, err := o.leaseNamespace()
+			assert.True(t, err == nil && got == tc.want, "got %q, %v; want %q", got, err, tc.want)
 		})
 	}
 }
@@ -125,9 +124,8 @@ func TestFlagsOfTheTutorials(t *testing.T) {
 	cmd.SetArgs([]string{"--version"})
 	var out strings.Builder
 	cmd.SetOut(&out)
-	if err := cmd.Execute(); err != nil || !strings.Contains(out.String(), Version) {
-		t.Errorf("--version prints %q, %v", out.String(), err)
-	}
+	err := cmd.Execute()
+	assert.True(t, err == nil && strings.Contains(out.String(), Version), "--version prints %q, %v", out.String(), err)
 }
 
 // TestVerbosity checks that no verbosity is accepted at which the log has Secrets.
@@ -149,9 +147,7 @@ func TestSetFromEnv(t *testing.T) {
 	o.AddFlags(fs)
 	assert.NoError(t, fs.Parse([]string{"--vm-driver=docker"}))
 	assert.NoError(t, SetFromEnv(fs))
-	if o.Threads != 3 || o.VMDriver != "docker" {
-		t.Errorf("threads %d, driver %s: the variable counts unless the flag is given", o.Threads, o.VMDriver)
-	}
+	assert.True(t, o.Threads == 3 && o.VMDriver == "docker", "threads %d, driver %s: the variable counts unless the flag is given", o.Threads, o.VMDriver)
 	t.Setenv("DROVER_ORPHAN_GRACE", "soon")
 	assert.ErrorSays(t, "a wrong variable", SetFromEnv(fs), "DROVER_ORPHAN_GRACE")
 }

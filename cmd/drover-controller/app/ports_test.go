@@ -105,9 +105,8 @@ func TestDefaultAddressInUse(t *testing.T) {
 			}
 			o.AddControllerFlags(flags)
 			assert.NoError(t, errors.Join(flags.Parse(tc.flags(taken)), SetFromEnv(flags)))
-			if err := startTestManager(t, o, tc.fails); errors.Is(err, syscall.EADDRINUSE) != tc.fails || err != nil != tc.fails {
-				t.Errorf("got %v, want that it fails: %t", err, tc.fails)
-			}
+			err := startTestManager(t, o, tc.fails)
+			assert.True(t, errors.Is(err, syscall.EADDRINUSE) == tc.fails && err != nil == tc.fails, "got %v, want that it fails: %t", err, tc.fails)
 		})
 	}
 }
@@ -125,9 +124,7 @@ func TestFreeDefaultsAreServed(t *testing.T) {
 		assert.NoError(t, err)
 		text, err := io.ReadAll(response.Body)
 		_ = response.Body.Close()
-		if err != nil || !strings.Contains(string(text), want) {
-			t.Errorf("%s answers %.100q, %v", url, text, err)
-		}
+		assert.True(t, err == nil && strings.Contains(string(text), want), "%s answers %.100q, %v", url, text, err)
 	}
 }
 

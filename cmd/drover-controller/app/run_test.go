@@ -138,9 +138,7 @@ func TestApprovals(t *testing.T) {
 			},
 		}).Build()
 		got, err := approvedOrphans(reader)(t.Context())
-		if !maps.Equal(got, tc.want) || (err != nil) != (name == "no answer") {
-			t.Errorf("%s: got %v, %v, want %v", name, got, err, tc.want)
-		}
+		assert.True(t, maps.Equal(got, tc.want) && (err != nil) == (name == "no answer"), "%s: got %v, %v, want %v", name, got, err, tc.want)
 	}
 }
 
@@ -201,9 +199,7 @@ func TestWaitIsAnnouncedOnce(t *testing.T) {
 		done := announceWait(log.logger(), "slow", "do", "look")
 		time.Sleep(time.Minute)
 		done()
-		if log.countOf("quick") != 0 || log.countOf(`"msg"="slow" "do"="look"`) != 1 {
-			t.Errorf("logged %q, want one line about what is slow", log.lines)
-		}
+		assert.True(t, log.countOf("quick") == 0 && log.countOf(`"msg"="slow" "do"="look"`) == 1, "logged %q, want one line about what is slow", log.lines)
 	})
 }
 
@@ -217,9 +213,8 @@ func TestStartLogsAnErrorOnce(t *testing.T) {
 		ctrl.Log.Error(errors.New("refused"), "controller-runtime")
 	}
 	for _, library := range []string{"client-go", "controller-runtime"} {
-		if got := log.countOf(library); got != 1 {
-			t.Errorf("%s has logged %d lines, want 1", library, got)
-		}
+		got := log.countOf(library)
+		assert.True(t, got == 1, "%s has logged %d lines, want 1", library, got)
 	}
 }
 
@@ -231,9 +226,8 @@ func TestDiscoveryIsBounded(t *testing.T) {
 		assert.NoError(t, err)
 		began := time.Now()
 		_, err = mapper.RESTMapping(schema.GroupKind{Group: api.GroupName, Kind: "VirtualMachine"})
-		if err == nil || time.Since(began) > requestTimeout {
-			t.Errorf("it ended after %s with %v, want an error within %s", time.Since(began), err, requestTimeout)
-		}
+		assert.True(t, err != nil && time.Since(began) <= requestTimeout,
+			"it ended after %s with %v, want an error within %s", time.Since(began), err, requestTimeout)
 	})
 }
 

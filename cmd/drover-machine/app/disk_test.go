@@ -121,12 +121,10 @@ func TestVolumeNotMade(t *testing.T) {
 	folder := h.newFolder(t, "data")
 	h.described.Volumes = []description.Volume{{Name: "data", Disk: description.Disk{Folder: folder, Image: filepath.Join(h.dir, "none")}}}
 	g := h.wantNotStarted(t, "volume data: making the disk")
-	if got := g.readEnd(t).Disks; !got.Root || len(got.Volumes) > 0 {
-		t.Errorf("it says of its disks %+v, want the root disk, which it has made", got)
-	}
-	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
-		t.Errorf("it has left %v, %v", left, err)
-	}
+	got := g.readEnd(t).Disks
+	assert.True(t, got.Root && len(got.Volumes) == 0, "it says of its disks %+v, want the root disk, which it has made", got)
+	left, err := os.ReadDir(folder)
+	assert.True(t, err == nil && len(left) == 0, "it has left %v, %v", left, err)
 	h.described.Volumes[0].Image, h.described.Volumes[0].SizeBytes = h.image, 512
 	if got := h.wantNotStarted(t, "and this one has 512").readEnd(t).TooLarge; got == nil || got.Volume != "data" || got.Bytes <= 512 {
 		t.Errorf("of an image that is larger than its disk it says %+v", got)
@@ -223,9 +221,8 @@ func TestMustExist(t *testing.T) {
 	image := h.described.RootDisk.Image
 	h.described.RootDisk.MustExist, h.described.RootDisk.Image = true, ""
 	h.wantNotStarted(t, "was made by an earlier run, and is not there")
-	if left, err := os.ReadDir(h.described.RootDisk.Folder); err != nil || len(left) > 0 {
-		t.Errorf("it has left %v, %v", left, err)
-	}
+	left, err := os.ReadDir(h.described.RootDisk.Folder)
+	assert.True(t, err == nil && len(left) == 0, "it has left %v, %v", left, err)
 	for _, c := range []struct {
 		mustExist     bool
 		image, banner string
@@ -280,12 +277,10 @@ func TestRefusedImages(t *testing.T) {
 			disk := description.Disk{Folder: t.TempDir(), Image: strings.Replace(s.URL, "http://", "http://u:hunter2@", 1) + c.path + "?hunter2", Checksum: c.checksum}
 			h.described.RootDisk, h.described.ImageMaxBytes = &description.RootDisk{Disk: disk}, c.most
 			g := h.wantNotStarted(t, c.says)
-			if text := g.errors.String() + framework.ReadFile(t, filepath.Join(g.run, "ended")); strings.Contains(text, "hunter2") {
-				t.Errorf("it says %s", text)
-			}
-			if left, err := os.ReadDir(disk.Folder); err != nil || len(left) > 0 {
-				t.Errorf("it has left %v, %v", left, err)
-			}
+			text := g.errors.String() + framework.ReadFile(t, filepath.Join(g.run, "ended"))
+			assert.True(t, !strings.Contains(text, "hunter2"), "it says %s", text)
+			left, err := os.ReadDir(disk.Folder)
+			assert.True(t, err == nil && len(left) == 0, "it has left %v, %v", left, err)
 		})
 	}
 }
@@ -326,8 +321,7 @@ func TestCompressedImage(t *testing.T) {
 		r.stallWithin = time.Hour
 		format, err := r.fillDisk(t.Context(), &description.Disk{Image: s.URL, Checksum: c.checksum}, path)
 		assert.ErrorSays(t, name, err, c.says)
-		if c.says == "" && (format != "raw" || framework.ReadFile(t, path) != string(content)) {
-			t.Errorf("%s: the disk is not the image, and its format is %q", name, format)
-		}
+		assert.True(t, c.says != "" || (format == "raw" && framework.ReadFile(t, path) == string(content)),
+			"%s: the disk is not the image, and its format is %q", name, format)
 	}
 }

@@ -114,9 +114,8 @@ func (h *host) start(t *testing.T) *guest {
 	}
 	g.Stdout, g.Stderr = lockedWriter{&g.mu, &g.console}, lockedWriter{&g.mu, &g.errors}
 	g.Cancel = func() error { return nil } // the cleanup below ends QEMU too
-	if g.keyboard, err = g.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
+	g.keyboard, err = g.StdinPipe()
+	assert.NoError(t, err)
 	return g
 }
 
@@ -189,15 +188,11 @@ func (g *guest) wantEnd(t *testing.T, code int, reason, message string) {
 		}
 	})
 	got := g.readEnd(t)
-	if g.ProcessState.ExitCode() != code || got.Reason != reason || !strings.Contains(got.Message, message) {
-		t.Errorf("it ended with %d, %+v, want %d, %s, %q", g.ProcessState.ExitCode(), got, code, reason, message)
-	}
-	if got.StopRequested != g.signaled {
-		t.Errorf("it says %t of whether its end was requested", got.StopRequested)
-	}
-	if pid := g.qemu(); pid != 0 {
-		t.Errorf("QEMU %d is left", pid)
-	}
+	assert.True(t, g.ProcessState.ExitCode() == code && got.Reason == reason && strings.Contains(got.Message, message),
+		"it ended with %d, %+v, want %d, %s, %q", g.ProcessState.ExitCode(), got, code, reason, message)
+	assert.True(t, got.StopRequested == g.signaled, "it says %t of whether its end was requested", got.StopRequested)
+	pid := g.qemu()
+	assert.True(t, pid == 0, "QEMU %d is left", pid)
 }
 
 // readEnd reads the termination message.
@@ -207,9 +202,7 @@ func (g *guest) readEnd(t *testing.T) (got end) {
 	if err == nil {
 		err = json.Unmarshal(content, &got)
 	}
-	if err != nil {
-		t.Errorf("the termination message: %v", err)
-	}
+	assert.ErrorIs(t, "the termination message", err, nil)
 	return got
 }
 

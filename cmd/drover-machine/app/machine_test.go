@@ -80,9 +80,8 @@ func TestGracePeriod(t *testing.T) {
 	g.waitFor(t, "Pressing the power button")
 	g.signal(t, syscall.SIGTERM)
 	g.wantEnd(t, 6, "Forced", "did not shut down within 8 s")
-	if took := time.Since(begun); took < 5*time.Second {
-		t.Errorf("it took %v of 8 s", took)
-	}
+	took := time.Since(begun)
+	assert.True(t, took >= 5*time.Second, "it took %v of 8 s", took)
 	h.described.GracePeriodSeconds = 600
 	g = h.begin(t, "drover guest 2 A")
 	g.signal(t, syscall.SIGTERM)
@@ -167,9 +166,7 @@ func TestEphemeral(t *testing.T) {
 	for range 2 {
 		h.begin(t, "drover guest 1 A").shutDown(t)
 	}
-	if framework.ReadFile(t, h.image) != before {
-		t.Error("the image was written to")
-	}
+	assert.True(t, framework.ReadFile(t, h.image) == before, "the image was written to")
 }
 
 // TestGrownDisk checks that a disk keeps the format of its image, and grows.
@@ -187,9 +184,8 @@ func TestGrownDisk(t *testing.T) {
 				g := h.begin(t, fmt.Sprintf("drover guest %d A", boot+1))
 				g.shutDown(t)
 				info := framework.RunQEMUImg(t, "info", "-f", format, filepath.Join(h.described.RootDisk.Folder, "root", "disk"))
-				if want := []string{"2 MiB", "5 MiB", "5 MiB"}[boot]; !strings.Contains(info, "virtual size: "+want) {
-					t.Errorf("want %s, got %s", want, info)
-				}
+				want := []string{"2 MiB", "5 MiB", "5 MiB"}[boot]
+				assert.True(t, strings.Contains(info, "virtual size: "+want), "want %s, got %s", want, info)
 			}
 		})
 	}
@@ -216,16 +212,13 @@ func TestDamagedDisk(t *testing.T) {
 	assert.NoError(t, os.Mkdir(unfinished, 0o700))
 	g := h.begin(t, "drover guest 1 A")
 	g.shutDown(t)
-	if _, err := os.Stat(unfinished); err == nil {
-		t.Error("an unfinished disk is left")
-	}
+	_, err := os.Stat(unfinished)
+	assert.True(t, err != nil, "an unfinished disk is left")
 	disk := filepath.Join(folder, rootName, diskFile)
 	before := framework.ReadFile(t, disk)
 	assert.NoError(t, os.Remove(filepath.Join(folder, rootName, recordFile)))
 	h.wantNotStarted(t, "repair "+filepath.Join(folder, rootName))
-	if framework.ReadFile(t, disk) != before {
-		t.Error("the disk was changed")
-	}
+	assert.True(t, framework.ReadFile(t, disk) == before, "the disk was changed")
 }
 
 // TestDiskFault checks that a guest waits for its disk and goes on by itself once that works.
@@ -255,9 +248,8 @@ func TestStopWhileMaking(t *testing.T) {
 			g := h.begin(t, "Making a disk")
 			g.signal(t, syscall.SIGTERM)
 			g.wantEnd(t, 7, "NotStarted", "the program was to stop before the guest ran")
-			if left, err := os.ReadDir(h.described.RootDisk.Folder); err != nil || len(left) != 0 {
-				t.Errorf("it has left %v, %v", left, err)
-			}
+			left, err := os.ReadDir(h.described.RootDisk.Folder)
+			assert.True(t, err == nil && len(left) == 0, "it has left %v, %v", left, err)
 		})
 	}
 }

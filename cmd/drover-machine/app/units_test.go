@@ -34,9 +34,8 @@ func TestSeed(t *testing.T) {
 	}
 	r := &run{Machine: description.Machine{UUID: "u", Name: "web", CloudInit: folder}}
 	seed, err := r.readSeed()
-	if err != nil || seed.UserData != "#cloud-config\n" || seed.NetworkData != "" || len(seed.SSHKeys) != 2 || seed.SSHKeys[1] != "ssh-ed25519 B b" {
-		t.Errorf("got %+v, %v", seed, err)
-	}
+	assert.True(t, err == nil && seed.UserData == "#cloud-config\n" && seed.NetworkData == "" && len(seed.SSHKeys) == 2 && seed.SSHKeys[1] == "ssh-ed25519 B b",
+		"got %+v, %v", seed, err)
 	assert.NoError(t, os.WriteFile(filepath.Join(folder, "network-data"), make([]byte, description.MaxFile+1), 0o600))
 	assert.ErrorSays(t, "a large file", assert.ErrorOf(r.readSeed()), "network-data has more than")
 }
@@ -65,9 +64,8 @@ func TestNodeAddresses(t *testing.T) {
 func TestGatewaysOf(t *testing.T) {
 	t.Parallel()
 	const routes = "Iface\tDestination\tGateway\tFlags\neth0\t00000000\t0101A8C0\t0003\neth0\t0001A8C0\t0201A8C0\t0003\neth1\t00000000\t00000000\t0001\n"
-	if got := fmt.Sprint(gatewaysOf(routes)); got != "[192.168.1.1/32]" {
-		t.Errorf("got %s", got)
-	}
+	got := fmt.Sprint(gatewaysOf(routes))
+	assert.True(t, got == "[192.168.1.1/32]", "got %s", got)
 }
 
 // TestCopySparse checks that zeros take no room, and that a copy can be interrupted.
@@ -80,9 +78,7 @@ func TestCopySparse(t *testing.T) {
 	defer func() { _ = out.Close() }()
 	length, err := copySparse(t.Context(), out, bytes.NewReader(want))
 	assert.NoError(t, errors.Join(err, out.Truncate(length)))
-	if got := framework.ReadFile(t, out.Name()); got != string(want) {
-		t.Error("the copy differs")
-	}
+	assert.True(t, framework.ReadFile(t, out.Name()) == string(want), "the copy differs")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errStopped)
 	assert.ErrorIs(t, "an interrupted copy", assert.ErrorOf(copySparse(ctx, out, bytes.NewReader(want))), errStopped)
@@ -115,13 +111,9 @@ func TestImageSize(t *testing.T) {
 		files.Close()
 		for _, err := range []error{copied, stacked} {
 			tooLarge, isRefused := errors.AsType[*imageSizeError](err)
-			if isRefused != c.isRefused || isRefused && tooLarge.Bytes != size || !isRefused && err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
+			assert.True(t, isRefused == c.isRefused && (!isRefused || tooLarge.Bytes == size) && (isRefused || err == nil), "%s: %v", name, err)
 		}
-		if c.isRefused && c.disk.Checksum == "" && framework.ReadFile(t, path) != "" {
-			t.Errorf("%s: the image was copied", name)
-		}
+		assert.True(t, !c.isRefused || c.disk.Checksum != "" || framework.ReadFile(t, path) == "", "%s: the image was copied", name)
 	}
 }
 
@@ -152,9 +144,8 @@ func TestSlowReader(t *testing.T) {
 	<-o.done
 	got := to.String()
 	const last = 4 << 10 // may come once there is room again
-	if !strings.HasPrefix(got, "0123456789abcdef") || !strings.Contains(got, "bytes were not read in time") || len(got) > 2*maxUnread+last+200 {
-		t.Errorf("%d of %d bytes were read: %.100q", len(got), len(printed), got[max(0, len(got)-200):])
-	}
+	assert.True(t, strings.HasPrefix(got, "0123456789abcdef") && strings.Contains(got, "bytes were not read in time") && len(got) <= 2*maxUnread+last+200,
+		"%d of %d bytes were read: %.100q", len(got), len(printed), got[max(0, len(got)-200):])
 }
 
 func TestTerminationMessage(t *testing.T) {

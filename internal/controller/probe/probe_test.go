@@ -54,20 +54,16 @@ func TestProbedByDriverOrAddress(t *testing.T) {
 	assert.NoError(t, err)
 	port := int32(listener.Addr().(*net.TCPAddr).Port) //nolint:gosec // a port
 	local := driver.Server{Addresses: []string{"127.0.0.1"}, Ports: []driver.Port{{Protocol: "TCP", Port: port, HostPort: 1}}}
-	if state := awaitResult(t, nil, port, local); !state.OK {
-		t.Errorf("the address of the server: %+v", state)
-	}
-	if state := awaitResult(t, nil, port, driver.Server{}); state.OK || !strings.Contains(state.Message, "does not have an address") {
-		t.Errorf("without an address: %+v", state)
-	}
+	state := awaitResult(t, nil, port, local)
+	assert.True(t, state.OK, "the address of the server: %+v", state)
+	state = awaitResult(t, nil, port, driver.Server{})
+	assert.True(t, !state.OK && strings.Contains(state.Message, "does not have an address"), "without an address: %+v", state)
 	for _, server := range []driver.Server{local, {}} {
 		state := awaitResult(t, echoProber{errors.New("not yet")}, port, server)
-		if want := fmt.Sprintf("readinessProbe: called for uid-1 %d: not yet", port); state.OK || state.Message != want {
-			t.Errorf("the driver probes: %+v, want %q", state, want)
-		}
+		want := fmt.Sprintf("readinessProbe: called for uid-1 %d: not yet", port)
+		assert.True(t, !state.OK && state.Message == want, "the driver probes: %+v, want %q", state, want)
 	}
 	assert.NoError(t, listener.Close())
-	if state := awaitResult(t, nil, port, local); state.OK || !strings.Contains(state.Message, "refused") {
-		t.Errorf("no listener: %+v", state)
-	}
+	state = awaitResult(t, nil, port, local)
+	assert.True(t, !state.OK && strings.Contains(state.Message, "refused"), "no listener: %+v", state)
 }

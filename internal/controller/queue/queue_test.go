@@ -64,9 +64,8 @@ func TestShutDownEndsWorkers(t *testing.T) {
 		time.Sleep(time.Millisecond) // of work, as far as the host lets them
 		q.ShutDown()
 		workers.Wait()
-		if _, shutdown := q.Get(); !shutdown || !q.ShuttingDown() {
-			t.Fatal("the queue is not shut down")
-		}
+		_, shutdown := q.Get()
+		assert.Require(t, shutdown && q.ShuttingDown(), "the queue is not shut down")
 	}
 }
 
@@ -76,9 +75,8 @@ func TestShutDownLeavesWhatIsDue(t *testing.T) {
 	q := newTestQueue(1, clock.RealClock{})
 	q.Add(request(1))
 	q.ShutDown()
-	if item, shutdown := q.Get(); !shutdown {
-		t.Errorf("got %s", item)
-	}
+	item, shutdown := q.Get()
+	assert.True(t, shutdown, "got %s", item)
 }
 
 // held are requests that workers have, by namespace.
@@ -162,14 +160,11 @@ func TestTurnsOfOnePriority(t *testing.T) {
 	}
 	for _, want := range []reconcile.Request{in("a", 1), in("b", 1), in("a", 2), in("b", 2), in("a", 3)} {
 		_ = l.pickRequest()
-		if got := l.Pop(); got != want {
-			t.Errorf("got %s, want %s", got, want)
-		}
+		got := l.Pop()
+		assert.True(t, got == want, "got %s, want %s", got, want)
 		l.finishRequest(want)
 	}
-	if len(l.lines) != 0 {
-		t.Errorf("%d lines are left", len(l.lines))
-	}
+	assert.Equal(t, "lines are left", len(l.lines), 0)
 }
 
 // TestFreeWorkerIsFound checks that a worker that waits gets a request that was over the share of its
@@ -210,13 +205,10 @@ func TestDelays(t *testing.T) {
 		}
 		return nil
 	})
-	if q.Len() != 0 {
-		t.Error("it is due at once")
-	}
+	assert.True(t, q.Len() == 0, "it is due at once")
 	c.Step(time.Minute)
-	if r, priority, _ := q.GetWithPriority(); r != request(1) || priority != PriorityUser {
-		t.Errorf("got %s with priority %d", r, priority)
-	}
+	r, priority, _ := q.GetWithPriority()
+	assert.True(t, r == request(1) && priority == PriorityUser, "got %s with priority %d", r, priority)
 }
 
 // TestQueueIsAPriorityQueue checks that the wrapper still is one.
@@ -227,9 +219,8 @@ func TestQueueIsAPriorityQueue(t *testing.T) {
 		q.AddWithOpts(priorityqueue.AddOpts{Priority: &priority}, request(n))
 	}
 	for _, want := range []int{1, 2, 0} {
-		if item, _, _ := q.GetWithPriority(); item != request(want) {
-			t.Errorf("got %s, want %s", item.Name, request(want).Name)
-		}
+		item, _, _ := q.GetWithPriority()
+		assert.True(t, item == request(want), "got %s, want %s", item.Name, request(want).Name)
 	}
 	q.ShutDown()
 }
@@ -248,9 +239,7 @@ func TestCreatePriority(t *testing.T) {
 		"being deleted":               {event.TypedCreateEvent[*api.VirtualMachine]{Object: done.DeletionTimestamp(time.Now()).Obj(), IsInInitialList: true}, PriorityDeletion},
 	}
 	for name, tc := range tests {
-		if got := CreatePriority(tc.event); got != tc.want {
-			t.Errorf("%s: priority %d, want %d", name, got, tc.want)
-		}
+		assert.Equal(t, name+": priority", CreatePriority(tc.event), tc.want)
 	}
 }
 
@@ -263,7 +252,6 @@ func TestUpdatePriorityOfARestoredBinding(t *testing.T) {
 	old.Status.ObservedGeneration, old.Status.Driver = 1, "fake"
 	vm := old.DeepCopy()
 	vm.Annotations = map[string]string{api.AnnotationBound: "other/x"}
-	if _, ok := UpdatePriority(old, vm); !ok {
-		t.Error("the binding that the message requests enqueues nothing for its driver")
-	}
+	_, ok := UpdatePriority(old, vm)
+	assert.True(t, ok, "the binding that the message requests enqueues nothing for its driver")
 }

@@ -58,19 +58,13 @@ func TestRepeatedDecisionsAreFolded(t *testing.T) {
 	for _, d := range h.Decisions {
 		got = append(got, fmt.Sprint(d.Sequence, " ", cmp.Or(d.Decision.Action.Step, "wait"), " ", d.Decision.Status.Reason, " ", d.Repeats, " ", d.Outcome.Result))
 	}
-	if broken := rules.CheckDecisions(h.Decisions); len(broken) > 0 {
-		t.Errorf("%v", broken)
-	}
+	broken := rules.CheckDecisions(h.Decisions)
+	assert.True(t, len(broken) == 0, "%v", broken)
 	want := []string{"1 ensure Creating 0 Failed", "2 ensure Creating 0 Succeeded", "3 wait Fetching 4 ", "4 wait Running 99 ", "5 wait Running 0 "}
-	if strings.Join(got, "\n") != strings.Join(want, "\n") {
-		t.Errorf("it has\n%s", strings.Join(got, "\n"))
-	}
-	if at := h.Decisions[3].Until; !at.Equal(policytest.T0.Add(109 * time.Second)) {
-		t.Errorf("it was last decided at %s", at)
-	}
-	if h.Replica != "r" || h.Version != "v" || !h.Leads || h.Epoch != 7 || !h.Since.Equal(policytest.T0) {
-		t.Errorf("%+v", h)
-	}
+	assert.Equal(t, "it has\n", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	at := h.Decisions[3].Until
+	assert.True(t, at.Equal(policytest.T0.Add(109*time.Second)), "it was last decided at %s", at)
+	assert.True(t, h.Replica == "r" && h.Version == "v" && h.Leads && h.Epoch == 7 && h.Since.Equal(policytest.T0), "%+v", h)
 }
 
 // TestWrite writes decisions and their outcomes, by two processes one after the other, the
@@ -95,22 +89,17 @@ func TestWrite(t *testing.T) {
 	}
 	first := write("first")
 	f, err := rules.ParseDecisions(append(first[:len(first)-10], write("second")...))
-	if err != nil || len(f.Records) != 5 || f.Broken != 1 {
-		t.Fatalf("there are %d decisions and %d broken lines, %v", len(f.Records), f.Broken, err)
-	}
+	assert.Require(t, err == nil && len(f.Records) == 5 && f.Broken == 1, "there are %d decisions and %d broken lines, %v", len(f.Records), f.Broken, err)
 	for n, want := range []struct {
 		replica string
 		result  decisions.Result
 		repeats int
 	}{{"first", decisions.Failed, 0}, {"first", "", 2}, {"second", decisions.Failed, 0}, {"second", "", 2}, {"second", "", 0}} {
 		got := f.Records[n]
-		if got.Replica != want.replica || got.Outcome.Result != want.result || got.Repeats != want.repeats {
-			t.Errorf("decision %d is %+v, want %+v", n, got, want)
-		}
+		assert.True(t, got.Replica == want.replica && got.Outcome.Result == want.result && got.Repeats == want.repeats, "decision %d is %+v, want %+v", n, got, want)
 	}
-	if broken := rules.CheckDecisions(f.Records); len(broken) > 0 {
-		t.Errorf("%v", broken)
-	}
+	broken := rules.CheckDecisions(f.Records)
+	assert.True(t, len(broken) == 0, "%v", broken)
 }
 
 // TestHistoryIsBounded checks the bounds: in number for each VM and in total, and in bytes.
@@ -132,20 +121,16 @@ func TestHistoryIsBounded(t *testing.T) {
 		for i := range 10 {
 			h := r.History(types.NamespacedName{Namespace: "default", Name: fmt.Sprint("vm-", i)})
 			total += len(h.Decisions)
-			if len(h.Decisions) > limits.perVM || len(h.Decisions) == 0 || h.Dropped == 0 {
-				t.Errorf("%s: a VM has %d decisions; %d were dropped", name, len(h.Decisions), h.Dropped)
-			}
+			assert.True(t, len(h.Decisions) <= limits.perVM && len(h.Decisions) != 0 && h.Dropped != 0,
+				"%s: a VM has %d decisions; %d were dropped", name, len(h.Decisions), h.Dropped)
 			last := h.Decisions[len(h.Decisions)-1]
-			if last.Sequence < 490 {
-				t.Errorf("%s: decision %d is the last one", name, last.Sequence)
-			}
+			assert.True(t, last.Sequence >= 490, "%s: decision %d is the last one", name, last.Sequence)
 			for i := range h.Decisions {
 				bytes += h.Decisions[i].Bytes() + len(h.Decisions[i].Outcome.Error)
 			}
 		}
-		if total > limits.records || bytes > limits.bytes+500 || bytes != r.bytes || r.oldest.Len() != total {
-			t.Errorf("%s: there are %d decisions of %d bytes, counted as %d and %d", name, total, bytes, r.oldest.Len(), r.bytes)
-		}
+		assert.True(t, total <= limits.records && bytes <= limits.bytes+500 && bytes == r.bytes && r.oldest.Len() == total,
+			"%s: there are %d decisions of %d bytes, counted as %d and %d", name, total, bytes, r.oldest.Len(), r.bytes)
 	}
 }
 
@@ -160,9 +145,7 @@ func TestManyVMs(t *testing.T) {
 			record(r, fmt.Sprint("vm-", n), running, time.Duration(pass)*time.Minute)
 		}
 	}
-	if r.sequence != vms || r.dropped > 0 {
-		t.Errorf("there are %d decisions, and %d were dropped", r.sequence, r.dropped)
-	}
+	assert.True(t, r.sequence == vms && r.dropped == 0, "there are %d decisions, and %d were dropped", r.sequence, r.dropped)
 }
 
 // TestTextsOfEnginesAreCounted checks that every text of an engine counts, however long it is.
@@ -182,9 +165,7 @@ func TestTextsOfEnginesAreCounted(t *testing.T) {
 		observed := policytest.Present(policy.StateRunning)
 		set(&observed)
 		record(r, "vm", observed, 0)
-		if r.bytes < len(long) {
-			t.Errorf("%s: %d bytes are counted", name, r.bytes)
-		}
+		assert.True(t, r.bytes >= len(long), "%s: %d bytes are counted", name, r.bytes)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -87,19 +88,15 @@ func TestEnv(t *testing.T) {
 			vm := framework.NewVM("vm").Spec(func(s *api.VirtualMachineSpec) { s.Env = c.env }).Obj()
 			var spec driver.ServerSpec
 			err := Resolve(t.Context(), reader, vm, &spec)
-			if c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
-				t.Fatalf("the error is %v, want %q in it", err, c.err)
-			}
+			assert.Require(t, (c.err != "" || err == nil) && (c.err == "" || (err != nil && strings.Contains(err.Error(), c.err))),
+				"the error is %v, want %q in it", err, c.err)
 			if c.err != "" && (!errors.Is(err, driver.ErrRetry) || driver.ReasonOf(err) != api.ReasonSecretUnavailable || strings.Contains(err.Error(), "sss")) {
 				t.Errorf("the error is %v, reason %s", err, driver.ReasonOf(err))
 			}
-			if got := textsOf(spec.Env); !slices.Equal(got, c.want) {
-				t.Errorf("the environment is %.200q, want %.200q", got, c.want)
-			}
+			got := textsOf(spec.Env)
+			assert.True(t, slices.Equal(got, c.want), "the environment is %.200q, want %.200q", got, c.want)
 			for name, n := range reader.reads {
-				if n > 1 && reader.secrets[name] != nil {
-					t.Errorf("Secret %s was read %d times", name, n)
-				}
+				assert.True(t, n <= 1 || reader.secrets[name] == nil, "Secret %s was read %d times", name, n)
 			}
 		})
 	}
@@ -119,7 +116,6 @@ func TestForbidden(t *testing.T) {
 	reader := &cluster{reads: map[string]int{}, err: apierrors.NewForbidden(corev1.Resource("secrets"), "one", fmt.Errorf("no role"))}
 	vm := framework.NewVM("vm").Spec(func(s *api.VirtualMachineSpec) { s.Env = []api.EnvVar{optional(from("A", "one", "a"))} }).Obj()
 	err := Resolve(t.Context(), reader, vm, new(driver.ServerSpec))
-	if driver.ReasonOf(err) != api.ReasonSecretUnavailable || !strings.Contains(err.Error(), "spec.env[0]: ") || !apierrors.IsForbidden(err) {
-		t.Errorf("the error is %v, reason %s", err, driver.ReasonOf(err))
-	}
+	assert.True(t, driver.ReasonOf(err) == api.ReasonSecretUnavailable && strings.Contains(err.Error(), "spec.env[0]: ") && apierrors.IsForbidden(err),
+		"the error is %v, reason %s", err, driver.ReasonOf(err))
 }

@@ -30,12 +30,9 @@ func TestWriteBeforeItsEvent(t *testing.T) {
 	before := vm.DeepCopy()
 	vm.Status.LastUpdateTime = &metav1.MicroTime{Time: time.Unix(1, 0)}
 	isOvertaken, err := c.UpdateStatus(t.Context(), vm)
-	if err != nil || isOvertaken || len(c.written) != 0 || c.IsForeign(before, vm) {
-		t.Errorf("overtaken is %t, %d writes are kept that the cache has, %v", isOvertaken, len(c.written), err)
-	}
+	assert.True(t, err == nil && !isOvertaken && len(c.written) == 0 && !c.IsForeign(before, vm),
+		"overtaken is %t, %d writes are kept that the cache has, %v", isOvertaken, len(c.written), err)
 	other := vm.DeepCopy()
 	other.Status.LastUpdateTime = &metav1.MicroTime{Time: time.Unix(2, 0)}
-	if !c.IsForeign(vm, other) {
-		t.Error("the status of another process counts as one of this process")
-	}
+	assert.True(t, c.IsForeign(vm, other), "the status of another process counts as one of this process")
 }

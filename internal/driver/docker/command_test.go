@@ -33,9 +33,7 @@ func TestCommandChanged(t *testing.T) {
 	spec.Env, spec.WorkingDir = envOf("A=secret", "B=2"), "/"
 	first := ensureState(t, d, spec, driver.StateRunning)
 	for label, value := range inspectRaw(t, first.ID).Config.Labels {
-		if strings.Contains(value, "secret") || label == process.LabelEnv && value != "A=B" {
-			t.Errorf("label %s is %q", label, value)
-		}
+		assert.True(t, !strings.Contains(value, "secret") && (label != process.LabelEnv || value == "A=B"), "label %s is %q", label, value)
 	}
 	slices.Reverse(spec.Env)
 	if s := ensureState(t, d, spec, driver.StateRunning); len(s.Pending) > 0 {
@@ -43,22 +41,17 @@ func TestCommandChanged(t *testing.T) {
 	}
 	spec.Env, spec.Args, spec.WorkingDir = envOf("A=other"), []string{"x"}, ""
 	s := ensureState(t, d, spec, driver.StateRunning)
-	if want := []string{"args", "env", "workingDir"}; !slices.Equal(s.Pending, want) || s.Run != first.Run {
-		t.Errorf("pending is %v, want %v; the run is %s, and was %s", s.Pending, want, s.Run, first.Run)
-	}
+	want := []string{"args", "env", "workingDir"}
+	assert.True(t, slices.Equal(s.Pending, want) && s.Run == first.Run, "pending is %v, want %v; the run is %s, and was %s", s.Pending, want, s.Run, first.Run)
 	lacking := spec
 	lacking.PowerOnly, lacking.Env, lacking.Power = true, nil, driver.PowerPaused
-	if s = ensureState(t, d, lacking, driver.StatePaused); len(s.Pending) > 0 || s.ID != first.ID {
-		t.Errorf("by its power alone, pending is %v, and container %s was %s", s.Pending, s.ID, first.ID)
-	}
+	s = ensureState(t, d, lacking, driver.StatePaused)
+	assert.True(t, len(s.Pending) == 0 && s.ID == first.ID, "by its power alone, pending is %v, and container %s was %s", s.Pending, s.ID, first.ID)
 	spec.RestartRun = first.Run
 	s = ensureState(t, d, spec, driver.StateRunning)
-	if s.ID == first.ID || len(s.Pending) > 0 {
-		t.Errorf("after a restart, pending is %v, and container %s was %s", s.Pending, s.ID, first.ID)
-	}
-	if in := inspectRaw(t, s.ID).Config; !slices.Contains(in.Env, "A=other") || !slices.Equal(in.Cmd, spec.Args) || slices.Contains(in.Env, "B=2") {
-		t.Errorf("it has %+v", in)
-	}
+	assert.True(t, s.ID != first.ID && len(s.Pending) == 0, "after a restart, pending is %v, and container %s was %s", s.Pending, s.ID, first.ID)
+	in := inspectRaw(t, s.ID).Config
+	assert.True(t, slices.Contains(in.Env, "A=other") && slices.Equal(in.Cmd, spec.Args) && !slices.Contains(in.Env, "B=2"), "it has %+v", in)
 }
 
 // TestBadCommand checks that what the spec names and the image does not have is reported by its field.
@@ -85,9 +78,8 @@ func TestBadCommand(t *testing.T) {
 			d, spec := newServer(t, c.image)
 			c.change(&spec)
 			wantError(t, assert.ErrorOf(d.Ensure(t.Context(), spec)), driver.ErrInvalid, "", want)
-			if all := mustList(t, d, spec.UID); len(all) != 0 {
-				t.Errorf("it left %+v", all)
-			}
+			all := mustList(t, d, spec.UID)
+			assert.True(t, len(all) == 0, "it left %+v", all)
 		})
 	}
 }

@@ -59,26 +59,21 @@ func TestCreatedAsSpecified(t *testing.T) {
 	s := ensureState(t, d, spec, driver.StateRunning)
 	in := inspectRaw(t, s.ID)
 	host := in.HostConfig
-	if host.NanoCPUs != 1500000000 || host.Memory != 64000000 || host.MemorySwap != 64000000 || host.RestartPolicy.Name != "on-failure" {
-		t.Errorf("got %d nano CPUs, %d memory, %d with swap, policy %s", host.NanoCPUs, host.Memory, host.MemorySwap, host.RestartPolicy.Name)
-	}
+	assert.True(t, host.NanoCPUs == 1500000000 && host.Memory == 64000000 && host.MemorySwap == 64000000 && host.RestartPolicy.Name == "on-failure",
+		"got %d nano CPUs, %d memory, %d with swap, policy %s", host.NanoCPUs, host.Memory, host.MemorySwap, host.RestartPolicy.Name)
 	if want := "/" + spec.Name + ".default." + string(spec.UID[:8]); in.Name != want || in.Config.Hostname != spec.Name {
 		t.Errorf("got the name %s and the host name %s, want %s and %s", in.Name, in.Config.Hostname, want, spec.Name)
 	}
 	for label, want := range map[string]string{
 		LabelUID: string(spec.UID), LabelNamespace: "default", LabelName: spec.Name, LabelCluster: d.ClusterID, LabelEpoch: "7",
 	} {
-		if got := in.Config.Labels[label]; got != want {
-			t.Errorf("label %s is %q, want %q", label, got, want)
-		}
+		assert.Equal(t, "label "+label, in.Config.Labels[label], want)
 	}
 	for policy, want := range map[driver.RestartPolicy]container.RestartPolicyMode{
 		"": "unless-stopped", driver.RestartAlways: "unless-stopped", driver.RestartNever: "no",
 	} {
 		spec.RestartPolicy = policy
-		if got := d.createOptions(spec, "", "").HostConfig.RestartPolicy.Name; got != want {
-			t.Errorf("%q becomes %s, want %s", policy, got, want)
-		}
+		assert.Equal(t, fmt.Sprintf("%q becomes", policy), d.createOptions(spec, "", "").HostConfig.RestartPolicy.Name, want)
 	}
 }
 
@@ -95,9 +90,7 @@ func TestNameConflict(t *testing.T) {
 			id := createUnmanaged(t, containerName(spec), labels)
 			wantError(t, assert.ErrorOf(d.Ensure(t.Context(), spec)), driver.ErrRetry, driver.ReasonNameConflict, containerName(spec), engine.ShortID(id), labels[LabelCluster], "rename or remove it")
 			wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound, "")
-			if in := inspectRaw(t, id); in.State.Status != container.StateCreated {
-				t.Errorf("the other container is %s, want it untouched", in.State.Status)
-			}
+			assert.Equal(t, "the other container, want it untouched", inspectRaw(t, id).State.Status, container.StateCreated)
 			assert.NoError(t, assert.ErrorOf(guestImages(t).client.ContainerRemove(t.Context(), id, client.ContainerRemoveOptions{})))
 			ensureState(t, d, spec, driver.StateRunning)
 		})
@@ -115,12 +108,10 @@ func TestDuplicate(t *testing.T) {
 	for _, retain := range []bool{false, true} {
 		wantError(t, d.Delete(t.Context(), spec.Target, retain), driver.ErrRetry, driver.ReasonDuplicate, first.ID, second)
 	}
-	if all := mustList(t, d, spec.UID); len(all) != 2 {
-		t.Errorf("List shows %+v, want both", all)
-	}
-	if inspectRaw(t, first.ID).State.Status != container.StateRunning || inspectRaw(t, second).State.Status != container.StateCreated {
-		t.Error("one of them was touched")
-	}
+	all := mustList(t, d, spec.UID)
+	assert.True(t, len(all) == 2, "List shows %+v, want both", all)
+	assert.True(t, inspectRaw(t, first.ID).State.Status == container.StateRunning && inspectRaw(t, second).State.Status == container.StateCreated,
+		"one of them was touched")
 }
 
 func TestRenamedByHand(t *testing.T) {
@@ -129,12 +120,10 @@ func TestRenamedByHand(t *testing.T) {
 	before := ensureState(t, d, spec, driver.StateRunning)
 	name := "by-hand-" + randomText()
 	assert.NoError(t, assert.ErrorOf(guestImages(t).client.ContainerRename(t.Context(), before.ID, client.ContainerRenameOptions{NewName: name})))
-	if s := mustEnsure(t, d, spec); s.ID != before.ID || s.Run != before.Run {
-		t.Errorf("after the rename it is %+v, want it unchanged: %+v", s, before)
-	}
-	if got := inspectRaw(t, before.ID).Name; got != "/"+name {
-		t.Errorf("the name is %s, want %s left alone", got, name)
-	}
+	s := mustEnsure(t, d, spec)
+	assert.True(t, s.ID == before.ID && s.Run == before.Run, "after the rename it is %+v, want it unchanged: %+v", s, before)
+	got := inspectRaw(t, before.ID).Name
+	assert.True(t, got == "/"+name, "the name is %s, want %s left alone", got, name)
 	assert.NoError(t, d.Delete(t.Context(), spec.Target, false))
 }
 
@@ -146,12 +135,10 @@ func TestRetained(t *testing.T) {
 	createUnmanaged(t, containerName(spec)+RetainedSuffix, nil) // a name that is taken does not matter
 	assert.NoError(t, d.Delete(t.Context(), spec.Target, true))
 	in := inspectRaw(t, s.ID)
-	if !strings.HasSuffix(in.Name, RetainedSuffix) || in.State.Status != container.StateRunning || in.HostConfig.RestartPolicy.Name != "unless-stopped" {
-		t.Errorf("released it is %s, %s, %s", in.Name, in.State.Status, in.HostConfig.RestartPolicy.Name)
-	}
-	if all := mustList(t, d); len(all) != 1 || !all[0].Retained || all[0].Run != s.Run {
-		t.Errorf("List shows %+v, want the released server", all)
-	}
+	assert.True(t, strings.HasSuffix(in.Name, RetainedSuffix) && in.State.Status == container.StateRunning && in.HostConfig.RestartPolicy.Name == "unless-stopped",
+		"released it is %s, %s, %s", in.Name, in.State.Status, in.HostConfig.RestartPolicy.Name)
+	all := mustList(t, d)
+	assert.True(t, len(all) == 1 && all[0].Retained && all[0].Run == s.Run, "List shows %+v, want the released server", all)
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound, "")
 }
 
@@ -173,9 +160,8 @@ func TestRefused(t *testing.T) {
 			spec := newSpec(t, d, guestImages(t).plain)
 			c.change(&spec)
 			wantError(t, assert.ErrorOf(d.Ensure(t.Context(), spec)), c.kind, "", c.texts...)
-			if all := mustList(t, d, spec.UID); len(all) != 0 {
-				t.Errorf("it left %+v", all)
-			}
+			all := mustList(t, d, spec.UID)
+			assert.True(t, len(all) == 0, "it left %+v", all)
 		})
 	}
 }
@@ -198,17 +184,11 @@ func TestRootDiskIsNoted(t *testing.T) {
 	spec.RootDiskBytes = 40e9
 	for _, want := range []string{"40G", "50G"} {
 		note := "rootDisk " + want + " is not enforced: most Docker storage drivers cannot limit it"
-		if s := ensureState(t, d, spec, driver.StateRunning); s.Note != note {
-			t.Errorf("Ensure notes %q, want %q", s.Note, note)
-		}
-		if s := mustList(t, d, spec.UID)[0]; s.Note != note {
-			t.Errorf("List notes %q, want %q", s.Note, note)
-		}
+		assert.Equal(t, "Ensure notes", ensureState(t, d, spec, driver.StateRunning).Note, note)
+		assert.Equal(t, "List notes", mustList(t, d, spec.UID)[0].Note, note)
 		spec.RootDiskBytes = 50e9
 	}
-	if s := mustList(t, newDriver(t, d.Options), spec.UID)[0]; !strings.Contains(s.Note, "rootDisk 40G") {
-		t.Errorf("after a restart List notes %q, want what the container was made with", s.Note)
-	}
+	assert.Contains(t, "after a restart List notes, want what the container was made with", mustList(t, newDriver(t, d.Options), spec.UID)[0].Note, "rootDisk 40G")
 }
 
 func answersAt(t *testing.T, address string) error {
@@ -227,27 +207,22 @@ func TestPorts(t *testing.T) {
 	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80, HostPort: fixed}, {Name: "any", Port: 81}, {Name: "dns", Protocol: "UDP", Port: 53}}
 	s := ensureState(t, d, spec, driver.StateRunning)
 	assert.Eventually(t, "the published port", func(testing.TB) error { return answersAt(t, fmt.Sprintf("127.0.0.1:%d", fixed)) })
-	if want := portsOf(t, s.ID); !slices.Equal(s.Ports, want) {
-		t.Errorf("open are %+v, want %+v", s.Ports, want)
-	}
-	if open := portsTo(s, 80); !slices.Equal(open, []driver.Port{{Protocol: "TCP", Port: 80, HostPort: fixed}}) {
-		t.Errorf("open to port 80 are %+v, want %d", open, fixed)
-	}
-	if listed := mustList(t, d, spec.UID)[0]; !slices.Equal(listed.Ports, s.Ports) || !slices.Equal(listed.Addresses, s.Addresses) {
-		t.Errorf("List shows %+v, Ensure %+v", listed, s)
-	}
+	want := portsOf(t, s.ID)
+	assert.True(t, slices.Equal(s.Ports, want), "open are %+v, want %+v", s.Ports, want)
+	open := portsTo(s, 80)
+	assert.True(t, slices.Equal(open, []driver.Port{{Protocol: "TCP", Port: 80, HostPort: fixed}}), "open to port 80 are %+v, want %d", open, fixed)
+	listed := mustList(t, d, spec.UID)[0]
+	assert.True(t, slices.Equal(listed.Ports, s.Ports) && slices.Equal(listed.Addresses, s.Addresses), "List shows %+v, Ensure %+v", listed, s)
 
 	changed := spec
 	changed.Ports = []driver.Port{{Port: 80}}
 	waiting := mustEnsure(t, d, changed)
-	if !slices.Equal(waiting.Pending, []string{"ports"}) || waiting.Run != s.Run {
-		t.Errorf("with changed ports it is %+v, want them pending and the run %s", waiting, s.Run)
-	}
+	assert.True(t, slices.Equal(waiting.Pending, []string{"ports"}) && waiting.Run == s.Run,
+		"with changed ports it is %+v, want them pending and the run %s", waiting, s.Run)
 	changed.RestartRun, changed.StopBy = s.Run, time.Now().Add(time.Hour)
 	after := ensureNewRun(t, d, changed, s.Run)
-	if want := portsOf(t, after.ID); !slices.Equal(after.Ports, want) || len(portsTo(after, 80)) != len(want) {
-		t.Fatalf("open are %+v, want %+v, and none but to port 80", after.Ports, want)
-	}
+	want = portsOf(t, after.ID)
+	assert.Require(t, slices.Equal(after.Ports, want) && len(portsTo(after, 80)) == len(want), "open are %+v, want %+v, and none but to port 80", after.Ports, want)
 	assert.Eventually(t, "the port that the engine chose", func(testing.TB) error { return answersAt(t, fmt.Sprintf("127.0.0.1:%d", after.Ports[0].HostPort)) })
 }
 
@@ -296,9 +271,7 @@ func TestPortsThatDiffer(t *testing.T) {
 	assert.NoError(t, assert.ErrorOf(guestImages(t).client.ContainerCreate(t.Context(), options)))
 	s := ensureState(t, d, spec, driver.StateRunning)
 	want := []driver.Port{{Protocol: "TCP", Port: 80, HostPort: four, HostIP: "0.0.0.0"}, {Protocol: "TCP", Port: 80, HostPort: six, HostIP: "::"}}
-	if !slices.Equal(s.Ports, want) {
-		t.Errorf("open are %+v, want %+v", s.Ports, want)
-	}
+	assert.True(t, slices.Equal(s.Ports, want), "open are %+v, want %+v", s.Ports, want)
 	for _, p := range want {
 		assert.Eventually(t, "the published port", func(testing.TB) error { return answersAt(t, net.JoinHostPort(p.HostIP, fmt.Sprint(p.HostPort))) })
 	}
@@ -350,19 +323,16 @@ func TestDefaultImage(t *testing.T) {
 	d = newDriver(t, o)
 	for _, source := range []string{"", g.plain, "docker.io/library/" + g.plain} {
 		spec.Image.Source = source
-		if s := mustEnsure(t, d, spec); s.Run != first.Run || len(s.Pending) != 0 {
-			t.Errorf("with the image %q it is %+v, want it unchanged", source, s)
-		}
+		s := mustEnsure(t, d, spec)
+		assert.True(t, s.Run == first.Run && len(s.Pending) == 0, "with the image %q it is %+v, want it unchanged", source, s)
 	}
 	spec.Image.Source = g.other
-	if s := mustEnsure(t, d, spec); !slices.Equal(s.Pending, []string{"image"}) {
-		t.Errorf("with another image it is %+v, want that pending", s)
-	}
+	s := mustEnsure(t, d, spec)
+	assert.True(t, slices.Equal(s.Pending, []string{"image"}), "with another image it is %+v, want that pending", s)
 	spec.Image.Source = ""
 	spec.RestartRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
-	if s := ensureNewRun(t, d, spec, first.Run); s.ID != first.ID {
-		t.Errorf("it is %+v, want the container %s", s, first.ID)
-	}
+	s = ensureNewRun(t, d, spec, first.Run)
+	assert.True(t, s.ID == first.ID, "it is %+v, want the container %s", s, first.ID)
 }
 
 // restarterDelay is longer than the engine's restarter waits after the first short runs.
@@ -388,9 +358,8 @@ func TestStoppedForGood(t *testing.T) {
 			spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
 			s := ensureState(t, d, spec, driver.StateStopped)
 			time.Sleep(restarterDelay)
-			if in := inspectRaw(t, s.ID); in.State.Running || in.State.Restarting {
-				t.Fatalf("it is %s again", in.State.Status)
-			}
+			in := inspectRaw(t, s.ID)
+			assert.Require(t, !in.State.Running && !in.State.Restarting, "it is %s again", in.State.Status)
 			spec.Power = driver.PowerOn
 			ensureState(t, d, spec, c.state)
 		})
@@ -404,19 +373,15 @@ func TestStopIsReported(t *testing.T) {
 	spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
 	want := "stopping, forced at " + spec.StopBy.UTC().Format(time.RFC3339)
 	for _, s := range []driver.Server{mustEnsure(t, d, spec), mustEnsure(t, d, spec), mustList(t, d)[0], mustList(t, d, spec.UID)[0]} {
-		if s.State != driver.StateStopping || s.Progress != want || s.Run != first.Run {
-			t.Errorf("got %+v, want it %q", s, want)
-		}
+		assert.True(t, s.State == driver.StateStopping && s.Progress == want && s.Run == first.Run, "got %+v, want it %q", s, want)
 	}
 	// A stop that was begun is completed, and then the spec applies.
 	spec.Power = driver.PowerOn
-	if s := mustEnsure(t, d, spec); s.State != driver.StateStopping {
-		t.Errorf("got %+v, want it to go on stopping", s)
-	}
+	s := mustEnsure(t, d, spec)
+	assert.True(t, s.State == driver.StateStopping, "got %+v, want it to go on stopping", s)
 	spec.Power, spec.StopBy = driver.PowerOff, time.Now()
-	if s := ensureState(t, d, spec, driver.StateStopped); s.Exit == nil || s.Exit.Code != 137 {
-		t.Errorf("got %+v, want it killed", s)
-	}
+	s = ensureState(t, d, spec, driver.StateStopped)
+	assert.True(t, s.Exit != nil && s.Exit.Code == 137, "got %+v, want it killed", s)
 	spec.Power = driver.PowerOn
 	ensureState(t, d, spec, driver.StateRunning)
 }
@@ -433,9 +398,8 @@ func TestStopAfterForcedStop(t *testing.T) {
 		spec.Power = driver.PowerOn
 		ensureState(t, d, spec, driver.StateRunning)
 		spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(c.grace)
-		if s := ensureState(t, d, spec, driver.StateStopped); s.Exit == nil || s.Exit.Code != c.want {
-			t.Errorf("with %v to stop it ended with %+v, want the code %d", c.grace, s.Exit, c.want)
-		}
+		s := ensureState(t, d, spec, driver.StateStopped)
+		assert.True(t, s.Exit != nil && s.Exit.Code == c.want, "with %v to stop it ended with %+v, want the code %d", c.grace, s.Exit, c.want)
 	}
 }
 
@@ -446,9 +410,7 @@ func TestRepairedBetweenRuns(t *testing.T) {
 	d, spec := newServer(t, guestImages(t).failing)
 	spec.RestartPolicy = driver.RestartAlways
 	s := ensureState(t, d, spec, driver.StateRestarting)
-	if s.Exit == nil || s.Exit.Code != 3 || s.Exit.Reason != "Error" {
-		t.Errorf("between runs it is %+v, want the exit code 3", s)
-	}
+	assert.True(t, s.Exit != nil && s.Exit.Code == 3 && s.Exit.Reason == "Error", "between runs it is %+v, want the exit code 3", s)
 	spec.Image.Source = guestImages(t).plain
 	ensureState(t, d, spec, driver.StateRunning)
 }
@@ -463,16 +425,14 @@ func TestResizeLive(t *testing.T) {
 	spec.CPUMilli, spec.MemoryBytes, spec.RestartPolicy = 1000, 128e6, driver.RestartAlways
 	s := mustEnsure(t, d, spec)
 	in := inspectRaw(t, s.ID).HostConfig
-	if s.Run != first.Run || in.NanoCPUs != 1e9 || in.Memory != 128e6 || in.MemorySwap != 128e6 || in.RestartPolicy.Name != "unless-stopped" {
-		t.Errorf("grown it is %+v with %+v", s, in.Resources)
-	}
+	assert.True(t, s.Run == first.Run && in.NanoCPUs == 1e9 && in.Memory == 128e6 && in.MemorySwap == 128e6 && in.RestartPolicy.Name == "unless-stopped",
+		"grown it is %+v with %+v", s, in.Resources)
 
 	small := spec
 	small.MemoryBytes = 16e6
 	wantError(t, assert.ErrorOf(d.Ensure(t.Context(), small)), driver.ErrRetry, "", "spec.resource.memory", "16M is less than the ", "in use")
-	if s := mustList(t, d, spec.UID)[0]; s.Run != first.Run || s.Applied.MemoryBytes != 128e6 {
-		t.Errorf("after a refused shrink it is %+v", s)
-	}
+	s = mustList(t, d, spec.UID)[0]
+	assert.True(t, s.Run == first.Run && s.Applied.MemoryBytes == 128e6, "after a refused shrink it is %+v", s)
 	huge := spec
 	huge.CPUMilli = 4096000
 	wantError(t, assert.ErrorOf(d.Ensure(t.Context(), huge)), driver.ErrExhausted, "", "spec.resource.cpu")
@@ -500,9 +460,7 @@ func TestOutOfMemory(t *testing.T) {
 		s = ensureState(t, d, spec, driver.StateRunning)
 		_, _ = httpGet(t.Context(), fmt.Sprintf("http://%s/memory?bytes=%d", s.Addresses[0], 2*spec.MemoryBytes))
 		s = awaitListed(t, d, spec.UID, "its end", func(s driver.Server) bool { return s.State == driver.StateStopped })
-		if s.Exit == nil || s.Exit.Code != 137 {
-			t.Fatalf("it ended with %+v, want it killed", s.Exit)
-		}
+		assert.Require(t, s.Exit != nil && s.Exit.Code == 137, "it ended with %+v, want it killed", s.Exit)
 		if s.Exit.Reason == "OOMKilled" {
 			return
 		}
@@ -517,9 +475,7 @@ func TestAdoptUnstarted(t *testing.T) {
 	half, err := d.createInstance(t.Context(), spec)
 	assert.NoError(t, err)
 	s := ensureState(t, newDriver(t, d.Options), spec, driver.StateRunning)
-	if s.ID != half.id {
-		t.Errorf("Ensure made %s, want %s adopted", s.ID, half.id)
-	}
+	assert.True(t, s.ID == half.id, "Ensure made %s, want %s adopted", s.ID, half.id)
 }
 
 // TestLateSecondLeader checks that a leader that lost the race for the name takes over
@@ -537,9 +493,8 @@ func TestLateSecondLeader(t *testing.T) {
 		}
 		return false
 	})
-	if s := mustEnsure(t, d, spec); s.ID != won.ID || s.Run != won.Run || s.State != driver.StateRunning {
-		t.Errorf("the second got %+v, want %+v", s, won)
-	}
+	s := mustEnsure(t, d, spec)
+	assert.True(t, s.ID == won.ID && s.Run == won.Run && s.State == driver.StateRunning, "the second got %+v, want %+v", s, won)
 }
 
 // TestLimitsOfContainer checks on the engine that a container gets the limits of its creation and
@@ -558,12 +513,9 @@ func TestLimitsOfContainer(t *testing.T) {
 	spec.CPUMilli, spec.MemoryBytes = 700, 48e6
 	mustEnsure(t, limited, spec)
 	host := inspectRaw(t, s.ID).HostConfig
-	if host.PidsLimit == nil || *host.PidsLimit != 99 || host.NanoCPUs != 7e8 {
-		t.Errorf("resized it has %+v, want 99 processes at most", host.Resources)
-	}
-	if info, err := guestImages(t).client.Info(t.Context(), client.InfoOptions{}); err != nil || info.Info.LoggingDriver == "json-file" && host.LogConfig.Config["max-size"] != "65536" {
-		t.Errorf("its log is %+v, %v", host.LogConfig, err)
-	}
+	assert.True(t, host.PidsLimit != nil && *host.PidsLimit == 99 && host.NanoCPUs == 7e8, "resized it has %+v, want 99 processes at most", host.Resources)
+	info, err := guestImages(t).client.Info(t.Context(), client.InfoOptions{})
+	assert.True(t, err == nil && (info.Info.LoggingDriver != "json-file" || host.LogConfig.Config["max-size"] == "65536"), "its log is %+v, %v", host.LogConfig, err)
 }
 
 // TestHealthcheck checks that the HEALTHCHECK of an image says whether its container is ready, and
@@ -583,9 +535,7 @@ func TestHealthcheck(t *testing.T) {
 	events, err := d.Watch(t.Context())
 	assert.NoError(t, err)
 	s := ensureState(t, d, spec, driver.StateRunning)
-	if s.NotReady != "the HEALTHCHECK of the image has not succeeded yet" {
-		t.Errorf("at first it is not ready because of %q", s.NotReady)
-	}
+	assert.Equal(t, "at first it is not ready because of", s.NotReady, "the HEALTHCHECK of the image has not succeeded yet")
 	mustList(t, d) // caches what the event has to discard
 	drainEvents(events)
 	runInContainer(t, g.client, s.ID, "echo >/healthy")

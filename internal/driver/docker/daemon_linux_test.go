@@ -71,9 +71,8 @@ func (d *daemon) start(t *testing.T) {
 		"--iptables=false", "--ip6tables=false", "--userland-proxy=false")
 	d.process.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNET}
 	d.process.Stdout, d.process.Stderr = &d.output, &d.output
-	if err := d.process.Start(); err != nil {
-		t.Fatalf("starting an engine, which hack/dockerd.sh installs: %v", err)
-	}
+	err := d.process.Start()
+	assert.Require(t, err == nil, "starting an engine, which hack/dockerd.sh installs: %v", err)
 	c := d.client(t)
 	assert.Eventually(t, "the engine of this test", func(testing.TB) error {
 		_, err := c.Ping(t.Context(), client.PingOptions{})
@@ -89,9 +88,8 @@ func (d *daemon) stop(t *testing.T) {
 		return
 	}
 	_ = d.process.Process.Signal(syscall.SIGTERM)
-	if err := d.process.Wait(); err != nil {
-		t.Errorf("the engine ended with %v: %s", err, d.output.String())
-	}
+	err := d.process.Wait()
+	assert.True(t, err == nil, "the engine ended with %v: %s", err, d.output.String())
 	d.process = nil
 }
 
@@ -162,16 +160,12 @@ func testEngineRestart(t *testing.T, crashed bool) {
 	engine.start(t)
 	again, err := d.EngineID(t.Context())
 	assert.NoError(t, err)
-	if again != id {
-		t.Errorf("the engine's id was %s and is %s", id, again)
-	}
+	assert.Equal(t, "the engine's id was "+id+" and", again, id)
 	if crashed {
 		ensureState(t, d, on, driver.StateRunning)
 	}
 	s := awaitListed(t, d, on.UID, "what ran running again", func(s driver.Server) bool { return s.State == driver.StateRunning })
-	if s.ID != before[on.UID].ID || s.Run == before[on.UID].Run {
-		t.Errorf("it is %+v, want another run of %+v", s, before[on.UID])
-	}
+	assert.True(t, s.ID == before[on.UID].ID && s.Run != before[on.UID].Run, "it is %+v, want another run of %+v", s, before[on.UID])
 	checkStopped(t, d, before, on.UID)
 }
 
@@ -179,14 +173,10 @@ func testEngineRestart(t *testing.T, crashed bool) {
 func checkStopped(t *testing.T, d *Driver, before map[types.UID]driver.Server, running types.UID) {
 	t.Helper()
 	all := mustList(t, d)
-	if len(all) != len(before) {
-		t.Errorf("List shows %+v, want the %d earlier servers", all, len(before))
-	}
+	assert.True(t, len(all) == len(before), "List shows %+v, want the %d earlier servers", all, len(before))
 	for _, s := range all {
 		was := before[s.UID]
-		if s.UID != running && (s.State != driver.StateStopped || s.ID != was.ID || s.Run != was.Run) {
-			t.Errorf("it is %+v, want it as before: %+v", s, was)
-		}
+		assert.True(t, s.UID == running || (s.State == driver.StateStopped && s.ID == was.ID && s.Run == was.Run), "it is %+v, want it as before: %+v", s, was)
 	}
 }
 

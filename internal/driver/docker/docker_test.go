@@ -185,9 +185,7 @@ var importGuests = sync.OnceValues(func() (images, error) {
 // callGuest calls the HTTP service of the guest.
 func callGuest(t *testing.T, s driver.Server, path string, args ...any) {
 	t.Helper()
-	if len(s.Addresses) == 0 {
-		t.Fatalf("the server does not have an address: %+v", s)
-	}
+	assert.Require(t, len(s.Addresses) != 0, "the server does not have an address: %+v", s)
 	url := "http://" + s.Addresses[0] + fmt.Sprintf(path, args...)
 	assert.Eventually(t, url, func(testing.TB) error {
 		code, err := httpGet(t.Context(), url)
@@ -222,9 +220,7 @@ func removeContainers(t *testing.T, d *Driver, uid types.UID) {
 	res, err := c.ContainerList(ctx, client.ContainerListOptions{
 		All: true, Filters: client.Filters{}.Add("label", uidFilter(uid)),
 	})
-	if err != nil {
-		t.Errorf("cleaning up: %v", err)
-	}
+	assert.ErrorIs(t, "cleaning up", err, nil)
 	for _, s := range res.Items {
 		_, _ = c.ContainerRemove(ctx, s.ID, client.ContainerRemoveOptions{Force: true})
 	}

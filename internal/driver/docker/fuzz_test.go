@@ -54,9 +54,7 @@ func FuzzContainerConfig(f *testing.F) {
 			Command: []string{image, name}, Args: []string{namespace}, Env: envOf("A="+name, namespace+"B="+image), WorkingDir: "/" + name,
 		}
 		if err := d.checkSpec(spec); err != nil {
-			if !strings.HasPrefix(err.Error(), "spec.image.source") || !errors.Is(err, driver.ErrInvalid) {
-				t.Errorf("%+v: the error names no field: %v", spec, err)
-			}
+			assert.True(t, strings.HasPrefix(err.Error(), "spec.image.source") && errors.Is(err, driver.ErrInvalid), "%+v: the error names no field: %v", spec, err)
 			return
 		}
 		o := d.createOptions(spec, containerName(spec), d.imageReference(spec))
@@ -78,26 +76,18 @@ var (
 
 func checkOptions(t *testing.T, o client.ContainerCreateOptions, spec driver.ServerSpec) {
 	t.Helper()
-	if !validName.MatchString(o.Name) || isRetained(o.Name) {
-		t.Errorf("%+v makes the name %q", spec, o.Name)
-	}
+	assert.True(t, validName.MatchString(o.Name) && !isRetained(o.Name), "%+v makes the name %q", spec, o.Name)
 	for _, name := range append(settings(t, "Config", o.Config), settings(t, "HostConfig", o.HostConfig)...) {
-		if !slices.Contains(knownSettings, name) {
-			t.Errorf("%+v sets %s", spec, name)
-		}
+		assert.True(t, slices.Contains(knownSettings, name), "%+v sets %s", spec, name)
 	}
 	known := append(slices.Collect(maps.Keys(containerLabels(driver.ServerSpec{}, "", ""))), process.LabelArgs, process.LabelCommand, process.LabelEnv, process.LabelWorkingDir)
-	if labels := slices.Sorted(maps.Keys(o.Config.Labels)); !slices.Equal(labels, slices.Sorted(slices.Values(known))) {
-		t.Errorf("%+v makes the labels %q", spec, labels)
-	}
+	labels := slices.Sorted(maps.Keys(o.Config.Labels))
+	assert.True(t, slices.Equal(labels, slices.Sorted(slices.Values(known))), "%+v makes the labels %q", spec, labels)
 	for port := range o.HostConfig.PortBindings {
-		if !validPortIn.MatchString(port.String()) {
-			t.Errorf("%+v publishes %s", spec, port)
-		}
+		assert.True(t, validPortIn.MatchString(port.String()), "%+v publishes %s", spec, port)
 	}
-	if len(o.HostConfig.PortBindings) != len(spec.Ports) || len(o.Config.ExposedPorts) != len(spec.Ports) {
-		t.Errorf("%+v publishes %v", spec, o.HostConfig.PortBindings)
-	}
+	assert.True(t, len(o.HostConfig.PortBindings) == len(spec.Ports) && len(o.Config.ExposedPorts) == len(spec.Ports),
+		"%+v publishes %v", spec, o.HostConfig.PortBindings)
 }
 
 // settings returns the names of the settings that are not empty on the wire.
@@ -140,20 +130,16 @@ func checkReadBack(t *testing.T, d *Driver, o client.ContainerCreateOptions, spe
 	sent := container.InspectResponse{ID: strings.Repeat("0", 64), Name: "/" + o.Name, Config: o.Config, HostConfig: o.HostConfig, State: &container.State{Status: container.StateCreated}}
 	text, err := json.Marshal(sent)
 	var back container.InspectResponse
-	if err := errors.Join(err, json.Unmarshal(text, &back)); err != nil {
-		t.Fatalf("%+v: %v", spec, err)
-	}
+	err = errors.Join(err, json.Unmarshal(text, &back))
+	assert.Require(t, err == nil, "%+v: %v", spec, err)
 	i := d.newInstance(back)
 	s := i.toServer()
-	if s.UID != spec.UID || s.Namespace != spec.Namespace || s.Name != spec.Name || i.cluster != fuzzCluster || s.Retained {
-		t.Errorf("%+v comes back as %+v", spec, s)
-	}
-	if want := (driver.Resources{CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes}); s.Applied != want && spec.CPUMilli < 1<<40 && spec.CPUMilli > -1<<40 {
-		t.Errorf("it has %+v, want %+v", s.Applied, want)
-	}
-	if pending := pendingFields(i, spec); len(pending) > 0 {
-		t.Errorf("%+v: a new container waits for a restart because of %q", spec, pending)
-	}
+	assert.True(t, s.UID == spec.UID && s.Namespace == spec.Namespace && s.Name == spec.Name && i.cluster == fuzzCluster && !s.Retained,
+		"%+v comes back as %+v", spec, s)
+	want := (driver.Resources{CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes})
+	assert.True(t, s.Applied == want || spec.CPUMilli >= 1<<40 || spec.CPUMilli <= -1<<40, "it has %+v, want %+v", s.Applied, want)
+	pending := pendingFields(i, spec)
+	assert.True(t, len(pending) == 0, "%+v: a new container waits for a restart because of %q", spec, pending)
 }
 
 // FuzzLabels checks that a container with any labels, as an image's maker or another program
@@ -172,26 +158,19 @@ func FuzzLabels(f *testing.F) {
 		listed := d.instanceFromSummary(container.Summary{ID: i.id, Names: []string{containerName}, Labels: labels, State: i.state})
 		for _, s := range []driver.Server{i.toServer(), listed.toServer()} {
 			checkLabelled(t, s, labels)
-			if s.Retained != isRetained(containerName) && !strings.Contains(strings.TrimPrefix(containerName, "/"), "/") {
-				t.Errorf("%q is read as %+v", containerName, s)
-			}
+			assert.True(t, s.Retained == isRetained(containerName) || strings.Contains(strings.TrimPrefix(containerName, "/"), "/"),
+				"%q is read as %+v", containerName, s)
 		}
-		if i.cluster != cluster || i.image != image || i.ports != ports {
-			t.Errorf("%q is read as %+v", labels, i)
-		}
+		assert.True(t, i.cluster == cluster && i.image == image && i.ports == ports, "%q is read as %+v", labels, i)
 	})
 }
 
 // checkLabelled checks that a server is as labels say.
 func checkLabelled(t *testing.T, s driver.Server, labels map[string]string) {
 	t.Helper()
-	if s.UID != types.UID(labels[LabelUID]) || s.Namespace != labels[LabelNamespace] || s.Name != labels[LabelName] || s.ID == "" {
-		t.Errorf("%q is read as %+v", labels, s)
-	}
-	if size, err := strconv.ParseInt(labels[LabelRootDisk], 10, 64); (s.Note != "") != (err == nil && size > 0) {
-		t.Errorf("a root disk of %q is noted as %q", labels[LabelRootDisk], s.Note)
-	}
-	if s.State == "" || s.Exit != nil && s.StartedAt.IsZero() {
-		t.Errorf("%q is read as %+v", labels, s)
-	}
+	assert.True(t, s.UID == types.UID(labels[LabelUID]) && s.Namespace == labels[LabelNamespace] && s.Name == labels[LabelName] && s.ID != "",
+		"%q is read as %+v", labels, s)
+	size, err := strconv.ParseInt(labels[LabelRootDisk], 10, 64)
+	assert.True(t, (s.Note != "") == (err == nil && size > 0), "a root disk of %q is noted as %q", labels[LabelRootDisk], s.Note)
+	assert.True(t, s.State != "" && (s.Exit == nil || !s.StartedAt.IsZero()), "%q is read as %+v", labels, s)
 }

@@ -112,13 +112,10 @@ func awaitListed(t *testing.T, d *Driver, uid types.UID, condition string, ok fu
 
 func wantError(t *testing.T, err, kind error, reason string, texts ...string) {
 	t.Helper()
-	if !errors.Is(err, kind) || driver.ReasonOf(err) != reason {
-		t.Fatalf("got error %v (reason %q), want the kind %q and the reason %q", err, driver.ReasonOf(err), kind, reason)
-	}
+	assert.Require(t, errors.Is(err, kind) && driver.ReasonOf(err) == reason,
+		"got error %v (reason %q), want the kind %q and the reason %q", err, driver.ReasonOf(err), kind, reason)
 	for _, text := range texts {
-		if !strings.Contains(err.Error(), text) {
-			t.Errorf("got error %q, want %q in it", err, text)
-		}
+		assert.True(t, strings.Contains(err.Error(), text), "got error %q, want %q in it", err, text)
 	}
 }
 
@@ -131,25 +128,20 @@ func TestPullProgress(t *testing.T) {
 	assert.NoError(t, err)
 
 	s := mustEnsure(t, d, spec)
-	if s.State != driver.StatePending || s.ID != "" || s.UID != spec.UID || !strings.HasPrefix(s.Progress, "pulling "+spec.Image.Source) {
-		t.Errorf("Ensure gave %+v, want it pending and pulling", s)
-	}
+	assert.True(t, s.State == driver.StatePending && s.ID == "" && s.UID == spec.UID && strings.HasPrefix(s.Progress, "pulling "+spec.Image.Source),
+		"Ensure gave %+v, want it pending and pulling", s)
 	percent := regexp.MustCompile(`: [1-9]\d?% \(\d+\.\d/\d+\.\d MB\)$`)
 	s = awaitListed(t, d, spec.UID, "the progress", func(s driver.Server) bool { return percent.MatchString(s.Progress) })
-	if s.State != driver.StatePending || s.Name != spec.Name || s.Namespace != spec.Namespace {
-		t.Errorf("List shows %+v, want it pending under its name", s)
-	}
+	assert.True(t, s.State == driver.StatePending && s.Name == spec.Name && s.Namespace == spec.Namespace, "List shows %+v, want it pending under its name", s)
 
 	drainEvents(events)
 	release()
 	awaitEvent(t, events, spec.UID)
 	awaitListed(t, d, spec.UID, "the end of the pull", func(s driver.Server) bool { return s.State == driver.StatePending && s.Progress == "" && s.Err == nil })
-	if s := mustEnsure(t, d, spec); s.State != driver.StateRunning || s.Progress != "" {
-		t.Errorf("after the pull Ensure gave %+v, want it running", s)
-	}
-	if all := mustList(t, d); len(all) != 1 || all[0].State != driver.StateRunning {
-		t.Errorf("List shows %+v, want one server, running", all)
-	}
+	s = mustEnsure(t, d, spec)
+	assert.True(t, s.State == driver.StateRunning && s.Progress == "", "after the pull Ensure gave %+v, want it running", s)
+	all := mustList(t, d)
+	assert.True(t, len(all) == 1 && all[0].State == driver.StateRunning, "List shows %+v, want one server, running", all)
 }
 
 // TestImageID checks that the image's digest is known without further requests.
@@ -157,9 +149,8 @@ func TestImageID(t *testing.T) {
 	t.Parallel()
 	d, spec := newServer(t, guestImages(t).plain)
 	s := ensureState(t, d, spec, driver.StateRunning)
-	if all := mustList(t, d); !strings.HasPrefix(s.ImageID, "sha256:") || all[0].ImageID != s.ImageID {
-		t.Errorf("the image is %q, listed as %q", s.ImageID, all[0].ImageID)
-	}
+	all := mustList(t, d)
+	assert.True(t, strings.HasPrefix(s.ImageID, "sha256:") && all[0].ImageID == s.ImageID, "the image is %q, listed as %q", s.ImageID, all[0].ImageID)
 }
 
 // eventDelay is how late an event may be and not count as one of the next change.
@@ -195,9 +186,8 @@ func TestPullShared(t *testing.T) {
 	assert.Eventually(t, "the layer to be requested", func(testing.TB) error { return checkLayers(r, 1, 0) })
 	// One of three is deleted: the others' pull continues.
 	wantError(t, d.Delete(t.Context(), specs[0].Target, false), driver.ErrNotFound, "")
-	if all := mustList(t, d); len(all) != 2 {
-		t.Errorf("List shows %+v, want two", all)
-	}
+	all := mustList(t, d)
+	assert.True(t, len(all) == 2, "List shows %+v, want two", all)
 	release()
 	for _, spec := range specs[1:] {
 		ensureState(t, d, spec, driver.StateRunning)
@@ -240,9 +230,8 @@ func TestPullCancelledByDelete(t *testing.T) {
 	mustEnsure(t, d, spec)
 	assert.Eventually(t, "the layer to be requested", func(testing.TB) error { return checkLayers(r, 1, 0) })
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound, "")
-	if all := mustList(t, d); len(all) != 0 {
-		t.Errorf("List shows %+v, want nothing", all)
-	}
+	all := mustList(t, d)
+	assert.True(t, len(all) == 0, "List shows %+v, want nothing", all)
 	assert.Eventually(t, "the engine to end the download", func(testing.TB) error { return checkLayers(r, 1, 1) })
 }
 
@@ -296,17 +285,14 @@ func TestPullPolicies(t *testing.T) {
 		for range 2 {
 			ensureState(t, d, spec, driver.StateRunning)
 		}
-		if n := p.countRequests("POST", "/images/create"); n != pulls {
-			t.Errorf("after %d creations there were %d pulls", pulls, n)
-		}
+		n := p.countRequests("POST", "/images/create")
+		assert.True(t, n == pulls, "after %d creations there were %d pulls", pulls, n)
 		assert.NoError(t, d.Delete(t.Context(), spec.Target, false))
 	}
 
 	spec.Image.PullPolicy = driver.PullIfNotPresent
 	ensureState(t, d, spec, driver.StateRunning)
-	if n := p.countRequests("POST", "/images/create"); n != 2 {
-		t.Errorf("an image that is present was pulled")
-	}
+	assert.True(t, p.countRequests("POST", "/images/create") == 2, "an image that is present was pulled")
 }
 
 // TestPullBeforeRestart checks that a guest is not stopped for an image that is not present.
@@ -321,15 +307,13 @@ func TestPullBeforeRestart(t *testing.T) {
 	spec.RestartRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
 	spec.Image.Source = image
 	for _, s := range []driver.Server{mustEnsure(t, d, spec), mustList(t, d, spec.UID)[0]} {
-		if s.State != driver.StateRunning || s.Run != first.Run || !strings.HasPrefix(s.Progress, "pulling ") {
-			t.Errorf("while the image is pulled it is %+v, want the old run to go on", s)
-		}
+		assert.True(t, s.State == driver.StateRunning && s.Run == first.Run && strings.HasPrefix(s.Progress, "pulling "),
+			"while the image is pulled it is %+v, want the old run to go on", s)
 	}
 	release()
 	ensureNewRun(t, d, spec, first.Run)
-	if all := mustList(t, d); len(all) != 1 || all[0].ID == first.ID {
-		t.Errorf("List shows %+v, want one server, another one than %s", all, first.ID)
-	}
+	all := mustList(t, d)
+	assert.True(t, len(all) == 1 && all[0].ID != first.ID, "List shows %+v, want one server, another one than %s", all, first.ID)
 }
 
 // secret is the answer of a registry, which must not be shown.
@@ -347,9 +331,8 @@ func TestPullErrorsHideAnswers(t *testing.T) {
 	s := awaitListed(t, d, spec.UID, "the failure", func(s driver.Server) bool { return s.Err != nil })
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, driver.ReasonImageUnavailable, registry)
-	if all := fmt.Sprint(s, s.Err, err, log.String()); strings.Contains(all, secret) {
-		t.Errorf("it shows: %s", all)
-	}
+	all := fmt.Sprint(s, s.Err, err, log.String())
+	assert.True(t, !strings.Contains(all, secret), "it shows: %s", all)
 	p := newProxy(t)
 	p.interceptor = func(w http.ResponseWriter, r *http.Request) bool {
 		if !strings.HasSuffix(r.URL.Path, "/images/create") {
@@ -362,9 +345,8 @@ func TestPullErrorsHideAnswers(t *testing.T) {
 	spec = newSpec(t, streamed, registry+"/x/y:2")
 	mustEnsure(t, streamed, spec)
 	s = awaitListed(t, streamed, spec.UID, "the failure", func(s driver.Server) bool { return s.Err != nil })
-	if got := s.Err.Error(); !strings.HasSuffix(got, "401: unauthorized") {
-		t.Errorf("it is %q", got)
-	}
+	got := s.Err.Error()
+	assert.True(t, strings.HasSuffix(got, "401: unauthorized"), "it is %q", got)
 }
 
 // newLeakingRegistry starts a registry that answers more than it should.
@@ -389,9 +371,7 @@ func TestImageURLIsHidden(t *testing.T) {
 	d := &Driver{Options: Options{Image: DefaultImage}}
 	err := d.checkSpec(guestSpec("https://user:" + secret + "@registry.example/x"))
 	wantError(t, err, driver.ErrInvalid, "", `begins with "https://"`)
-	if strings.Contains(err.Error(), secret) {
-		t.Errorf("it shows: %v", err)
-	}
+	assert.True(t, !strings.Contains(err.Error(), secret), "it shows: %v", err)
 }
 
 // registry is an image registry that has one image, the guest, and can withhold its layer.
@@ -438,9 +418,7 @@ func (r *registry) imageWithTag(t *testing.T, tag string) string {
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		_, err := guestImages(t).client.ImageRemove(ctx, image, client.ImageRemoveOptions{})
-		if err != nil && !errdefs.IsNotFound(err) {
-			t.Errorf("image %s is left: %v", image, err)
-		}
+		assert.True(t, err == nil || errdefs.IsNotFound(err), "image %s is left: %v", image, err)
 	})
 	return image
 }

@@ -47,9 +47,7 @@ var shellPrograms = []string{"sh", "cat", "sleep", "stty", "env"}
 func shellImage(t *testing.T) string {
 	t.Helper()
 	image, err := importShell()
-	if err != nil {
-		t.Fatalf("importing the shell's image: %v", err)
-	}
+	assert.Require(t, err == nil, "importing the shell's image: %v", err)
 	return image
 }
 
@@ -181,7 +179,5 @@ func talkHTTP(t *testing.T, conn net.Conn) {
 	res, err := transport.RoundTrip(req)
 	assert.NoError(t, err)
 	assert.NoError(t, res.Body.Close())
-	if res.StatusCode != http.StatusOK {
-		t.Errorf("the guest answered %s", res.Status)
-	}
+	assert.True(t, res.StatusCode == http.StatusOK, "the guest answered %s", res.Status)
 }

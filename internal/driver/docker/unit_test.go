@@ -72,9 +72,8 @@ func TestNextStep(t *testing.T) {
 				d.stops.Store(run, stopRequest{runID: thisRun})
 			}
 			spec := driver.ServerSpec{Power: c.power, RestartRun: c.endRun}
-			if got := i.nextStep(spec, c.pending); got != c.want {
-				t.Errorf("got %s, want %s", got, c.want)
-			}
+			got := i.nextStep(spec, c.pending)
+			assert.True(t, got == c.want, "got %s, want %s", got, c.want)
 		})
 	}
 }
@@ -114,9 +113,8 @@ func TestHealthText(t *testing.T) {
 		"is off":    {container.StateExited, &container.Health{Status: container.Unhealthy}, ""},
 	} {
 		i := (&Driver{}).newInstance(container.InspectResponse{State: &container.State{Status: c.state, Health: c.health}})
-		if got := i.toServer().NotReady; (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
-			t.Errorf("%s: it is not ready because of %q, want %q", name, got, c.want)
-		}
+		got := i.toServer().NotReady
+		assert.True(t, (got == "") == (c.want == "") && strings.Contains(got, c.want), "%s: it is not ready because of %q, want %q", name, got, c.want)
 	}
 }
 
@@ -145,9 +143,8 @@ func TestPendingFields(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			i := &instance{image: c.hadImage, ports: portsText(c.had)}
 			spec := driver.ServerSpec{Image: driver.Image{Source: c.image}, Ports: c.ports}
-			if got := pendingFields(i, spec); !slices.Equal(got, c.want) {
-				t.Errorf("got %v, want %v", got, c.want)
-			}
+			got := pendingFields(i, spec)
+			assert.True(t, slices.Equal(got, c.want), "got %v, want %v", got, c.want)
 		})
 	}
 }
@@ -172,15 +169,10 @@ func TestContainerName(t *testing.T) {
 		spec := driver.ServerSpec{Namespace: c.namespace, Name: c.name}
 		spec.UID = uid
 		got := containerName(spec)
-		if got != c.want && name != "odd" {
-			t.Errorf("%s: got %q, want %q", name, got, c.want)
-		}
-		if !accepted.MatchString(got) || isRetained(got) {
-			t.Errorf("%s: Docker would not take %q", name, got)
-		}
-		if other, ok := seen[got]; ok {
-			t.Errorf("%s and %s are both %q", name, other, got)
-		}
+		assert.True(t, got == c.want || name == "odd", "%s: got %q, want %q", name, got, c.want)
+		assert.True(t, accepted.MatchString(got) && !isRetained(got), "%s: Docker would not take %q", name, got)
+		other, ok := seen[got]
+		assert.True(t, !ok, "%s and %s are both %q", name, other, got)
 		seen[got] = name
 	}
 }
@@ -197,18 +189,15 @@ func TestMemoryInUse(t *testing.T) {
 		"more cache than usage": {container.MemoryStats{Usage: 100, Stats: map[string]uint64{"inactive_file": 300}}, 100},
 		"nothing known":         {container.MemoryStats{}, 0},
 	} {
-		if got := memoryInUse(c.stats); got != c.want {
-			t.Errorf("%s: got %d, want %d", name, got, c.want)
-		}
+		assert.Equal(t, name, memoryInUse(c.stats), c.want)
 	}
 }
 
 func TestFormats(t *testing.T) {
 	t.Parallel()
 	for bytes, want := range map[int64]string{40e9: "40G", 40 << 30: "40Gi", 4e9: "4G", 64 << 40: "64Ti", 512 << 20: "512Mi", 500e6: "500M", 6 << 20: "6Mi"} {
-		if got := kit.FormatBytes(bytes); got != want {
-			t.Errorf("%d bytes: got %s, want %s", bytes, got, want)
-		}
+		got := kit.FormatBytes(bytes)
+		assert.True(t, got == want, "%d bytes: got %s, want %s", bytes, got, want)
 	}
 	bindings := network.PortMap{
 		network.MustParsePort("80/tcp"): {{HostIP: netip.IPv4Unspecified(), HostPort: "32768"}, {HostIP: netip.IPv6Unspecified(), HostPort: "32768"}, {HostPort: "32769"}, {HostIP: netip.MustParseAddr("127.0.0.1"), HostPort: "32769"}},
@@ -217,13 +206,11 @@ func TestFormats(t *testing.T) {
 	}
 	differing := network.PortMap{network.MustParsePort("80/tcp"): {{HostIP: netip.IPv6Unspecified(), HostPort: "32768"}, {HostIP: netip.IPv4Unspecified(), HostPort: "32769"}}}
 	wantDiffering := []driver.Port{{Protocol: "TCP", Port: 80, HostPort: 32769, HostIP: "0.0.0.0"}, {Protocol: "TCP", Port: 80, HostPort: 32768, HostIP: "::"}}
-	if got := publishedPorts(differing); !slices.Equal(got, wantDiffering) {
-		t.Errorf("published are %+v, want %+v", got, wantDiffering)
-	}
+	got := publishedPorts(differing)
+	assert.True(t, slices.Equal(got, wantDiffering), "published are %+v, want %+v", got, wantDiffering)
 	want := []driver.Port{{Protocol: "UDP", Port: 53, HostPort: 5353}, {Protocol: "TCP", Port: 80, HostPort: 32768}, {Protocol: "TCP", Port: 80, HostPort: 32769}, {Protocol: "TCP", Port: 80, HostPort: 32769, HostIP: "127.0.0.1"}}
-	if got := publishedPorts(bindings); !slices.Equal(got, want) {
-		t.Errorf("published are %+v, want %+v", got, want)
-	}
+	got = publishedPorts(bindings)
+	assert.True(t, slices.Equal(got, want), "published are %+v, want %+v", got, want)
 }
 
 // TestHostIP checks that a port is published on the requested address, and that another
@@ -236,16 +223,13 @@ func TestHostIP(t *testing.T) {
 	for _, ip := range []string{"127.0.0.1", "::1"} {
 		_, bindings := portMaps(ports(ip))
 		want := []network.PortBinding{{HostIP: netip.MustParseAddr(ip), HostPort: "8080"}}
-		if got := bindings[network.MustParsePort("80/tcp")]; !slices.Equal(got, want) {
-			t.Errorf("%s: got %v", ip, got)
-		}
+		got := bindings[network.MustParsePort("80/tcp")]
+		assert.True(t, slices.Equal(got, want), "%s: got %v", ip, got)
 	}
-	if _, bindings := portMaps(ports("")); bindings[network.MustParsePort("80/tcp")][0].HostIP.IsValid() {
-		t.Error("without one it is published on one address")
-	}
-	if got := pendingFields(&instance{ports: portsText(ports(""))}, driver.ServerSpec{Ports: ports("127.0.0.1")}); !slices.Equal(got, []string{"ports"}) {
-		t.Errorf("pending are %v", got)
-	}
+	_, bindings := portMaps(ports(""))
+	assert.True(t, !bindings[network.MustParsePort("80/tcp")][0].HostIP.IsValid(), "without one it is published on one address")
+	got := pendingFields(&instance{ports: portsText(ports(""))}, driver.ServerSpec{Ports: ports("127.0.0.1")})
+	assert.True(t, slices.Equal(got, []string{"ports"}), "pending are %v", got)
 }
 
 // TestExplainStart uses the error messages of engines from 20.10 to 29.
@@ -307,9 +291,8 @@ func TestExplainStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			err := explainStart(spec, "img", errors.New(c.err))
 			wantError(t, err, c.kind, c.reason, c.want)
-			if isRaw := strings.Contains(err.Error(), c.err); isRaw == errors.Is(c.kind, driver.ErrInvalid) {
-				t.Errorf("the text of the engine is in it: %v: %v", isRaw, err)
-			}
+			isRaw := strings.Contains(err.Error(), c.err)
+			assert.True(t, isRaw != errors.Is(c.kind, driver.ErrInvalid), "the text of the engine is in it: %v: %v", isRaw, err)
 		})
 	}
 }
@@ -326,14 +309,12 @@ func TestLimits(t *testing.T) {
 			t.Errorf("with the log driver %q of the engine it is %+v", logDriver, c)
 		}
 	}
-	if limit := d.createOptions(driver.ServerSpec{}, "", "").HostConfig.PidsLimit; limit == nil || *limit != DefaultPIDs {
-		t.Errorf("the limit of processes is %v, want %d", limit, DefaultPIDs)
-	}
+	limit := d.createOptions(driver.ServerSpec{}, "", "").HostConfig.PidsLimit
+	assert.True(t, limit != nil && *limit == DefaultPIDs, "the limit of processes is %v, want %d", limit, DefaultPIDs)
 	o.PIDs, o.LogSize = 0, ""
 	d = newDriver(t, o)
-	if limit, c := d.createOptions(driver.ServerSpec{}, "", "").HostConfig.PidsLimit, limitedLog("json-file", d.logSize, d.LogFiles); limit != nil || c.Config != nil {
-		t.Errorf("without limits they are %v and %+v", *limit, c)
-	}
+	limit, c := d.createOptions(driver.ServerSpec{}, "", "").HostConfig.PidsLimit, limitedLog("json-file", d.logSize, d.LogFiles)
+	assert.True(t, limit == nil && c.Config == nil, "without limits they are %v and %+v", limit, c)
 	for want, o := range map[string]Options{
 		"--docker-pids-limit is -1":         {PIDs: -1},
 		"--docker-log-max-size is \"1k\"":   {LogSize: "1k", LogFiles: 1},
@@ -370,9 +351,8 @@ func TestInspectionCache(t *testing.T) {
 			after.streamOpened()
 			after.storeInspection(after.beginInspection("id"), &instance{id: "id"}, now)
 			c.happens(after)
-			if _, fresh := after.lastInspection("id", now.Add(c.after)); fresh != c.want {
-				t.Errorf("after the inspection: fresh is %v, want %v", fresh, c.want)
-			}
+			_, fresh := after.lastInspection("id", now.Add(c.after))
+			assert.True(t, fresh == c.want, "after the inspection: fresh is %v, want %v", fresh, c.want)
 			if name == "time" || name == "its removal" {
 				return
 			}
@@ -381,9 +361,8 @@ func TestInspectionCache(t *testing.T) {
 			entry := between.beginInspection("id")
 			c.happens(between)
 			between.storeInspection(entry, &instance{id: "id"}, now)
-			if _, fresh := between.lastInspection("id", now); fresh != c.want {
-				t.Errorf("during the inspection: fresh is %v, want %v", fresh, c.want)
-			}
+			_, fresh = between.lastInspection("id", now)
+			assert.True(t, fresh == c.want, "during the inspection: fresh is %v, want %v", fresh, c.want)
 		})
 	}
 }

@@ -93,22 +93,16 @@ func TestSharedFetch(t *testing.T) {
 	r.begin("b", "x")
 	f := r.next()
 	r.want("a", "x", download.Running)
-	if s := r.PendingServer("b"); s.State != driver.StatePending || s.Progress != "fetching x" || s.Name != "vm-b" || s.Namespace != "default" {
-		t.Errorf("b is %+v", s)
-	}
-	if all, one := r.PendingServers(), r.PendingServers("b", "c"); len(all) != 2 || len(one) != 1 || one[0].UID != "b" {
-		t.Errorf("pending are %v, and of b and c %v", all, one)
-	}
+	s := r.PendingServer("b")
+	assert.True(t, s.State == driver.StatePending && s.Progress == "fetching x" && s.Name == "vm-b" && s.Namespace == "default", "b is %+v", s)
+	all, one := r.PendingServers(), r.PendingServers("b", "c")
+	assert.True(t, len(all) == 2 && len(one) == 1 && one[0].UID == "b", "pending are %v, and of b and c %v", all, one)
 	f.end <- nil
 	notified := map[types.UID]bool{assert.Receive(t, "one is notified", r.notified): true, assert.Receive(t, "another is notified", r.notified): true}
-	if !notified["a"] || !notified["b"] || len(r.begun) != 0 {
-		t.Errorf("notified %v, and %d more fetches began", notified, len(r.begun))
-	}
+	assert.True(t, notified["a"] && notified["b"] && len(r.begun) == 0, "notified %v, and %d more fetches began", notified, len(r.begun))
 	r.want("a", "x", download.Fetched)
 	r.want("a", "x", download.Fetched)
-	if status := r.Progress("a"); status != "" {
-		t.Errorf("its status is %q", status)
-	}
+	assert.Equal(t, "its status", r.Progress("a"), "")
 	r.ReleaseExcept("a")
 	r.want("a", "x", download.None)
 	r.want("b", "x", download.Fetched)
@@ -126,15 +120,12 @@ func TestFailureReportedOnce(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	r.want("a", "x", download.None)
-	if shown := r.PendingServer("a").Err; shown == nil || shown.Error() != "no route" {
-		t.Errorf("shown is %v", shown)
-	}
+	shown := r.PendingServer("a").Err
+	assert.True(t, shown != nil && shown.Error() == "no route", "shown is %v", shown)
 	r.begin("a", "x")
 	r.next()
 	r.want("a", "x", download.Running)
-	if shown := r.PendingServer("a").Err; shown != nil {
-		t.Errorf("shown is still %v", shown)
-	}
+	assert.ErrorIs(t, "shown is still", r.PendingServer("a").Err, nil)
 }
 
 // TestLastClaimReleased checks that a fetch is cancelled with the last claim on it, and
@@ -151,9 +142,8 @@ func TestLastClaimReleased(t *testing.T) {
 	}
 	r.want("a", "x", download.None)
 	r.want("a", "y", download.Running)
-	if err := r.Abandon(t.Context(), "b"); err != nil || x.ctx.Err() == nil || y.ctx.Err() != nil {
-		t.Errorf("error %v; x: %v, y: %v", err, x.ctx.Err(), y.ctx.Err())
-	}
+	err := r.Abandon(t.Context(), "b")
+	assert.True(t, err == nil && x.ctx.Err() != nil && y.ctx.Err() == nil, "error %v; x: %v, y: %v", err, x.ctx.Err(), y.ctx.Err())
 	r.begin("b", "x")
 	r.next()
 	r.want("b", "x", download.Running)
@@ -179,9 +169,8 @@ func TestClose(t *testing.T) {
 	r.begin("a", "x")
 	r.begin("b", "y")
 	x, y := r.next(), r.next()
-	if err := r.Close(t.Context()); err != nil || x.ctx.Err() == nil || y.ctx.Err() == nil {
-		t.Errorf("error %v; x: %v, y: %v", err, x.ctx.Err(), y.ctx.Err())
-	}
+	err := r.Close(t.Context())
+	assert.True(t, err == nil && x.ctx.Err() != nil && y.ctx.Err() != nil, "error %v; x: %v, y: %v", err, x.ctx.Err(), y.ctx.Err())
 }
 
 // TestFetchOutlivesCaller checks that a fetch continues after the call that began it.
@@ -206,17 +195,15 @@ func TestStall(t *testing.T) {
 	f := r.next()
 	assert.Eventually(t, "it is watched", func(testing.TB) error { return unless(r.clock.HasWaiters()) })
 	f.Report("fetching x: 1%")
-	if uid := assert.Receive(t, "progress is notified", r.notified); uid != "a" || r.Progress("a") != "fetching x: 1%" {
-		t.Errorf("notified %s, and the status is %q", uid, r.Progress("a"))
-	}
+	uid := assert.Receive(t, "progress is notified", r.notified)
+	assert.True(t, uid == "a" && r.Progress("a") == "fetching x: 1%", "notified %s, and the status is %q", uid, r.Progress("a"))
 	assert.Eventually(t, "it is cancelled", func(testing.TB) error {
 		r.clock.Step(time.Minute)
 		return unless(f.ctx.Err() != nil)
 	})
 	assert.Receive(t, "its end is notified", r.notified)
-	if _, err := r.Outcome("a", "x"); err == nil || err.Error() != "fetching x: 1%: no progress for 1m0s" {
-		t.Errorf("error %v", err)
-	}
+	_, err := r.Outcome("a", "x")
+	assert.True(t, err != nil && err.Error() == "fetching x: 1%: no progress for 1m0s", "error %v", err)
 }
 
 // TestProgressNotificationRate checks that notifications are limited in rate, and need
@@ -234,9 +221,8 @@ func TestProgressNotificationRate(t *testing.T) {
 	} {
 		r.clock.Step(c.after)
 		f.Report(c.status)
-		if r.Progress("a") != c.status || len(r.notified) != c.notified {
-			t.Errorf("step %d: the status is %q and was notified %d times, want %q and %d", step, r.Progress("a"), len(r.notified), c.status, c.notified)
-		}
+		assert.True(t, r.Progress("a") == c.status && len(r.notified) == c.notified,
+			"step %d: the status is %q and was notified %d times, want %q and %d", step, r.Progress("a"), len(r.notified), c.status, c.notified)
 		for len(r.notified) > 0 {
 			<-r.notified
 		}
@@ -294,15 +280,11 @@ func TestTurns(t *testing.T) {
 		r.want(uid, string(uid), 1)
 	}
 	running["b"].end <- nil
-	if f := r.next(); f.key != "e" {
-		t.Errorf("%s began, want e", f.key)
-	}
+	assert.Equal(t, "began", r.next().key, "e")
 	r.waits("e", false)
 	r.waits("f", true)
 	running["c"].end <- errors.New("no")
-	if f := r.next(); f.key != "f" {
-		t.Errorf("%s began, want f", f.key)
-	}
+	assert.Equal(t, "began", r.next().key, "f")
 }
 
 // TestTurnGivenUp checks that an abandoned fetch gets no turn.
@@ -315,9 +297,7 @@ func TestTurnGivenUp(t *testing.T) {
 		t.Error(err)
 	}
 	a.end <- nil
-	if f := r.next(); f.key != "c" {
-		t.Errorf("%s began, want c", f.key)
-	}
+	assert.Equal(t, "began", r.next().key, "c")
 }
 
 // TestTurnsOfOne checks that no namespace has all places.
@@ -335,9 +315,7 @@ func TestTurnsOfOne(t *testing.T) {
 		t.Errorf("%q began", keys)
 	}
 	running["f"].end <- nil
-	if f := r.next(); f.key != "g" {
-		t.Errorf("%s began, want g", f.key)
-	}
+	assert.Equal(t, "began", r.next().key, "g")
 }
 
 // TestFinal checks that a failure that only another spec can fix is reported as that.
@@ -372,11 +350,8 @@ func TestAddTo(t *testing.T) {
 	}
 	const progress = "fetching key"
 	want := map[string]string{"becoming": progress, "existing1": progress, "released2": "", "released": progress}
-	if !maps.Equal(got, want) || len(all) != len(want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
+	assert.True(t, maps.Equal(got, want) && len(all) == len(want), "got %v, want %v", got, want)
 	failed := errors.New("failed")
-	if all, err := r.AddTo(func() ([]driver.Server, error) { return nil, failed }); !errors.Is(err, failed) || len(all) != 0 {
-		t.Errorf("got %v, %v, want the error alone", all, err)
-	}
+	all, err = r.AddTo(func() ([]driver.Server, error) { return nil, failed })
+	assert.True(t, errors.Is(err, failed) && len(all) == 0, "got %v, %v, want the error alone", all, err)
 }

@@ -67,9 +67,7 @@ func (r *rig) none() {
 func wantRunning(t *testing.T, all ...*run) {
 	t.Helper()
 	for _, f := range all {
-		if f.ctx.Err() != nil {
-			t.Errorf("%s has lost what it had received", f.key)
-		}
+		assert.True(t, f.ctx.Err() == nil, "%s has lost what it had received", f.key)
 	}
 }
 

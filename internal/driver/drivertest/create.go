@@ -19,19 +19,13 @@ func testEngineID(t *testing.T, e *env) {
 	ids := map[string]bool{}
 	for _, d := range []driver.Driver{e.driver, e.driver, e.openDriver(t, string(newUID()))} {
 		identifier, ok := driver.As[driver.Identifier](d)
-		if !ok {
-			t.Fatal("the driver is no driver.Identifier")
-		}
+		assert.Require(t, ok, "the driver is no driver.Identifier")
 		id, err := identifier.EngineID(t.Context())
 		assert.NoError(t, err)
 		ids[id] = true
-		if !regexp.MustCompile(`^[A-Za-z0-9:._-]{1,128}$`).MatchString(id) {
-			t.Errorf("EngineID is %q, want 1 to 128 of [A-Za-z0-9:._-]", id)
-		}
+		assert.True(t, regexp.MustCompile(`^[A-Za-z0-9:._-]{1,128}$`).MatchString(id), "EngineID is %q, want 1 to 128 of [A-Za-z0-9:._-]", id)
 	}
-	if len(ids) != 1 {
-		t.Errorf("one engine has the identities %v, want one that lasts", ids)
-	}
+	assert.True(t, len(ids) == 1, "one engine has the identities %v, want one that lasts", ids)
 }
 
 func testCreateTwice(t *testing.T, e *env) {
@@ -45,18 +39,14 @@ func testCreateTwice(t *testing.T, e *env) {
 
 func checkNew(t *testing.T, spec driver.ServerSpec, s driver.Server) {
 	t.Helper()
-	if s.UID != spec.UID || s.Namespace != spec.Namespace || s.Name != spec.Name {
-		t.Errorf("got %s/%s of UID %s, want %s/%s of UID %s", s.Namespace, s.Name, s.UID, spec.Namespace, spec.Name, spec.UID)
-	}
-	if s.ID == "" || s.Run == "" || s.StartedAt.IsZero() {
-		t.Errorf("a server that runs has ID %q, Run %q, StartedAt %v, want none of them empty", s.ID, s.Run, s.StartedAt)
-	}
-	if s.Exit != nil || s.Retained || len(s.Pending) != 0 {
-		t.Errorf("a new server has Exit %v, Retained %v, Pending %v, want none of them set", s.Exit, s.Retained, s.Pending)
-	}
-	if s.Applied.CPUMilli != spec.CPUMilli || s.Applied.MemoryBytes != spec.MemoryBytes {
-		t.Errorf("the server has %+v, want cpu %dm and memory %d", s.Applied, spec.CPUMilli, spec.MemoryBytes)
-	}
+	assert.True(t, s.UID == spec.UID && s.Namespace == spec.Namespace && s.Name == spec.Name,
+		"got %s/%s of UID %s, want %s/%s of UID %s", s.Namespace, s.Name, s.UID, spec.Namespace, spec.Name, spec.UID)
+	assert.True(t, s.ID != "" && s.Run != "" && !s.StartedAt.IsZero(),
+		"a server that runs has ID %q, Run %q, StartedAt %v, want none of them empty", s.ID, s.Run, s.StartedAt)
+	assert.True(t, s.Exit == nil && !s.Retained && len(s.Pending) == 0,
+		"a new server has Exit %v, Retained %v, Pending %v, want none of them set", s.Exit, s.Retained, s.Pending)
+	assert.True(t, s.Applied.CPUMilli == spec.CPUMilli && s.Applied.MemoryBytes == spec.MemoryBytes,
+		"the server has %+v, want cpu %dm and memory %d", s.Applied, spec.CPUMilli, spec.MemoryBytes)
 }
 
 // testCreateFromTwoCallers simulates two leaders that both act.
@@ -70,16 +60,13 @@ func testCreateFromTwoCallers(t *testing.T, e *env) {
 			d = other
 		}
 		s, err := d.Ensure(t.Context(), spec)
-		if err != nil && isFinal(err) {
-			t.Errorf("Ensure: got the final error %v, want none or one that is retried", err)
-		}
+		assert.True(t, err == nil || !isFinal(err), "Ensure: got the final error %v, want none or one that is retried", err)
 		ids.add(s.ID)
 	})
 	s := e.ensureState(t, spec, driver.StateRunning)
 	ids.add(s.ID)
-	if all := ids.values(); len(all) != 1 {
-		t.Errorf("the callers got the servers %v, want one and the same", all)
-	}
+	all := ids.values()
+	assert.True(t, len(all) == 1, "the callers got the servers %v, want one and the same", all)
 	wantSameRun(t, listOne(t, other, spec.UID), s)
 	wantSameRun(t, listOne(t, e.driver, spec.UID), s)
 }
@@ -87,22 +74,16 @@ func testCreateFromTwoCallers(t *testing.T, e *env) {
 func testCreateStopped(t *testing.T, e *env) {
 	spec := e.newSpec(t, "born-stopped")
 	s := e.ensureState(t, e.stopSpec(spec), driver.StateStopped)
-	if s.ID == "" || s.Exit != nil {
-		t.Errorf("a server that never ran has ID %q and Exit %+v, want an ID and no Exit", s.ID, s.Exit)
-	}
+	assert.True(t, s.ID != "" && s.Exit == nil, "a server that never ran has ID %q and Exit %+v, want an ID and no Exit", s.ID, s.Exit)
 	up := e.ensureState(t, spec, driver.StateRunning)
-	if up.ID != s.ID {
-		t.Errorf("starting it gave the server %q, want the same one, %q", up.ID, s.ID)
-	}
+	assert.True(t, up.ID == s.ID, "starting it gave the server %q, want the same one, %q", up.ID, s.ID)
 }
 
 func testCreatePaused(t *testing.T, e *env) {
 	spec := e.newSpec(t, "born-paused")
 	s := e.ensureState(t, withPower(spec, driver.PowerPaused), driver.StatePaused)
 	up := e.ensureState(t, spec, driver.StateRunning)
-	if up.ID != s.ID || up.Run != s.Run {
-		t.Errorf("resuming changed the server from %s to %s", describeServers(s), describeServers(up))
-	}
+	assert.True(t, up.ID == s.ID && up.Run == s.Run, "resuming changed the server from %s to %s", describeServers(s), describeServers(up))
 }
 
 // testAdoptAfterCrash simulates a controller that was killed and started again.
@@ -112,9 +93,8 @@ func testAdoptAfterCrash(t *testing.T, e *env) {
 	next := e.openDriver(t, e.cluster)
 	wantSameRun(t, listOne(t, next, spec.UID), before)
 	wantSameRun(t, ensureOnce(t, next, spec), before)
-	if n := len(listServers(t, next)); n != 1 {
-		t.Errorf("there are %d servers after the adoption, want 1", n)
-	}
+	n := len(listServers(t, next))
+	assert.True(t, n == 1, "there are %d servers after the adoption, want 1", n)
 }
 
 // testWrongID checks that a Target's ID, if set, must be the server's.
@@ -139,13 +119,10 @@ func testBadUID(t *testing.T, e *env) {
 		spec.UID = uid
 		wantKind(t, "Ensure of the UID "+string(uid), driver.ErrInvalid, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), spec)) })
 		err := errorOf(t, "Delete", driver.ErrInvalid, func() error { return e.driver.Delete(t.Context(), spec.Target, false) })
-		if !errors.Is(err, driver.ErrInvalid) && !errors.Is(err, driver.ErrNotFound) {
-			t.Errorf("Delete of the UID %q: got %v, want invalid or not found", uid, err)
-		}
+		assert.True(t, errors.Is(err, driver.ErrInvalid) || errors.Is(err, driver.ErrNotFound), "Delete of the UID %q: got %v, want invalid or not found", uid, err)
 	}
-	if left := listServers(t, e.driver); len(left) != 0 {
-		t.Errorf("bad UIDs left %s", describeServers(left...))
-	}
+	left := listServers(t, e.driver)
+	assert.True(t, len(left) == 0, "bad UIDs left %s", describeServers(left...))
 }
 
 // testOtherCluster checks that another cluster's servers are neither listed nor changed.
@@ -153,12 +130,10 @@ func testOtherCluster(t *testing.T, e *env) {
 	spec := e.newSpec(t, "theirs")
 	theirs := e.ensureState(t, spec, driver.StateRunning)
 	d := e.openDriver(t, string(newUID()))
-	if all := listServers(t, d); len(all) != 0 {
-		t.Errorf("List shows another cluster's %s", describeServers(all...))
-	}
-	if named := listServers(t, d, spec.UID); len(named) != 0 {
-		t.Errorf("List by UID shows another cluster's %s", describeServers(named...))
-	}
+	all := listServers(t, d)
+	assert.True(t, len(all) == 0, "List shows another cluster's %s", describeServers(all...))
+	named := listServers(t, d, spec.UID)
+	assert.True(t, len(named) == 0, "List by UID shows another cluster's %s", describeServers(named...))
 	for _, target := range []driver.Target{{UID: spec.UID}, {UID: spec.UID, ID: theirs.ID}} {
 		wantKind(t, "Delete of another cluster's server", driver.ErrNotFound, func() error { return d.Delete(t.Context(), target, false) })
 		wantKind(t, "Release of another cluster's server", driver.ErrNotFound, func() error { return d.Delete(t.Context(), target, true) })
@@ -166,9 +141,8 @@ func testOtherCluster(t *testing.T, e *env) {
 		touch.Target = target
 		// Whether a second server of that UID is possible is up to the
 		// engine.
-		if s, err := d.Ensure(t.Context(), touch); err == nil && s.ID == theirs.ID {
-			t.Errorf("Ensure took another cluster's %s", describeServers(s))
-		}
+		s, err := d.Ensure(t.Context(), touch)
+		assert.True(t, err != nil || s.ID != theirs.ID, "Ensure took another cluster's %s", describeServers(s))
 	}
 	for _, u := range usageOf(t, d, spec.UID) {
 		t.Errorf("Usage reports another cluster's server: %+v", u)

@@ -27,9 +27,8 @@ func testDeleteGone(t *testing.T, e *env) {
 		byID := spec
 		byID.ID = first.ID
 		wantKind(t, "Ensure with the ID of what is gone", driver.ErrNotFound, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), byID)) })
-		if left := listServers(t, e.driver); len(left) != 0 {
-			t.Errorf("Ensure of what is gone made %s", describeServers(left...))
-		}
+		left := listServers(t, e.driver)
+		assert.True(t, len(left) == 0, "Ensure of what is gone made %s", describeServers(left...))
 	}
 	again := e.ensureState(t, spec, driver.StateRunning)
 	e.checkMadeAgain(t, again, first)
@@ -38,9 +37,8 @@ func testDeleteGone(t *testing.T, e *env) {
 // checkMadeAgain checks that a server is another one than the one that was removed.
 func (e *env) checkMadeAgain(t *testing.T, again, first driver.Server) {
 	t.Helper()
-	if (again.ID == first.ID) != e.FixedID || again.Run == first.Run {
-		t.Errorf("made again it is %s, want another Run than %s, and the same ID: %v", describeServers(again), describeServers(first), e.FixedID)
-	}
+	assert.True(t, (again.ID == first.ID) == e.FixedID && again.Run != first.Run,
+		"made again it is %s, want another Run than %s, and the same ID: %v", describeServers(again), describeServers(first), e.FixedID)
 }
 
 func testDeleteInAnyState(t *testing.T, e *env) {
@@ -69,9 +67,8 @@ func testDeleteFromTwoCallers(t *testing.T, e *env) {
 	other := e.openDriver(t, e.cluster)
 	runParallel(6, func(i int) {
 		d := []driver.Driver{e.driver, other}[i%2]
-		if err := d.Delete(t.Context(), spec.Target, false); err != nil && isFinal(err) {
-			t.Errorf("Delete: got the final error %v", err)
-		}
+		err := d.Delete(t.Context(), spec.Target, false)
+		assert.True(t, err == nil || !isFinal(err), "Delete: got the final error %v", err)
 	})
 	e.deleteUntilGone(t, other, spec.UID)
 }
@@ -87,9 +84,8 @@ func testDeleteWhileCreating(t *testing.T, e *env) {
 		}
 		_ = e.driver.Delete(t.Context(), spec.Target, false)
 	})
-	if all := listServers(t, e.driver, spec.UID); len(all) > 1 {
-		t.Errorf("got %s, want one server at most", describeServers(all...))
-	}
+	all := listServers(t, e.driver, spec.UID)
+	assert.True(t, len(all) <= 1, "got %s, want one server at most", describeServers(all...))
 	e.deleteUntilGone(t, e.driver, spec.UID)
 }
 
@@ -118,9 +114,7 @@ func testRetain(t *testing.T, e *env) {
 func (e *env) checkFree(t *testing.T, spec driver.ServerSpec, released driver.Server) {
 	t.Helper()
 	next := e.ensureState(t, spec, driver.StateRunning)
-	if next.ID == released.ID {
-		t.Errorf("Ensure took the released %s back", describeServers(next))
-	}
+	assert.True(t, next.ID != released.ID, "Ensure took the released %s back", describeServers(next))
 	e.deleteUntilGone(t, e.driver, spec.UID)
 }
 
@@ -135,16 +129,10 @@ func checkRetained(t *testing.T, d driver.Driver, uid types.UID, was driver.Serv
 		}
 		kept++
 		wantSameRun(t, s, was)
-		if !s.Retained {
-			t.Errorf("the released server is not marked: %s", describeServers(s))
-		}
+		assert.True(t, s.Retained, "the released server is not marked: %s", describeServers(s))
 	}
-	if kept != 1 {
-		t.Errorf("the complete list shows the released server %d times, want once", kept)
-	}
+	assert.True(t, kept == 1, "the complete list shows the released server %d times, want once", kept)
 	for _, s := range listServers(t, d, uid) {
-		if !s.Retained {
-			t.Errorf("List by UID still shows %s, want no server of that UID", describeServers(s))
-		}
+		assert.True(t, s.Retained, "List by UID still shows %s, want no server of that UID", describeServers(s))
 	}
 }

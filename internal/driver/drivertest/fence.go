@@ -52,9 +52,8 @@ func testFenceOldEpoch(t *testing.T, e *env) {
 func (e *env) checkMakesNone(t *testing.T, late driver.ServerSpec) {
 	t.Helper()
 	wantKind(t, "creating under the old epoch", driver.ErrFenced, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), late)) })
-	if made := listServers(t, e.driver, late.UID); len(made) != 0 {
-		t.Errorf("the call that was refused made %s", describeServers(made...))
-	}
+	made := listServers(t, e.driver, late.UID)
+	assert.True(t, len(made) == 0, "the call that was refused made %s", describeServers(made...))
 }
 
 // testFenceOutlivesServers checks that an old leader cannot recreate a server that a
@@ -66,9 +65,8 @@ func testFenceOutlivesServers(t *testing.T, e *env) {
 	for name, d := range map[string]driver.Driver{"the same": e.driver, "a new": e.openDriver(t, e.cluster)} {
 		wantKind(t, "Ensure under the old epoch through "+name+" connection", driver.ErrFenced, func() error { return assert.ErrorOf(d.Ensure(t.Context(), withEpoch(spec, 6))) })
 	}
-	if left := listServers(t, e.driver, spec.UID); len(left) != 0 {
-		t.Errorf("the server is back: %s", describeServers(left...))
-	}
+	left := listServers(t, e.driver, spec.UID)
+	assert.True(t, len(left) == 0, "the server is back: %s", describeServers(left...))
 }
 
 // testFencePerCluster checks that the epochs of clusters are independent.

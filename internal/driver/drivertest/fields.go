@@ -18,23 +18,17 @@ func testFieldsDeclared(t *testing.T, e *env) {
 	declared := e.supportedFields(t)
 	known := driver.SpecFields()
 	for _, name := range known {
-		if declared[name] == "" {
-			t.Errorf("the driver does not declare what it does with %s: a server would silently lack it", name)
-		}
+		assert.True(t, declared[name] != "", "the driver does not declare what it does with %s: a server would silently lack it", name)
 	}
 	for name := range declared {
-		if !slices.Contains(known, name) {
-			t.Errorf("the driver declares %s, which no spec has", name)
-		}
+		assert.True(t, slices.Contains(known, name), "the driver declares %s, which no spec has", name)
 	}
 }
 
 func (e *env) supportedFields(t *testing.T) map[string]driver.Support {
 	t.Helper()
 	declarer, ok := driver.As[driver.FieldDeclarer](e.driver)
-	if !ok {
-		t.Fatal("the driver is no driver.FieldDeclarer")
-	}
+	assert.Require(t, ok, "the driver is no driver.FieldDeclarer")
 	return declarer.SupportedFields()
 }
 
@@ -99,9 +93,8 @@ func testFieldsPending(t *testing.T, e *env) {
 		change(&changed)
 		s := e.ensureState(t, changed, driver.StateRunning)
 		wantSameRun(t, s, first)
-		if got, want := pendingCovers(s.Pending, name), support == driver.AppliedAtRestart; got != want {
-			t.Errorf("%s is declared as applied %s, and after a change Pending is %v", name, support, s.Pending)
-		}
+		got, want := pendingCovers(s.Pending, name), support == driver.AppliedAtRestart
+		assert.True(t, got == want, "%s is declared as applied %s, and after a change Pending is %v", name, support, s.Pending)
 	}
 }
 
@@ -128,9 +121,7 @@ func testFieldsOfCommand(t *testing.T, e *env) {
 		change(&spec)
 		run := s.Run
 		s = e.ensureNewRun(t, e.restartSpec(spec, run, e.clock.Now()), run)
-		if len(s.Pending) > 0 {
-			t.Errorf("after a restart Pending is %v", s.Pending)
-		}
+		assert.True(t, len(s.Pending) == 0, "after a restart Pending is %v", s.Pending)
 		wantConcealed(t, "the server", s, mark)
 		wantConcealed(t, "the servers listed", listServers(t, e.driver), mark)
 	}

@@ -106,9 +106,7 @@ func (e *env) restartSpec(spec driver.ServerSpec, run string, stopBy time.Time) 
 func listOne(t *testing.T, d driver.Driver, uid types.UID) driver.Server {
 	t.Helper()
 	servers := listServers(t, d, uid)
-	if len(servers) != 1 {
-		t.Fatalf("List(%s): got %d servers, want 1: %s", uid, len(servers), describeServers(servers...))
-	}
+	assert.Require(t, len(servers) == 1, "List(%s): got %d servers, want 1: %s", uid, len(servers), describeServers(servers...))
 	return servers[0]
 }
 
@@ -178,22 +176,18 @@ func (e *env) deleteUntilGone(t *testing.T, d driver.Driver, uid types.UID) {
 		if errors.Is(err, driver.ErrNotFound) {
 			return nil
 		}
-		if err != nil && !isPassing(err) {
-			t.Fatalf("Delete: %v", err)
-		}
+		assert.Require(t, err == nil || isPassing(err), "Delete: %v", err)
 		return fmt.Errorf("got error %w", cmp.Or(err, errRemovalUnderWay))
 	})
-	if left := listServers(t, d, uid); len(left) != 0 {
-		t.Fatalf("Delete reported that nothing is left, List shows %s", describeServers(left...))
-	}
+	left := listServers(t, d, uid)
+	assert.Require(t, len(left) == 0, "Delete reported that nothing is left, List shows %s", describeServers(left...))
 }
 
 // wantSameRun checks that a server has not changed.
 func wantSameRun(t *testing.T, got, want driver.Server) {
 	t.Helper()
-	if got.ID != want.ID || got.Run != want.Run || got.State != want.State {
-		t.Errorf("got the server %s, want it unchanged: %s", describeServers(got), describeServers(want))
-	}
+	assert.True(t, got.ID == want.ID && got.Run == want.Run && got.State == want.State,
+		"got the server %s, want it unchanged: %s", describeServers(got), describeServers(want))
 }
 
 func describeServers(servers ...driver.Server) string {
@@ -220,9 +214,8 @@ func (e *env) interruptEnsure(t *testing.T, spec driver.ServerSpec, after time.D
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), after)
 	defer cancel()
-	if _, err := e.driver.Ensure(ctx, spec); err != nil && isFinal(err) {
-		t.Fatalf("Ensure, interrupted: got the final error %v", err)
-	}
+	_, err := e.driver.Ensure(ctx, spec)
+	assert.Require(t, err == nil || !isFinal(err), "Ensure, interrupted: got the final error %v", err)
 }
 
 // runParallel calls f(0) to f(n-1) concurrently and waits for all.

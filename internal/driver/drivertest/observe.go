@@ -44,9 +44,7 @@ func wantUIDs(t *testing.T, what string, got []driver.Server, want []driver.Serv
 		names[spec.UID] = spec.Name
 	}
 	for _, s := range got {
-		if names[s.UID] != s.Name {
-			t.Errorf("%s: got %s, which is not wanted or is there twice", what, describeServers(s))
-		}
+		assert.True(t, names[s.UID] == s.Name, "%s: got %s, which is not wanted or is there twice", what, describeServers(s))
 		delete(names, s.UID)
 	}
 	for uid, name := range names {
@@ -79,9 +77,7 @@ func (w *watcher) waitForEvent(t *testing.T, uid types.UID, what string) {
 		for {
 			select {
 			case got, open := <-w.uids:
-				if !open {
-					t.Fatalf("Watch closed before it reported %s", what)
-				}
+				assert.Require(t, open, "Watch closed before it reported %s", what)
 				if got == uid {
 					return nil
 				}
@@ -184,9 +180,7 @@ func testLoseEngine(t *testing.T, e *env) {
 
 	assert.Eventually(t, "the engine to be back", func(testing.TB) error {
 		servers, err := e.driver.List(t.Context())
-		if err == nil && len(servers) != 1 {
-			t.Fatalf("after the outage List shows %s", describeServers(servers...))
-		}
+		assert.Require(t, err != nil || len(servers) == 1, "after the outage List shows %s", describeServers(servers...))
 		return err
 	})
 	wantSameRun(t, listOne(t, e.driver, spec.UID), before)
@@ -211,9 +205,7 @@ func (e *env) checkUnavailable(t *testing.T, spec driver.ServerSpec) error {
 	all, listErr := e.driver.List(ctx)
 	named, namedErr := e.driver.List(ctx, spec.UID)
 	deleteErr := e.driver.Delete(ctx, driver.Target{UID: newUID()}, false)
-	if (listErr == nil && len(all) == 0) || (namedErr == nil && len(named) == 0) {
-		t.Fatal("List shows an empty engine although it is lost")
-	}
+	assert.Require(t, (listErr != nil || len(all) != 0) && (namedErr != nil || len(named) != 0), "List shows an empty engine although it is lost")
 	for call, err := range map[string]error{
 		"Ensure": ensureErr, "Usage": usageErr, "Watch": watchErr, "List": listErr, "List of one": namedErr, "Delete": deleteErr,
 	} {
@@ -243,15 +235,11 @@ func testUsage(t *testing.T, e *env) {
 		u = samples[0]
 		return nil
 	})
-	if u.UID != on.UID || u.Run != s.Run || u.At.IsZero() || u.CPU < 0 {
-		t.Errorf("Usage: got %+v, want UID %s, run %s and a time", u, on.UID, s.Run)
-	}
-	if u.MemoryBytes <= 0 || u.MemoryBytes > on.MemoryBytes {
-		t.Errorf("it uses %d bytes of memory, want more than 0 and no more than its %d", u.MemoryBytes, on.MemoryBytes)
-	}
-	if none := usageOf(t, e.driver); len(none) != 0 {
-		t.Errorf("Usage of no UID: got %+v", none)
-	}
+	assert.True(t, u.UID == on.UID && u.Run == s.Run && !u.At.IsZero() && u.CPU >= 0, "Usage: got %+v, want UID %s, run %s and a time", u, on.UID, s.Run)
+	assert.True(t, u.MemoryBytes > 0 && u.MemoryBytes <= on.MemoryBytes,
+		"it uses %d bytes of memory, want more than 0 and no more than its %d", u.MemoryBytes, on.MemoryBytes)
+	none := usageOf(t, e.driver)
+	assert.True(t, len(none) == 0, "Usage of no UID: got %+v", none)
 }
 
 // testUsageUnderLoad checks that two samples of one run show the guest's use.
@@ -270,9 +258,7 @@ func testUsageUnderLoad(t *testing.T, e *env) {
 			}
 			return err
 		})
-		if u.Run != s.Run {
-			t.Fatalf("Usage: got %+v, want a sample of the run %s", u, s.Run)
-		}
+		assert.Require(t, u.Run == s.Run, "Usage: got %+v, want a sample of the run %s", u, s.Run)
 		return u
 	}
 	e.OutOfBand.BurnCPU(t, s)
@@ -281,9 +267,7 @@ func testUsageUnderLoad(t *testing.T, e *env) {
 	const growth = 100 * time.Millisecond
 	assert.Eventually(t, "the CPU counter grows", func(testing.TB) error {
 		next := sample()
-		if next.CPU < last.CPU || next.At.Before(last.At) {
-			t.Fatalf("the counter went back from %v at %v to %v at %v", last.CPU, last.At, next.CPU, next.At)
-		}
+		assert.Require(t, next.CPU >= last.CPU && !next.At.Before(last.At), "the counter went back from %v at %v to %v at %v", last.CPU, last.At, next.CPU, next.At)
 		last = next
 		if grown := last.CPU - first.CPU; grown < growth {
 			return fmt.Errorf("it grew by %v in %v", grown, last.At.Sub(first.At))

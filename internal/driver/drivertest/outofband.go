@@ -19,9 +19,7 @@ func testKilledByHand(t *testing.T, e *env) {
 	first := e.ensureState(t, spec, driver.StateRunning)
 	e.OutOfBand.Kill(t, first)
 	s := e.waitForServer(t, spec.UID, "it stopped", inState(driver.StateStopped))
-	if s.Exit == nil || s.Exit.Code == 0 || s.Exit.At.IsZero() {
-		t.Errorf("killed it is %s, want an exit code other than 0 and a time", describeServers(s))
-	}
+	assert.True(t, s.Exit != nil && s.Exit.Code != 0 && !s.Exit.At.IsZero(), "killed it is %s, want an exit code other than 0 and a time", describeServers(s))
 	e.checkStartsAgain(t, spec, first)
 }
 
@@ -31,9 +29,7 @@ func testStoppedByHand(t *testing.T, e *env) {
 	first := e.ensureState(t, spec, driver.StateRunning)
 	e.OutOfBand.Stop(t, first)
 	s := e.waitForServer(t, spec.UID, "it stopped", inState(driver.StateStopped))
-	if s.Exit == nil || s.Exit.Code != 0 {
-		t.Errorf("stopped by hand it is %s, want exit code 0", describeServers(s))
-	}
+	assert.True(t, s.Exit != nil && s.Exit.Code == 0, "stopped by hand it is %s, want exit code 0", describeServers(s))
 	e.checkStartsAgain(t, spec, first)
 }
 
@@ -41,9 +37,8 @@ func testStoppedByHand(t *testing.T, e *env) {
 func (e *env) checkStartsAgain(t *testing.T, spec driver.ServerSpec, first driver.Server) {
 	t.Helper()
 	again := e.ensureState(t, spec, driver.StateRunning)
-	if again.ID != first.ID || again.Run == first.Run {
-		t.Errorf("started again it is %s, want the same ID and another Run than %s", describeServers(again), describeServers(first))
-	}
+	assert.True(t, again.ID == first.ID && again.Run != first.Run,
+		"started again it is %s, want the same ID and another Run than %s", describeServers(again), describeServers(first))
 }
 
 func testStartedByHand(t *testing.T, e *env) {
@@ -53,9 +48,7 @@ func testStartedByHand(t *testing.T, e *env) {
 	off := e.ensureState(t, e.stopSpec(spec), driver.StateStopped)
 	e.OutOfBand.Start(t, off)
 	s := e.waitForServer(t, spec.UID, "it running", inState(driver.StateRunning))
-	if s.Run == first.Run || s.Exit != nil {
-		t.Errorf("started by hand it is %s, want another Run than %s and no Exit", describeServers(s), describeServers(first))
-	}
+	assert.True(t, s.Run != first.Run && s.Exit == nil, "started by hand it is %s, want another Run than %s and no Exit", describeServers(s), describeServers(first))
 	wantSameRun(t, e.ensureState(t, spec, driver.StateRunning), s)
 	e.ensureState(t, e.stopSpec(spec), driver.StateStopped)
 }
@@ -114,9 +107,7 @@ func testEndsByItself(t *testing.T, e *env) {
 				return
 			}
 			end := e.waitForServer(t, spec.UID, "it stopped", inState(driver.StateStopped))
-			if end.Exit == nil || end.Exit.Code != c.code {
-				t.Errorf("it is %s, want exit code %d", describeServers(end), c.code)
-			}
+			assert.True(t, end.Exit != nil && end.Exit.Code == c.code, "it is %s, want exit code %d", describeServers(end), c.code)
 		})
 	}
 }

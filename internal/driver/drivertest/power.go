@@ -12,25 +12,23 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest/streams"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func testStopAndStart(t *testing.T, e *env) {
 	spec := e.newSpec(t, "on-off-on")
 	first := e.ensureState(t, spec, driver.StateRunning)
 	off := e.ensureState(t, e.stopSpec(spec), driver.StateStopped)
-	if off.ID != first.ID || off.Exit == nil || off.Exit.Code != 0 || off.Exit.At.IsZero() {
-		t.Errorf("stopped it is %s, want the same server with exit code 0 and a time", describeServers(off))
-	}
+	assert.True(t, off.ID == first.ID && off.Exit != nil && off.Exit.Code == 0 && !off.Exit.At.IsZero(),
+		"stopped it is %s, want the same server with exit code 0 and a time", describeServers(off))
 	wantSameRun(t, e.ensureState(t, e.stopSpec(spec), driver.StateStopped), off)
 	wantSameRun(t, listOne(t, e.driver, spec.UID), off)
 
 	second := e.ensureState(t, spec, driver.StateRunning)
-	if second.ID != first.ID || second.Run == first.Run || second.Run == "" {
-		t.Errorf("started again it is %s, want the same ID and another Run than %s", describeServers(second), describeServers(first))
-	}
-	if second.Exit != nil || second.StartedAt.Before(first.StartedAt) {
-		t.Errorf("started again it has Exit %+v and began at %v, before at %v", second.Exit, second.StartedAt, first.StartedAt)
-	}
+	assert.True(t, second.ID == first.ID && second.Run != first.Run && second.Run != "",
+		"started again it is %s, want the same ID and another Run than %s", describeServers(second), describeServers(first))
+	assert.True(t, second.Exit == nil && !second.StartedAt.Before(first.StartedAt),
+		"started again it has Exit %+v and began at %v, before at %v", second.Exit, second.StartedAt, first.StartedAt)
 }
 
 // testStopForced checks that a guest that ignores the request is stopped once StopBy has
@@ -39,23 +37,18 @@ func testStopForced(t *testing.T, e *env) {
 	spec, first := e.startStubborn(t, "stubborn")
 	spec = e.forceSoon(withPower(spec, driver.PowerOff))
 	off := e.ensureUntil(t, e.driver, spec, string(driver.StateStopped), func(s driver.Server) bool {
-		if e.clock.Now().Before(spec.StopBy) && (s.State != driver.StateStopping || s.Run != first.Run) {
-			t.Fatalf("before StopBy it is %s, want it %s", describeServers(s), driver.StateStopping)
-		}
+		assert.Require(t, !e.clock.Now().Before(spec.StopBy) || (s.State == driver.StateStopping && s.Run == first.Run),
+			"before StopBy it is %s, want it %s", describeServers(s), driver.StateStopping)
 		return s.State == driver.StateStopped
 	})
-	if off.Exit == nil || off.Exit.Code == 0 {
-		t.Errorf("forced it is %s, want an exit code other than 0", describeServers(off))
-	}
+	assert.True(t, off.Exit != nil && off.Exit.Code != 0, "forced it is %s, want an exit code other than 0", describeServers(off))
 }
 
 func testStopWhilePaused(t *testing.T, e *env) {
 	spec := e.newSpec(t, "paused-then-off")
 	s := e.ensureState(t, withPower(spec, driver.PowerPaused), driver.StatePaused)
 	stopped := e.ensureState(t, e.forceSoon(withPower(spec, driver.PowerOff)), driver.StateStopped)
-	if stopped.ID != s.ID || stopped.Exit == nil {
-		t.Errorf("it is %s, want the same server, stopped, with its Exit", describeServers(stopped))
-	}
+	assert.True(t, stopped.ID == s.ID && stopped.Exit != nil, "it is %s, want the same server, stopped, with its Exit", describeServers(stopped))
 }
 
 func testPauseAndResume(t *testing.T, e *env) {
@@ -65,9 +58,7 @@ func testPauseAndResume(t *testing.T, e *env) {
 	paused := e.ensureState(t, pause, driver.StatePaused)
 	wantSameRun(t, e.ensureState(t, pause, driver.StatePaused), paused)
 	wantSameRun(t, e.waitForServer(t, spec.UID, "it paused", inState(driver.StatePaused)), paused)
-	if paused.ID != first.ID || paused.Run != first.Run {
-		t.Errorf("pausing changed the run: %s became %s", describeServers(first), describeServers(paused))
-	}
+	assert.True(t, paused.ID == first.ID && paused.Run == first.Run, "pausing changed the run: %s became %s", describeServers(first), describeServers(paused))
 	wantSameRun(t, e.ensureState(t, spec, driver.StateRunning), first)
 }
 
@@ -83,9 +74,7 @@ func testRestartOnce(t *testing.T, e *env) {
 	e.ensureState(t, e.stopSpec(restart), driver.StateStopped)
 	third := e.ensureState(t, restart, driver.StateRunning)
 	wantSameRun(t, e.ensureState(t, restart, driver.StateRunning), third)
-	if third.Run == first.Run || third.Run == second.Run {
-		t.Errorf("the runs are %q, %q, %q, want three different ones", first.Run, second.Run, third.Run)
-	}
+	assert.True(t, third.Run != first.Run && third.Run != second.Run, "the runs are %q, %q, %q, want three different ones", first.Run, second.Run, third.Run)
 }
 
 func testRestartOnceFromTwoCallers(t *testing.T, e *env) {
@@ -98,26 +87,20 @@ func testRestartOnceFromTwoCallers(t *testing.T, e *env) {
 		d := []driver.Driver{e.driver, other}[i%2]
 		for range 3 {
 			s, err := d.Ensure(t.Context(), restart)
-			if err != nil && isFinal(err) {
-				t.Errorf("Ensure: got the final error %v", err)
-			}
+			assert.True(t, err == nil || !isFinal(err), "Ensure: got the final error %v", err)
 			runs.add(s.Run)
 		}
 	})
 	runs.add(e.ensureNewRun(t, restart, first.Run).Run)
 	all := slices.DeleteFunc(runs.values(), func(run string) bool { return run == first.Run })
-	if len(all) != 1 {
-		t.Errorf("after the run %q came the runs %v, want exactly one", first.Run, all)
-	}
+	assert.True(t, len(all) == 1, "after the run %q came the runs %v, want exactly one", first.Run, all)
 }
 
 func testRestartForced(t *testing.T, e *env) {
 	spec, first := e.startStubborn(t, "stubborn-restart")
 	restart := e.restartSpec(spec, first.Run, e.fromNow(stopGrace))
 	e.ensureNewRun(t, restart, first.Run)
-	if e.clock.Now().Before(restart.StopBy) {
-		t.Error("the run was forced to end before StopBy")
-	}
+	assert.True(t, !e.clock.Now().Before(restart.StopBy), "the run was forced to end before StopBy")
 }
 
 func testRestartWhilePaused(t *testing.T, e *env) {
@@ -149,9 +132,8 @@ func testResize(t *testing.T, e *env) {
 
 func checkSize(t *testing.T, s driver.Server, spec driver.ServerSpec) {
 	t.Helper()
-	if s.Applied.CPUMilli != spec.CPUMilli || s.Applied.MemoryBytes != spec.MemoryBytes || len(s.Pending) != 0 {
-		t.Errorf("it has %+v and %v pending, want cpu %dm, memory %d and nothing", s.Applied, s.Pending, spec.CPUMilli, spec.MemoryBytes)
-	}
+	assert.True(t, s.Applied.CPUMilli == spec.CPUMilli && s.Applied.MemoryBytes == spec.MemoryBytes && len(s.Pending) == 0,
+		"it has %+v and %v pending, want cpu %dm, memory %d and nothing", s.Applied, s.Pending, spec.CPUMilli, spec.MemoryBytes)
 }
 
 // testChangeImage checks that a new image waits for the next restart, or is refused for
@@ -164,17 +146,12 @@ func testChangeImage(t *testing.T, e *env) {
 	waiting := e.ensureState(t, spec, driver.StateRunning)
 	wantSameRun(t, waiting, first)
 	e.checkRefused(t, waiting)
-	if slices.Contains(waiting.Pending, "image") == e.KeepsImage {
-		t.Errorf("Pending is %v, want image in it: %v", waiting.Pending, !e.KeepsImage)
-	}
+	assert.True(t, slices.Contains(waiting.Pending, "image") != e.KeepsImage, "Pending is %v, want image in it: %v", waiting.Pending, !e.KeepsImage)
 	second := e.ensureNewRun(t, e.restartSpec(spec, first.Run, e.fromNow(time.Hour)), first.Run)
 	e.checkRefused(t, second)
-	if len(second.Pending) != 0 {
-		t.Errorf("after the restart %v still waits", second.Pending)
-	}
-	if all := listServers(t, e.driver); len(all) != 1 {
-		t.Errorf("the restart left %s, want one server", describeServers(all...))
-	}
+	assert.True(t, len(second.Pending) == 0, "after the restart %v still waits", second.Pending)
+	all := listServers(t, e.driver)
+	assert.True(t, len(all) == 1, "the restart left %s, want one server", describeServers(all...))
 }
 
 // checkRefused checks that another image is refused if images cannot change, and that
@@ -208,14 +185,11 @@ func testCancelled(t *testing.T, e *env) {
 	defer cancel()
 	_, err := e.driver.Ensure(ctx, spec)
 	wantError(t, "Ensure", err)
-	if servers, err := e.driver.List(ctx); err == nil {
-		t.Errorf("List: got %s and no error", describeServers(servers...))
-	}
+	servers, err := e.driver.List(ctx)
+	assert.True(t, err != nil, "List: got %s and no error", describeServers(servers...))
 	err = e.driver.Delete(ctx, spec.Target, false)
 	wantError(t, "Delete", err)
-	if errors.Is(err, driver.ErrNotFound) {
-		t.Errorf("Delete: got %v, which would let the finalizer go", err)
-	}
+	assert.True(t, !errors.Is(err, driver.ErrNotFound), "Delete: got %v, which would let the finalizer go", err)
 	_, err = e.driver.Usage(ctx, spec.UID)
 	wantError(t, "Usage", err)
 	e.ensureState(t, spec, driver.StateRunning)
@@ -223,9 +197,7 @@ func testCancelled(t *testing.T, e *env) {
 
 func wantError(t *testing.T, what string, err error) {
 	t.Helper()
-	if err == nil {
-		t.Errorf("%s with a context that is over: got no error", what)
-	}
+	assert.True(t, err != nil, "%s with a context that is over: got no error", what)
 }
 
 // testCancelledMidway checks that the next call can complete whatever an interrupted one

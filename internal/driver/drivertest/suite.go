@@ -114,9 +114,7 @@ func checkSkips(t *testing.T, skips map[string]string) {
 		known[c.name] = true
 	}
 	for name := range skips {
-		if !known[name] {
-			t.Errorf("Harness.Skips names %q, which is no case of the suite", name)
-		}
+		assert.True(t, known[name], "Harness.Skips names %q, which is no case of the suite", name)
 	}
 }
 

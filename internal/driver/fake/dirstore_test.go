@@ -53,9 +53,7 @@ func specOf(uid types.UID) driver.ServerSpec {
 func ensureServer(t *testing.T, d *fake.Driver, spec driver.ServerSpec) driver.Server {
 	t.Helper()
 	s, err := d.Ensure(t.Context(), spec)
-	if err != nil {
-		t.Fatalf("Ensure: %v", err)
-	}
+	assert.Require(t, err == nil, "Ensure: %v", err)
 	return s
 }
 
@@ -71,16 +69,12 @@ func (f *testFolder) writeFile(t *testing.T, name, content string) {
 func (f *testFolder) listServers(t *testing.T) map[types.UID]driver.Server {
 	t.Helper()
 	servers, err := f.d.List(t.Context())
-	if err != nil {
-		t.Fatalf("List: %v", err)
-	}
+	assert.Require(t, err == nil, "List: %v", err)
 	byUID := map[types.UID]driver.Server{}
 	for _, s := range servers {
 		byUID[s.UID] = s
 	}
-	if len(byUID) != len(servers) {
-		t.Fatalf("List shows a UID twice: %+v", servers)
-	}
+	assert.Require(t, len(byUID) == len(servers), "List shows a UID twice: %+v", servers)
 	return byUID
 }
 
@@ -125,16 +119,12 @@ func TestBrokenFile(t *testing.T) {
 			} {
 				assert.ErrorIs(t, call, err, driver.ErrRetry, f.path("uid-0.json"))
 			}
-			if servers, err := f.d.List(t.Context(), "uid-1"); err != nil || len(servers) != 1 || servers[0].Run != other.Run {
-				t.Errorf("List of another server: got %+v, %v", servers, err)
-			}
-			if content != framework.ReadFile(t, f.path("uid-0.json")) {
-				t.Error("the broken file was changed")
-			}
+			servers, err := f.d.List(t.Context(), "uid-1")
+			assert.True(t, err == nil && len(servers) == 1 && servers[0].Run == other.Run, "List of another server: got %+v, %v", servers, err)
+			assert.True(t, content == framework.ReadFile(t, f.path("uid-0.json")), "the broken file was changed")
 			f.writeFile(t, "uid-0.json", good)
-			if s := f.listServers(t)["uid-0"]; s.Run != f.before.Run {
-				t.Errorf("repaired it is %+v, want run %s", s, f.before.Run)
-			}
+			s := f.listServers(t)["uid-0"]
+			assert.True(t, s.Run == f.before.Run, "repaired it is %+v, want run %s", s, f.before.Run)
 		})
 	}
 }
@@ -149,13 +139,11 @@ func TestOtherFilesAreIgnored(t *testing.T) {
 	} {
 		f.writeFile(t, name, "not a record")
 	}
-	if all := f.listServers(t); len(all) != 1 || all["uid-0"].Run != f.before.Run {
-		t.Errorf("List: got %+v, want the one server", all)
-	}
+	all := f.listServers(t)
+	assert.True(t, len(all) == 1 && all["uid-0"].Run == f.before.Run, "List: got %+v, want the one server", all)
 	next := faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
-	if s := ensureServer(t, next, f.spec); s.Run != f.before.Run {
-		t.Errorf("Ensure: got %+v, want run %s", s, f.before.Run)
-	}
+	s := ensureServer(t, next, f.spec)
+	assert.True(t, s.Run == f.before.Run, "Ensure: got %+v, want run %s", s, f.before.Run)
 }
 
 // TestAddedByHand checks that a person has to write as little as possible.
@@ -166,27 +154,21 @@ func TestAddedByHand(t *testing.T) {
 	f.writeFile(t, "off.json", `{"clusterID": "cluster-1"}`)
 	all := f.listServers(t)
 	on, off := all["by-hand"], all["off"]
-	if len(all) != 3 {
-		t.Errorf("List: got %+v, want the two and the first", all)
-	}
-	if on.State != driver.StateRunning || on.Name != "x" || on.ID == "" || on.Run == "" || on.StartedAt.IsZero() {
-		t.Errorf("got %+v, want it running with an ID, a run and a start", on)
-	}
-	if off.State != driver.StateStopped || off.ID == "" || off.ID == on.ID || off.Exit != nil {
-		t.Errorf("got %+v, want it stopped, with an ID of its own, never run", off)
-	}
-	if again := f.listServers(t)["by-hand"]; again.Run != on.Run || again.ID != on.ID {
-		t.Errorf("listed again it is %+v, want it the same as %+v", again, on)
-	}
+	assert.True(t, len(all) == 3, "List: got %+v, want the two and the first", all)
+	assert.True(t, on.State == driver.StateRunning && on.Name == "x" && on.ID != "" && on.Run != "" && !on.StartedAt.IsZero(),
+		"got %+v, want it running with an ID, a run and a start", on)
+	assert.True(t, off.State == driver.StateStopped && off.ID != "" && off.ID != on.ID && off.Exit == nil,
+		"got %+v, want it stopped, with an ID of its own, never run", off)
+	again := f.listServers(t)["by-hand"]
+	assert.True(t, again.Run == on.Run && again.ID == on.ID, "listed again it is %+v, want it the same as %+v", again, on)
 	checkAdopted(t, f, on)
 }
 
 func checkAdopted(t *testing.T, f *testFolder, was driver.Server) {
 	t.Helper()
 	spec := specOf(was.UID)
-	if s := ensureServer(t, f.d, spec); s.ID != was.ID || s.Run != was.Run || s.Applied.CPUMilli != spec.CPUMilli {
-		t.Errorf("adopted it is %+v, want the same run with the size of the spec", s)
-	}
+	s := ensureServer(t, f.d, spec)
+	assert.True(t, s.ID == was.ID && s.Run == was.Run && s.Applied.CPUMilli == spec.CPUMilli, "adopted it is %+v, want the same run with the size of the spec", s)
 }
 
 // TestForeignServers checks that servers of another cluster, or of none, are left alone.
@@ -195,20 +177,15 @@ func TestForeignServers(t *testing.T) {
 	f := newFolder(t)
 	f.writeFile(t, "no-cluster.json", `{}`)
 	f.writeFile(t, "theirs.json", `{"clusterID": "cluster-2", "state": "Running"}`)
-	if all := f.listServers(t); len(all) != 1 {
-		t.Errorf("List: got %+v, want our own server alone", all)
-	}
+	all := f.listServers(t)
+	assert.True(t, len(all) == 1, "List: got %+v, want our own server alone", all)
 	for _, uid := range []types.UID{"no-cluster", "theirs"} {
 		before := framework.ReadFile(t, f.path(string(uid)+".json"))
 		_, err := f.d.Ensure(t.Context(), specOf(uid))
 		assert.ErrorIs(t, "Ensure of "+string(uid), err, driver.ErrRetry)
-		if driver.ReasonOf(err) != driver.ReasonNameConflict {
-			t.Errorf("Ensure of %s: got the reason %q", uid, driver.ReasonOf(err))
-		}
+		assert.Equal(t, fmt.Sprintf("Ensure of %s: got the reason", uid), driver.ReasonOf(err), driver.ReasonNameConflict)
 		assert.ErrorIs(t, "Delete of "+string(uid), f.d.Delete(t.Context(), driver.Target{UID: uid}, false), driver.ErrNotFound)
-		if framework.ReadFile(t, f.path(string(uid)+".json")) != before {
-			t.Errorf("the file of %s was changed", uid)
-		}
+		assert.True(t, framework.ReadFile(t, f.path(string(uid)+".json")) == before, "the file of %s was changed", uid)
 	}
 }
 
@@ -234,15 +211,11 @@ func TestEditedByHand(t *testing.T) {
 			f := newFolder(t)
 			framework.EditJSON(t, f.path("uid-0.json"), c.edit)
 			s := f.listServers(t)["uid-0"]
-			if s.State != c.state || (s.Run == f.before.Run) != c.same || s.ID != f.before.ID {
-				t.Errorf("got %+v, want it %s, of the same run: %v", s, c.state, c.same)
-			}
-			if (s.Exit == nil) != (c.exit == nil) {
-				t.Fatalf("got the exit %+v, want %+v", s.Exit, c.exit)
-			}
-			if c.exit != nil && (s.Exit.Code != c.exit.Code || s.Exit.Reason != c.exit.Reason || s.Exit.At.IsZero()) {
-				t.Errorf("got the exit %+v, want %+v with a time", s.Exit, c.exit)
-			}
+			assert.True(t, s.State == c.state && (s.Run == f.before.Run) == c.same && s.ID == f.before.ID,
+				"got %+v, want it %s, of the same run: %v", s, c.state, c.same)
+			assert.Require(t, (s.Exit == nil) == (c.exit == nil), "got the exit %+v, want %+v", s.Exit, c.exit)
+			assert.True(t, c.exit == nil || (s.Exit.Code == c.exit.Code && s.Exit.Reason == c.exit.Reason && !s.Exit.At.IsZero()),
+				"got the exit %+v, want %+v with a time", s.Exit, c.exit)
 		})
 	}
 }
@@ -255,21 +228,15 @@ func TestFilesAreReadableAndPrivate(t *testing.T) {
 	secretive.SSHKeys = []string{"ssh-ed25519 hunter2 me@example.org"}
 	ensureServer(t, f.d, secretive)
 	text := contentsOf(t, f.dir)
-	if strings.Contains(text, "hunter2") || strings.Contains(text, "[redacted]") {
-		t.Error("the folder holds secrets, or placeholders for them")
-	}
-	if !strings.Contains(text, "\n  \"name\": \"vm-uid-1\",\n") || !strings.Contains(text, `"hasUserData": true`) {
-		t.Errorf("the file is not indented or lacks fields:\n%s", text)
-	}
+	assert.True(t, !strings.Contains(text, "hunter2") && !strings.Contains(text, "[redacted]"), "the folder holds secrets, or placeholders for them")
+	assert.True(t, strings.Contains(text, "\n  \"name\": \"vm-uid-1\",\n") && strings.Contains(text, `"hasUserData": true`),
+		"the file is not indented or lacks fields:\n%s", text)
 	for path, mode := range map[string]os.FileMode{"": 0o700, "locks": 0o700, "tmp": 0o700, "retained": 0o700, "uid-1.json": 0o600, "engine-id": 0o600, "locks/uid-1": 0o600} {
 		info, err := os.Stat(f.path(path))
-		if err != nil || info.Mode().Perm() != mode {
-			t.Errorf("%q: got mode %v, %v, want %v", path, info.Mode().Perm(), err, mode)
-		}
+		assert.True(t, err == nil && info.Mode().Perm() == mode, "%q: got mode %v, %v, want %v", path, info.Mode().Perm(), err, mode)
 	}
-	if left, err := os.ReadDir(f.path("tmp")); err != nil || len(left) != 0 {
-		t.Errorf("tmp holds %v (%v), want nothing", left, err)
-	}
+	left, err := os.ReadDir(f.path("tmp"))
+	assert.True(t, err == nil && len(left) == 0, "tmp holds %v (%v), want nothing", left, err)
 }
 
 // TestNothingToDo checks that a server that matches its spec is not written.
@@ -280,9 +247,8 @@ func TestNothingToDo(t *testing.T) {
 	assert.NoError(t, err)
 	ensureServer(t, f.d, f.spec)
 	after, err := os.Stat(f.path("uid-0.json"))
-	if err != nil || !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
-		t.Errorf("the file was written although nothing had changed (%v)", err)
-	}
+	assert.True(t, err == nil && os.SameFile(before, after) && before.ModTime().Equal(after.ModTime()),
+		"the file was written although nothing had changed (%v)", err)
 }
 
 // TestManyProcesses lets many drivers create, change and delete the same few servers;
@@ -296,17 +262,13 @@ func TestManyProcesses(t *testing.T) {
 		all.Go(func() { changeRepeatedly(t, d, f.spec) })
 	}
 	all.Wait()
-	if s := f.listServers(t)["uid-0"]; s.ID != f.before.ID {
-		t.Errorf("afterwards it is %+v, want the server %s", s, f.before.ID)
-	}
+	s := f.listServers(t)["uid-0"]
+	assert.True(t, s.ID == f.before.ID, "afterwards it is %+v, want the server %s", s, f.before.ID)
 	for uid := range f.listServers(t) {
-		if err := f.d.Delete(t.Context(), driver.Target{UID: uid}, false); err != nil {
-			t.Errorf("Delete: %v", err)
-		}
+		assert.ErrorIs(t, "Delete", f.d.Delete(t.Context(), driver.Target{UID: uid}, false), nil)
 	}
-	if left := f.listServers(t); len(left) != 0 {
-		t.Errorf("there is %+v left", left)
-	}
+	left := f.listServers(t)
+	assert.True(t, len(left) == 0, "there is %+v left", left)
 }
 
 func changeRepeatedly(t *testing.T, d *fake.Driver, steady driver.ServerSpec) {
@@ -317,21 +279,16 @@ func changeRepeatedly(t *testing.T, d *fake.Driver, steady driver.ServerSpec) {
 		_, createErr := d.Ensure(t.Context(), changing)
 		deleteErr := d.Delete(t.Context(), changing.Target, false)
 		for _, err := range []error{err, createErr, deleteErr} {
-			if err != nil && !errors.Is(err, driver.ErrRetry) && !errors.Is(err, driver.ErrNotFound) {
-				t.Errorf("got error %v, want none or one that may be retried", err)
-			}
+			assert.True(t, err == nil || errors.Is(err, driver.ErrRetry) || errors.Is(err, driver.ErrNotFound),
+				"got error %v, want none or one that may be retried", err)
 		}
 		servers, err := d.List(t.Context())
-		if err != nil {
-			t.Errorf("List: %v", err)
-		}
+		assert.ErrorIs(t, "List", err, nil)
 		counts := map[types.UID]int{}
 		for _, s := range servers {
 			counts[s.UID]++
 		}
-		if counts[steady.UID] != 1 {
-			t.Errorf("List shows the server that is always there %d times", counts[steady.UID])
-		}
+		assert.True(t, counts[steady.UID] == 1, "List shows the server that is always there %d times", counts[steady.UID])
 	}
 }
 
@@ -348,14 +305,12 @@ func TestHeldLock(t *testing.T) {
 	off.Power = driver.PowerOff
 	assert.ErrorIs(t, "Ensure", assert.ErrorOf(f.d.Ensure(t.Context(), off)), driver.ErrRetry)
 	assert.ErrorIs(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrRetry)
-	if s := f.listServers(t)["uid-0"]; s.Run != f.before.Run || s.State != driver.StateRunning {
-		t.Errorf("it is %+v, want it unchanged", s)
-	}
+	s := f.listServers(t)["uid-0"]
+	assert.True(t, s.Run == f.before.Run && s.State == driver.StateRunning, "it is %+v, want it unchanged", s)
 	ensureServer(t, f.d, specOf("uid-1"))
 	assert.NoError(t, lock.Close())
-	if s := ensureServer(t, f.d, off); s.State != driver.StateStopped {
-		t.Errorf("after the lock was released it is %+v, want it stopped", s)
-	}
+	s = ensureServer(t, f.d, off)
+	assert.True(t, s.State == driver.StateStopped, "after the lock was released it is %+v, want it stopped", s)
 }
 
 // TestEngineReplaced checks that a folder that was emptied or replaced is another engine,
@@ -382,9 +337,8 @@ func TestEngineReplaced(t *testing.T) {
 			assert.ErrorIs(t, "List of it", assert.ErrorOf(f.d.List(t.Context(), "uid-0")), driver.ErrUnavailable)
 			assert.ErrorIs(t, "Ensure", assert.ErrorOf(f.d.Ensure(t.Context(), f.spec)), driver.ErrUnavailable)
 			assert.ErrorIs(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrUnavailable)
-			if _, err := os.Stat(f.path("uid-0.json")); err == nil && name == "folder replaced" {
-				t.Error("a server was made in the other engine")
-			}
+			_, err = os.Stat(f.path("uid-0.json"))
+			assert.True(t, err != nil || name != "folder replaced", "a server was made in the other engine")
 		})
 	}
 }
@@ -403,20 +357,15 @@ func TestEngineIsPinnedAgain(t *testing.T) {
 	assert.NoError(t, err)
 	renameFile(t, f.dir, f.dir+".old")
 	faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
-	if second, err := f.d.EngineID(t.Context()); err != nil || second == first {
-		t.Errorf("EngineID: got %s, %v, want another one than %s", second, err, first)
-	}
-	if all := f.listServers(t); len(all) != 0 {
-		t.Errorf("the other engine shows %+v", all)
-	}
+	second, err := f.d.EngineID(t.Context())
+	assert.True(t, err == nil && second != first, "EngineID: got %s, %v, want another one than %s", second, err, first)
+	all := f.listServers(t)
+	assert.True(t, len(all) == 0, "the other engine shows %+v", all)
 	removeAll(t, f.dir)
 	renameFile(t, f.dir+".old", f.dir)
-	if _, err := f.d.Watch(t.Context()); err != nil {
-		t.Errorf("Watch: %v", err)
-	}
-	if s := f.listServers(t)["uid-0"]; s.Run != f.before.Run {
-		t.Errorf("back on the first engine it is %+v, want run %s", s, f.before.Run)
-	}
+	assert.ErrorIs(t, "Watch", assert.ErrorOf(f.d.Watch(t.Context())), nil)
+	s := f.listServers(t)["uid-0"]
+	assert.True(t, s.Run == f.before.Run, "back on the first engine it is %+v, want run %s", s, f.before.Run)
 }
 
 // TestPartialRelease checks that a server that is marked but not yet moved away counts
@@ -425,19 +374,15 @@ func TestPartialRelease(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
 	framework.EditJSON(t, f.path("uid-0.json"), func(r *fake.Record) { r.Retained = true })
-	if s := f.listServers(t)["uid-0"]; !s.Retained || s.State != driver.StateRunning {
-		t.Errorf("it is %+v, want it retained and running", s)
-	}
-	if named, err := f.d.List(t.Context(), "uid-0"); err != nil || len(named) != 0 {
-		t.Errorf("List of it: got %+v, %v, want nothing", named, err)
-	}
+	s := f.listServers(t)["uid-0"]
+	assert.True(t, s.Retained && s.State == driver.StateRunning, "it is %+v, want it retained and running", s)
+	named, err := f.d.List(t.Context(), "uid-0")
+	assert.True(t, err == nil && len(named) == 0, "List of it: got %+v, %v, want nothing", named, err)
 	assert.ErrorIs(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrNotFound)
-	if s := f.listServers(t)["uid-0"]; !s.Retained || s.Run != f.before.Run {
-		t.Errorf("after Delete it is %+v, want it retained still", s)
-	}
-	if s := ensureServer(t, f.d, f.spec); s.ID == f.before.ID {
-		t.Errorf("Ensure adopted the released server: %+v", s)
-	}
+	s = f.listServers(t)["uid-0"]
+	assert.True(t, s.Retained && s.Run == f.before.Run, "after Delete it is %+v, want it retained still", s)
+	s = ensureServer(t, f.d, f.spec)
+	assert.True(t, s.ID != f.before.ID, "Ensure adopted the released server: %+v", s)
 }
 
 // TestRemovedFolders covers a person who removes all released servers together with
@@ -448,18 +393,14 @@ func TestRemovedFolders(t *testing.T) {
 	for _, sub := range []string{"retained", "tmp", "locks"} {
 		removeAll(t, f.path(sub))
 	}
-	if n := len(f.listServers(t)); n != 1 {
-		t.Errorf("List shows %d servers, want 1", n)
-	}
-	if _, err := f.d.Watch(t.Context()); err != nil {
-		t.Errorf("Watch: %v", err)
-	}
+	n := len(f.listServers(t))
+	assert.True(t, n == 1, "List shows %d servers, want 1", n)
+	assert.ErrorIs(t, "Watch", assert.ErrorOf(f.d.Watch(t.Context())), nil)
 	off := f.spec
 	off.Power = driver.PowerOff
 	_, _ = f.d.Ensure(t.Context(), off) // May find that the folders are gone.
-	if s := ensureServer(t, f.d, off); s.State != driver.StateStopped {
-		t.Errorf("it is %+v, want it stopped", s)
-	}
+	s := ensureServer(t, f.d, off)
+	assert.True(t, s.State == driver.StateStopped, "it is %+v, want it stopped", s)
 }
 
 // TestPartialFilesAreRemoved checks that the next process removes the partial files of
@@ -470,9 +411,8 @@ func TestPartialFilesAreRemoved(t *testing.T) {
 	f.writeFile(t, "tmp/write-half", `{"clusterID":`)
 	next := faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
 	ensureServer(t, next, specOf("uid-1"))
-	if left, err := os.ReadDir(f.path("tmp")); err != nil || len(left) != 0 {
-		t.Errorf("left behind: %v, %v", left, err)
-	}
+	left, err := os.ReadDir(f.path("tmp"))
+	assert.True(t, err == nil && len(left) == 0, "left behind: %v, %v", left, err)
 }
 
 // TestEmptyRecordsAreRemoved checks that records which a power cut has emptied do not make the
@@ -484,9 +424,8 @@ func TestEmptyRecordsAreRemoved(t *testing.T) {
 	f.writeFile(t, "uid-0.json", "")
 	f.writeFile(t, "notes", "")
 	next := faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
-	if servers, err := next.List(t.Context()); err != nil || len(servers) != 1 || servers[0].UID != "uid-1" {
-		t.Errorf("it has %+v, %v", servers, err)
-	}
+	servers, err := next.List(t.Context())
+	assert.True(t, err == nil && len(servers) == 1 && servers[0].UID == "uid-1", "it has %+v, %v", servers, err)
 	if _, err := os.Stat(f.path("notes")); err != nil {
 		t.Error(err)
 	}
@@ -511,9 +450,8 @@ func TestEmptyRecordsOfOthersStay(t *testing.T) {
 	}
 	lock.Release()
 	faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
-	if _, err := os.Stat(f.path("uid-0.json")); err == nil {
-		t.Error("an empty record stays")
-	}
+	_, err = os.Stat(f.path("uid-0.json"))
+	assert.True(t, err != nil, "an empty record stays")
 }
 
 func TestUncreatableFolder(t *testing.T) {
@@ -548,8 +486,7 @@ func FuzzServerFile(f *testing.F) {
 		case (len(servers) == 1) != (r.ClusterID == cluster):
 			t.Errorf("List shows %+v for %q", servers, content)
 		}
-		if _, ensureErr := d.Ensure(t.Context(), specOf("x")); err != nil && ensureErr == nil {
-			t.Errorf("Ensure accepted what List refused: %q", content)
-		}
+		_, ensureErr := d.Ensure(t.Context(), specOf("x"))
+		assert.True(t, err == nil || ensureErr != nil, "Ensure accepted what List refused: %q", content)
 	})
 }

@@ -106,12 +106,10 @@ func TestApplySpec(t *testing.T) {
 			if s.Exit != nil {
 				exit = s.Exit.Code
 			}
-			if s.State != c.state || s.Run != c.run || exit != c.exit {
-				t.Errorf("got %s, run %s, exit %d; want %s, %s, %d", s.State, s.Run, exit, c.state, c.run, c.exit)
-			}
-			if again := c.simulation.applySpec(r, c.spec, now); again.State != r.State || again.Run != r.Run {
-				t.Errorf("done twice it is %s, run %s, after %s, run %s", again.State, again.Run, r.State, r.Run)
-			}
+			assert.True(t, s.State == c.state && s.Run == c.run && exit == c.exit,
+				"got %s, run %s, exit %d; want %s, %s, %d", s.State, s.Run, exit, c.state, c.run, c.exit)
+			again := c.simulation.applySpec(r, c.spec, now)
+			assert.True(t, again.State == r.State && again.Run == r.Run, "done twice it is %s, run %s, after %s, run %s", again.State, again.Run, r.State, r.Run)
 		})
 	}
 }
@@ -130,48 +128,37 @@ func TestPending(t *testing.T) {
 		t.Run(field, func(t *testing.T) {
 			spec := changed(newSpec(driver.PowerOn), edit)
 			running := newInstantSimulation().applySpec(newTestRecord(driver.StateRunning), spec, now)
-			if got := pendingOf(running, spec); !slices.Equal(got, []string{field}) {
-				t.Errorf("while it runs %v waits, want %s", got, field)
-			}
+			got := pendingOf(running, spec)
+			assert.True(t, slices.Equal(got, []string{field}), "while it runs %v waits, want %s", got, field)
 			restart := changed(spec, func(s *driver.ServerSpec) { s.RestartRun = "old" })
-			if got := pendingOf(newInstantSimulation().applySpec(running, restart, now), spec); len(got) != 0 {
-				t.Errorf("after the restart %v waits", got)
-			}
+			got = pendingOf(newInstantSimulation().applySpec(running, restart, now), spec)
+			assert.True(t, len(got) == 0, "after the restart %v waits", got)
 			off := changed(spec, func(s *driver.ServerSpec) { s.Power = driver.PowerOff })
-			if got := pendingOf(newInstantSimulation().applySpec(running, off, now), spec); len(got) != 0 {
-				t.Errorf("while it is off %v waits", got)
-			}
+			got = pendingOf(newInstantSimulation().applySpec(running, off, now), spec)
+			assert.True(t, len(got) == 0, "while it is off %v waits", got)
 		})
 	}
-	if got := pendingOf(newTestRecord(driver.StateRunning), newSpec(driver.PowerOn)); len(got) != 0 {
-		t.Errorf("without a change %v waits", got)
-	}
+	got := pendingOf(newTestRecord(driver.StateRunning), newSpec(driver.PowerOn))
+	assert.True(t, len(got) == 0, "without a change %v waits", got)
 	kernel := changed(newSpec(driver.PowerOn), func(s *driver.ServerSpec) { s.Image.Kernel = &driver.Kernel{Source: "k"} })
-	if got := pendingOf(newTestRecord(driver.StateRunning), kernel); !slices.Equal(got, []string{"image"}) {
-		t.Errorf("with another kernel %v waits, want image", got)
-	}
+	got = pendingOf(newTestRecord(driver.StateRunning), kernel)
+	assert.True(t, slices.Equal(got, []string{"image"}), "with another kernel %v waits, want image", got)
 }
 
 func TestResizeIsLive(t *testing.T) {
 	spec := changed(newSpec(driver.PowerOn), func(s *driver.ServerSpec) { s.CPUMilli, s.MemoryBytes, s.RootDiskBytes = 500, 1e9, 2e9 })
 	s := serverOf(newTimedSimulation().applySpec(newTestRecord(driver.StateRunning), spec, now), now)
-	if want := (driver.Resources{CPUMilli: 500, MemoryBytes: 1e9, RootDiskBytes: 2e9}); s.Applied != want || s.Run != "old" {
-		t.Errorf("got %+v in run %s, want %+v in the same run", s.Applied, s.Run, want)
-	}
+	want := (driver.Resources{CPUMilli: 500, MemoryBytes: 1e9, RootDiskBytes: 2e9})
+	assert.True(t, s.Applied == want && s.Run == "old", "got %+v in run %s, want %+v in the same run", s.Applied, s.Run, want)
 	spec.RootDiskBytes = 0
-	if r := newTimedSimulation().applySpec(Record{RootDiskBytes: 5}, spec, now); r.RootDiskBytes != 5 {
-		t.Errorf("a spec without a size changed the disk to %d", r.RootDiskBytes)
-	}
+	assert.Equal(t, "a spec without a size changed the disk to", newTimedSimulation().applySpec(Record{RootDiskBytes: 5}, spec, now).RootDiskBytes, 5)
 }
 
 func TestAddresses(t *testing.T) {
 	on, off := serverOf(newTestRecord(driver.StateRunning), now), serverOf(newTestRecord(driver.StateStopped), now)
-	if len(on.Addresses) != 1 || on.Addresses[0] != addressOf("uid") || on.Addresses[0] == addressOf("other") {
-		t.Errorf("got %v, want the one of its UID", on.Addresses)
-	}
-	if len(off.Addresses) != 0 {
-		t.Errorf("a server that is off has %v", off.Addresses)
-	}
+	assert.True(t, len(on.Addresses) == 1 && on.Addresses[0] == addressOf("uid") && on.Addresses[0] != addressOf("other"),
+		"got %v, want the one of its UID", on.Addresses)
+	assert.True(t, len(off.Addresses) == 0, "a server that is off has %v", off.Addresses)
 }
 
 // TestHostIP checks that the address is stored and reported while the server runs, and
@@ -182,9 +169,8 @@ func TestHostIP(t *testing.T) {
 	})
 	running := newInstantSimulation().applySpec(newTestRecord(driver.StateStopped), spec, now)
 	want := []driver.Port{{Protocol: "TCP", Port: 80, HostPort: 8080, HostIP: "127.0.0.1"}}
-	if got := serverOf(running, now).Ports; !slices.Equal(got, want) {
-		t.Errorf("it is reached by %+v", got)
-	}
+	got := serverOf(running, now).Ports
+	assert.True(t, slices.Equal(got, want), "it is reached by %+v", got)
 	moved := changed(spec, func(s *driver.ServerSpec) {
 		s.Ports = []driver.Port{{Name: "a", Port: 80, HostPort: 8080}, {Name: "b", Port: 81}}
 	})
@@ -201,11 +187,9 @@ func TestListIsCancellable(t *testing.T) {
 	assert.NoError(t, err)
 	assert.NoError(t, store.dir.Create(store.dir.Path("5b3d1a0e-0000-4000-8000-000000000001"+fileSuffix), []byte("{}")))
 	ctx, cancel := context.WithCancel(t.Context())
-	if all, err := store.listRecords(ctx); err != nil || len(all) != 1 {
-		t.Fatalf("list: %v, %v", all, err)
-	}
+	all, err := store.listRecords(ctx)
+	assert.Require(t, err == nil && len(all) == 1, "list: %v, %v", all, err)
 	cancel()
-	if all, err := store.listRecords(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("list of a context that has ended: %v, %v", all, err)
-	}
+	all, err = store.listRecords(ctx)
+	assert.True(t, errors.Is(err, context.Canceled), "list of a context that has ended: %v, %v", all, err)
 }

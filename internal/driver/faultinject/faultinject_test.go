@@ -95,9 +95,7 @@ b: {failCreate: 1}
 	for range 2 {
 		err := r.ensureServer(t, "default/a")
 		assert.ErrorIs(t, "Ensure", err, driver.ErrExhausted)
-		if err == nil || err.Error() != "no luck today" {
-			t.Errorf("got error %v, want the file's message", err)
-		}
+		assert.True(t, err != nil && err.Error() == "no luck today", "got error %v, want the file's message", err)
 	}
 	for _, vm := range []string{"default/a", "default/a", "other/a"} {
 		assert.ErrorIs(t, "Ensure of "+vm, r.ensureServer(t, vm), nil)
@@ -115,9 +113,8 @@ b: {failCreate: 1}
 	assert.ErrorIs(t, "Ensure of an existing server", r.ensureServer(t, "x/b"), nil)
 	r.memory.Remove(uidOf("x/b"))
 	assert.ErrorIs(t, "Ensure, entry changed", r.ensureServer(t, "x/b"), driver.ErrRetry)
-	if n := len(r.memory.Records()); n != 3 {
-		t.Errorf("the engine has %d servers, want 3", n)
-	}
+	n := len(r.memory.Records())
+	assert.True(t, n == 3, "the engine has %d servers, want 3", n)
 }
 
 func TestKinds(t *testing.T) {
@@ -130,9 +127,7 @@ func TestKinds(t *testing.T) {
 		assert.ErrorIs(t, kind, r.ensureServer(t, "x/a"), want)
 	}
 	err := newFixture(t, "a: {failCreate: 1, kind: other}").ensureServer(t, "x/a")
-	if err == nil || !driver.Ambiguous(err) || errors.Is(err, driver.ErrUnavailable) {
-		t.Errorf("other: got %v, want an error that no sentinel explains", err)
-	}
+	assert.True(t, err != nil && driver.Ambiguous(err) && !errors.Is(err, driver.ErrUnavailable), "other: got %v, want an error that no sentinel explains", err)
 }
 
 func TestHang(t *testing.T) {
@@ -142,9 +137,8 @@ func TestHang(t *testing.T) {
 	r.writeFaults(t, `a: {hang: true}`)
 	assert.ErrorIs(t, "Ensure", assert.ErrorOf(r.d.Ensure(shortContext(t), specOf("x/a"))), context.DeadlineExceeded)
 	assert.ErrorIs(t, "Delete", r.d.Delete(shortContext(t), specOf("x/a").Target, false), context.DeadlineExceeded)
-	if n := len(r.memory.Records()); n != 1 {
-		t.Errorf("the engine has %d servers, want the one", n)
-	}
+	n := len(r.memory.Records())
+	assert.True(t, n == 1, "the engine has %d servers, want the one", n)
 	assert.ErrorIs(t, "List", assert.ErrorOf(r.d.List(t.Context())), nil)
 	assert.ErrorIs(t, "Ensure of another", r.ensureServer(t, "x/b"), nil)
 	r.writeFaults(t, `"*": {hang: true}`)
@@ -157,14 +151,11 @@ func TestSucceedThenTimeout(t *testing.T) {
 	r := newFixture(t, `x/a: {succeedThenTimeout: true}`)
 	err := r.ensureServer(t, "x/a")
 	assert.ErrorIs(t, "Ensure", err, context.DeadlineExceeded)
-	if !driver.Ambiguous(err) || len(r.memory.Records()) != 1 {
-		t.Errorf("got error %v and %d servers, want an ambiguous one and the server", err, len(r.memory.Records()))
-	}
+	assert.True(t, driver.Ambiguous(err) && len(r.memory.Records()) == 1,
+		"got error %v and %d servers, want an ambiguous one and the server", err, len(r.memory.Records()))
 	err = r.d.Delete(t.Context(), specOf("x/a").Target, false)
 	assert.ErrorIs(t, "Delete", err, context.DeadlineExceeded)
-	if len(r.memory.Records()) != 0 {
-		t.Error("the server is still there")
-	}
+	assert.True(t, len(r.memory.Records()) == 0, "the server is still there")
 	assert.ErrorIs(t, "Delete again", r.d.Delete(t.Context(), specOf("x/a").Target, false), driver.ErrNotFound)
 }
 
@@ -184,9 +175,8 @@ func TestLatency(t *testing.T) {
 	r := newFixture(t, `a: {latency: 80ms}`)
 	began := time.Now()
 	assert.ErrorIs(t, "Ensure", r.ensureServer(t, "x/a"), nil)
-	if took := time.Since(began); took < 80*time.Millisecond {
-		t.Errorf("Ensure took %v, want 80ms at least", took)
-	}
+	took := time.Since(began)
+	assert.True(t, took >= 80*time.Millisecond, "Ensure took %v, want 80ms at least", took)
 	r.writeFaults(t, `a: {latency: 1h}`)
 	assert.ErrorIs(t, "Ensure", assert.ErrorOf(r.d.Ensure(shortContext(t), specOf("x/a"))), context.DeadlineExceeded)
 }
@@ -211,9 +201,8 @@ func TestEngineUnavailable(t *testing.T) {
 		assert.ErrorIs(t, call, err, driver.ErrUnavailable)
 	}
 	assert.NoError(t, os.Remove(r.path))
-	if servers, err := r.d.List(t.Context()); err != nil || len(servers) != 1 {
-		t.Errorf("after the outage: got %+v, %v, want the server", servers, err)
-	}
+	servers, err := r.d.List(t.Context())
+	assert.True(t, err == nil && len(servers) == 1, "after the outage: got %+v, %v, want the server", servers, err)
 }
 
 // TestInvalidFile checks that the log reports the error and the allowed values once, and
@@ -245,13 +234,10 @@ func TestInvalidFile(t *testing.T) {
 				assert.ErrorIs(t, "Ensure with a mistake in the file", r.ensureServer(t, "x/a"), driver.ErrRetry)
 			}
 			for _, want := range append(c.want, r.path) {
-				if !strings.Contains(r.logText(), want) {
-					t.Errorf("the log does not contain %q:\n%s", want, r.logText())
-				}
+				assert.Contains(t, fmt.Sprintf("the log does not contain %q:\n", want), r.logText(), want)
 			}
-			if n := strings.Count(r.logText(), "mistake"); n != 1 {
-				t.Errorf("the mistake was logged %d times, want once", n)
-			}
+			n := strings.Count(r.logText(), "mistake")
+			assert.True(t, n == 1, "the mistake was logged %d times, want once", n)
 			r.writeFaults(t, "{}")
 			assert.ErrorIs(t, "Ensure with the file repaired", r.ensureServer(t, "x/a"), nil)
 		})

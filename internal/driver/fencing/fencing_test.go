@@ -81,15 +81,9 @@ func TestGate(t *testing.T) {
 			t.Parallel()
 			e := &recordingDriver{during: func(context.Context) error { return c.during }}
 			err := callBoth(t, fencing.Wrap("some", e, &c.gate, logr.Discard(), nil))
-			if !errors.Is(err, c.kind) || (c.gate.closed != nil && !errors.Is(err, c.gate.closed)) {
-				t.Errorf("got error %v, want %v", err, c.kind)
-			}
-			if got := strings.Join(e.reached, ","); got != c.reached {
-				t.Errorf("the driver got %q, want %q", got, c.reached)
-			}
-			if c.gate.inside != 0 {
-				t.Errorf("%d calls did not leave", c.gate.inside)
-			}
+			assert.True(t, errors.Is(err, c.kind) && (c.gate.closed == nil || errors.Is(err, c.gate.closed)), "got error %v, want %v", err, c.kind)
+			assert.Equal(t, "the driver", strings.Join(e.reached, ","), c.reached)
+			assert.Equal(t, "calls did not leave", c.gate.inside, 0)
 		})
 	}
 }
@@ -104,9 +98,8 @@ func TestCallEndsWithLeadership(t *testing.T) {
 		return driver.Errorf(driver.ErrRetry, "%w", ctx.Err())
 	}}
 	err := callBoth(t, fencing.Wrap("some", e, g, logr.Discard(), nil))
-	if !errors.Is(err, driver.ErrDeposed) || errors.Is(err, driver.ErrRetry) || !driver.Ambiguous(err) {
-		t.Errorf("got error %v, want %v alone, which is ambiguous", err, driver.ErrDeposed)
-	}
+	assert.True(t, errors.Is(err, driver.ErrDeposed) && !errors.Is(err, driver.ErrRetry) && driver.Ambiguous(err),
+		"got error %v, want %v alone, which is ambiguous", err, driver.ErrDeposed)
 }
 
 func TestFencedCallsAreCounted(t *testing.T) {
@@ -138,9 +131,7 @@ func TestRefusalIsLoggedOnce(t *testing.T) {
 			t.Errorf("got error %v, want %v, which no engine returns", err, driver.ErrNotLeading)
 		}
 	}
-	if lines != 1 {
-		t.Errorf("%d lines were logged, want 1", lines)
-	}
+	assert.Equal(t, "lines were logged", lines, 1)
 }
 
 // TestTransparent checks that an open gate changes nothing.

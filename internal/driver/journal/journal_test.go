@@ -37,9 +37,8 @@ func readJournal(t *testing.T, path string) []journal.Entry {
 			continue
 		}
 		var e journal.Entry
-		if err := json.Unmarshal([]byte(line), &e); err != nil {
-			t.Fatalf("%s: %v", line, err)
-		}
+		err := json.Unmarshal([]byte(line), &e)
+		assert.Require(t, err == nil, "%s: %v", line, err)
 		entries = append(entries, e)
 	}
 	return entries
@@ -75,9 +74,8 @@ func TestJournal(t *testing.T) {
 			runCalls(t, openJournaled(t, o, path))
 			entries := readJournal(t, path)
 			want := []string{"5 Ensure create", "6 Ensure change", "5 Delete refused", "6 Delete delete", "6 Ensure create", "6 Delete release"}
-			if got := actionsOf(entries); !slices.Equal(got, want) {
-				t.Fatalf("the journal has %q, want %q", got, want)
-			}
+			got := actionsOf(entries)
+			assert.Require(t, slices.Equal(got, want), "the journal has %q, want %q", got, want)
 			checkEntries(t, entries)
 		})
 	}
@@ -87,21 +85,16 @@ func checkEntries(t *testing.T, entries []journal.Entry) {
 	t.Helper()
 	var last *journal.Snapshot
 	for _, e := range entries {
-		if e.UID != "one" || e.Cluster != "c" || e.PID != os.Getpid() || e.At.IsZero() {
-			t.Errorf("an entry is %+v", e)
-		}
+		assert.True(t, e.UID == "one" && e.Cluster == "c" && e.PID == os.Getpid() && !e.At.IsZero(), "an entry is %+v", e)
 		if e.Action == journal.ActionRefused {
 			continue
 		}
-		if !reflect.DeepEqual(e.Before, last) {
-			t.Errorf("%s found %+v, want %+v as the entry before left it", e.Action, e.Before, last)
-		}
+		assert.True(t, reflect.DeepEqual(e.Before, last), "%s found %+v, want %+v as the entry before left it", e.Action, e.Before, last)
 		last = e.After
 	}
 	created, stopped := entries[0].After, entries[1].After
-	if created.ID == "" || created.State != driver.StateRunning || stopped.State != driver.StateStopped || stopped.Run != created.Run || last != nil {
-		t.Errorf("created as %+v, stopped as %+v, and in the end %+v", created, stopped, last)
-	}
+	assert.True(t, created.ID != "" && created.State == driver.StateRunning && stopped.State == driver.StateStopped && stopped.Run == created.Run && last == nil,
+		"created as %+v, stopped as %+v, and in the end %+v", created, stopped, last)
 }
 
 func runCalls(t *testing.T, d driver.Driver) {
@@ -115,9 +108,8 @@ func runCalls(t *testing.T, d driver.Driver) {
 	gone := d.Delete(t.Context(), driver.Target{UID: "one", Epoch: 6}, false)
 	again := faketest.EnsureWithEpoch(t, d, "one", 6)
 	released := d.Delete(t.Context(), driver.Target{UID: "one", Epoch: 6}, true)
-	if err := errors.Join(stopped, deleted, again, released); err != nil || !errors.Is(fenced, driver.ErrFenced) || !errors.Is(gone, driver.ErrNotFound) {
-		t.Fatalf("got errors %v, %v, %v", err, fenced, gone)
-	}
+	err := errors.Join(stopped, deleted, again, released)
+	assert.Require(t, err == nil && errors.Is(fenced, driver.ErrFenced) && errors.Is(gone, driver.ErrNotFound), "got errors %v, %v, %v", err, fenced, gone)
 }
 
 // TestSharedJournal checks that lines of several drivers do not mix.
@@ -142,9 +134,8 @@ func TestSharedJournal(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if n := len(readJournal(t, path)); n != drivers*servers {
-		t.Errorf("%d entries, want %d", n, drivers*servers)
-	}
+	n := len(readJournal(t, path))
+	assert.True(t, n == drivers*servers, "%d entries, want %d", n, drivers*servers)
 }
 
 // TestLostEntry checks that a change that cannot be recorded is made anyway, and logged.
@@ -155,9 +146,7 @@ func TestLostEntry(t *testing.T) {
 	d, err := journal.Wrap(faketest.OpenDriver(t, fake.Options{ClusterID: "c"}), "/dev/full", "c", clock.RealClock{}, log)
 	assert.NoError(t, err)
 	runCalls(t, d)
-	if len(lost) != 6 || !strings.Contains(lost[0], journal.EntryLost) || !strings.Contains(lost[0], `"deed"="create"`) {
-		t.Errorf("logged: %q", lost)
-	}
+	assert.True(t, len(lost) == 6 && strings.Contains(lost[0], journal.EntryLost) && strings.Contains(lost[0], `"deed"="create"`), "logged: %q", lost)
 }
 
 // TestWrapRejectsPipe checks that a file that could block a change is refused.
@@ -166,9 +155,8 @@ func TestWrapRejectsPipe(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	assert.NoError(t, syscall.Mkfifo(pipe, 0o600))
 	for name, path := range map[string]string{"a folder": t.TempDir(), "a pipe": pipe} {
-		if _, err := journal.Wrap(faketest.OpenDriver(t, fake.Options{ClusterID: "c"}), path, "c", clock.RealClock{}, logr.Discard()); err == nil {
-			t.Errorf("Wrap accepted %s", name)
-		}
+		_, err := journal.Wrap(faketest.OpenDriver(t, fake.Options{ClusterID: "c"}), path, "c", clock.RealClock{}, logr.Discard())
+		assert.True(t, err != nil, "Wrap accepted %s", name)
 	}
 }
 
@@ -182,7 +170,6 @@ func TestPartialLine(t *testing.T) {
 	assert.NoError(t, errors.Join(faketest.EnsureWithEpoch(t, d, "one", 1), faketest.EnsureWithEpoch(t, d, "two", 1)))
 	content := framework.ReadFile(t, path)
 	lines := strings.Split(content, "\n")
-	if len(lines) != 4 || lines[0] != `{"hal` || !strings.Contains(lines[1], `"one"`) || !strings.Contains(lines[2], `"two"`) || lines[3] != "" {
-		t.Errorf("it has %q", lines)
-	}
+	assert.True(t, len(lines) == 4 && lines[0] == `{"hal` && strings.Contains(lines[1], `"one"`) && strings.Contains(lines[2], `"two"`) && lines[3] == "",
+		"it has %q", lines)
 }

@@ -23,9 +23,8 @@ func TestBeginChange(t *testing.T) {
 	calls := Calls{Timeout: time.Hour}
 	ctx, end, err := calls.BeginChange(t.Context(), "a")
 	assert.NoError(t, err)
-	if _, ok := ctx.Deadline(); !ok {
-		t.Error("the call lacks a deadline")
-	}
+	_, ok := ctx.Deadline()
+	assert.True(t, ok, "the call lacks a deadline")
 	_, endOther, err := calls.BeginChange(t.Context(), "b")
 	assert.NoError(t, err)
 	endOther()
@@ -56,9 +55,8 @@ func TestLimitKeepsDeadline(t *testing.T) {
 	defer cancel()
 	limited, end := (&Calls{Timeout: time.Minute}).Limit(own)
 	defer end()
-	if got, _ := limited.Deadline(); !got.Equal(want) {
-		t.Errorf("the deadline is %v, want %v", got, want)
-	}
+	got, _ := limited.Deadline()
+	assert.True(t, got.Equal(want), "the deadline is %v, want %v", got, want)
 }
 
 // TestEach checks that no item is left out, not even after the end of the context.
@@ -73,9 +71,7 @@ func TestEach(t *testing.T) {
 		}
 		return 10 * n, nil
 	})
-	if !slices.Equal(results, []int{10, 0, 30}) || !slices.Equal(errs, []error{nil, failed, nil}) {
-		t.Errorf("got %v and %v", results, errs)
-	}
+	assert.True(t, slices.Equal(results, []int{10, 0, 30}) && slices.Equal(errs, []error{nil, failed, nil}), "got %v and %v", results, errs)
 }
 
 // TestWatches checks that every open watch gets each UID, once if it is slow, and none that it
@@ -94,9 +90,7 @@ func TestWatches(t *testing.T) {
 	}()
 	got := []types.UID{assert.Receive(t, "the first", uids), assert.Receive(t, "the second", uids)}
 	slices.Sort(got)
-	if !slices.Equal(got, []types.UID{"a", "b"}) {
-		t.Errorf("got %v, want a and b", got)
-	}
+	assert.True(t, slices.Equal(got, []types.UID{"a", "b"}), "got %v, want a and b", got)
 	watches.Notify("c")
 	if got := assert.Receive(t, "one more", uids); got != "c" {
 		t.Errorf("got %s, want c", got)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestNextStep checks every state with every power, and that a stop is completed, is forced
@@ -54,8 +55,6 @@ func TestNextStep(t *testing.T) {
 		"stopping, but paused":          {stopping(late), driver.ServerSpec{Power: driver.PowerPaused}, StepWait},
 		"stopping for a restart":        {stopping(late), driver.ServerSpec{Power: driver.PowerOn, RestartRun: "run", StopBy: late}, StepWait},
 	} {
-		if got := NextStep(c.has, c.wants, now); got != c.want {
-			t.Errorf("%s: got %s, want %s", name, got, c.want)
-		}
+		assert.Equal(t, name, NextStep(c.has, c.wants, now), c.want)
 	}
 }

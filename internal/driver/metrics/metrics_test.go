@@ -53,9 +53,7 @@ func callAll(t *testing.T, d driver.Driver) {
 	_, _ = d.Usage(ctx)
 	_, _ = d.Watch(ctx)
 	identifier, ok := driver.As[driver.Identifier](d)
-	if !ok {
-		t.Fatal("Identifier is out of reach")
-	}
+	assert.Require(t, ok, "Identifier is out of reach")
 	_, _ = identifier.EngineID(ctx)
 }
 
@@ -106,13 +104,9 @@ func TestResults(t *testing.T) {
 			got := readCounts(t, reg)
 			for _, method := range []string{"Ensure", "Delete", "List", "Usage", "Watch", "EngineID"} {
 				key := "some " + method + " " + want
-				if got[key] != 1 {
-					t.Errorf("%s was counted %d times, want once: %v", key, got[key], got)
-				}
+				assert.True(t, got[key] == 1, "%s was counted %d times, want once: %v", key, got[key], got)
 			}
-			if len(got) != 6 {
-				t.Errorf("got %v, want six series", got)
-			}
+			assert.True(t, len(got) == 6, "got %v, want six series", got)
 		})
 	}
 }
@@ -125,9 +119,7 @@ func TestRegisteredTwice(t *testing.T) {
 		callAll(t, metrics.Wrap(name, failingDriver{}, reg))
 	}
 	got := readCounts(t, reg)
-	if got["a List ok"] != 2 || got["b List ok"] != 1 {
-		t.Errorf("got %v, want two of a and one of b", got)
-	}
+	assert.True(t, got["a List ok"] == 2 && got["b List ok"] == 1, "got %v, want two of a and one of b", got)
 	callAll(t, metrics.Wrap("c", failingDriver{}, nil))
 }
 

@@ -49,9 +49,8 @@ func TestAnnotationsOfPods(t *testing.T) {
 	assert.NoError(t, err)
 	apply := exec.CommandContext(t.Context(), binary, "kubectl", "--kubeconfig", shared.Kubeconfig, "apply", "-f", "-")
 	apply.Stdin = strings.NewReader(policyOfDocs(t))
-	if out, err := apply.CombinedOutput(); err != nil {
-		t.Fatalf("the policy is refused: %v: %s", err, out)
-	}
+	out, err := apply.CombinedOutput()
+	assert.Require(t, err == nil, "the policy is refused: %v: %s", err, out)
 	keep := map[string]string{"example.com/keep": "true"}
 	assert.Eventually(t, "the policy is in force", func(t testing.TB) error {
 		tried := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "tried", Labels: map[string]string{"example.com/keep": "true", objects.LabelUID: "x"}}, Spec: corev1.PodSpec{

@@ -57,21 +57,18 @@ func TestBlockEviction(t *testing.T) {
 	s.BlockEviction = true
 	s.reach(t, driver.StateRunning)
 	b := s.budget(t)
-	if b == nil || b.OwnerReferences[0].UID != s.UID || b.UID != s.recordOf(objects.KindBudget).UID {
-		t.Fatalf("the budget is %+v, the record %+v", b, s.Objects)
-	}
-	if err := s.evict(t); !apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause) {
-		t.Errorf("the eviction is answered with %v", err)
-	}
+	assert.Require(t, b != nil && b.OwnerReferences[0].UID == s.UID && b.UID == s.recordOf(objects.KindBudget).UID,
+		"the budget is %+v, the record %+v", b, s.Objects)
+	err := s.evict(t)
+	assert.True(t, apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause), "the eviction is answered with %v", err)
 
 	b.Spec.Selector.MatchLabels = map[string]string{"a": "b"}
 	assert.NoError(t, assert.ErrorOf(w.kube.PolicyV1().PodDisruptionBudgets(s.Namespace).Update(t.Context(), b, metav1.UpdateOptions{})))
 	s.wantNeedsEnsure(t, true)
 	s.reach(t, driver.StateRunning)
 	s.wantNeedsEnsure(t, false)
-	if now := s.budget(t); now.UID != b.UID || now.Spec.Selector.MatchLabels[objects.LabelUID] != string(s.UID) {
-		t.Errorf("a budget that was changed is %+v", now.Spec)
-	}
+	now := s.budget(t)
+	assert.True(t, now.UID == b.UID && now.Spec.Selector.MatchLabels[objects.LabelUID] == string(s.UID), "a budget that was changed is %+v", now.Spec)
 	assert.NoError(t, w.kube.PolicyV1().PodDisruptionBudgets(s.Namespace).Delete(t.Context(), b.Name, metav1.DeleteOptions{}))
 	s.wantNeedsEnsure(t, true)
 	s.reach(t, driver.StateRunning)
@@ -83,12 +80,9 @@ func TestBlockEviction(t *testing.T) {
 	s.BlockEviction = false
 	s.reach(t, driver.StateRunning)
 	s.wantNeedsEnsure(t, false)
-	if now := s.budget(t); now != nil || s.recordOf(objects.KindBudget) != nil {
-		t.Errorf("the budget is %+v still, the record %+v", now, s.Objects)
-	}
-	if err := s.evict(t); err != nil {
-		t.Errorf("the eviction is answered with %v", err)
-	}
+	now = s.budget(t)
+	assert.True(t, now == nil && s.recordOf(objects.KindBudget) == nil, "the budget is %+v still, the record %+v", now, s.Objects)
+	assert.ErrorIs(t, "the eviction is answered with", s.evict(t), nil)
 	s.deleteAll(t)
 	s.wantGone(t)
 }
@@ -119,9 +113,8 @@ func TestOrphanedBudget(t *testing.T) {
 			} else {
 				s.deleteAll(t)
 			}
-			if left := s.budget(t); left != nil {
-				t.Errorf("the budget %s is left", left.Name)
-			}
+			left := s.budget(t)
+			assert.True(t, left == nil, "the budget %v is left", left)
 		})
 	}
 }
@@ -136,14 +129,12 @@ func TestForeignBudget(t *testing.T) {
 	assert.NoError(t, err)
 	s.BlockEviction = true
 	s.wantRefusal(t, driver.ReasonNameConflict, "PodDisruptionBudget "+s.Namespace+"/"+s.base())
-	if _, err := w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("the pod: %v", err)
-	}
+	_, err = w.kube.CoreV1().Pods(s.Namespace).Get(t.Context(), s.base(), metav1.GetOptions{})
+	assert.True(t, apierrors.IsNotFound(err), "the pod: %v", err)
 	s.BlockEviction = false
 	s.reach(t, driver.StateRunning)
-	if now, err := budgets.Get(t.Context(), s.base(), metav1.GetOptions{}); err != nil || now.ResourceVersion != theirs.ResourceVersion {
-		t.Errorf("the tenant's budget is %v, %v", now, err)
-	}
+	now, err := budgets.Get(t.Context(), s.base(), metav1.GetOptions{})
+	assert.True(t, err == nil && now.ResourceVersion == theirs.ResourceVersion, "the tenant's budget is %v, %v", now, err)
 	s.deleteAll(t)
 }
 
@@ -156,15 +147,13 @@ func TestBlockEvictionAfterCrash(t *testing.T) {
 	before := s.budget(t)
 	s.failWrites, s.d = false, w.open(t)
 	s.reach(t, driver.StateRunning)
-	if now := s.budget(t); now.UID != before.UID || s.recordOf(objects.KindBudget).UID != before.UID {
-		t.Errorf("the budget is %v, the record %+v", now.UID, s.Objects)
-	}
+	now := s.budget(t)
+	assert.True(t, now.UID == before.UID && s.recordOf(objects.KindBudget).UID == before.UID, "the budget is %v, the record %+v", now.UID, s.Objects)
 	s.BlockEviction, s.failWrites = false, true
 	s.reach(t, driver.StateRunning)
 	s.failWrites = false
 	s.reach(t, driver.StateRunning)
-	if now := s.budget(t); now != nil || s.recordOf(objects.KindBudget) != nil {
-		t.Errorf("the budget is %v, the record %+v", now, s.Objects)
-	}
+	now = s.budget(t)
+	assert.True(t, now == nil && s.recordOf(objects.KindBudget) == nil, "the budget is %v, the record %+v", now, s.Objects)
 	s.deleteAll(t)
 }

@@ -42,9 +42,8 @@ func TestLabels(t *testing.T) {
 			"topology.kubernetes.io/zone": "a", objects.LabelCluster: clusterID, objects.LabelUID: string(s.UID), objects.LabelName: s.Name,
 		}
 		maps.Copy(want, labels)
-		if got := s.pod(t).Labels; !maps.Equal(got, want) {
-			t.Errorf("the pod has the labels %v, want %v", got, want)
-		}
+		got := s.pod(t).Labels
+		assert.True(t, maps.Equal(got, want), "the pod has the labels %v, want %v", got, want)
 	}
 	s.deleteAll(t)
 }
@@ -56,9 +55,8 @@ func TestPortNames(t *testing.T) {
 	s.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}}
 	s.reach(t, driver.StateRunning)
 	s.Ports[0].Name = "web"
-	if got := s.reach(t, driver.StateRunning); !slices.Equal(got.Pending, []string{"ports"}) {
-		t.Errorf("after a change of its name %v is pending", got.Pending)
-	}
+	got := s.reach(t, driver.StateRunning)
+	assert.True(t, slices.Equal(got.Pending, []string{"ports"}), "after a change of its name %v is pending", got.Pending)
 	if got := s.restart(t); len(got.Pending) > 0 || s.pod(t).Spec.Containers[0].Ports[0].Name != "web" {
 		t.Errorf("after a restart %v is pending, and the pod has the ports %v", got.Pending, s.pod(t).Spec.Containers[0].Ports)
 	}
@@ -73,20 +71,16 @@ func TestDigestOfUserData(t *testing.T) {
 	s.UserData = driver.NewSecret("#cloud-config\npassword: guessed\n")
 	s.reach(t, driver.StateRunning)
 	sum := sha256.Sum256([]byte(s.UserData.Reveal()))
-	if text := s.pod(t).Annotations[objects.AnnotationSettings]; strings.Contains(text, hex.EncodeToString(sum[:3])) || !strings.Contains(text, "userData") {
-		t.Errorf("the pod has the settings %s", text)
-	}
+	text := s.pod(t).Annotations[objects.AnnotationSettings]
+	assert.True(t, !strings.Contains(text, hex.EncodeToString(sum[:3])) && strings.Contains(text, "userData"), "the pod has the settings %s", text)
 	s.d = w.open(t)
-	if got := s.reach(t, driver.StateRunning); len(got.Pending) > 0 {
-		t.Errorf("another process finds %v pending", got.Pending)
-	}
+	got := s.reach(t, driver.StateRunning)
+	assert.True(t, len(got.Pending) == 0, "another process finds %v pending", got.Pending)
 	s.UserData = driver.NewSecret("#cloud-config\npassword: changed\n")
-	if got := s.reach(t, driver.StateRunning); !slices.Equal(got.Pending, []string{"userData"}) {
-		t.Errorf("after a change %v is pending", got.Pending)
-	}
-	if got := s.restart(t); len(got.Pending) > 0 {
-		t.Errorf("after a restart %v is pending", got.Pending)
-	}
+	got = s.reach(t, driver.StateRunning)
+	assert.True(t, slices.Equal(got.Pending, []string{"userData"}), "after a change %v is pending", got.Pending)
+	got = s.restart(t)
+	assert.True(t, len(got.Pending) == 0, "after a restart %v is pending", got.Pending)
 	s.deleteAll(t)
 }
 
@@ -108,19 +102,15 @@ func TestReadiness(t *testing.T) {
 		if p.Annotations[objects.AnnotationReadiness] != want || got.Run != run || len(got.Pending) > 0 {
 			t.Errorf("with %+v the probe asks %s in run %s, and %v is pending, want %s in %s", change, p.Annotations[objects.AnnotationReadiness], got.Run, got.Pending, want, run)
 		}
-		if r := p.Spec.Containers[0].ReadinessProbe; r == nil || r.Exec == nil || r.PeriodSeconds != 3 {
-			t.Errorf("the probe of the pod is %+v, want one by exec every 3 s", r)
-		}
+		r := p.Spec.Containers[0].ReadinessProbe
+		assert.True(t, r != nil && r.Exec != nil && r.PeriodSeconds == 3, "the probe of the pod is %+v, want one by exec every 3 s", r)
 	}
 	plain := w.newServer(t, "plain")
 	plain.reach(t, driver.StateRunning)
 	plain.ReadinessProbe = probe(80)
 	plain.reach(t, driver.StateRunning)
-	if r := plain.pod(t).Spec.Containers[0].ReadinessProbe; r != nil {
-		t.Errorf("a pod that was made without a probe has %+v", r)
-	}
+	r := plain.pod(t).Spec.Containers[0].ReadinessProbe
+	assert.True(t, r == nil, "a pod that was made without a probe has %+v", r)
 	plain.restart(t)
-	if r := plain.pod(t).Spec.Containers[0].ReadinessProbe; r == nil {
-		t.Error("the next pod lacks a probe")
-	}
+	assert.True(t, plain.pod(t).Spec.Containers[0].ReadinessProbe != nil, "the next pod lacks a probe")
 }

@@ -80,26 +80,18 @@ func TestChannel(t *testing.T) {
 	s.SSHKeys, s.Ports = []string{"ssh-ed25519 AAAA me"}, []driver.Port{{Protocol: "TCP", Port: 7443}}
 	s.reach(t, driver.StateRunning)
 	used := s.usage(t)
-	if used.UID != s.UID || used.Run != string(s.pod(t).UID) || used.CPU <= 0 || used.MemoryBytes <= 1<<20 || used.MemoryBytes > s.MemoryBytes {
-		t.Errorf("the usage is %+v", used)
-	}
-	if got := s.list(t); got.Accelerator != driver.AccelTCG {
-		t.Errorf("the accelerator is %q", got.Accelerator)
-	}
+	assert.True(t, used.UID == s.UID && used.Run == string(s.pod(t).UID) && used.CPU > 0 && used.MemoryBytes > 1<<20 && used.MemoryBytes <= s.MemoryBytes,
+		"the usage is %+v", used)
+	assert.Equal(t, "the accelerator", s.list(t).Accelerator, driver.AccelTCG)
 	s.turn(t, driver.PowerPaused, driver.StatePaused)
 	s.usage(t)
-	if got := s.list(t); got.State != driver.StatePaused {
-		t.Errorf("a paused machine is listed as %s", got.State)
-	}
+	assert.Equal(t, "a paused machine is listed as", s.list(t).State, driver.StatePaused)
 
 	s.d = w.open(t) // a restart of the controller
-	if got := s.list(t); got.State != driver.StatePaused {
-		t.Errorf("after a restart a paused machine is listed as %s", got.State)
-	}
+	assert.Equal(t, "after a restart a paused machine is listed as", s.list(t).State, driver.StatePaused)
 	s.turn(t, driver.PowerOn, driver.StateRunning)
-	if p := s.pod(t); p.Annotations[objects.AnnotationPaused] != "" {
-		t.Errorf("a machine that runs has the annotations %v", p.Annotations)
-	}
+	p := s.pod(t)
+	assert.True(t, p.Annotations[objects.AnnotationPaused] == "", "a machine that runs has the annotations %v", p.Annotations)
 	later := s.usage(t)
 	assert.Eventually(t, "the guest uses CPU again", func(t testing.TB) error {
 		if now := s.usage(t); now.CPU <= later.CPU {
@@ -112,9 +104,8 @@ func TestChannel(t *testing.T) {
 	defer cancel()
 	assert.ErrorIs(t, "a probe of a guest that does not listen", s.d.Probe(ctx, s.UID, 7443), driver.ErrRetry, "")
 	s.turn(t, driver.PowerOff, driver.StateStopped)
-	if all, err := s.d.Usage(t.Context(), s.UID); err != nil || len(all) > 0 {
-		t.Errorf("a server that is off uses %v, %v", all, err)
-	}
+	all, err := s.d.Usage(t.Context(), s.UID)
+	assert.True(t, err == nil && len(all) == 0, "a server that is off uses %v, %v", all, err)
 	s.deleteAll(t)
 	s.wantGone(t)
 }
@@ -134,9 +125,8 @@ func TestPausedByOthers(t *testing.T) {
 		t.Fatal(ok, err)
 	}
 	s.d = w.open(t)
-	if got := s.list(t); got.State != driver.StateRunning {
-		t.Fatalf("before anything was seen it is %s", got.State)
-	}
+	got := s.list(t)
+	assert.Require(t, got.State == driver.StateRunning, "before anything was seen it is %s", got.State)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	events, err := s.d.Watch(ctx)
@@ -174,18 +164,13 @@ func TestHangingMachine(t *testing.T) {
 	s.usage(t)
 
 	all, err := s.d.Usage(t.Context(), silent.UID, s.UID)
-	if err != nil || len(all) != 1 || all[0].UID != s.UID {
-		t.Errorf("the usage is %+v, %v, want that of %s", all, err, s.UID)
-	}
-	if got := silent.list(t); got.State != driver.StateRunning || got.Err != nil {
-		t.Errorf("a machine that is cut off is %s, %v", got.State, got.Err)
-	}
+	assert.True(t, err == nil && len(all) == 1 && all[0].UID == s.UID, "the usage is %+v, %v, want that of %s", all, err, s.UID)
+	got := silent.list(t)
+	assert.True(t, got.State == driver.StateRunning && got.Err == nil, "a machine that is cut off is %s, %v", got.State, got.Err)
 	assert.ErrorIs(t, "a probe of it", s.d.Probe(t.Context(), silent.UID, 80), driver.ErrRetry, "cannot be reached")
 	silent.Power = driver.PowerPaused
 	assert.ErrorIs(t, "pausing it", assert.ErrorOf(silent.ensure(t)), driver.ErrRetry, "spec.action: pausing the machine: the machine cannot be reached")
-	if got := silent.list(t); got.State != driver.StateRunning {
-		t.Errorf("a machine that could not be paused is %s", got.State)
-	}
+	assert.Equal(t, "a machine that could not be paused", silent.list(t).State, driver.StateRunning)
 	silent.turn(t, driver.PowerOff, driver.StateStopped) // a stop needs no channel
 	silent.deleteAll(t)
 	s.deleteAll(t)
@@ -214,13 +199,10 @@ func TestSecret(t *testing.T) {
 	for _, name := range append(foreign, got.Name) { // one under the running guest
 		assert.NoError(t, secrets.Delete(t.Context(), name, metav1.DeleteOptions{}))
 	}
-	if now := s.reach(t, driver.StateRunning); now.Run != string(p.UID) {
-		t.Errorf("without its Secret the run is %s, want %s", now.Run, p.UID)
-	}
+	assert.Equal(t, "without its Secret the run", s.reach(t, driver.StateRunning).Run, string(p.UID))
 	s.restart(t)
-	if next := objects.SecretOf(s.pod(t)); next == got.Name {
-		t.Errorf("the next pod has the Secret %s too", next)
-	}
+	next := objects.SecretOf(s.pod(t))
+	assert.True(t, next != got.Name, "the next pod has the Secret %s too", next)
 	s.deleteAll(t)
 	s.wantGone(t)
 }
@@ -235,9 +217,7 @@ func (s *server) takeSecretNames(t *testing.T, times int) (names []string) {
 			s.record(t)
 		}
 		name := s.takeSecretName(t)
-		if slices.Contains(names, name) {
-			t.Fatalf("the record is %+v", s.Objects)
-		}
+		assert.Require(t, !slices.Contains(names, name), "the record is %+v", s.Objects)
 		names = append(names, name)
 	}
 	return names
@@ -257,9 +237,7 @@ func (s *server) record(t *testing.T) {
 	t.Helper()
 	_, err := s.d.Ensure(t.Context(), s.ServerSpec)
 	first, ok := errors.AsType[*driver.RecordFirstError](err)
-	if !ok {
-		t.Fatalf("nothing is to be recorded: %v", err)
-	}
+	assert.Require(t, ok, "nothing is to be recorded: %v", err)
 	s.Objects = first.Objects
 }
 
@@ -280,9 +258,7 @@ func TestSecretAfterCrash(t *testing.T) {
 	s.reach(t, driver.StateRunning) // whose UIDs were never recorded
 	before := s.pod(t)
 	s.failWrites, s.d = false, w.open(t)
-	if got := s.reach(t, driver.StateRunning); got.Run != string(before.UID) {
-		t.Errorf("a pod without its gate is replaced by %s", got.Run)
-	}
+	assert.Equal(t, "a pod without its gate is replaced by", s.reach(t, driver.StateRunning).Run, string(before.UID))
 	s.deleteAll(t)
 
 	s = w.newServer(t, "gated")

@@ -135,9 +135,7 @@ func (w *world) open(t *testing.T) *Driver {
 func openAs(t *testing.T, config *rest.Config, id string, within time.Duration) *Driver {
 	t.Helper()
 	d, ok := openWith(t, config, id, within, false).(*Driver)
-	if !ok {
-		t.Fatal("a driver without --pod-streams has streams")
-	}
+	assert.Require(t, ok, "a driver without --pod-streams has streams")
 	return d
 }
 
@@ -270,9 +268,7 @@ func (s *server) pod(t testing.TB) *corev1.Pod {
 func (s *server) list(t testing.TB) driver.Server {
 	t.Helper()
 	all, err := s.d.List(t.Context(), s.UID)
-	if err != nil || len(all) != 1 {
-		t.Fatalf("the list has %+v, %v, want one server", all, err)
-	}
+	assert.Require(t, err == nil && len(all) == 1, "the list has %+v, %v, want one server", all, err)
 	return all[0]
 }
 

@@ -138,9 +138,7 @@ func testLife(t *testing.T, w *world) {
 	s := &server{w: w}
 	s.Namespace, s.Name, s.UID = w.namespace, v.name, v.uid
 	first := s.pod(t)
-	if s.budget(t) == nil || s.evict(t) == nil {
-		t.Error("the server can be evicted")
-	}
+	assert.True(t, s.budget(t) != nil && s.evict(t) != nil, "the server can be evicted")
 	v.change(t, `{"action": "paused"}`)
 	v.wait(t, "Paused", false)
 	v.change(t, `{"action": "active", "volumes": [{"name": "data", "size": "8Mi"}]}`)
@@ -151,9 +149,7 @@ func testLife(t *testing.T, w *world) {
 		}
 		return nil
 	})
-	if p := s.pod(t); p.UID != first.UID {
-		t.Errorf("the run was %s and is %s", first.UID, p.UID)
-	}
+	assert.Equal(t, fmt.Sprintf("the run was %s and", first.UID), s.pod(t).UID, first.UID)
 	v.change(t, `{"evictionPolicy": "Allow"}`)
 	v.wait(t, "Active", true)
 
@@ -165,9 +161,8 @@ func testLife(t *testing.T, w *world) {
 		}
 		return errors.Join(err, errors.New("it is there"))
 	})
-	if held, err := s.holds(t); !held || err != nil {
-		t.Errorf("the released pod is held: %v, %v", held, err)
-	}
+	held, err := s.holds(t)
+	assert.True(t, held && err == nil, "the released pod is held: %v, %v", held, err)
 	assert.NoError(t, w.kube.CoreV1().Pods(w.namespace).Delete(t.Context(), s.base(), metav1.DeleteOptions{}))
 	assert.Eventually(t, "the released pod has lost its finalizer", func(t testing.TB) error {
 		if _, err := s.holds(t); err == nil {
@@ -175,9 +170,8 @@ func testLife(t *testing.T, w *world) {
 		}
 		return nil
 	})
-	if left := s.claims(t); len(left) != 2 {
-		t.Errorf("the PVCs are %v", left)
-	}
+	left := s.claims(t)
+	assert.True(t, len(left) == 2, "the PVCs are %v", left)
 	w.wantNoWarnings(t)
 }
 
@@ -204,9 +198,7 @@ func testEvents(t *testing.T, w *world) {
 	assert.NoError(t, s.evict(t))
 	all := v.waitEvents(t, "Created", "Started", "Disrupted", "Started")
 	for n, want := range map[int]string{1: "on pod, host " + nodeName, 2: "the pod was evicted, as by a drain, from node " + nodeName} {
-		if !strings.Contains(all[n].Note, want) {
-			t.Errorf("event %s says %q, want %q in it", all[n].Reason, all[n].Note, want)
-		}
+		assert.True(t, strings.Contains(all[n].Note, want), "event %s says %q, want %q in it", all[n].Reason, all[n].Note, want)
 	}
 	v.change(t, `{"action": "stopped"}`)
 	v.wait(t, "Stopped", false)
@@ -262,9 +254,7 @@ func testRestarts(t *testing.T, w *world) {
 		}
 		v.waitRun(t, first)
 		w.kubelet.Set(func(*podtest.Kubelet) {
-			if begun != n+2 {
-				t.Errorf("%d pods were begun, want %d", begun, n+2)
-			}
+			assert.True(t, begun == n+2, "%d pods were begun, want %d", begun, n+2)
 		})
 	}
 	w.kubelet.Set(func(k *podtest.Kubelet) { k.MakesDisks = true })

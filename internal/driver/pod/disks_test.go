@@ -70,34 +70,29 @@ func TestVolumes(t *testing.T) {
 	}
 	s.reach(t, driver.StateRunning)
 	made := s.claims(t)
-	if len(made) != 3 || len(made["data"].OwnerReferences) > 0 {
-		t.Fatalf("the PVCs are %v", made)
-	}
+	assert.Require(t, len(made) == 3 && len(made["data"].OwnerReferences) == 0, "the PVCs are %v", made)
 	s.usage(t)
 	s.RootDiskBytes, s.Volumes[0].SizeBytes = 8<<20, 4<<20
 	s.reach(t, driver.StateRunning)
 	s.settle(t)
 	for name, want := range map[string]int64{"": 8 << 20, "data": 4 << 20} {
 		claim := s.claims(t)[name]
-		if got := claim.Spec.Resources.Requests[corev1.ResourceStorage]; got.Cmp(objects.ClaimSize(want)) != 0 {
-			t.Errorf("the PVC of %q has %s", name, got.String())
-		}
+		got := claim.Spec.Resources.Requests[corev1.ResourceStorage]
+		assert.True(t, got.Cmp(objects.ClaimSize(want)) == 0, "the PVC of %q has %s", name, got.String())
 	}
 	s.wantSizes(t, n, map[string]int64{launch.RootNode: 8 << 20, launch.VolumeNode("data"): 4 << 20, launch.VolumeNode("fixed"): fixedBytes})
 
 	s.Volumes = s.Volumes[1:]
-	if got := s.reach(t, driver.StateRunning); !slices.Equal(got.Pending, []string{"volumes"}) {
-		t.Errorf("without a volume %v waits for a restart", got.Pending)
-	}
+	got := s.reach(t, driver.StateRunning)
+	assert.True(t, slices.Equal(got.Pending, []string{"volumes"}), "without a volume %v waits for a restart", got.Pending)
 	s.restart(t)
 	if p := s.pod(t); strings.Contains(p.Annotations[objects.AnnotationMachine], "/volumes/data") {
 		t.Errorf("a volume that was removed is described: %s", p.Annotations[objects.AnnotationMachine])
 	}
 	s.Volumes = append(s.Volumes, driver.Volume{Name: "data", SizeBytes: 4 << 20})
 	s.restart(t)
-	if now := s.claims(t); now["data"].UID != made["data"].UID || now[""].UID != made[""].UID {
-		t.Errorf("the PVCs were %v and are %v", made, now)
-	}
+	now := s.claims(t)
+	assert.True(t, now["data"].UID == made["data"].UID && now[""].UID == made[""].UID, "the PVCs were %v and are %v", made, now)
 	s.deleteAll(t)
 	s.wantGone(t)
 }
@@ -112,13 +107,9 @@ func TestClaimsOfAFailure(t *testing.T) {
 	assert.NoError(t, c.ensureClaim(t.Context(), objects.Disk{Name: objects.RootDisk, Bytes: s.RootDiskBytes}))
 	failure := errors.New("boom")
 	first, ok := errors.AsType[*driver.RecordFirstError](c.recordClaims(failure))
-	if !ok {
-		t.Fatal("nothing is to be recorded")
-	}
+	assert.Require(t, ok, "nothing is to be recorded")
 	s.Objects = first.Objects
-	if got := s.recordOf(objects.KindClaim).UID; got != c.Claims.Root().UID {
-		t.Errorf("the record has the UID %q, want %s", got, c.Claims.Root().UID)
-	}
+	assert.Equal(t, "the record has the UID", s.recordOf(objects.KindClaim).UID, c.Claims.Root().UID)
 	assert.ErrorIs(t, "after the record the failure", s.converge(t).recordClaims(failure), failure)
 	s.deleteAll(t)
 }
@@ -129,9 +120,7 @@ func (s *server) wantSizes(t *testing.T, n *podtest.Node, want map[string]int64)
 	m := machine.Machine{Path: n.RunFolder(s.pod(t).UID), UUID: string(s.UID)}
 	got, err := machine.Monitor{Executor: m}.DiskSizes(t.Context())
 	maps.DeleteFunc(got, func(node string, _ int64) bool { return want[node] == 0 })
-	if err != nil || !maps.Equal(got, want) {
-		t.Errorf("the disks of the guest have %v, %v, want %v", got, err, want)
-	}
+	assert.True(t, err == nil && maps.Equal(got, want), "the disks of the guest have %v, %v, want %v", got, err, want)
 }
 
 // TestVolumeCannotGrow checks that a storage class that allows no growth keeps nothing else from
@@ -190,9 +179,8 @@ func TestForeignClaim(t *testing.T) {
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	s.Power = driver.PowerOn
 	s.wantRefusal(t, driver.ReasonNameConflict, string(theirs.UID))
-	if _, err := s.ensure(t); strings.Contains(err.Error(), "delete it") {
-		t.Errorf("somebody's data is to be deleted: %v", err)
-	}
+	_, err = s.ensure(t)
+	assert.True(t, !strings.Contains(err.Error(), "delete it"), "somebody's data is to be deleted: %v", err)
 	if now := s.claims(t)["data"]; now.UID != theirs.UID || now.ResourceVersion != theirs.ResourceVersion && now.Annotations[objects.AnnotationEpoch] != theirs.Annotations[objects.AnnotationEpoch] {
 		t.Errorf("the tenant's PVC has become %v", now)
 	}
@@ -252,9 +240,8 @@ func TestDeletedClaim(t *testing.T) {
 	s.RestartRun = ""
 	assert.NoError(t, w.kubelet.EndPod(t.Context(), s.pod(t), 1, ""))
 	s.wantRefusal(t, "VolumeDeleting", root.Name+" was deleted")
-	if _, kept := s.claims(t)[""]; !kept || s.pod(t).UID != types.UID(run) {
-		t.Error("the PVC or its pod was removed")
-	}
+	_, kept := s.claims(t)[""]
+	assert.True(t, kept && s.pod(t).UID == types.UID(run), "the PVC or its pod was removed")
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	s.deleteAll(t)
 }
@@ -304,13 +291,9 @@ func TestCopiedClaims(t *testing.T) {
 	}
 	s.deleteAll(t)
 	for name, c := range s.claims(t) {
-		if c.UID != copies[name].UID || c.DeletionTimestamp != nil || c.Labels[objects.LabelRetained] != "" {
-			t.Errorf("the copy of %q is %+v", name, c.ObjectMeta)
-		}
+		assert.True(t, c.UID == copies[name].UID && c.DeletionTimestamp == nil && c.Labels[objects.LabelRetained] == "", "the copy of %q is %+v", name, c.ObjectMeta)
 	}
-	if got := len(s.claims(t)); got != 2 {
-		t.Errorf("%d copies are left, want 2", got)
-	}
+	assert.Equal(t, "copies are left", len(s.claims(t)), 2)
 }
 
 // takeLabels removes all labels from the pod of a server, if it has one, and from its PVCs.
@@ -330,9 +313,7 @@ func (s *server) wantLabels(t *testing.T, earlier map[string]corev1.PersistentVo
 	t.Helper()
 	now := s.claims(t)
 	for name, c := range earlier {
-		if !maps.Equal(now[name].Labels, c.Labels) || now[name].UID != c.UID {
-			t.Errorf("the PVC %q has %v, and had %v", name, now[name].Labels, c.Labels)
-		}
+		assert.True(t, maps.Equal(now[name].Labels, c.Labels) && now[name].UID == c.UID, "the PVC %q has %v, and had %v", name, now[name].Labels, c.Labels)
 	}
 }
 
@@ -345,21 +326,18 @@ func TestRemovedLabels(t *testing.T) {
 	run := s.reach(t, driver.StateRunning).Run
 	before := s.claims(t)
 	s.takeLabels(t)
-	if got, err := s.ensure(t); err != nil || got.State != driver.StateRunning || got.Run != run {
-		t.Errorf("the server is %s, run %s, %v, and was run %s", got.State, got.Run, err, run)
-	}
+	got, err := s.ensure(t)
+	assert.True(t, err == nil && got.State == driver.StateRunning && got.Run == run, "the server is %s, run %s, %v, and was run %s", got.State, got.Run, err, run)
 	s.wantLabels(t, before)
-	if p := s.pod(t); p.Labels[objects.LabelUID] != string(s.UID) {
-		t.Errorf("the pod has the labels %v", p.Labels)
-	}
+	p := s.pod(t)
+	assert.True(t, p.Labels[objects.LabelUID] == string(s.UID), "the pod has the labels %v", p.Labels)
 	s.takeLabels(t)
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	s.waitPodGone(t)
 	s.wantLabels(t, before)
 	s.takeLabels(t)
-	if got, err := s.ensure(t); err != nil || got.State != driver.StateStopped || got.Run != run {
-		t.Errorf("the server is %s, run %s, %v", got.State, got.Run, err)
-	}
+	got, err = s.ensure(t)
+	assert.True(t, err == nil && got.State == driver.StateStopped && got.Run == run, "the server is %s, run %s, %v", got.State, got.Run, err)
 	s.wantLabels(t, before)
 	s.turn(t, driver.PowerOn, driver.StateRunning)
 	s.deleteAll(t)

@@ -44,9 +44,8 @@ func TestDeletedPodsAreReleased(t *testing.T) {
 			if apierrors.IsNotFound(err) || err == nil && now.UID != before.UID {
 				return nil
 			}
-			if listErr != nil || len(all) == 1 && all[0].State == driver.StateStopped && !all[0].NeedsEnsure && !all[0].IsLeaving {
-				t.Fatalf("nothing is asked for: %+v, %v", all, listErr)
-			}
+			assert.Require(t, listErr == nil && (len(all) != 1 || all[0].State != driver.StateStopped || all[0].NeedsEnsure || all[0].IsLeaving),
+				"nothing is asked for: %+v, %v", all, listErr)
 			_, ensureErr := s.ensure(t)
 			return fmt.Errorf("it has finalizers %v: %w, %w", now.Finalizers, err, ensureErr)
 		})
@@ -82,9 +81,8 @@ func TestMadeByALostPod(t *testing.T) {
 		}
 		return nil
 	})
-	if got, err := s.ensure(t); err != nil || got.Refused != nil {
-		t.Errorf("of an image that is not known, %+v is refused, %v", got.Refused, err)
-	}
+	got, err := s.ensure(t)
+	assert.True(t, err == nil && got.Refused == nil, "of an image that is not known, %+v is refused, %v", got.Refused, err)
 }
 
 // rejectPod has the kubelet reject the pod of a server, as one that was restarted does before it ends the container.
@@ -118,9 +116,8 @@ func TestRejectedPods(t *testing.T) {
 		s.rejectPod(t)
 		for range 3 {
 			assert.NoError(t, step(s))
-			if held, err := s.holds(t); !held || err != nil || s.pod(t).UID != types.UID(first.Run) {
-				t.Errorf("%s: the pod that was just rejected is held: %t, %v", name, held, err)
-			}
+			held, err := s.holds(t)
+			assert.True(t, held && err == nil && s.pod(t).UID == types.UID(first.Run), "%s: the pod that was just rejected is held: %t, %v", name, held, err)
 			if got := s.list(t); got.Exit != nil || name == "start" && !strings.Contains(got.Progress, "may have yet to end its container") {
 				t.Errorf("%s: the server is %+v", name, got)
 			}
@@ -158,9 +155,8 @@ func TestAssertionAfterTheEnd(t *testing.T) {
 		}}
 		i, err := d.reader.ReadPod(t.Context(), ended)
 		assert.NoError(t, err)
-		if exit := i.AssertedEnd(); (exit != nil) != want {
-			t.Errorf("on %s the assertion gives the end %+v, want one: %t", node, exit, want)
-		}
+		exit := i.AssertedEnd()
+		assert.True(t, (exit != nil) == want, "on %s the assertion gives the end %+v, want one: %t", node, exit, want)
 	}
 }
 
@@ -177,35 +173,28 @@ func TestRefusedAssertion(t *testing.T) {
 	setReady := func(status corev1.ConditionStatus) {
 		t.Helper()
 		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status}}
-		if node, err = nodes.UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		node, err = nodes.UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
+		assert.NoError(t, err)
 	}
 	setReady(corev1.ConditionTrue)
 	first := s.reach(t, driver.StateRunning)
 
 	asserted = types.UID(first.Run)
-	if !s.list(t).NeedsEnsure {
-		t.Error("a refused assertion is not to be recorded")
-	}
+	assert.True(t, s.list(t).NeedsEnsure, "a refused assertion is not to be recorded")
 	valid := s.Image.Source
 	s.Image.Source = "invalid"
 	assert.ErrorIs(t, "an invalid spec", assert.ErrorOf(s.ensure(t)), driver.ErrInvalid, "spec.image.source")
-	if s.list(t).NeedsEnsure {
-		t.Error("a refused assertion is not recorded while the spec is invalid")
-	}
+	assert.True(t, !s.list(t).NeedsEnsure, "a refused assertion is not recorded while the spec is invalid")
 	s.Image.Source = valid
 	s.reach(t, driver.StateRunning)
 	setReady(corev1.ConditionUnknown)
-	if got := s.reach(t, driver.StateRunning); got.Run != first.Run || s.list(t).NeedsEnsure {
-		t.Errorf("after an assertion that was refused the server is %+v", got)
-	}
+	got := s.reach(t, driver.StateRunning)
+	assert.True(t, got.Run == first.Run && !s.list(t).NeedsEnsure, "after an assertion that was refused the server is %+v", got)
 	s.Power = driver.PowerOff
 	assert.Eventually(t, "the refusal is reported", func(t testing.TB) error {
 		got, err := s.ensure(t)
-		if err == nil && got.State == driver.StateStopping && !strings.Contains(got.Progress, "asserted while its node was ready") {
-			t.Errorf("the server that stops says %q", got.Progress)
-		}
+		assert.True(t, err != nil || got.State != driver.StateStopping || strings.Contains(got.Progress, "asserted while its node was ready"),
+			"the server that stops says %q", got.Progress)
 		return err
 	})
 	s.reach(t, driver.StateStopped)
@@ -225,18 +214,15 @@ func TestDisruption(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.newServer(t, "drained")
-	if got := s.reach(t, driver.StateRunning); got.Host != nodeName || got.Disruption != "" {
-		t.Errorf("a server that runs is %+v", got)
-	}
+	got := s.reach(t, driver.StateRunning)
+	assert.True(t, got.Host == nodeName && got.Disruption == "", "a server that runs is %+v", got)
 	assert.NoError(t, s.evict(t))
 	s.waitStopped(t)
-	if got := s.list(t); !strings.Contains(got.Disruption, "evicted, as by a drain, from node "+nodeName) {
-		t.Errorf("a server that was drained is %+v", got)
-	}
+	got = s.list(t)
+	assert.True(t, strings.Contains(got.Disruption, "evicted, as by a drain, from node "+nodeName), "a server that was drained is %+v", got)
 	s.turn(t, driver.PowerOff, driver.StateStopped) // which removes the pod
-	if got := s.list(t); !strings.Contains(got.Disruption, "evicted") {
-		t.Errorf("without its pod, a server that was drained is %+v", got)
-	}
+	got = s.list(t)
+	assert.True(t, strings.Contains(got.Disruption, "evicted"), "without its pod, a server that was drained is %+v", got)
 	s.turn(t, driver.PowerOn, driver.StateRunning)
 
 	ended := s.pod(t)
@@ -244,9 +230,8 @@ func TestDisruption(t *testing.T) {
 	s.waitStopped(t)
 	assert.Eventually(t, "the next pod runs", func(t testing.TB) error {
 		got, err := s.ensure(t)
-		if listed := s.list(t); listed.Disruption != "" {
-			t.Errorf("a server that has ended by itself is %+v", listed)
-		}
+		listed := s.list(t)
+		assert.True(t, listed.Disruption == "", "a server that has ended by itself is %+v", listed)
 		if err == nil && (got.State != driver.StateRunning || got.Run == string(ended.UID)) {
 			err = fmt.Errorf("it is %s", got.State)
 		}

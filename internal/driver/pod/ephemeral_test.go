@@ -39,9 +39,8 @@ func (s *server) wantNeverRan(t *testing.T, later *server) {
 	t.Helper()
 	s.waitUntilBound(t)
 	later.reach(t, driver.StateRunning)
-	if p := s.pod(t); p.Status.Phase != corev1.PodPending {
-		t.Errorf("the pod %s is %s", p.Name, p.Status.Phase)
-	}
+	p := s.pod(t)
+	assert.True(t, p.Status.Phase == corev1.PodPending, "the pod %s is %s", p.Name, p.Status.Phase)
 	later.deleteAll(t)
 }
 
@@ -54,14 +53,11 @@ func TestEphemeral(t *testing.T) {
 	s.record(t)
 	assert.NoError(t, s.converge(t).createPod(t.Context()))
 	made := s.pod(t)
-	if len(made.Spec.SchedulingGates) > 0 {
-		t.Error("the pod has a scheduling gate")
-	}
+	assert.True(t, len(made.Spec.SchedulingGates) == 0, "the pod has a scheduling gate")
 	s.wantNeverRan(t, w.newEphemeral(t, "other"))
 	s.d, s.Epoch = w.open(t), 2
-	if got := s.reach(t, driver.StateRunning); got.Run != string(made.UID) {
-		t.Errorf("the run is %s, want that of the pod %s", got.Run, made.UID)
-	}
+	got := s.reach(t, driver.StateRunning)
+	assert.True(t, got.Run == string(made.UID), "the run is %s, want that of the pod %s", got.Run, made.UID)
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	assert.Eventually(t, "the pod of a server that is off has a scheduling gate", func(t testing.TB) error {
 		got, err := s.ensure(t)
@@ -119,18 +115,14 @@ func TestEphemeralSecret(t *testing.T) {
 		t.Errorf("the pod has the Secret %s; a tenant has made %s, and the record is %+v", name, theirs, s.Objects)
 	}
 	s.deleteAll(t)
-	if _, err := w.kube.CoreV1().Secrets(s.Namespace).Get(t.Context(), theirs, metav1.GetOptions{}); err != nil {
-		t.Errorf("the tenant's Secret: %v", err)
-	}
+	assert.ErrorIs(t, "the tenant's Secret", assert.ErrorOf(w.kube.CoreV1().Secrets(s.Namespace).Get(t.Context(), theirs, metav1.GetOptions{})), nil)
 
 	s = w.newEphemeral(t, "crash")
 	s.failWrites = true
 	s.reach(t, driver.StateRunning)
 	before := s.pod(t)
 	s.failWrites, s.d = false, w.open(t)
-	if got := s.reach(t, driver.StateRunning); got.Run == string(before.UID) {
-		t.Error("a pod runs with a Secret which may be anyone's")
-	}
+	assert.True(t, s.reach(t, driver.StateRunning).Run != string(before.UID), "a pod runs with a Secret which may be anyone's")
 	s.deleteAll(t)
 	s.wantGone(t)
 }
@@ -161,9 +153,7 @@ func TestEphemeralWrites(t *testing.T) {
 		return strings.HasPrefix(what, "GET ") || strings.HasPrefix(what, "LIST ")
 	})
 	want := map[string]int{"POST pods": 1, "POST secrets": 1, "DELETE pods": 1, "PUT pods": 1}
-	if !maps.Equal(written, want) {
-		t.Errorf("the driver has written %v, want %v", written, want)
-	}
+	assert.True(t, maps.Equal(written, want), "the driver has written %v, want %v", written, want)
 	s.wantGone(t)
 }
 
@@ -176,9 +166,8 @@ func TestRunningWithoutRecordOfSecret(t *testing.T) {
 	first := s.reach(t, driver.StateRunning)
 	s.recordOf(objects.KindSecret).UID = ""
 	s.d = w.open(t)
-	if got, err := s.ensure(t); err != nil || got.State != driver.StateRunning || got.Run != first.Run {
-		t.Errorf("the next leader has %+v, %v, want the run %s", got, err, first.Run)
-	}
+	got, err := s.ensure(t)
+	assert.True(t, err == nil && got.State == driver.StateRunning && got.Run == first.Run, "the next leader has %+v, %v, want the run %s", got, err, first.Run)
 	s.deleteAll(t)
 }
 
@@ -202,14 +191,12 @@ func TestSecretIsAskedFor(t *testing.T) {
 	wants("without a Secret", true)
 	s.d, s.Epoch = w.open(t), 2
 	wants("with the next leader", true)
-	if got, err := s.ensure(t); err != nil || got.NeedsEnsure {
-		t.Errorf("Ensure gives %+v, %v", got, err)
-	}
+	got, err := s.ensure(t)
+	assert.True(t, err == nil && !got.NeedsEnsure, "Ensure gives %+v, %v", got, err)
 	wants("with its Secret", false)
 	s.d, s.Epoch = w.open(t), 3
-	if got, err := s.ensure(t); err != nil || got.NeedsEnsure {
-		t.Errorf("Ensure of a later leader gives %+v, %v", got, err)
-	}
+	got, err = s.ensure(t)
+	assert.True(t, err == nil && !got.NeedsEnsure, "Ensure of a later leader gives %+v, %v", got, err)
 	wants("with a later leader", false)
 }
 
@@ -223,9 +210,7 @@ func TestStartOfChangedEphemeral(t *testing.T) {
 	s.reach(t, driver.StateStopped)
 	unchanged := s.pod(t)
 	s.turn(t, driver.PowerOn, driver.StateRunning)
-	if got := s.pod(t); got.UID != unchanged.UID {
-		t.Error("an unchanged server starts with another pod")
-	}
+	assert.True(t, s.pod(t).UID == unchanged.UID, "an unchanged server starts with another pod")
 	for name, change := range map[string]func(){
 		"cpu":        func() { s.CPUMilli = 500 },
 		"pullPolicy": func() { s.Image.PullPolicy = driver.PullAlways },
@@ -285,9 +270,8 @@ func TestForeignPodAfterLoss(t *testing.T) {
 	assert.ErrorIs(t, "while the user's pod is there", assert.ErrorOf(s.ensure(t)), driver.ErrRetry, "is not this VirtualMachine's")
 	w.kubelet.Set(func(k *podtest.Kubelet) { k.IsSlow = false })
 	s.wantRefusal(t, reasonPodLost, "is gone")
-	if r := s.recordOf(objects.KindPod); r.UID != lost.UID || r.Ended {
-		t.Errorf("the record is %+v, want that of the lost pod %s", r, lost.UID)
-	}
+	r := s.recordOf(objects.KindPod)
+	assert.True(t, r.UID == lost.UID && !r.Ended, "the record is %+v, want that of the lost pod %s", r, lost.UID)
 }
 
 // forceRemove removes a pod and its finalizers, as if its node were cut off.
@@ -315,9 +299,8 @@ func TestDeletedSecret(t *testing.T) {
 	hold := []byte(`{"metadata":{"finalizers":["example.com/hold"]}}`)
 	assert.NoError(t, assert.ErrorOf(secrets.Patch(t.Context(), name, types.MergePatchType, hold, metav1.PatchOptions{})))
 	assert.NoError(t, secrets.Delete(t.Context(), name, metav1.DeleteOptions{}))
-	if got, err := s.ensure(t); err != nil || got.State != driver.StateRunning || got.Err != nil || got.Run != first.Run {
-		t.Errorf("the server is %+v, %v", got, err)
-	}
+	got, err := s.ensure(t)
+	assert.True(t, err == nil && got.State == driver.StateRunning && got.Err == nil && got.Run == first.Run, "the server is %+v, %v", got, err)
 	if next := s.restart(t); next.Run == first.Run || objects.SecretOf(s.pod(t)) == name {
 		t.Errorf("the next run is %s, with the Secret %s", next.Run, objects.SecretOf(s.pod(t)))
 	}
@@ -331,8 +314,6 @@ func TestDeletedSecret(t *testing.T) {
 	waits := early.pod(t)
 	w.kubelet.Unlock()
 	assert.NoError(t, w.kube.CoreV1().Pods(w.namespace).Delete(t.Context(), waits.Name, metav1.DeleteOptions{}))
-	if got := early.reach(t, driver.StateRunning); got.Run == string(waits.UID) {
-		t.Error("the pod has started without its Secret")
-	}
+	assert.True(t, early.reach(t, driver.StateRunning).Run != string(waits.UID), "the pod has started without its Secret")
 	early.deleteAll(t)
 }

@@ -69,13 +69,10 @@ func TestHeldObjects(t *testing.T) {
 	release := s.holdPod(t)
 	assert.NoError(t, s.w.kube.CoreV1().Pods(s.Namespace).Delete(t.Context(), s.base(), metav1.DeleteOptions{}))
 	s.waitHeld(t, driver.StateStopped, "the pod "+s.Namespace+"/"+s.base())
-	if got := s.list(t); !got.IsLeaving || got.Exit == nil {
-		t.Errorf("the server whose pod is held is %+v", got)
-	}
+	got := s.list(t)
+	assert.True(t, got.IsLeaving && got.Exit != nil, "the server whose pod is held is %+v", got)
 	release()
-	if got := s.reach(t, driver.StateRunning); got.Run == first.Run {
-		t.Error("the run has not changed")
-	}
+	assert.True(t, s.reach(t, driver.StateRunning).Run != first.Run, "the run has not changed")
 
 	claims := s.w.kube.CoreV1().PersistentVolumeClaims(s.Namespace)
 	release = hold(t, []string{podtest.Protection}, func(content []byte) error {
@@ -96,9 +93,8 @@ func TestHeldGatedPod(t *testing.T) {
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	release := s.holdPod(t)
 	s.waitHeld(t, driver.StateRemoving, "the pod "+s.Namespace+"/"+s.base())
-	if p := s.pod(t); p.DeletionTimestamp == nil || p.Status.Phase != corev1.PodPending {
-		t.Errorf("the pod is %+v", p.ObjectMeta)
-	}
+	p := s.pod(t)
+	assert.True(t, p.DeletionTimestamp != nil && p.Status.Phase == corev1.PodPending, "the pod is %+v", p.ObjectMeta)
 	release()
 	s.deleteAll(t)
 }

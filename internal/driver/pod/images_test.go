@@ -80,9 +80,7 @@ func (s *server) wantImages(t *testing.T, want map[string]string) {
 		}
 	}
 	for volume, reference := range want {
-		if got[volume] != reference {
-			t.Errorf("the volume %s has the image %q, want %q", volume, got[volume], reference)
-		}
+		assert.Equal(t, "the volume "+volume+" has the image", got[volume], reference)
 	}
 }
 
@@ -111,24 +109,20 @@ func TestTags(t *testing.T) {
 		t.Fatalf("before there is a pod, the record has the images %+v", got)
 	}
 	want := map[string]string{"image": r.host + "/disks/debian@" + first, "image-data": r.host + "/disks/data@" + data}
-	if got := s.reach(t, driver.StateRunning); got.ImageID != first || got.Note != "" {
-		t.Errorf("the image is %q, with the note %q", got.ImageID, got.Note)
-	}
+	got := s.reach(t, driver.StateRunning)
+	assert.True(t, got.ImageID == first && got.Note == "", "the image is %q, with the note %q", got.ImageID, got.Note)
 	s.wantImages(t, want)
 
 	second := r.push(t, "disks/debian:12")
 	s.Image.PullPolicy = driver.PullAlways // its disk was made before
-	if got := s.restart(t); got.ImageID != first || len(got.Pending) > 0 {
-		t.Errorf("after the tag has moved, the image is %q and %v is pending", got.ImageID, got.Pending)
-	}
+	got = s.restart(t)
+	assert.True(t, got.ImageID == first && len(got.Pending) == 0, "after the tag has moved, the image is %q and %v is pending", got.ImageID, got.Pending)
 	delete(want, "image-data") // it was made
 	s.wantImages(t, want)
 
 	third := r.push(t, "disks/debian:13")
 	s.Image.Source = "oci://" + r.host + "/disks/debian:13"
-	if got := s.restart(t); got.ImageID != first {
-		t.Errorf("with another source for its kernel, the disk has the image %q", got.ImageID)
-	}
+	assert.Equal(t, "with another source for its kernel, the disk has the image", s.restart(t).ImageID, first)
 	s.wantImages(t, map[string]string{"image": r.host + "/disks/debian@" + third})
 	s.Image.Source = "oci://" + r.host + "/disks/debian:12"
 	s.restart(t)
@@ -147,13 +141,9 @@ func TestTagsOfEphemeral(t *testing.T) {
 	s.Ephemeral, s.Image.Source = true, "oci://"+r.host+"/disks/debian:12"
 	s.reach(t, driver.StateRunning)
 	second := r.push(t, "disks/debian:12")
-	if got := s.restart(t); got.ImageID != first {
-		t.Errorf("IfNotPresent: the image is %q", got.ImageID)
-	}
+	assert.Equal(t, "IfNotPresent: the image", s.restart(t).ImageID, first)
 	s.Image.PullPolicy = driver.PullAlways
-	if got := s.restart(t); got.ImageID != second {
-		t.Errorf("Always: the image is %q", got.ImageID)
-	}
+	assert.Equal(t, "Always: the image", s.restart(t).ImageID, second)
 	s.Image.PullPolicy = driver.PullNever
 	asked := r.asked.Load()
 	if got := s.restart(t); got.ImageID != "" || got.Note != "" || r.asked.Load() != asked {
@@ -209,9 +199,7 @@ func TestDigestThatNodesLack(t *testing.T) {
 	never := newServer("never-ran")
 	fail(never)
 	for range 2 { // the tag stays, or every second start would fail
-		if got := never.reach(t, driver.StateRunning); !strings.Contains(got.Note, "no machine was started with its digest "+digest) {
-			t.Errorf("the note is %q", got.Note)
-		}
+		assert.Contains(t, "the note", never.reach(t, driver.StateRunning).Note, "no machine was started with its digest "+digest)
 		never.wantImages(t, byTag)
 		never.turn(t, driver.PowerOff, driver.StateStopped)
 		never.Power = driver.PowerOn
@@ -235,9 +223,8 @@ func TestUnresolvedTags(t *testing.T) {
 	wantNote := func(says string) {
 		t.Helper()
 		got := s.list(t)
-		if !strings.Contains(got.Note, s.Image.Source) || !strings.Contains(got.Note, says) || got.ImageID != "" {
-			t.Errorf("the note is %q, want %q; the image is %q", got.Note, says, got.ImageID)
-		}
+		assert.True(t, strings.Contains(got.Note, s.Image.Source) && strings.Contains(got.Note, says) && got.ImageID == "",
+			"the note is %q, want %q; the image is %q", got.Note, says, got.ImageID)
 		s.wantImages(t, map[string]string{"image": strings.TrimPrefix(s.Image.Source, "oci://")})
 	}
 	r.allow(t, s.d)
@@ -262,9 +249,7 @@ func TestUnresolvedTags(t *testing.T) {
 	s.restart(t)
 	wantNote("404")
 	s.Image.Source = "oci://" + r.host + "/disks/debian:12"
-	if got := s.restart(t); got.Note != "" {
-		t.Errorf("a registry that answers again leaves the note %q", got.Note)
-	}
+	assert.Equal(t, "a registry that answers again leaves the note", s.restart(t).Note, "")
 	s.wantImages(t, map[string]string{"image": r.host + "/disks/debian@" + digest})
 	s.deleteAll(t)
 }
@@ -315,9 +300,8 @@ func TestLargeImage(t *testing.T) {
 			for range 3 {
 				assert.ErrorIs(t, "a large image", assert.ErrorOf(s.ensure(t)), driver.ErrInvalid, c.want)
 			}
-			if p := s.pod(t); p.UID != first.UID || p.DeletionTimestamp != nil {
-				t.Error("another pod was made for the same spec")
-			}
+			p := s.pod(t)
+			assert.True(t, p.UID == first.UID && p.DeletionTimestamp == nil, "another pod was made for the same spec")
 			c.repair(s)
 			assert.Eventually(t, "another pod is made for another spec", func(t testing.TB) error {
 				_, err := s.ensure(t)

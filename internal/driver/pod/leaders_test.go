@@ -43,20 +43,12 @@ func TestTwoLeaders(t *testing.T) {
 			t.Parallel()
 			s := w.newServer(t, name)
 			one, other := s.twoLeaders(t)
-			if tc.before != nil && tc.before(one) != nil {
-				t.Fatal("the gate cannot be removed")
-			}
+			assert.Require(t, tc.before == nil || tc.before(one) == nil, "the gate cannot be removed")
 			err := other.forgetPod(t.Context())
-			if (err != nil) != tc.stays || err != nil && !errors.Is(err, driver.ErrRetry) {
-				t.Errorf("removing the pod: %v", err)
-			}
-			if tc.after != nil && tc.after(one) == nil {
-				t.Error("the gate of a pod that is gone was removed")
-			}
+			assert.True(t, (err != nil) == tc.stays && (err == nil || errors.Is(err, driver.ErrRetry)), "removing the pod: %v", err)
+			assert.True(t, tc.after == nil || tc.after(one) != nil, "the gate of a pod that is gone was removed")
 			got := s.reach(t, driver.StateRunning)
-			if (got.Run == string(one.Pod.UID)) != tc.stays {
-				t.Errorf("the run is %s, want that of the pod %s: %v", got.Run, one.Pod.UID, tc.stays)
-			}
+			assert.True(t, (got.Run == string(one.Pod.UID)) == tc.stays, "the run is %s, want that of the pod %s: %v", got.Run, one.Pod.UID, tc.stays)
 			s.deleteAll(t)
 		})
 	}
@@ -103,9 +95,8 @@ func TestNonceIsUsedOnce(t *testing.T) {
 			one.Pod = nil
 			assert.NoError(t, late(s, one))
 			_, err := w.open(t).Ensure(t.Context(), old)
-			if _, ok := errors.AsType[*driver.RecordFirstError](err); !ok {
-				t.Errorf("Ensure with the record of a pod that was removed: %v, want another one recorded", err)
-			}
+			_, ok := errors.AsType[*driver.RecordFirstError](err)
+			assert.True(t, ok, "Ensure with the record of a pod that was removed: %v, want another one recorded", err)
 			s.reach(t, driver.StateRunning)
 			s.deleteAll(t)
 		})
@@ -132,9 +123,7 @@ func TestEpochOfAUser(t *testing.T) {
 	_, err := s.ensure(t)
 	assert.ErrorIs(t, "Ensure", err, driver.ErrRetry, objects.AnnotationEpoch)
 	err = errors.Join(err, s.d.Delete(t.Context(), s.Target, false))
-	if errors.Is(err, driver.ErrFenced) || driver.ReasonOf(err) != "LaterEpoch" {
-		t.Errorf("the driver is suspended by %v", err)
-	}
+	assert.True(t, !errors.Is(err, driver.ErrFenced) && driver.ReasonOf(err) == "LaterEpoch", "the driver is suspended by %v", err)
 	s.Epoch = math.MaxUint64
 	s.deleteAll(t)
 }

@@ -53,13 +53,11 @@ func TestListHasOwnWrites(t *testing.T) {
 		s := w.newEphemeral(t, fmt.Sprintf("web-%d", n))
 		s.d = watched
 		assert.NoError(t, assert.ErrorOf(s.ensure(t)))
-		if listed, err := s.isListed(t); !listed || err != nil {
-			t.Errorf("%s is in the list: %t, %v", s.Name, listed, err)
-		}
+		listed, err := s.isListed(t)
+		assert.True(t, listed && err == nil, "%s is in the list: %t, %v", s.Name, listed, err)
 		uids = append(uids, s.UID)
-		if named, err := watched.List(t.Context(), uids...); err != nil || len(named) != len(uids) {
-			t.Errorf("the list of %d has %d: %v", len(uids), len(named), err)
-		}
+		named, err := watched.List(t.Context(), uids...)
+		assert.True(t, err == nil && len(named) == len(uids), "the list of %d has %d: %v", len(uids), len(named), err)
 	}
 }
 
@@ -83,9 +81,8 @@ func TestListIsLiveWhereInformersAreBehind(t *testing.T) {
 		}
 	}
 	proxy.Disconnect()
-	if listed, err := s.isListed(t); err == nil {
-		t.Errorf("it is in the list: %t, and the API server cannot be reached", listed)
-	}
+	listed, err := s.isListed(t)
+	assert.True(t, err != nil, "it is in the list: %t, and the API server cannot be reached", listed)
 	proxy.Restore()
 	s.deleteAll(t)
 }
@@ -160,12 +157,10 @@ func (c *requests) all() map[string]int {
 func (c *requests) wantRequests(t *testing.T, name string, call func() error, want map[string]int) {
 	t.Helper()
 	c.all()
-	if err := call(); err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
-	if got := c.all(); !maps.Equal(got, want) {
-		t.Errorf("%s requests %v, want %v", name, got, want)
-	}
+	err := call()
+	assert.Require(t, err == nil, "%s: %v", name, err)
+	got := c.all()
+	assert.True(t, maps.Equal(got, want), "%s requests %v, want %v", name, got, want)
 }
 
 // watchAs has a server's driver connect by config, know its VirtualMachine, and follow all servers.
@@ -198,9 +193,8 @@ func TestReadsOfOne(t *testing.T) {
 	s.watchAs(t, config)
 	count.wantRequests(t, "a list of a server that is not there", s.wantListed(t, 0), map[string]int{"GET pods": 1, "LIST persistentvolumeclaims": 1})
 	s.reach(t, driver.StateRunning)
-	if _, err := s.d.List(t.Context()); err != nil || count.all()["LIST poddisruptionbudgets"] != 1 {
-		t.Errorf("a complete list does not look at PodDisruptionBudgets once: %v", err)
-	}
+	_, err := s.d.List(t.Context())
+	assert.True(t, err == nil && count.all()["LIST poddisruptionbudgets"] == 1, "a complete list does not look at PodDisruptionBudgets once: %v", err)
 	assert.Eventually(t, "a list of a server that runs takes its PVC from the informers", func(t testing.TB) error {
 		count.all()
 		if err := s.wantListed(t, 1)(); err != nil {
@@ -271,9 +265,8 @@ func TestReadsOfReleased(t *testing.T) {
 		}
 		return nil
 	})
-	if got, want := count.all(), map[string]int{"GET pods": 1, "GET persistentvolumeclaims": 1, "PUT persistentvolumeclaims": 1, "PUT pods": 1}; !maps.Equal(got, want) {
-		t.Errorf("the release requests %v, want %v", got, want)
-	}
+	got, want := count.all(), map[string]int{"GET pods": 1, "GET persistentvolumeclaims": 1, "PUT persistentvolumeclaims": 1, "PUT pods": 1}
+	assert.True(t, maps.Equal(got, want), "the release requests %v, want %v", got, want)
 }
 
 // TestServerThatCannotBeRead checks that an API server which fails to return one pod fails the list of that
@@ -294,9 +287,8 @@ func TestServerThatCannotBeRead(t *testing.T) {
 	events, err := d.Watch(t.Context())
 	assert.NoError(t, err)
 	fails.Store(true)
-	if all, err := d.List(t.Context(), broken.UID); err == nil || errors.Is(err, driver.ErrNotFound) {
-		t.Errorf("the list of the server is %+v, %v", all, err)
-	}
+	all, err := d.List(t.Context(), broken.UID)
+	assert.True(t, err != nil && !errors.Is(err, driver.ErrNotFound), "the list of the server is %+v, %v", all, err)
 	assert.NoError(t, w.kubelet.Finish(t.Context(), broken.pod(t)))
 	assert.Eventually(t, "a complete list has its end", func(t testing.TB) error {
 		all, err := d.List(t.Context())
@@ -338,9 +330,7 @@ func TestWatchSaysWhatIsRefused(t *testing.T) {
 		for range 5 {
 			err := assert.ErrorOf(d.Watch(t.Context()))
 			assert.ErrorIs(t, kind, err, driver.ErrUnavailable)
-			if !apierrors.IsForbidden(err) {
-				t.Errorf("%s: the error is %v, want the answer of the API server", kind, err)
-			}
+			assert.True(t, apierrors.IsForbidden(err), "%s: the error is %v, want the answer of the API server", kind, err)
 			assert.ErrorSays(t, kind, err, "the cluster did not list its pods: failed to list "+kind)
 		}
 	}

@@ -49,9 +49,7 @@ func (s *server) listed(t *testing.T) driver.Server {
 	all, err := s.d.List(t.Context())
 	assert.NoError(t, err)
 	n := slices.IndexFunc(all, func(found driver.Server) bool { return found.UID == s.UID })
-	if n < 0 {
-		t.Fatalf("%s is not in the list", s.Name)
-	}
+	assert.Require(t, n >= 0, "%s is not in the list", s.Name)
 	return all[n]
 }
 
@@ -62,13 +60,10 @@ func (s *server) wantLost(t *testing.T, p *corev1.Pod) {
 		s.Power = power
 		_, err := s.ensure(t)
 		assert.ErrorIs(t, "Ensure of "+string(power), err, driver.ErrRetry, "has not seen the end of the machine's container")
-		if reason := driver.ReasonOf(err); reason != reasonPodLost {
-			t.Errorf("the reason is %s", reason)
-		}
+		assert.Equal(t, "the reason", driver.ReasonOf(err), reasonPodLost)
 	}
-	if err := s.d.Delete(t.Context(), s.Target, false); driver.ReasonOf(err) != reasonPodLost {
-		t.Errorf("Delete returns %v", err)
-	}
+	err := s.d.Delete(t.Context(), s.Target, false)
+	assert.True(t, driver.ReasonOf(err) == reasonPodLost, "Delete returns %v", err)
 	now := s.pod(t)
 	if got := s.listed(t); now.UID != p.UID || !slices.Contains(now.Finalizers, objects.FinalizerStopped) || got.State != driver.StateUnknown || got.Err == nil {
 		t.Errorf("the pod is %s with the finalizers %v, was %s; the server is %+v", now.UID, now.Finalizers, p.UID, got)
@@ -85,13 +80,10 @@ func TestLostContainer(t *testing.T) {
 	asserted := types.UID("")
 	s.d.reader.AssertedOff = func(types.UID) types.UID { return asserted }
 	s.reach(t, driver.StateRunning)
-	if boot := s.pod(t).Annotations[objects.AnnotationBoot]; boot != "" || s.listed(t).NeedsEnsure {
-		t.Errorf("of a node status that is older than the container, the boot %q is recorded", boot)
-	}
+	boot := s.pod(t).Annotations[objects.AnnotationBoot]
+	assert.True(t, boot == "" && !s.listed(t).NeedsEnsure, "of a node status that is older than the container, the boot %q is recorded", boot)
 	node = w.postNode(t, node, "first", time.Now().Add(time.Hour))
-	if !s.listed(t).NeedsEnsure {
-		t.Error("a boot that is known is not to be recorded")
-	}
+	assert.True(t, s.listed(t).NeedsEnsure, "a boot that is known is not to be recorded")
 	s.reach(t, driver.StateRunning)
 	first := s.pod(t)
 	if boot := first.Annotations[objects.AnnotationBoot]; boot != "system/first" || s.listed(t).NeedsEnsure {
@@ -111,9 +103,8 @@ func TestLostContainer(t *testing.T) {
 	asserted = second.UID
 	s.reach(t, driver.StateRunning)
 	third := s.pod(t)
-	if end := s.endRecord(t); third.UID == second.UID || !strings.Contains(end, "asserted") {
-		t.Errorf("the pod was %s and is %s, and the end is %s", second.UID, third.UID, end)
-	}
+	end := s.endRecord(t)
+	assert.True(t, third.UID != second.UID && strings.Contains(end, "asserted"), "the pod was %s and is %s, and the end is %s", second.UID, third.UID, end)
 
 	assert.NoError(t, w.kubelet.Lose(t.Context(), third))
 	s.wantLost(t, third)
@@ -165,9 +156,8 @@ func TestDeletedWhileInitialized(t *testing.T) {
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	s.turn(t, driver.PowerOn, driver.StateStarting)
 	s.waitUntilBound(t)
-	if next := s.pod(t); next.UID == first.UID || len(next.Spec.InitContainers) != 2 {
-		t.Errorf("the pod was %s and is %+v", first.UID, next)
-	}
+	next := s.pod(t)
+	assert.True(t, next.UID != first.UID && len(next.Spec.InitContainers) == 2, "the pod was %s and is %+v", first.UID, next)
 	s.deleteAll(t)
 }
 
@@ -204,9 +194,8 @@ func TestPhaseOfOthers(t *testing.T) {
 		p.Status.Phase = corev1.PodFailed
 		p, err = pods.UpdateStatus(t.Context(), p, metav1.UpdateOptions{FieldManager: manager})
 		assert.NoError(t, err)
-		if exit := instance.ProvenEnd(p); (exit != nil) != want {
-			t.Errorf("a phase that %s has written gives the end %+v of %s", manager, exit, fmt.Sprint(p.ManagedFields))
-		}
+		exit := instance.ProvenEnd(p)
+		assert.True(t, (exit != nil) == want, "a phase that %s has written gives the end %+v of %s", manager, exit, fmt.Sprint(p.ManagedFields))
 		assert.NoError(t, pods.Delete(t.Context(), p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
 	}
 }

@@ -79,9 +79,8 @@ func TestImageOfMadeDisk(t *testing.T) {
 		t.Errorf("another image: refused is %+v, and pending %v", got.Refused, got.Pending)
 	}
 	s.Image.Kernel = &driver.Kernel{Source: "/vmlinuz"} // now it is for the kernel
-	if got = s.reach(t, driver.StateRunning); got.Refused != nil || !slices.Equal(got.Pending, []string{"image"}) {
-		t.Errorf("with a kernel: refused is %+v, and pending %v", got.Refused, got.Pending)
-	}
+	got = s.reach(t, driver.StateRunning)
+	assert.True(t, got.Refused == nil && slices.Equal(got.Pending, []string{"image"}), "with a kernel: refused is %+v, and pending %v", got.Refused, got.Pending)
 	s.restart(t)
 	if got := s.images(t); !slices.Equal(got, []string{"registry.example/boot:2"}) || !s.described(t).RootDisk.MustExist {
 		t.Errorf("with a kernel the pod has the images %v", got)
@@ -103,16 +102,14 @@ func TestDisksThatAreBeingMade(t *testing.T) {
 		}
 		return err
 	})
-	if got := s.reach(t, driver.StateStarting); !strings.Contains(got.Progress, "makes its disks") || got.ImageID != "" {
-		t.Errorf("it is %+v", got)
-	}
+	got := s.reach(t, driver.StateStarting)
+	assert.True(t, strings.Contains(got.Progress, "makes its disks") && got.ImageID == "", "it is %+v", got)
 	s.d = w.open(t)
 	s.reach(t, driver.StateStarting)
 	w.kubelet.Set(func(k *podtest.Kubelet) { k.MakesDisks = false })
 	s.restart(t)
-	if d := s.described(t); d.RootDisk.MustExist || d.RootDisk.Image == "" {
-		t.Errorf("after an end during the copy, the next pod has %+v", d.RootDisk)
-	}
+	d := s.described(t)
+	assert.True(t, !d.RootDisk.MustExist && d.RootDisk.Image != "", "after an end during the copy, the next pod has %+v", d.RootDisk)
 	s.deleteAll(t)
 }
 
@@ -143,9 +140,8 @@ func TestVolumeThatLeavesWhileItIsMade(t *testing.T) {
 	s.reach(t, driver.StateRunning)
 	s.Volumes = volumes
 	s.restart(t)
-	if d := s.described(t); !d.RootDisk.MustExist || len(d.Volumes) != 1 || !d.Volumes[0].MustExist {
-		t.Errorf("the next pod has %+v and %+v", d.RootDisk, d.Volumes)
-	}
+	d := s.described(t)
+	assert.True(t, d.RootDisk.MustExist && len(d.Volumes) == 1 && d.Volumes[0].MustExist, "the next pod has %+v and %+v", d.RootDisk, d.Volumes)
 	s.deleteAll(t)
 }
 
@@ -177,9 +173,8 @@ func TestSpecOfAWaitingPod(t *testing.T) {
 			s.reach(t, driver.StateStarting)
 			first := s.waitUntilSettled(t, s.Placement.NodeSelector == nil)
 			c.fixes(&s.ServerSpec)
-			if got := s.reach(t, driver.StateRunning); got.Run == string(first) || len(got.Pending) > 0 {
-				t.Errorf("it runs in pod %s, the first was %s, and %v is pending", got.Run, first, got.Pending)
-			}
+			got := s.reach(t, driver.StateRunning)
+			assert.True(t, got.Run != string(first) && len(got.Pending) == 0, "it runs in pod %s, the first was %s, and %v is pending", got.Run, first, got.Pending)
 			s.deleteAll(t)
 		})
 	}
@@ -253,9 +248,8 @@ func (w *world) addKVMNode(t *testing.T, name corev1.ResourceName) *corev1.Node 
 	assert.NoError(t, err)
 	node.Status.Allocatable = corev1.ResourceList{name: resource.MustParse("100")}
 	node.Status.Capacity = node.Status.Allocatable
-	if node, err = nodes.UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	node, err = nodes.UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
+	assert.NoError(t, err)
 	return node
 }
 
@@ -265,7 +259,7 @@ func TestRefusedByPolicy(t *testing.T) {
 	t.Parallel()
 	w, s := newServer(t)
 	name, policies := "refuse-"+w.namespace, w.kube.AdmissionregistrationV1()
-	if _, err := policies.ValidatingAdmissionPolicies().Create(t.Context(), &admissionv1.ValidatingAdmissionPolicy{
+	assert.NoError(t, assert.ErrorOf(policies.ValidatingAdmissionPolicies().Create(t.Context(), &admissionv1.ValidatingAdmissionPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: admissionv1.ValidatingAdmissionPolicySpec{
 			MatchConstraints: &admissionv1.MatchResources{
@@ -277,15 +271,11 @@ func TestRefusedByPolicy(t *testing.T) {
 			},
 			Validations: []admissionv1.Validation{{Expression: "false", Message: "no pods today"}},
 		},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := policies.ValidatingAdmissionPolicyBindings().Create(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{
+	}, metav1.CreateOptions{})))
+	assert.NoError(t, assert.ErrorOf(policies.ValidatingAdmissionPolicyBindings().Create(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec:       admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{})))
 	assert.Eventually(t, "the policy is in force", func(t testing.TB) error {
 		tried := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "tried"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
 		if _, err := w.kube.CoreV1().Pods(w.namespace).Create(t.Context(), tried, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); !apierrors.IsInvalid(err) {

@@ -121,7 +121,5 @@ func testChangedPods(t *testing.T, w *world) {
 	v.change(t, `{"resource": {"memory": "48Mi"}}`)
 	v.wait(t, "Active", false)
 	pods, err := w.kube.CoreV1().Pods(w.namespace).List(t.Context(), metav1.ListOptions{LabelSelector: objects.LabelUID + "=" + string(v.uid)})
-	if err != nil || len(pods.Items) != 1 {
-		t.Errorf("%d pods are left: %v", len(pods.Items), err)
-	}
+	assert.True(t, err == nil && len(pods.Items) == 1, "%d pods are left: %v", len(pods.Items), err)
 }

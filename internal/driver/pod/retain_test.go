@@ -34,9 +34,7 @@ func (w *world) newRetained(t *testing.T, name string) *server {
 	s.reach(t, driver.StateRunning)
 	assert.NoError(t, s.d.Delete(t.Context(), s.Target, true))
 	for name, claim := range s.claims(t) {
-		if claim.Labels[objects.LabelRetained] == "" || len(claim.OwnerReferences) > 0 {
-			t.Errorf("the PVC of %q is %v", name, claim.ObjectMeta)
-		}
+		assert.True(t, claim.Labels[objects.LabelRetained] != "" && len(claim.OwnerReferences) == 0, "the PVC of %q is %v", name, claim.ObjectMeta)
 	}
 	assert.NoError(t, w.vms.Delete(t.Context(), s.Name, metav1.DeleteOptions{}))
 	return s
@@ -85,9 +83,8 @@ func TestRetained(t *testing.T) {
 	s, ends := w.newRetained(t, "deleted"), w.newRetained(t, "ends")
 	s.release(t)
 	for _, r := range []*server{s, ends} {
-		if held, err := r.holds(t); !held || err != nil {
-			t.Fatalf("a pod that runs has lost its finalizer: %v", err)
-		}
+		held, err := r.holds(t)
+		assert.Require(t, held && err == nil, "a pod that runs has lost its finalizer: %v", err)
 	}
 
 	w.kubelet.Lock() // the node does not answer
@@ -95,9 +92,7 @@ func TestRetained(t *testing.T) {
 	s.release(t)
 	held, gone := s.holds(t)
 	w.kubelet.Unlock()
-	if err != nil || !held || gone != nil {
-		t.Errorf("a pod that was deleted by force is held: %v, %v, %v", held, gone, err)
-	}
+	assert.True(t, err == nil && held && gone == nil, "a pod that was deleted by force is held: %v, %v, %v", held, gone, err)
 
 	assert.NoError(t, w.kubelet.Finish(t.Context(), ends.pod(t)))
 	assert.Eventually(t, "the pods have lost their finalizers", func(t testing.TB) error {
@@ -109,9 +104,8 @@ func TestRetained(t *testing.T) {
 		return err
 	})
 	for _, r := range []*server{s, ends} {
-		if left := r.claims(t); len(left) != 2 || left["data"].DeletionTimestamp != nil {
-			t.Errorf("the PVCs of %s are %v", r.Name, left)
-		}
+		left := r.claims(t)
+		assert.True(t, len(left) == 2 && left["data"].DeletionTimestamp == nil, "the PVCs of %s are %v", r.Name, left)
 	}
 }
 
@@ -130,9 +124,8 @@ func TestEndedPodOfAGoneVM(t *testing.T) {
 		return nil
 	})
 	s.release(t)
-	if held, err := s.holds(t); !held || err != nil {
-		t.Fatalf("without a word about its VirtualMachine the pod is released: %v", err)
-	}
+	held, err := s.holds(t)
+	assert.Require(t, held && err == nil, "without a word about its VirtualMachine the pod is released: %v", err)
 	assert.Eventually(t, "the pod is gone", func(t testing.TB) error {
 		if err := s.d.ReleaseEnded(t.Context(), s.UID); err != nil {
 			return err
@@ -142,9 +135,8 @@ func TestEndedPodOfAGoneVM(t *testing.T) {
 		}
 		return nil
 	})
-	if left := s.claims(t); len(left) != 1 {
-		t.Errorf("the PVCs are %v", left)
-	}
+	left := s.claims(t)
+	assert.True(t, len(left) == 1, "the PVCs are %v", left)
 	s.deleteAll(t)
 }
 
@@ -164,9 +156,8 @@ func TestRetainedByLabel(t *testing.T) {
 	})
 	assert.NoError(t, w.kubelet.Finish(t.Context(), s.pod(t)))
 	s.release(t)
-	if held, err := s.holds(t); !held || err != nil {
-		t.Errorf("the pod has lost its finalizer: %v", err)
-	}
+	held, err := s.holds(t)
+	assert.True(t, held && err == nil, "the pod has lost its finalizer: %v", err)
 	s.reach(t, driver.StateRunning)
 	s.deleteAll(t)
 }
@@ -183,21 +174,13 @@ func TestSlowKubelet(t *testing.T) {
 	s.waitForgotten(t)
 	s.d, s.Power = w.open(t), driver.PowerOn
 	for range 3 {
-		if _, err := s.ensure(t); err != nil {
-			t.Errorf("the restart: %v", err)
-		}
+		assert.ErrorIs(t, "the restart", assert.ErrorOf(s.ensure(t)), nil)
 	}
 	got := s.list(t)
-	if got.State != driver.StateStopped || got.Exit == nil || got.NeedsEnsure || got.Run != first.Run {
-		t.Errorf("meanwhile it is %+v", got)
-	}
-	if !got.IsLeaving || !strings.Contains(got.Progress, "its kubelet has yet to remove it") {
-		t.Errorf("it is not said that the last run is leaving: %+v", got)
-	}
+	assert.True(t, got.State == driver.StateStopped && got.Exit != nil && !got.NeedsEnsure && got.Run == first.Run, "meanwhile it is %+v", got)
+	assert.True(t, got.IsLeaving && strings.Contains(got.Progress, "its kubelet has yet to remove it"), "it is not said that the last run is leaving: %+v", got)
 	w.kubelet.Set(func(k *podtest.Kubelet) { k.IsSlow = false })
-	if got := s.reach(t, driver.StateRunning); got.Run == first.Run {
-		t.Error("the run has not changed")
-	}
+	assert.True(t, s.reach(t, driver.StateRunning).Run != first.Run, "the run has not changed")
 
 	w.kubelet.Set(func(k *podtest.Kubelet) { k.IsSlow = true })
 	s.turn(t, driver.PowerOff, driver.StateStopped)
@@ -222,9 +205,8 @@ func (s *server) waitForgotten(t *testing.T) {
 		if held, err := s.holds(t); !held {
 			return err
 		}
-		if got := s.list(t); !got.NeedsEnsure {
-			t.Fatalf("nothing is asked for: %+v", got)
-		}
+		got := s.list(t)
+		assert.Require(t, got.NeedsEnsure, "nothing is asked for: %+v", got)
 		_, err := s.ensure(t)
 		return fmt.Errorf("the pod has its finalizer: %w", err)
 	})
@@ -237,18 +219,15 @@ func TestSeed(t *testing.T) {
 	secrets := w.kube.CoreV1().Secrets(w.namespace)
 	newMachines := func() *machines.Machines { return &machines.Machines{Secrets: secrets, Clock: clock.RealClock{}} }
 	at := machines.Machine{UID: "vm", Pod: "pod", Nonce: "nonce", Address: podtest.Unreachable + ":1"}
-	if _, _, err := newMachines().Sample(t.Context(), []machines.Machine{at}); !apierrors.IsNotFound(err) {
-		t.Errorf("without a seed a sample returns %v", err)
-	}
-	if _, err := secrets.Get(t.Context(), machines.SeedName, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("a sample made the seed: %v", err)
-	}
+	_, _, err := newMachines().Sample(t.Context(), []machines.Machine{at})
+	assert.True(t, apierrors.IsNotFound(err), "without a seed a sample returns %v", err)
+	_, err = secrets.Get(t.Context(), machines.SeedName, metav1.GetOptions{})
+	assert.True(t, apierrors.IsNotFound(err), "a sample made the seed: %v", err)
 	var replicas sync.WaitGroup
 	for range 8 {
 		replicas.Go(func() {
-			if end, err := newMachines().NewEnd(t.Context(), "vm", "nonce"); err != nil || len(end) != 3 {
-				t.Errorf("a replica has %d files, %v", len(end), err)
-			}
+			end, err := newMachines().NewEnd(t.Context(), "vm", "nonce")
+			assert.True(t, err == nil && len(end) == 3, "a replica has %d files, %v", len(end), err)
 		})
 	}
 	replicas.Wait()
@@ -307,9 +286,8 @@ func TestConcurrentChange(t *testing.T) {
 		}, nil), clusterID, kit.DefaultCallTimeout)
 		assert.ErrorIs(t, "after a change by another "+name, assert.ErrorOf(s.ensure(t)), c.want)
 		now := s.claims(t)[objects.RootDisk].Annotations
-		if now[c.annotation] != "7" || (now[objects.AnnotationRun] != "") != (c.want == nil) {
-			t.Errorf("after a change by another %s the annotations are %v", name, now)
-		}
+		assert.True(t, now[c.annotation] == "7" && (now[objects.AnnotationRun] != "") == (c.want == nil),
+			"after a change by another %s the annotations are %v", name, now)
 		s.Epoch = 7
 		s.deleteAll(t)
 	}
@@ -327,9 +305,8 @@ func TestRetainIsRepeated(t *testing.T) {
 		assert.NoError(t, err)
 		delete(found.Claims, objects.RootDisk)
 		found.Claims[volume].ResourceVersion = "1" // others have changed it
-		if err := (&writer{Instance: found, client: s.d.Client}).retainServer(t.Context()); !apierrors.IsConflict(err) {
-			t.Errorf("with a conflict about %s the release returns %v", volume, err)
-		}
+		err = (&writer{Instance: found, client: s.d.Client}).retainServer(t.Context())
+		assert.True(t, apierrors.IsConflict(err), "with a conflict about %s the release returns %v", volume, err)
 		if again, err := s.d.reader.Find(t.Context(), s.Target, true); err != nil {
 			t.Fatal(err)
 		} else if delete(again.Claims, objects.RootDisk); again.IsRetained() {

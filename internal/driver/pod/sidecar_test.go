@@ -42,9 +42,8 @@ func (s *server) waitForOthers(t *testing.T, run string) {
 		if got.State != driver.StateStopped {
 			return fmt.Errorf("the server is %s: %s", got.State, got.Progress)
 		}
-		if got.Exit.Code != 0 || got.Exit.Evicted || got.Disruption != "" || got.NeedsEnsure || p.DeletionTimestamp != nil || string(p.UID) != run {
-			t.Errorf("the server is %+v, its exit %+v, and its pod %+v", got, got.Exit, p.ObjectMeta)
-		}
+		assert.True(t, got.Exit.Code == 0 && !got.Exit.Evicted && got.Disruption == "" && !got.NeedsEnsure && p.DeletionTimestamp == nil && string(p.UID) == run,
+			"the server is %+v, its exit %+v, and its pod %+v", got, got.Exit, p.ObjectMeta)
 		return nil
 	})
 }
@@ -58,18 +57,15 @@ func TestSidecar(t *testing.T) {
 	for name, s := range map[string]*server{"durable": w.newServer(t, "durable"), "ephemeral": w.newEphemeral(t, "ephemeral")} {
 		t.Run(name, func(t *testing.T) {
 			run := s.reach(t, driver.StateRunning).Run
-			if p := s.pod(t); len(p.Spec.Containers) != 2 || objects.HasEndDeadline(p) {
-				t.Fatalf("the pod is %+v", p.Spec)
-			}
+			p := s.pod(t)
+			assert.Require(t, len(p.Spec.Containers) == 2 && !objects.HasEndDeadline(p), "the pod is %+v", p.Spec)
 			assert.NoError(t, w.kubelet.Finish(t.Context(), s.pod(t)))
 			if got := s.list(t); got.State != driver.StateStopping || !got.NeedsEnsure || got.Exit == nil || got.Exit.Code != 0 {
 				t.Errorf("the server is %+v, its exit %+v", got, got.Exit)
 			}
 			assert.NoError(t, assert.ErrorOf(s.d.Ensure(t.Context(), s.ServerSpec)))
 			s.waitForOthers(t, run)
-			if next := s.reach(t, driver.StateRunning); next.Run == run {
-				t.Error("it runs on")
-			}
+			assert.True(t, s.reach(t, driver.StateRunning).Run != run, "it runs on")
 			s.deleteAll(t)
 		})
 	}
@@ -91,8 +87,7 @@ func testSidecar(t *testing.T, w *world) {
 	assert.NoError(t, w.kubelet.Finish(t.Context(), first))
 	v.wait(t, "Stopped", false)
 	v.waitEvents(t, "Created", "Started", "Completed")
-	if p := s.pod(t); p.UID != first.UID || p.DeletionTimestamp != nil {
-		t.Errorf("the pod is %+v", p.ObjectMeta)
-	}
+	p := s.pod(t)
+	assert.True(t, p.UID == first.UID && p.DeletionTimestamp == nil, "the pod is %+v", p.ObjectMeta)
 	w.wantNoWarnings(t)
 }

@@ -39,12 +39,10 @@ func wantClosed(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	t.Helper()
 	inst := d.InstanceOf(spec.UID)
 	egress, recorded := egressOf(t, inst)
-	if served := servedOf(t, inst); !egress.Deny || served != recorded {
-		t.Errorf("recorded is %+v as %+v, and the supervisor has %+v", egress, recorded, served)
-	}
-	if s := listAnswering(t, d, spec.UID)[0]; s.NeedsEnsure {
-		t.Errorf("it is %+v", s)
-	}
+	served := servedOf(t, inst)
+	assert.True(t, egress.Deny && served == recorded, "recorded is %+v as %+v, and the supervisor has %+v", egress, recorded, served)
+	s := listAnswering(t, d, spec.UID)[0]
+	assert.True(t, !s.NeedsEnsure, "it is %+v", s)
 }
 
 // TestEgressBeforeTheSpec checks that a machine loses the egress that its operator has closed whatever its spec says: one
@@ -107,14 +105,11 @@ func TestEgressReachesTheSupervisor(t *testing.T) {
 				r["networkRevision"] = map[string]any{"epoch": 1, "number": 8}
 			})
 			d := e.closing(t)
-			if s := listAnswering(t, d, spec.UID)[0]; !s.NeedsEnsure {
-				t.Errorf("it is %+v", s)
-			}
+			s := listAnswering(t, d, spec.UID)[0]
+			assert.True(t, s.NeedsEnsure, "it is %+v", s)
 			spec.MemoryBytes = 1 << 60
 			_, err := d.Ensure(t.Context(), spec)
-			if stops != (err == nil) || err != nil && !errors.Is(err, driver.ErrInvalid) {
-				t.Errorf("Ensure returns %v", err)
-			}
+			assert.True(t, stops == (err == nil) && (err == nil || errors.Is(err, driver.ErrInvalid)), "Ensure returns %v", err)
 			wantClosed(t, d, spec)
 			endNow(t, d, spec)
 		})
@@ -139,9 +134,8 @@ func TestEgressClosesOnAFullDisk(t *testing.T) {
 	if egress, now := egressOf(t, inst); egress.Deny || now != first || !now.IsBefore(servedOf(t, inst)) {
 		t.Errorf("recorded is %+v as %+v, and the supervisor has %+v", egress, now, servedOf(t, inst))
 	}
-	if s := listAnswering(t, d, spec.UID)[0]; !s.NeedsEnsure {
-		t.Errorf("on a full disk it is %+v", s)
-	}
+	s := listAnswering(t, d, spec.UID)[0]
+	assert.True(t, s.NeedsEnsure, "on a full disk it is %+v", s)
 	fillers, err := filepath.Glob(filepath.Join(e.dir, "filler*"))
 	assert.NoError(t, err)
 	for _, path := range fillers {

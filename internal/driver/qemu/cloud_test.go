@@ -62,21 +62,17 @@ func TestCloudImage(t *testing.T) {
 	spec := e.spec()
 	spec.Image = driver.Image{Source: "cloud://house/1"}
 	boots(t, d, spec, "drover guest 1 A")
-	if s := listed(t, d, spec); s.ImageID != digest {
-		t.Errorf("its image is %s, want %s", s.ImageID, digest)
-	}
+	assert.Equal(t, "its image", listed(t, d, spec).ImageID, digest)
 	o.Fetch.Catalogue = ""
 	d = openWith(t, o)
 	restart(t, d, spec, "drover guest 2 A")
 	spec.Image.Checksum = digest
-	if s := reach(t, d, spec, driver.StateRunning); s.Refused != nil || len(s.Pending) != 0 {
-		t.Errorf("with the checksum pending are %v, refused is %+v", s.Pending, s.Refused)
-	}
+	s := reach(t, d, spec, driver.StateRunning)
+	assert.True(t, s.Refused == nil && len(s.Pending) == 0, "with the checksum pending are %v, refused is %+v", s.Pending, s.Refused)
 	spec.Image = driver.Image{Source: "cloud://debian/13"}
 	wantRefused(t, reach(t, d, spec, driver.StateRunning), "spec.image is cloud://debian/13", "stands on cloud://house/1 with the checksum "+digest)
-	if n := asked.Load(); n != 2 {
-		t.Errorf("the publisher was asked %d times, want for the checksum and the image", n)
-	}
+	n := asked.Load()
+	assert.True(t, n == 2, "the publisher was asked %d times, want for the checksum and the image", n)
 }
 
 // TestCloudImageIsRefused checks that the catalogue rules specs out before anything is fetched, for root disks,
@@ -108,9 +104,8 @@ func TestCloudImageIsRefused(t *testing.T) {
 	spec.Image, spec.RootDiskBytes = driver.Image{}, 1<<20
 	refuses(t, d, spec, driver.ErrInvalid, "spec.resource.rootDisk is 1Mi: the image cloud://house/1 needs 2Mi")
 	leavesNothing(t, d)
-	if n := asked.Load(); n != 0 {
-		t.Errorf("the publisher was asked %d times", n)
-	}
+	n := asked.Load()
+	assert.True(t, n == 0, "the publisher was asked %d times", n)
 	o.Fetch.Catalogue = e.plain
 	assert.ErrorSays(t, "a file that is not a catalogue", assert.ErrorOf(New(o)), "--image-catalogue: "+e.plain+": ")
 }

@@ -144,12 +144,8 @@ func TestControllerKilled(t *testing.T) {
 		}
 		after := machines(d, plan.UIDs)
 		for _, uid := range plan.UIDs {
-			if len(after[uid]) != 1 {
-				t.Errorf("server %s has the processes %v, want one", uid, after[uid])
-			}
-			if len(before[uid]) > 0 && before[uid][0] != after[uid][0] {
-				t.Errorf("server %s was process %v and is %v", uid, before[uid], after[uid])
-			}
+			assert.True(t, len(after[uid]) == 1, "server %s has the processes %v, want one", uid, after[uid])
+			assert.True(t, len(before[uid]) == 0 || before[uid][0] == after[uid][0], "server %s was process %v and is %v", uid, before[uid], after[uid])
 		}
 		t.Logf("killed with %d machines there", len(before))
 	}
@@ -162,16 +158,14 @@ func TestControllerKilledInStart(t *testing.T) {
 	e, d := newDriver(t)
 	spec := e.spec()
 	first := reach(t, d, spec, driver.StateRunning)
-	if end := off(t, d, spec).Exit; end == nil || end.Code != 0 {
-		t.Fatalf("it ended with %+v", end)
-	}
+	end := off(t, d, spec).Exit
+	assert.Require(t, end != nil && end.Code == 0, "it ended with %+v", end)
 	// The program that the controller starts kills it, before there is a QEMU.
 	killer := fails(t, "kill -9 $PPID")
 	plan := crashPlan{Dir: e.dir, Images: e.images, Source: e.plain, Binary: killer, UIDs: []types.UID{spec.UID}}
 	_ = plan.controller(t).Run()
-	if s := listed(t, e.open(t), spec); s.State != driver.StateStopped || s.Run == first.Run || s.Exit != nil {
-		t.Errorf("a machine that did not come to start is %+v", s)
-	}
+	s := listed(t, e.open(t), spec)
+	assert.True(t, s.State == driver.StateStopped && s.Run != first.Run && s.Exit == nil, "a machine that did not come to start is %+v", s)
 	reach(t, d, spec, driver.StateRunning)
 }
 
@@ -195,9 +189,8 @@ func TestStartIsAnnounced(t *testing.T) {
 		_, err := os.Stat(d.StateDir.Path(instance.NotificationsDir, string(spec.UID)))
 		return err
 	})
-	if inst, err := d.InstanceOf(spec.UID).Load(); err != nil || inst.Phase != record.PhaseStarting {
-		t.Errorf("it was announced in phase %q, %v", inst.Phase, err)
-	}
+	inst, err := d.InstanceOf(spec.UID).Load()
+	assert.True(t, err == nil && inst.Phase == record.PhaseStarting, "it was announced in phase %q, %v", inst.Phase, err)
 	cancel()
 	<-done
 	gone(t, d, spec)

@@ -101,9 +101,7 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 	h := d.InstanceOf(spec.UID)
 	line := framework.ReadFile(t, proc.Path(h.PID(), "cmdline"))
 	for _, name := range []string{image, volume, ".qcow2"} {
-		if strings.Contains(line, name) {
-			t.Errorf("QEMU opens %s by its name: %q", name, line)
-		}
+		assert.True(t, !strings.Contains(line, name), "QEMU opens %s by its name: %q", name, line)
 	}
 	var nodes []struct {
 		Name     string `json:"node-name"`
@@ -114,16 +112,13 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 	for _, n := range nodes {
 		readOnly[n.Name] = n.ReadOnly
 	}
-	if readOnly[launch.RootNode] || readOnly[launch.VolumeNode("data")] || !readOnly[launch.VolumeNode("tools")] {
-		t.Errorf("read-only are %v", readOnly)
-	}
+	assert.True(t, !readOnly[launch.RootNode] && !readOnly[launch.VolumeNode("data")] && readOnly[launch.VolumeNode("tools")], "read-only are %v", readOnly)
 
 	// A newer controller takes it over, and grows it.
 	d = e.open(t)
 	spec.RootDiskBytes, spec.Volumes[0].SizeBytes = 4<<20, 4<<20
-	if s := reach(t, d, spec, driver.StateRunning); s.Applied.RootDiskBytes != 4<<20 {
-		t.Errorf("grown it is %+v", s)
-	}
+	s := reach(t, d, spec, driver.StateRunning)
+	assert.True(t, s.Applied.RootDiskBytes == 4<<20, "grown it is %+v", s)
 	wantDisk(t, d, spec, instance.RootDiskFile+".away", 4<<20)
 	wantDisk(t, d, spec, instance.VolumeFile("data")+".away", 4<<20)
 }
@@ -144,9 +139,7 @@ func TestSwappedKernel(t *testing.T) {
 	reach(t, d, spec, driver.StatePaused)
 	line := framework.ReadFile(t, proc.Path(d.InstanceOf(spec.UID).PID(), "cmdline"))
 	for _, name := range files {
-		if strings.Contains(line, name) {
-			t.Errorf("QEMU opens %s by its name: %q", name, line)
-		}
+		assert.True(t, !strings.Contains(line, name), "QEMU opens %s by its name: %q", name, line)
 	}
 }
 
@@ -168,16 +161,12 @@ func TestInheritedDescriptors(t *testing.T) {
 		want[h.File(name)] = true
 	}
 	got := openFiles(t, h.PID())
-	if !maps.Equal(got, want) {
-		t.Errorf("QEMU has open %v, want %v", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
-	}
-	if status, err := os.ReadFile(proc.Path(h.PID(), "status")); err != nil || !strings.Contains(string(status), "NoNewPrivs:\t1") {
-		t.Errorf("QEMU can gain privileges: %s, %v", status, err)
-	}
+	assert.True(t, maps.Equal(got, want), "QEMU has open %v, want %v", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+	status, err := os.ReadFile(proc.Path(h.PID(), "status"))
+	assert.True(t, err == nil && strings.Contains(string(status), "NoNewPrivs:\t1"), "QEMU can gain privileges: %s, %v", status, err)
 	for _, socket := range []string{machine.ControlSocket, machine.EventsSocket, machine.SerialSocket, machine.AgentSocket} {
-		if info, err := os.Stat(h.File(socket)); err != nil || info.Mode() != os.ModeSocket|0o600 {
-			t.Errorf("%s is %v, %v", socket, info.Mode(), err)
-		}
+		info, err := os.Stat(h.File(socket))
+		assert.True(t, err == nil && info.Mode() == os.ModeSocket|0o600, "%s is %v, %v", socket, info.Mode(), err)
 	}
 }
 

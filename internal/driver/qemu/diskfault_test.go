@@ -101,9 +101,7 @@ func TestDiskErrors(t *testing.T) {
 				t.Errorf("List says %v, and Ensure %v", got, err)
 			}
 			after := goesOn(t, d, spec)
-			if after.Run != s.Run || after.Err != nil {
-				t.Errorf("it is %+v, and was %+v", after, s)
-			}
+			assert.True(t, after.Run == s.Run && after.Err == nil, "it is %+v, and was %+v", after, s)
 		})
 	}
 }
@@ -178,9 +176,8 @@ func TestDiskFullFetching(t *testing.T) {
 	spec.Image = driver.Image{Source: web.URL, Checksum: checksumOfContent(content)}
 	wantError(t, d.waitFor(t, spec), driver.ErrRetry, "it has at least", "bytes are free on the disk of "+e.dir, driver.ReasonImageUnavailable)
 	leavesNothing(t, d)
-	if have, err := d.Images.List(); err != nil || len(have) != 0 {
-		t.Errorf("the store has %v, %v", have, err)
-	}
+	have, err := d.Images.List()
+	assert.True(t, err == nil && len(have) == 0, "the store has %v, %v", have, err)
 	assert.NoError(t, unix.Mount("drover-test", e.dir, "tmpfs", unix.MS_REMOUNT, sizeOption(32)))
 	boots(t, d, spec, "drover guest 1 A")
 }
@@ -199,9 +196,8 @@ func TestDiskFullCreating(t *testing.T) {
 
 	filler = e.fill(t)
 	refuses(t, d, spec, driver.ErrExhausted, "no room left on its disk")
-	if s := listed(t, d, spec); s.State != driver.StateStopped || d.InstanceOf(spec.UID).PID() != 0 {
-		t.Errorf("it is %+v", s)
-	}
+	s := listed(t, d, spec)
+	assert.True(t, s.State == driver.StateStopped && d.InstanceOf(spec.UID).PID() == 0, "it is %+v", s)
 	assert.NoError(t, os.Remove(filler))
 	boots(t, d, spec, "drover guest 1 A")
 	gone(t, d, spec)
@@ -227,9 +223,7 @@ func TestDiskFullRunning(t *testing.T) {
 	refuses(t, d, on, driver.ErrExhausted, "resume of server", "disk is full")
 	assert.NoError(t, os.Remove(filler))
 	after := boots(t, d, on, "drover guest 1 A")
-	if after.Run != before.Run {
-		t.Error("it was started again")
-	}
+	assert.True(t, after.Run == before.Run, "it was started again")
 }
 
 // TestDiskFullEnding checks a disk on which nothing can be written. A guest's end is
@@ -246,21 +240,15 @@ func TestDiskFullEnding(t *testing.T) {
 
 	e.sendText(t, first, "x")
 	end := waitExit(t, d, ends.UID)
-	if again := waitExit(t, d, ends.UID); *again != *end || end.Reason != "Completed" {
-		t.Errorf("it ended with %+v, and then with %+v", end, again)
-	}
+	again := waitExit(t, d, ends.UID)
+	assert.True(t, *again == *end && end.Reason == "Completed", "it ended with %+v, and then with %+v", end, again)
 	listed, err := d.List(t.Context())
-	if err != nil || len(listed) != 2 {
-		t.Errorf("List reports %+v, %v", listed, err)
-	}
-	if end.Output != "" {
-		t.Errorf("its output is %q", end.Output)
-	}
+	assert.True(t, err == nil && len(listed) == 2, "List reports %+v, %v", listed, err)
+	assert.Equal(t, "its output", end.Output, "")
 	waitStopped(t, d.InstanceOf(ends.UID)) // once that is recorded, for which there was room
 	stays.Power, stays.StopBy = driver.PowerOff, time.Now()
-	if s := reach(t, d, stays, driver.StateStopped); s.Exit == nil || s.Exit.Reason != "Forced" {
-		t.Errorf("it ended with %+v", s.Exit)
-	}
+	s := reach(t, d, stays, driver.StateStopped)
+	assert.True(t, s.Exit != nil && s.Exit.Reason == "Forced", "it ended with %+v", s.Exit)
 	for _, spec := range []driver.ServerSpec{ends, stays} {
 		e.fillInodes(t) // the inodes that a machine frees as it ends
 		assert.NoError(t, d.Delete(t.Context(), spec.Target, false))
@@ -283,9 +271,8 @@ func TestDiskFullRestart(t *testing.T) {
 	assert.ErrorIs(t, "the first try", err, driver.ErrExhausted)
 	restart.StopBy = restart.StopBy.Add(time.Hour)
 	_ = assert.ErrorOf(d.Ensure(t.Context(), restart)) // which may find it ended
-	if end := waitExit(t, d, spec.UID); end.Reason != "Forced" {
-		t.Errorf("it ended with %+v", end)
-	}
+	end := waitExit(t, d, spec.UID)
+	assert.True(t, end.Reason == "Forced", "it ended with %+v", end)
 }
 
 // TestDiskFullFollowing checks that on a disk on which nothing can be written a machine gets another supervisor in the
@@ -301,9 +288,8 @@ func TestDiskFullFollowing(t *testing.T) {
 		t.Helper()
 		assert.NoError(t, assert.ErrorOf(inst.Supervisor().Reach(t.Context())))
 		assert.Check(t, "the port answers", answers)
-		if s := listAnswering(t, d, spec.UID)[0]; s.State != driver.StateRunning || s.NeedsEnsure {
-			t.Errorf("it is %+v", s)
-		}
+		s := listAnswering(t, d, spec.UID)[0]
+		assert.True(t, s.State == driver.StateRunning && !s.NeedsEnsure, "it is %+v", s)
 	}
 	fill := func() {
 		_ = e.fill(t)
@@ -319,9 +305,8 @@ func TestDiskFullFollowing(t *testing.T) {
 	waitUpgraded(t, inst, before, func() {})
 	fill() // what the new program has left
 	follows()
-	if s := off(t, d, spec); s.Exit == nil || s.Exit.Reason != "Completed" {
-		t.Errorf("it ended with %+v", s.Exit)
-	}
+	s := off(t, d, spec)
+	assert.True(t, s.Exit != nil && s.Exit.Reason == "Completed", "it ended with %+v", s.Exit)
 }
 
 // TestUpgradeOnFullDisk checks that a version of Drover which cannot install its program, since no room was taken for that
@@ -339,13 +324,10 @@ func TestUpgradeOnFullDisk(t *testing.T) {
 	o.Clock = now
 	next := openWith(t, o)
 	keepWatching(t, next)
-	if s := listAnswering(t, next, spec.UID)[0]; s.State != driver.StateRunning || len(s.Ports) != 1 {
-		t.Errorf("it is %+v", s)
-	}
+	s := listAnswering(t, next, spec.UID)[0]
+	assert.True(t, s.State == driver.StateRunning && len(s.Ports) == 1, "it is %+v", s)
 	assert.ErrorIs(t, "the program", assert.ErrorOf(next.FindSupervisor()), unix.ENOSPC)
-	if supervisorOf(t, inst) != before {
-		t.Error("the supervisor was replaced")
-	}
+	assert.True(t, supervisorOf(t, inst) == before, "the supervisor was replaced")
 	assert.Check(t, "the port answers", answers)
 	assert.NoError(t, os.Remove(filler))
 	waitUpgraded(t, inst, before, func() { now.Step(instance.SuperviseEvery) })

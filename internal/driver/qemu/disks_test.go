@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -89,18 +88,16 @@ func TestDiskGauges(t *testing.T) {
 	if promised := got["drover_qemu_disk_promised_bytes"]; promised >= all || promised < all-most {
 		t.Errorf("promised are %v bytes, want %d, less what the disks take", promised, all)
 	}
-	if available := got["drover_qemu_disk_available_bytes"]; available != 1<<30 {
-		t.Errorf("available are %v bytes", available)
-	}
+	available := got["drover_qemu_disk_available_bytes"]
+	assert.True(t, available == 1<<30, "available are %v bytes", available)
 	openWith(t, o) // in the same process, with the same registry
 }
 
 // wantDisk compares the size of a disk in the server's directory.
 func wantDisk(t *testing.T, d *Driver, spec driver.ServerSpec, file string, want int64) {
 	t.Helper()
-	if info := framework.RunQEMUImg(t, "info", "-U", d.InstanceOf(spec.UID).File(file)); !strings.Contains(info, fmt.Sprintf("(%d bytes)", want)) {
-		t.Errorf("%s should have %d bytes: it is %s", file, want, info)
-	}
+	assert.Contains(t, fmt.Sprintf("%s should have %d bytes: it", file, want),
+		framework.RunQEMUImg(t, "info", "-U", d.InstanceOf(spec.UID).File(file)), fmt.Sprintf("(%d bytes)", want))
 }
 
 // TestGrowToAnySize checks that disks have whole sectors, whatever the size.
@@ -116,9 +113,7 @@ func TestGrowToAnySize(t *testing.T) {
 		spec.RootDiskBytes = 5<<20 + more
 		spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2<<20 + more}}
 		s := reach(t, d, spec, driver.StateRunning)
-		if s.Applied.RootDiskBytes != spec.RootDiskBytes || s.Run != first.Run || len(s.Pending) != 0 {
-			t.Errorf("grown by %d it is %+v", more, s)
-		}
+		assert.True(t, s.Applied.RootDiskBytes == spec.RootDiskBytes && s.Run == first.Run && len(s.Pending) == 0, "grown by %d it is %+v", more, s)
 		whole := (more + 511) / 512 * 512
 		wantDisk(t, d, spec, instance.RootDiskFile, 5<<20+whole)
 		wantDisk(t, d, spec, instance.VolumeFile("data"), 2<<20+whole)
@@ -140,14 +135,12 @@ func TestGrowReadOnly(t *testing.T) {
 	refuses(t, d, spec, driver.ErrUnsupported, "spec.volumes[0].size (data) is 8Mi", "readOnly", "the server has 4Mi")
 
 	spec.Volumes = volumes(8<<20, false)
-	if s := reach(t, d, spec, driver.StateRunning); s.Run != first.Run || !slices.Equal(s.Pending, []string{"volumes"}) {
-		t.Errorf("before the restart it is %+v", s)
-	}
+	s := reach(t, d, spec, driver.StateRunning)
+	assert.True(t, s.Run == first.Run && slices.Equal(s.Pending, []string{"volumes"}), "before the restart it is %+v", s)
 	wantDisk(t, d, spec, instance.VolumeFile("data"), 4<<20)
 	spec.RestartRun, spec.StopBy = first.Run, time.Now()
-	if s := reach(t, d, spec, driver.StateRunning); s.Run == first.Run || len(s.Pending) != 0 {
-		t.Errorf("after the restart it is %+v", s)
-	}
+	s = reach(t, d, spec, driver.StateRunning)
+	assert.True(t, s.Run != first.Run && len(s.Pending) == 0, "after the restart it is %+v", s)
 	wantDisk(t, d, spec, instance.VolumeFile("data"), 8<<20)
 }
 
@@ -163,8 +156,6 @@ func TestGrowNeverShrinks(t *testing.T) {
 	assert.NoError(t, h.Execute(t.Context(), "block_resize", launch.Object{"node-name": launch.RootNode, "size": 16 << 20}, nil))
 	spec.RootDiskBytes = 8 << 20
 	s := ensure(t, d, spec)
-	if s.Applied.RootDiskBytes != 16<<20 {
-		t.Errorf("it has %+v", s.Applied)
-	}
+	assert.True(t, s.Applied.RootDiskBytes == 16<<20, "it has %+v", s.Applied)
 	wantDisk(t, d, spec, instance.RootDiskFile, 16<<20)
 }

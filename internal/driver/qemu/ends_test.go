@@ -44,16 +44,12 @@ func TestExitIsReported(t *testing.T) {
 			first := boots(t, d, spec, "drover guest 1 A")
 			c.end(t, h, first)
 			s := ensure(t, d, spec)
-			if s.State != driver.StateStopped || s.Run != first.Run || s.Exit == nil || s.Exit.Reason != c.reason {
-				t.Errorf("it is %+v", s)
-			}
+			assert.True(t, s.State == driver.StateStopped && s.Run == first.Run && s.Exit != nil && s.Exit.Reason == c.reason, "it is %+v", s)
 			if on, err := h.IsRunning(); on || err != nil {
 				t.Errorf("its QEMU runs: %v, %v", on, err)
 			}
 			second := ensure(t, d, spec)
-			if second.State != driver.StateRunning || second.Run == first.Run {
-				t.Errorf("started again it is %+v", second)
-			}
+			assert.True(t, second.State == driver.StateRunning && second.Run != first.Run, "started again it is %+v", second)
 
 			waitPrinted(t, d.InstanceOf(spec.UID), "drover guest 2 A")
 			c.end(t, h, second)
@@ -61,9 +57,7 @@ func TestExitIsReported(t *testing.T) {
 			restart.RestartRun = second.Run
 			third, err := d.Ensure(t.Context(), restart) // a restart asks for a start, however the run ended
 			assert.NoError(t, err)
-			if third.State != driver.StateRunning || third.Run == second.Run {
-				t.Errorf("restarted it is %+v", third)
-			}
+			assert.True(t, third.State == driver.StateRunning && third.Run != second.Run, "restarted it is %+v", third)
 		})
 	}
 }
@@ -93,9 +87,7 @@ func TestOneStartPerCall(t *testing.T) {
 	assert.NoError(t, os.RemoveAll(notifications))
 	assert.NoError(t, os.WriteFile(notifications, nil, 0o600))
 	s := ensure(t, d, spec)
-	if s.State != driver.StateStopped || s.Exit == nil || s.Exit.Reason != "Killed" || ends != 1 {
-		t.Errorf("it was started %d times and is %+v", ends, s)
-	}
+	assert.True(t, s.State == driver.StateStopped && s.Exit != nil && s.Exit.Reason == "Killed" && ends == 1, "it was started %d times and is %+v", ends, s)
 	assert.NoError(t, os.Remove(notifications))
 	assert.NoError(t, os.Mkdir(notifications, 0o700))
 }
@@ -179,9 +171,8 @@ func TestShutDown(t *testing.T) {
 			if on, err := d.InstanceOf(spec.UID).IsRunning(); on || err != nil {
 				t.Errorf("its QEMU runs: %v, %v", on, err)
 			}
-			if again := e.shutDown(t, time.Hour); len(again) != 0 {
-				t.Errorf("ended twice: %+v", again)
-			}
+			again := e.shutDown(t, time.Hour)
+			assert.True(t, len(again) == 0, "ended twice: %+v", again)
 			next := e.open(t)
 			listed, err := next.List(t.Context(), spec.UID)
 			assert.NoError(t, err)
@@ -224,16 +215,11 @@ func TestShutDownOfOthers(t *testing.T) {
 	assert.NoError(t, os.WriteFile(d.InstanceOf(broken.UID).File(instance.RecordFile), []byte("{"), 0o600))
 	ended := e.shutDown(t, time.Hour)
 	for _, m := range ended {
-		if m.Err != nil || m.Forced {
-			t.Errorf("ended: %+v", m)
-		}
+		assert.True(t, m.Err == nil && !m.Forced, "ended: %+v", m)
 	}
-	if len(ended) != 2 {
-		t.Errorf("ended %d machines", len(ended))
-	}
-	if ends, err := filepath.Glob(d.StateDir.Path(instance.EndsDir, "*.json")); err != nil || len(ends) > 0 {
-		t.Errorf("what no server has: %v, %v", ends, err)
-	}
+	assert.True(t, len(ended) == 2, "ended %d machines", len(ended))
+	ends, err := filepath.Glob(d.StateDir.Path(instance.EndsDir, "*.json"))
+	assert.True(t, err == nil && len(ends) == 0, "what no server has: %v, %v", ends, err)
 }
 
 // TestShutDownCutOff checks that the next driver completes a shutdown that was killed
@@ -250,13 +236,9 @@ func TestShutDownCutOff(t *testing.T) {
 
 	next := e.open(t)
 	end := reach(t, next, spec, driver.StateStopped)
-	if end.Run != first.Run || end.Exit == nil || end.Exit.Reason != driver.ExitHostShutdown {
-		t.Errorf("it ended with %+v", end.Exit)
-	}
+	assert.True(t, end.Run == first.Run && end.Exit != nil && end.Exit.Reason == driver.ExitHostShutdown, "it ended with %+v", end.Exit)
 	again := reach(t, next, spec, driver.StateRunning)
-	if again.Run == first.Run {
-		t.Errorf("it is %+v", again)
-	}
+	assert.True(t, again.Run != first.Run, "it is %+v", again)
 }
 
 // TestGracePeriodIsKept checks that a change of the grace period needs no restart.
@@ -267,13 +249,9 @@ func TestGracePeriodIsKept(t *testing.T) {
 	for _, grace := range []time.Duration{time.Minute, 0, time.Hour} {
 		spec.GracePeriod = grace
 		s := reach(t, d, spec, driver.StateRunning)
-		if len(s.Pending) > 0 {
-			t.Errorf("it waits for a restart: %s", strings.Join(s.Pending, ", "))
-		}
+		assert.True(t, len(s.Pending) == 0, "it waits for a restart: %s", strings.Join(s.Pending, ", "))
 		r, err := d.InstanceOf(spec.UID).Load()
 		assert.NoError(t, err)
-		if kept := gracePeriod(r); kept != grace {
-			t.Errorf("kept is %v, not %v", kept, grace)
-		}
+		assert.Equal(t, "kept", gracePeriod(r), grace)
 	}
 }

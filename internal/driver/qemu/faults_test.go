@@ -34,9 +34,8 @@ func wantError(t testing.TB, err, kind error, says ...string) {
 		}
 	}
 	for _, text := range says {
-		if !strings.Contains(err.Error()+" "+driver.ReasonOf(err), text) {
-			t.Errorf("got the error %q with reason %q, want %q in it", err, driver.ReasonOf(err), text)
-		}
+		assert.True(t, strings.Contains(err.Error()+" "+driver.ReasonOf(err), text),
+			"got the error %q with reason %q, want %q in it", err, driver.ReasonOf(err), text)
 	}
 }
 
@@ -139,14 +138,10 @@ func TestSizes(t *testing.T) {
 	spec := e.spec()
 	spec.RootDiskBytes = 5 << 20
 	s := reach(t, d, spec, driver.StateRunning)
-	if s.Applied.RootDiskBytes != 5<<20 {
-		t.Errorf("it has %+v", s.Applied)
-	}
+	assert.True(t, s.Applied.RootDiskBytes == 5<<20, "it has %+v", s.Applied)
 	spec.RootDiskBytes = 9 << 20
 	grown := reach(t, d, spec, driver.StateRunning)
-	if grown.Applied.RootDiskBytes != 9<<20 || grown.Run != s.Run || len(grown.Pending) != 0 {
-		t.Errorf("grown it is %+v", grown)
-	}
+	assert.True(t, grown.Applied.RootDiskBytes == 9<<20 && grown.Run == s.Run && len(grown.Pending) == 0, "grown it is %+v", grown)
 	off := spec
 	off.Power, off.RootDiskBytes = driver.PowerOff, 20<<20
 	reach(t, d, off, driver.StateStopped)
@@ -181,12 +176,8 @@ func TestStopOfWhatIsInvalid(t *testing.T) {
 			change(&spec)
 			refuses(t, d, spec, driver.ErrInvalid, name)
 			s := off(t, d, spec)
-			if s.Exit == nil || s.Exit.Code != 0 {
-				t.Errorf("it ended with %+v", s.Exit)
-			}
-			if s.Applied.CPUMilli != 0 || s.Applied.MemoryBytes != 0 {
-				t.Errorf("while it is off it has %+v", s.Applied)
-			}
+			assert.True(t, s.Exit != nil && s.Exit.Code == 0, "it ended with %+v", s.Exit)
+			assert.True(t, s.Applied.CPUMilli == 0 && s.Applied.MemoryBytes == 0, "while it is off it has %+v", s.Applied)
 			refuses(t, d, spec, driver.ErrInvalid, name)
 		})
 	}
@@ -203,9 +194,7 @@ func TestPortTaken(t *testing.T) {
 		{Name: "dns", Protocol: "UDP", Port: 53},
 	}
 	refuses(t, d, spec, driver.ErrRetry, "ports[1] (web)", "address already in use", driver.ReasonPortConflict)
-	if s := d.InstanceOf(spec.UID); s.PID() != 0 {
-		t.Error("a machine runs")
-	}
+	assert.True(t, d.InstanceOf(spec.UID).PID() == 0, "a machine runs")
 	assert.NoError(t, listener.Close())
 	reach(t, d, spec, driver.StateRunning)
 }
@@ -228,20 +217,15 @@ func TestStartCutOff(t *testing.T) {
 		t.Errorf("a machine that waits to be resumed is %+v", listed)
 	}
 	adopted := reach(t, next, spec, driver.StateRunning)
-	if adopted.Run != first.Run || h.PID() != pid {
-		t.Errorf("the run %s of process %d became %s of process %d", first.Run, pid, adopted.Run, h.PID())
-	}
+	assert.True(t, adopted.Run == first.Run && h.PID() == pid, "the run %s of process %d became %s of process %d", first.Run, pid, adopted.Run, h.PID())
 
 	assert.NoError(t, h.Kill(t.Context()))
 	rewind(t, h)
 	listed = listAnswering(t, next)
-	if len(listed) != 1 || listed[0].State != driver.StateStopped || listed[0].Exit != nil || !listed[0].StartedAt.IsZero() {
-		t.Errorf("a machine that did not come to start is %+v", listed)
-	}
+	assert.True(t, len(listed) == 1 && listed[0].State == driver.StateStopped && listed[0].Exit == nil && listed[0].StartedAt.IsZero(),
+		"a machine that did not come to start is %+v", listed)
 	again := reach(t, next, spec, driver.StateRunning)
-	if again.Run == first.Run {
-		t.Error("a new start has the run of the one before")
-	}
+	assert.True(t, again.Run != first.Run, "a new start has the run of the one before")
 }
 
 // rewind makes a start look interrupted before the guest was resumed.
@@ -263,12 +247,9 @@ func TestStopOfWhatStarts(t *testing.T) {
 	rewind(t, d.InstanceOf(spec.UID))
 	spec.Power = driver.PowerOff
 	stopped := ensure(t, d, spec)
-	if stopped.State != driver.StateStopped || stopped.Run != s.Run || stopped.Exit != nil {
-		t.Errorf("it is %+v", stopped)
-	}
-	if printed, err := os.ReadFile(d.InstanceOf(spec.UID).File(machine.SerialLogFile)); err != nil || len(printed) > 0 {
-		t.Errorf("the guest printed %q, %v", printed, err)
-	}
+	assert.True(t, stopped.State == driver.StateStopped && stopped.Run == s.Run && stopped.Exit == nil, "it is %+v", stopped)
+	printed, err := os.ReadFile(d.InstanceOf(spec.UID).File(machine.SerialLogFile))
+	assert.True(t, err == nil && len(printed) == 0, "the guest printed %q, %v", printed, err)
 }
 
 // TestRunsOnce checks that the holder of the run lock keeps other processes from starting
@@ -280,9 +261,8 @@ func TestRunsOnce(t *testing.T) {
 	off(t, d, spec)
 	lock, err := d.InstanceOf(spec.UID).ClaimRun()
 	assert.NoError(t, err)
-	if _, err := d.InstanceOf(spec.UID).ClaimRun(); !errors.Is(instance.ContractError(err), driver.ErrRetry) {
-		t.Errorf("the run lock is given out twice: %v", err)
-	}
+	_, err = d.InstanceOf(spec.UID).ClaimRun()
+	assert.True(t, errors.Is(instance.ContractError(err), driver.ErrRetry), "the run lock is given out twice: %v", err)
 	assert.NoError(t, lock.Close())
 }
 
@@ -328,9 +308,8 @@ func TestLockReplaced(t *testing.T) {
 	assert.NoError(t, os.Remove(h.File(machine.PIDFile)))
 	waitExit(t, d, spec.UID)
 	reach(t, d, spec, driver.StateRunning)
-	if all := machines(d, []types.UID{spec.UID}); len(all[spec.UID]) != 1 {
-		t.Errorf("its machines are the processes %v, want one", all[spec.UID])
-	}
+	all := machines(d, []types.UID{spec.UID})
+	assert.True(t, len(all[spec.UID]) == 1, "its machines are the processes %v, want one", all[spec.UID])
 }
 
 // TestRemovedWithoutLock checks that a machine which lost its run lock while it ran ends
@@ -348,9 +327,7 @@ func TestRemovedWithoutLock(t *testing.T) {
 			pid := h.PID()
 			assert.NoError(t, os.Remove(h.File(machine.RunLockFile)))
 			assert.NoError(t, d.Delete(t.Context(), spec.Target, retain))
-			if proc.HasOption(pid, "-uuid", string(spec.UID)) {
-				t.Errorf("process %d runs on", pid)
-			}
+			assert.True(t, !proc.HasOption(pid, "-uuid", string(spec.UID)), "process %d runs on", pid)
 		})
 	}
 }
@@ -404,15 +381,13 @@ func TestExitsUnsupervised(t *testing.T) {
 				e.sendText(t, s, say)
 			}
 			end := waitExit(t, e.open(t), spec.UID)
-			if end.Code != want.Code || end.Reason != want.Reason || end.At.IsZero() {
-				t.Errorf("watched %v, said %q: it ended with %+v, want %+v", watched, say, end, want)
-			}
+			assert.True(t, end.Code == want.Code && end.Reason == want.Reason && !end.At.IsZero(),
+				"watched %v, said %q: it ended with %+v, want %+v", watched, say, end, want)
 			if watched {
 				waitStopped(t, d.InstanceOf(spec.UID))
 			}
-			if again := waitExit(t, e.open(t), spec.UID); again.Code != end.Code || again.Reason != end.Reason || !again.At.Equal(end.At) {
-				t.Errorf("the end was %+v and is %+v", end, again)
-			}
+			again := waitExit(t, e.open(t), spec.UID)
+			assert.True(t, again.Code == end.Code && again.Reason == end.Reason && again.At.Equal(end.At), "the end was %+v and is %+v", end, again)
 			gone(t, d, spec)
 		}
 	}
@@ -457,9 +432,8 @@ func TestStopTooEarly(t *testing.T) {
 	pause(t, d, spec)
 	spec.Power = driver.PowerOff
 	ensure(t, d, spec)
-	if end := waitExit(t, d, spec.UID); end.Code != 0 {
-		t.Errorf("it ended with %+v", end)
-	}
+	end := waitExit(t, d, spec.UID)
+	assert.True(t, end.Code == 0, "it ended with %+v", end)
 }
 
 // fails returns a QEMU that tells what it is, and does something else in place of a start.
@@ -512,12 +486,10 @@ func TestQEMUFails(t *testing.T) {
 		d := e.openBinary(t, fails(t, does))
 		spec := e.spec()
 		refuses(t, d, spec, c.kind, c.says)
-		if s := listed(t, d, spec); s.State != driver.StateStopped || s.Run != "" || s.Exit != nil {
-			t.Errorf("it is %+v", s)
-		}
-		if left, err := filepath.Glob(d.StateDir.Path(instance.EndsDir, string(spec.UID)+".*")); err != nil || len(left) != 0 {
-			t.Errorf("the start has left %q, %v", left, err)
-		}
+		s := listed(t, d, spec)
+		assert.True(t, s.State == driver.StateStopped && s.Run == "" && s.Exit == nil, "it is %+v", s)
+		left, err := filepath.Glob(d.StateDir.Path(instance.EndsDir, string(spec.UID)+".*"))
+		assert.True(t, err == nil && len(left) == 0, "the start has left %q, %v", left, err)
 	}
 }
 
@@ -553,9 +525,8 @@ func TestDefaultImage(t *testing.T) {
 	boots(t, d, spec, "drover guest 1 A")
 	o.Image = e.other
 	d = openWith(t, o)
-	if s := reach(t, d, spec, driver.StateRunning); len(s.Pending) != 0 {
-		t.Errorf("pending are %v", s.Pending)
-	}
+	s := reach(t, d, spec, driver.StateRunning)
+	assert.True(t, len(s.Pending) == 0, "pending are %v", s.Pending)
 	off(t, d, spec)
 	boots(t, d, spec, "drover guest 2 A")
 }

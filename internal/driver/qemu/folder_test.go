@@ -46,9 +46,8 @@ func TestBrokenRecord(t *testing.T) {
 	assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
 	wantBroken(t, d, spec, "none and off", driver.StateStopped)
 	assert.NoError(t, os.WriteFile(path, []byte(content), 0o600))
-	if end := waitExit(t, d, spec.UID); end.Reason != "Killed" {
-		t.Errorf("repaired, it ended with %+v", end)
-	}
+	end := waitExit(t, d, spec.UID)
+	assert.True(t, end.Reason == "Killed", "repaired, it ended with %+v", end)
 	gone(t, d, spec)
 	leavesNothing(t, d)
 }
@@ -101,9 +100,7 @@ func TestCopiedFolder(t *testing.T) {
 	for _, s := range servers {
 		met[s.UID] = s
 	}
-	if len(servers) != 2 || met[spec.UID].Err != nil || met[spec.UID].ID == "" || met[other.UID].ID != "" {
-		t.Fatalf("List reports %+v", servers)
-	}
+	assert.Require(t, len(servers) == 2 && met[spec.UID].Err == nil && met[spec.UID].ID != "" && met[other.UID].ID == "", "List reports %+v", servers)
 	says := "repair " + copied.File(instance.RecordFile) + ": its uid is " + string(spec.UID)
 	wantError(t, driver.Errorf(driver.ErrRetry, "%w", met[other.UID].Err), driver.ErrRetry, says, "must be "+string(other.UID))
 	refuses(t, d, other, driver.ErrRetry, says)
@@ -112,9 +109,7 @@ func TestCopiedFolder(t *testing.T) {
 	assert.NoError(t, d.Delete(t.Context(), spec.Target, true))
 	servers, err = d.List(t.Context())
 	assert.NoError(t, err)
-	if len(servers) != 1 || servers[0].UID != spec.UID || !servers[0].Retained || servers[0].Err != nil {
-		t.Errorf("released, it is %+v", servers)
-	}
+	assert.True(t, len(servers) == 1 && servers[0].UID == spec.UID && servers[0].Retained && servers[0].Err == nil, "released, it is %+v", servers)
 	leavesNothing(t, d)
 }
 
@@ -124,21 +119,16 @@ func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, name string, st
 	t.Helper()
 	servers, err := d.List(t.Context())
 	assert.NoError(t, err)
-	if len(servers) != 1 || servers[0].UID != spec.UID || servers[0].ID != "" || servers[0].State != state {
-		t.Fatalf("%s: List reports %+v", name, servers)
-	}
+	assert.Require(t, len(servers) == 1 && servers[0].UID == spec.UID && servers[0].ID == "" && servers[0].State == state, "%s: List reports %+v", name, servers)
 	wantError(t, driver.Errorf(driver.ErrRetry, "%w", servers[0].Err), driver.ErrRetry, "repair", d.InstanceOf(spec.UID).Path)
-	if _, err := d.Usage(t.Context(), spec.UID); err != nil {
-		t.Errorf("%s: Usage says %v", name, err)
-	}
+	assert.ErrorIs(t, name+": Usage says", assert.ErrorOf(d.Usage(t.Context(), spec.UID)), nil)
 	refuses(t, d, spec, driver.ErrRetry, "repair")
 	wantError(t, assert.ErrorOf(d.Logs(t.Context(), spec.UID, driver.LogOptions{})), driver.ErrRetry, "repair")
 	for _, retain := range []bool{false, true} {
 		wantError(t, d.Delete(t.Context(), spec.Target, retain), driver.ErrRetry, "repair")
 	}
-	if on, err := d.InstanceOf(spec.UID).IsRunning(); on != (state == driver.StateRunning) || err != nil {
-		t.Errorf("%s: it runs: %v, %v", name, on, err)
-	}
+	on, err := d.InstanceOf(spec.UID).IsRunning()
+	assert.True(t, on == (state == driver.StateRunning) && err == nil, "%s: it runs: %v, %v", name, on, err)
 }
 
 // TestBrokenEnd checks that an end file damaged by a power cut still shows that there was
@@ -149,13 +139,10 @@ func TestBrokenEnd(t *testing.T) {
 	spec := e.spec()
 	s := reach(t, d, spec, driver.StateRunning)
 	e.sendText(t, s, "x")
-	if end := waitExit(t, d, spec.UID); end.Reason != "Completed" {
-		t.Errorf("it ended with %+v", end)
-	}
+	end := waitExit(t, d, spec.UID)
+	assert.True(t, end.Reason == "Completed", "it ended with %+v", end)
 	ends, err := filepath.Glob(d.StateDir.Path(instance.EndsDir, "*"))
-	if err != nil || len(ends) != 1 {
-		t.Fatalf("the ends are %q, %v", ends, err)
-	}
+	assert.Require(t, err == nil && len(ends) == 1, "the ends are %q, %v", ends, err)
 	for _, broken := range []string{"", "{", "{}", "null"} {
 		assert.NoError(t, os.WriteFile(ends[0], []byte(broken), 0o600))
 		end := waitExit(t, d, spec.UID)
@@ -180,9 +167,7 @@ func TestReleaseHalfDone(t *testing.T) {
 	refuses(t, d, spec, driver.ErrRetry, "aside")
 	assert.NoError(t, os.RemoveAll(inTheWay))
 	wantError(t, d.Delete(t.Context(), spec.Target, true), driver.ErrNotFound)
-	if d.InstanceAt(inTheWay).IsGone() {
-		t.Error("it is not among the released")
-	}
+	assert.True(t, !d.InstanceAt(inTheWay).IsGone(), "it is not among the released")
 }
 
 // TestStrayBehindALink checks that the machine is found if its path is not the one that
@@ -224,9 +209,7 @@ func TestRestoredFolder(t *testing.T) {
 	refuses(t, d, spec, driver.ErrRetry, former, strconv.Itoa(pid))
 	assert.NoError(t, os.RemoveAll(former))
 	reach(t, d, spec, driver.StateRunning)
-	if proc.HasOption(pid, "-uuid", string(spec.UID)) {
-		t.Error("the machine whose folder is gone runs beside the other one")
-	}
+	assert.True(t, !proc.HasOption(pid, "-uuid", string(spec.UID)), "the machine whose folder is gone runs beside the other one")
 }
 
 // TestImageDirs checks that no image may be a file of Drover, through any link.
@@ -259,12 +242,9 @@ func TestImageDirs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := New(Options{ClusterID: "c", Dir: in("data", "qemu"), Private: []string{in("data")}, ImageDirs: []string{in("elsewhere"), c.images}, MachineProgram: machineProgram})
-			if (err != nil) != (c.says != "") || (err != nil && !strings.Contains(err.Error(), c.says)) {
-				t.Errorf("got the error %v, want %q", err, c.says)
-			}
-			if err != nil && (!strings.Contains(err.Error(), "--qemu-image-dirs") || !strings.Contains(err.Error(), strconv.Quote(c.images))) {
-				t.Errorf("the error %q does not name the flag and its value", err)
-			}
+			assert.True(t, (err != nil) == (c.says != "") && (err == nil || strings.Contains(err.Error(), c.says)), "got the error %v, want %q", err, c.says)
+			assert.True(t, err == nil || (strings.Contains(err.Error(), "--qemu-image-dirs") && strings.Contains(err.Error(), strconv.Quote(c.images))),
+				"the error %q does not name the flag and its value", err)
 		})
 	}
 }
@@ -292,9 +272,7 @@ func listBoth(t *testing.T, d *Driver) map[types.UID]driver.Server {
 	for _, s := range servers {
 		found[s.UID] = s
 	}
-	if len(servers) != 2 || len(found) != 2 {
-		t.Fatalf("listed: %+v", servers)
-	}
+	assert.Require(t, len(servers) == 2 && len(found) == 2, "listed: %+v", servers)
 	return found
 }
 
@@ -338,9 +316,7 @@ func TestOneUnreadable(t *testing.T) {
 					t.Errorf("the other is %+v", s)
 				}
 				s := found[spec.UID]
-				if s.State != c.state || s.ID != c.id || s.Exit != nil {
-					t.Errorf("it is %+v", s)
-				}
+				assert.True(t, s.State == c.state && s.ID == c.id && s.Exit == nil, "it is %+v", s)
 				wantError(t, driver.Errorf(driver.ErrRetry, "%w", s.Err), driver.ErrRetry, "repair", c.files[0])
 			}
 			refuses(t, d, spec, driver.ErrRetry, "repair", c.files[0])
@@ -348,9 +324,7 @@ func TestOneUnreadable(t *testing.T) {
 			wantError(t, assert.ErrorOf(d.Console(t.Context(), spec.UID)), driver.ErrRetry, "repair", c.files[0])
 			theirs, err := e.openAs(t, "cluster-2", e.dir).List(t.Context())
 			assert.NoError(t, err)
-			if shown := len(theirs) == 1; shown != (c.id == "") {
-				t.Errorf("another cluster sees %+v", theirs)
-			}
+			assert.True(t, len(theirs) == 1 == (c.id == ""), "another cluster sees %+v", theirs)
 		})
 	}
 	s := ensure(t, d, spec)

@@ -57,17 +57,14 @@ func TestPromised(t *testing.T) {
 	off(t, d, e.spec())
 	have, err := d.FindRoom()
 	assert.NoError(t, err)
-	if n := have.Promised[s.ID]; len(have.Promised) != 1 || n <= 0 || n >= spec.MemoryBytes+memory.OverheadTCG || have.Available <= 0 {
-		t.Errorf("there is %+v", have)
-	}
-	if used := d.InstanceOf(spec.UID).Supervisor().MemoryBytes(); used < 1<<20 || used > control.EdgeMemoryBytes {
-		t.Errorf("an idle supervisor has %d bytes", used)
-	}
+	n := have.Promised[s.ID]
+	assert.True(t, len(have.Promised) == 1 && n > 0 && n < spec.MemoryBytes+memory.OverheadTCG && have.Available > 0, "there is %+v", have)
+	used := d.InstanceOf(spec.UID).Supervisor().MemoryBytes()
+	assert.True(t, used >= 1<<20 && used <= control.EdgeMemoryBytes, "an idle supervisor has %d bytes", used)
 	// Nothing is set aside for it any more, beside what it was promised.
 	err = d.Memory.Check(memory.Demand{Guest: 1 << 62}, d.FindRoom)
-	if shortage, ok := errors.AsType[*memory.ShortageError](err); !ok || shortage.Promised >= spec.MemoryBytes+memory.OverheadTCG {
-		t.Errorf("set aside are %+v", err)
-	}
+	shortage, ok := errors.AsType[*memory.ShortageError](err)
+	assert.True(t, ok && shortage.Promised < spec.MemoryBytes+memory.OverheadTCG, "set aside are %+v", err)
 }
 
 // TestProcessHidden checks that a running machine whose process cannot be found is
@@ -82,9 +79,7 @@ func TestProcessHidden(t *testing.T) {
 	assert.NoError(t, err)
 	promised, err := d.PromisedMemory()
 	assert.NoError(t, err)
-	if len(promised) != 1 || promised[s.ID] != spec.MemoryBytes+memory.OverheadTCG {
-		t.Errorf("promised are %v", promised)
-	}
+	assert.True(t, len(promised) == 1 && promised[s.ID] == spec.MemoryBytes+memory.OverheadTCG, "promised are %v", promised)
 	soon, cancel := context.WithTimeout(t.Context(), proc.PollEvery)
 	defer cancel()
 	wantError(t, h.Kill(soon), context.DeadlineExceeded, string(spec.UID), "its process cannot be found", "as another user", "QEMU still runs")
@@ -97,15 +92,13 @@ func TestParseReserve(t *testing.T) {
 	for text, want := range map[string]int64{"": 512 << 20, "0": 0, "2Gi": 2 << 30, "1G": 1e9} {
 		reserve, err := parseReserve(text)
 		assert.NoError(t, err)
-		if got := reserve(4 << 30); got != want {
-			t.Errorf("%q keeps %d of 4 GiB, want %d", text, got, want)
-		}
+		got := reserve(4 << 30)
+		assert.True(t, got == want, "%q keeps %d of 4 GiB, want %d", text, got, want)
 	}
 	reserve, err := parseReserve("")
 	assert.NoError(t, err)
-	if got := reserve(100 << 30); got != 5<<30 {
-		t.Errorf("%d are kept of 100 GiB, want 5 %%", got)
-	}
+	got := reserve(100 << 30)
+	assert.True(t, got == 5<<30, "%d are kept of 100 GiB, want 5 %%", got)
 	for _, text := range []string{"-1", "5%", "much"} {
 		assert.ErrorSays(t, text, assert.ErrorOf(New(Options{ClusterID: "c", Dir: t.TempDir(), ReserveMemory: text})), fmt.Sprintf("--qemu-reserve-memory is %q", text))
 	}
@@ -141,9 +134,7 @@ func TestFraction(t *testing.T) {
 	spec.CPUMilli = 300
 	s := reach(t, d, spec, driver.StateRunning)
 	group := g.GroupPath(string(spec.UID))
-	if s.Note != "" {
-		t.Errorf("it notes %q", s.Note)
-	}
+	assert.Equal(t, "it notes", s.Note, "")
 	if g.Unified {
 		wantFile(t, filepath.Join(group, "cpu.max"), "30000 100000")
 	} else {
@@ -167,9 +158,7 @@ func TestFraction(t *testing.T) {
 	assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
 	reach(t, d, spec, driver.StateRunning)
 	assert.NoError(t, os.RemoveAll(d.InstanceOf(spec.UID).Path))
-	if _, err := os.Stat(group); err != nil {
-		t.Errorf("the run lacks a group: %v", err)
-	}
+	assert.ErrorIs(t, "the run lacks a group", assert.ErrorOf(os.Stat(group)), nil)
 	gone(t, d, spec)
 	isGone(t, group)
 
@@ -197,9 +186,7 @@ func writable(t *testing.T) cgroup.Folder {
 func wantFile(t *testing.T, path, want string) {
 	t.Helper()
 	got, err := os.ReadFile(path)
-	if strings.TrimSpace(string(got)) != want || err != nil {
-		t.Errorf("%s has %q, %v; want %q", path, got, err, want)
-	}
+	assert.True(t, strings.TrimSpace(string(got)) == want && err == nil, "%s has %q, %v; want %q", path, got, err, want)
 }
 
 func isGone(t *testing.T, path string) {
@@ -223,13 +210,10 @@ func TestNoGroups(t *testing.T) {
 			spec := e.spec()
 			spec.CPUMilli = 500
 			const want = "spec.resource.cpu: 500m is rounded up to 1000m"
-			if s := reach(t, d, spec, driver.StateRunning); !strings.HasPrefix(s.Note, want) {
-				t.Errorf("it notes %q", s.Note)
-			}
+			s := reach(t, d, spec, driver.StateRunning)
+			assert.True(t, strings.HasPrefix(s.Note, want), "it notes %q", s.Note)
 			listed, err := e.open(t).List(t.Context(), spec.UID)
-			if err != nil || len(listed) != 1 || !strings.HasPrefix(listed[0].Note, want) {
-				t.Errorf("another controller sees %+v, %v", listed, err)
-			}
+			assert.True(t, err == nil && len(listed) == 1 && strings.HasPrefix(listed[0].Note, want), "another controller sees %+v, %v", listed, err)
 		})
 	}
 }

@@ -158,25 +158,20 @@ func TestLyingSupervisor(t *testing.T) {
 			}
 			return nil
 		})
-		if s.State != driver.StateRunning || (s.Err != nil) != lie.isError || strings.ContainsAny(fmt.Sprint(s.Err, s.Progress), "\x1b\n") {
-			t.Errorf("%s: listed as %+v", lie.name, s)
-		}
+		assert.True(t, s.State == driver.StateRunning && (s.Err != nil) == lie.isError && !strings.ContainsAny(fmt.Sprint(s.Err, s.Progress), "\x1b\n"),
+			"%s: listed as %+v", lie.name, s)
 		if lie.isError {
 			continue
 		}
 		used, err := d.Usage(t.Context(), lied.UID)
-		if err != nil || len(used) != 1 || used[0].MemoryBytes > lied.MemoryBytes || used[0].MemoryBytes <= 0 {
-			t.Errorf("%s: it uses %+v, %v", lie.name, used, err)
-		}
+		assert.True(t, err == nil && len(used) == 1 && used[0].MemoryBytes <= lied.MemoryBytes && used[0].MemoryBytes > 0,
+			"%s: it uses %+v, %v", lie.name, used, err)
 	}
 
 	lied.Power, lied.StopBy = driver.PowerOff, time.Now().Add(-time.Second)
-	if s := reach(t, d, lied, driver.StateStopped); s.Exit == nil || s.Exit.Reason != machine.EndForced {
-		t.Errorf("it ended with %+v", s.Exit)
-	}
-	if !l.hasEnded() {
-		t.Error("the liar outlives its machine")
-	}
+	s := reach(t, d, lied, driver.StateStopped)
+	assert.True(t, s.Exit != nil && s.Exit.Reason == machine.EndForced, "it ended with %+v", s.Exit)
+	assert.True(t, l.hasEnded(), "the liar outlives its machine")
 }
 
 // TestFalseEnd checks that a machine is ended whose supervisor says that its guest has, and does not make QEMU quit.
@@ -188,9 +183,8 @@ func TestFalseEnd(t *testing.T) {
 	l := replaceByLiar(t, d.InstanceOf(spec.UID), true)
 	l.says(text(`{"state":"running","runState":"shutdown"}`))
 	spec.Power, spec.StopBy = driver.PowerOff, time.Now()
-	if s := reach(t, d, spec, driver.StateStopped); s.Exit == nil || s.Exit.Reason != machine.EndCompleted || s.Exit.At.IsZero() {
-		t.Errorf("it ended with %+v", s.Exit)
-	}
+	s := reach(t, d, spec, driver.StateStopped)
+	assert.True(t, s.Exit != nil && s.Exit.Reason == machine.EndCompleted && !s.Exit.At.IsZero(), "it ended with %+v", s.Exit)
 	waitStopped(t, d.InstanceOf(spec.UID))
 }
 
@@ -230,9 +224,7 @@ func TestLyingRecord(t *testing.T) {
 		assert.NoError(t, c.make())
 		first := listOf(t, d)
 		got, again := first[spec.UID], listOf(t, d)[spec.UID]
-		if first[other.UID].Err != nil {
-			t.Errorf("%s: the other is %+v", name, first[other.UID])
-		}
+		assert.True(t, first[other.UID].Err == nil, "%s: the other is %+v", name, first[other.UID])
 		switch {
 		case c.isBroken && got.Err == nil, !c.isBroken && (got.Exit == nil || got.Exit.Reason != c.reason || strings.ContainsAny(got.Exit.Output, "\x1b\n")):
 			t.Errorf("%s: listed as %+v with the exit %+v", name, got, got.Exit)
@@ -255,18 +247,14 @@ func TestLiarsAreEnded(t *testing.T) {
 			deleted, reached := e.spec(), e.spec()
 			l := letLie(t, d, deleted, c.hasLock, c.isUnknown)
 			gone(t, d, deleted)
-			if !l.hasEnded() {
-				t.Error("it outlives its machine")
-			}
+			assert.True(t, l.hasEnded(), "it outlives its machine")
 			if c.hasLock {
 				return
 			}
 			l = letLie(t, d, reached, c.hasLock, c.isUnknown)
 			next, err := d.InstanceOf(reached.UID).Supervisor().Reach(t.Context())
 			assert.NoError(t, err)
-			if !l.hasEnded() {
-				t.Error("there are two supervisors")
-			}
+			assert.True(t, l.hasEnded(), "there are two supervisors")
 			assert.NoError(t, assert.ErrorOf(next.Status(t.Context())))
 		})
 	}
@@ -300,9 +288,8 @@ func TestHeldLock(t *testing.T) {
 	first := supervisorOf(t, h)
 	c, err := h.Supervisor().Reach(t.Context())
 	assert.NoError(t, errors.Join(err, assert.ErrorOf(c.Status(t.Context()))))
-	if now := supervisorOf(t, h); now != first || l.hasEnded() {
-		t.Errorf("the supervisor is %+v, and was %+v, which has ended: %t", now, first, l.hasEnded())
-	}
+	now := supervisorOf(t, h)
+	assert.True(t, now == first && !l.hasEnded(), "the supervisor is %+v, and was %+v, which has ended: %t", now, first, l.hasEnded())
 	assert.NoError(t, held.Close())
 }
 
@@ -321,13 +308,11 @@ func TestInterruptedSpawn(t *testing.T) {
 	c, err := d.InstanceOf(replaced.UID).Supervisor().Reach(t.Context())
 	assert.NoError(t, err)
 	assert.NoError(t, assert.ErrorOf(c.Status(t.Context())))
-	if n := supervisorsOf(replaced.UID); len(n) != 1 {
-		t.Errorf("its supervisors are %v", n)
-	}
+	n := supervisorsOf(replaced.UID)
+	assert.True(t, len(n) == 1, "its supervisors are %v", n)
 	gone(t, d, deleted)
-	if n := supervisorsOf(deleted.UID); len(n) != 0 {
-		t.Errorf("left are the supervisors %v", n)
-	}
+	n = supervisorsOf(deleted.UID)
+	assert.True(t, len(n) == 0, "left are the supervisors %v", n)
 }
 
 // TestUserIsFound checks that a QEMU gets a supervisor with the same user if its starter ended before that user was
@@ -341,13 +326,10 @@ func TestUserIsFound(t *testing.T) {
 	user := proc.UserID(h.PID())
 	signalSupervisor(t, h, syscall.SIGKILL)
 	assert.NoError(t, os.Remove(h.File(machine.StartedFile)))
-	if s := listAnswering(t, d, spec.UID)[0]; s.Run != run || s.State != driver.StateRunning {
-		t.Errorf("it is %+v, and was in run %s", s, run)
-	}
+	s := listAnswering(t, d, spec.UID)[0]
+	assert.True(t, s.Run == run && s.State == driver.StateRunning, "it is %+v, and was in run %s", s, run)
 	status := framework.ReadFile(t, proc.Path(supervisorOf(t, h).PID, "status"))
-	if want := fmt.Sprintf("\nUid:\t%d\t%[1]d\t%[1]d\t%[1]d\n", user); !strings.Contains(status, want) {
-		t.Errorf("its user is not %d: %s", user, status)
-	}
+	assert.True(t, strings.Contains(status, fmt.Sprintf("\nUid:\t%d\t%[1]d\t%[1]d\t%[1]d\n", user)), "its user is not %d: %s", user, status)
 }
 
 // supervisorsOf returns the supervisors of a machine that run at the same time.
@@ -421,15 +403,13 @@ func TestOneSupervisor(t *testing.T) {
 	}
 	close(stop)
 	calling.Wait()
-	if s := listAnswering(t, drivers[1], spec.UID)[0]; s.Run != run || s.State != driver.StateRunning {
-		t.Errorf("it is %+v, and was in run %s", s, run)
-	}
+	s := listAnswering(t, drivers[1], spec.UID)[0]
+	assert.True(t, s.Run == run && s.State == driver.StateRunning, "it is %+v, and was in run %s", s, run)
 	gone(t, drivers[0], spec)
 	close(over)
 	watching.Wait()
-	if n := supervisorsOf(spec.UID); len(n) != 0 {
-		t.Errorf("left are the supervisors %v", n)
-	}
+	n := supervisorsOf(spec.UID)
+	assert.True(t, len(n) == 0, "left are the supervisors %v", n)
 }
 
 // floods says that something has changed: without end, or once on each connection.
@@ -474,9 +454,8 @@ func TestFloodedWatch(t *testing.T) {
 					uid = <-changes
 				}
 			}
-			if n := seen[spec.UID]; n < 1 || n > 25 {
-				t.Errorf("it was looked at %d times", n)
-			}
+			n := seen[spec.UID]
+			assert.True(t, n >= 1 && n <= 25, "it was looked at %d times", n)
 			cancel()
 			for range changes {
 			}

@@ -83,9 +83,8 @@ func TestSameImage(t *testing.T) {
 		{Source: here + "/boot-A0.img"},
 	} {
 		spec.Image = image
-		if s := reach(t, d, spec, driver.StateRunning); len(s.Pending) != 0 || s.Refused != nil {
-			t.Errorf("with %+v pending are %v, refused is %+v", image, s.Pending, s.Refused)
-		}
+		s := reach(t, d, spec, driver.StateRunning)
+		assert.True(t, len(s.Pending) == 0 && s.Refused == nil, "with %+v pending are %v, refused is %+v", image, s.Pending, s.Refused)
 		restart(t, d, spec, fmt.Sprintf("drover guest %d A", n+2))
 	}
 	for _, image := range []driver.Image{
@@ -97,9 +96,7 @@ func TestSameImage(t *testing.T) {
 		spec.Image = image
 		s := reach(t, d, spec, driver.StateRunning)
 		wantRefused(t, s, image.Source, image.Checksum, "stands on "+here+"/boot-A0.img with the checksum "+sum)
-		if len(s.Pending) != 0 {
-			t.Errorf("with %+v pending are %v", image, s.Pending)
-		}
+		assert.True(t, len(s.Pending) == 0, "with %+v pending are %v", image, s.Pending)
 	}
 }
 
@@ -110,9 +107,8 @@ func TestSameFile(t *testing.T) {
 	spec := e.spec()
 	boots(t, d, spec, "drover guest 1 A")
 	spec.Image.Source = "file://" + e.plain
-	if s := reach(t, d, spec, driver.StateRunning); len(s.Pending) != 0 || s.Refused != nil {
-		t.Errorf("pending are %v, refused is %+v", s.Pending, s.Refused)
-	}
+	s := reach(t, d, spec, driver.StateRunning)
+	assert.True(t, len(s.Pending) == 0 && s.Refused == nil, "pending are %v, refused is %+v", s.Pending, s.Refused)
 	restart(t, d, spec, "drover guest 2 A")
 }
 
@@ -224,13 +220,11 @@ func TestVolumeImageChanged(t *testing.T) {
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: e.plain}}}
 	reach(t, d, spec, driver.StateRunning)
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: e.other}}}
-	if s := reach(t, d, spec, driver.StateRunning); len(s.Pending) != 0 {
-		t.Errorf("pending are %v", s.Pending)
-	}
+	s := reach(t, d, spec, driver.StateRunning)
+	assert.True(t, len(s.Pending) == 0, "pending are %v", s.Pending)
 	spec.Volumes[0].ReadOnly = true
-	if s := reach(t, d, spec, driver.StateRunning); !slices.Equal(s.Pending, []string{"volumes"}) {
-		t.Errorf("read-only: pending are %v", s.Pending)
-	}
+	s = reach(t, d, spec, driver.StateRunning)
+	assert.True(t, slices.Equal(s.Pending, []string{"volumes"}), "read-only: pending are %v", s.Pending)
 }
 
 // TestWebImage checks that servers are pending while their image is fetched, that they share the fetch,
@@ -254,15 +248,11 @@ func TestWebImage(t *testing.T) {
 	spec.Image = driver.Image{Source: web.URL + "/boot.img", Checksum: checksumOf(t, e.plain)}
 	for range 2 {
 		s := ensure(t, d, spec)
-		if s.State != driver.StatePending || !strings.Contains(s.Progress, "fetching "+web.URL) || s.Name != spec.Name {
-			t.Errorf("it is %+v", s)
-		}
+		assert.True(t, s.State == driver.StatePending && strings.Contains(s.Progress, "fetching "+web.URL) && s.Name == spec.Name, "it is %+v", s)
 	}
 	listed, err := d.List(t.Context(), spec.UID)
 	assert.NoError(t, err)
-	if len(listed) != 1 || listed[0].State != driver.StatePending || listed[0].Namespace != spec.Namespace {
-		t.Errorf("listed: %+v", listed)
-	}
+	assert.True(t, len(listed) == 1 && listed[0].State == driver.StatePending && listed[0].Namespace == spec.Namespace, "listed: %+v", listed)
 	<-begun
 	another := e.spec()
 	another.Image = spec.Image
@@ -270,9 +260,8 @@ func TestWebImage(t *testing.T) {
 	for _, waiting := range []driver.ServerSpec{spec, another} {
 		wantError(t, d.Delete(t.Context(), waiting.Target, false), driver.ErrNotFound)
 	}
-	if listed, err = d.List(t.Context()); err != nil || len(listed) != 0 || len(begun) != 0 {
-		t.Errorf("listed: %+v, %v, after %d more fetches", listed, err, len(begun))
-	}
+	listed, err = d.List(t.Context())
+	assert.True(t, err == nil && len(listed) == 0 && len(begun) == 0, "listed: %+v, %v, after %d more fetches", listed, err, len(begun))
 	leavesNothing(t, d)
 	close(gate)
 	boots(t, d, spec, "drover guest 1 A")
@@ -309,9 +298,8 @@ func TestRestartWithBadParts(t *testing.T) {
 			bad := spec
 			c.change(&bad)
 			wantError(t, d.waitFor(t, bad), c.kind, c.says)
-			if s := listed(t, d, spec); s.State != driver.StateRunning || s.Run != first.Run {
-				t.Errorf("s: %+v", s)
-			}
+			s := listed(t, d, spec)
+			assert.True(t, s.State == driver.StateRunning && s.Run == first.Run, "s: %+v", s)
 		})
 	}
 }
@@ -339,9 +327,7 @@ func TestRestartFetchesFirst(t *testing.T) {
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: web.URL + "/boot.img", PullPolicy: driver.PullAlways}}}
 	for range 2 {
 		s := ensure(t, d, spec)
-		if s.State != driver.StateRunning || s.Run != first.Run || !strings.Contains(s.Progress, "fetching "+web.URL) {
-			t.Errorf("it is %+v", s)
-		}
+		assert.True(t, s.State == driver.StateRunning && s.Run == first.Run && strings.Contains(s.Progress, "fetching "+web.URL), "it is %+v", s)
 	}
 	close(gate)
 	assert.Eventually(t, "it is restarted", func(t testing.TB) error {
@@ -352,9 +338,8 @@ func TestRestartFetchesFirst(t *testing.T) {
 		return err
 	})
 	waitPrinted(t, d.InstanceOf(spec.UID), "drover guest 2 A")
-	if n := asked.Load(); n != 1 {
-		t.Errorf("it was fetched %d times", n)
-	}
+	n := asked.Load()
+	assert.True(t, n == 1, "it was fetched %d times", n)
 }
 
 // waitFor repeats Ensure until it fails.
@@ -388,13 +373,10 @@ func TestContainerDisk(t *testing.T) {
 	pushDisk(t, reference, e.other)
 	other := e.spec()
 	other.Image = spec.Image
-	if s := boots(t, d, other, "drover guest 1 B"); s.ImageID != checksumOf(t, e.other) {
-		t.Errorf("its image is %s", s.ImageID)
-	}
+	assert.Equal(t, "its image", boots(t, d, other, "drover guest 1 B").ImageID, checksumOf(t, e.other))
 
-	if s := off(t, d, spec); s.ImageID != first.ImageID {
-		t.Errorf("its image is %s, and was %s", s.ImageID, first.ImageID)
-	}
+	s := off(t, d, spec)
+	assert.True(t, s.ImageID == first.ImageID, "its image is %s, and was %s", s.ImageID, first.ImageID)
 	boots(t, d, spec, "drover guest 2 A")
 }
 
@@ -403,9 +385,7 @@ func listed(t *testing.T, d *Driver, spec driver.ServerSpec) driver.Server {
 	t.Helper()
 	all, err := d.List(t.Context(), spec.UID)
 	assert.NoError(t, err)
-	if len(all) != 1 {
-		t.Fatalf("listed: %+v", all)
-	}
+	assert.Require(t, len(all) == 1, "listed: %+v", all)
 	return all[0]
 }
 
@@ -489,9 +469,8 @@ func TestDriverError(t *testing.T) {
 		image.ErrLocked:      {driver.ErrRetry, ""},
 	} {
 		err := disks.ContractError(fmt.Errorf("image x: %w", from))
-		if !errors.Is(err, want.kind) || err.Error() != "image x: "+from.Error() || driver.ReasonOf(err) != want.reason {
-			t.Errorf("%v became %v, want %+v", from, err, want)
-		}
+		assert.True(t, errors.Is(err, want.kind) && err.Error() == "image x: "+from.Error() && driver.ReasonOf(err) == want.reason,
+			"%v became %v, want %+v", from, err, want)
 	}
 	if err := disks.ContractError(fs.ErrExist); err != fs.ErrExist { //nolint:errorlint // the same, not wrapped
 		t.Errorf("another error became %v", err)
@@ -552,14 +531,12 @@ func TestCache(t *testing.T) {
 	c, err := folder.Open(e.dir, clock.RealClock{})
 	assert.NoError(t, err)
 	wantUsers(t, c, "/boot-A0.img default/root", "/boot-B0.img default/volume", "/boot-S1.img default/theirs")
-	if removed, err := c.PruneImages(t.Context()); err != nil || len(removed) != 0 {
-		t.Errorf("it removed %+v, %v", removed, err)
-	}
+	removed, err := c.PruneImages(t.Context())
+	assert.True(t, err == nil && len(removed) == 0, "it removed %+v, %v", removed, err)
 	gone(t, other, specs["theirs"])
 	wantUsers(t, c, "/boot-A0.img default/root", "/boot-B0.img default/volume", "/boot-S1.img")
-	if removed, err := c.PruneImages(t.Context()); err != nil || len(removed) != 1 || removed[0].Sources[0] != web+"/boot-S1.img" {
-		t.Errorf("it removed %+v, %v", removed, err)
-	}
+	removed, err = c.PruneImages(t.Context())
+	assert.True(t, err == nil && len(removed) == 1 && removed[0].Sources[0] == web+"/boot-S1.img", "it removed %+v, %v", removed, err)
 	wantUsers(t, c, "/boot-A0.img default/root", "/boot-B0.img default/volume")
 
 	record := d.InstanceOf(specs["volume"].UID).File(instance.RecordFile)
@@ -578,21 +555,17 @@ func TestOpenFolderCreatesNothing(t *testing.T) {
 	e := newEngine(t)
 	e.open(t)
 	lock := filepath.Join(e.dir, cacheDir, "lock")
-	if _, err := os.Stat(lock); err != nil {
-		t.Errorf("the driver makes no lock: %v", err)
-	}
+	assert.ErrorIs(t, "the driver makes no lock", assert.ErrorOf(os.Stat(lock)), nil)
 	for _, missing := range []string{lock, filepath.Dir(lock), filepath.Join(e.dir, instance.NotificationsDir)} {
 		assert.NoError(t, os.Remove(missing))
 		before := tree(t, e.dir)
 		c, err := folder.Open(e.dir, clock.RealClock{})
 		assert.NoError(t, err)
 		wantUsers(t, c)
-		if removed, err := c.PruneImages(t.Context()); err != nil || len(removed) != 0 {
-			t.Errorf("it removed %+v, %v", removed, err)
-		}
-		if after := tree(t, e.dir); !slices.Equal(after, before) {
-			t.Errorf("there was %q, and is %q", before, after)
-		}
+		removed, err := c.PruneImages(t.Context())
+		assert.True(t, err == nil && len(removed) == 0, "it removed %+v, %v", removed, err)
+		after := tree(t, e.dir)
+		assert.True(t, slices.Equal(after, before), "there was %q, and is %q", before, after)
 	}
 }
 
@@ -619,14 +592,10 @@ func wantUsers(t *testing.T, c *folder.Folder, want ...string) {
 	assert.NoError(t, err)
 	var got []string
 	for _, i := range images {
-		if len(i.Sources) != 1 {
-			t.Fatalf("the sources are %q", i.Sources)
-		}
+		assert.Require(t, len(i.Sources) == 1, "the sources are %q", i.Sources)
 		path := i.Sources[0][strings.LastIndex(i.Sources[0], "/"):]
 		got = append(got, strings.Join(append([]string{path}, i.UsedBy...), " "))
 	}
 	slices.Sort(got)
-	if !slices.Equal(got, want) {
-		t.Errorf("the cache has %q, want %q", got, want)
-	}
+	assert.True(t, slices.Equal(got, want), "the cache has %q, want %q", got, want)
 }

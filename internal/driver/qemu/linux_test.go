@@ -79,9 +79,7 @@ func (g *linuxGuest) boot(t *testing.T, n int) *guestReport {
 		}
 		return err
 	})
-	if r.Boots != n {
-		t.Fatalf("at its boot %d the guest reports %+v", n, r)
-	}
+	assert.Require(t, r.Boots == n, "at its boot %d the guest reports %+v", n, r)
 	return &r
 }
 
@@ -145,18 +143,15 @@ func TestLinux(t *testing.T) {
 	t.Run("Report", func(t *testing.T) { checkReport(t, before) })
 	t.Run("Seed", func(t *testing.T) { g.checkSeed(t, before.Seed) })
 	t.Run("Volumes", func(t *testing.T) { g.checkVolumes(t, before) })
-	if ended := e.shutDown(t, time.Hour); len(ended) != 1 || ended[0].Err != nil || ended[0].Forced {
-		t.Errorf("ended: %+v", ended)
-	}
+	ended := e.shutDown(t, time.Hour)
+	assert.True(t, len(ended) == 1 && ended[0].Err == nil && !ended[0].Forced, "ended: %+v", ended)
 	g.d = e.open(t)
 	reach(t, g.d, g.spec, driver.StateStopped) // how it ended is reported first
 
 	after := g.boot(t, 2)
 	t.Run("Devices", func(t *testing.T) { checkDevices(t, before, after) })
 	t.Run("Seed", func(t *testing.T) {
-		if len(after.Seed) != 2 || after.Seed["user-data"] != "other" {
-			t.Errorf("after a change the guest found %.200v", after.Seed)
-		}
+		assert.True(t, len(after.Seed) == 2 && after.Seed["user-data"] == "other", "after a change the guest found %.200v", after.Seed)
 	})
 	t.Run("Reach", g.checkReach)
 	t.Run("Dial", g.checkDial)
@@ -174,24 +169,18 @@ func TestLinux(t *testing.T) {
 	gone(t, g.d, g.spec)
 	wantError(t, assert.ErrorOf(g.d.Dial(t.Context(), g.spec.UID, 7)), driver.ErrNotFound)
 	wantError(t, g.run(t, nil, "echo").err, driver.ErrNotFound)
-	if _, err := g.tryAsk(t, "/"); err == nil {
-		t.Error("the host port still answers")
-	}
+	_, err := g.tryAsk(t, "/")
+	assert.True(t, err != nil, "the host port still answers")
 	for _, link := range ownDescriptors(t) {
-		if strings.HasPrefix(link, e.dir) && strings.Contains(link, "agent") {
-			t.Errorf("%s is still open", link)
-		}
+		assert.True(t, !strings.HasPrefix(link, e.dir) || !strings.Contains(link, "agent"), "%s is still open", link)
 	}
 }
 
 // checkReport checks what the guest finds at its first boot.
 func checkReport(t *testing.T, r *guestReport) {
-	if r.CPUs != 2 || r.MemoryKiB > 256<<10 || r.MemoryKiB < 192<<10 || !strings.HasSuffix(r.Cmdline, `drover=a,b"c`) {
-		t.Errorf("the guest reports %+v", r)
-	}
-	if vda := r.Disks["vda"]; vda.Size != 64<<20 || vda.ReadOnly {
-		t.Errorf("its disk is %+v", vda)
-	}
+	assert.True(t, r.CPUs == 2 && r.MemoryKiB <= 256<<10 && r.MemoryKiB >= 192<<10 && strings.HasSuffix(r.Cmdline, `drover=a,b"c`), "the guest reports %+v", r)
+	vda := r.Disks["vda"]
+	assert.True(t, vda.Size == 64<<20 && !vda.ReadOnly, "its disk is %+v", vda)
 }
 
 // checkFileSystems checks that a guest unmounts its file system when its host shuts down, which a
@@ -202,9 +191,7 @@ func (g *linuxGuest) checkFileSystems(t *testing.T) {
 	for _, state := range regexp.MustCompile(`its file system was ([a-z ]+)`).FindAllStringSubmatch(printed, -1) {
 		found = append(found, state[1])
 	}
-	if !slices.Equal(found, []string{"clean", "clean", "not clean"}) {
-		t.Errorf("the guest found its disk %q", found)
-	}
+	assert.True(t, slices.Equal(found, []string{"clean", "clean", "not clean"}), "the guest found its disk %q", found)
 }
 
 // checkOff checks that the guest ends at the power button, and that nothing leads to it after that.
@@ -212,12 +199,8 @@ func (g *linuxGuest) checkOff(t *testing.T) {
 	off := g.spec
 	off.Power, off.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
 	s := reach(t, g.d, off, driver.StateStopped)
-	if s.Exit == nil || s.Exit.Code != 0 {
-		t.Errorf("it ended with %+v", s.Exit)
-	}
-	if len(s.Addresses) != 0 || len(s.Ports) != 0 {
-		t.Errorf("a machine that is off still has %v and %+v", s.Addresses, s.Ports)
-	}
+	assert.True(t, s.Exit != nil && s.Exit.Code == 0, "it ended with %+v", s.Exit)
+	assert.True(t, len(s.Addresses) == 0 && len(s.Ports) == 0, "a machine that is off still has %v and %+v", s.Addresses, s.Ports)
 	wantError(t, g.run(t, nil, "echo").err, driver.ErrRetry, "does not run")
 	wantError(t, assert.ErrorOf(g.d.Dial(t.Context(), g.spec.UID, 7)), driver.ErrRetry, "does not run")
 }
@@ -231,9 +214,8 @@ func TestLinuxPanics(t *testing.T) {
 	g.spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}}
 	g.boot(t, 1)
 	go func() { _, _ = g.tryAsk(t, "/panic") }() // no answer comes
-	if end := waitExit(t, g.d, g.spec.UID); end.Reason != "GuestPanicked" {
-		t.Errorf("a kernel that panicked ended with %+v", end)
-	}
+	end := waitExit(t, g.d, g.spec.UID)
+	assert.True(t, end.Reason == "GuestPanicked", "a kernel that panicked ended with %+v", end)
 }
 
 // TestKernelFilesInOrder checks that the error is the same each time: one that changes
@@ -279,34 +261,28 @@ var oddUserData = "#cloud-config\npassword: \"'$(reboot)`x` %s \\ é 漢\"\n" + 
 // checkSeed checks that a guest finds exactly what cloud-init reads, and that a change waits for its
 // next start. Outside the guest it is not visible.
 func (g *linuxGuest) checkSeed(t *testing.T, seed map[string]string) {
-	if seed["user-data"] != oddUserData || seed["network-config"] != "version: 2\n" {
-		t.Errorf("the guest found user-data of %d bytes and the network-config %q", len(seed["user-data"]), seed["network-config"])
-	}
+	assert.True(t, seed["user-data"] == oddUserData && seed["network-config"] == "version: 2\n",
+		"the guest found user-data of %d bytes and the network-config %q", len(seed["user-data"]), seed["network-config"])
 	var meta map[string]any
 	assert.NoError(t, json.Unmarshal([]byte(seed["meta-data"]), &meta))
-	if meta["instance-id"] != string(g.spec.UID) || meta["local-hostname"] != "test-vm" || meta["public-keys"].([]any)[0] != g.spec.SSHKeys[0] {
-		t.Errorf("the guest found the meta-data %v", meta)
-	}
-	if info, err := os.Stat(g.d.InstanceOf(g.spec.UID).File(machine.SeedFile)); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("the disk's mode is %v, %v", info.Mode(), err)
-	}
+	assert.True(t, meta["instance-id"] == string(g.spec.UID) && meta["local-hostname"] == "test-vm" && meta["public-keys"].([]any)[0] == g.spec.SSHKeys[0],
+		"the guest found the meta-data %v", meta)
+	info, err := os.Stat(g.d.InstanceOf(g.spec.UID).File(machine.SeedFile))
+	assert.True(t, err == nil && info.Mode().Perm() == 0o600, "the disk's mode is %v, %v", info.Mode(), err)
 	g.spec.UserData, g.spec.NetworkData, g.spec.SSHKeys = driver.NewSecret("other"), driver.Secret{}, nil
 	waiting := reach(t, g.d, g.spec, driver.StateRunning)
-	if want := []string{"sshAuthorizedKeys", "userData", "networkData"}; !slices.Equal(waiting.Pending, want) {
-		t.Errorf("pending are %v, want %v", waiting.Pending, want)
-	}
+	want := []string{"sshAuthorizedKeys", "userData", "networkData"}
+	assert.True(t, slices.Equal(waiting.Pending, want), "pending are %v, want %v", waiting.Pending, want)
 }
 
 // checkVolumes checks that the guest finds volumes by name, and that they grow while it runs, of
 // which it reports the sizes of its next boot.
 func (g *linuxGuest) checkVolumes(t *testing.T, r *guestReport) {
 	data, copied := g.spec.Volumes[0], g.spec.Volumes[1]
-	if v := r.Disks["vdb"]; v.Serial != data.Name || v.Size != data.SizeBytes || v.ReadOnly {
-		t.Errorf("the first volume is %+v of %v", v, r.Disks)
-	}
-	if v := r.Disks["vdc"]; v.Serial != copied.Name || v.Size != copied.SizeBytes || !v.ReadOnly {
-		t.Errorf("the second volume is %+v of %v", v, r.Disks)
-	}
+	v := r.Disks["vdb"]
+	assert.True(t, v.Serial == data.Name && v.Size == data.SizeBytes && !v.ReadOnly, "the first volume is %+v of %v", v, r.Disks)
+	v = r.Disks["vdc"]
+	assert.True(t, v.Serial == copied.Name && v.Size == copied.SizeBytes && v.ReadOnly, "the second volume is %+v of %v", v, r.Disks)
 	g.spec.Volumes[0].SizeBytes = 16 << 20
 	if grown := reach(t, g.d, g.spec, driver.StateRunning); grown.Run != g.server.Run || slices.Contains(grown.Pending, "volumes") {
 		t.Errorf("grown it is %+v", grown)
@@ -328,14 +304,11 @@ func TestVolumeStays(t *testing.T) {
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 8 << 20}}
 	first := reach(t, d, spec, driver.StateRunning)
 	spec.Volumes = nil
-	if waiting := reach(t, d, spec, driver.StateRunning); !slices.Equal(waiting.Pending, []string{"volumes"}) {
-		t.Errorf("pending are %v", waiting.Pending)
-	}
+	waiting := reach(t, d, spec, driver.StateRunning)
+	assert.True(t, slices.Equal(waiting.Pending, []string{"volumes"}), "pending are %v", waiting.Pending)
 	spec.RestartRun, spec.StopBy = first.Run, time.Now()
 	reach(t, d, spec, driver.StateRunning)
-	if _, err := os.Stat(d.InstanceOf(spec.UID).File(instance.VolumeFile("data"))); err != nil {
-		t.Errorf("a volume that is not named for a while: %v", err)
-	}
+	assert.ErrorIs(t, "a volume that is not named for a while", assert.ErrorOf(os.Stat(d.InstanceOf(spec.UID).File(instance.VolumeFile("data")))), nil)
 }
 
 func TestBadVolumes(t *testing.T) {
@@ -407,23 +380,18 @@ func limitMemory(t *testing.T, pid int, bytes int) bool {
 func (g *linuxGuest) runOutOfMemory(t *testing.T) {
 	t.Helper()
 	if pid := g.d.InstanceOf(g.spec.UID).PID(); limitMemory(t, pid, 32<<20) {
-		if _, err := g.tryAsk(t, "/eat?mib=120"); err == nil {
-			t.Error("the guest has got more memory than there is")
-		}
+		_, err := g.tryAsk(t, "/eat?mib=120")
+		assert.True(t, err != nil, "the guest has got more memory than there is")
 	} else {
 		t.Logf("no control group that limits memory can be made here: one of %v must be writable", memoryGroups)
 		assert.NoError(t, proc.Kill(t.Context(), pid, func(int) bool { return true }))
 	}
-	if end := waitExit(t, g.d, g.spec.UID); end.Reason != instance.ReasonKilled || end.Code != instance.CodeKilled {
-		t.Errorf("it ended with %+v", end)
-	}
+	end := waitExit(t, g.d, g.spec.UID)
+	assert.True(t, end.Reason == instance.ReasonKilled && end.Code == instance.CodeKilled, "it ended with %+v", end)
 	again := reach(t, g.d, g.spec, driver.StateRunning)
-	if again.Run == g.server.Run || again.ID != g.server.ID {
-		t.Errorf("started again it is %+v", again)
-	}
-	if processes := machines(g.d, []types.UID{g.spec.UID}); len(processes[g.spec.UID]) != 1 {
-		t.Errorf("it has the processes %v", processes)
-	}
+	assert.True(t, again.Run != g.server.Run && again.ID == g.server.ID, "started again it is %+v", again)
+	processes := machines(g.d, []types.UID{g.spec.UID})
+	assert.True(t, len(processes[g.spec.UID]) == 1, "it has the processes %v", processes)
 }
 
 // checkMemory checks that memory counts as the guest sees it: it is less again after a program has
@@ -443,7 +411,5 @@ func (g *linuxGuest) checkMemory(t *testing.T) {
 	}
 	process, err := proc.ReadUsage(g.d.InstanceOf(g.spec.UID).PID())
 	assert.NoError(t, err)
-	if process.MemoryBytes < eaten {
-		t.Errorf("QEMU itself gave memory back, so that this test shows nothing: it has %d MiB", process.MemoryBytes>>20)
-	}
+	assert.True(t, process.MemoryBytes >= eaten, "QEMU itself gave memory back, so that this test shows nothing: it has %d MiB", process.MemoryBytes>>20)
 }

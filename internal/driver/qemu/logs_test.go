@@ -44,9 +44,8 @@ func TestLogs(t *testing.T) {
 	e.printWord(t, listed(t, d, spec), "zy")
 	log.WaitForText(t, "2 A\r\nzy")
 	for o, want := range map[driver.LogOptions]string{{}: "zy", {Previous: true, Follow: true}: all[len(all)-10:]} {
-		if got, err := io.ReadAll(openLog(t, d, spec, o)); err != nil || string(got) != want {
-			t.Errorf("with %+v the log is %q, %v, want %q", o, got, err, want)
-		}
+		got, err := io.ReadAll(openLog(t, d, spec, o))
+		assert.True(t, err == nil && string(got) == want, "with %+v the log is %q, %v, want %q", o, got, err, want)
 	}
 	assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
 	log.WaitForEnd(t, io.EOF)

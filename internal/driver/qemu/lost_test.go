@@ -43,18 +43,15 @@ func TestSupervisorKilledAfterRecord(t *testing.T) {
 	signalSupervisor(t, h, syscall.SIGKILL)
 	keepWatching(t, d)
 	waitStopped(t, h)
-	if end := waitExit(t, d, spec.UID); end.Reason != machine.EndPanicked {
-		t.Errorf("it ended with %+v", end)
-	}
+	end := waitExit(t, d, spec.UID)
+	assert.True(t, end.Reason == machine.EndPanicked, "it ended with %+v", end)
 }
 
 // recordEnd records an end as a supervisor does, of another kind than the next one would record.
 func recordEnd(t *testing.T, d *Driver, h *instance.Instance) {
 	t.Helper()
 	records, err := filepath.Glob(d.StateDir.Path(instance.EndsDir, string(h.UID)+".*.end"))
-	if err != nil || len(records) != 1 {
-		t.Fatalf("the records are %v, %v", records, err)
-	}
+	assert.Require(t, err == nil && len(records) == 1, "the records are %v, %v", records, err)
 	f, err := os.OpenFile(records[0], os.O_WRONLY, 0)
 	assert.NoError(t, err)
 	text := fmt.Sprintf(`{"reason":%q,"at":%q}`, machine.EndPanicked, time.Now().UTC().Format(time.RFC3339Nano))
@@ -128,9 +125,8 @@ func TestConsoleOfKilledSupervisor(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := console.Write([]byte("z")); err == nil {
-		t.Error("it takes what is typed")
-	}
+	_, err = console.Write([]byte("z"))
+	assert.True(t, err != nil, "it takes what is typed")
 	next, err := d.Console(t.Context(), spec.UID)
 	assert.NoError(t, err)
 	assert.NoError(t, assert.ErrorOf(next.Write([]byte("y"))))
@@ -154,7 +150,5 @@ func TestSupervisorKilledAtFault(t *testing.T) {
 		return nil
 	})
 	after := goesOn(t, d, spec)
-	if after.Run != s.Run || after.Err != nil {
-		t.Errorf("it is %+v, and was %+v", after, s)
-	}
+	assert.True(t, after.Run == s.Run && after.Err == nil, "it is %+v, and was %+v", after, s)
 }

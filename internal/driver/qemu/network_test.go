@@ -75,9 +75,7 @@ func TestNetwork(t *testing.T) {
 		assert.Eventually(t, "a reaches b by "+host, func(t testing.TB) error {
 			now.Step(instance.SuperviseEvery / 50) // for a follower that tries again
 			text, err := a.get(t, "http://"+host+"/clock")
-			if err == nil && text == "" {
-				t.Error("it answers nothing")
-			}
+			assert.True(t, err != nil || text != "", "it answers nothing")
 			return err
 		})
 	}
@@ -109,9 +107,8 @@ func TestNetwork(t *testing.T) {
 
 	spec := a.spec
 	spec.Ports = nil
-	if s := reach(t, d, spec, driver.StateRunning); len(s.Ports) != 0 || s.Run != a.server.Run {
-		t.Errorf("without ports it is %+v", s)
-	}
+	s := reach(t, d, spec, driver.StateRunning)
+	assert.True(t, len(s.Ports) == 0 && s.Run == a.server.Run, "without ports it is %+v", s)
 	_, err = (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", a.port))
 	assert.ErrorIs(t, "a port that was taken away", err, unix.ECONNREFUSED)
 	a.server = reach(t, d, a.spec, driver.StateRunning)
@@ -139,15 +136,12 @@ func checkReplacement(t *testing.T, now *testingclock.FakeClock, a, b *networkGu
 			return assert.ErrorOf(try(t))
 		})
 	}
-	if took := now.Since(began); took >= instance.SuperviseEvery {
-		t.Errorf("b has its network after %s", took)
-	}
-	if after := supervisorOf(t, b.d.InstanceOf(b.spec.UID)).PID; after == before {
-		t.Errorf("the supervisor is still process %d", after)
-	}
-	if s := reach(t, b.d, b.spec, driver.StateRunning); s.Run != b.server.Run {
-		t.Errorf("b is %+v, and was in run %s", s, b.server.Run)
-	}
+	took := now.Since(began)
+	assert.True(t, took < instance.SuperviseEvery, "b has its network after %s", took)
+	after := supervisorOf(t, b.d.InstanceOf(b.spec.UID)).PID
+	assert.True(t, after != before, "the supervisor is still process %d", after)
+	s := reach(t, b.d, b.spec, driver.StateRunning)
+	assert.True(t, s.Run == b.server.Run, "b is %+v, and was in run %s", s, b.server.Run)
 }
 
 // download begins an endless download from the guest's port. The channel is closed when its connection breaks.
@@ -178,9 +172,7 @@ func checkStatistics(t *testing.T, d *Driver, a *networkGuest) {
 	t.Helper()
 	n, err := d.NetworkStatistics(t.Context(), a.spec.UID)
 	assert.NoError(t, err)
-	if n.PacketsIn == 0 || n.BytesIn <= n.PacketsIn || n.PacketsOut == 0 || n.Refused < int64(len(n.LastRefused)) {
-		t.Errorf("the figures of a are %+v", n)
-	}
+	assert.True(t, n.PacketsIn != 0 && n.BytesIn > n.PacketsIn && n.PacketsOut != 0 && n.Refused >= int64(len(n.LastRefused)), "the figures of a are %+v", n)
 	if last := n.LastRefused[len(n.LastRefused)-1]; last.Protocol != "tcp" || last.Target != "169.254.169.254:80" || last.Reason != control.RefusedSpecial || last.Count < 1 {
 		t.Errorf("the last that was refused is %+v", last)
 	}
@@ -227,25 +219,21 @@ func TestEgressFlags(t *testing.T) {
 	if text, err := a.get(t, "http://www.example.test/"); err == nil {
 		t.Errorf("a gets %q from the host", text)
 	}
-	if name := <-asked; name != "www.example.test." {
-		t.Errorf("the resolver was asked for %s", name)
-	}
+	assert.Equal(t, "the resolver was asked for", <-asked, "www.example.test.")
 	leave()
 	for range events { // until nobody follows the machine any more
 	}
 
 	o.Egress = EgressDeny
 	d = openWith(t, o)
-	if s := listAnswering(t, d, a.spec.UID)[0]; !s.NeedsEnsure {
-		t.Errorf("it is %+v", s)
-	}
+	s := listAnswering(t, d, a.spec.UID)[0]
+	assert.True(t, s.NeedsEnsure, "it is %+v", s)
 	reach(t, d, a.spec, driver.StateRunning)
 	assert.Eventually(t, "no name of the outside is resolved", func(t testing.TB) error {
 		_, _ = a.get(t, "http://www.example.test/")
 		n, err := d.NetworkStatistics(t.Context(), a.spec.UID)
-		if err == nil && !slices.ContainsFunc(n.LastRefused, func(r driver.NetworkRefusal) bool { return r.Reason == control.RefusedNoEgress }) {
-			t.Errorf("refused were %+v", n.LastRefused)
-		}
+		assert.True(t, err != nil || slices.ContainsFunc(n.LastRefused, func(r driver.NetworkRefusal) bool { return r.Reason == control.RefusedNoEgress }),
+			"refused were %+v", n.LastRefused)
 		return err
 	})
 }
@@ -299,9 +287,7 @@ func TestHaltedBroker(t *testing.T) {
 	reaches := func(t testing.TB) error { return assert.ErrorOf(a.get(t, "http://b/clock")) }
 	assert.Eventually(t, "a reaches b", reaches)
 	withBroker(t, d, func(pid int) { assert.NoError(t, unix.Kill(pid, unix.SIGSTOP)) })
-	if err := reaches(t); err == nil {
-		t.Error("a reaches b by a broker that is halted")
-	}
+	assert.True(t, reaches(t) != nil, "a reaches b by a broker that is halted")
 	assert.Eventually(t, "a reaches b by another broker", reaches)
 }
 
@@ -320,16 +306,12 @@ func withBroker(t *testing.T, d *Driver, do func(pid int)) {
 		if err == nil && dir == d.Broker.Path {
 			user, _, err := proc.UserOf(pid)
 			assert.NoError(t, err)
-			if isRoot := user == 0; isRoot || confine.FiltersCalls() && !isFiltered(t, pid) {
-				t.Errorf("the broker is not confined: it has the user %d", user)
-			}
+			assert.True(t, user != 0 && (!confine.FiltersCalls() || isFiltered(t, pid)), "the broker is not confined: it has the user %d", user)
 			do(pid)
 			found++
 		}
 	}
-	if found != 1 {
-		t.Errorf("%d brokers run, want 1", found)
-	}
+	assert.Equal(t, "brokers run", found, 1)
 }
 
 // isFiltered reports whether the kernel filters the system calls of a process.

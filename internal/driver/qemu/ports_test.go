@@ -5,7 +5,6 @@ package qemu
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -56,9 +55,7 @@ func TestGuestDoesNotListen(t *testing.T) {
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}, {Name: "dns", Protocol: "UDP", Port: 53}}
 	s := reach(t, d, spec, driver.StateRunning)
-	if len(s.Ports) != 2 {
-		t.Fatalf("open are %+v", s.Ports)
-	}
+	assert.Require(t, len(s.Ports) == 2, "open are %+v", s.Ports)
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", s.Ports[0].HostPort))
 	assert.NoError(t, err)
 	assert.NoError(t, conn.Close())
@@ -72,9 +69,7 @@ func TestGuestDoesNotListen(t *testing.T) {
 			}
 			return err
 		})
-		if err == nil {
-			t.Errorf("a guest has taken a connection, want %s", says)
-		}
+		assert.True(t, err != nil, "a guest has taken a connection, want %s", says)
 	}
 	for port, message := range map[int32]string{
 		80: "port 80 of the guest took no connection", 81: "port 81 of the guest took no connection",
@@ -89,9 +84,7 @@ func TestGuestDoesNotListen(t *testing.T) {
 		return err
 	})
 	gone(t, d, spec)
-	if err := probe(t, d, spec, 80); err == nil {
-		t.Error("a machine that is gone is ready")
-	}
+	assert.True(t, probe(t, d, spec, 80) != nil, "a machine that is gone is ready")
 }
 
 // checkReach checks that the chosen ports are reported, lead to the guest once the probe
@@ -111,15 +104,13 @@ func (g *linuxGuest) checkReach(t *testing.T) {
 	assert.ErrorSays(t, "a port without a server", probe(t, g.d, g.spec, 82), "refused")
 	listed, err := g.e.open(t).List(t.Context(), g.spec.UID)
 	assert.NoError(t, err)
-	if len(listed) != 1 || !slices.Equal(listed[0].Ports, s.Ports) || !slices.Equal(listed[0].Addresses, s.Addresses) {
-		t.Errorf("the next controller sees %+v, want %+v", listed, s)
-	}
+	assert.True(t, len(listed) == 1 && slices.Equal(listed[0].Ports, s.Ports) && slices.Equal(listed[0].Addresses, s.Addresses),
+		"the next controller sees %+v, want %+v", listed, s)
 	renamed := g.spec
 	renamed.Ports = slices.Clone(g.spec.Ports)
 	renamed.Ports[0].Name = "web"
-	if waiting := reach(t, g.d, renamed, driver.StateRunning); len(waiting.Pending) != 0 {
-		t.Errorf("with another name pending are %v", waiting.Pending)
-	}
+	waiting := reach(t, g.d, renamed, driver.StateRunning)
+	assert.True(t, len(waiting.Pending) == 0, "with another name pending are %v", waiting.Pending)
 }
 
 // TestHostPortRefused checks that a port outside the range is refused by name, for a new
@@ -174,9 +165,7 @@ func TestPortsAfterLostCall(t *testing.T) {
 	}
 	signalSupervisor(t, inst, syscall.SIGCONT)
 	s := reach(t, d, spec, driver.StateRunning)
-	if len(s.Ports) != 1 || s.Run != first.Run {
-		t.Fatalf("it is %+v", s)
-	}
+	assert.Require(t, len(s.Ports) == 1 && s.Run == first.Run, "it is %+v", s)
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", s.Ports[0].HostPort))
 	assert.NoError(t, err)
 	assert.NoError(t, conn.Close())
@@ -198,9 +187,8 @@ func TestPortLost(t *testing.T) {
 	})
 	t.Cleanup(func() { _ = thief.Close() })
 	for range 2 { // a try changes nothing
-		if s := listAnswering(t, d, spec.UID)[0]; s.Run != first.Run || !slices.Equal(s.Ports, first.Ports[1:]) || !s.NeedsEnsure {
-			t.Fatalf("without the port it is %+v", s)
-		}
+		s := listAnswering(t, d, spec.UID)[0]
+		assert.Require(t, s.Run == first.Run && slices.Equal(s.Ports, first.Ports[1:]) && s.NeedsEnsure, "without the port it is %+v", s)
 		refuses(t, d, spec, driver.ErrRetry, fmt.Sprintf("host port %d/tcp is not available any more", first.Ports[0].HostPort), driver.ReasonPortConflict)
 	}
 	for _, c := range []struct {
@@ -209,17 +197,15 @@ func TestPortLost(t *testing.T) {
 	}{{driver.PowerPaused, driver.StatePaused}, {driver.PowerOn, driver.StateRunning}} {
 		spec.Power = c.power
 		refuses(t, d, spec, driver.ErrRetry, "is not available any more", driver.ReasonPortConflict)
-		if s := listAnswering(t, d, spec.UID)[0]; s.State != c.state {
-			t.Errorf("it is %s, want %s", s.State, c.state)
-		}
+		s := listAnswering(t, d, spec.UID)[0]
+		assert.True(t, s.State == c.state, "it is %s, want %s", s.State, c.state)
 	}
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", first.Ports[1].HostPort))
 	assert.NoError(t, err)
 	assert.NoError(t, conn.Close())
 	assert.NoError(t, thief.Close())
-	if s := reach(t, d, spec, driver.StateRunning); s.Run != first.Run || !slices.Equal(s.Ports, first.Ports) || s.NeedsEnsure {
-		t.Errorf("with the port again it is %+v, want %+v", s, first)
-	}
+	s := reach(t, d, spec, driver.StateRunning)
+	assert.True(t, s.Run == first.Run && slices.Equal(s.Ports, first.Ports) && !s.NeedsEnsure, "with the port again it is %+v, want %+v", s, first)
 }
 
 // TestHostIP checks that a port is open on the requested address only, and that this
@@ -234,17 +220,14 @@ func TestHostIP(t *testing.T) {
 	assert.NoError(t, err)
 	port, own := s.Ports[0].HostPort, record.Address.Addr().String()
 	want := []driver.Port{{Protocol: "TCP", Port: 80, HostPort: port, HostIP: "127.0.0.2"}}
-	if !slices.Equal(s.Ports, want) || !slices.Equal(s.Addresses, []string{own, "127.0.0.2"}) || len(s.Pending) != 0 {
-		t.Errorf("it is reached at %v by %+v, pending %v", s.Addresses, s.Ports, s.Pending)
-	}
+	assert.True(t, slices.Equal(s.Ports, want) && slices.Equal(s.Addresses, []string{own, "127.0.0.2"}) && len(s.Pending) == 0,
+		"it is reached at %v by %+v, pending %v", s.Addresses, s.Ports, s.Pending)
 	for ip, isOpen := range map[string]bool{"127.0.0.2": true, "127.0.0.1": false} {
 		conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", fmt.Sprintf("%s:%d", ip, port))
 		if err == nil {
 			_ = conn.Close()
 		}
-		if (err == nil) != isOpen {
-			t.Errorf("a connection to %s: %v", ip, err)
-		}
+		assert.True(t, (err == nil) == isOpen, "a connection to %s: %v", ip, err)
 	}
 
 	other := e.spec()
@@ -262,17 +245,13 @@ func TestHostIP(t *testing.T) {
 	moved := spec
 	moved.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80, HostPort: port, HostIP: "127.0.0.4"}}
 	next := reach(t, d, moved, driver.StateRunning)
-	if len(next.Pending) != 0 || next.Run != s.Run || !slices.Equal(next.Addresses, []string{own, "127.0.0.4"}) {
-		t.Errorf("with another address it is %+v", next)
-	}
+	assert.True(t, len(next.Pending) == 0 && next.Run == s.Run && slices.Equal(next.Addresses, []string{own, "127.0.0.4"}), "with another address it is %+v", next)
 	for ip, want := range map[string]error{"127.0.0.4": nil, "127.0.0.2": unix.ECONNREFUSED} {
 		conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", fmt.Sprintf("%s:%d", ip, port))
 		if err == nil {
 			_ = conn.Close()
 		}
-		if !errors.Is(err, want) {
-			t.Errorf("after the change, a connection to %s: %v", ip, err)
-		}
+		assert.ErrorIs(t, "after the change, a connection to "+ip, err, want)
 	}
 	moved.Ports[0].HostIP = "127.0.0.3" // the other machine's
 	refuses(t, d, moved, driver.ErrRetry, "127.0.0.3", driver.ReasonPortConflict)

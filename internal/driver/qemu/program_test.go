@@ -55,9 +55,7 @@ func TestMachineType(t *testing.T) {
 	off(t, e.openBinary(t, older(t)), spec) // made, and never started
 	d := e.open(t)
 	reach(t, d, spec, driver.StateRunning)
-	if got := pinned(t, d, spec); got != "pc-q35-6.2" {
-		t.Errorf("under a newer QEMU it is a %s", got)
-	}
+	assert.Equal(t, "under a newer QEMU it is a", pinned(t, d, spec), "pc-q35-6.2")
 	off(t, d, spec)
 }
 
@@ -100,21 +98,15 @@ func TestAcceleratorReported(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec := e.spec()
-	if s := reach(t, d, spec, driver.StateRunning); s.Accelerator != driver.AccelTCG {
-		t.Errorf("Ensure reports %q", s.Accelerator)
-	}
+	assert.Equal(t, "Ensure reports", reach(t, d, spec, driver.StateRunning).Accelerator, driver.AccelTCG)
 	listed := func() driver.Server {
 		t.Helper()
 		all, err := e.open(t).List(t.Context(), spec.UID)
 		assert.NoError(t, err)
 		return all[0]
 	}
-	if s := listed(); s.Accelerator != driver.AccelTCG {
-		t.Errorf("List reports %q", s.Accelerator)
-	}
-	if s := off(t, d, spec); s.Accelerator != "" {
-		t.Errorf("off it runs under %q", s.Accelerator)
-	}
+	assert.Equal(t, "List reports", listed().Accelerator, driver.AccelTCG)
+	assert.Equal(t, "off it runs under", off(t, d, spec).Accelerator, "")
 }
 
 // TestOOMScore checks that the kernel ends a machine before Drover when memory runs out.
@@ -124,9 +116,8 @@ func TestOOMScore(t *testing.T) {
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	own := oomScore(t, os.Getpid())
-	if got := oomScore(t, d.InstanceOf(spec.UID).PID()); got <= own && own < 1000 {
-		t.Errorf("its score is %d, and Drover's %d", got, own)
-	}
+	got := oomScore(t, d.InstanceOf(spec.UID).PID())
+	assert.True(t, got > own || own >= 1000, "its score is %d, and Drover's %d", got, own)
 }
 
 // TestOutput checks that the output of a crashed QEMU is reported, also by a later
@@ -143,25 +134,18 @@ func TestOutput(t *testing.T) {
 	if end.Reason != instance.ReasonKilled || !strings.HasSuffix(end.Output, "xthe [1mlast  words of it; and more") || len(end.Output) != instance.OutputTail {
 		t.Errorf("it ended with %+v", end)
 	}
-	if strings.Contains(end.Output, "drover guest") {
-		t.Error("it has the output of the guest")
-	}
-	if again := waitExit(t, d, spec.UID); again.Output != end.Output || !again.At.Equal(end.At) {
-		t.Errorf("it ended with %+v, and then with %+v", end, again)
-	}
+	assert.True(t, !strings.Contains(end.Output, "drover guest"), "it has the output of the guest")
+	again := waitExit(t, d, spec.UID)
+	assert.True(t, again.Output == end.Output && again.At.Equal(end.At), "it ended with %+v, and then with %+v", end, again)
 	quiet := e.open(t)
 	waitExit(t, quiet, spec.UID)
 	reach(t, quiet, spec, driver.StateRunning)
 	kept, err := os.ReadFile(h.File(machine.LogFile + machine.OldLog))
-	if err != nil || !bytes.HasSuffix(kept, []byte("and more\n")) {
-		t.Errorf("of the run before is left %.100q, %v", kept, err)
-	}
-	if now, err := os.ReadFile(h.File(machine.LogFile)); err != nil || bytes.Contains(now, []byte("last")) {
-		t.Errorf("the log of the run has %.100q, %v", now, err)
-	}
-	if s := off(t, quiet, spec); s.Exit == nil || s.Exit.Output != "" {
-		t.Errorf("shut down it ended with %+v", s.Exit)
-	}
+	assert.True(t, err == nil && bytes.HasSuffix(kept, []byte("and more\n")), "of the run before is left %.100q, %v", kept, err)
+	now, err := os.ReadFile(h.File(machine.LogFile))
+	assert.True(t, err == nil && !bytes.Contains(now, []byte("last")), "the log of the run has %.100q, %v", now, err)
+	s := off(t, quiet, spec)
+	assert.True(t, s.Exit != nil && s.Exit.Output == "", "shut down it ended with %+v", s.Exit)
 }
 
 // TestFailedStartsKeepTheLog checks that failed retries and an interrupted start do not
@@ -181,9 +165,8 @@ func TestFailedStartsKeepTheLog(t *testing.T) {
 	}
 	has := func(name, want string) {
 		t.Helper()
-		if content, err := os.ReadFile(h.File(name)); err != nil || !strings.Contains(string(content), want) {
-			t.Errorf("%s has %q, %v, want %q", name, content, err, want)
-		}
+		content, err := os.ReadFile(h.File(name))
+		assert.True(t, err == nil && strings.Contains(string(content), want), "%s has %q, %v, want %q", name, content, err, want)
 	}
 	has(machine.LogFile+machine.OldLog, "why it crashed")
 	has(machine.LogFile+machine.FailedLog, "no start")

@@ -25,9 +25,7 @@ func wantRefused(t *testing.T, s driver.Server, says ...string) {
 		return
 	}
 	for _, text := range says {
-		if !strings.Contains(s.Refused.Message, text) {
-			t.Errorf("it is refused by %q, want %q in it", s.Refused.Message, text)
-		}
+		assert.True(t, strings.Contains(s.Refused.Message, text), "it is refused by %q, want %q in it", s.Refused.Message, text)
 	}
 }
 
@@ -44,24 +42,19 @@ func TestImageStays(t *testing.T) {
 	spec.MemoryBytes, spec.RootDiskBytes, spec.Volumes[0].SizeBytes = 32<<20, 4<<20, 2<<20
 	s := reach(t, d, spec, driver.StateRunning)
 	wantRefused(t, s, "spec.image is "+e.images+"/none", "stands on "+e.plain, "put that back", "delete the VirtualMachine")
-	if !slices.Equal(s.Pending, []string{"resource.memory"}) || s.Applied.RootDiskBytes != 4<<20 {
-		t.Errorf("it is %+v", s)
-	}
+	assert.True(t, slices.Equal(s.Pending, []string{"resource.memory"}) && s.Applied.RootDiskBytes == 4<<20, "it is %+v", s)
 	assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
 	waitExit(t, d, spec.UID)
 	d = e.open(t)
 	s = boots(t, d, spec, "drover guest 2 A")
 	wantRefused(t, s)
-	if s.Applied.MemoryBytes != 32<<20 {
-		t.Errorf("started again it is %+v", s)
-	}
+	assert.True(t, s.Applied.MemoryBytes == 32<<20, "started again it is %+v", s)
 	restart(t, d, spec, "drover guest 3 A")
 	wantRefused(t, off(t, d, spec))
 	boots(t, d, spec, "drover guest 4 A")
 	spec.Image = kept
-	if s := reach(t, d, spec, driver.StateRunning); s.Refused != nil || len(s.Pending) != 0 {
-		t.Errorf("with the image put back it is %+v", s)
-	}
+	s = reach(t, d, spec, driver.StateRunning)
+	assert.True(t, s.Refused == nil && len(s.Pending) == 0, "with the image put back it is %+v", s)
 }
 
 // TestNothingIsFetched checks that neither the image of an existing disk nor a refused
@@ -85,9 +78,8 @@ func TestNothingIsFetched(t *testing.T) {
 	spec.Image.Source = web.URL + "/boot-B0.img"
 	restart(t, d, spec, "drover guest 3 A")
 	wantRefused(t, reach(t, d, spec, driver.StateRunning), web.URL+"/boot-B0.img", "with the checksum "+checksumOf(t, e.plain))
-	if n := asked.Load(); n != 1 {
-		t.Errorf("the web server was asked %d times, want once", n)
-	}
+	n := asked.Load()
+	assert.True(t, n == 1, "the web server was asked %d times, want once", n)
 }
 
 // TestNameOfImageLasts checks that a name which stood for the image of a disk when the
@@ -104,17 +96,15 @@ func TestNameOfImageLasts(t *testing.T) {
 	reach(t, d, spec, driver.StateRunning)
 	reach(t, d, other, driver.StateStopped)
 	spec.Image = driver.Image{Source: web + "/latest.img"}
-	if s := reach(t, d, spec, driver.StateRunning); s.Refused != nil {
-		t.Errorf("the same image under another name is refused: %+v", *s.Refused)
-	}
+	s := reach(t, d, spec, driver.StateRunning)
+	assert.True(t, s.Refused == nil, "the same image under another name is refused: %+v", s.Refused)
 	assert.NoError(t, errors.Join(os.Remove(e.images+"/latest.img"), os.Link(e.other, e.images+"/latest.img")))
 	gone(t, d, other)
 	other.Image.PullPolicy = driver.PullAlways
 	reach(t, d, other, driver.StateStopped)
 	d = e.openUnchecked(t)
-	if s := reach(t, d, spec, driver.StateRunning); s.Refused != nil {
-		t.Errorf("a name that stands for another image now is refused: %+v", *s.Refused)
-	}
+	s = reach(t, d, spec, driver.StateRunning)
+	assert.True(t, s.Refused == nil, "a name that stands for another image now is refused: %+v", s.Refused)
 	spec.Image.Checksum = checksumOf(t, e.other)
 	wantRefused(t, reach(t, d, spec, driver.StateRunning), checksumOf(t, e.other), checksumOf(t, e.plain))
 }
@@ -126,9 +116,8 @@ func TestFirstDisk(t *testing.T) {
 	spec := e.linuxSpec(t)
 	pause(t, d, spec) // its guest need not boot
 	spec.Image.Source = e.plain
-	if s := pause(t, d, spec); s.Refused != nil || !slices.Equal(s.Pending, []string{"image"}) {
-		t.Errorf("before the restart it is %+v", s)
-	}
+	s := pause(t, d, spec)
+	assert.True(t, s.Refused == nil && slices.Equal(s.Pending, []string{"image"}), "before the restart it is %+v", s)
 	off := spec
 	off.Power, off.StopBy = driver.PowerOff, d.Clock.Now()
 	reach(t, d, off, driver.StateStopped)

@@ -44,9 +44,8 @@ func TestRestartThatCannotBe(t *testing.T) {
 	refuses(t, d, memory, driver.ErrExhausted, "resource.memory")
 	fields.Command = []string{"/bin/app"}
 	refuses(t, d, fields, driver.ErrUnsupported, "spec.command")
-	if all, err := d.List(t.Context()); err != nil || len(all) != 1 || all[0].Run != first.Run || all[0].State != driver.StateRunning {
-		t.Errorf("listed: %+v, %v, want it to run on", all, err)
-	}
+	all, err := d.List(t.Context())
+	assert.True(t, err == nil && len(all) == 1 && all[0].Run == first.Run && all[0].State == driver.StateRunning, "listed: %+v, %v, want it to run on", all, err)
 	reach(t, d, spec, driver.StateRunning) // with the port that it has
 }
 
@@ -76,9 +75,7 @@ func TestFetchedOnce(t *testing.T) {
 		refuses(t, d, tooLarge, driver.ErrExhausted)
 	}
 	reach(t, d, spec, driver.StateRunning)
-	if fetched["/boot-A0.img"] != 1 || fetched["/boot-B0.img"] != 1 {
-		t.Errorf("it was fetched so many times: %v", fetched)
-	}
+	assert.True(t, fetched["/boot-A0.img"] == 1 && fetched["/boot-B0.img"] == 1, "it was fetched so many times: %v", fetched)
 }
 
 // TestStopThatIsOver checks that a restart goes on where the guest, or its QEMU too, ended
@@ -97,9 +94,7 @@ func TestStopThatIsOver(t *testing.T) {
 		"QEMU has quit":            {&instance.Instance{Exit: off}, stepStop, true},
 		"a start waits for images": {&instance.Instance{Exit: off}, stepStart, false},
 	} {
-		if got := hasEndedDuring(c.step, c.inst); got != c.want {
-			t.Errorf("%s: %t, want %t", name, got, c.want)
-		}
+		assert.Equal(t, name, hasEndedDuring(c.step, c.inst), c.want)
 	}
 }
 
@@ -127,9 +122,8 @@ func TestJournal(t *testing.T) {
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrFenced)
 	assert.NoError(t, d.Delete(t.Context(), next.Target, false))
 	want := []string{"create 5", "start 5", "pause 6", "refused 5", "refused 5", "delete 6"}
-	if got := journalEntries(t, path); !slices.Equal(got, want) {
-		t.Errorf("the journal has %q, want %q", got, want)
-	}
+	got := journalEntries(t, path)
+	assert.True(t, slices.Equal(got, want), "the journal has %q, want %q", got, want)
 }
 
 func journalEntries(t *testing.T, path string) []string {
@@ -139,9 +133,7 @@ func journalEntries(t *testing.T, path string) []string {
 	for line := range strings.Lines(content) {
 		var e journal.Entry
 		assert.NoError(t, json.Unmarshal([]byte(line), &e))
-		if e.PID != os.Getpid() || e.Cluster != "cluster-1" || e.UID == "" || e.At.IsZero() {
-			t.Errorf("an entry is %+v", e)
-		}
+		assert.True(t, e.PID == os.Getpid() && e.Cluster == "cluster-1" && e.UID != "" && !e.At.IsZero(), "an entry is %+v", e)
 		all = append(all, fmt.Sprintf("%s %d", e.Action, e.Epoch))
 	}
 	return all

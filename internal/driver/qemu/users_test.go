@@ -38,9 +38,7 @@ func processStatus(t *testing.T, d *Driver, spec driver.ServerSpec) map[string]s
 
 func wantConfinement(t *testing.T, s driver.Server, reason string) {
 	t.Helper()
-	if s.Confinement == nil || s.Confinement.Reason != reason {
-		t.Errorf("the confinement is %+v, want %s", s.Confinement, reason)
-	}
+	assert.True(t, s.Confinement != nil && s.Confinement.Reason == reason, "the confinement is %+v, want %s", s.Confinement, reason)
 }
 
 // TestMachineUsers checks that each machine has a separate user ID, no groups of this
@@ -55,17 +53,14 @@ func TestMachineUsers(t *testing.T) {
 		wantConfinement(t, reach(t, d, spec, driver.StateRunning), driver.ReasonConfined)
 		status := processStatus(t, d, spec)
 		id, _, _ := strings.Cut(status["Uid"], " ")
-		if status["Uid"] != strings.Join([]string{id, id, id, id}, " ") || len(id) != 10 || !strings.HasPrefix(id, "21000") || seen[id] {
-			t.Errorf("its user IDs are %s, beside those of %v", status["Uid"], seen)
-		}
+		assert.True(t, status["Uid"] == strings.Join([]string{id, id, id, id}, " ") && len(id) == 10 && strings.HasPrefix(id, "21000") && !seen[id],
+			"its user IDs are %s, beside those of %v", status["Uid"], seen)
 		seen[id] = true
 		for name, want := range map[string]string{
 			"Groups": "", "CapInh": noCapabilities, "CapPrm": noCapabilities, "CapEff": noCapabilities, "CapBnd": noCapabilities, "CapAmb": noCapabilities,
 			"NoNewPrivs": "1", "Seccomp": "2",
 		} {
-			if status[name] != want {
-				t.Errorf("%s is %q, want %q", name, status[name], want)
-			}
+			assert.Equal(t, name, status[name], want)
 		}
 		defer gone(t, d, spec)
 	}
@@ -84,9 +79,8 @@ func TestOneUser(t *testing.T) {
 	d := openWith(t, o)
 	spec := e.spec()
 	wantConfinement(t, reach(t, d, spec, driver.StateRunning), driver.ReasonConfined)
-	if id, _, _ := strings.Cut(processStatus(t, d, spec)["Uid"], " "); id == "0" || len(id) > 5 {
-		t.Errorf("its user ID is %s", id)
-	}
+	id, _, _ := strings.Cut(processStatus(t, d, spec)["Uid"], " ")
+	assert.True(t, id != "0" && len(id) <= 5, "its user ID is %s", id)
 	// A Drover with a range would start it otherwise.
 	s, err := e.open(t).Ensure(t.Context(), spec)
 	assert.NoError(t, err)
@@ -106,14 +100,10 @@ func TestUserMissing(t *testing.T) {
 	var lines []string
 	o.Log = funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})
 	d := openWith(t, o)
-	if log := strings.Join(lines, "\n"); !strings.Contains(log, "Machines cannot be started") {
-		t.Errorf("the log has %q", log)
-	}
+	assert.Contains(t, "the log has", strings.Join(lines, "\n"), "Machines cannot be started")
 	spec := e.spec()
 	refuses(t, d, spec, driver.ErrRetry, "user drover-missing", "useradd --system", driver.ReasonMachineUserUnavailable)
-	if d.InstanceOf(spec.UID).PID() != 0 {
-		t.Error("a machine runs")
-	}
+	assert.True(t, d.InstanceOf(spec.UID).PID() == 0, "a machine runs")
 	s := reach(t, d, before, driver.StateRunning)
 	wantConfinement(t, s, driver.ReasonConfined)
 }
@@ -161,9 +151,7 @@ func TestStartedBefore(t *testing.T) {
 			change(t, d.InstanceOf(spec.UID).File(machine.StartedFile))
 			next := e.open(t)
 			adopted := reach(t, next, spec, driver.StateRunning)
-			if adopted.Run != s.Run {
-				t.Error("it is another run")
-			}
+			assert.True(t, adopted.Run == s.Run, "it is another run")
 			wantConfinement(t, adopted, driver.ReasonStartedBefore)
 			restart(t, next, spec, "drover guest 2 A")
 			wantConfinement(t, reach(t, next, spec, driver.StateRunning), driver.ReasonConfined)
@@ -182,9 +170,7 @@ func TestLowPort(t *testing.T) {
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", s.Ports[0].HostPort))
 	assert.NoError(t, err)
 	assert.NoError(t, conn.Close())
-	if got := processStatus(t, d, spec)["CapEff"]; got != "0000000000000000" {
-		t.Errorf("its capabilities are %s", got)
-	}
+	assert.Equal(t, "its capabilities", processStatus(t, d, spec)["CapEff"], "0000000000000000")
 }
 
 func freeLowPort(t *testing.T) int32 {
@@ -212,9 +198,8 @@ func TestBadUsers(t *testing.T) {
 	for name, want := range map[string]bool{"": os.Geteuid() != 0, launch.DefaultUser: true, "root": os.Geteuid() == 0} {
 		o := DefaultOptions()
 		o.Dir, o.User, o.MachineProgram = filepath.Join(framework.ShortTempDir(t), "qemu"), name, machineProgram
-		if _, err := o.Open(driver.Environment{ClusterID: "cluster-1"}); (err == nil) != want {
-			t.Errorf("--qemu-user %q: got %v", name, err)
-		}
+		_, err := o.Open(driver.Environment{ClusterID: "cluster-1"})
+		assert.True(t, (err == nil) == want, "--qemu-user %q: got %v", name, err)
 	}
 	users, err := launch.NewUsers("root", "")
 	assert.NoError(t, err)
@@ -232,9 +217,8 @@ func isRunAgain(t *testing.T, below ...string) bool {
 	args := append(slices.Clone(below[1:]), os.Args[0], "-test.v", "-test.run=^"+t.Name()+"$")
 	cmd := exec.CommandContext(t.Context(), below[0], args...)
 	cmd.Env = append(os.Environ(), again+"=1")
-	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
-		t.Errorf("%v: %s", err, out)
-	}
+	out, err := cmd.CombinedOutput()
+	assert.True(t, err == nil && strings.Contains(string(out), "--- PASS: "+t.Name()), "%v: %s", err, out)
 	return false
 }
 
@@ -276,16 +260,12 @@ func TestFewDescriptors(t *testing.T) {
 		}
 		assert.NoError(t, taken[closed].Close())
 	}
-	if closed == 0 {
-		t.Error("it started at once: descriptors did not run out")
-	}
+	assert.True(t, closed != 0, "it started at once: descriptors did not run out")
 	for _, f := range taken {
 		_ = f.Close()
 	}
 	reach(t, d, spec, driver.StateRunning)
-	if s := reach(t, d, running, driver.StateRunning); s.Run != first.Run {
-		t.Errorf("the machine that ran was started again")
-	}
+	assert.True(t, reach(t, d, running, driver.StateRunning).Run == first.Run, "the machine that ran was started again")
 }
 
 // TestExposures checks that a folder into which others can look is reported.
@@ -297,9 +277,7 @@ func TestExposures(t *testing.T) {
 	for mode, want := range map[os.FileMode]bool{0o700: false, 0o755: true, 0o710: true} {
 		assert.NoError(t, os.Chmod(dir, mode))
 		found := users.FindExposures(dir)
-		if got := slices.ContainsFunc(found, func(text string) bool { return strings.Contains(text, "look into "+dir) }); got != want {
-			t.Errorf("%#o: got %q", mode, found)
-		}
+		assert.True(t, slices.ContainsFunc(found, func(text string) bool { return strings.Contains(text, "look into "+dir) }) == want, "%#o: got %q", mode, found)
 	}
 }
 

@@ -64,18 +64,15 @@ func TestPortsOfNextSupervisor(t *testing.T) {
 			if isHalted {
 				signalSupervisor(t, inst, syscall.SIGSTOP)
 				assert.Check(t, "the port of a halted supervisor answers", answers)
-				if s := listed(t, d, spec); len(s.Ports) != 0 || s.NeedsEnsure {
-					t.Errorf("while it does not answer it is %+v", s)
-				}
+				s := listed(t, d, spec)
+				assert.True(t, len(s.Ports) == 0 && !s.NeedsEnsure, "while it does not answer it is %+v", s)
 				signalSupervisor(t, inst, syscall.SIGCONT)
 			}
 			assert.Check(t, "the port answers", answers)
-			if s := listAnswering(t, e.open(t), spec.UID)[0]; len(s.Ports) != 1 || s.NeedsEnsure {
-				t.Errorf("it is %+v", s)
-			}
-			if now, err := inst.Load(); err != nil || now.NetworkRevision != before {
-				t.Errorf("wanted is %+v, %v, and was %+v", now.NetworkRevision, err, before)
-			}
+			s := listAnswering(t, e.open(t), spec.UID)[0]
+			assert.True(t, len(s.Ports) == 1 && !s.NeedsEnsure, "it is %+v", s)
+			now, err := inst.Load()
+			assert.True(t, err == nil && now.NetworkRevision == before, "wanted is %+v, %v, and was %+v", now.NetworkRevision, err, before)
 		})
 	}
 }
@@ -101,26 +98,22 @@ func TestOnlyTheLeaderWants(t *testing.T) {
 	standby := openWith(t, o)
 	keepWatching(t, standby)
 	endSupervisor(t, inst)
-	if s := listAnswering(t, standby, spec.UID)[0]; len(s.Ports) != 1 || !s.NeedsEnsure {
-		t.Errorf("by the standby it is %+v", s)
-	}
+	s := listAnswering(t, standby, spec.UID)[0]
+	assert.True(t, len(s.Ports) == 1 && s.NeedsEnsure, "by the standby it is %+v", s)
 	assert.Check(t, "the port answers", answers)
 	if egress, now := egressOf(t, inst); egress.Deny || now != first {
 		t.Errorf("the standby wants %+v of %+v", egress, now)
 	}
-	if s := listAnswering(t, leader, spec.UID)[0]; s.NeedsEnsure {
-		t.Errorf("by the leader it is %+v", s)
-	}
+	s = listAnswering(t, leader, spec.UID)[0]
+	assert.True(t, !s.NeedsEnsure, "by the leader it is %+v", s)
 
 	next := spec
 	next.Epoch = 7
-	if s := reach(t, standby, next, driver.StateRunning); len(s.Ports) != 1 || s.NeedsEnsure {
-		t.Errorf("by the next leader it is %+v", s)
-	}
+	s = reach(t, standby, next, driver.StateRunning)
+	assert.True(t, len(s.Ports) == 1 && !s.NeedsEnsure, "by the next leader it is %+v", s)
 	egress, second := egressOf(t, inst)
-	if want := (control.Revision{Epoch: 7, Number: first.Number + 1}); !egress.Deny || second != want {
-		t.Errorf("the next leader wants %+v of %+v, want deny of %+v", egress, second, want)
-	}
+	want := (control.Revision{Epoch: 7, Number: first.Number + 1})
+	assert.True(t, egress.Deny && second == want, "the next leader wants %+v of %+v, want deny of %+v", egress, second, want)
 	refuses(t, leader, spec, driver.ErrFenced)
 	inst.Leader = spec.Epoch
 	c, err := inst.Supervisor().Reach(t.Context())
@@ -148,9 +141,8 @@ func TestEgressOfRefusedSpec(t *testing.T) {
 	egress, recorded := egressOf(t, inst)
 	c, err := inst.Supervisor().Reach(t.Context())
 	assert.NoError(t, err)
-	if s, err := c.Status(t.Context()); err != nil || !egress.Deny || s.Wanted != recorded {
-		t.Errorf("recorded is %+v of %+v, and the supervisor has %+v, %v", egress, recorded, s.Wanted, err)
-	}
+	s, err := c.Status(t.Context())
+	assert.True(t, err == nil && egress.Deny && s.Wanted == recorded, "recorded is %+v of %+v, and the supervisor has %+v, %v", egress, recorded, s.Wanted, err)
 	assert.Check(t, "the port answers", answers)
 }
 
@@ -169,12 +161,10 @@ func TestRestoredRecord(t *testing.T) {
 			edit(t, d, spec, func(r map[string]any) { r["networkRevision"] = map[string]any{"epoch": 1, "number": 8} })
 			run := reach(t, d, spec, driver.StateRunning).Run
 			edit(t, d, spec, change)
-			if s := listAnswering(t, d, spec.UID)[0]; !s.NeedsEnsure {
-				t.Errorf("it is %+v", s)
-			}
-			if s := reach(t, d, spec, driver.StateRunning); s.Run != run || s.NeedsEnsure || len(s.Ports) != 1 {
-				t.Errorf("in the end it is %+v", s)
-			}
+			s := listAnswering(t, d, spec.UID)[0]
+			assert.True(t, s.NeedsEnsure, "it is %+v", s)
+			s = reach(t, d, spec, driver.StateRunning)
+			assert.True(t, s.Run == run && !s.NeedsEnsure && len(s.Ports) == 1, "in the end it is %+v", s)
 			assert.Check(t, "the port answers", answers)
 		})
 	}
@@ -191,9 +181,8 @@ func TestPortMovesInTheGuest(t *testing.T) {
 	spec.Ports = append(slices.Clone(spec.Ports), driver.Port{Name: "other", Protocol: "UDP", Port: 53})
 	spec.Ports[0].Port = 8080
 	s := reach(t, d, spec, driver.StateRunning)
-	if len(s.Ports) != 2 || s.Ports[0].Port != 8080 || s.Ports[0].HostPort != first.Ports[0].HostPort || s.Run != first.Run || s.NeedsEnsure {
-		t.Errorf("it is %+v, and was %+v", s, first)
-	}
+	assert.True(t, len(s.Ports) == 2 && s.Ports[0].Port == 8080 && s.Ports[0].HostPort == first.Ports[0].HostPort && s.Run == first.Run && !s.NeedsEnsure,
+		"it is %+v, and was %+v", s, first)
 	assert.Check(t, "the port answers", answers)
 }
 
@@ -210,7 +199,6 @@ func TestSupervisorsOfPausedGuest(t *testing.T) {
 		endSupervisor(t, inst)
 		assert.Eventually(t, "there is another", func(t testing.TB) error { return assert.ErrorOf(inst.Supervisor().Reach(t.Context())) })
 	}
-	if s := reach(t, d, spec, driver.StateRunning); len(s.Ports) != 1 || s.NeedsEnsure {
-		t.Errorf("in the end it is %+v", s)
-	}
+	s := reach(t, d, spec, driver.StateRunning)
+	assert.True(t, len(s.Ports) == 1 && !s.NeedsEnsure, "in the end it is %+v", s)
 }

@@ -137,9 +137,8 @@ func testAdmin(t *testing.T, e adminEngine) {
 		"one with part of it": {UID: kept.UID, ID: kept.ID[:len(kept.ID)-1]},
 		"a path":              {UID: kept.UID, ID: "../" + string(kept.UID)},
 	} {
-		if err := a.RemoveRetained(t.Context(), target); err == nil || driver.Ambiguous(err) {
-			t.Errorf("%s: got %v", text, err)
-		}
+		err := a.RemoveRetained(t.Context(), target)
+		assert.True(t, err != nil && !driver.Ambiguous(err), "%s: got %v", text, err)
 	}
 	wantSurvey(t, e, a, "kept Running retained", "live Running")
 	assert.NoError(t, a.RemoveRetained(t.Context(), driver.Target{UID: kept.UID, ID: kept.ID}))
@@ -155,13 +154,11 @@ func wantSurvey(t *testing.T, e adminEngine, a driver.Admin, want ...string) {
 	before := listTree(t, e.dir)
 	survey, err := a.Survey(t.Context())
 	assert.NoError(t, err)
-	if after := listTree(t, e.dir); !slices.Equal(before, after) {
-		t.Errorf("the survey changed\n%q\nto\n%q", before, after)
-	}
+	after := listTree(t, e.dir)
+	assert.True(t, slices.Equal(before, after), "the survey changed\n%q\nto\n%q", before, after)
 	id, err := Identify(t.Context(), e.open(t, "any"))
-	if err != nil || survey.EngineID != id || (survey.Version == "") != (e.name == fake.Name) {
-		t.Errorf("the engine is %q, version %q, want %q, %v", survey.EngineID, survey.Version, id, err)
-	}
+	assert.True(t, err == nil && survey.EngineID == id && (survey.Version == "") == (e.name == fake.Name),
+		"the engine is %q, version %q, want %q, %v", survey.EngineID, survey.Version, id, err)
 	got := make([]string, 0, len(survey.Servers))
 	seen := map[types.UID]bool{}
 	for _, s := range survey.Servers {
@@ -169,16 +166,12 @@ func wantSurvey(t *testing.T, e adminEngine, a driver.Admin, want ...string) {
 		if s.Retained {
 			text += " retained"
 		}
-		if s.ID == "" || s.Err != nil || s.StartedAt.IsZero() || seen[s.UID] {
-			t.Errorf("it is %+v", s)
-		}
+		assert.True(t, s.ID != "" && s.Err == nil && !s.StartedAt.IsZero() && !seen[s.UID], "it is %+v", s)
 		seen[s.UID] = true
 		got = append(got, text)
 	}
 	slices.Sort(got)
-	if !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	assert.True(t, slices.Equal(got, want), "got %q, want %q", got, want)
 }
 
 // listTree returns all files of a folder with their sizes and times. The logs and the
@@ -209,9 +202,8 @@ func TestAdminOfMissingFolders(t *testing.T) {
 	for _, name := range []string{qemu.Name, fake.Name} {
 		dir := filepath.Join(t.TempDir(), "gone")
 		assert.ErrorIs(t, name, assert.ErrorOf(OpenAdmin(name, dir, options().Environment)), driver.ErrUnavailable)
-		if left, _ := filepath.Glob(dir); len(left) != 0 {
-			t.Errorf("%s made %v", name, left)
-		}
+		left, _ := filepath.Glob(dir)
+		assert.True(t, len(left) == 0, "%s made %v", name, left)
 	}
 	assert.ErrorSays(t, "of an unknown driver", assert.ErrorOf(OpenAdmin("xen", "", options().Environment)), `"xen" is not a driver; known are docker, qemu, fake`)
 }

@@ -23,14 +23,11 @@ func TestDocsOfFields(t *testing.T) {
 		assert.NoError(t, err)
 		declarer, _ := driver.As[driver.FieldDeclarer](d)
 		for field, support := range declarer.SupportedFields() {
-			if cell := cellOf(rows, field, column+1); !strings.Contains(cell, string(support)) {
-				t.Errorf("driver %s declares %s as %q, and docs/drivers.md says %q", name, field, support, cell)
-			}
+			cell := cellOf(rows, field, column+1)
+			assert.True(t, strings.Contains(cell, string(support)), "driver %s declares %s as %q, and docs/drivers.md says %q", name, field, support, cell)
 		}
 	}
-	if len(names) != len(Names()) {
-		t.Errorf("docs/drivers.md has columns for %v, and the drivers are %v", names, Names())
-	}
+	assert.True(t, len(names) == len(Names()), "docs/drivers.md has columns for %v, and the drivers are %v", names, Names())
 }
 
 func testOptionsIn(dir string) Options {

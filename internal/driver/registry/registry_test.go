@@ -43,9 +43,7 @@ func TestParse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got, err := Parse(tc.list)
 			assert.ErrorSays(t, "Parse", err, tc.says)
-			if !slices.Equal(got, tc.want) {
-				t.Errorf("got %q, want %q", got, tc.want)
-			}
+			assert.True(t, slices.Equal(got, tc.want), "got %q, want %q", got, tc.want)
 		})
 	}
 }
@@ -77,9 +75,7 @@ func TestAuto(t *testing.T) {
 	own := o.Settings[qemu.Name].(*qemu.Options)
 	own.Dir = t.TempDir()
 	opened, err := Open(t.Context(), Auto, o)
-	if err != nil || !slices.Equal(names(opened), []string{"qemu"}) {
-		t.Errorf("opened %q, %v", names(opened), err)
-	}
+	assert.True(t, err == nil && slices.Equal(names(opened), []string{"qemu"}), "opened %q, %v", names(opened), err)
 	own.Binary = "qemu-of-nowhere"
 	opened, err = Open(t.Context(), Auto, o)
 	for _, text := range []string{
@@ -88,9 +84,7 @@ func TestAuto(t *testing.T) {
 	} {
 		assert.ErrorSays(t, "without engines", err, text)
 	}
-	if len(opened) > 0 || strings.Contains(err.Error(), fake.Name) {
-		t.Errorf("opened %q, %v", names(opened), err)
-	}
+	assert.True(t, len(opened) == 0 && !strings.Contains(err.Error(), fake.Name), "opened %q, %v", names(opened), err)
 }
 
 // TestNamedAlone checks that the drivers which auto leaves out run where they are named.
@@ -98,9 +92,7 @@ func TestNamedAlone(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{fake.Name, pod.Name} {
 		opened, err := Open(t.Context(), name, options())
-		if err != nil || !slices.Equal(names(opened), []string{name}) {
-			t.Errorf("opened %q, %v", names(opened), err)
-		}
+		assert.True(t, err == nil && slices.Equal(names(opened), []string{name}), "opened %q, %v", names(opened), err)
 	}
 }
 
@@ -124,17 +116,14 @@ func TestClose(t *testing.T) {
 		Target: driver.Target{UID: uuid.NewUUID(), Epoch: 1}, Namespace: "default", Name: "vm", Power: driver.PowerOn,
 		CPUMilli: 1000, MemoryBytes: 16 << 20, Image: driver.Image{Source: web.URL, Checksum: "sha256:" + strings.Repeat("0", 64)},
 	})
-	if err != nil || s.State != driver.StatePending {
-		t.Fatalf("it is %+v, %v", s, err)
-	}
+	assert.Require(t, err == nil && s.State == driver.StatePending, "it is %+v, %v", s, err)
 	<-begun
 	if err := Close(t.Context(), opened); err != nil {
 		t.Error(err)
 	}
 	<-ended
-	if left, err := os.ReadDir(filepath.Join(own.Dir, "tmp")); err != nil || len(left) != 0 {
-		t.Errorf("left behind: %v, %v", left, err)
-	}
+	left, err := os.ReadDir(filepath.Join(own.Dir, "tmp"))
+	assert.True(t, err == nil && len(left) == 0, "left behind: %v, %v", left, err)
 }
 
 // TestNamed checks that a driver that was named is opened even if its engine does not
@@ -142,14 +131,11 @@ func TestClose(t *testing.T) {
 func TestNamed(t *testing.T) {
 	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
 	opened, err := Open(t.Context(), "docker,fake", options())
-	if err != nil || !slices.Equal(names(opened), []string{"docker", "fake"}) {
-		t.Fatalf("opened %q, %v", names(opened), err)
-	}
+	assert.Require(t, err == nil && slices.Equal(names(opened), []string{"docker", "fake"}), "opened %q, %v", names(opened), err)
 	assert.ErrorIs(t, "list without an engine", assert.ErrorOf(opened[0].Driver.List(t.Context())), driver.ErrUnavailable)
 	for _, o := range opened {
-		if _, ok := driver.As[driver.Identifier](o.Driver); !ok {
-			t.Errorf("%s does not report its engine's id", o.Name)
-		}
+		_, ok := driver.As[driver.Identifier](o.Driver)
+		assert.True(t, ok, "%s does not report its engine's id", o.Name)
 	}
 }
 

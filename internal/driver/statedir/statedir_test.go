@@ -53,9 +53,7 @@ func TestIdentity(t *testing.T) {
 	all.Wait()
 	n := 0
 	ids.Range(func(any, any) bool { n++; return true })
-	if n != 1 {
-		t.Errorf("the folder has %d identities", n)
-	}
+	assert.True(t, n == 1, "the folder has %d identities", n)
 	d := openDir(t, path)
 	assert.NoError(t, d.Reach())
 	assert.NoError(t, os.WriteFile(d.Path(statedir.IDFile), []byte("another\n"), 0o600))
@@ -107,9 +105,7 @@ func TestLockRemoved(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if taken == 0 {
-		t.Error("no caller got the lock")
-	}
+	assert.True(t, taken != 0, "no caller got the lock")
 }
 
 func TestAdmit(t *testing.T) {
@@ -130,18 +126,15 @@ func TestAdmit(t *testing.T) {
 		{"a", 7, true},
 	} {
 		err := d.Admit(c.cluster, c.epoch)
-		if errors.Is(err, driver.ErrFenced) != c.fenced || (err != nil && !c.fenced) {
-			t.Errorf("cluster %s, epoch %d: got %v, want fenced %v", c.cluster, c.epoch, err, c.fenced)
-		}
+		assert.True(t, errors.Is(err, driver.ErrFenced) == c.fenced && (err == nil || c.fenced),
+			"cluster %s, epoch %d: got %v, want fenced %v", c.cluster, c.epoch, err, c.fenced)
 	}
 	for n := range uint64(300) {
 		assert.NoError(t, d.Admit("many", n+1))
 	}
 	entries, err := os.ReadDir(d.Path("epochs", "many"))
 	assert.NoError(t, err)
-	if len(entries) > 100 {
-		t.Errorf("%d epochs are kept", len(entries))
-	}
+	assert.True(t, len(entries) <= 100, "%d epochs are kept", len(entries))
 	assert.ErrorIs(t, "an epoch that was taken away", d.Admit("many", 1), driver.ErrFenced)
 }
 
@@ -155,16 +148,12 @@ func TestFiles(t *testing.T) {
 	refuses := errors.New("it was touched")
 	assert.ErrorIs(t, "replacing what was touched", d.ReplaceIf(path, []byte("four"), func() error { return refuses }), refuses)
 	content := framework.ReadFile(t, path)
-	if content != "three" {
-		t.Errorf("it holds %q", content)
-	}
+	assert.Equal(t, "it holds", content, "three")
 	assert.NoError(t, d.Discard(path))
 	assert.ErrorIs(t, "discarding it twice", d.Discard(path), fs.ErrNotExist)
 	left, err := os.ReadDir(d.Path("tmp"))
 	assert.NoError(t, err)
-	if len(left) != 0 {
-		t.Errorf("left behind: %v", left)
-	}
+	assert.True(t, len(left) == 0, "left behind: %v", left)
 }
 
 // TestSweep checks that an unfinished file stays as long as its process needs it, and
@@ -187,17 +176,14 @@ func TestSweep(t *testing.T) {
 		assert.NoError(t, os.WriteFile(d.Path("tmp", "write-half"), []byte("{"), 0o600))
 		assert.NoError(t, os.WriteFile(d.Path("tmp", "gone-half"), nil, 0o600))
 		next()
-		if left := listNames(t, d.Path("tmp")); !slices.Equal(left, []string{filepath.Base(whole)}) {
-			t.Errorf("%s: there are %q in tmp, want %s alone", name, left, filepath.Base(whole))
-		}
+		left := listNames(t, d.Path("tmp"))
+		assert.True(t, slices.Equal(left, []string{filepath.Base(whole)}), "%s: there are %q in tmp, want %s alone", name, left, filepath.Base(whole))
 	}
-	if content, err := os.ReadFile(disk); err != nil || string(content) != "half" {
-		t.Errorf("what is being made is %q, %v", content, err)
-	}
+	content, err := os.ReadFile(disk)
+	assert.True(t, err == nil && string(content) == "half", "what is being made is %q, %v", content, err)
 	remove()
-	if left := listNames(t, d.Path("tmp")); len(left) != 0 {
-		t.Errorf("left behind: %q", left)
-	}
+	left := listNames(t, d.Path("tmp"))
+	assert.True(t, len(left) == 0, "left behind: %q", left)
 }
 
 func makeAndRemove(t *testing.T, d *statedir.Dir) {
@@ -242,9 +228,8 @@ func TestSweepRace(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if left := listNames(t, d.Path("tmp")); len(left) != 0 {
-		t.Errorf("left behind: %q", left)
-	}
+	left := listNames(t, d.Path("tmp"))
+	assert.True(t, len(left) == 0, "left behind: %q", left)
 }
 
 // TestOpenExisting checks that it creates nothing, not even what is missing.
@@ -261,12 +246,10 @@ func TestOpenExisting(t *testing.T) {
 	there, err := statedir.OpenExisting("the test's folder", path)
 	assert.NoError(t, err)
 	assert.NoError(t, there.Reach())
-	if left := listNames(t, path); slices.Contains(left, "locks") {
-		t.Errorf("it made a folder: %q", left)
-	}
-	if left := listNames(t, d.Path("tmp")); len(left) != 1 {
-		t.Errorf("it swept: %q", left)
-	}
+	left := listNames(t, path)
+	assert.True(t, !slices.Contains(left, "locks"), "it made a folder: %q", left)
+	left = listNames(t, d.Path("tmp"))
+	assert.True(t, len(left) == 1, "it swept: %q", left)
 }
 
 // TestReleaseWhileForking checks that a released lock is free, although a process that

@@ -193,18 +193,12 @@ func TestExec(t *testing.T) {
 				change = func(*client.Command) {}
 			}
 			exit, out, errs := output(t, c, test.stdin, test.script, change)
-			if exit.Code != test.code || exit.Signal != test.signal {
-				t.Errorf("it ends with %+v, want %d and %d; %q", exit, test.code, test.signal, errs)
-			}
+			assert.True(t, exit.Code == test.code && exit.Signal == test.signal, "it ends with %+v, want %d and %d; %q", exit, test.code, test.signal, errs)
 			if name == "typed" {
-				if !strings.Contains(out, "got a") {
-					t.Errorf("it prints %q", out)
-				}
+				assert.Contains(t, "it prints", out, "got a")
 				return
 			}
-			if out != test.out || errs != test.errs {
-				t.Errorf("it prints %.100q and %.100q, want %.100q and %.100q", out, errs, test.out, test.errs)
-			}
+			assert.True(t, out == test.out && errs == test.errs, "it prints %.100q and %.100q, want %.100q and %.100q", out, errs, test.out, test.errs)
 		})
 	}
 }
@@ -268,9 +262,8 @@ func TestLeave(t *testing.T) {
 		assert.ErrorIs(t, "the call", assert.Receive(t, "the end of the call", ended), context.Canceled)
 		assert.Eventually(t, "the command to get SIGHUP", func(testing.TB) error { return assert.ErrorOf(os.Stat(mark)) })
 	}
-	if exit, out, _ := output(t, c, "", "echo on"); exit.Code != 0 || out != "on\n" {
-		t.Errorf("afterwards: %+v %q", exit, out)
-	}
+	exit, out, _ := output(t, c, "", "echo on")
+	assert.True(t, exit.Code == 0 && out == "on\n", "afterwards: %+v %q", exit, out)
 }
 
 // TestInputLikeNonce checks that a command gets input that ends like the beginning of a greeting while nothing follows.
@@ -320,9 +313,8 @@ func TestReconnect(t *testing.T) {
 		go func() {
 			ended <- assert.ErrorOf(c.Exec(t.Context(), client.Command{Exec: wire.Exec{Args: []string{"yes"}}, Stdout: io.Discard, Stderr: io.Discard}))
 		}()
-		if exit, out, _ := output(t, c, "", "echo $((1+1))"); exit.Code != 0 || out != "2\n" {
-			t.Fatalf("round %d: %+v %q", round, exit, out)
-		}
+		exit, out, _ := output(t, c, "", "echo $((1+1))")
+		assert.Require(t, exit.Code == 0 && out == "2\n", "round %d: %+v %q", round, exit, out)
 		_ = conn.Close()
 		assert.ErrorIs(t, "a command of a lost connection", assert.Receive(t, "its end", ended), client.ErrLost)
 		assert.Eventually(t, "the disk to be thawed", func(testing.TB) error {
@@ -359,9 +351,8 @@ func TestFiles(t *testing.T) {
 	var archive bytes.Buffer
 	assert.NoError(t, c.ReadFiles(t.Context(), from, &archive))
 	names := listTar(t, archive.Bytes())
-	if want := "from from/a from/a/big from/a/empty from/link from/run"; names != want {
-		t.Errorf("the archive has %s, want %s", names, want)
-	}
+	want := "from from/a from/a/big from/a/empty from/link from/run"
+	assert.True(t, names == want, "the archive has %s, want %s", names, want)
 	assert.NoError(t, c.WriteFiles(t.Context(), to, bytes.NewReader(archive.Bytes()), io.Discard))
 	assert.NoError(t, c.WriteFiles(t.Context(), to, bytes.NewReader(archive.Bytes()), io.Discard))
 	content, err := os.ReadFile(filepath.Join(to, "from", "link"))
@@ -424,13 +415,9 @@ func TestState(t *testing.T) {
 	assert.NoError(t, assert.ErrorOf(c.Interfaces(t.Context())))
 	assert.ErrorIs(t, "no limit", c.Freeze(t.Context(), time.Hour), client.ErrRefused, "at most 1m0s")
 	assert.NoError(t, c.Freeze(t.Context(), time.Minute))
-	if !d.isFrozen() {
-		t.Error("the disk is not frozen")
-	}
+	assert.True(t, d.isFrozen(), "the disk is not frozen")
 	assert.NoError(t, c.Thaw(t.Context()))
-	if d.isFrozen() {
-		t.Error("the disk is frozen")
-	}
+	assert.True(t, !d.isFrozen(), "the disk is frozen")
 	assert.NoError(t, c.Freeze(t.Context(), time.Nanosecond))
 	assert.Eventually(t, "the disk to thaw by itself", func(testing.TB) error {
 		if d.isFrozen() {
@@ -447,9 +434,8 @@ func TestManyCallers(t *testing.T) {
 	var group sync.WaitGroup
 	for i := range 4 * wire.MaxStreams {
 		group.Go(func() {
-			if exit, out, _ := output(t, c, fmt.Sprint(i), "cat"); exit.Code != 0 || out != fmt.Sprint(i) {
-				t.Errorf("caller %d: %+v %q", i, exit, out)
-			}
+			exit, out, _ := output(t, c, fmt.Sprint(i), "cat")
+			assert.True(t, exit.Code == 0 && out == fmt.Sprint(i), "caller %d: %+v %q", i, exit, out)
 		})
 	}
 	group.Wait()

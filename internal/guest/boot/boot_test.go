@@ -42,16 +42,11 @@ func TestMachine(t *testing.T) {
 	checkFiles(m, c)
 	c = checkReconnect(m, c)
 	exit, _ := m.exec(c, nil, "write", "/kept", "until the next boot")
-	if exit.Code != 0 {
-		t.Errorf("writing ends with %+v", exit)
-	}
+	assert.True(t, exit.Code == 0, "writing ends with %+v", exit)
 	m.pressPower()
-	if got, want := m.end(), (config.Claim{Started: true, Ended: true, Code: 7}); got != want {
-		t.Errorf("the guest claims %+v, want %+v", got, want)
-	}
-	if log := m.read("log"); !strings.Contains(log, "got quit") {
-		t.Errorf("the log is %q", log)
-	}
+	got, want := m.end(), (config.Claim{Started: true, Ended: true, Code: 7})
+	assert.True(t, got == want, "the guest claims %+v, want %+v", got, want)
+	assert.Contains(t, "the log", m.read("log"), "got quit")
 	checkSecondBoot(m)
 }
 
@@ -63,19 +58,15 @@ func checkSecondBoot(m *machine) {
 	m.start()
 	c := m.dial()
 	m.waitLog("serving ++\n")
-	if _, kept := m.exec(c, nil, "read", "/kept"); kept != "until the next boot" {
-		t.Errorf("the file has %q", kept)
-	}
-	if r := m.report(c, nil); r.Disk < 400<<20 {
-		t.Errorf("the disk has %d bytes", r.Disk)
-	}
-	if exit, _ := m.exec(c, nil, "exit", "3"); exit.Code != 3 {
-		t.Errorf("it ends with %+v", exit)
-	}
+	_, kept := m.exec(c, nil, "read", "/kept")
+	assert.True(t, kept == "until the next boot", "the file has %q", kept)
+	r := m.report(c, nil)
+	assert.True(t, r.Disk >= 400<<20, "the disk has %d bytes", r.Disk)
+	exit, _ := m.exec(c, nil, "exit", "3")
+	assert.True(t, exit.Code == 3, "it ends with %+v", exit)
 	m.pressPower()
-	if got := m.end(); !got.Ended || got.Code != 7 {
-		t.Errorf("the guest claims %+v", got)
-	}
+	got := m.end()
+	assert.True(t, got.Ended && got.Code == 7, "the guest claims %+v", got)
 }
 
 // checkWorld checks what programs find.
@@ -83,9 +74,7 @@ func checkWorld(m *machine, c *client.Client) {
 	t := m.t
 	r := m.report(c, nil)
 	for _, entry := range []string{"A=image", "PATH=/bin", "HOME=/root", "HOSTNAME=box"} {
-		if !slices.Contains(r.Env, entry) {
-			t.Errorf("the environment has no %s: %q", entry, r.Env)
-		}
+		assert.True(t, slices.Contains(r.Env, entry), "the environment has no %s: %q", entry, r.Env)
 	}
 	for what, ok := range map[string]bool{
 		"folder": r.Dir == "/srv/made", "host name": r.Hostname == "box", "hosts": strings.Contains(r.Hosts, "10.0.2.15\tbox\n"),
@@ -94,16 +83,10 @@ func checkWorld(m *machine, c *client.Client) {
 		"capabilities": strings.HasSuffix(r.Caps, "1ffffffffff"), "modprobe": r.Modprobe == "\n", "input": r.Stdin == "/dev/null",
 		"limits": strings.Contains(strings.Join(strings.Fields(r.Limits), " "), "Max open files 1048576 1048576"),
 	} {
-		if !ok {
-			t.Errorf("%s: %+v", what, r)
-		}
+		assert.True(t, ok, "%s: %+v", what, r)
 	}
-	if r.Disk < 200<<20 || r.Disk > 256<<20 {
-		t.Errorf("the disk of 256 MiB has %d bytes", r.Disk)
-	}
-	if strings.Contains(r.Mounts, "/data") && strings.Contains(r.Mounts, "ext4") {
-		t.Errorf("the disk below the root is to be seen: %s", r.Mounts)
-	}
+	assert.True(t, r.Disk >= 200<<20 && r.Disk <= 256<<20, "the disk of 256 MiB has %d bytes", r.Disk)
+	assert.True(t, !strings.Contains(r.Mounts, "/data") || !strings.Contains(r.Mounts, "ext4"), "the disk below the root is to be seen: %s", r.Mounts)
 	exit, err := c.Exec(t.Context(), client.Command{Exec: wire.Exec{Args: []string{"program", "read", "/elsewhere"}}, Stdout: io.Discard, Stderr: io.Discard})
 	if assert.NoError(t, err); exit.Code == 0 {
 		t.Error("a link of the image was followed")
@@ -148,28 +131,22 @@ func checkExec(m *machine, c *client.Client) {
 		args []string
 		want client.Exit
 	}{{[]string{"exit", "0"}, client.Exit{}}, {[]string{"exit", "255"}, client.Exit{Code: 255}}, {[]string{"die", "9"}, client.Exit{Code: 137, Signal: 9}}} {
-		if exit, _ := m.exec(c, nil, test.args...); exit != test.want {
-			t.Errorf("%q ends with %+v", test.args, exit)
-		}
+		exit, _ := m.exec(c, nil, test.args...)
+		assert.True(t, exit == test.want, "%q ends with %+v", test.args, exit)
 	}
 	for args, kind := range map[string]error{"none": client.ErrNotFound, "script": client.ErrNotFound, "plain": client.ErrNotFound, "/bin/plain": client.ErrNotExecutable, "rubbish": client.ErrNotExecutable, "/bin": client.ErrNotExecutable} {
 		_, err := c.Exec(t.Context(), client.Command{Exec: wire.Exec{Args: []string{args}}, Stdout: io.Discard, Stderr: io.Discard})
 		assert.ErrorIs(t, args, err, kind)
 	}
 	input := strings.Repeat("input\n", 50_000)
-	if _, out := m.exec(c, func(c *client.Command) { c.Stdin = strings.NewReader(input) }, "cat"); out != input {
-		t.Errorf("%d bytes come back of %d", len(out), len(input))
-	}
+	_, out := m.exec(c, func(c *client.Command) { c.Stdin = strings.NewReader(input) }, "cat")
+	assert.True(t, out == input, "%d bytes come back of %d", len(out), len(input))
 	r := m.report(c, func(c *client.Command) { c.TTY, c.Stderr, c.Size = true, nil, wire.Size{Rows: 5, Columns: 70} })
-	if !r.Terminal || !strings.HasPrefix(r.Stdin, "/dev/pts/") || !slices.Contains(r.Env, "TERM=xterm") {
-		t.Errorf("with a terminal: %+v", r)
-	}
-	if exit, out := m.exec(c, nil, "keep"); exit.Code != 0 || out != "left a child\n" {
-		t.Errorf("with a child that keeps the output: %q, %+v", out, exit)
-	}
-	if exit, out := m.exec(c, nil, "orphans"); exit.Code != 0 || out != "left orphans\n" {
-		t.Errorf("with orphans: %q, %+v", out, exit)
-	}
+	assert.True(t, r.Terminal && strings.HasPrefix(r.Stdin, "/dev/pts/") && slices.Contains(r.Env, "TERM=xterm"), "with a terminal: %+v", r)
+	exit, out := m.exec(c, nil, "keep")
+	assert.True(t, exit.Code == 0 && out == "left a child\n", "with a child that keeps the output: %q, %+v", out, exit)
+	exit, out = m.exec(c, nil, "orphans")
+	assert.True(t, exit.Code == 0 && out == "left orphans\n", "with orphans: %q, %+v", out, exit)
 	assert.Eventually(t, "all orphans to be waited for", func(testing.TB) error {
 		if _, out := m.exec(c, nil, "zombies"); out != "0\n" {
 			return fmt.Errorf("%s are not", strings.TrimSpace(out))
@@ -217,9 +194,8 @@ func checkFiles(m *machine, c *client.Client) {
 	var in, out bytes.Buffer
 	assert.NoError(t, files.Pack(&in, folder))
 	assert.NoError(t, c.WriteFiles(t.Context(), "/tmp/copied", &in, io.Discard))
-	if _, text := m.exec(c, nil, "read", "/tmp/copied/link"); len(text) != 300_000 {
-		t.Errorf("%d bytes came into the guest", len(text))
-	}
+	_, text := m.exec(c, nil, "read", "/tmp/copied/link")
+	assert.True(t, len(text) == 300_000, "%d bytes came into the guest", len(text))
 	assert.NoError(t, c.ReadFiles(t.Context(), "/tmp/copied", &out))
 	assert.NoError(t, files.Unpack(&out, files.Destination{Folder: folder, Name: "back"}))
 	info, err := os.Stat(folder + "/back/run")
@@ -275,12 +251,9 @@ func TestEnds(t *testing.T) {
 			test.change(&m.config)
 			m.start()
 			got := m.end()
-			if !strings.Contains(got.Message, test.says) {
-				t.Errorf("the guest says %q", got.Message)
-			}
-			if got.Message = ""; got != test.want {
-				t.Errorf("the guest claims %+v, want %+v", got, test.want)
-			}
+			assert.Contains(t, "the guest says", got.Message, test.says)
+			got.Message = ""
+			assert.True(t, got == test.want, "the guest claims %+v, want %+v", got, test.want)
 		})
 	}
 }
@@ -291,17 +264,12 @@ func TestFloodedResult(t *testing.T) {
 	m := newMachine(t, 0)
 	m.config.Args = []string{"program", "flood"}
 	m.start()
-	if got := m.end(); got.Ended {
-		t.Errorf("the guest claims %+v", got)
-	}
-	if log := m.read("log"); !strings.Contains(log, "wrote ") {
-		t.Errorf("the log is %q", log)
-	}
+	got := m.end()
+	assert.True(t, !got.Ended, "the guest claims %+v", got)
+	assert.Contains(t, "the log", m.read("log"), "wrote ")
 	info, err := os.Stat(m.path("result"))
 	assert.NoError(t, err)
-	if info.Size() != config.ResultBytes {
-		t.Errorf("the result has %d bytes: %s", info.Size(), m.read("log"))
-	}
+	assert.True(t, info.Size() == config.ResultBytes, "the result has %d bytes: %s", info.Size(), m.read("log"))
 }
 
 // TestGrace checks that an entrypoint that does not end at the stop signal is killed when its time is
@@ -314,9 +282,8 @@ func TestGrace(t *testing.T) {
 	m.start()
 	m.waitLog("stubborn\n")
 	m.pressPower()
-	if got, want := m.end(), (config.Claim{Started: true, Ended: true, Code: 137, Signal: 9}); got != want {
-		t.Errorf("the guest claims %+v, want %+v", got, want)
-	}
+	got, want := m.end(), (config.Claim{Started: true, Ended: true, Code: 137, Signal: 9})
+	assert.True(t, got == want, "the guest claims %+v, want %+v", got, want)
 }
 
 // TestInit checks that an init runs as the first process, with the agent beside it and its stop signal
@@ -329,17 +296,12 @@ func TestInit(t *testing.T) {
 	m.start()
 	m.waitLog("serving +\non stderr\n")
 	c := m.dial()
-	if r := m.report(c, nil); r.Inits != "/sbin/init serve " {
-		t.Errorf("the first process is %q", r.Inits)
-	}
+	assert.Equal(t, "the first process", m.report(c, nil).Inits, "/sbin/init serve ")
 	assert.NoError(t, c.Freeze(t.Context(), time.Minute))
 	assert.NoError(t, c.Thaw(t.Context()))
 	m.pressPower()
-	if got, want := m.end(), (config.Claim{Started: true, Handover: true}); got != want {
-		t.Errorf("the guest claims %+v, want %+v", got, want)
-	}
+	got, want := m.end(), (config.Claim{Started: true, Handover: true})
+	assert.True(t, got == want, "the guest claims %+v, want %+v", got, want)
 	// The kernel panics with the code of a first process that ends.
-	if console := m.console.String(); !strings.Contains(console, "exitcode=0x00000700") {
-		t.Error("the first process has not got the stop signal")
-	}
+	assert.True(t, strings.Contains(m.console.String(), "exitcode=0x00000700"), "the first process has not got the stop signal")
 }

@@ -35,9 +35,7 @@ func TestRoundTrip(t *testing.T) {
 		assert.NoError(t, err)
 		got, err := Decode(text)
 		assert.NoError(t, err)
-		if !reflect.DeepEqual(got, c) {
-			t.Errorf("got %+v, want %+v", got, c)
-		}
+		assert.True(t, reflect.DeepEqual(got, c), "got %+v, want %+v", got, c)
 	}
 }
 
@@ -69,9 +67,7 @@ func TestCheck(t *testing.T) {
 		assert.ErrorSays(t, says, err, says)
 	}
 	_, err := Encode(Config{Hostname: "a", Args: []string{"a"}, Env: []string{"TOKEN=secret\x00"}, Nonce: make([]byte, NonceBytes)})
-	if err == nil || strings.Contains(err.Error(), "secret") {
-		t.Errorf("the error %v shows the value of a variable", err)
-	}
+	assert.True(t, err != nil && !strings.Contains(err.Error(), "secret"), "the error %v shows the value of a variable", err)
 }
 
 // TestDecode checks that a guest refuses what it does not understand.
@@ -98,9 +94,7 @@ func TestParseSignal(t *testing.T) {
 		"0": 0, "65": 0, "SIGRTMIN+31": 0, "SIGRTMAX-31": 0, "SIGRTMIN+": 0, "TE RM": 0, "-1": 0, "SIG": 0, "SIG9": 0,
 	} {
 		got, err := ParseSignal(name)
-		if got != want || (err == nil) != (want != 0) {
-			t.Errorf("%q is %d, %v; want %d", name, got, err, want)
-		}
+		assert.True(t, got == want && (err == nil) == (want != 0), "%q is %d, %v; want %d", name, got, err, want)
 	}
 }
 
@@ -132,9 +126,7 @@ func TestReadClaim(t *testing.T) {
 	} {
 		got, err := ReadClaim(strings.NewReader(text))
 		assert.NoError(t, err)
-		if got != want {
-			t.Errorf("%.120q is %+v, want %+v", text, got, want)
-		}
+		assert.True(t, got == want, "%.120q is %+v, want %+v", text, got, want)
 	}
 }
 
@@ -145,12 +137,8 @@ func FuzzReadClaim(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		c, err := ReadClaim(bytes.NewReader(text))
 		assert.NoError(t, err)
-		if !isPossible(c) {
-			t.Errorf("%q is %+v", text, c)
-		}
-		if strings.ContainsFunc(c.Message, func(r rune) bool { return !unicode.IsPrint(r) }) {
-			t.Errorf("%q has the message %q", text, c.Message)
-		}
+		assert.True(t, isPossible(c), "%q is %+v", text, c)
+		assert.True(t, !strings.ContainsFunc(c.Message, func(r rune) bool { return !unicode.IsPrint(r) }), "%q has the message %q", text, c.Message)
 		later, err := ReadClaim(bytes.NewReader(append(bytes.Clone(text), "\n{\"kind\":\"exited\",\"code\":9}\n"...)))
 		if assert.NoError(t, err); c.Ended && later != c {
 			t.Errorf("%q is %+v, and later %+v", text, c, later)

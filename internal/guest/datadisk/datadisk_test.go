@@ -37,17 +37,12 @@ func TestWrite(t *testing.T) {
 		sums[i] = sha256.Sum256(content)
 		info, err := f.Stat()
 		assert.NoError(t, err)
-		if blocks := info.Sys().(*syscall.Stat_t).Blocks; info.Size() != 10<<30 || blocks*512 > 1<<20 {
-			t.Errorf("the disk has %d bytes and takes up %d", info.Size(), blocks*512)
-		}
+		blocks := info.Sys().(*syscall.Stat_t).Blocks
+		assert.True(t, info.Size() == 10<<30 && blocks*512 <= 1<<20, "the disk has %d bytes and takes up %d", info.Size(), blocks*512)
 		checkFileSystem(t, f.Name())
 	}
-	if sums[0] != sums[1] {
-		t.Error("two disks differ")
-	}
-	if len(template) > 10_000 {
-		t.Errorf("the template has %d bytes", len(template))
-	}
+	assert.True(t, sums[0] == sums[1], "two disks differ")
+	assert.True(t, len(template) <= 10_000, "the template has %d bytes", len(template))
 }
 
 // checkFileSystem has e2fsck look at a file system, where it is installed: its package is Debian's
@@ -58,9 +53,7 @@ func checkFileSystem(t *testing.T, path string) {
 	if errors.Is(err, exec.ErrNotFound) {
 		t.Skip("there is no e2fsck")
 	}
-	if err != nil {
-		t.Errorf("e2fsck: %v\n%s", err, out)
-	}
+	assert.True(t, err == nil, "e2fsck: %v\n%s", err, out)
 }
 
 // TestOverwrite checks that nothing of what was in the file is left.
@@ -71,9 +64,8 @@ func TestOverwrite(t *testing.T) {
 	assert.NoError(t, err)
 	assert.NoError(t, Write(f, MinBytes))
 	got := make([]byte, 9)
-	if _, err := f.ReadAt(got, 30<<20); err != nil || string(got) != string(make([]byte, 9)) {
-		t.Errorf("%q is left, %v", got, err)
-	}
+	_, err = f.ReadAt(got, 30<<20)
+	assert.True(t, err == nil && string(got) == string(make([]byte, 9)), "%q is left, %v", got, err)
 }
 
 // TestSizes checks which sizes a disk may have.
@@ -83,8 +75,7 @@ func TestSizes(t *testing.T) {
 		assert.ErrorSays(t, "a disk", Write(nil, size), "want a multiple of 4096 from 67108864")
 	}
 	for size, want := range map[int64]int64{0: MinBytes, MinBytes + 1: MinBytes + blockSize, 1 << 30: 1 << 30} {
-		if got := RoundUp(size); got != want {
-			t.Errorf("%d is rounded to %d, want %d", size, got, want)
-		}
+		got := RoundUp(size)
+		assert.True(t, got == want, "%d is rounded to %d, want %d", size, got, want)
 	}
 }

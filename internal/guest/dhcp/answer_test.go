@@ -6,6 +6,8 @@ package dhcp
 import (
 	"net/netip"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestAnswer lists what a server answers to a client.
@@ -34,9 +36,7 @@ func TestAnswer(t *testing.T) {
 	} {
 		answer := Answer(c.packet, lease, "vm")
 		if answer == nil || c.want == 0 {
-			if (answer == nil) != (c.want == 0) {
-				t.Errorf("%s: the answer is %x", name, answer)
-			}
+			assert.True(t, (answer == nil) == (c.want == 0), "%s: the answer is %x", name, answer)
 			continue
 		}
 		kind, got, err := parse(answer, 7, mac)

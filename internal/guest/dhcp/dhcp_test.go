@@ -6,7 +6,6 @@ package dhcp
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"net/netip"
 	"reflect"
 	"testing"
@@ -95,19 +94,13 @@ func TestAcquire(t *testing.T) {
 	}}
 	lease, err := Client{Transport: n, MAC: mac, Hostname: "web"}.Acquire(t.Context())
 	assert.NoError(t, err)
-	if !reflect.DeepEqual(lease, usualLease) {
-		t.Errorf("got %+v, want %+v", lease, usualLease)
-	}
+	assert.True(t, reflect.DeepEqual(lease, usualLease), "got %+v, want %+v", lease, usualLease)
 	options, err := parseOptions(n.sent[len(n.sent)-1][offsetOptions:])
 	assert.NoError(t, err)
 	for option, want := range map[byte]string{optionKind: "\x03", optionRequested: "\x0a\x00\x02\x0f", optionServer: "\x0a\x00\x02\x02", optionHostname: "web"} {
-		if string(options[option]) != want {
-			t.Errorf("option %d is %q, want %q", option, options[option], want)
-		}
+		assert.True(t, string(options[option]) == want, "option %d is %q, want %q", option, options[option], want)
 	}
-	if lease.Renewal() != 12*time.Hour {
-		t.Errorf("the lease is renewed after %s", lease.Renewal())
-	}
+	assert.Equal(t, "the lease is renewed after", lease.Renewal(), 12*time.Hour)
 }
 
 // TestNoAnswer checks that the client tries until it is told to stop, with servers that refuse or are silent.
@@ -126,9 +119,7 @@ func TestNoAnswer(t *testing.T) {
 			return []answer{{kind: kind, id: id, mac: mac}}
 		}}
 		_, err := Client{Transport: n, MAC: mac}.Acquire(ctx)
-		if !errors.Is(err, context.Canceled) {
-			t.Errorf("%s: %v", says, err)
-		}
+		assert.ErrorIs(t, says, err, context.Canceled)
 	}
 }
 
@@ -140,8 +131,6 @@ func FuzzParse(f *testing.F) {
 		if err != nil || kind != kindOffer && kind != kindACK {
 			return
 		}
-		if !l.Address.IsValid() || l.Address.Addr().IsUnspecified() || len(l.Resolvers) > maxResolvers || l.Duration < 0 {
-			t.Errorf("%x is %+v", p, l)
-		}
+		assert.True(t, l.Address.IsValid() && !l.Address.Addr().IsUnspecified() && len(l.Resolvers) <= maxResolvers && l.Duration >= 0, "%x is %+v", p, l)
 	})
 }

@@ -80,9 +80,8 @@ func TestCopies(t *testing.T) {
 				break // else it replaces what it has made
 			}
 		}
-		if got := tree(t, to); got != c.want {
-			t.Errorf("%s gives\n%s\nwant\n%s", name, got, c.want)
-		}
+		got := tree(t, to)
+		assert.True(t, got == c.want, "%s gives\n%s\nwant\n%s", name, got, c.want)
 	}
 	for says, c := range map[string]struct{ from, to string }{
 		"no such file":           {from + "/none", "."},
@@ -150,8 +149,7 @@ func TestHostileStreams(t *testing.T) {
 		assert.NoError(t, os.Mkdir(filepath.Join(to, "old"), 0o755))
 		err := Unpack(streamOf(t, c.headers...), Destination{Folder: to, Name: "own"})
 		assert.ErrorSays(t, name, err, c.says)
-		if got, want := tree(t, to), "drwxr-xr-x old\n"+c.made; got != want {
-			t.Errorf("%s makes\n%s\nwant\n%s", name, got, want)
-		}
+		got, want := tree(t, to), "drwxr-xr-x old\n"+c.made
+		assert.True(t, got == want, "%s makes\n%s\nwant\n%s", name, got, want)
 	}
 }

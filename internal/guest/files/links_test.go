@@ -68,12 +68,8 @@ func TestLinks(t *testing.T) {
 		} else {
 			assert.ErrorSays(t, name, err, c.says)
 		}
-		if _, err := os.Stat(filepath.Join(to, "last")); err != nil {
-			t.Errorf("%s: what comes after it: %v", name, err)
-		}
-		if got := strings.Join(linksOf(t, to), " "); got != c.made {
-			t.Errorf("%s: it makes the links %q, want %q", name, got, c.made)
-		}
+		assert.ErrorIs(t, name+": what comes after it", assert.ErrorOf(os.Stat(filepath.Join(to, "last"))), nil)
+		assert.Equal(t, name+": it makes the links", strings.Join(linksOf(t, to), " "), c.made)
 	}
 }
 

@@ -57,21 +57,17 @@ func TestKeptAttributes(t *testing.T) {
 	old, err := os.Open(file) //nolint:gosec // of a test
 	assert.NoError(t, err)
 	defer func() { _ = old.Close() }()
-	if said := copyTo(t, file, "new"); said != "" {
-		t.Errorf("it says %q", said)
-	}
+	assert.Equal(t, "it says", copyTo(t, file, "new"), "")
 	var stat unix.Stat_t
 	note := make([]byte, 10)
 	assert.NoError(t, unix.Stat(file, &stat))
 	n, err := unix.Getxattr(file, "user.note", note)
 	assert.NoError(t, err)
-	if stat.Mode != unix.S_IFREG|0o4750 || stat.Uid != 1000 || stat.Gid != 1001 || string(note[:n]) != "kept" {
-		t.Errorf("it has the mode %o, the owner %d:%d and the attribute %q", stat.Mode, stat.Uid, stat.Gid, note[:n])
-	}
+	assert.True(t, stat.Mode == unix.S_IFREG|0o4750 && stat.Uid == 1000 && stat.Gid == 1001 && string(note[:n]) == "kept",
+		"it has the mode %o, the owner %d:%d and the attribute %q", stat.Mode, stat.Uid, stat.Gid, note[:n])
 	before, err := io.ReadAll(old)
-	if got := readText(t, file); got != "new" || string(before) != "old" || err != nil {
-		t.Errorf("it has %q, and its readers %q, %v", got, before, err)
-	}
+	got := readText(t, file)
+	assert.True(t, got == "new" && string(before) == "old" && err == nil, "it has %q, and its readers %q, %v", got, before, err)
 }
 
 // TestFollowedLinks checks that what is copied to a link is written where that leads.
@@ -85,23 +81,15 @@ func TestFollowedLinks(t *testing.T) {
 	}
 	for place, file := range map[string]string{"chain": "file", "dangling": "new", "to-folder": "new-x"} {
 		copyTo(t, filepath.Join(dir, place), "new content of "+file)
-		if got := readText(t, filepath.Join(dir, file)); got != "new content of "+file {
-			t.Errorf("by %s %s has %q", place, file, got)
-		}
-		if _, err := os.Readlink(filepath.Join(dir, place)); err != nil {
-			t.Errorf("%s is not a link any more: %v", place, err)
-		}
+		assert.Equal(t, "by "+place+" "+file+" has", readText(t, filepath.Join(dir, file)), "new content of "+file)
+		assert.ErrorIs(t, place+" is not a link any more", assert.ErrorOf(os.Readlink(filepath.Join(dir, place))), nil)
 	}
 	// In a folder that is copied, links are followed for a sender who may write everywhere.
 	to := Destination{Folder: dir, Name: "folder", AnyLinks: true}
 	assert.NoError(t, os.Symlink(dir, dir+"/folder/up"))
 	assert.NoError(t, Unpack(streamOf(t, folder("x"), file("x/to-file"), folder("x/up"), file("x/up/file-2")), to))
-	if got := readText(t, dir+"/file"); got != "" {
-		t.Errorf("the file has %q", got)
-	}
-	if _, err := os.Stat(dir + "/file-2"); err != nil {
-		t.Errorf("the folder of the link: %v", err)
-	}
+	assert.Equal(t, "the file has", readText(t, dir+"/file"), "")
+	assert.ErrorIs(t, "the folder of the link", assert.ErrorOf(os.Stat(dir+"/file-2")), nil)
 	loop := dir + "/loop"
 	assert.NoError(t, os.Symlink("loop", loop))
 	assert.ErrorSays(t, "a loop", assert.ErrorOf(DestinationOf(loop, "x")), "too many levels of symbolic links")
@@ -123,15 +111,11 @@ func TestOverwritten(t *testing.T) {
 		"mounted": {`"mounted": it is a mount point`, "source"},
 		"null":    {`"null": it is a device`, ""},
 	} {
-		if said := copyTo(t, filepath.Join(dir, name), "new"); !strings.Contains(said, c.says) {
-			t.Errorf("%s: it says %q, want %q", name, said, c.says)
-		}
+		assert.Contains(t, name+": it says", copyTo(t, filepath.Join(dir, name), "new"), c.says)
 		if c.file == "" {
 			continue
 		}
-		if got := readText(t, filepath.Join(dir, c.file)); got != "new" {
-			t.Errorf("%s: %s has %q", name, c.file, got)
-		}
+		assert.Equal(t, name+": "+c.file+" has", readText(t, filepath.Join(dir, c.file)), "new")
 	}
 	assert.NoError(t, unix.Mkfifo(dir+"/pipe", 0o600))
 	assert.ErrorSays(t, "a pipe", Unpack(streamWith(t, ""), Destination{Folder: dir, Name: "pipe"}), "is a pipe or socket")
@@ -148,9 +132,7 @@ func wantNames(t testing.TB, dir, want string) {
 	for n, entry := range entries {
 		names[n] = entry.Name()
 	}
-	if got := strings.Join(names, " "); got != want {
-		t.Errorf("there are %q, want %q", got, want)
-	}
+	assert.Equal(t, "there", strings.Join(names, " "), want)
 }
 
 // TestInterruptedCopies checks that a stream that is cut, and a full disk, leave the old file and nothing else.
@@ -170,9 +152,8 @@ func TestInterruptedCopies(t *testing.T) {
 		"no space left":           {strings.NewReader(long), "another"},
 	} {
 		assert.ErrorSays(t, c.name, Unpack(c.stream, Destination{Folder: dir, Name: c.name}), says)
-		if got := readText(t, dir+"/file"); got != "old" {
-			t.Errorf("%s: the file has %d bytes", says, len(got))
-		}
+		got := readText(t, dir+"/file")
+		assert.True(t, got == "old", "%s: the file has %d bytes", says, len(got))
 		wantNames(t, dir, "file")
 	}
 }
@@ -207,9 +188,7 @@ func TestUnknownSizes(t *testing.T) {
 		assert.NoError(t, Pack(&stream, file))
 		to := t.TempDir()
 		assert.NoError(t, Unpack(&stream, Destination{Folder: to, Name: "copy"}))
-		if got := readText(t, to+"/copy"); !strings.Contains(got, content) {
-			t.Errorf("%s has %q", file, got)
-		}
+		assert.Contains(t, file+" has", readText(t, to+"/copy"), content)
 	}
 	assert.ErrorSays(t, "the memory", Pack(io.Discard, "/proc/self/mem"), "input/output error")
 	_ = Pack(io.Discard, "/proc/kmsg") // It does not wait for messages.

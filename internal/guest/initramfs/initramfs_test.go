@@ -22,9 +22,7 @@ func list(t *testing.T, text []byte) (lines []string) {
 		return int(n)
 	}
 	for {
-		if string(text[:6]) != "070701" {
-			t.Fatalf("%.20q is no header", text)
-		}
+		assert.Require(t, string(text[:6]) == "070701", "%.20q is no header", text)
 		mode, size, major, minor, length := field(1), field(6), field(9), field(10), field(11)
 		name := string(text[110 : 110+length-1])
 		text = text[(110+length+3)/4*4:]
@@ -44,16 +42,13 @@ func TestWrite(t *testing.T) {
 	files := []File{{"modules/a.ko", []byte("aaaaa")}, {"modules/b.ko", nil}, {"plain", []byte("p")}}
 	assert.NoError(t, Write(&first, []byte("program"), files))
 	assert.NoError(t, Write(&second, []byte("program"), files))
-	if !bytes.Equal(first.Bytes(), second.Bytes()) {
-		t.Error("two archives differ")
-	}
+	assert.True(t, bytes.Equal(first.Bytes(), second.Bytes()), "two archives differ")
 	want := []string{
 		"40755 dev 0:0 ", "20600 dev/console 5:1 ", "20600 dev/null 1:3 ", "100755 init 0:0 program",
 		"40755 modules 0:0 ", "100644 modules/a.ko 0:0 aaaaa", "100644 modules/b.ko 0:0 ", "100644 plain 0:0 p",
 	}
-	if got := list(t, first.Bytes()); !slices.Equal(got, want) {
-		t.Errorf("got %q", got)
-	}
+	got := list(t, first.Bytes())
+	assert.True(t, slices.Equal(got, want), "got %q", got)
 	for _, name := range []string{"", "/init", "../x", "a/../b"} {
 		assert.ErrorSays(t, name, Write(&first, nil, []File{{Name: name}}), "want a relative path")
 	}

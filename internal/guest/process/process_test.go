@@ -49,9 +49,8 @@ func TestEnds(t *testing.T) {
 				return
 			}
 			<-p.Done()
-			if want := (End{Code: code % 10}); p.End() != want {
-				t.Errorf("it ends with %+v, want %+v", p.End(), want)
-			}
+			want := (End{Code: code % 10})
+			assert.True(t, p.End() == want, "it ends with %+v, want %+v", p.End(), want)
 		})
 	}
 	group.Wait()
@@ -64,9 +63,8 @@ func TestSignal(t *testing.T) {
 	assert.NoError(t, err)
 	assert.NoError(t, p.SignalGroup(syscall.SIGTERM))
 	<-p.Done()
-	if want := (End{Code: 143, Signal: 15}); p.End() != want {
-		t.Errorf("it ends with %+v, want %+v", p.End(), want)
-	}
+	want := (End{Code: 143, Signal: 15})
+	assert.True(t, p.End() == want, "it ends with %+v, want %+v", p.End(), want)
 	assert.NoError(t, errors.Join(p.Signal(syscall.SIGKILL), p.SignalGroup(syscall.SIGKILL)))
 }
 
@@ -98,7 +96,6 @@ func TestLookPath(t *testing.T) {
 func TestEnvironment(t *testing.T) {
 	t.Parallel()
 	got := Environment([]string{"A=1", "B=2", "A=3=4", "HOME=", "EMPTY="}, "HOME=/root", "B=5", "PATH=/bin", "EMPTY=no")
-	if want := []string{"A=3=4", "B=2", "HOME=/root", "EMPTY=", "PATH=/bin"}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	want := []string{"A=3=4", "B=2", "HOME=/root", "EMPTY=", "PATH=/bin"}
+	assert.True(t, slices.Equal(got, want), "got %q, want %q", got, want)
 }

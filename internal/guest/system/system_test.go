@@ -22,18 +22,13 @@ func TestNames(t *testing.T) {
 	n := Names{Address: netip.MustParseAddr("10.0.2.15"), Resolvers: []netip.Addr{netip.MustParseAddr("10.0.2.3"), netip.MustParseAddr("fd00::3")}, Search: []string{"a.example", "b.example"}}
 	const fixed = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\nfe00::\tip6-localnet\nff00::\tip6-mcastprefix\n" +
 		"ff02::1\tip6-allnodes\nff02::2\tip6-allrouters\n"
-	if got, want := n.hosts("web"), fixed+"10.0.2.15\tweb\n"; got != want {
-		t.Errorf("hosts is %q, want %q", got, want)
-	}
-	if got, want := n.resolvers(), "nameserver 10.0.2.3\nnameserver fd00::3\nsearch a.example b.example\n"; got != want {
-		t.Errorf("resolv.conf is %q, want %q", got, want)
-	}
-	if got, want := (Names{}).hosts("web"), fixed+"127.0.1.1\tweb\n"; got != want {
-		t.Errorf("without an address hosts is %q, want %q", got, want)
-	}
-	if got := (Names{Search: []string{"a.example"}}).resolvers(); got != "" {
-		t.Errorf("without resolvers resolv.conf is %q", got)
-	}
+	got, want := n.hosts("web"), fixed+"10.0.2.15\tweb\n"
+	assert.True(t, got == want, "hosts is %q, want %q", got, want)
+	got, want = n.resolvers(), "nameserver 10.0.2.3\nnameserver fd00::3\nsearch a.example b.example\n"
+	assert.True(t, got == want, "resolv.conf is %q, want %q", got, want)
+	got, want = (Names{}).hosts("web"), fixed+"127.0.1.1\tweb\n"
+	assert.True(t, got == want, "without an address hosts is %q, want %q", got, want)
+	assert.Equal(t, "without resolvers resolv.conf", (Names{Search: []string{"a.example"}}).resolvers(), "")
 }
 
 // TestWriteFile checks that a file is replaced whatever it was, and that no link is followed.
@@ -74,13 +69,9 @@ func TestWriteFile(t *testing.T) {
 func TestUsage(t *testing.T) {
 	t.Parallel()
 	busy, cpus := parseStat("cpu  10 20 30 1000 500 1 2 3 0 0\ncpu0 5 10 15 500 250 0 1 1 0 0\ncpu1 5 10 15 500 250 1 1 2 0 0\nintr 5\n")
-	if busy != 66*clockTick || cpus != 2 {
-		t.Errorf("%d ns are busy of %d CPUs", busy, cpus)
-	}
+	assert.True(t, busy == 66*clockTick && cpus == 2, "%d ns are busy of %d CPUs", busy, cpus)
 	total, available := parseMemory("MemTotal:  2048 kB\nMemFree: 5 kB\nMemAvailable:    1024 kB\nHugePages_Total: 0\n")
-	if total != 2<<20 || available != 1<<20 {
-		t.Errorf("%d bytes are available of %d", available, total)
-	}
+	assert.True(t, total == 2<<20 && available == 1<<20, "%d bytes are available of %d", available, total)
 	for _, text := range []string{"", "cpu", "cpu a b c d e f g h", "MemTotal:"} {
 		parseStat(text)
 		parseMemory(text)

@@ -54,9 +54,7 @@ func TestLookup(t *testing.T) {
 	} {
 		got, err := Lookup(text, []byte(passwd), []byte(group))
 		assert.NoError(t, err)
-		if !reflect.DeepEqual(got, want) {
-			t.Errorf("%q is %+v, want %+v", text, got, want)
-		}
+		assert.True(t, reflect.DeepEqual(got, want), "%q is %+v, want %+v", text, got, want)
 	}
 }
 
@@ -76,9 +74,8 @@ func TestNobody(t *testing.T) {
 	}
 	got, err := Lookup("", nil, nil)
 	assert.NoError(t, err)
-	if want := (User{Groups: []uint32{0}, Home: "/"}); !reflect.DeepEqual(got, want) {
-		t.Errorf("root of an image without /etc is %+v, want %+v", got, want)
-	}
+	want := (User{Groups: []uint32{0}, Home: "/"})
+	assert.True(t, reflect.DeepEqual(got, want), "root of an image without /etc is %+v, want %+v", got, want)
 }
 
 // FuzzLookup checks that whatever an image has there is read, and never gives a user of no number.
@@ -90,8 +87,6 @@ func FuzzLookup(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if u.UID > math.MaxInt32 || u.GID > math.MaxInt32 || len(u.Groups) == 0 || u.Groups[0] != u.GID || u.Home == "" {
-			t.Errorf("%q is %+v", text, u)
-		}
+		assert.True(t, u.UID <= math.MaxInt32 && u.GID <= math.MaxInt32 && len(u.Groups) != 0 && u.Groups[0] == u.GID && u.Home != "", "%q is %+v", text, u)
 	})
 }

@@ -51,13 +51,9 @@ func TestSessions(t *testing.T) {
 			pieces, rest = append(pieces, rest[:n]), rest[n:]
 		}
 		got := feed(nonce, pieces...)
-		if len(got.ids) != 2 || !bytes.Equal(got.ids[0], id1) || !bytes.Equal(got.ids[1], id2) {
-			t.Fatalf("%q has the sessions %q", pieces, got.ids)
-		}
+		assert.Require(t, len(got.ids) == 2 && bytes.Equal(got.ids[0], id1) && bytes.Equal(got.ids[1], id2), "%q has the sessions %q", pieces, got.ids)
 		began, isFirst := strings.CutPrefix(string(got.data[0]), "abcabcabcfirst abcab")
-		if !isFirst || !bytes.HasPrefix(nonce, []byte(began)) || string(got.data[1]) != "second" {
-			t.Fatalf("%q has the data %q", pieces, got.data)
-		}
+		assert.Require(t, isFirst && bytes.HasPrefix(nonce, []byte(began)) && string(got.data[1]) == "second", "%q has the data %q", pieces, got.data)
 	}
 }
 
@@ -69,9 +65,7 @@ func TestSessionsWaitForNothing(t *testing.T) {
 	for n := range nonce {
 		data := append([]byte("data"), nonce[:n]...)
 		got := feed(nonce, nonce, make([]byte, idLength), data)
-		if string(got.data[0]) != string(data) {
-			t.Errorf("%q has come of %q", got.data[0], data)
-		}
+		assert.True(t, string(got.data[0]) == string(data), "%q has come of %q", got.data[0], data)
 	}
 }
 
@@ -115,9 +109,8 @@ func TestFrames(t *testing.T) {
 			t.Errorf("got %d %q, want %d %q", kind, payload, want.kind, want.text)
 		}
 	}
-	if _, _, err := r.Next(); !errors.Is(err, io.EOF) {
-		t.Errorf("at the end: %v", err)
-	}
+	_, _, err := r.Next()
+	assert.True(t, errors.Is(err, io.EOF), "at the end: %v", err)
 	assert.ErrorIs(t, "too long", WriteFrame(io.Discard, FrameStdout, make([]byte, MaxData+1)), ErrFrame)
 	for name, text := range map[string]string{
 		"kind 0": "\x00\x00\x00\x00\x00", "kind 99": "\x63\x00\x00\x00\x00", "4 GB": "\x05\xff\xff\xff\xff", "cut off": "\x05\x00\x00\x00\x02a",
@@ -139,9 +132,7 @@ func FuzzReader(f *testing.F) {
 			if err != nil {
 				return
 			}
-			if len(payload) > limits[kind] {
-				t.Errorf("kind %d has %d bytes", kind, len(payload))
-			}
+			assert.True(t, len(payload) <= limits[kind], "kind %d has %d bytes", kind, len(payload))
 		}
 	})
 }
@@ -167,9 +158,7 @@ func TestFilter(t *testing.T) {
 	} {
 		got, err := io.ReadAll(&Filter{R: bytes.NewReader(append(bytes.Clone(good), bad...))})
 		assert.ErrorIs(t, name, err, ErrSession)
-		if !bytes.Equal(got, good) {
-			t.Errorf("%s: %x passes", name, got)
-		}
+		assert.True(t, bytes.Equal(got, good), "%s: %x passes", name, got)
 	}
 }
 

@@ -25,17 +25,13 @@ func TestShipped(t *testing.T) {
 	} {
 		i, err := c.Find(name, "amd64")
 		assert.NoError(t, err)
-		if i.User != user || i.MinDiskBytes() < 256<<20 || i.File() == "" {
-			t.Errorf("%s is %+v", name, i)
-		}
+		assert.True(t, i.User == user && i.MinDiskBytes() >= 256<<20 && i.File() != "", "%s is %+v", name, i)
 	}
 	_, err := c.Find("none", "amd64")
 	_, names, _ := strings.Cut(fmt.Sprint(err), "the names are ")
 	docs := framework.ReadFile(t, filepath.Join("..", "..", "..", "docs", "images.md"))
 	for name := range strings.SplitSeq(names, ", ") {
-		if !strings.Contains(docs, "`"+name+"`") {
-			t.Errorf("docs/images.md does not have %s", name)
-		}
+		assert.True(t, strings.Contains(docs, "`"+name+"`"), "docs/images.md does not have %s", name)
 	}
 }
 
@@ -76,14 +72,10 @@ func TestOpen(t *testing.T) {
 	for name, user := range map[string]string{"house/1": "house", "debian/13": "debian", "debian/12": "debian"} {
 		i, err := c.Find(name, "amd64")
 		assert.NoError(t, err)
-		if i.User != user || strings.HasPrefix(i.URL, "https://images.example/") != (name != "debian/12") {
-			t.Errorf("%s is %+v", name, i)
-		}
+		assert.True(t, i.User == user && strings.HasPrefix(i.URL, "https://images.example/") == (name != "debian/12"), "%s is %+v", name, i)
 	}
 	c, err = catalogue.Open("")
-	if err != nil || c != catalogue.Shipped() {
-		t.Errorf("without a file it is %v, %v", c, err)
-	}
+	assert.True(t, err == nil && c == catalogue.Shipped(), "without a file it is %v, %v", c, err)
 }
 
 // TestOpenRefuses checks that errors of a file name it, the image and the field.
@@ -121,9 +113,8 @@ func TestOpenRefuses(t *testing.T) {
 		assert.ErrorSays(t, name, err, c.says)
 		assert.ErrorSays(t, name, err, path)
 	}
-	if err := assert.ErrorOf(catalogue.Open(filepath.Join(t.TempDir(), "none"))); !os.IsNotExist(err) {
-		t.Errorf("a file that is not there: %v", err)
-	}
+	err := assert.ErrorOf(catalogue.Open(filepath.Join(t.TempDir(), "none")))
+	assert.True(t, os.IsNotExist(err), "a file that is not there: %v", err)
 }
 
 const (
@@ -163,9 +154,8 @@ func TestFindChecksum(t *testing.T) {
 	} {
 		sums := catalogue.Checksums{URL: "https://images.example/SUMS", Algorithm: c.algorithm, Format: c.format}
 		got, err := sums.Find([]byte(c.document), file)
-		if got != c.want && (err == nil || !strings.Contains(err.Error(), "https://images.example/SUMS "+c.want)) {
-			t.Errorf("%s: got %q, error %v, want %q", name, got, err, c.want)
-		}
+		assert.True(t, got == c.want || (err != nil && strings.Contains(err.Error(), "https://images.example/SUMS "+c.want)),
+			"%s: got %q, error %v, want %q", name, got, err, c.want)
 	}
 }
 

@@ -90,16 +90,13 @@ func TestFormats(t *testing.T) {
 			t.Parallel()
 			for how, from := range map[string]io.Reader{"at once": bytes.NewReader(c.sent), "by bytes": iotest.OneByteReader(bytes.NewReader(c.sent))} {
 				got, format, err := decompress(from)
-				if err != nil || format != c.format || !bytes.Equal(got, content) {
-					t.Errorf("%s: got %d bytes, format %q, error %v", how, len(got), format, err)
-				}
+				assert.True(t, err == nil && format == c.format && bytes.Equal(got, content), "%s: got %d bytes, format %q, error %v", how, len(got), format, err)
 			}
 		})
 	}
 	for _, short := range []string{"", "\x1f", "\xfd7z", "\x28\xb5\x2f"} {
-		if got, format, err := decompress(bytes.NewReader([]byte(short))); err != nil || format != "" || string(got) != short {
-			t.Errorf("%q: got %q, format %q, error %v", short, got, format, err)
-		}
+		got, format, err := decompress(bytes.NewReader([]byte(short)))
+		assert.True(t, err == nil && format == "" && string(got) == short, "%q: got %q, format %q, error %v", short, got, format, err)
 	}
 }
 
@@ -121,9 +118,8 @@ func TestBadContent(t *testing.T) {
 			"with text behind": slices.Concat(sent, []byte("text")), "with half of another behind": slices.Concat(sent, sent[:len(sent)/2]),
 		} {
 			_, _, err := decompress(bytes.NewReader(bad))
-			if _, ok := errors.AsType[*compression.Error](err); !ok || err.Error() != says {
-				t.Errorf("%s, %s: got the error %v, want %q", format, name, err, says)
-			}
+			_, ok := errors.AsType[*compression.Error](err)
+			assert.True(t, ok && err.Error() == says, "%s, %s: got the error %v, want %q", format, name, err, says)
 		}
 	}
 	for name, c := range map[string]struct {
@@ -152,9 +148,7 @@ func TestErrorsOfTheSource(t *testing.T) {
 	for format, sent := range map[string][]byte{"none": content, "gzip": zipped(t, content), "xz": fixture(t, "level-9.xz"), "zstd": zstandard(t, content)} {
 		for _, length := range []int{0, 3, 8, len(sent) / 2, len(sent) - 1} {
 			_, _, err := decompress(io.MultiReader(bytes.NewReader(sent[:length]), iotest.ErrReader(io.ErrClosedPipe)))
-			if !errors.Is(err, io.ErrClosedPipe) {
-				t.Errorf("%s, after %d bytes: got the error %v", format, length, err)
-			}
+			assert.True(t, errors.Is(err, io.ErrClosedPipe), "%s, after %d bytes: got the error %v", format, length, err)
 		}
 	}
 }
@@ -181,12 +175,9 @@ func TestMemory(t *testing.T) { //nolint:paralleltest // it measures the memory 
 			r.Close()
 		}
 		runtime.ReadMemStats(&after)
-		if n != c.length || (err == nil) != (c.length > 0) {
-			t.Errorf("%s: got %d bytes, error %v", name, n, err)
-		}
-		if took := after.TotalAlloc - before.TotalAlloc; took > 3*compression.MaxMemory {
-			t.Errorf("%s: it took %d bytes of memory", name, took)
-		}
+		assert.True(t, n == c.length && (err == nil) == (c.length > 0), "%s: got %d bytes, error %v", name, n, err)
+		took := after.TotalAlloc - before.TotalAlloc
+		assert.True(t, took <= 3*compression.MaxMemory, "%s: it took %d bytes of memory", name, took)
 	}
 }
 
@@ -205,8 +196,7 @@ func FuzzReader(f *testing.F) {
 			defer r.Close()
 			_, err = io.CopyN(io.Discard, r, 1<<20)
 		}
-		if _, ok := errors.AsType[*compression.Error](err); err != nil && !ok && !errors.Is(err, io.EOF) {
-			t.Errorf("got the error %v", err)
-		}
+		_, ok := errors.AsType[*compression.Error](err)
+		assert.True(t, err == nil || ok || errors.Is(err, io.EOF), "got the error %v", err)
 	})
 }

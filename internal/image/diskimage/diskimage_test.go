@@ -110,9 +110,8 @@ func TestProbeTakes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got, err := probe(t, c.path); err != nil || got != c.want {
-				t.Errorf("got %+v and error %v, want %+v", got, err, c.want)
-			}
+			got, err := probe(t, c.path)
+			assert.True(t, err == nil && got == c.want, "got %+v and error %v, want %+v", got, err, c.want)
 		})
 	}
 }
@@ -186,9 +185,7 @@ func TestProbeIsCheap(t *testing.T) {
 	assert.NoError(t, err)
 	read := &counter{ReaderAt: f}
 	assert.NoError(t, assert.ErrorOf(diskimage.Probe(read, info.Size())))
-	if read.n > 4096 {
-		t.Errorf("it read %d bytes of %d", read.n, info.Size())
-	}
+	assert.True(t, read.n <= 4096, "it read %d bytes of %d", read.n, info.Size())
 }
 
 // counter counts what is read.
@@ -213,15 +210,9 @@ func FuzzProbe(f *testing.F) {
 	f.Fuzz(func(t *testing.T, content []byte) {
 		read := &counter{ReaderAt: bytes.NewReader(content)}
 		info, err := diskimage.Probe(read, int64(len(content)))
-		if err == nil && (info.Size <= 0 || info.Size%512 != 0) {
-			t.Errorf("got %+v", info)
-		}
-		if read.n > 4096 {
-			t.Errorf("it read %d bytes of %d", read.n, len(content))
-		}
-		if err == nil && info.Format == diskimage.Qcow2 && diskimage.CheckDisk(read) != nil {
-			t.Error("an image that is taken is not a disk")
-		}
+		assert.True(t, err != nil || (info.Size > 0 && info.Size%512 == 0), "got %+v", info)
+		assert.True(t, read.n <= 4096, "it read %d bytes of %d", read.n, len(content))
+		assert.True(t, err != nil || info.Format != diskimage.Qcow2 || diskimage.CheckDisk(read) == nil, "an image that is taken is not a disk")
 	})
 }
 
@@ -251,18 +242,14 @@ func TestCreate(t *testing.T) {
 				Format  string `json:"backing-filename-format"`
 			}
 			assert.NoError(t, json.Unmarshal([]byte(framework.RunQEMUImg(t, "info", "--output=json", path)), &got))
-			if want := (c.size + 511) / 512 * 512; got.Size != want {
-				t.Errorf("it has %d bytes, want %d", got.Size, want)
-			}
+			want := (c.size + 511) / 512 * 512
+			assert.True(t, got.Size == want, "it has %d bytes, want %d", got.Size, want)
 			if c.backing != nil {
-				if got.Backing != c.backing.Path || got.Format != "raw" {
-					t.Errorf("it stands on %q of format %q", got.Backing, got.Format)
-				}
+				assert.True(t, got.Backing == c.backing.Path && got.Format == "raw", "it stands on %q of format %q", got.Backing, got.Format)
 				shows(t, path, base)
 			}
-			if err := diskimage.CreateQcow2(path, c.size, nil); !os.IsExist(err) {
-				t.Errorf("making it twice: %v", err)
-			}
+			err := diskimage.CreateQcow2(path, c.size, nil)
+			assert.True(t, os.IsExist(err), "making it twice: %v", err)
 		})
 	}
 }
@@ -274,9 +261,7 @@ func shows(t *testing.T, disk, image string) {
 	framework.RunQEMUImg(t, "convert", "-O", "raw", disk, flat)
 	got := framework.ReadFile(t, flat)
 	want := framework.ReadFile(t, image)
-	if got[:len(want)] != want || strings.Contains(got[len(want):], "d") {
-		t.Error("the disk does not show its image")
-	}
+	assert.True(t, got[:len(want)] == want && !strings.Contains(got[len(want):], "d"), "the disk does not show its image")
 	framework.RunQEMUImg(t, "resize", "-q", disk, "2G")
 	framework.RunQEMUImg(t, "check", "-q", disk)
 }
@@ -306,12 +291,9 @@ func TestCreateRefuses(t *testing.T) {
 			if name == "folder not there" {
 				path = filepath.Join(path, "disk")
 			}
-			if err := diskimage.CreateQcow2(path, c.size, c.backing); err == nil {
-				t.Error("no error")
-			}
-			if _, err := os.Stat(path); err == nil {
-				t.Error("it left a file")
-			}
+			assert.True(t, diskimage.CreateQcow2(path, c.size, c.backing) != nil, "no error")
+			_, err := os.Stat(path)
+			assert.True(t, err != nil, "it left a file")
 		})
 	}
 }

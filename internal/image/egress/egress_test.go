@@ -52,9 +52,8 @@ func TestClasses(t *testing.T) {
 		},
 	} {
 		for _, text := range addresses {
-			if got := classOf(netip.MustParseAddr(text).WithZone("")); got != class {
-				t.Errorf("%s is %s address, want %s", text, got, class)
-			}
+			got := classOf(netip.MustParseAddr(text).WithZone(""))
+			assert.True(t, got == class, "%s is %s address, want %s", text, got, class)
 		}
 	}
 }
@@ -76,9 +75,8 @@ func TestEmbedded(t *testing.T) {
 			"6to4":       {0x20, 2, b[0], b[1], b[2], b[3], 15: 1},
 			"Teredo":     {0x20, 1, 4: 8, 5: 8, 6: 8, 7: 8, 12: ^b[0], 13: ^b[1], 14: ^b[2], 15: ^b[3]},
 		} {
-			if got := classOf(netip.AddrFrom16(form)); strictness[got] < want {
-				t.Errorf("%s as %s is %s address, want %s", plain, name, got, classOf(plain))
-			}
+			got := classOf(netip.AddrFrom16(form))
+			assert.True(t, strictness[got] >= want, "%s as %s is %s address, want %s", plain, name, got, classOf(plain))
 		}
 	}
 }
@@ -143,18 +141,15 @@ func TestOwnAddresses(t *testing.T) {
 	}
 	assert.NoError(t, check("10.0.0.1:443", "10.0.0.0/8"))
 	assert.NoError(t, check("1.2.3.5:443")) // of the same network
-	if failure = errors.New("no netlink"); check("1.2.3.5:443") == nil {
-		t.Error("asked though the addresses of the host are not known")
-	}
+	failure = errors.New("no netlink")
+	assert.True(t, check("1.2.3.5:443") != nil, "asked though the addresses of the host are not known")
 }
 
 // TestOwnAddressesAreReal checks that a client reads the real addresses of the host.
 func TestOwnAddressesAreReal(t *testing.T) {
 	t.Parallel()
 	own, err := Hosts{}.isOwn(netip.MustParseAddr("127.0.0.1"))
-	if err != nil || !own {
-		t.Errorf("127.0.0.1 is an address of the host: %t, and the error %v", own, err)
-	}
+	assert.True(t, err == nil && own, "127.0.0.1 is an address of the host: %t, and the error %v", own, err)
 }
 
 // get makes a request as for an image.
@@ -191,20 +186,15 @@ func TestDialled(t *testing.T) {
 	c := New(hosts(t))
 	for _, host := range []string{"127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "[::1]", "0.0.0.0", "[::]", "127.1", "2130706433", "0x7f.1"} {
 		for name, rt := range map[string]http.RoundTripper{"web": c.Web(1<<20, none), "registry": c.Registry(true, 1<<20, none)} {
-			if _, err := get(t, rt, "http://"+host+":"+port); err == nil {
-				t.Errorf("%s of %s was asked", name, host)
-			}
+			_, err := get(t, rt, "http://"+host+":"+port)
+			assert.True(t, err != nil, "%s of %s was asked", name, host)
 		}
 	}
-	if asked != 0 {
-		t.Errorf("the server was asked %d times", asked)
-	}
-	if _, err := get(t, New(hosts(t, "127.0.0.0/8")).Web(1<<20, none), "http://127.0.0.1:"+port); err != nil || asked != 1 {
-		t.Errorf("allowed: got the error %v, and it was asked %d times", err, asked)
-	}
-	if _, err := get(t, New(hosts(t, "localhost")).Web(1<<20, none), "http://localhost:"+port); err != nil || asked != 2 {
-		t.Errorf("allowed by name: got the error %v, and it was asked %d times", err, asked)
-	}
+	assert.True(t, asked == 0, "the server was asked %d times", asked)
+	_, err := get(t, New(hosts(t, "127.0.0.0/8")).Web(1<<20, none), "http://127.0.0.1:"+port)
+	assert.True(t, err == nil && asked == 1, "allowed: got the error %v, and it was asked %d times", err, asked)
+	_, err = get(t, New(hosts(t, "localhost")).Web(1<<20, none), "http://localhost:"+port)
+	assert.True(t, err == nil && asked == 2, "allowed by name: got the error %v, and it was asked %d times", err, asked)
 }
 
 // TestRedirected checks that a redirect does not lead to a refused address either.
@@ -219,9 +209,8 @@ func TestRedirected(t *testing.T) {
 	})
 	for name, rt := range map[string]http.RoundTripper{"web": New(hosts(t, "127.0.0.1")).Web(1<<20, none), "registry": New(hosts(t, "127.0.0.1")).Registry(true, 1<<20, none)} {
 		got, err := get(t, rt, url+"/?port="+port)
-		if err == nil || got != "" || !strings.Contains(Explain(err).Error(), "127.0.0.2 leads to a loopback address") {
-			t.Errorf("%s: got %q and the error %v", name, got, err)
-		}
+		assert.True(t, err != nil && got == "" && strings.Contains(Explain(err).Error(), "127.0.0.2 leads to a loopback address"),
+			"%s: got %q and the error %v", name, got, err)
 	}
 }
 
@@ -253,14 +242,12 @@ func TestRedirectsCarryNothing(t *testing.T) {
 		headers = nil
 		assert.NoError(t, ask(http.MethodGet, to, nil))
 		last := headers[len(headers)-1]
-		if got := last.Get("Authorization") != ""; len(headers) != 2 || got != carries || last.Get("Referer") != "" {
-			t.Errorf("%s: the redirect carries %v", to, last)
-		}
+		got := last.Get("Authorization") != ""
+		assert.True(t, len(headers) == 2 && got == carries && last.Get("Referer") == "", "%s: the redirect carries %v", to, last)
 	}
 	headers = nil
-	if err := ask(http.MethodPost, elsewhere, strings.NewReader("password=1")); err == nil || len(headers) != 1 || strings.Contains(err.Error(), "secret") {
-		t.Errorf("a login: got the error %v, and %d were asked", err, len(headers))
-	}
+	err := ask(http.MethodPost, elsewhere, strings.NewReader("password=1"))
+	assert.True(t, err != nil && len(headers) == 1 && !strings.Contains(err.Error(), "secret"), "a login: got the error %v, and %d were asked", err, len(headers))
 }
 
 // TestProxy checks that an operator's proxy is used at any address, and that it decides
@@ -275,13 +262,11 @@ func TestProxy(t *testing.T) {
 		}
 		return url.Parse(proxy)
 	}
-	if got, err := get(t, c.Web(1<<20, none), "http://images.test/x"); err != nil || got != "http://images.test/x" {
-		t.Errorf("got %q and the error %v", got, err)
-	}
+	got, err := get(t, c.Web(1<<20, none), "http://images.test/x")
+	assert.True(t, err == nil && got == "http://images.test/x", "got %q and the error %v", got, err)
 	c.proxy = func(*http.Request) (*url.URL, error) { return nil, errors.New("http://user:password@proxy") }
-	if _, err := get(t, c.Web(1<<20, none), "http://images.test/x"); err == nil || strings.Contains(err.Error(), "password") {
-		t.Errorf("got the error %v", err)
-	}
+	_, err = get(t, c.Web(1<<20, none), "http://images.test/x")
+	assert.True(t, err != nil && !strings.Contains(err.Error(), "password"), "got the error %v", err)
 }
 
 // TestPlain checks that only allowed registries are contacted without TLS, also after
@@ -291,21 +276,17 @@ func TestPlain(t *testing.T) {
 	asked := 0
 	url, _ := serve(t, func(http.ResponseWriter, *http.Request) { asked++ })
 	c := New(hosts(t, "127.0.0.1"))
-	if _, err := get(t, c.Registry(false, 1<<20, none), url); !errors.Is(err, errPlainHTTP) || asked != 0 {
-		t.Errorf("got the error %v, and it was asked %d times", err, asked)
-	}
-	if _, err := get(t, c.Registry(true, 1<<20, none), url); err != nil || asked != 1 {
-		t.Errorf("got the error %v, and it was asked %d times", err, asked)
-	}
+	_, err := get(t, c.Registry(false, 1<<20, none), url)
+	assert.True(t, errors.Is(err, errPlainHTTP) && asked == 0, "got the error %v, and it was asked %d times", err, asked)
+	_, err = get(t, c.Registry(true, 1<<20, none), url)
+	assert.True(t, err == nil && asked == 1, "got the error %v, and it was asked %d times", err, asked)
 }
 
 // TestAsItIs checks that nothing is decompressed without being counted so.
 func TestAsItIs(t *testing.T) {
 	t.Parallel()
 	url, _ := serve(t, func(w http.ResponseWriter, r *http.Request) {
-		if accepts := r.Header.Get("Accept-Encoding"); accepts != "" {
-			t.Errorf("it asks for %s", accepts)
-		}
+		assert.Equal(t, "it asks for", r.Header.Get("Accept-Encoding"), "")
 		w.Header().Set("Content-Encoding", "gzip")
 	})
 	assert.ErrorSays(t, "encoded", assert.ErrorOf(get(t, New(hosts(t, "127.0.0.1")).Web(1, none), url)), "Content-Encoding")
@@ -354,9 +335,7 @@ func TestLimits(t *testing.T) {
 			continue
 		}
 		assert.ErrorSays(t, path, err, fmt.Sprintf("more than %d bytes", c.limit))
-		if len(got) > c.limit+1 {
-			t.Errorf("%s: %d bytes were read where %d are allowed", path, len(got), c.limit)
-		}
+		assert.True(t, len(got) <= c.limit+1, "%s: %d bytes were read where %d are allowed", path, len(got), c.limit)
 	}
 }
 
@@ -375,9 +354,7 @@ func TestRedact(t *testing.T) {
 		"file:///srv/a?b#c":                  "file:///srv/a?b#c",
 		"/srv/a@b?c":                         "/srv/a@b?c",
 	} {
-		if got := Redact(source); got != want {
-			t.Errorf("%q is shown as %q, want %q", source, got, want)
-		}
+		assert.Equal(t, fmt.Sprintf("%q is shown as", source), Redact(source), want)
 	}
 }
 
@@ -405,14 +382,11 @@ func TestExplain(t *testing.T) {
 		"ours":               {&url.Error{URL: secret, Err: StatusError(404)}, "the server answered 404 Not Found"},
 		"an unknown status":  {StatusError(799), "the server answered 799"},
 	} {
-		if got := Explain(c.err).Error(); got != c.want {
-			t.Errorf("%s: it is explained as %q, want %q", name, got, c.want)
-		}
+		assert.Equal(t, name+": it is explained as", Explain(c.err).Error(), c.want)
 	}
 	// Others are matched by their words only, which are never repeated.
 	for _, r := range reasons {
-		if got := Explain(fmt.Errorf("%s %s", r.text, secret)).Error(); !slices.Contains(append(said, "the server's answer is not understood"), got) {
-			t.Errorf("it is explained as %q", got)
-		}
+		got := Explain(fmt.Errorf("%s %s", r.text, secret)).Error()
+		assert.True(t, slices.Contains(append(said, "the server's answer is not understood"), got), "it is explained as %q", got)
 	}
 }

@@ -125,13 +125,9 @@ func (w *written) finish() {
 // check reads a file system with every reader that is available.
 func check(t *testing.T, file *os.File, want filetree.Tree) {
 	t.Helper()
-	if diff := want.Diff(filetree.Read(t, file)); diff != "" {
-		t.Errorf("another reader has it otherwise:\n%s", diff)
-	}
+	assert.Equal(t, "another reader has it otherwise:\n", want.Diff(filetree.Read(t, file)), "")
 	if mounted, ok := filetree.ReadMounted(t, file.Name()); ok {
-		if diff := want.Diff(mounted); diff != "" {
-			t.Errorf("Linux has it otherwise:\n%s", diff)
-		}
+		assert.Equal(t, "Linux has it otherwise:\n", want.Diff(mounted), "")
 	} else {
 		t.Log("Linux cannot mount it here")
 	}
@@ -182,9 +178,7 @@ func TestBytesInNames(t *testing.T) {
 	if !ok {
 		t.Skip("Linux cannot mount it here")
 	}
-	if mounted["\xff\xfe"].Links != 1 || mounted["\x01\n"].Links != 1 || len(mounted) != 3 {
-		t.Errorf("Linux has %v", mounted)
-	}
+	assert.True(t, mounted["\xff\xfe"].Links == 1 && mounted["\x01\n"].Links == 1 && len(mounted) == 3, "Linux has %v", mounted)
 }
 
 // TestXattrs checks attributes of all kinds and sizes, also those that lie in several blocks, of files whose content
@@ -221,16 +215,13 @@ func TestLargeFolder(t *testing.T) {
 	assert.NoError(t, err)
 	entries, err := fs.ReadDir(other, ".")
 	assert.NoError(t, err)
-	if len(entries) != files {
-		t.Errorf("another reader has %d files", len(entries))
-	}
+	assert.True(t, len(entries) == files, "another reader has %d files", len(entries))
 	mounted, isMounted := filetree.ReadMounted(t, f.Name())
 	for k := range files {
 		info, err := fs.Stat(other, name(k))
 		assert.NoError(t, err)
-		if uid := info.Sys().(*reader.Stat).UID; uid != uint32(k) || isMounted && mounted[name(k)].UID != uid {
-			t.Fatalf("%s is of user %d, and in Linux %+v", name(k), uid, mounted[name(k)])
-		}
+		uid := info.Sys().(*reader.Stat).UID
+		assert.Require(t, uid == uint32(k) && (!isMounted || mounted[name(k)].UID == uid), "%s is of user %d, and in Linux %+v", name(k), uid, mounted[name(k)])
 	}
 }
 
@@ -272,22 +263,16 @@ func TestHugeFile(t *testing.T) {
 	assert.NoError(t, err)
 	var stat unix.Stat_t
 	assert.NoError(t, unix.Fstat(int(f.Fd()), &stat))
-	if stat.Blocks*512 > 1<<20 {
-		t.Errorf("its zeros take %d bytes", stat.Blocks*512)
-	}
+	assert.True(t, stat.Blocks*512 <= 1<<20, "its zeros take %d bytes", stat.Blocks*512)
 	end := make([]byte, 5)
 	_, err = f.ReadAt(end, data.Offset()+size-5)
 	assert.NoError(t, err)
-	if string(end) != "12345" || data.Size != size {
-		t.Errorf("it has %d bytes and ends with %q", data.Size, end)
-	}
+	assert.True(t, string(end) == "12345" && data.Size == size, "it has %d bytes and ends with %q", data.Size, end)
 	files, err := reader.Open(f)
 	assert.NoError(t, err)
 	info, err := fs.Stat(files, "huge")
 	assert.NoError(t, err)
-	if info.Size() != size {
-		t.Errorf("another reader has %d bytes", info.Size())
-	}
+	assert.True(t, info.Size() == size, "another reader has %d bytes", info.Size())
 }
 
 // makeWithDead makes a file system in which two of four files are not in the tree.
@@ -316,17 +301,12 @@ func TestDeadData(t *testing.T) {
 		content, err := os.ReadFile(f.Name())
 		assert.NoError(t, err)
 		contents = append(contents, content)
-		if tree := filetree.Read(t, f); len(tree) != 3 {
-			t.Errorf("it has %v", tree)
-		}
+		tree := filetree.Read(t, f)
+		assert.True(t, len(tree) == 3, "it has %v", tree)
 	}
-	if !bytes.Equal(contents[0], contents[1]) {
-		t.Error("the same input gave other bytes")
-	}
+	assert.True(t, bytes.Equal(contents[0], contents[1]), "the same input gave other bytes")
 	for text, want := range map[string]bool{"secret0": true, "secret1": false, "secret2": true, "secret3": false} {
-		if bytes.Contains(contents[0], []byte(text)) != want {
-			t.Errorf("it has %q: want %v", text, want)
-		}
+		assert.True(t, bytes.Contains(contents[0], []byte(text)) == want, "it has %q: want %v", text, want)
 	}
 }
 
@@ -338,9 +318,7 @@ func TestLimit(t *testing.T) {
 	assert.ErrorIs(t, "Append", assert.ErrorOf(w.Append(zeros{})), erofs.ErrTooLarge)
 	info, err := f.Stat()
 	assert.NoError(t, err)
-	if info.Size() > 1<<20 {
-		t.Errorf("%d bytes were written", info.Size())
-	}
+	assert.True(t, info.Size() <= 1<<20, "%d bytes were written", info.Size())
 	root := folder()
 	for k := range 20_000 {
 		root.Children[fmt.Sprint(k)] = &erofs.Inode{Mode: unix.S_IFREG}
@@ -392,7 +370,5 @@ func TestWriteFails(t *testing.T) {
 	w := erofs.New(open(t, f), noLimit)
 	assert.NoError(t, f.Close())
 	_, err := w.Append(bytes.NewReader(bytes.Repeat([]byte("x"), 2<<20)))
-	if !errors.Is(err, os.ErrClosed) {
-		t.Errorf("got %v", err)
-	}
+	assert.True(t, errors.Is(err, os.ErrClosed), "got %v", err)
 }

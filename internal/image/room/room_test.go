@@ -47,9 +47,7 @@ func TestTake(t *testing.T) {
 	assert.NoError(t, err)
 	_, err = d.Take(8 * mebibyte)
 	lacks, ok := errors.AsType[*room.LackError](err)
-	if !ok || lacks.Needed != 9*mebibyte {
-		t.Errorf("another gets 8 MiB: %v", err)
-	}
+	assert.True(t, ok && lacks.Needed == 9*mebibyte, "another gets 8 MiB: %v", err)
 	assert.ErrorSays(t, "Take", err, "8388608 bytes are free on the disk of "+d.Dir+", of which 1048576 bytes must stay free")
 	other, err := d.Take(7 * mebibyte)
 	assert.NoError(t, err)
@@ -75,13 +73,10 @@ func TestFiles(t *testing.T) {
 	all.Wait()
 	free, err := d.Free()
 	assert.NoError(t, err)
-	if free < mebibyte || errors.Join(errs...) == nil {
-		t.Errorf("%d bytes are free, and the errors are %v", free, errs)
-	}
+	assert.True(t, free >= mebibyte && errors.Join(errs...) != nil, "%d bytes are free, and the errors are %v", free, errs)
 	assert.NoError(t, files[0].Clear(0, 8*mebibyte))
 	assert.NoError(t, assert.ErrorOf(files[1].WriteAt(noise[:mebibyte], 8*mebibyte)))
 	assert.NoError(t, files[1].Truncate(4*mebibyte))
-	if info, err := files[1].File.Stat(); err != nil || info.Size() != 4*mebibyte || files[1].Written() < 1*mebibyte {
-		t.Errorf("it has %+v, %v", info, err)
-	}
+	info, err := files[1].File.Stat()
+	assert.True(t, err == nil && info.Size() == 4*mebibyte && files[1].Written() >= 1*mebibyte, "it has %+v, %v", info, err)
 }

@@ -90,13 +90,10 @@ func TestBuilt(t *testing.T) {
 		"busybox mv /srv/data /srv/moved && busybox mkfifo /srv/pipe && busybox chown -h ann:staff /srv/moved /opt/a/3",
 		"busybox ln /opt/a/keep /opt/a/kept && rm /opt/a/3 && busybox ln -s ../srv/moved /opt/link && rm /opt/link && mkdir /opt/link && rm -r /opt/link && busybox ln -s / /opt/link",
 	)
-	if len(layers) != 7 {
-		t.Fatalf("there are %d layers", len(layers))
-	}
+	assert.Require(t, len(layers) == 7, "there are %d layers", len(layers))
 	tree := checkConverted(t, layers...)
 	for name, exists := range map[string]bool{"srv/moved/keep": true, "srv/data/keep": false, "var/data/new": true, "opt/a/1": false, "opt/a/kept": true} {
-		if _, got := tree[name]; got != exists {
-			t.Errorf("%s exists: %v, want %v", name, got, exists)
-		}
+		_, got := tree[name]
+		assert.True(t, got == exists, "%s exists: %v, want %v", name, got, exists)
 	}
 }

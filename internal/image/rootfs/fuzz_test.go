@@ -40,9 +40,7 @@ func FuzzLayers(f *testing.F) {
 		switch result.Reason {
 		case "":
 		case rootfs.ReasonContent, rootfs.ReasonTooLarge, rootfs.ReasonOutput, rootfs.ReasonMemory:
-			if result.Message == "" || len(result.Message) > 1000 {
-				t.Errorf("the message is %q", result.Message)
-			}
+			assert.True(t, result.Message != "" && len(result.Message) <= 1000, "the message is %q", result.Message)
 			return
 		default:
 			t.Fatalf("got %+v", result)

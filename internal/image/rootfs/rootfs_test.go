@@ -52,14 +52,11 @@ func TestBusyBox(t *testing.T) {
 	}
 	layer := a.bytes()
 	tree := checkConverted(t, layer)
-	if f := tree["bin/applet-5"]; f.Links != names+1 {
-		t.Errorf("it has %+v", f)
-	}
+	f := tree["bin/applet-5"]
+	assert.True(t, f.Links == names+1, "it has %+v", f)
 	info, err := convertLayers(t, layer).Stat()
 	assert.NoError(t, err)
-	if info.Size() > size*11/10 {
-		t.Errorf("it has %d bytes, of a program of %d", info.Size(), size)
-	}
+	assert.True(t, info.Size() <= size*11/10, "it has %d bytes, of a program of %d", info.Size(), size)
 }
 
 // randomBytes returns the same bytes each time.
@@ -114,23 +111,16 @@ func TestOdd(t *testing.T) {
 		"removed": false, "gone": false, "becomes-file/x": false, "attributes/kept": true, "above": true, "absolute": true,
 		"out/passwd": true, "etc/passwd": false, "missing": false, "absent": true, "a/b/c/d": true,
 	} {
-		if _, got := tree[path]; got != exists {
-			t.Errorf("%s exists: %v, want %v", path, got, exists)
-		}
+		_, got := tree[path]
+		assert.True(t, got == exists, "%s exists: %v, want %v", path, got, exists)
 	}
-	if twin, replaced := tree["kept-twin"], tree["replaced-twin"]; twin.Links != 1 || twin.Hash == replaced.Hash {
-		t.Errorf("the twins are %+v and %+v", twin, replaced)
-	}
+	twin, replaced := tree["kept-twin"], tree["replaced-twin"]
+	assert.True(t, twin.Links == 1 && twin.Hash != replaced.Hash, "the twins are %+v and %+v", twin, replaced)
 	// An engine's export has none of these.
-	if root := tree["."]; root.Mode != unix.S_IFDIR|0o711 || root.UID != 5 || root.Seconds != 1e9 || root.Nanoseconds != 5e8 {
-		t.Errorf("the root is %+v", root)
-	}
-	if got := tree["attributed"].Xattrs; got != `user.a="b"` {
-		t.Errorf("the attributes are %s", got)
-	}
-	if got := tree["old"].Seconds; got != -1e9 {
-		t.Errorf("a file from before 1970 has the time %d", got)
-	}
+	root := tree["."]
+	assert.True(t, root.Mode == unix.S_IFDIR|0o711 && root.UID == 5 && root.Seconds == 1e9 && root.Nanoseconds == 5e8, "the root is %+v", root)
+	assert.Equal(t, "the attributes", tree["attributed"].Xattrs, `user.a="b"`)
+	assert.Equal(t, "a file from before 1970 has the time", tree["old"].Seconds, -1e9)
 }
 
 // TestSpecification checks layers that Docker takes in another way than the specification of images says.
@@ -146,9 +136,8 @@ func TestSpecification(t *testing.T) {
 		"notes of AUFS":                {newArchive(t).file(".wh..wh.plnk/1.2", "").bytes(), []string{".", "a", "a/old"}},
 	} {
 		tree := filetree.Read(t, convertLayers(t, lower, c.layer))
-		if got := slices.Sorted(maps.Keys(tree)); !slices.Equal(got, c.files) {
-			t.Errorf("%s: got %q, want %q", name, got, c.files)
-		}
+		got := slices.Sorted(maps.Keys(tree))
+		assert.True(t, slices.Equal(got, c.files), "%s: got %q, want %q", name, got, c.files)
 	}
 }
 
@@ -171,12 +160,10 @@ func TestTakenMore(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if _, err := unpackByEngine(t, lower, c.layer); err == nil {
-				t.Error("Docker takes it: TestOdd can have it")
-			}
-			if tree := filetree.Read(t, convertLayers(t, lower, c.layer)); !c.is(tree) {
-				t.Errorf("got %v", tree)
-			}
+			_, err := unpackByEngine(t, lower, c.layer)
+			assert.True(t, err != nil, "Docker takes it: TestOdd can have it")
+			tree := filetree.Read(t, convertLayers(t, lower, c.layer))
+			assert.True(t, c.is(tree), "got %v", tree)
 		})
 	}
 }
@@ -248,14 +235,10 @@ func TestRefused(t *testing.T) {
 			layers := [][]byte{c.layer}
 			_, result := convertOrder(t, orderOf(layers), layers)
 			if c.says == "" {
-				if result.Reason != "" {
-					t.Errorf("got %+v", result)
-				}
+				assert.True(t, result.Reason == "", "got %+v", result)
 				return
 			}
-			if result.Reason != rootfs.ReasonContent || !strings.Contains(result.Message, c.says) {
-				t.Errorf("got %+v, want %q", result, c.says)
-			}
+			assert.True(t, result.Reason == rootfs.ReasonContent && strings.Contains(result.Message, c.says), "got %+v, want %q", result, c.says)
 		})
 	}
 }
@@ -332,12 +315,9 @@ func TestBombs(t *testing.T) {
 			if c.maxSize < maxBytes {
 				want = rootfs.ReasonOutput
 			}
-			if result.Reason != want {
-				t.Errorf("got %+v", result)
-			}
-			if info, err := out.Stat(); err != nil || info.Size() > c.maxSize {
-				t.Errorf("the file has %d bytes, %v", info.Size(), err)
-			}
+			assert.True(t, result.Reason == want, "got %+v", result)
+			info, err := out.Stat()
+			assert.True(t, err == nil && info.Size() <= c.maxSize, "the file has %d bytes, %v", info.Size(), err)
 		})
 	}
 }
@@ -355,9 +335,7 @@ func TestSlowLinks(t *testing.T) {
 	layers := [][]byte{a.bytes()}
 	layers = append(layers, layers[0])
 	_, result := convertOrder(t, orderOf(layers), layers)
-	if result.Reason != rootfs.ReasonContent || !strings.Contains(result.Message, "too many symbolic links") {
-		t.Errorf("got %+v", result)
-	}
+	assert.True(t, result.Reason == rootfs.ReasonContent && strings.Contains(result.Message, "too many symbolic links"), "got %+v", result)
 }
 
 // TestRemovedData checks that what a higher layer removes is not in the file.
@@ -369,9 +347,7 @@ func TestRemovedData(t *testing.T) {
 	content, err := os.ReadFile(out.Name())
 	assert.NoError(t, err)
 	for text, isThere := range map[string]bool{"kept-content": true, "secret-key": false, "other-secret": false, "replaced-content": true} {
-		if bytes.Contains(content, []byte(text)) != isThere {
-			t.Errorf("it has %q: want %v", text, isThere)
-		}
+		assert.True(t, bytes.Contains(content, []byte(text)) == isThere, "it has %q: want %v", text, isThere)
 	}
 }
 
@@ -412,14 +388,10 @@ func TestManyFiles(t *testing.T) {
 	want, err := filetree.ReadArchive(bytes.NewReader(layer))
 	assert.NoError(t, err)
 	if mounted, ok := filetree.ReadMounted(t, out.Name()); ok {
-		if diff := want.Diff(mounted); diff != "" {
-			t.Errorf("Linux has it otherwise:\n%s", diff)
-		}
+		assert.Equal(t, "Linux has it otherwise:\n", want.Diff(mounted), "")
 		return
 	}
-	if diff := want.Diff(filetree.Read(t, out)); diff != "" {
-		t.Errorf("another reader has it otherwise:\n%s", diff)
-	}
+	assert.Equal(t, "another reader has it otherwise:\n", want.Diff(filetree.Read(t, out)), "")
 }
 
 // TestSystem checks parts of this host's system against the result of tar.
@@ -450,9 +422,7 @@ func TestSystem(t *testing.T) {
 			delete(tree, path)
 		}
 	}
-	if diff := want.Diff(have); diff != "" {
-		t.Errorf("tar has it otherwise:\n%s", diff)
-	}
+	assert.Equal(t, "tar has it otherwise:\n", want.Diff(have), "")
 }
 
 // TestDisk checks that only an image of nothing but a disk counts as that.
@@ -471,18 +441,14 @@ func TestDisk(t *testing.T) {
 		"no layers":      {nil, false},
 	} {
 		out, result := convertOrder(t, orderOf(c.layers), c.layers)
-		if (result.Disk != nil) != c.isDisk || result.Reason != "" {
-			t.Errorf("%s: got %+v", name, result)
-		}
+		assert.True(t, (result.Disk != nil) == c.isDisk && result.Reason == "", "%s: got %+v", name, result)
 		if result.Disk == nil {
 			continue
 		}
 		content := make([]byte, result.Disk.Size)
 		_, err := out.ReadAt(content, result.Disk.Offset)
 		assert.NoError(t, err)
-		if string(content) != "disk content" {
-			t.Errorf("%s: the disk is %q", name, content)
-		}
+		assert.Equal(t, name+": the disk", string(content), "disk content")
 	}
 }
 
@@ -510,13 +476,11 @@ func TestFullDisk(t *testing.T) {
 	defer func() { _ = out.Close() }()
 	layer := newArchive(t).file("a", string(randomBytes(4<<20))).bytes()
 	_, err = rootfs.ConvertHere(t.Context(), orderOf([][]byte{layer}), func(int) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer)), nil }, output(t, out))
-	if _, ok := errors.AsType[*rootfs.WriteError](err); !ok {
-		t.Errorf("got %v", err)
-	}
+	_, ok := errors.AsType[*rootfs.WriteError](err)
+	assert.True(t, ok, "got %v", err)
 	assert.ErrorSays(t, "ConvertHere", err, "must stay free")
-	if result := rootfs.Convert(strings.NewReader("\x00\x00"), output(t, out)); result.Reason != rootfs.ReasonFailed {
-		t.Errorf("got %+v", result)
-	}
+	result := rootfs.Convert(strings.NewReader("\x00\x00"), output(t, out))
+	assert.True(t, result.Reason == rootfs.ReasonFailed, "got %+v", result)
 }
 
 // output returns a file as a conversion writes to it.
@@ -549,9 +513,8 @@ func TestReceive(t *testing.T) {
 		assert.NoError(t, err)
 		err = rootfs.Receive(strings.NewReader(c.sent), output(t, f), most)
 		assert.ErrorSays(t, name, err, c.says)
-		if info, err := f.Stat(); err != nil || info.Size() > most {
-			t.Errorf("%s: the file has %+v, %v", name, info, err)
-		}
+		info, err := f.Stat()
+		assert.True(t, err == nil && info.Size() <= most, "%s: the file has %+v, %v", name, info, err)
 		assert.NoError(t, f.Close())
 	}
 }

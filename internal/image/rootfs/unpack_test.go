@@ -120,9 +120,7 @@ func convertLayers(t testing.TB, layers ...[]byte) *os.File {
 	out, result := convertOrder(t, orderOf(layers), layers)
 	info, err := out.Stat()
 	assert.NoError(t, err)
-	if result.Reason != "" || result.Size != info.Size() {
-		t.Fatalf("got %+v, and a file of %d bytes", result, info.Size())
-	}
+	assert.Require(t, result.Reason == "" && result.Size == info.Size(), "got %+v, and a file of %d bytes", result, info.Size())
 	return out
 }
 
@@ -142,21 +140,15 @@ func checkConverted(t *testing.T, layers ...[]byte) filetree.Tree {
 		converted = convertLayers(t, packed...)
 		content, err := os.ReadFile(converted.Name())
 		assert.NoError(t, err)
-		if first != nil && !bytes.Equal(first, content) {
-			t.Errorf("%s: it has other bytes", name)
-		}
+		assert.True(t, first == nil || bytes.Equal(first, content), "%s: it has other bytes", name)
 		first = content
 	}
 	tree := filetree.Read(t, converted)
 	if mounted, ok := filetree.ReadMounted(t, converted.Name()); ok {
-		if diff := tree.Diff(mounted); diff != "" {
-			t.Errorf("Linux reads it otherwise:\n%s", diff)
-		}
+		assert.Equal(t, "Linux reads it otherwise:\n", tree.Diff(mounted), "")
 	}
 	want, err := unpackByEngine(t, layers...)
 	assert.NoError(t, err)
-	if diff := want.Diff(asExported(tree, layers...)); diff != "" {
-		t.Errorf("a container engine has it otherwise:\n%s", diff)
-	}
+	assert.Equal(t, "a container engine has it otherwise:\n", want.Diff(asExported(tree, layers...)), "")
 	return tree
 }

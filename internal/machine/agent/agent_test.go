@@ -128,9 +128,7 @@ func (g *guest) reply(command string, arguments map[string]any) string {
 // checkClosed checks that no connection is left.
 func (g *guest) checkClosed(t *testing.T) {
 	t.Helper()
-	if n := g.open.Load(); n != 0 {
-		t.Errorf("%d connections are open", n)
-	}
+	assert.Equal(t, "connections are open", g.open.Load(), 0)
 }
 
 // commands answers guest-exec, and the n-th guest-exec-status with the n-th text.
@@ -178,12 +176,9 @@ func TestExec(t *testing.T) {
 				g := &guest{answer: commands(c.statuses...)}
 				got, err := g.agent().Exec(t.Context(), Command{Args: []string{"x"}})
 				assert.ErrorIs(t, "Exec", err, c.err, c.says)
-				if errors.Is(err, ErrEndUnknown) && errors.Is(err, ErrBadAnswer) {
-					t.Errorf("%v would be tried again", err)
-				}
-				if got.ExitCode != c.want.ExitCode || !bytes.Equal(got.Stdout, c.want.Stdout) || !bytes.Equal(got.Stderr, c.want.Stderr) {
-					t.Errorf("got %d, %d bytes, %d bytes", got.ExitCode, len(got.Stdout), len(got.Stderr))
-				}
+				assert.True(t, !errors.Is(err, ErrEndUnknown) || !errors.Is(err, ErrBadAnswer), "%v would be tried again", err)
+				assert.True(t, got.ExitCode == c.want.ExitCode && bytes.Equal(got.Stdout, c.want.Stdout) && bytes.Equal(got.Stderr, c.want.Stderr),
+					"got %d, %d bytes, %d bytes", got.ExitCode, len(got.Stdout), len(got.Stderr))
 				g.checkClosed(t)
 			})
 		})
@@ -203,18 +198,15 @@ func TestResults(t *testing.T) {
 		asked, ended := len(g.asked), make(chan error)
 		go func() { ended <- assert.ErrorOf(g.agent().Exec(t.Context(), command)) }()
 		time.Sleep(time.Hour)
-		if added := g.asked[asked:]; !slices.Equal(added, []string{"guest-info", "guest-exec"}) {
-			t.Errorf("beside a result in memory it is asked %q", added)
-		}
+		added := g.asked[asked:]
+		assert.True(t, slices.Equal(added, []string{"guest-info", "guest-exec"}), "beside a result in memory it is asked %q", added)
 		command.Results.Release(1)
 		assert.NoError(t, <-ended)
 		ctx, leave := context.WithTimeout(t.Context(), time.Hour)
 		defer leave()
 		assert.ErrorIs(t, "a command whose caller leaves", assert.ErrorOf(g.agent().Exec(ctx, command)), context.DeadlineExceeded)
 		command.Results.Release(1)
-		if !command.Results.TryAcquire(1) {
-			t.Error("a command without a result has kept a place")
-		}
+		assert.True(t, command.Results.TryAcquire(1), "a command without a result has kept a place")
 		g.checkClosed(t)
 	})
 }
@@ -233,12 +225,9 @@ func TestArguments(t *testing.T) {
 		}}
 		assert.NoError(t, assert.ErrorOf(g.agent().Exec(t.Context(), Command{Args: []string{"sh", "-c", "echo \"a\"\n"}, Stdin: []byte("in\xff")})))
 		text, _ := json.Marshal(got)
-		if want := `{"arg":["-c","echo \"a\"\n"],"capture-output":true,"input-data":"aW7/","path":"sh"}`; string(text) != want {
-			t.Errorf("it gets %s, want %s", text, want)
-		}
-		if want := []string{"guest-info", "guest-exec", "guest-exec-status"}; !slices.Equal(g.asked, want) {
-			t.Errorf("it is asked %q", g.asked)
-		}
+		want := `{"arg":["-c","echo \"a\"\n"],"capture-output":true,"input-data":"aW7/","path":"sh"}`
+		assert.True(t, string(text) == want, "it gets %s, want %s", text, want)
+		assert.True(t, slices.Equal(g.asked, []string{"guest-info", "guest-exec", "guest-exec-status"}), "it is asked %q", g.asked)
 	})
 }
 
@@ -251,9 +240,8 @@ func TestSlowAnswer(t *testing.T) {
 			g := &guest{pause: pause, answer: func(string, map[string]any) string { return `{"return":[]}` + "\n" }}
 			begin := time.Now()
 			_, err := g.agent().Interfaces(t.Context())
-			if !errors.Is(err, want) || time.Since(begin) > conversationLimit {
-				t.Errorf("%s after each byte: after %s: %v, want %v", pause, time.Since(begin), err, want)
-			}
+			assert.True(t, errors.Is(err, want) && time.Since(begin) <= conversationLimit,
+				"%s after each byte: after %s: %v, want %v", pause, time.Since(begin), err, want)
 			g.checkClosed(t)
 			time.Sleep(pause) // until the guest notices that
 		})
@@ -268,9 +256,8 @@ func TestSilence(t *testing.T) {
 		g := &guest{answer: commands(runs)}
 		g.isSilent.Store(true)
 		begin := time.Now()
-		if _, err := g.agent().Interfaces(t.Context()); !errors.Is(err, ErrSilent) || time.Since(begin) != silenceLimit {
-			t.Errorf("after %s: %v", time.Since(begin), err)
-		}
+		_, err := g.agent().Interfaces(t.Context())
+		assert.True(t, errors.Is(err, ErrSilent) && time.Since(begin) == silenceLimit, "after %s: %v", time.Since(begin), err)
 		g.isSilent.Store(false)
 
 		for silence, want := range map[time.Duration]error{20 * time.Second: nil, time.Hour: ErrEndUnknown} {
@@ -284,9 +271,8 @@ func TestSilence(t *testing.T) {
 			}()
 			begin := time.Now()
 			_, err := g.agent().Exec(t.Context(), Command{Args: []string{"x"}})
-			if !errors.Is(err, want) || (err == nil) != (want == nil) || time.Since(begin) > 2*time.Minute {
-				t.Errorf("%s of silence: after %s: %v", silence, time.Since(begin), err)
-			}
+			assert.True(t, errors.Is(err, want) && (err == nil) == (want == nil) && time.Since(begin) <= 2*time.Minute,
+				"%s of silence: after %s: %v", silence, time.Since(begin), err)
 			g.checkClosed(t)
 			time.Sleep(time.Hour)
 		}
@@ -322,9 +308,7 @@ func TestBusy(t *testing.T) {
 				g.isSilent.Store(false)
 			}()
 			_, err := a.Exec(t.Context(), Command{Args: []string{"x"}})
-			if !errors.Is(err, want) || (err == nil) != (want == nil) {
-				t.Errorf("silent: %t, got %v, want %v", isSilent, err, want)
-			}
+			assert.True(t, errors.Is(err, want) && (err == nil) == (want == nil), "silent: %t, got %v, want %v", isSilent, err, want)
 			g.checkClosed(t)
 			time.Sleep(2 * time.Hour)
 		})
@@ -357,9 +341,7 @@ func TestLeave(t *testing.T) {
 			leave(cause)
 		}()
 		_, err := g.agent().Exec(ctx, Command{Args: []string{"x"}})
-		if !errors.Is(err, cause) || !isKilled || len(reaped) != 2 {
-			t.Errorf("%v, killed: %t, asked for the end of %v", err, isKilled, reaped)
-		}
+		assert.True(t, errors.Is(err, cause) && isKilled && len(reaped) == 2, "%v, killed: %t, asked for the end of %v", err, isKilled, reaped)
 		g.checkClosed(t)
 
 		// An agent that does not answer does not delay that for long.
@@ -370,13 +352,10 @@ func TestLeave(t *testing.T) {
 			leave(cause)
 		}()
 		begin := time.Now()
-		if _, err := g.agent().Interfaces(ctx); !errors.Is(err, cause) || time.Since(begin) != time.Second {
-			t.Errorf("after %s: %v", time.Since(begin), err)
-		}
+		_, err = g.agent().Interfaces(ctx)
+		assert.True(t, errors.Is(err, cause) && time.Since(begin) == time.Second, "after %s: %v", time.Since(begin), err)
 		g.agent().forgetCommand(ctx, 1)
-		if took := time.Since(begin); took != time.Second+endWithin {
-			t.Errorf("it took %s", took)
-		}
+		assert.Equal(t, "it took", time.Since(begin), time.Second+endWithin)
 		g.checkClosed(t)
 	})
 }
@@ -408,12 +387,9 @@ func TestNotStarted(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				_, err := c.guest.agent().Exec(t.Context(), c.command)
-				if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
-					t.Fatalf("got %v, want %v with %q", err, c.want, c.says)
-				}
-				if text := err.Error(); len(text) > 500 || strings.ContainsAny(text, "\x1b\u202e") {
-					t.Errorf("got %q", text)
-				}
+				assert.Require(t, errors.Is(err, c.want) && strings.Contains(err.Error(), c.says), "got %v, want %v with %q", err, c.want, c.says)
+				text := err.Error()
+				assert.True(t, len(text) <= 500 && !strings.ContainsAny(text, "\x1b\u202e"), "got %q", text)
 				c.guest.checkClosed(t)
 			})
 		})
@@ -458,9 +434,8 @@ func TestInterfaces(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				g := &guest{answer: func(string, map[string]any) string { return `{"return":` + c.answer + "}\n" }}
 				found, err := g.agent().Interfaces(t.Context())
-				if got := fmt.Sprint(found, " ", err); !strings.Contains(got, c.want) {
-					t.Errorf("got %s, want %s", got, c.want)
-				}
+				got := fmt.Sprint(found, " ", err)
+				assert.True(t, strings.Contains(got, c.want), "got %s, want %s", got, c.want)
 				g.checkClosed(t)
 			})
 		})

@@ -99,9 +99,7 @@ func TestReadObject(t *testing.T) {
 	} {
 		in := bufio.NewReader(strings.NewReader(c.sent))
 		got, isCut, err := readObject(in, most)
-		if string(got) != c.want || isCut != c.isCut || !errors.Is(err, c.err) {
-			t.Errorf("%s: got %q, %t, %v", name, got, isCut, err)
-		}
+		assert.True(t, string(got) == c.want && isCut == c.isCut && errors.Is(err, c.err), "%s: got %q, %t, %v", name, got, isCut, err)
 	}
 }
 
@@ -129,9 +127,7 @@ func FuzzAnswers(f *testing.F) {
 			if lie := new(lieError); errors.As(err, &lie) {
 				t.Error(err)
 			}
-			if err != nil && printableText(err.Error(), math.MaxInt) != strings.ReplaceAll(err.Error(), "\ufffd", "") {
-				t.Errorf("the error is %q", err)
-			}
+			assert.True(t, err == nil || printableText(err.Error(), math.MaxInt) == strings.ReplaceAll(err.Error(), "\ufffd", ""), "the error is %q", err)
 		}
 		checkShortened(t, sent)
 	})
@@ -192,14 +188,11 @@ func checkShortened(t *testing.T, sent []byte) {
 	if err != nil {
 		return
 	}
-	if len(kept) > most.kept {
-		t.Errorf("it keeps %d bytes", len(kept))
-	}
+	assert.True(t, len(kept) <= most.kept, "it keeps %d bytes", len(kept))
 	var first, shortened json.RawMessage
 	if json.NewDecoder(bytes.NewReader(sent)).Decode(&first) != nil || isCut {
 		return
 	}
-	if err := json.Unmarshal(kept, &shortened); err != nil || !bytes.Equal(bytes.TrimSpace(first), kept) {
-		t.Errorf("%q becomes %q: %v", first, kept, err)
-	}
+	err = json.Unmarshal(kept, &shortened)
+	assert.True(t, err == nil && bytes.Equal(bytes.TrimSpace(first), kept), "%q becomes %q: %v", first, kept, err)
 }

@@ -119,13 +119,9 @@ func TestBroker(t *testing.T) {
 		}
 	}
 	greeting, err := a.reach(t, "10.1.0.3:80")
-	if err != nil || greeting != "I am db" {
-		t.Errorf("the machine says %q, %v", greeting, err)
-	}
+	assert.True(t, err == nil && greeting == "I am db", "the machine says %q, %v", greeting, err)
 	want := control.PeerConn{Protocol: control.TCP, From: netip.MustParseAddrPort("10.1.0.2:4000"), To: netip.MustParseAddrPort("10.1.0.3:80")}
-	if got := <-db.accepted; got != want {
-		t.Errorf("the machine accepts %+v, want %+v", got, want)
-	}
+	assert.Equal(t, "the machine accepts", <-db.accepted, want)
 	for address, want := range map[string]error{
 		"10.1.0.3:81": control.ErrRefused, "10.1.0.2:80": control.ErrNoMachine,
 		"10.1.0.4:80": control.ErrNoMachine, "10.1.0.5:80": control.ErrNoMachine, "10.1.0.9:80": control.ErrNoMachine,
@@ -152,26 +148,21 @@ func TestMembers(t *testing.T) {
 	released := join(t, b, machineOf("3", "ns", "e", "10.1.0.4"))
 	_, goesOn, err := send(t, b, request{Machine: Machine{UID: "3"}, Leaves: true})
 	assert.NoError(t, err)
-	if !<-goesOn {
-		t.Error("the broker ends with a machine that leaves")
-	}
+	assert.True(t, <-goesOn, "the broker ends with a machine that leaves")
 	released.isRemoved(t, "a machine that leaves")
 	assert.ErrorIs(t, "a machine that has left", assert.ErrorOf(again.reach(t, "10.1.0.4:80")), control.ErrNoMachine)
 
 	old := join(t, b, machineOf("4", "ns", "f", "10.1.0.5"))
 	join(t, b, machineOf("5", "ns", "g", "10.1.0.5"))
 	old.isRemoved(t, "another machine with its address")
-	if greeting, err := again.reach(t, "10.1.0.5:80"); err != nil || greeting != "I am g" {
-		t.Errorf("at the address is %q, %v", greeting, err)
-	}
+	greeting, err := again.reach(t, "10.1.0.5:80")
+	assert.True(t, err == nil && greeting == "I am g", "at the address is %q, %v", greeting, err)
 
 	socket, hangs := make(chan error, 1), netip.MustParseAddrPort("10.1.0.3:82")
 	go func() { socket <- assert.ErrorOf(again.calls.Dial(t.Context(), control.TCP, 4000, hangs)) }()
 	again.calls.Close()
 	for what, conn := range map[string]*net.UnixConn{"first": before.follower, "last": again.follower} {
-		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-			t.Errorf("the %s driver's connection for a machine whose supervisor has ended: %v, want EOF", what, err)
-		}
+		assert.ErrorIs(t, "the "+what+" driver's connection for a machine whose supervisor has ended, want EOF", assert.ErrorOf(conn.Read(make([]byte, 1))), io.EOF)
 	}
 }
 

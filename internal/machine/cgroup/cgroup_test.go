@@ -39,9 +39,7 @@ func TestParseFolder(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g, err := parseFolder(c.membership, c.mounts, "cpu")
-			if g.Path != c.path || g.Unified != c.unified || (err == nil) != (c.path != "") || !strings.HasPrefix(g.Path, g.top) {
-				t.Errorf("got %+v, %v", g, err)
-			}
+			assert.True(t, g.Path == c.path && g.Unified == c.unified && (err == nil) == (c.path != "") && strings.HasPrefix(g.Path, g.top), "got %+v, %v", g, err)
 		})
 	}
 }
@@ -61,15 +59,12 @@ func TestUnifiedLimit(t *testing.T) {
 	for path := range files {
 		assert.NoError(t, os.WriteFile(path, nil, 0o600))
 	}
-	if err := g.LimitCPU(group, 1500, func() int { return 0 }); err == nil {
-		t.Error("a QEMU that has ended is limited")
-	}
+	assert.True(t, g.LimitCPU(group, 1500, func() int { return 0 }) != nil, "a QEMU that has ended is limited")
 	wantFile(t, filepath.Join(group, "cgroup.procs"), "") // 0 would be the writing process
 	assert.NoError(t, g.LimitCPU(group, 1500, func() int { return 42 }))
 	for path, want := range files {
-		if got, err := os.ReadFile(path); err != nil || string(got) != want {
-			t.Errorf("%s has %q, %v; want %q", path, got, err, want)
-		}
+		got, err := os.ReadFile(path)
+		assert.True(t, err == nil && string(got) == want, "%s has %q, %v; want %q", path, got, err, want)
 	}
 }
 
@@ -117,14 +112,10 @@ func TestLeastMemory(t *testing.T) {
 			writeGroup(t, own, c.own)
 			where, free, err := leastMemory(own, top, c.unified)
 			if c.group == "none" {
-				if err == nil {
-					t.Errorf("got %s, %d", where, free)
-				}
+				assert.True(t, err != nil, "got %s, %d", where, free)
 				return
 			}
-			if err != nil || where != filepath.Join(top, c.group) || free != c.free {
-				t.Errorf("got %s, %d, %v, want %s, %d", where, free, err, c.group, c.free)
-			}
+			assert.True(t, err == nil && where == filepath.Join(top, c.group) && free == c.free, "got %s, %d, %v, want %s, %d", where, free, err, c.group, c.free)
 		})
 	}
 }
@@ -148,17 +139,13 @@ func TestRealGroup(t *testing.T) {
 	}
 	where, free, err := leastMemory(path, g.top, g.Unified)
 	assert.NoError(t, err)
-	if where != path || free != 268435456 {
-		t.Errorf("got %s, %d", where, free)
-	}
+	assert.True(t, where == path && free == 268435456, "got %s, %d", where, free)
 }
 
 func wantFile(t *testing.T, path, want string) {
 	t.Helper()
 	got, err := os.ReadFile(path)
-	if strings.TrimSpace(string(got)) != want || err != nil {
-		t.Errorf("%s has %q, %v; want %q", path, got, err, want)
-	}
+	assert.True(t, strings.TrimSpace(string(got)) == want && err == nil, "%s has %q, %v; want %q", path, got, err, want)
 }
 
 // TestCheck checks what keeps groups from being made, with files in place of the kernel's.
@@ -196,7 +183,5 @@ func TestCheckPromises(t *testing.T) {
 	group := g.GroupPath("check")
 	defer func() { _ = os.Remove(group) }()
 	err = g.LimitCPU(group, 100, func() int { return 0 })
-	if err == nil || err.Error() != "its QEMU has ended" {
-		t.Errorf("Check finds nothing, and a group cannot be made: %v", err)
-	}
+	assert.True(t, err != nil && err.Error() == "its QEMU has ended", "Check finds nothing, and a group cannot be made: %v", err)
 }

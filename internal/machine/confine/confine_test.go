@@ -31,9 +31,7 @@ func TestCommandIsApart(t *testing.T) {
 	out, err := Command(t.Context(), "/bin/sh", "-c", "cut -d' ' -f6 /proc/$$/stat; echo $$; pwd; echo $SECRET; readlink "+file+"; true").Output()
 	assert.NoError(t, err)
 	lines := strings.Fields(string(out))
-	if len(lines) != 3 || lines[0] != lines[1] || lines[2] != "/" {
-		t.Errorf("session, process, folder, variable and file are %q", lines)
-	}
+	assert.True(t, len(lines) == 3 && lines[0] == lines[1] && lines[2] == "/", "session, process, folder, variable and file are %q", lines)
 }
 
 // TestThreadsStayFree checks that a confined program has no_new_privs, and that no thread
@@ -71,13 +69,9 @@ func TestNotConfined(t *testing.T) {
 		var f Finder
 		for range 2 {
 			policy, err := f.Find(t.Context(), log, program)
-			if err != nil || policy.ABI != 0 {
-				t.Errorf("%s: got ABI %d, %v", program, policy.ABI, err)
-			}
+			assert.True(t, err == nil && policy.ABI == 0, "%s: got ABI %d, %v", program, policy.ABI, err)
 		}
-		if len(lines) != 1 || !strings.Contains(lines[0], cause) {
-			t.Errorf("%s: the log has %q, want one line with %q", program, lines, cause)
-		}
+		assert.True(t, len(lines) == 1 && strings.Contains(lines[0], cause), "%s: the log has %q, want one line with %q", program, lines, cause)
 	}
 }
 
@@ -86,14 +80,12 @@ func TestNotConfined(t *testing.T) {
 func TestGaps(t *testing.T) {
 	t.Parallel()
 	for abi, want := range map[int]int{0: 3, 1: 2, 2: 2, 3: 1, 5: 1, 6: 0, 8: 0, 9: 0, 20: 0} {
-		if got := Gaps(abi); len(got) != want {
-			t.Errorf("ABI %d has the gaps %q, want %d", abi, got, want)
-		}
+		got := Gaps(abi)
+		assert.True(t, len(got) == want, "ABI %d has the gaps %q, want %d", abi, got, want)
 	}
 	for abi, highest := range map[int]uint64{1: 1 << 12, 2: 1 << 13, 3: 1 << 14, 4: 1 << 14, 5: 1 << 15, 8: 1 << 15, 9: 1 << 16} {
-		if got := handled(abi); got.fs != highest<<1-1 || (got.net != 0) != (abi >= 4) || (got.scope != 0) != (abi >= 6) {
-			t.Errorf("ABI %d handles %+v", abi, got)
-		}
+		got := handled(abi)
+		assert.True(t, got.fs == highest<<1-1 && (got.net != 0) == (abi >= 4) && (got.scope != 0) == (abi >= 6), "ABI %d handles %+v", abi, got)
 	}
 }
 
@@ -103,9 +95,7 @@ func TestRunAs(t *testing.T) {
 	t.Parallel()
 	assert.NoError(t, RunAs(nil, func() error { return nil }))
 	if os.Geteuid() != 0 {
-		if err := RunAs(&User{ID: 0}, func() error { return nil }); err == nil {
-			t.Error("a plain user became root")
-		}
+		assert.True(t, RunAs(&User{ID: 0}, func() error { return nil }) != nil, "a plain user became root")
 		return
 	}
 	const user, group = 2100065801, 2100065802
@@ -120,9 +110,8 @@ func TestRunAs(t *testing.T) {
 		return func() error { _, err := os.ReadFile(path); return err }
 	}
 	for range 20 {
-		if err := RunAs(&User{ID: user, GroupID: user}, read(secret)); !errors.Is(err, fs.ErrPermission) {
-			t.Fatalf("another user reads the file of root: %v", err)
-		}
+		err := RunAs(&User{ID: user, GroupID: user}, read(secret))
+		assert.Require(t, errors.Is(err, fs.ErrPermission), "another user reads the file of root: %v", err)
 		assert.NoError(t, RunAs(&User{ID: user, GroupID: user, Groups: []uint32{group}}, read(shared)))
 		assert.NoError(t, read(secret)())
 	}

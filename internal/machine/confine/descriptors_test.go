@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // systemCall is a system call with the arguments that filters look at.
@@ -93,13 +95,10 @@ func TestDescriptors(t *testing.T) {
 	}
 	mayMake := map[string][]string{"supervisor": {"a socket", "a routing socket"}, "broker": {"a pair of sockets"}}
 	for name, row := range descriptorCalls {
-		if isAllowed := qemu(row.call); isAllowed != (row.why != "") {
-			t.Errorf("%s: QEMU may make it: %v, and the reason is %q", name, isAllowed, row.why)
-		}
+		isAllowed := qemu(row.call)
+		assert.True(t, isAllowed == (row.why != ""), "%s: QEMU may make it: %v, and the reason is %q", name, isAllowed, row.why)
 		for who, isAllowed := range others {
-			if row.why == "" && isAllowed(row.call) != slices.Contains(mayMake[who], name) {
-				t.Errorf("%s: a %s may make it: %v", name, who, isAllowed(row.call))
-			}
+			assert.True(t, row.why != "" || isAllowed(row.call) == slices.Contains(mayMake[who], name), "%s: a %s may make it: %v", name, who, isAllowed(row.call))
 		}
 	}
 }
@@ -126,12 +125,8 @@ func TestNoWayRound(t *testing.T) {
 		may[call] = "an older form of one that is named"
 	}
 	for _, call := range append(rulesBroken(startRules(handle)), callsOf(startedCalls)...) {
-		if supervisor(call) {
-			t.Errorf("a supervisor may call %s", call)
-		}
-		if qemu(call) && may[call.number] == "" {
-			t.Errorf("QEMU may call %s, and no reason is given", call)
-		}
+		assert.True(t, !supervisor(call), "a supervisor may call %s", call)
+		assert.True(t, !qemu(call) || may[call.number] != "", "QEMU may call %s, and no reason is given", call)
 	}
 }
 
@@ -143,18 +138,13 @@ func TestHandleStays(t *testing.T) {
 	calls := map[string]systemCall{"close": {unix.SYS_CLOSE, [3]uint32{handle}}, "close_range": {number: unix.SYS_CLOSE_RANGE}}
 	for _, call := range duplicatingCalls {
 		calls[fmt.Sprint("duplicate by ", call)] = systemCall{call, [3]uint32{9, handle}}
-		if !supervisor(systemCall{call, [3]uint32{handle, 9}}) {
-			t.Errorf("call %d may not duplicate to another number", call)
-		}
+		assert.True(t, supervisor(systemCall{call, [3]uint32{handle, 9}}), "call %d may not duplicate to another number", call)
 	}
 	for name, call := range calls {
-		if supervisor(call) {
-			t.Errorf("%s: a supervisor may put another file in the place of its handle", name)
-		}
+		assert.True(t, !supervisor(call), "%s: a supervisor may put another file in the place of its handle", name)
 	}
-	if !supervisor(systemCall{unix.SYS_CLOSE, [3]uint32{handle + 1}}) || !supervisor(systemCall{unix.SYS_PIDFD_SEND_SIGNAL, [3]uint32{handle, 9}}) {
-		t.Error("a supervisor may not close another file, or not signal by its handle")
-	}
+	assert.True(t, supervisor(systemCall{unix.SYS_CLOSE, [3]uint32{handle + 1}}) && supervisor(systemCall{unix.SYS_PIDFD_SEND_SIGNAL, [3]uint32{handle, 9}}),
+		"a supervisor may not close another file, or not signal by its handle")
 }
 
 // String implements fmt.Stringer.

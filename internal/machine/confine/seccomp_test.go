@@ -48,9 +48,7 @@ func TestFilter(t *testing.T) {
 		"memory of another":     {call{auditArch, unix.SYS_PROCESS_VM_READV, [6]uint32{}}, denied},
 		"the last of the table": {call{auditArch, uint32(deniedCalls[len(deniedCalls)-1]), [6]uint32{}}, denied}, //nolint:gosec // small
 	} {
-		if got := filter(c.call.arch, c.call.number, c.call.arguments[:]...); got != c.want {
-			t.Errorf("%s: got %#x, want %#x", name, got, c.want)
-		}
+		assert.Equal(t, name, filter(c.call.arch, c.call.number, c.call.arguments[:]...), c.want)
 	}
 }
 
@@ -76,21 +74,15 @@ func TestSockets(t *testing.T) {
 		"routes":               {[]uint32{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE}, allowed},
 		"the firewall":         {[]uint32{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER}, denied},
 	} {
-		if got := connecting(auditArch, unix.SYS_SOCKET, c.arguments...); got != c.want {
-			t.Errorf("%s: got %#x, want %#x", name, got, c.want)
-		}
-		if got := none(auditArch, unix.SYS_SOCKET, c.arguments...); got != denied {
-			t.Errorf("%s, for a program without a network: got %#x", name, got)
-		}
+		assert.Equal(t, name, connecting(auditArch, unix.SYS_SOCKET, c.arguments...), c.want)
+		assert.Equal(t, name+", for a program without a network", none(auditArch, unix.SYS_SOCKET, c.arguments...), denied)
 	}
 	for name, c := range map[string]struct{ got, want int }{
 		"connect": {connecting(auditArch, unix.SYS_CONNECT, 3), allowed}, "bind": {connecting(auditArch, unix.SYS_BIND, 3), denied},
 		"listen": {connecting(auditArch, unix.SYS_LISTEN, 3), denied}, "connect without a network": {none(auditArch, unix.SYS_CONNECT, 3), denied},
 		"listen without an effect": {none(auditArch, unix.SYS_LISTEN, 3), unix.SECCOMP_RET_ERRNO}, "bind without a network": {none(auditArch, unix.SYS_BIND, 3), denied},
 	} {
-		if c.got != c.want {
-			t.Errorf("%s: got %#x, want %#x", name, c.got, c.want)
-		}
+		assert.Equal(t, name, c.got, c.want)
 	}
 }
 
@@ -115,8 +107,6 @@ func TestStartFilter(t *testing.T) {
 		"a new descriptor":     {filter(auditArch, unix.SYS_FCNTL, 3, unix.F_DUPFD_CLOEXEC), unix.SECCOMP_RET_ALLOW},
 		"a signal by SIGIO":    {filter(auditArch, unix.SYS_FCNTL, 3, unix.F_SETOWN), unix.SECCOMP_RET_ERRNO | int(unix.EPERM)},
 	} {
-		if c.got != c.want {
-			t.Errorf("%s: got %#x, want %#x", name, c.got, c.want)
-		}
+		assert.Equal(t, name, c.got, c.want)
 	}
 }

@@ -193,9 +193,7 @@ func TestDenyStarts(t *testing.T) {
 		if !ok {
 			expected = unix.EPERM.Error()
 		}
-		if got != expected {
-			t.Errorf("%s: %q, want %q", name, got, expected)
-		}
+		assert.Equal(t, name, got, expected)
 	}
 	checkAccepts(t, listener.Addr().String())
 	checkUnreadable(t, user, cmd.Process.Pid)
@@ -223,9 +221,7 @@ func checkAccepts(t *testing.T, address string) {
 	assert.NoError(t, err)
 	defer func() { _ = conn.Close() }()
 	said, err := io.ReadAll(conn)
-	if err != nil || string(said) != "accepted" {
-		t.Errorf("it says %q, %v", said, err)
-	}
+	assert.True(t, err == nil && string(said) == "accepted", "it says %q, %v", said, err)
 }
 
 // checkUnreadable checks that a user cannot read the memory of a process of that user.
@@ -239,8 +235,6 @@ func checkUnreadable(t *testing.T, user *User, pid int) {
 			}
 			return err
 		})
-		if !errors.Is(err, fs.ErrPermission) {
-			t.Errorf("%s of the process: got %v", name, err)
-		}
+		assert.ErrorIs(t, name+" of the process:", err, fs.ErrPermission)
 	}
 }

@@ -98,12 +98,9 @@ func TestConvert(t *testing.T) {
 	assert.NoError(t, err)
 	got, err := newConverter(t, machineProgram, ownUser()).Convert(t.Context(), order, open, output(there))
 	assert.NoError(t, err)
-	if got != want || want.Reason != "" {
-		t.Errorf("got %+v, want %+v", got, want)
-	}
-	if a, b := framework.ReadFile(t, here.Name()), framework.ReadFile(t, there.Name()); a != b || len(a) != int(want.Size) {
-		t.Errorf("it has %d bytes, want %d", len(b), len(a))
-	}
+	assert.True(t, got == want && want.Reason == "", "got %+v, want %+v", got, want)
+	a, b := framework.ReadFile(t, here.Name()), framework.ReadFile(t, there.Name())
+	assert.True(t, a == b && len(a) == int(want.Size), "it has %d bytes, want %d", len(b), len(a))
 }
 
 // TestRefused checks that the process says why it has made nothing.
@@ -127,12 +124,9 @@ func TestRefused(t *testing.T) {
 		out := newOutput(t)
 		got, err := newConverter(t, machineProgram, ownUser()).Convert(t.Context(), order, open, output(out))
 		assert.NoError(t, err)
-		if got.Reason != c.want || got.Message == "" {
-			t.Errorf("%s: got %+v", name, got)
-		}
-		if info, err := out.Stat(); err != nil || info.Size() > c.maxSize {
-			t.Errorf("%s: the file has %d bytes, %v", name, info.Size(), err)
-		}
+		assert.True(t, got.Reason == c.want && got.Message != "", "%s: got %+v", name, got)
+		info, err := out.Stat()
+		assert.True(t, err == nil && info.Size() <= c.maxSize, "%s: the file has %d bytes, %v", name, info.Size(), err)
 	}
 }
 
@@ -176,9 +170,7 @@ func TestNoProgram(t *testing.T) {
 	for _, text := range []string{"", "{", "[]", `{"size": "x"}`} {
 		assert.ErrorSays(t, text, assert.ErrorOf(parseResult([]byte(text))), "cannot be read")
 	}
-	if code := Main([]string{"-1"}); code != 1 {
-		t.Errorf("it ended with %d", code)
-	}
+	assert.Equal(t, "it ended with", Main([]string{"-1"}), 1)
 }
 
 // attack starts a hostile program in the converter's place, and returns what came of each attack. The file that it is
@@ -211,9 +203,7 @@ func attack(t *testing.T, user *confine.User, isBroken bool) map[string]string {
 	assert.NoError(t, err)
 	err = cmd.Wait()
 	var results map[string]string
-	if json.Unmarshal(printed.Bytes(), &results) != nil {
-		t.Fatalf("it printed %q, %v", printed.String(), err)
-	}
+	assert.Require(t, json.Unmarshal(printed.Bytes(), &results) == nil, "it printed %q, %v", printed.String(), err)
 	return results
 }
 
@@ -234,17 +224,14 @@ func TestHostile(t *testing.T) {
 					t.Skip("only root can start it as another user")
 				}
 				results := attack(t, user, isBroken)
-				if len(results) < 20 {
-					t.Errorf("tried was %v", results)
-				}
+				assert.True(t, len(results) >= 20, "tried was %v", results)
 				for name, got := range results {
 					if user == nil && name == "root" {
 						continue // which it is, or may not become
 					}
 					may := !isBroken && fromStart[name]
-					if isSuccess := got == "succeeds"; isSuccess != may || !isSuccess && !isDenied(got) {
-						t.Errorf("%s: %q, want success: %v", name, got, may)
-					}
+					isSuccess := got == "succeeds"
+					assert.True(t, isSuccess == may && (isSuccess || isDenied(got)), "%s: %q, want success: %v", name, got, may)
 				}
 			})
 		}

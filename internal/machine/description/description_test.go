@@ -69,9 +69,7 @@ func TestRead(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "machine.yaml")
 			assert.NoError(t, os.WriteFile(path, []byte(strings.Replace(valid, c.from, c.to, 1)), 0o600))
 			d, err := Read(path)
-			if err != nil && strings.Contains(err.Error(), "secret") {
-				t.Errorf("the error has a secret: %v", err)
-			}
+			assert.True(t, err == nil || !strings.Contains(err.Error(), "secret"), "the error has a secret: %v", err)
 			switch {
 			case c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)):
 				t.Errorf("the error is %v, want %q in it", err, c.says)
@@ -86,9 +84,7 @@ func TestRead(t *testing.T) {
 func TestExamples(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../../../examples/drover-machine/*.yaml")
-	if err != nil || len(files) < 2 {
-		t.Fatalf("the examples are %q, %v", files, err)
-	}
+	assert.Require(t, err == nil && len(files) >= 2, "the examples are %q, %v", files, err)
 	for _, file := range files {
 		content := framework.ReadFile(t, file)
 		first, _, _ := strings.Cut(content, "\n---\n")
@@ -96,8 +92,6 @@ func TestExamples(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "machine.yaml")
 		assert.NoError(t, yaml.Unmarshal([]byte(first), &object))
 		assert.NoError(t, os.WriteFile(path, []byte(object.Data["machine.yaml"]+object.StringData["machine.yaml"]), 0o600))
-		if _, err := Read(path); err != nil {
-			t.Errorf("%s: %v", file, err)
-		}
+		assert.ErrorIs(t, file, assert.ErrorOf(Read(path)), nil)
 	}
 }

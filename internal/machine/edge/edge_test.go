@@ -129,9 +129,8 @@ func TestOutward(t *testing.T) {
 	assert.NoError(t, conn.(*gonet.TCPConn).CloseWrite())
 	got, err := io.ReadAll(conn)
 	assert.NoError(t, err)
-	if want := fmt.Sprintf("%d\n", size); len(got) != len(want)+size || string(got[:len(want)]) != want {
-		t.Errorf("the guest got %d bytes, %.20q, want %q and %d bytes", len(got), got, want, size)
-	}
+	want := fmt.Sprintf("%d\n", size)
+	assert.True(t, len(got) == len(want)+size && string(got[:len(want)]) == want, "the guest got %d bytes, %.20q, want %q and %d bytes", len(got), got, want, size)
 }
 
 type zeros struct{}
@@ -151,9 +150,8 @@ func TestManyDials(t *testing.T) {
 		assert.NoError(t, errors.Join(err, conn.Close()))
 	}
 	assert.ErrorSays(t, "one more", assert.ErrorOf(w.dial(t, netip.AddrPortFrom(outsider, 80))), "refused")
-	if last := w.Statistics().LastRefused; len(last) != 1 || last[0].Reason != control.RefusedTooMany {
-		t.Errorf("refused were %+v", last)
-	}
+	last := w.Statistics().LastRefused
+	assert.True(t, len(last) == 1 && last[0].Reason == control.RefusedTooMany, "refused were %+v", last)
 }
 
 // TestInward checks that a port of the host leads to the guest, that a connection is reset if the guest has no server at
@@ -170,9 +168,8 @@ func TestInward(t *testing.T) {
 	_, err = io.WriteString(conn, "hello")
 	assert.NoError(t, err)
 	assert.NoError(t, conn.(*net.TCPConn).CloseWrite())
-	if got, err := io.ReadAll(conn); err != nil || string(got) != "hello" {
-		t.Errorf("the answer is %q, %v", got, err)
-	}
+	got, err := io.ReadAll(conn)
+	assert.True(t, err == nil && string(got) == "hello", "the answer is %q, %v", got, err)
 	closed, err := (&net.Dialer{}).DialContext(t.Context(), "tcp4", open[1])
 	if err == nil { // else it was reset before the call has returned
 		_, err = io.ReadAll(closed)
@@ -239,9 +236,8 @@ func TestPolicy(t *testing.T) {
 		"224.0.0.1": ErrSpecial, "255.255.255.255": ErrSpecial, "::1": ErrSpecial, "::ffff:198.51.100.7": ErrSpecial, "64:ff9b::1": ErrSpecial,
 		"172.30.0.1": ErrDenied, local: ErrNoUnicast, "10.213.0.1": control.ErrNoMachine, "10.213.77.7": control.ErrNoMachine,
 	} {
-		if err := w.checkOutside(netip.MustParseAddr(address)); !errors.Is(err, want) || want == nil && err != nil {
-			t.Errorf("%s: %v, want %v", address, err, want)
-		}
+		err := w.checkOutside(netip.MustParseAddr(address))
+		assert.True(t, errors.Is(err, want) && (want != nil || err == nil), "%s: %v, want %v", address, err, want)
 	}
 	_, err := w.dial(t, netip.AddrPortFrom(netip.MustParseAddr(local), 22))
 	assert.ErrorSays(t, "a connection to the host", err, "refused")
@@ -292,9 +288,7 @@ func TestSetWanted(t *testing.T) {
 	assert.NoError(t, errors.Join(err, answers(open[0]), answers(open[1])))
 	denied := control.Egress{Denied: []netip.Prefix{netip.PrefixFrom(outsider, 24).Masked()}}
 	w.want(t, control.Wanted{Egress: denied})
-	if err := answers(open[0]); err == nil {
-		t.Error("a connection to the range is still open")
-	}
+	assert.True(t, answers(open[0]) != nil, "a connection to the range is still open")
 	assert.NoError(t, answers(open[1]))
 	assert.Eventually(t, "packets of a flow that was open are refused", func(t testing.TB) error {
 		_, _ = io.WriteString(flow, "hello")
@@ -308,9 +302,8 @@ func TestSetWanted(t *testing.T) {
 	assert.Eventually(t, "no connection is remembered that has ended", func(t testing.TB) error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if n := len(w.outside); n > 0 {
-			t.Errorf("there are %d", n)
-		}
+		n := len(w.outside)
+		assert.True(t, n == 0, "there are %d", n)
 		return nil
 	})
 }
@@ -336,18 +329,15 @@ func TestAddressOfHost(t *testing.T) {
 	wantNext := func(want string) {
 		packet := make([]byte, 16)
 		n, _, err := server.ReadFrom(packet)
-		if err != nil || string(packet[:n]) != want {
-			t.Errorf("the server got %q, %v, want %q", packet[:n], err, want)
-		}
+		assert.True(t, err == nil && string(packet[:n]) == want, "the server got %q, %v, want %q", packet[:n], err, want)
 	}
 	wantNext("first")
 	routes.areOwn.Store(true)
 	now.Step(flowCheckEvery)
 	assert.Eventually(t, "packets are refused", func(t testing.TB) error {
 		_, _ = io.WriteString(flow, "second")
-		if last := w.Statistics().LastRefused; !slices.ContainsFunc(last, func(r control.Refusal) bool { return r.Reason == control.RefusedNoRoute }) {
-			t.Errorf("refused were %+v", last)
-		}
+		last := w.Statistics().LastRefused
+		assert.True(t, slices.ContainsFunc(last, func(r control.Refusal) bool { return r.Reason == control.RefusedNoRoute }), "refused were %+v", last)
 		return nil
 	})
 	assert.NoError(t, assert.ErrorOf(server.WriteTo([]byte("own"), server.LocalAddr())))
@@ -360,9 +350,8 @@ func TestLongPackets(t *testing.T) {
 	w := newWorld(t, nil)
 	flow, server := w.openFlow(t)
 	wantNext := func(want int) {
-		if n, _, err := server.ReadFrom(make([]byte, maxPacket)); err != nil || n != want {
-			t.Errorf("the server got %d bytes, %v, want %d", n, err, want)
-		}
+		n, _, err := server.ReadFrom(make([]byte, maxPacket))
+		assert.True(t, err == nil && n == want, "the server got %d bytes, %v, want %d", n, err, want)
 	}
 	assert.NoError(t, assert.ErrorOf(flow.Write(make([]byte, flowPacket))))
 	wantNext(flowPacket)
@@ -388,9 +377,7 @@ func TestLargestFrame(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	w.guest.sendFrame(make([]byte, 69632))
-	if got := w.guest.resolve(t, "a."); got != "10.213.0.9" {
-		t.Errorf("its own name is %s", got)
-	}
+	assert.Equal(t, "its own name", w.guest.resolve(t, "a."), "10.213.0.9")
 }
 
 // TestLease checks the lease that a guest gets by DHCP.
@@ -418,14 +405,10 @@ func TestNames(t *testing.T) {
 		if want == "" {
 			want = "RCodeNameError" // this table of machines knows no namespace
 		}
-		if got := w.guest.resolve(t, name); got != want {
-			t.Errorf("%s is %s, want %s", name, got, want)
-		}
+		assert.Equal(t, name, w.guest.resolve(t, name), want)
 	}
 	w.want(t, control.Wanted{Egress: control.Egress{Deny: true}})
-	if got := w.guest.resolve(t, "www.example.test."); got != "RCodeRefused" {
-		t.Errorf("without egress, a name of the outside is %s", got)
-	}
+	assert.Equal(t, "without egress, a name of the outside", w.guest.resolve(t, "www.example.test."), "RCodeRefused")
 }
 
 // TestDeniedWhileAsking checks that no further resolver is asked once egress is denied.
@@ -440,12 +423,9 @@ func TestDeniedWhileAsking(t *testing.T) {
 			return nil, errors.Join(errors.New("it does not answer"), assert.ErrorOf(w.SetWanted(ctx, control.Wanted{Egress: control.Egress{Deny: true}})))
 		}
 	})
-	if got := w.guest.resolve(t, "www.example.test."); got != "RCodeServerFailure" {
-		t.Errorf("the name is %s", got)
-	}
-	if first := <-asked; first != "192.0.2.53:53" || len(asked) > 0 {
-		t.Errorf("%s was asked first, and then %d others", first, len(asked))
-	}
+	assert.Equal(t, "the name", w.guest.resolve(t, "www.example.test."), "RCodeServerFailure")
+	first := <-asked
+	assert.True(t, first == "192.0.2.53:53" && len(asked) == 0, "%s was asked first, and then %d others", first, len(asked))
 }
 
 // TestNamesWithoutPeers checks that names of the outside are resolved while nobody tells of machines.
@@ -456,9 +436,7 @@ func TestNamesWithoutPeers(t *testing.T) {
 	for name, want := range map[string]string{
 		"example.test.": "192.0.2.80", "www.example.test.": "192.0.2.80", "b.": "RCodeServerFailure", "b.ns.drover.internal.": "RCodeServerFailure",
 	} {
-		if got := w.guest.resolve(t, name); got != want {
-			t.Errorf("%s is %s, want %s", name, got, want)
-		}
+		assert.Equal(t, name, w.guest.resolve(t, name), want)
 	}
 }
 
@@ -523,15 +501,12 @@ func TestBudget(t *testing.T) {
 		}
 		shares = append(shares, share)
 	}
-	if shares[0] != largestShare || shares[len(shares)-1] != smallestShare || len(shares) < 400 || b.left < 0 {
-		t.Errorf("%d shares from %d to %d, left %d", len(shares), shares[0], shares[len(shares)-1], b.left)
-	}
+	assert.True(t, shares[0] == largestShare && shares[len(shares)-1] == smallestShare && len(shares) >= 400 && b.left >= 0,
+		"%d shares from %d to %d, left %d", len(shares), shares[0], shares[len(shares)-1], b.left)
 	for _, share := range shares {
 		b.giveBack(share)
 	}
-	if got := b.left; got != control.EdgeMemoryBytes {
-		t.Errorf("what is left: %v", got)
-	}
+	assert.Equal(t, "what is left", b.left, control.EdgeMemoryBytes)
 }
 
 // TestBudgetOfOthers checks that whoever has much of the budget leaves something to others: many connections to flows,
@@ -555,9 +530,7 @@ func TestBudgetOfOthers(t *testing.T) {
 		for range flows + names {
 			b.giveBackFlow()
 		}
-		if b.flows != 0 {
-			t.Errorf("%s: flows use %d bytes", name, b.flows)
-		}
+		assert.True(t, b.flows == 0, "%s: flows use %d bytes", name, b.flows)
 	}
 }
 
@@ -598,7 +571,5 @@ func TestBuffersOfSockets(t *testing.T) {
 			}))
 		}
 	}
-	if sum > 2*control.EdgeMemoryBytes {
-		t.Errorf("the kernel's buffers of %d connections are %d bytes", many-first, sum)
-	}
+	assert.True(t, sum <= 2*control.EdgeMemoryBytes, "the kernel's buffers of %d connections are %d bytes", many-first, sum)
 }

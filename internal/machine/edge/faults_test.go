@@ -118,14 +118,10 @@ func TestFloods(t *testing.T) {
 			})
 			heapNow, residentNow := usedMemory(t)
 			t.Logf("%d connections use %d KiB of the heap and %d KiB more memory", c.most, (heapNow-heap)>>10, (residentNow-resident)>>10)
-			if heapNow-heap > control.EdgeMemoryBytes {
-				t.Errorf("they use %d bytes of the heap", heapNow-heap)
-			}
+			assert.True(t, heapNow-heap <= control.EdgeMemoryBytes, "they use %d bytes of the heap", heapNow-heap)
 			e.link.Drain()
 			e.receive(frameOf(e.MAC, e.Address.Addr(), e.Gateway()))
-			if e.link.Drain() == 0 {
-				t.Error("a ping is not answered any more")
-			}
+			assert.True(t, e.link.Drain() != 0, "a ping is not answered any more")
 		})
 	}
 }
@@ -164,9 +160,7 @@ func TestManyConnections(t *testing.T) {
 	if heapNow-heap > 2*control.EdgeMemoryBytes { // the guest's own is about a third
 		t.Errorf("they use %d bytes of the heap", heapNow-heap)
 	}
-	if refused == 0 || len(open) < 400 {
-		t.Errorf("%d were refused, %d are open", refused, len(open))
-	}
+	assert.True(t, refused != 0 && len(open) >= 400, "%d were refused, %d are open", refused, len(open))
 	for _, conn := range open {
 		_ = conn.Close()
 	}
@@ -226,13 +220,10 @@ func TestManyQueries(t *testing.T) {
 		for m.RCode == dnsmessage.RCodeServerFailure { // to the first ones, at last
 			udp, m = nextAnswer(t, e)
 		}
-		if udp.DestinationPort() != uint16(1024+i) || m.ID != uint16(i) || len(m.Answers) != 1 {
-			t.Fatalf("answer %d is %+v, to port %d", i, m, udp.DestinationPort())
-		}
+		assert.Require(t, udp.DestinationPort() == uint16(1024+i) && m.ID == uint16(i) && len(m.Answers) == 1,
+			"answer %d is %+v, to port %d", i, m, udp.DestinationPort())
 	}
-	if !e.budget.takeFlow() {
-		t.Error("no flow of UDP is left")
-	}
+	assert.True(t, e.budget.takeFlow(), "no flow of UDP is left")
 }
 
 // nextAnswer returns the next packet to the guest, which answers for a name.
@@ -250,9 +241,7 @@ func nextPacket(t testing.TB, e *Edge) header.IPv4 {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	p := e.link.ReadContext(ctx)
-	if p == nil {
-		t.Fatal("no packet comes")
-	}
+	assert.Require(t, p != nil, "no packet comes")
 	defer p.DecRef()
 	return header.IPv4(p.ToView().AsSlice())
 }
@@ -303,9 +292,7 @@ func TestOddAnswers(t *testing.T) {
 			var p dnsmessage.Parser
 			h, err := p.Start(header.UDP(nextPacket(t, e).Payload()).Payload())
 			assert.NoError(t, err)
-			if h.ID != 5 || !h.Response || !c.want(h) {
-				t.Errorf("the guest gets %+v", h)
-			}
+			assert.True(t, h.ID == 5 && h.Response && c.want(h), "the guest gets %+v", h)
 		})
 	}
 }
@@ -350,9 +337,8 @@ func TestHaltedPeer(t *testing.T) {
 		}()
 	}
 	for range maxDials / 2 {
-		if limit := time.Until(assert.Receive(t, "a dial", dials)); limit > dialWithin || limit < dialWithin/2 {
-			t.Errorf("a dial may take %s", limit)
-		}
+		limit := time.Until(assert.Receive(t, "a dial", dials))
+		assert.True(t, limit <= dialWithin && limit >= dialWithin/2, "a dial may take %s", limit)
 	}
 	conn, err := a.dial(t, netip.MustParseAddrPort(other+":7"))
 	assert.NoError(t, err)
@@ -360,9 +346,8 @@ func TestHaltedPeer(t *testing.T) {
 	assert.NoError(t, assert.ErrorOf(io.ReadFull(conn, make([]byte, 1))))
 	assert.NoError(t, b.guest.conn.Close())
 	assert.NoError(t, conn.SetReadDeadline(time.Now().Add(time.Minute)))
-	if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("a connection to a machine that is gone: %v", err)
-	}
+	_, err = conn.Read(make([]byte, 1))
+	assert.True(t, err != nil && !errors.Is(err, os.ErrDeadlineExceeded), "a connection to a machine that is gone: %v", err)
 }
 
 // useSmallWindow has a guest take no more than some kilobytes of a connection that it does not read.
@@ -398,13 +383,10 @@ func TestUnreadEnds(t *testing.T) {
 			open = append(open, conn)
 		}
 	}
-	if len(open) != most {
-		t.Errorf("the guest has made %d connections, want %d", len(open), most)
-	}
+	assert.True(t, len(open) == most, "the guest has made %d connections, want %d", len(open), most)
 	for _, conn := range open {
-		if n, err := io.Copy(io.Discard, conn); n != size || err != nil {
-			t.Errorf("the guest gets %d bytes, %v", n, err)
-		}
+		n, err := io.Copy(io.Discard, conn)
+		assert.True(t, n == size && err == nil, "the guest gets %d bytes, %v", n, err)
 	}
 	assert.Eventually(t, "the budget is given back", func(testing.TB) error {
 		w.budget.mu.Lock()
@@ -436,15 +418,10 @@ func TestUnsentEnds(t *testing.T) {
 		assert.NoError(t, errors.Join(here.(*net.TCPConn).SetWriteBuffer(4*size), assert.ErrorOf(here.Write(make([]byte, size)))))
 		assert.NoError(t, errors.Join(here.(*net.TCPConn).CloseWrite(), there.(*net.TCPConn).CloseWrite()))
 		assert.NoError(t, assert.ErrorOf(io.Copy(io.Discard, here)))
-		if isSent(here) {
-			t.Errorf("%s: all is sent, though the other end has not read it", name)
-		}
-		if n, err := io.Copy(io.Discard, there); n != size || err != nil {
-			t.Errorf("%s: the other end gets %d bytes of %d, %v", name, n, size, err)
-		}
-		if !w.waitUntil(func() bool { return isSent(here) }, time.Minute) {
-			t.Errorf("%s: it is not sent, though the other end has read it", name)
-		}
+		assert.True(t, !isSent(here), "%s: all is sent, though the other end has not read it", name)
+		n, err := io.Copy(io.Discard, there)
+		assert.True(t, n == size && err == nil, "%s: the other end gets %d bytes of %d, %v", name, n, size, err)
+		assert.True(t, w.waitUntil(func() bool { return isSent(here) }, time.Minute), "%s: it is not sent, though the other end has read it", name)
 	}
 }
 
@@ -469,18 +446,15 @@ func TestShortSegments(t *testing.T) {
 			sent++
 		}
 	}
-	if most := 2*conn.buffer/segmentBytes + 4<<10; sent > most {
-		t.Errorf("%d segments are kept, want at most %d", sent, most)
-	}
+	most := 2*conn.buffer/segmentBytes + 4<<10
+	assert.True(t, sent <= most, "%d segments are kept, want at most %d", sent, most)
 	go func() {
 		_, _ = io.CopyN(there, zeros{}, 1<<20)
 		_ = there.Close()
 	}()
 	got, err := io.ReadAll(guest)
 	assert.NoError(t, err)
-	if len(got) < sent || int(got[sent-1]) != (sent-1)%256 {
-		t.Errorf("the guest gets %d bytes of %d", len(got), sent)
-	}
+	assert.True(t, len(got) >= sent && int(got[sent-1]) == (sent-1)%256, "the guest gets %d bytes of %d", len(got), sent)
 }
 
 // TestCutOff checks that a guest learns that a connection was cut off, which is no end of what it reads.
@@ -540,7 +514,5 @@ func TestEmptyPackets(t *testing.T) {
 			}
 		}
 	})
-	if empty > maxWaiting+1 {
-		t.Errorf("%d packets have waited", empty)
-	}
+	assert.True(t, empty <= maxWaiting+1, "%d packets have waited", empty)
 }

@@ -69,9 +69,7 @@ func TestSpoofedFrames(t *testing.T) {
 		"nothing":              {nil, false},
 	} {
 		e.receive(c.frame)
-		if got := e.link.Drain() > 0; got != c.answered {
-			t.Errorf("%s: answered is %v", name, got)
-		}
+		assert.Equal(t, name+": answered", e.link.Drain() > 0, c.answered)
 	}
 }
 
@@ -90,8 +88,6 @@ func FuzzFrames(f *testing.F) {
 		e.receive(frame)
 		e.link.Drain()
 		e.receive(frameOf(e.MAC, e.Address.Addr(), e.Gateway()))
-		if e.link.Drain() == 0 {
-			t.Fatal("the edge does not answer any more")
-		}
+		assert.Require(t, e.link.Drain() != 0, "the edge does not answer any more")
 	})
 }

@@ -162,9 +162,7 @@ func (g *guest) resolve(t *testing.T, name string) string {
 	assert.NoError(t, err)
 	var answer dnsmessage.Message
 	assert.NoError(t, answer.Unpack(packet[:n]))
-	if answer.ID != 77 {
-		t.Errorf("the answer has the ID %d", answer.ID)
-	}
+	assert.Equal(t, "the answer has the ID", answer.ID, 77)
 	if len(answer.Answers) == 0 {
 		return answer.RCode.String()
 	}

@@ -65,12 +65,10 @@ func TestPeers(t *testing.T) {
 	assert.NoError(t, err)
 	assert.NoError(t, assert.ErrorOf(io.WriteString(conn, "hello")))
 	assert.NoError(t, conn.(*gonet.TCPConn).CloseWrite())
-	if got, err := io.ReadAll(conn); err != nil || string(got) != "hello" {
-		t.Errorf("the other answers %q, %v", got, err)
-	}
-	if from := <-seen; from.String() != conn.LocalAddr().String() {
-		t.Errorf("the other sees %s, want %s", from, conn.LocalAddr())
-	}
+	got, err := io.ReadAll(conn)
+	assert.True(t, err == nil && string(got) == "hello", "the other answers %q, %v", got, err)
+	from := <-seen
+	assert.True(t, from.String() == conn.LocalAddr().String(), "the other sees %s, want %s", from, conn.LocalAddr())
 	_, err = a.dial(t, netip.MustParseAddrPort(other+":81"))
 	assert.ErrorSays(t, "a port that the other does not serve", err, "refused")
 	_, err = a.dial(t, netip.MustParseAddrPort("10.213.0.11:80"))
@@ -98,9 +96,8 @@ func TestPeers(t *testing.T) {
 		assert.NoError(t, flow.SetReadDeadline(time.Now().Add(time.Minute)))
 		n, err := flow.Read(packet)
 		assert.NoError(t, err)
-		if want := flow.LocalAddr().String() + " " + text; string(packet[:n]) != want {
-			t.Errorf("the other answers %q, want %q", packet[:n], want)
-		}
+		want := flow.LocalAddr().String() + " " + text
+		assert.True(t, string(packet[:n]) == want, "the other answers %q, want %q", packet[:n], want)
 	}
 	assert.NoError(t, flow.Close())
 }
@@ -134,9 +131,8 @@ func TestPeersPorts(t *testing.T) {
 		for text, conn := range conns {
 			assert.NoError(t, assert.ErrorOf(io.WriteString(conn, text)))
 			answer := make([]byte, 5)
-			if _, err := io.ReadFull(conn, answer); err != nil || string(answer) != text {
-				t.Errorf("%s answers %q, %v", text, answer, err)
-			}
+			_, err := io.ReadFull(conn, answer)
+			assert.True(t, err == nil && string(answer) == text, "%s answers %q, %v", text, answer, err)
 		}
 	}
 }

@@ -39,22 +39,19 @@ func (g *guest) wantAnswer(t *testing.T, from netip.Addr, id uint16) {
 	t.Helper()
 	ip := assert.Receive(t, "an answer to a ping", g.icmp)
 	message := header.ICMPv4(ip.Payload())
-	if message.Type() != header.ICMPv4EchoReply || ip.SourceAddress() != addressOf(from) || message.Ident() != id || message.Sequence() != id+1 {
-		t.Errorf("the answer is %v of %s, with the identifier %d and the number %d", message.Type(), ip.SourceAddress(), message.Ident(), message.Sequence())
-	}
+	assert.True(t, message.Type() == header.ICMPv4EchoReply && ip.SourceAddress() == addressOf(from) && message.Ident() == id && message.Sequence() == id+1,
+		"the answer is %v of %s, with the identifier %d and the number %d", message.Type(), ip.SourceAddress(), message.Ident(), message.Sequence())
 }
 
 // wantUnreachable waits for the refusal of a ping.
 func (g *guest) wantUnreachable(t *testing.T, to netip.Addr, id uint16) {
 	t.Helper()
 	message := header.ICMPv4(assert.Receive(t, "a refusal", g.icmp).Payload())
-	if message.Type() != header.ICMPv4DstUnreachable || message.Code() != header.ICMPv4AdminProhibited {
-		t.Fatalf("the refusal is %v, %v", message.Type(), message.Code())
-	}
+	assert.Require(t, message.Type() == header.ICMPv4DstUnreachable && message.Code() == header.ICMPv4AdminProhibited,
+		"the refusal is %v, %v", message.Type(), message.Code())
 	original := header.IPv4(message.Payload())
-	if original.DestinationAddress() != addressOf(to) || header.ICMPv4(original.Payload()).Ident() != id {
-		t.Errorf("refused is a ping of %s with the identifier %d", original.DestinationAddress(), header.ICMPv4(original.Payload()).Ident())
-	}
+	assert.True(t, original.DestinationAddress() == addressOf(to) && header.ICMPv4(original.Payload()).Ident() == id,
+		"refused is a ping of %s with the identifier %d", original.DestinationAddress(), header.ICMPv4(original.Payload()).Ident())
 }
 
 // TestPingOfPeer checks that it is the other guest that answers a ping, that pings do not get mixed up, and that no other
@@ -101,9 +98,8 @@ func TestPingOutside(t *testing.T) {
 		w.guest.ping(to, header.ICMPv4Echo, firstID)
 		w.guest.wantUnreachable(t, to, firstID)
 	}
-	if last := w.Statistics().LastRefused; len(last) != 2 || last[0].Protocol != control.ICMP || last[0].Target != moving.String() {
-		t.Errorf("refused was %+v", last)
-	}
+	last := w.Statistics().LastRefused
+	assert.True(t, len(last) == 2 && last[0].Protocol == control.ICMP && last[0].Target == moving.String(), "refused was %+v", last)
 }
 
 // answerPings returns a ping socket whose other end answers, with an identifier of its own as the kernel's.
@@ -138,9 +134,8 @@ func TestPingSocket(t *testing.T) {
 	message = make(header.ICMPv4, 1500)
 	n, err := conn.Read(message)
 	assert.NoError(t, err)
-	if n != 64 || message.Type() != header.ICMPv4EchoReply || message.Sequence() != 7 {
-		t.Errorf("the answer has %d bytes, the type %v and the number %d", n, message.Type(), message.Sequence())
-	}
+	assert.True(t, n == 64 && message.Type() == header.ICMPv4EchoReply && message.Sequence() == 7,
+		"the answer has %d bytes, the type %v and the number %d", n, message.Type(), message.Sequence())
 }
 
 // inOwnNetwork calls f in a network namespace of its own, in which the loopback interface is up.
@@ -203,9 +198,8 @@ func TestPingsEnd(t *testing.T) {
 	for range 2 * maxPings {
 		e.receive(frameOf(e.MAC, e.Address.Addr(), outsider))
 	}
-	if got := e.Statistics().Dropped; got != maxPings {
-		t.Errorf("of %d pings at once %d were dropped", 2*maxPings, got)
-	}
+	got := e.Statistics().Dropped
+	assert.True(t, got == maxPings, "of %d pings at once %d were dropped", 2*maxPings, got)
 	sent := make([]byte, 64)
 	assert.NoError(t, assert.ErrorOf(there.Read(sent)))
 	left := func() int {
@@ -226,7 +220,5 @@ func TestPingsEnd(t *testing.T) {
 		}
 		return nil
 	})
-	if len(e.pings.flows) != 0 {
-		t.Errorf("remembered are %v", e.pings.flows)
-	}
+	assert.True(t, len(e.pings.flows) == 0, "remembered are %v", e.pings.flows)
 }

@@ -25,9 +25,8 @@ func decode(t *testing.T, args []string, flag, mentions string) map[string]any {
 			continue
 		}
 		var value map[string]any
-		if err := json.Unmarshal([]byte(arg), &value); err != nil {
-			t.Fatalf("%s is followed by %q: %v", flag, arg, err)
-		}
+		err := json.Unmarshal([]byte(arg), &value)
+		assert.Require(t, err == nil, "%s is followed by %q: %v", flag, arg, err)
 		return value
 	}
 	t.Fatalf("there is no %s with %s in %q", flag, mentions, args)
@@ -51,20 +50,16 @@ func TestArguments(t *testing.T) {
 		{"-netdev", "stream,id=net,server=on,addr.type=fd,addr.str=8"},
 		{"-machine", "pc-q35-7.2,usb=off,vmport=off,dump-guest-core=off"},
 	} {
-		if i := slices.Index(args, pair[0]); i < 0 || args[i+1] != pair[1] {
-			t.Errorf("there is no %s %s in %q", pair[0], pair[1], args)
-		}
+		i := slices.Index(args, pair[0])
+		assert.True(t, i >= 0 && args[i+1] == pair[1], "there is no %s %s in %q", pair[0], pair[1], args)
 	}
-	if sandbox := args[slices.Index(args, "-sandbox")+1]; !strings.HasPrefix(sandbox, "on,") {
-		t.Errorf("the sandbox is %q", sandbox)
-	}
+	sandbox := args[slices.Index(args, "-sandbox")+1]
+	assert.True(t, strings.HasPrefix(sandbox, "on,"), "the sandbox is %q", sandbox)
 	backing := decode(t, args, "-blockdev", "/dev/fdset/9")["backing"].(map[string]any)
-	if next, named := backing["backing"]; !named || next != nil {
-		t.Errorf("QEMU would follow the pointer in the image: %v", backing)
-	}
-	if mac := decode(t, args, "-device", "virtio-net")["mac"].(string); !strings.HasPrefix(mac, "52:54:") || len(mac) != 17 {
-		t.Errorf("the address is %q", mac)
-	}
+	next, named := backing["backing"]
+	assert.True(t, named && next == nil, "QEMU would follow the pointer in the image: %v", backing)
+	mac := decode(t, args, "-device", "virtio-net")["mac"].(string)
+	assert.True(t, strings.HasPrefix(mac, "52:54:") && len(mac) == 17, "the address is %q", mac)
 }
 
 // TestDisksPause checks that an error of any disk, including the seed's, pauses the
@@ -77,13 +72,9 @@ func TestDisksPause(t *testing.T) {
 			continue
 		}
 		disks++
-		if device["werror"] != "stop" || device["rerror"] != "stop" {
-			t.Errorf("a disk is %v", device)
-		}
+		assert.True(t, device["werror"] == "stop" && device["rerror"] == "stop", "a disk is %v", device)
 	}
-	if disks != 3 {
-		t.Errorf("there are %d disks", disks)
-	}
+	assert.True(t, disks == 3, "there are %d disks", disks)
 }
 
 // TestDisksAreFlushed checks that QEMU flushes every disk of every description when its guest
@@ -101,9 +92,8 @@ func TestDisksAreFlushed(t *testing.T) {
 	} {
 		c := plainConfig()
 		change(&c)
-		if disks := c.checkFlushes(t); disks != 3 || slices.Contains(c.arguments(), "-drive") {
-			t.Errorf("%s: there are %d disks in %q", name, disks, c.arguments())
-		}
+		disks := c.checkFlushes(t)
+		assert.True(t, disks == 3 && !slices.Contains(c.arguments(), "-drive"), "%s: there are %d disks in %q", name, disks, c.arguments())
 	}
 }
 
@@ -117,9 +107,8 @@ func (c Config) checkFlushes(t *testing.T) (disks int) {
 		checkCache(t, node)
 	}
 	for _, device := range decodeAll(t, args, "-device") {
-		if mode, ok := device["write-cache"]; ok {
-			t.Errorf("a device has the write cache %v: %v", mode, device)
-		}
+		mode, ok := device["write-cache"]
+		assert.True(t, !ok, "a device has the write cache %v: %v", mode, device)
 	}
 	return disks
 }
@@ -128,9 +117,7 @@ func (c Config) checkFlushes(t *testing.T) (disks int) {
 func checkCache(t *testing.T, node map[string]any) {
 	t.Helper()
 	for key, value := range node {
-		if strings.HasPrefix(key, "cache") {
-			t.Errorf("a block node has the cache mode %v: %v", value, node)
-		}
+		assert.True(t, !strings.HasPrefix(key, "cache"), "a block node has the cache mode %v: %v", value, node)
 		if below, ok := value.(map[string]any); ok {
 			checkCache(t, below)
 		}
@@ -142,9 +129,8 @@ func checkCache(t *testing.T, node map[string]any) {
 func TestRawDisk(t *testing.T) {
 	t.Parallel()
 	raw := Drive{FD: 9, Format: formatRaw}.arguments(RootNode, Object{})[1]
-	if want := `{"discard":"unmap","driver":"raw","file":{"discard":"unmap","driver":"file","filename":"/dev/fdset/9"},"node-name":"root"}`; raw != want {
-		t.Errorf("got %s, want %s", raw, want)
-	}
+	want := `{"discard":"unmap","driver":"raw","file":{"discard":"unmap","driver":"file","filename":"/dev/fdset/9"},"node-name":"root"}`
+	assert.True(t, raw == want, "got %s, want %s", raw, want)
 }
 
 // TestAgentIsLast checks that the device of the guest's agent takes no slot that another
@@ -156,28 +142,21 @@ func TestAgentIsLast(t *testing.T) {
 	without.AgentFD = 0
 	args := with.arguments()
 	before := len(without.arguments())
-	if !slices.Equal(args[:before], without.arguments()) {
-		t.Fatalf("it changes what comes before: %q", args)
-	}
-	if socket := args[before+1]; socket != "socket,id=agent,fd=15,server=on,wait=off" {
-		t.Errorf("its socket is %q", socket)
-	}
+	assert.Require(t, slices.Equal(args[:before], without.arguments()), "it changes what comes before: %q", args)
+	assert.Equal(t, "its socket", args[before+1], "socket,id=agent,fd=15,server=on,wait=off")
 	for _, device := range decodeAll(t, args, "-device") {
-		if address, fixed := device["addr"]; fixed != (device["driver"] == "virtio-serial-pci") || fixed && address != "1e.0" {
-			t.Errorf("the address of %v is %v", device, address)
-		}
+		address, fixed := device["addr"]
+		assert.True(t, fixed == (device["driver"] == "virtio-serial-pci") && (!fixed || address == "1e.0"), "the address of %v is %v", device, address)
 	}
-	if port := decode(t, args, "-device", "virtserialport"); port["name"] != "org.qemu.guest_agent.0" || port["bus"] != "serial.0" {
-		t.Errorf("its port is %v", port)
-	}
+	port := decode(t, args, "-device", "virtserialport")
+	assert.True(t, port["name"] == "org.qemu.guest_agent.0" && port["bus"] == "serial.0", "its port is %v", port)
 }
 
 // TestSeedSerial checks that cloud-init's disk has the serial number that is reserved for it.
 func TestSeedSerial(t *testing.T) {
 	t.Parallel()
-	if serial := decode(t, seedArguments(8), "-device", "virtio-blk")["serial"]; serial != SeedSerial {
-		t.Errorf("the serial number is %v", serial)
-	}
+	serial := decode(t, seedArguments(8), "-device", "virtio-blk")["serial"]
+	assert.True(t, serial == SeedSerial, "the serial number is %v", serial)
 }
 
 // plainConfig describes a machine with everything that a machine can have.
@@ -198,9 +177,7 @@ func plainFiles() *Files { return &Files{files: make([]*os.File, 7)} }
 // TestCheck checks that a description with a wrong value is refused, by the field's name.
 func TestCheck(t *testing.T) {
 	t.Parallel()
-	if err := plainConfig().check(plainFiles()); err != nil {
-		t.Errorf("a good one is refused: %v", err)
-	}
+	assert.ErrorIs(t, "a good one is refused", plainConfig().check(plainFiles()), nil)
 	for name, c := range map[string]struct {
 		change func(*Config)
 		says   string
@@ -247,9 +224,8 @@ func FuzzConfig(f *testing.F) {
 		again, err := json.Marshal(c)
 		assert.NoError(t, err)
 		var back Config
-		if err := json.Unmarshal(again, &back); err != nil || !slices.Equal(back.arguments(), c.arguments()) {
-			t.Errorf("%s comes back as %s: %v", text, again, err)
-		}
+		err = json.Unmarshal(again, &back)
+		assert.True(t, err == nil && slices.Equal(back.arguments(), c.arguments()), "%s comes back as %s: %v", text, again, err)
 		c.checkArguments(t)
 		c.checkFlushes(t)
 	})
@@ -262,21 +238,16 @@ func (c Config) checkArguments(t *testing.T) {
 	args := c.arguments()
 	known := plainConfig().arguments()
 	for i, arg := range args {
-		if strings.HasPrefix(arg, "-") && !slices.Contains(known, arg) && args[i-1] != "-append" {
-			t.Errorf("%+v makes the option %q", c, arg)
-		}
+		assert.True(t, !strings.HasPrefix(arg, "-") || slices.Contains(known, arg) || args[i-1] == "-append", "%+v makes the option %q", c, arg)
 	}
 	for _, pair := range [][2]string{{"-accel", AcceleratorOption(c.Accel)}, {"-uuid", c.UUID}, {"-machine", c.Type + ",usb=off,vmport=off,dump-guest-core=off"}} {
-		if args[slices.Index(args, pair[0])+1] != pair[1] || strings.Count(pair[1], ",") > 3 {
-			t.Errorf("%+v makes %q", c, args)
-		}
+		assert.True(t, args[slices.Index(args, pair[0])+1] == pair[1] && strings.Count(pair[1], ",") <= 3, "%+v makes %q", c, args)
 	}
 	for _, node := range decodeAll(t, args, "-blockdev") {
 		checkNode(t, node)
 	}
-	if netdev := args[slices.Index(args, "-netdev")+1]; !netdevPattern.MatchString(netdev) {
-		t.Errorf("the network is %q", netdev)
-	}
+	netdev := args[slices.Index(args, "-netdev")+1]
+	assert.True(t, netdevPattern.MatchString(netdev), "the network is %q", netdev)
 }
 
 var (
@@ -287,9 +258,8 @@ var (
 // checkNode checks that a disk, and the image below it, are descriptors.
 func checkNode(t *testing.T, node map[string]any) {
 	t.Helper()
-	if name, _ := node["file"].(map[string]any)["filename"].(string); !fdsetPattern.MatchString(name) {
-		t.Errorf("a disk is %v", node)
-	}
+	name, _ := node["file"].(map[string]any)["filename"].(string)
+	assert.True(t, fdsetPattern.MatchString(name), "a disk is %v", node)
 	if backing, ok := node["backing"].(map[string]any); ok {
 		checkNode(t, backing)
 	}
@@ -304,9 +274,8 @@ func decodeAll(t *testing.T, args []string, flag string) []map[string]any {
 			continue
 		}
 		var value map[string]any
-		if err := json.Unmarshal([]byte(arg), &value); err != nil {
-			t.Fatalf("%s is followed by %q: %v", flag, arg, err)
-		}
+		err := json.Unmarshal([]byte(arg), &value)
+		assert.Require(t, err == nil, "%s is followed by %q: %v", flag, arg, err)
 		all = append(all, value)
 	}
 	return all
@@ -336,9 +305,8 @@ func TestDevice(t *testing.T) {
 		assert.NoError(t, os.WriteFile(path, nil, 0o600))
 		assert.NoError(t, os.Chown(path, 0, c.gid))
 		assert.NoError(t, os.Chmod(path, c.mode))
-		if got := deviceGroups(path); !slices.Equal(got, c.groups) {
-			t.Errorf("%s: got the groups %v, want %v", name, got, c.groups)
-		}
+		got := deviceGroups(path)
+		assert.True(t, slices.Equal(got, c.groups), "%s: got the groups %v, want %v", name, got, c.groups)
 		if err := users.CheckDevice(path); (err == nil) != c.usable || err != nil && !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: got %v", name, err)
 		}

@@ -255,12 +255,9 @@ func checkAttacks(t *testing.T, abi int, isOwn bool, got map[string]string) {
 		case strings.HasPrefix(name, "memory ") && abi < from:
 			continue // Yama may forbid it
 		}
-		if _, tried := got[name]; !tried {
-			t.Errorf("%s was not tried", name)
-		}
-		if isDenied(got[name]) != (abi >= from) {
-			t.Errorf("%s: %q, want it denied: %v", name, got[name], abi >= from)
-		}
+		_, tried := got[name]
+		assert.True(t, tried, "%s was not tried", name)
+		assert.True(t, isDenied(got[name]) == (abi >= from), "%s: %q, want it denied: %v", name, got[name], abi >= from)
 	}
 	want := map[string]string{"no_new_privs": "1"}
 	if isOwn {
@@ -269,9 +266,7 @@ func checkAttacks(t *testing.T, abi int, isOwn bool, got map[string]string) {
 		}
 	}
 	for name, value := range want {
-		if got[name] != value {
-			t.Errorf("%s is %q, want %q", name, got[name], value)
-		}
+		assert.Equal(t, name, got[name], value)
 	}
 }
 
@@ -285,9 +280,8 @@ func attack(t *testing.T, self string, abi int, isOwn bool) map[string]string {
 	var finder confine.Finder
 	policy, err := finder.Find(t.Context(), logr.Discard(), self)
 	assert.NoError(t, err)
-	if newest := confine.ABI(); policy.ABI != newest {
-		t.Fatalf("it is confined with ABI %d, want %d", policy.ABI, newest)
-	}
+	newest := confine.ABI()
+	assert.Require(t, policy.ABI == newest, "it is confined with ABI %d, want %d", policy.ABI, newest)
 	policy.ABI = abi
 	dir, config, files := makeTargets(t)
 	defer files.Close()
@@ -305,9 +299,8 @@ func attack(t *testing.T, self string, abi int, isOwn bool) map[string]string {
 	assert.NoError(t, hostile.Wait())
 	text := framework.ReadFile(t, out.Name())
 	var results map[string]string
-	if err := json.Unmarshal([]byte(text), &results); err != nil {
-		t.Fatalf("it printed %q: %v", text, err)
-	}
+	err = json.Unmarshal([]byte(text), &results)
+	assert.Require(t, err == nil, "it printed %q: %v", text, err)
 	return results
 }
 

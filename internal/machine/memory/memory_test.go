@@ -41,19 +41,14 @@ func TestReservations(t *testing.T) {
 	wantShortage(t, err, "of which 16 are promised")
 	third()
 	silence = errors.New("it does not report its size")
-	if _, err := take("huge", 17); err != nil {
-		t.Errorf("a host that does not report its size: %v", err)
-	}
+	assert.ErrorIs(t, "a host that does not report its size", assert.ErrorOf(take("huge", 17)), nil)
 }
 
 func wantShortage(t *testing.T, err error, says ...string) {
 	t.Helper()
-	if _, ok := errors.AsType[*ShortageError](err); !ok {
-		t.Fatalf("got the error %v, want a shortage", err)
-	}
+	_, ok := errors.AsType[*ShortageError](err)
+	assert.Require(t, ok, "got the error %v, want a shortage", err)
 	for _, text := range says {
-		if !strings.Contains(err.Error(), text) {
-			t.Errorf("got the error %q, want %q in it", err, text)
-		}
+		assert.True(t, strings.Contains(err.Error(), text), "got the error %q, want %q in it", err, text)
 	}
 }

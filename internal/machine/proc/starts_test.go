@@ -32,9 +32,8 @@ func TestStarts(t *testing.T) {
 		}
 		pass(tick)
 	}
-	if want := []int{0, 0, 100, 300, 700, 1500, 3100, 6300, 11300, 16300}; !slices.Equal(starts, want) {
-		t.Errorf("it was started at %v ms, want %v", starts, want)
-	}
+	want := []int{0, 0, 100, 300, 700, 1500, 3100, 6300, 11300, 16300}
+	assert.True(t, slices.Equal(starts, want), "it was started at %v ms, want %v", starts, want)
 	assert.NoError(t, s.Take("another"))
 	pass(MaxRestartWait + stableRun)
 	for range 2 {
@@ -45,7 +44,5 @@ func TestStarts(t *testing.T) {
 		pass(secondRestart + stableRun)
 		assert.NoError(t, s.Take("ends"))
 	}
-	if len(s.last) != 1 {
-		t.Errorf("it keeps %v", s.last)
-	}
+	assert.True(t, len(s.last) == 1, "it keeps %v", s.last)
 }

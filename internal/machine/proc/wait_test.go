@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"runtime/pprof"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestWait compares the result of a wait with the end that the program has chosen, and counts the
@@ -22,25 +24,19 @@ func TestWait(t *testing.T) {
 	for range programs {
 		cmd := exec.CommandContext(t.Context(), "sh", "-c", "read line; exit 3")
 		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
+		assert.NoError(t, cmd.Start())
 		inputs = append(inputs, in.(*os.File))
 		go func() { ended <- Wait(cmd) }()
 	}
-	if more := threads() - before; more > programs/2 {
-		t.Errorf("%d programs that run have %d more threads wait", programs, more)
-	}
+	more := threads() - before
+	assert.True(t, more <= programs/2, "%d programs that run have %d more threads wait", programs, more)
 	for _, in := range inputs {
 		_ = in.Close()
 	}
 	for range programs {
 		var exit *exec.ExitError
-		if err := <-ended; !errors.As(err, &exit) || exit.ExitCode() != 3 {
-			t.Errorf("Wait returns %v, want exit code 3", err)
-		}
+		err := <-ended
+		assert.True(t, errors.As(err, &exit) && exit.ExitCode() == 3, "Wait returns %v, want exit code 3", err)
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // FuzzMessages checks that whatever a QEMU that its guest broke out of sends, a command gets
@@ -51,16 +53,11 @@ func checkEnd(t *testing.T, c *Client, sent []byte, got []Event) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := c.Execute(ctx, "query-status", nil, nil); err == nil || ctx.Err() != nil || c.Err() == nil {
-		t.Errorf("after the end, a command has the error %v, and the connection %v", err, c.Err())
-	}
-	if len(got) > bytes.Count(sent, []byte("\n"))+1 {
-		t.Errorf("%d events came of %q", len(got), sent)
-	}
+	err := c.Execute(ctx, "query-status", nil, nil)
+	assert.True(t, err != nil && ctx.Err() == nil && c.Err() != nil, "after the end, a command has the error %v, and the connection %v", err, c.Err())
+	assert.True(t, len(got) <= bytes.Count(sent, []byte("\n"))+1, "%d events came of %q", len(got), sent)
 	for _, e := range got {
-		if e.Name == "" || e.Data != nil && !bytes.Contains(sent, e.Data) {
-			t.Errorf("the event %q with %s came of %q", e.Name, e.Data, sent)
-		}
+		assert.True(t, e.Name != "" && (e.Data == nil || bytes.Contains(sent, e.Data)), "the event %q with %s came of %q", e.Name, e.Data, sent)
 	}
 }
 
@@ -72,9 +69,8 @@ func checkAnswer(t *testing.T, sent []byte, id uint64, answer chan message) {
 		var result json.RawMessage
 		err := m.decodeInto("x", &result)
 		refused := new(Error)
-		if m.ID != id || err == nil && !bytes.Contains(sent, result) || errors.As(err, &refused) && refused.Command != "x" {
-			t.Errorf("%q answers command %d with %+v: %v", sent, id, m, err)
-		}
+		assert.True(t, m.ID == id && (err != nil || bytes.Contains(sent, result)) && (!errors.As(err, &refused) || refused.Command == "x"),
+			"%q answers command %d with %+v: %v", sent, id, m, err)
 	default:
 	}
 }

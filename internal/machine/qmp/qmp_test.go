@@ -106,12 +106,9 @@ func TestExecute(t *testing.T) {
 	})
 	assert.NoError(t, err)
 	var status struct{ Status string }
-	if err := c.Execute(t.Context(), "query-status", nil, &status); err != nil || status.Status != "running" {
-		t.Errorf("got the status %q and error %v", status.Status, err)
-	}
-	if name := <-events; name != "STOP" {
-		t.Errorf("got the event %q", name)
-	}
+	err = c.Execute(t.Context(), "query-status", nil, &status)
+	assert.True(t, err == nil && status.Status == "running", "got the status %q and error %v", status.Status, err)
+	assert.Equal(t, "got the event", <-events, "STOP")
 }
 
 func TestRefusal(t *testing.T) {
@@ -127,9 +124,7 @@ func TestRefusal(t *testing.T) {
 	assert.NoError(t, err)
 	err = c.Execute(t.Context(), "frobnicate", nil, nil)
 	refusal, ok := errors.AsType[*qmp.Error](err)
-	if !ok || refusal.Class != "GenericError" || !strings.Contains(err.Error(), "refused frobnicate: no such thing") {
-		t.Errorf("got the error %v", err)
-	}
+	assert.True(t, ok && refusal.Class == "GenericError" && strings.Contains(err.Error(), "refused frobnicate: no such thing"), "got the error %v", err)
 	var number int
 	assert.ErrorSays(t, "an answer of the wrong type", c.Execute(t.Context(), "count", nil, &number), "answer to count")
 }
@@ -150,9 +145,8 @@ func TestLateAnswer(t *testing.T) {
 	assert.NoError(t, err)
 	assert.ErrorIs(t, "a command without an answer", c.Execute(slow, "slow", nil, nil), context.Canceled)
 	var got int
-	if err := c.Execute(t.Context(), "next", nil, &got); err != nil || got != 2 {
-		t.Errorf("got %d and error %v, want the second answer", got, err)
-	}
+	err = c.Execute(t.Context(), "next", nil, &got)
+	assert.True(t, err == nil && got == 2, "got %d and error %v, want the second answer", got, err)
 }
 
 // TestPeerThatReadsNothing checks that a command which QEMU does not read ends with its context,
@@ -206,9 +200,7 @@ func TestHangUpWhileWaiting(t *testing.T) {
 	assert.NoError(t, err)
 	assert.ErrorSays(t, "a command without an answer", c.Execute(t.Context(), "quit", nil, nil), "hung up")
 	<-c.Done()
-	if err := c.Execute(t.Context(), "again", nil, nil); err == nil {
-		t.Error("a connection that is over takes commands")
-	}
+	assert.True(t, c.Execute(t.Context(), "again", nil, nil) != nil, "a connection that is over takes commands")
 }
 
 // startQEMU starts a machine without hardware.
@@ -240,18 +232,14 @@ func TestRealQEMU(t *testing.T) {
 	events := make(chan string, 10)
 	c := dial(t, path, func(e qmp.Event) { events <- e.Name })
 	var status struct{ Status string }
-	if err := c.Execute(t.Context(), "query-status", nil, &status); err != nil || status.Status != "prelaunch" {
-		t.Errorf("got the status %q and error %v", status.Status, err)
-	}
+	err := c.Execute(t.Context(), "query-status", nil, &status)
+	assert.True(t, err == nil && status.Status == "prelaunch", "got the status %q and error %v", status.Status, err)
 	if err := c.Execute(t.Context(), "cont", nil, nil); err != nil {
 		t.Error(err)
 	}
-	if name := <-events; name != "RESUME" {
-		t.Errorf("got the event %q", name)
-	}
-	if _, ok := errors.AsType[*qmp.Error](c.Execute(t.Context(), "no-such-command", nil, nil)); !ok {
-		t.Error("QEMU took a command that there is not")
-	}
+	assert.Equal(t, "got the event", <-events, "RESUME")
+	_, ok := errors.AsType[*qmp.Error](c.Execute(t.Context(), "no-such-command", nil, nil))
+	assert.True(t, ok, "QEMU took a command that there is not")
 	_ = c.Execute(t.Context(), "quit", nil, nil)
 	<-c.Done()
 }
@@ -283,9 +271,7 @@ func TestOneAtATime(t *testing.T) {
 			served <- err
 		}()
 	}
-	if err := first.Execute(t.Context(), "query-status", nil, nil); err != nil {
-		t.Errorf("the client that is served: %v", err)
-	}
+	assert.ErrorIs(t, "the client that is served", first.Execute(t.Context(), "query-status", nil, nil), nil)
 	first.Close()
 	for range 6 {
 		if err := <-served; err != nil {

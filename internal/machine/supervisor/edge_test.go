@@ -41,9 +41,8 @@ func TestLinks(t *testing.T) {
 	check := func(what string, want netip.Addr) {
 		t.Helper()
 		assert.Eventually(t, what, func(t testing.TB) error {
-			if got, err := links.Lookup(t.Context(), "a"); err != nil || got != want {
-				t.Errorf("the name is %s, %v, want %s", got, err, want)
-			}
+			got, err := links.Lookup(t.Context(), "a")
+			assert.True(t, err == nil && got == want, "the name is %s, %v, want %s", got, err, want)
 			return nil
 		})
 	}

@@ -44,15 +44,12 @@ func TestInputs(t *testing.T) {
 	for range 2 {
 		assert.ErrorIs(t, "a long input", assert.ErrorOf(read(bytes.NewReader(make([]byte, agent.MaxInput+1)))), control.ErrInputLong)
 		assert.ErrorIs(t, "a lost one", assert.ErrorOf(read(io.MultiReader(strings.NewReader("x"), iotest.ErrReader(io.ErrClosedPipe)))), io.ErrClosedPipe)
-		if input, err := read(strings.NewReader("whole")); err != nil || string(input) != "whole" {
-			t.Errorf("it reads %q, %v", input, err)
-		}
+		input, err := read(strings.NewReader("whole"))
+		assert.True(t, err == nil && string(input) == "whole", "it reads %q, %v", input, err)
 	}
 	for _, to := range typing[1:] {
 		assert.NoError(t, to.Close())
 		assert.NoError(t, <-ended)
 	}
-	if !m.inputs.TryAcquire(control.MaxInputs) {
-		t.Error("a command that has ended keeps its place")
-	}
+	assert.True(t, m.inputs.TryAcquire(control.MaxInputs), "a command that has ended keeps its place")
 }

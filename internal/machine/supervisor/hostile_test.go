@@ -79,13 +79,10 @@ func TestHostileSupervisor(t *testing.T) {
 						continue // which it is, or may not become
 					}
 					may := maySucceed(attack, isBroken, isOwn)
-					if isSuccess := got == "succeeds"; isSuccess != may || !isSuccess && !isDenied(got) {
-						t.Errorf("%s: %q, want success: %v", attack, got, may)
-					}
+					isSuccess := got == "succeeds"
+					assert.True(t, isSuccess == may && (isSuccess || isDenied(got)), "%s: %q, want success: %v", attack, got, may)
 				}
-				if len(results) < len(allowed) {
-					t.Errorf("tried was %v", results)
-				}
+				assert.True(t, len(results) >= len(allowed), "tried was %v", results)
 			})
 		}
 	}
@@ -137,9 +134,8 @@ func attackAsSupervisor(t *testing.T, hostile string, isBroken, isOwn bool) map[
 	assert.NoError(t, err)
 	err = cmd.Wait()
 	var results map[string]string
-	if text := framework.ReadFile(t, o.Errors.Name()); json.Unmarshal([]byte(text), &results) != nil {
-		t.Fatalf("it printed %q, %v", text, err)
-	}
+	text := framework.ReadFile(t, o.Errors.Name())
+	assert.Require(t, json.Unmarshal([]byte(text), &results) == nil, "it printed %q, %v", text, err)
 	return results
 }
 

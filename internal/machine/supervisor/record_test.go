@@ -28,19 +28,16 @@ func TestRecord(t *testing.T) {
 		assert.NoError(t, err)
 		return e
 	}
-	if e := read(); e != nil {
-		t.Errorf("a new record has the end %+v", e)
-	}
+	e := read()
+	assert.True(t, e == nil, "a new record has the end %+v", e)
 	at := time.Now().Round(0).UTC()
 	first := End{Reason: "Completed", Message: strings.Repeat("<", 2*maxText), Output: strings.Repeat(`"`, 2*maxOutput), At: at}
 	assert.NoError(t, writeEnd(f, first))
 	assert.NoError(t, writeEnd(f, End{Reason: "Killed", At: at}))
-	if e := read(); e == nil || e.Reason != "Completed" || len(e.Message) != maxText || len(e.Output) != maxOutput || !e.At.Equal(at) {
-		t.Errorf("the end is %+v", e)
-	}
-	if info, err := f.Stat(); err != nil || info.Size() != RecordSize {
-		t.Errorf("the record is %+v, %v", info, err)
-	}
+	e = read()
+	assert.True(t, e != nil && e.Reason == "Completed" && len(e.Message) == maxText && len(e.Output) == maxOutput && e.At.Equal(at), "the end is %+v", e)
+	info, err := f.Stat()
+	assert.True(t, err == nil && info.Size() == RecordSize, "the record is %+v, %v", info, err)
 }
 
 func contentOf(t *testing.T, f *os.File) []byte {
@@ -96,15 +93,11 @@ func FuzzReadEnd(f *testing.F) {
 	f.Fuzz(func(t *testing.T, content []byte) {
 		from := bytes.NewReader(content)
 		e, err := ReadEnd(from)
-		if read := len(content) - from.Len(); read > RecordSize {
-			t.Errorf("%d bytes of it are read", read)
-		}
-		if (err != nil) != errors.Is(err, ErrDamaged) || err != nil && e != nil {
-			t.Errorf("got %+v, %v", e, err)
-		}
+		read := len(content) - from.Len()
+		assert.True(t, read <= RecordSize, "%d bytes of it are read", read)
+		assert.True(t, (err != nil) == errors.Is(err, ErrDamaged) && (err == nil || e == nil), "got %+v, %v", e, err)
 		again, errAgain := ReadEnd(bytes.NewReader(content))
-		if !errors.Is(errAgain, err) || (e == nil) != (again == nil) || e != nil && (e.Reason != again.Reason || !e.At.Equal(again.At)) {
-			t.Errorf("got %+v, %v and then %+v, %v", e, err, again, errAgain)
-		}
+		assert.True(t, errors.Is(errAgain, err) && (e == nil) == (again == nil) && (e == nil || (e.Reason == again.Reason && e.At.Equal(again.At))),
+			"got %+v, %v and then %+v, %v", e, err, again, errAgain)
 	})
 }

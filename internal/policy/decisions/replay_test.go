@@ -57,9 +57,7 @@ func TestRandomDecisionsReplay(t *testing.T) {
 		kinds[string(d.Action.Operation)+d.Status.Reason+string(d.Status.Phase)] = true
 	})
 	t.Logf("%d decisions of %d kinds; waits, calls of Ensure and Delete, and finalizers removed: %v", n, len(kinds), steps)
-	if len(kinds) < minKinds || len(steps) != 4 {
-		t.Errorf("there are %d kinds, and steps %v", len(kinds), steps)
-	}
+	assert.True(t, len(kinds) >= minKinds && len(steps) == 4, "there are %d kinds, and steps %v", len(kinds), steps)
 }
 
 type fataler interface {
@@ -104,9 +102,8 @@ func TestSteppedClock(t *testing.T) {
 	in := policytest.ReportedVM().Observing(policytest.Unknown(0))
 	in.Now, in.Observed.DownSince = now, now.Add(-policy.OutageDelay+time.Nanosecond)
 	r := throughJSON(t, decisions.New(in, policy.Decide(in)))
-	if differences := rules.Replay(&r); len(differences) > 0 || r.Decision.WakeAt.Sub(r.Input.Now) != time.Nanosecond {
-		t.Errorf("%+v %s", differences, r.Decision.WakeAt)
-	}
+	differences := rules.Replay(&r)
+	assert.True(t, len(differences) == 0 && r.Decision.WakeAt.Sub(r.Input.Now) == time.Nanosecond, "%+v %s", differences, r.Decision.WakeAt)
 }
 
 // TestAnotherPolicyDiffers changes what was recorded, as another version of Drover would have
@@ -117,9 +114,8 @@ func TestAnotherPolicyDiffers(t *testing.T) {
 	r := decisions.New(in, policy.Decide(in))
 	r.Decision.Status.Reason, r.Decision.Action.ShortRuns = "Other", 3
 	differences := rules.Replay(&r)
-	if len(differences) != 2 || differences[0].Field != "action.shortRuns" || differences[1].Recorded != "Other" || differences[1].Derived != "Creating" {
-		t.Errorf("%+v", differences)
-	}
+	assert.True(t, len(differences) == 2 && differences[0].Field == "action.shortRuns" && differences[1].Recorded == "Other" && differences[1].Derived == "Creating",
+		"%+v", differences)
 }
 
 // TestReports derives the decisions of each file in testdata again. A user's report becomes a
@@ -128,23 +124,17 @@ func TestAnotherPolicyDiffers(t *testing.T) {
 func TestReports(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("testdata/*.json*")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("there are no reports: %v", err)
-	}
+	assert.Require(t, err == nil && len(files) != 0, "there are no reports: %v", err)
 	for _, path := range files {
 		t.Run(filepath.Base(path), func(t *testing.T) {
 			t.Parallel()
 			text, err := os.ReadFile(path)
 			assert.NoError(t, err)
 			report, err := rules.ParseDecisions(text)
-			if err != nil || report.Broken > 0 {
-				t.Fatalf("%v, %d lines are broken", err, report.Broken)
-			}
+			assert.Require(t, err == nil && report.Broken == 0, "%v, %d lines are broken", err, report.Broken)
 			for i := range report.Records {
 				differences := rules.Replay(&report.Records[i])
-				if len(differences) > 0 {
-					t.Errorf("%+v\n%s", differences, decisions.Format(report.Records[i]))
-				}
+				assert.True(t, len(differences) == 0, "%+v\n%s", differences, decisions.Format(report.Records[i]))
 			}
 		})
 	}

@@ -13,6 +13,7 @@ import (
 	"cloudnative.tw/drover/internal/policy"
 	"cloudnative.tw/drover/internal/policy/decisions"
 	"cloudnative.tw/drover/internal/policy/policytest"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestSentences(t *testing.T) {
@@ -73,9 +74,8 @@ func TestSentences(t *testing.T) {
 		r := decisions.New(in, policy.Decide(in))
 		r.Later = tc.later
 		r.Outcome = tc.outcome
-		if got := decisions.Format(r); got != tc.want {
-			t.Errorf("%s:\n%s\nwant\n%s", name, got, tc.want)
-		}
+		got := decisions.Format(r)
+		assert.True(t, got == tc.want, "%s:\n%s\nwant\n%s", name, got, tc.want)
 	}
 }
 

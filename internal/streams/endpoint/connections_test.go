@@ -130,18 +130,13 @@ func TestConnectionsOfStrangers(t *testing.T) {
 	}
 	flood()
 	before, status := c.open("ann")
-	if status != http.StatusOK {
-		t.Fatalf("a user among strangers is answered %d", status)
-	}
+	assert.Require(t, status == http.StatusOK, "a user among strangers is answered %d", status)
 	flood()
 	c.waitForEnd("the oldest connection of a stranger", silent[0])
 	c.waitForStrangers(c.all.maxStrangers)
-	if _, status := c.open("ann"); status != http.StatusOK {
-		t.Errorf("a user among strangers is answered %d", status)
-	}
-	if !isOpen(before) {
-		t.Error("a user's stream has ended")
-	}
+	_, status = c.open("ann")
+	assert.True(t, status == http.StatusOK, "a user among strangers is answered %d", status)
+	assert.True(t, isOpen(before), "a user's stream has ended")
 }
 
 // TestConnectionsByAddress checks that the connections of an address that has the most of them make
@@ -158,13 +153,9 @@ func TestConnectionsByAddress(t *testing.T) {
 	c.waitForEnd("a connection of many", flood[0])
 	last := len(flood) - c.all.maxStrangers
 	c.waitForEnd("the last one that is too many", flood[last])
-	if !isOpen(other) {
-		t.Error("the only connection of an address was closed for those of another")
-	}
+	assert.True(t, isOpen(other), "the only connection of an address was closed for those of another")
 	for _, conn := range flood[last+1:] {
-		if !isOpen(conn) {
-			t.Error("more were closed than are too many")
-		}
+		assert.True(t, isOpen(conn), "more were closed than are too many")
 	}
 }
 
@@ -172,9 +163,8 @@ func TestConnectionsByAddress(t *testing.T) {
 func TestRefusedConnection(t *testing.T) {
 	t.Parallel()
 	c := newCrowd(t, &connections{maxStrangers: 4, maxUsers: 4, maxPerUser: 4})
-	if _, status := c.request(c.connect("127.0.0.1"), ""); status != http.StatusUnauthorized {
-		t.Errorf("a stranger is answered %d", status)
-	}
+	_, status := c.request(c.connect("127.0.0.1"), "")
+	assert.True(t, status == http.StatusUnauthorized, "a stranger is answered %d", status)
 	c.waitForStrangers(0)
 }
 
@@ -186,9 +176,7 @@ func TestConnectionsOfUsers(t *testing.T) {
 	open := func(user string, want int) *tls.Conn {
 		t.Helper()
 		conn, status := c.open(user)
-		if status != want {
-			t.Errorf("%s is answered %d, want %d", user, status, want)
-		}
+		assert.Equal(t, user+" is answered", status, want)
 		return conn
 	}
 	first := open("ann", http.StatusOK)
@@ -210,8 +198,7 @@ func TestConnectionsOfUsers(t *testing.T) {
 func TestConnectionsAtDefault(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ streams, perVM, total, perUser int }{{1000, 128, 1256, 314}, {100, 100, 356, 100}} {
-		if c := newConnections(tc.streams, tc.perVM); c.maxUsers != tc.total || c.maxPerUser != tc.perUser {
-			t.Errorf("%+v: %d connections, %d of a user", tc, c.maxUsers, c.maxPerUser)
-		}
+		c := newConnections(tc.streams, tc.perVM)
+		assert.True(t, c.maxUsers == tc.total && c.maxPerUser == tc.perUser, "%+v: %d connections, %d of a user", tc, c.maxUsers, c.maxPerUser)
 	}
 }

@@ -55,9 +55,8 @@ func TestBody(t *testing.T) {
 		_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
 		_, _ = fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n", header)
 		all, err := io.ReadAll(bufio.NewReader(conn)) // until the server closes
-		if err != nil || !strings.HasPrefix(string(all), "HTTP/1.1 400 ") || !strings.Contains(string(all), "the request has a body") {
-			t.Errorf("%s is answered %q, %v", header, all, err)
-		}
+		assert.True(t, err == nil && strings.HasPrefix(string(all), "HTTP/1.1 400 ") && strings.Contains(string(all), "the request has a body"),
+			"%s is answered %q, %v", header, all, err)
 	}
 }
 
@@ -109,9 +108,8 @@ func TestGate(t *testing.T) {
 			var all sync.WaitGroup
 			for n := range 200 {
 				all.Go(func() {
-					if err := ask(fmt.Sprintf("wrong-%d", n)); !apierrors.IsUnauthorized(err) {
-						t.Errorf("a stranger is answered %v", err)
-					}
+					err := ask(fmt.Sprintf("wrong-%d", n))
+					assert.True(t, apierrors.IsUnauthorized(err), "a stranger is answered %v", err)
 				})
 			}
 			synctest.Wait()
@@ -122,9 +120,8 @@ func TestGate(t *testing.T) {
 		}
 		for range 3 * failureBurst {
 			err := ask("")
-			if asked, _ := a.reviews(); !apierrors.IsUnauthorized(err) || asked != 0 {
-				t.Fatalf("without a token the answer is %v, and the API server was asked %d times", err, asked)
-			}
+			asked, _ := a.reviews()
+			assert.Require(t, apierrors.IsUnauthorized(err) && asked == 0, "without a token the answer is %v, and the API server was asked %d times", err, asked)
 		}
 		assert.NoError(t, ask("user-ann"))
 		if most := flood(func() {}); most != maxReviews {
@@ -133,17 +130,14 @@ func TestGate(t *testing.T) {
 		most := flood(func() {
 			before, _ := a.reviews()
 			assert.NoError(t, ask("user-ann"))
-			if after, _ := a.reviews(); after-before > 3 {
-				t.Errorf("a known user has waited for %d others", after-before-1)
-			}
+			after, _ := a.reviews()
+			assert.True(t, after-before <= 3, "a known user has waited for %d others", after-before-1)
 			assert.NoError(t, ask("user-bob"))
 		})
 		if most > 3 { // two of them those of users
 			t.Errorf("after all these failures %d tokens are reviewed at a time, want one", most)
 		}
-		if len(c.gate.places) != 0 {
-			t.Errorf("%d places are taken", len(c.gate.places))
-		}
+		assert.Equal(t, "places are taken", len(c.gate.places), 0)
 	})
 }
 
@@ -183,9 +177,8 @@ func TestUnanswered(t *testing.T) {
 		answer.Store(&outage)
 		for range failureBurst + 1 {
 			response := ask(t.Context()) //nolint:bodyclose // a recorder's
-			if response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") == "" {
-				t.Fatalf("%s: the answer is %s, Retry-After %q", name, response.Status, response.Header.Get("Retry-After"))
-			}
+			assert.Require(t, response.StatusCode == http.StatusServiceUnavailable && response.Header.Get("Retry-After") != "",
+				"%s: the answer is %s, Retry-After %q", name, response.Status, response.Header.Get("Retry-After"))
 		}
 	}
 	good, bad := review(`{"authenticated":true,"user":{"username":"ann"}}`), review(`{"error":"invalid bearer token"}`)
@@ -218,17 +211,14 @@ func TestFullGate(t *testing.T) {
 	var leave func(bool, bool)
 	for range maxReviews {
 		var err error
-		if leave, err = g.admitRequest(r); err != nil {
-			t.Fatal(err)
-		}
+		leave, err = g.admitRequest(r)
+		assert.NoError(t, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	assert.ErrorIs(t, "a client that left", assert.ErrorOf(g.admitRequest(r.WithContext(ctx))), context.Canceled)
 	leave(false, false)
-	if _, err := g.admitRequest(r); err != nil {
-		t.Errorf("there is a place, and the answer is %v", err)
-	}
+	assert.ErrorIs(t, "there is a place, and the answer", assert.ErrorOf(g.admitRequest(r)), nil)
 }
 
 // TestConnectionsInheritTimeouts checks what ends a connection whose client is gone.
@@ -266,9 +256,7 @@ func TestCertificateOfToday(t *testing.T) {
 	r.TLS = &tls.ConnectionState{PeerCertificates: own}
 	check := func(what string, at time.Time, want bool) {
 		t.Helper()
-		if got := c.hasCertificate(r, at); got != want {
-			t.Errorf("%s: it counts is %v, want %v", what, got, want)
-		}
+		assert.Equal(t, what+": it counts", c.hasCertificate(r, at), want)
 	}
 	check("no CA", began, false)
 	publish(t, authority, ca)
@@ -302,9 +290,8 @@ func TestCertificateAtFullGate(t *testing.T) {
 	r.Header.Set("Authorization", "Bearer token")
 	assert.ErrorIs(t, "a client with a token", assert.ErrorOf(c.identifyUser(r)), context.Canceled)
 	r.TLS = &tls.ConnectionState{PeerCertificates: own}
-	if who, err := c.identifyUser(r); err != nil || who.GetName() != "ann" || !slices.Contains(who.GetGroups(), user.AllAuthenticated) {
-		t.Errorf("a user with a certificate is %v, %v", who, err)
-	}
+	who, err := c.identifyUser(r)
+	assert.True(t, err == nil && who.GetName() == "ann" && slices.Contains(who.GetGroups(), user.AllAuthenticated), "a user with a certificate is %v, %v", who, err)
 }
 
 // newCAWithUser returns a CA, and a certificate of a user by it.

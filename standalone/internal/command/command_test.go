@@ -55,9 +55,7 @@ func TestChooseByID(t *testing.T) {
 		for _, s := range chosen {
 			got += s.Name
 		}
-		if got != c.want || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: got %q, %v", name, got, err)
-		}
+		assert.True(t, got == c.want && (err == nil) == (c.says == "") && (err == nil || strings.Contains(err.Error(), c.says)), "%s: got %q, %v", name, got, err)
 	}
 }
 
@@ -68,26 +66,21 @@ func TestPrintServers(t *testing.T) {
 	all := describeServers([]server{newServer("a", "u1", "0123456789abcdef01234")})
 	var out bytes.Buffer
 	const want = "ID             DRIVER   VM          STATE     AGE\n0123456789ab   docker   default/a   Running   60m\n"
-	if err := p.printServers(&out, all, servers.ByID, "", "none"); err != nil || out.String() != want {
-		t.Errorf("got\n%s, %v", out.String(), err)
-	}
-	if !all[0].MayBeOrphan || all[0].EngineID != "D" {
-		t.Errorf("it is described as %+v", all[0])
-	}
+	err := p.printServers(&out, all, servers.ByID, "", "none")
+	assert.True(t, err == nil && out.String() == want, "got\n%s, %v", out.String(), err)
+	assert.True(t, all[0].MayBeOrphan && all[0].EngineID == "D", "it is described as %+v", all[0])
 	out.Reset()
 	var got []map[string]any
-	if err := errors.Join(p.printServers(&out, all, servers.ByUID, outputJSON, ""), json.Unmarshal(out.Bytes(), &got)); err != nil || got[0]["uid"] != "u1" {
-		t.Errorf("got %q, %v", out.String(), err)
-	}
+	err = errors.Join(p.printServers(&out, all, servers.ByUID, outputJSON, ""), json.Unmarshal(out.Bytes(), &got))
+	assert.True(t, err == nil && got[0]["uid"] == "u1", "got %q, %v", out.String(), err)
 }
 
 func TestImagesAsJSON(t *testing.T) {
 	t.Parallel()
 	all := describeImages([]folder.Image{{StoredImage: image.StoredImage{Digest: "sha256:1", Size: 7, FetchedAt: now, Sources: []string{"https://user:password@host/image"}}}})
 	text, err := json.Marshal(all)
-	if err != nil || len(all) != 1 || strings.Contains(string(text), "password") || !strings.Contains(string(text), `"usedBy":[]`) {
-		t.Errorf("got %s, %v", text, err)
-	}
+	assert.True(t, err == nil && len(all) == 1 && !strings.Contains(string(text), "password") && strings.Contains(string(text), `"usedBy":[]`),
+		"got %s, %v", text, err)
 }
 
 // TestImagesOfTenants checks that what tenants wrote into their specs is in its place in the table,
@@ -101,9 +94,7 @@ func TestImagesOfTenants(t *testing.T) {
 		UsedBy:      []string{"ns/\x1b[2J"},
 	}}))
 	want := "DIGEST     SIZE     AGE   USED BY   SOURCE\nsha256:1   0.0 MB   0s    ns/?[2J   host/?]0;a? b c??31m\n"
-	if out.String() != want {
-		t.Errorf("got\n%q, want\n%q", out.String(), want)
-	}
+	assert.True(t, out.String() == want, "got\n%q, want\n%q", out.String(), want)
 }
 
 func TestConfirm(t *testing.T) {
@@ -125,8 +116,7 @@ func TestReport(t *testing.T) {
 		"printed": {&kit.ExitError{Code: 3}, 3, ""},
 	} {
 		var out bytes.Buffer
-		if code := Report(&out, c.err); code != c.code || out.String() != c.says {
-			t.Errorf("%s: got %d, %q", name, code, out.String())
-		}
+		code := Report(&out, c.err)
+		assert.True(t, code == c.code && out.String() == c.says, "%s: got %d, %q", name, code, out.String())
 	}
 }

@@ -42,9 +42,7 @@ func TestOpenMakesAPrivateFolder(t *testing.T) {
 			for _, dir := range []string{path, d.Etcd(), d.Run(), d.Logs(), d.Drivers()} {
 				info, err := os.Stat(dir)
 				assert.NoError(t, err)
-				if info.Mode().Perm() != 0o700 {
-					t.Errorf("%s has mode %v", dir, info.Mode())
-				}
+				assert.True(t, info.Mode().Perm() == 0o700, "%s has mode %v", dir, info.Mode())
 			}
 		})
 	}
@@ -63,12 +61,9 @@ func TestLockIsExclusive(t *testing.T) {
 	for name, try := range map[string]func(string) (*Dir, error){"up": Open, "purge": OpenExisting} {
 		_, err := try(path)
 		want := fmt.Sprintf("data dir %s is in use by drover (pid %d)", path, os.Getpid())
-		if err == nil || err.Error() != want {
-			t.Errorf("%s got %v, want %s", name, err, want)
-		}
-		if _, ok := errors.AsType[*InUseError](err); !ok {
-			t.Errorf("%s: %v is not an InUseError", name, err)
-		}
+		assert.True(t, err != nil && err.Error() == want, "%s got %v, want %s", name, err, want)
+		_, ok := errors.AsType[*InUseError](err)
+		assert.True(t, ok, "%s: %v is not an InUseError", name, err)
 	}
 	assert.NoError(t, d.Close())
 	openDir(t, path)
@@ -77,12 +72,9 @@ func TestLockIsExclusive(t *testing.T) {
 func TestRefusedOpenChangesNothing(t *testing.T) {
 	d := openDir(t, t.TempDir())
 	assert.NoError(t, d.SetReady())
-	if _, err := Open(string(d.Layout)); err == nil {
-		t.Fatal("opened twice")
-	}
-	if _, err := os.Stat(d.Ready()); err != nil {
-		t.Errorf("the holder's files: %v", err)
-	}
+	_, err := Open(string(d.Layout))
+	assert.Require(t, err != nil, "opened twice")
+	assert.ErrorIs(t, "the holder's files", assert.ErrorOf(os.Stat(d.Ready())), nil)
 }
 
 func TestOpenRefusesForeignFolder(t *testing.T) {
@@ -93,16 +85,13 @@ func TestOpenRefusesForeignFolder(t *testing.T) {
 	assert.ErrorSays(t, "a foreign folder", err, path+" is not empty and not a Drover data dir")
 	info, err := os.Stat(path)
 	assert.NoError(t, err)
-	if info.Mode().Perm() != 0o755 {
-		t.Errorf("mode became %v", info.Mode())
-	}
+	assert.True(t, info.Mode().Perm() == 0o755, "mode became %v", info.Mode())
 }
 
 func TestOpenExistingRequiresADataDir(t *testing.T) {
 	for name, path := range map[string]string{"missing": filepath.Join(t.TempDir(), "missing"), "empty": t.TempDir()} {
-		if _, err := OpenExisting(path); err == nil || !strings.HasPrefix(err.Error(), path+" is not a Drover data dir: name ") {
-			t.Errorf("%s: got %v", name, err)
-		}
+		_, err := OpenExisting(path)
+		assert.True(t, err != nil && strings.HasPrefix(err.Error(), path+" is not a Drover data dir: name "), "%s: got %v", name, err)
 	}
 }
 
@@ -110,9 +99,8 @@ func TestErrorMessages(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	assert.NoError(t, os.WriteFile(file, nil, 0o600))
 	assert.ErrorSays(t, "below a file", assert.ErrorOf(Open(filepath.Join(file, "dir"))), "is not a folder")
-	if _, err := Open("/proc/drover"); err == nil || strings.Contains(err.Error(), "\n") {
-		t.Errorf("where nothing can be made: %v", err)
-	}
+	_, err := Open("/proc/drover")
+	assert.True(t, err != nil && !strings.Contains(err.Error(), "\n"), "where nothing can be made: %v", err)
 	for cause, want := range map[error]string{
 		syscall.ENOSPC: "the disk of data dir /d is full",
 		syscall.EDQUOT: "the disk of data dir /d is full",
@@ -120,13 +108,9 @@ func TestErrorMessages(t *testing.T) {
 		syscall.EACCES: "no permission for data dir /d (choose another with --data-dir)",
 	} {
 		err := (&Dir{Layout: "/d"}).Describe(fmt.Errorf("write: %w", cause))
-		if !strings.HasPrefix(err.Error(), want) || !errors.Is(err, cause) {
-			t.Errorf("got %v, want %s", err, want)
-		}
+		assert.True(t, strings.HasPrefix(err.Error(), want) && errors.Is(err, cause), "got %v, want %s", err, want)
 	}
-	if err := (&Dir{Layout: "/d"}).Describe(nil); err != nil {
-		t.Errorf("nil became %v", err)
-	}
+	assert.ErrorIs(t, "nil became", (&Dir{Layout: "/d"}).Describe(nil), nil)
 }
 
 func TestPortAndClusterIDAreStored(t *testing.T) {
@@ -135,9 +119,8 @@ func TestPortAndClusterIDAreStored(t *testing.T) {
 		t.Helper()
 		gotPort, portErr := d.Port()
 		gotID, err := d.ClusterID()
-		if err := errors.Join(portErr, err); err != nil || gotPort != port || gotID != id {
-			t.Errorf("port %d and cluster id %q, %v; want %d and %q", gotPort, gotID, err, port, id)
-		}
+		err = errors.Join(portErr, err)
+		assert.True(t, err == nil && gotPort == port && gotID == id, "port %d and cluster id %q, %v; want %d and %q", gotPort, gotID, err, port, id)
 	}
 	want(0, "")
 	assert.NoError(t, errors.Join(d.SetPort(6443), d.SetClusterID("uid"), d.Close()))
@@ -150,9 +133,7 @@ func TestDamagedPortFile(t *testing.T) {
 	for _, content := range []string{"many", "0", "70000", "-1"} {
 		assert.NoError(t, os.WriteFile(filepath.Join(string(d.Layout), portFile), []byte(content), 0o600))
 		_, err := d.Port()
-		if err == nil || !strings.Contains(err.Error(), strconv.Quote(content)) || !strings.Contains(err.Error(), "--port") {
-			t.Errorf("%q: got %v", content, err)
-		}
+		assert.True(t, err != nil && strings.Contains(err.Error(), strconv.Quote(content)) && strings.Contains(err.Error(), "--port"), "%q: got %v", content, err)
 	}
 }
 
@@ -174,13 +155,10 @@ func TestSocket(t *testing.T) {
 			d := openDir(t, path)
 			socket, err := d.Socket("etcd.sock")
 			assert.NoError(t, err)
-			if len(socket) > maxSocketPath {
-				t.Errorf("%s has %d bytes", socket, len(socket))
-			}
+			assert.True(t, len(socket) <= maxSocketPath, "%s has %d bytes", socket, len(socket))
 			assertConnects(t, socket)
-			if again, err := d.Socket("etcd.sock"); err != nil || again != socket {
-				t.Errorf("then it is %s, %v", again, err)
-			}
+			again, err := d.Socket("etcd.sock")
+			assert.True(t, err == nil && again == socket, "then it is %s, %v", again, err)
 		})
 	}
 }
@@ -192,9 +170,7 @@ func TestSocketPathLimit(t *testing.T) {
 		d := openDir(t, filepath.Join(base, strings.Repeat("x", fill)))
 		socket, err := d.Socket("etcd.sock")
 		assert.NoError(t, err)
-		if direct := strings.HasPrefix(socket, base); direct != (extra == 0) {
-			t.Errorf("%d bytes over: %s", extra, socket)
-		}
+		assert.True(t, strings.HasPrefix(socket, base) == (extra == 0), "%d bytes over: %s", extra, socket)
 		assertConnects(t, socket)
 	}
 }
@@ -217,12 +193,10 @@ func TestRemoveKeepsForeignFiles(t *testing.T) {
 			for _, path := range append([]string{"kubeconfig", "engines.json", "logs/drover.log", "pki/ca.pem"}, foreign...) {
 				assert.NoError(t, os.WriteFile(filepath.Join(string(d.Layout), path), nil, 0o600))
 			}
-			if left, err := d.Remove(); err != nil || !slices.Equal(left, foreign) {
-				t.Errorf("left %v, %v", left, err)
-			}
-			if _, err := os.Stat(string(d.Layout)); errors.Is(err, os.ErrNotExist) != (foreign == nil) {
-				t.Errorf("the folder: %v", err)
-			}
+			left, err := d.Remove()
+			assert.True(t, err == nil && slices.Equal(left, foreign), "left %v, %v", left, err)
+			_, err = os.Stat(string(d.Layout))
+			assert.True(t, errors.Is(err, os.ErrNotExist) == (foreign == nil), "the folder: %v", err)
 		})
 	}
 }
@@ -241,9 +215,8 @@ func TestDefault(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			getenv := func(key string) string { return tc.env[key] }
-			if got := Default(getenv, tc.uid); got != tc.want {
-				t.Errorf("got %s, want %s", got, tc.want)
-			}
+			got := Default(getenv, tc.uid)
+			assert.True(t, got == tc.want, "got %s, want %s", got, tc.want)
 		})
 	}
 }
@@ -288,9 +261,8 @@ func TestUninitializedEtcdIsRemoved(t *testing.T) {
 			file := filepath.Join(d.Etcd(), "member")
 			assert.NoError(t, errors.Join(os.WriteFile(file, nil, 0o600), tc.mark(d), d.Close()))
 			openDir(t, path)
-			if _, err := os.Stat(file); (err == nil) != tc.kept {
-				t.Errorf("%v, want it kept: %v", err, tc.kept)
-			}
+			_, err := os.Stat(file)
+			assert.True(t, (err == nil) == tc.kept, "%v, want it kept: %v", err, tc.kept)
 		})
 	}
 }
@@ -299,17 +271,14 @@ func TestUninitializedEtcdIsRemoved(t *testing.T) {
 // process ID that was left in the file nor another file's lock passes for one.
 func TestHolder(t *testing.T) {
 	path := t.TempDir()
-	if pid, err := Layout(path).Holder(); pid != 0 || err != nil {
-		t.Errorf("of an empty folder: %d, %v", pid, err)
-	}
+	pid, err := Layout(path).Holder()
+	assert.True(t, pid == 0 && err == nil, "of an empty folder: %d, %v", pid, err)
 	d := openDir(t, path)
-	if pid, err := d.Holder(); pid != os.Getpid() || err != nil {
-		t.Errorf("while it is held: %d, %v", pid, err)
-	}
+	pid, err = d.Holder()
+	assert.True(t, pid == os.Getpid() && err == nil, "while it is held: %d, %v", pid, err)
 	assert.NoError(t, d.Close())
-	if pid, err := d.Holder(); pid != 0 || err != nil {
-		t.Errorf("afterwards: %d, %v", pid, err)
-	}
+	pid, err = d.Holder()
+	assert.True(t, pid == 0 && err == nil, "afterwards: %d, %v", pid, err)
 	assert.NoError(t, os.WriteFile(filepath.Join(path, lockFile), []byte("some\n"), 0o600))
 	assert.ErrorSays(t, "of a damaged file", assert.ErrorOf(d.Holder()), `holds "some"`)
 }
@@ -330,8 +299,6 @@ func TestFindLockOwner(t *testing.T) {
 		"of a process not shown": {"1: FLOCK  ADVISORY  WRITE -1 fe:01:77 0 EOF", 0},
 		"none":                   {"", 0},
 	} {
-		if got := findLockOwner(c.line+"\n", 42, file); got != c.want {
-			t.Errorf("%s: got %d, want %d", name, got, c.want)
-		}
+		assert.Equal(t, name, findLockOwner(c.line+"\n", 42, file), c.want)
 	}
 }

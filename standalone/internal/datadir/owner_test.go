@@ -113,9 +113,8 @@ func TestOwner(t *testing.T) {
 		}
 	}
 	assert.ErrorIs(t, "missing", third(Owner(f.at("root/none"))), fs.ErrNotExist)
-	if _, _, err := Owner(f.at("root/alice/none")); errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("what alice may make is missing: %v", err)
-	}
+	_, _, err := Owner(f.at("root/alice/none"))
+	assert.True(t, !errors.Is(err, fs.ErrNotExist), "what alice may make is missing: %v", err)
 	assert.ErrorSays(t, "what others may make", checkMakers(f.at("sticky/none")), "others than root can make it")
 	assert.NoError(t, errors.Join(checkMakers(f.at("root/none")), CheckRoots(f.at("link/in"))))
 	assert.ErrorSays(t, "a program of alice's", CheckRoots(f.at("root/alice/in")), fmt.Sprintf("root/alice/in belongs to user %d", alice))
@@ -145,9 +144,8 @@ func TestOpenOthersFolder(t *testing.T) {
 		for _, open := range []func(string) (*Dir, error){Open, OpenExisting} {
 			assert.ErrorSays(t, name, confine.RunAs(c.as, func() error { return assert.ErrorOf(open(f.at(c.path))) }), c.says)
 		}
-		if kept, err := os.ReadFile(lock); string(kept) != "kept" {
-			t.Errorf("%s: the lock holds %q, %v", name, kept, err)
-		}
+		kept, err := os.ReadFile(lock)
+		assert.True(t, string(kept) == "kept", "%s: the lock holds %q, %v", name, kept, err)
 	}
 	assert.ErrorSays(t, "a new folder in alice's", assert.ErrorOf(Open(f.at("alice/new"))), fmt.Sprintf("belongs to user %d", f.user.Uid))
 	assert.ErrorIs(t, "the new folder", assert.ErrorOf(os.Lstat(f.at("alice/new"))), fs.ErrNotExist)
@@ -168,9 +166,8 @@ func TestLockIsAFile(t *testing.T) {
 			assert.ErrorSays(t, name, assert.ErrorOf(open(dir)), filepath.Join(dir, lockFile)+" is not a regular file")
 		}
 		for _, path := range []string{victim, Layout(dir).Kubeconfig()} {
-			if kept, err := os.ReadFile(path); string(kept) != "kept" {
-				t.Errorf("%s: %s holds %q, %v", name, path, kept, err)
-			}
+			kept, err := os.ReadFile(path)
+			assert.True(t, string(kept) == "kept", "%s: %s holds %q, %v", name, path, kept, err)
 		}
 		assert.ErrorIs(t, name, assert.ErrorOf(os.Lstat(victim+".new")), fs.ErrNotExist)
 	}
@@ -214,9 +211,8 @@ func TestWithin(t *testing.T) {
 func TestUntil(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
-	if got, err := Until(ctx, "it", func() (int, error) { return 1, fs.ErrExist }); got != 1 || !errors.Is(err, fs.ErrExist) {
-		t.Errorf("got %d, %v", got, err)
-	}
+	got, err := Until(ctx, "it", func() (int, error) { return 1, fs.ErrExist })
+	assert.True(t, got == 1 && errors.Is(err, fs.ErrExist), "got %d, %v", got, err)
 	cancel()
 	silent := make(chan struct{})
 	defer close(silent)
@@ -260,9 +256,8 @@ func TestPrivateGroups(t *testing.T) {
 			dir := t.TempDir()
 			passwd, group := filepath.Join(dir, "passwd"), filepath.Join(dir, "group")
 			assert.NoError(t, errors.Join(os.WriteFile(passwd, []byte(c.passwd), 0o600), os.WriteFile(group, []byte(c.group), 0o600)))
-			if got := isPrivateGroup(passwd, group, 1000, 1000); got != c.want {
-				t.Errorf("got %t", got)
-			}
+			got := isPrivateGroup(passwd, group, 1000, 1000)
+			assert.True(t, got == c.want, "got %t", got)
 		})
 	}
 }

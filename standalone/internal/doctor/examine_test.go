@@ -81,20 +81,15 @@ func TestExamine(t *testing.T) {
 			path := c.make(t)
 			before := framework.ListTree(t, path)
 			found := newHost(t, path).Examine(t.Context())
-			if after := framework.ListTree(t, path); !slices.Equal(before, after) {
-				t.Errorf("the checks changed\n%q\nto\n%q", before, after)
-			}
+			after := framework.ListTree(t, path)
+			assert.True(t, slices.Equal(before, after), "the checks changed\n%q\nto\n%q", before, after)
 			levels := map[string]findings.Level{}
 			for _, f := range found {
 				levels[f.Name] = worse(levels[f.Name], f.Level)
-				if strings.Contains(f.Observed, "the check failed") || strings.Contains(f.Observed, "did not end") {
-					t.Errorf("%s: %s", f.Name, f.Observed)
-				}
+				assert.True(t, !strings.Contains(f.Observed, "the check failed") && !strings.Contains(f.Observed, "did not end"), "%s: %s", f.Name, f.Observed)
 			}
 			for check, want := range c.wants {
-				if want != "" && levels[check] != want {
-					t.Errorf("%s is %q, want %q: %+v", check, levels[check], want, found)
-				}
+				assert.True(t, want == "" || levels[check] == want, "%s is %q, want %q: %+v", check, levels[check], want, found)
 			}
 		})
 	}
@@ -159,13 +154,9 @@ func TestPipes(t *testing.T) {
 		assert.NoError(t, errors.Join(os.RemoveAll(path), syscall.Mkfifo(path, 0o600)))
 	}
 	h := newHost(t, string(l))
-	if h.PIDErr == nil || h.runs() {
-		t.Errorf("it runs as %d, %v", h.PID, h.PIDErr)
-	}
+	assert.True(t, h.PIDErr != nil && !h.runs(), "it runs as %d, %v", h.PID, h.PIDErr)
 	for _, f := range h.Examine(t.Context()) {
-		if strings.Contains(f.Observed, "did not end") || f.Name == "data-dir" && !strings.Contains(f.Observed, "not a regular file") {
-			t.Errorf("%+v", f)
-		}
+		assert.True(t, !strings.Contains(f.Observed, "did not end") && (f.Name != "data-dir" || strings.Contains(f.Observed, "not a regular file")), "%+v", f)
 	}
 }
 
@@ -176,18 +167,16 @@ func TestForeignFiles(t *testing.T) {
 	assert.NoError(t, os.WriteFile(l.Kubeconfig(), nil, 0o644))
 	assert.NoError(t, os.Chmod(l.Kubeconfig(), 0o644))
 	h := newHost(t, string(l))
-	if f := gatherFiles(t.Context(), h); len(f.foreign) != 0 || !slices.Equal(f.exposed, []string{l.Kubeconfig()}) {
-		t.Errorf("got %+v", f)
-	}
+	f := gatherFiles(t.Context(), h)
+	assert.True(t, len(f.foreign) == 0 && slices.Equal(f.exposed, []string{l.Kubeconfig()}), "got %+v", f)
 	if os.Geteuid() != 0 {
 		return
 	}
 	path := filepath.Join(string(l), "logs", "other")
 	assert.NoError(t, os.WriteFile(path, nil, 0o600))
 	assert.NoError(t, os.Chown(path, 1234, 1234))
-	if f := gatherFiles(t.Context(), h); !slices.Equal(f.foreign, []string{path}) {
-		t.Errorf("got %+v", f)
-	}
+	f = gatherFiles(t.Context(), h)
+	assert.True(t, slices.Equal(f.foreign, []string{path}), "got %+v", f)
 }
 
 // TestPortOfAnother checks that the program is named that has the port, and that a port is
@@ -204,13 +193,9 @@ func TestPortOfAnother(t *testing.T) {
 	h.Port = taken.Addr().(*net.TCPAddr).Port
 	h.Addresses = map[string]string{"--metrics-bind-address": fmt.Sprintf(":%d", h.Port), "--pprof-bind-address": "0"}
 	got := gatherPorts(t.Context(), h)
-	if len(got.ports) != 2 {
-		t.Fatalf("got %+v", got)
-	}
+	assert.Require(t, len(got.ports) == 2, "got %+v", got)
 	for _, p := range got.ports {
-		if !p.taken || p.by != os.Getpid() || p.name == "" {
-			t.Errorf("got %+v, want process %d", p, os.Getpid())
-		}
+		assert.True(t, p.taken && p.by == os.Getpid() && p.name != "", "got %+v, want process %d", p, os.Getpid())
 	}
 }
 
@@ -219,9 +204,7 @@ func TestPortOfAnother(t *testing.T) {
 func TestUserOfDrover(t *testing.T) {
 	t.Parallel()
 	own := findUser(os.Getpid(), "/nowhere")
-	if own.ID != os.Geteuid() || own.GroupID != os.Getegid() || !strings.HasPrefix(own.By, "runs process") || !own.isCaller() {
-		t.Errorf("of a process: %+v", own)
-	}
+	assert.True(t, own.ID == os.Geteuid() && own.GroupID == os.Getegid() && strings.HasPrefix(own.By, "runs process") && own.isCaller(), "of a process: %+v", own)
 	if got := findUser(0, "/nowhere"); got.ID != os.Geteuid() || got.By != "runs this command" {
 		t.Errorf("of the caller: %+v", got)
 	}
@@ -231,27 +214,21 @@ func TestUserOfDrover(t *testing.T) {
 	dir := t.TempDir()
 	assert.NoError(t, os.Chown(dir, 1234, 1235))
 	got := findUser(0, dir)
-	if got.ID != 1234 || got.GroupID != 1235 || got.Name != "1234" || got.isCaller() {
-		t.Errorf("of the owner: %+v", got)
-	}
+	assert.True(t, got.ID == 1234 && got.GroupID == 1235 && got.Name == "1234" && !got.isCaller(), "of the owner: %+v", got)
 	secret := filepath.Join(t.TempDir(), "secret")
 	assert.NoError(t, os.WriteFile(secret, nil, 0o600))
-	if err := got.tryAs(func() error { _, err := os.ReadFile(secret); return err }); !errors.Is(err, fs.ErrPermission) {
-		t.Errorf("with the owner's rights: %v", err)
-	}
+	assert.ErrorIs(t, "with the owner's rights", got.tryAs(func() error { _, err := os.ReadFile(secret); return err }), fs.ErrPermission)
 }
 
 // TestCommandLines checks the commands that findings name.
 func TestCommandLines(t *testing.T) {
 	t.Parallel()
 	h := &Host{Layout: "/var/lib/drover", User: User{ID: os.Geteuid() + 1, Name: "other"}}
-	if got := h.commandLine("doctor"); got != "sudo drover doctor" {
-		t.Errorf("got %q", got)
-	}
+	got := h.commandLine("doctor")
+	assert.True(t, got == "sudo drover doctor", "got %q", got)
 	h.Layout = "/my data/it's"
-	if got := h.commandLine("image prune"); got != `sudo drover image prune --data-dir '/my data/it'\''s'` {
-		t.Errorf("got %q", got)
-	}
+	got = h.commandLine("image prune")
+	assert.True(t, got == `sudo drover image prune --data-dir '/my data/it'\''s'`, "got %q", got)
 }
 
 // TestStateOfAnotherRun checks that the state of a run before is not taken for that of a
@@ -264,8 +241,6 @@ func TestStateOfAnotherRun(t *testing.T) {
 		content, err := json.Marshal(runstate.State{PID: pid, StartedAt: time.Now()})
 		assert.NoError(t, errors.Join(err, dir.SetRunState(content)))
 		h := newHost(t, string(dir.Layout))
-		if h.PID != os.Getpid() || (h.State != nil) != (pid == os.Getpid()) {
-			t.Errorf("the state is of process %d: got %+v of process %d", pid, h.State, h.PID)
-		}
+		assert.True(t, h.PID == os.Getpid() && (h.State != nil) == (pid == os.Getpid()), "the state is of process %d: got %+v of process %d", pid, h.State, h.PID)
 	}
 }

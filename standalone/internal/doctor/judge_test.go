@@ -22,6 +22,7 @@ import (
 	"cloudnative.tw/drover/standalone/internal/engines"
 	"cloudnative.tw/drover/standalone/internal/storekeeper"
 	"cloudnative.tw/drover/standalone/internal/storequota"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // judged has the finding of a check about some facts, and the texts that it must contain.
@@ -34,25 +35,16 @@ type judged struct {
 func wantJudged(t *testing.T, cases map[string]judged) {
 	t.Helper()
 	for name, c := range cases {
-		if (len(c.found) == 0) != (c.level == "") || len(c.found) > 0 && findings.Worst(c.found) != c.level {
-			t.Errorf("%s: got %+v, want %q", name, c.found, c.level)
-		}
+		assert.True(t, (len(c.found) == 0) == (c.level == "") && (len(c.found) == 0 || findings.Worst(c.found) == c.level),
+			"%s: got %+v, want %q", name, c.found, c.level)
 		text := fmt.Sprintf("%+v", c.found)
 		for _, want := range c.says {
-			if !strings.Contains(text, want) {
-				t.Errorf("%s: %q is missing in %s", name, want, text)
-			}
+			assert.Contains(t, fmt.Sprintf("%s: %q is missing in", name, want), text, want)
 		}
 		for _, f := range c.found {
-			if f.Level != findings.LevelOK && f.Meaning == "" && !strings.Contains(name, "as asked") {
-				t.Errorf("%s: %q says not what it means", name, f.Observed)
-			}
-			if f.Level == findings.LevelError && f.Fix == "" && f.Command == "" {
-				t.Errorf("%s: %q says not how to fix it", name, f.Observed)
-			}
-			if strings.Contains(f.Observed+f.Meaning+f.Fix+f.Command, "%!") {
-				t.Errorf("%s: %+v", name, f)
-			}
+			assert.True(t, f.Level == findings.LevelOK || f.Meaning != "" || strings.Contains(name, "as asked"), "%s: %q says not what it means", name, f.Observed)
+			assert.True(t, f.Level != findings.LevelError || f.Fix != "" || f.Command != "", "%s: %q says not how to fix it", name, f.Observed)
+			assert.True(t, !strings.Contains(f.Observed+f.Meaning+f.Fix+f.Command, "%!"), "%s: %+v", name, f)
 		}
 	}
 }
@@ -111,9 +103,7 @@ func TestConcernedResources(t *testing.T) {
 		"the name in another": {[]string{"example.com"}, []string{"virtualmachines"}, ""},
 	} {
 		w := webhook{rules: []admissionv1.RuleWithOperations{{Rule: admissionv1.Rule{APIGroups: c.groups, Resources: c.resources}}}}
-		if got := strings.Join(w.concernedResources(), " "); got != c.want {
-			t.Errorf("%s: got %q, want %q", name, got, c.want)
-		}
+		assert.Equal(t, name, strings.Join(w.concernedResources(), " "), c.want)
 	}
 }
 
@@ -191,9 +181,7 @@ func TestNeeds(t *testing.T) {
 	} {
 		h := &Host{Known: c.known}
 		h.VMDriver = c.list
-		if got := h.needOf("docker", func() bool { return c.otherAnswers }); got != c.want {
-			t.Errorf("%s: got %d, want %d", name, got, c.want)
-		}
+		assert.Equal(t, name, h.needOf("docker", func() bool { return c.otherAnswers }), c.want)
 	}
 }
 

@@ -57,9 +57,8 @@ func TestReopenFindsTheServersOfEarlierRuns(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "engines.json")
 	for _, folder := range []string{"one", "two", "one"} {
-		if names := choose(t, file, filepath.Join(dir, folder)); !slices.Equal(names, []string{"fake"}) {
-			t.Errorf("chose %v", names)
-		}
+		names := choose(t, file, filepath.Join(dir, folder))
+		assert.True(t, slices.Equal(names, []string{"fake"}), "chose %v", names)
 	}
 	var uids []types.UID
 	for i, opened := range again(t, file) {
@@ -75,9 +74,7 @@ func TestReopenFindsTheServersOfEarlierRuns(t *testing.T) {
 			found = append(found, s.UID)
 		}
 	}
-	if len(uids) != 2 || !slices.Equal(found, uids) {
-		t.Errorf("found %v of %v", found, uids)
-	}
+	assert.True(t, len(uids) == 2 && slices.Equal(found, uids), "found %v of %v", found, uids)
 }
 
 // TestDataDirs checks that machines are found wherever purge is run, and without QEMU.
@@ -90,16 +87,12 @@ func TestDataDirs(t *testing.T) {
 	_, err := Choose(t.Context(), file, "qemu", nil, o)
 	assert.NoError(t, err)
 	t.Chdir(t.TempDir())
-	if dirs, err := DataDirs(file, "qemu"); err != nil || !slices.Equal(dirs, []string{filepath.Join(dir, "machines")}) {
-		t.Errorf("the folders are %q, %v", dirs, err)
-	}
+	dirs, err := DataDirs(file, "qemu")
+	assert.True(t, err == nil && slices.Equal(dirs, []string{filepath.Join(dir, "machines")}), "the folders are %q, %v", dirs, err)
 	opened := again(t, file)
-	if len(opened) != 1 || opened[0].Engine.Driver != "qemu" {
-		t.Fatalf("opened %v", opened)
-	}
-	if servers, err := opened[0].Driver.List(t.Context()); err != nil || len(servers) != 0 {
-		t.Errorf("it lists %v, %v", servers, err)
-	}
+	assert.Require(t, len(opened) == 1 && opened[0].Engine.Driver == "qemu", "opened %v", opened)
+	servers, err := opened[0].Driver.List(t.Context())
+	assert.True(t, err == nil && len(servers) == 0, "it lists %v, %v", servers, err)
 }
 
 func makeServer(t *testing.T, d driver.Driver, uid types.UID) {
@@ -112,9 +105,8 @@ func makeServer(t *testing.T, d driver.Driver, uid types.UID) {
 }
 
 func TestReopenOfAnInstallationThatRanNone(t *testing.T) {
-	if opened := again(t, filepath.Join(t.TempDir(), "engines.json")); len(opened) > 0 {
-		t.Errorf("opened %v", opened)
-	}
+	opened := again(t, filepath.Join(t.TempDir(), "engines.json"))
+	assert.True(t, len(opened) == 0, "opened %v", opened)
 }
 
 func TestADamagedFileIsNamed(t *testing.T) {
@@ -133,9 +125,8 @@ func TestChooseSaysWhichEngineDoesNotAnswer(t *testing.T) {
 	o.Log = funcr.New(func(_, line string) { lines = append(lines, line) }, funcr.Options{})
 	names, err := Choose(t.Context(), filepath.Join(t.TempDir(), "engines.json"), "docker,fake", nil, o)
 	assert.NoError(t, err)
-	if !slices.Equal(names, []string{"docker", "fake"}) || len(lines) != 1 || !strings.Contains(lines[0], "none.sock is out of reach") {
-		t.Errorf("chose %q and said %q, want both and one line that names the socket", names, lines)
-	}
+	assert.True(t, slices.Equal(names, []string{"docker", "fake"}) && len(lines) == 1 && strings.Contains(lines[0], "none.sock is out of reach"),
+		"chose %q and said %q, want both and one line that names the socket", names, lines)
 }
 
 func TestChooseNamesAnUnknownDriver(t *testing.T) {
@@ -157,9 +148,7 @@ func TestBoundEngines(t *testing.T) {
 	known, err := Known(file)
 	id, _ := registry.IdentifyDataDir("fake", filepath.Join(dir, "new"))
 	want := append(slices.Clone(before), Engine{Driver: "docker", ID: "A"}, Engine{Driver: "docker", ID: "B"}, Engine{Driver: "fake", Dir: filepath.Join(dir, "new"), ID: id})
-	if err != nil || id == "" || !slices.Equal(known, want) {
-		t.Errorf("got %+v, %v, want %+v", known, err, want)
-	}
+	assert.True(t, err == nil && id != "" && slices.Equal(known, want), "got %+v, %v, want %+v", known, err, want)
 }
 
 // TestReopenOfAnotherFolder checks that a folder that is not mounted, or was replaced by
@@ -178,9 +167,8 @@ func TestReopenOfAnotherFolder(t *testing.T) {
 	assert.ErrorSays(t, "without one that is not known", assert.ErrorOf(Reopen(t.Context(), file, []string{"fake/none"}, options(""))), "fake/none is not an engine")
 	known, err := loadEngines(file)
 	assert.NoError(t, err)
-	if opened, err := Reopen(t.Context(), file, []string{known[0].String()}, options("")); err != nil || len(opened) != 0 {
-		t.Errorf("without it: %v, %v", opened, err)
-	}
+	opened, err := Reopen(t.Context(), file, []string{known[0].String()}, options(""))
+	assert.True(t, err == nil && len(opened) == 0, "without it: %v, %v", opened, err)
 }
 
 // TestSurvey checks that each engine is identified by its id, that one which does not answer
@@ -192,9 +180,8 @@ func TestSurvey(t *testing.T) {
 	for _, path := range []string{dir, other} {
 		d, err := fake.New(fake.Options{ClusterID: "cluster-1", Dir: path})
 		assert.NoError(t, err)
-		if ids[path], err = d.EngineID(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		ids[path], err = d.EngineID(t.Context())
+		assert.NoError(t, err)
 		_, err = d.Ensure(t.Context(), driver.ServerSpec{
 			Target: driver.Target{UID: uuid.NewUUID(), Epoch: 1}, Namespace: "default", Name: "vm", Power: driver.PowerOn,
 			RestartPolicy: driver.RestartNever, CPUMilli: 1000, MemoryBytes: 1 << 20,
@@ -217,9 +204,7 @@ func TestSurvey(t *testing.T) {
 		got = append(got, fmt.Sprintf("%s %d servers, another %t, gone %t", s.ID, len(s.Servers), errors.Is(s.Err, ErrAnotherEngine), s.IsGone()))
 	}
 	want := []string{ids[dir] + " 1 servers, another false, gone false", "another 0 servers, another true, gone false", "gone 0 servers, another false, gone true"}
-	if !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	assert.True(t, slices.Equal(got, want), "got %q, want %q", got, want)
 	assert.ErrorIs(t, "a folder that is gone", assert.ErrorOf(os.Stat(gone)), os.ErrNotExist)
 }
 
@@ -228,11 +213,9 @@ func TestSurvey(t *testing.T) {
 func TestSurveyOfNothing(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "engines.json")
-	if all, err := Survey(t.Context(), file, driver.Environment{}); len(all) != 0 || err != nil {
-		t.Errorf("got %+v, %v", all, err)
-	}
+	all, err := Survey(t.Context(), file, driver.Environment{})
+	assert.True(t, len(all) == 0 && err == nil, "got %+v, %v", all, err)
 	assert.NoError(t, os.WriteFile(file, []byte("{"), 0o600))
-	if _, err := Survey(t.Context(), file, driver.Environment{}); err == nil {
-		t.Error("a damaged record passes for none")
-	}
+	_, err = Survey(t.Context(), file, driver.Environment{})
+	assert.True(t, err != nil, "a damaged record passes for none")
 }

@@ -42,9 +42,7 @@ func TestClient(t *testing.T) {
 	check, err := factory.CreateHealthCheck(config, t.Context().Done())
 	assert.NoError(t, err)
 	assert.Eventually(t, "the client has logged a failure", func(t testing.TB) error {
-		if check() == nil {
-			t.Error("an etcd answers")
-		}
+		assert.True(t, check() != nil, "an etcd answers")
 		lines, err := os.ReadFile(path)
 		if err == nil && !strings.Contains(string(lines), `"logger":"etcd-client"`) {
 			err = fmt.Errorf("the log has %q", lines)
@@ -61,7 +59,5 @@ func TestLinesOfTheClient(t *testing.T) {
 	cmd.Env = append(os.Environ(), logEnv+"="+filepath.Join(t.TempDir(), "log"))
 	out, err := cmd.CombinedOutput()
 	assert.NoError(t, err)
-	if strings.Contains(string(out), "etcd-client") {
-		t.Errorf("the terminal has %s", out)
-	}
+	assert.True(t, !strings.Contains(string(out), "etcd-client"), "the terminal has %s", out)
 }

@@ -44,14 +44,10 @@ func loadConfig(t *testing.T, path string) *rest.Config {
 	if _, err := rest.TransportFor(config); err != nil {
 		t.Error(err)
 	}
-	if config.Host != server {
-		t.Errorf("server is %s", config.Host)
-	}
+	assert.Equal(t, "server", config.Host, server)
 	info, err := os.Stat(path)
 	assert.NoError(t, err)
-	if info.Mode().Perm() != 0o600 {
-		t.Errorf("mode is %v", info.Mode())
-	}
+	assert.True(t, info.Mode().Perm() == 0o600, "mode is %v", info.Mode())
 	return config
 }
 
@@ -59,18 +55,15 @@ func TestWriteForPeopleCanBeCopied(t *testing.T) {
 	store, path := newStore(t), filepath.Join(t.TempDir(), "kubeconfig")
 	assert.NoError(t, WriteForPeople(path, server, store.CABundle(), store.Admin()))
 	assert.NoError(t, os.RemoveAll(store.Dir))
-	if config := loadConfig(t, path); len(config.CertData) == 0 || len(config.CAData) == 0 {
-		t.Error("certificates are not inside")
-	}
+	config := loadConfig(t, path)
+	assert.True(t, len(config.CertData) != 0 && len(config.CAData) != 0, "certificates are not inside")
 }
 
 func TestWriteForProgramsNamesFiles(t *testing.T) {
 	store, path := newStore(t), filepath.Join(t.TempDir(), "kubeconfig")
 	assert.NoError(t, WriteForPrograms(path, server, store.CABundle(), store.ControllerManager()))
 	config := loadConfig(t, path)
-	if config.CertFile != store.ControllerManager() || config.CAFile != store.CABundle() {
-		t.Errorf("names %s and %s", config.CertFile, config.CAFile)
-	}
+	assert.True(t, config.CertFile == store.ControllerManager() && config.CAFile == store.CABundle(), "names %s and %s", config.CertFile, config.CAFile)
 }
 
 // TestRead checks that the file is read, and that one that names a program or a file is refused.
@@ -78,9 +71,8 @@ func TestRead(t *testing.T) {
 	store, path := newStore(t), filepath.Join(t.TempDir(), "kubeconfig")
 	assert.ErrorIs(t, "of no file", assert.ErrorOf(Read(path)), fs.ErrNotExist)
 	assert.NoError(t, WriteForPeople(path, server, store.CABundle(), store.Admin()))
-	if config, err := Read(path); err != nil || config.Host != server || len(config.CertData) == 0 || len(config.CAData) == 0 {
-		t.Errorf("got %+v, %v", config, err)
-	}
+	config, err := Read(path)
+	assert.True(t, err == nil && config.Host == server && len(config.CertData) != 0 && len(config.CAData) != 0, "got %+v, %v", config, err)
 	for name, user := range map[string]*clientcmdapi.AuthInfo{
 		"exec":          {Exec: &clientcmdapi.ExecConfig{Command: "/bin/false", APIVersion: "client.authentication.k8s.io/v1", InteractiveMode: clientcmdapi.NeverExecInteractiveMode}},
 		"auth-provider": {AuthProvider: &clientcmdapi.AuthProviderConfig{Name: "oidc"}},
@@ -90,9 +82,8 @@ func TestRead(t *testing.T) {
 		assert.ErrorSays(t, name, assert.ErrorOf(Read(path)), path+`: its user "drover" names a program`)
 	}
 	assert.NoError(t, os.WriteFile(path, nil, 0o600))
-	if config, err := Read(path); err == nil {
-		t.Errorf("of an empty file: %+v", config)
-	}
+	config, err = Read(path)
+	assert.True(t, err != nil, "of an empty file: %+v", config)
 }
 
 // TestForRoot checks that root reads the kubeconfig of another user only if that names no
@@ -138,12 +129,8 @@ func assertSame(t *testing.T, original, copied string) {
 	want, err := clientcmd.BuildConfigFromFlags("", original)
 	assert.NoError(t, errors.Join(err, os.Truncate(original, 0)))
 	got, err := clientcmd.BuildConfigFromFlags("", copied)
-	if err != nil || got.String() != want.String() {
-		t.Errorf("got %v, %v; want %v", got, err, want)
-	}
-	if err := os.WriteFile(copied, []byte("{}"), 0o600); err == nil {
-		t.Error("the copy can be changed")
-	}
+	assert.True(t, err == nil && got.String() == want.String(), "got %v, %v; want %v", got, err, want)
+	assert.True(t, os.WriteFile(copied, []byte("{}"), 0o600) != nil, "the copy can be changed")
 }
 
 // TestForRootRefusesLinks checks that another user leads root to no other file, and to none
@@ -156,9 +143,8 @@ func TestForRootRefusesLinks(t *testing.T) {
 	folder, own := filepath.Join(dir, "folder"), filepath.Join(t.TempDir(), "kubeconfig")
 	assert.NoError(t, errors.Join(os.WriteFile(own, []byte("{}"), 0o600), os.Symlink(filepath.Dir(own), folder), os.Lchown(folder, int(user.Uid), -1)))
 	for _, path := range []string{link, pipe, filepath.Join(folder, "kubeconfig")} {
-		if got, err := ForRoot(path); err == nil {
-			t.Errorf("%s: got %q", path, got)
-		}
+		got, err := ForRoot(path)
+		assert.True(t, err != nil, "%s: got %q", path, got)
 	}
 }
 
@@ -176,9 +162,7 @@ func TestBypassProxy(t *testing.T) {
 			t.Setenv("NO_PROXY", c.upper)
 			t.Setenv("no_proxy", c.lower)
 			assert.NoError(t, BypassProxy(c.address))
-			if got := os.Getenv("NO_PROXY"); got != c.want {
-				t.Errorf("NO_PROXY is %q, want %q", got, c.want)
-			}
+			assert.Equal(t, "NO_PROXY", os.Getenv("NO_PROXY"), c.want)
 		})
 	}
 	assert.ErrorSays(t, "of no address", BypassProxy("here"), `"here" of the API server does not name a host`)

@@ -68,9 +68,7 @@ func assertServes(t *testing.T, s *Store) {
 			Certificates: []tls.Certificate{keyPair(t, user)}, RootCAs: authority,
 			ServerName: "localhost", Time: s.Clock.Now, MinVersion: tls.VersionTLS13,
 		}
-		if err := connectTLS(t.Context(), server, client); err != nil {
-			t.Errorf("%s calls: %v", filepath.Base(user), err)
-		}
+		assert.ErrorIs(t, filepath.Base(user)+" calls", connectTLS(t.Context(), server, client), nil)
 	}
 	for _, host := range s.Hosts() {
 		if err := keyPair(t, s.Serving()).Leaf.VerifyHostname(host); err != nil {
@@ -116,9 +114,7 @@ func TestKeysArePrivate(t *testing.T) {
 		info, err := e.Info()
 		assert.NoError(t, err)
 		holdsKey := bytes.Contains(read(t, filepath.Join(s.Dir, e.Name())), []byte("PRIVATE KEY"))
-		if holdsKey && info.Mode().Perm() != 0o600 {
-			t.Errorf("%s has mode %v", e.Name(), info.Mode())
-		}
+		assert.True(t, !holdsKey || info.Mode().Perm() == 0o600, "%s has mode %v", e.Name(), info.Mode())
 	}
 }
 
@@ -139,9 +135,8 @@ func TestEnsureRenewsInTime(t *testing.T) {
 			s, clock := newStore(t)
 			ensure(t, s)
 			clock.SetTime(start.Add(tc.after))
-			if changed := ensure(t, s); !slices.Equal(changed, tc.want) {
-				t.Errorf("renewed %v, want %v", changed, tc.want)
-			}
+			changed := ensure(t, s)
+			assert.True(t, slices.Equal(changed, tc.want), "renewed %v, want %v", changed, tc.want)
 		})
 	}
 }
@@ -154,9 +149,8 @@ func TestLeavesEndBeforeTheirCA(t *testing.T) {
 		assert.NoError(t, err)
 		ca := keyPair(t, filepath.Join(s.Dir, caFile)).Leaf
 		for _, leaf := range []string{s.Serving(), s.Admin()} {
-			if cert := keyPair(t, leaf).Leaf; cert.NotAfter.After(ca.NotAfter) {
-				t.Errorf("at %s %s ends %s, after its CA", at, filepath.Base(leaf), cert.NotAfter)
-			}
+			cert := keyPair(t, leaf).Leaf
+			assert.True(t, !cert.NotAfter.After(ca.NotAfter), "at %s %s ends %s, after its CA", at, filepath.Base(leaf), cert.NotAfter)
 		}
 	}
 }
@@ -209,19 +203,15 @@ func TestEnsureRepairs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, _ := newStore(t)
-			if changed := ensure(t, s); !slices.Equal(changed, all) {
-				t.Errorf("the first start made %v", changed)
-			}
+			changed := ensure(t, s)
+			assert.True(t, slices.Equal(changed, all), "the first start made %v", changed)
 			tc.harm(t, s)
-			if changed := ensure(t, s); !slices.Equal(changed, tc.want) {
-				t.Errorf("made %v, want %v", changed, tc.want)
-			}
-			if _, err := os.Stat(filepath.Join(s.Dir, ".tmp-ca.pem-1")); err == nil {
-				t.Error("a temporary file stayed")
-			}
-			if changed := ensure(t, s); len(changed) > 0 {
-				t.Errorf("then made %v once more", changed)
-			}
+			changed = ensure(t, s)
+			assert.True(t, slices.Equal(changed, tc.want), "made %v, want %v", changed, tc.want)
+			_, err := os.Stat(filepath.Join(s.Dir, ".tmp-ca.pem-1"))
+			assert.True(t, err != nil, "a temporary file stayed")
+			changed = ensure(t, s)
+			assert.True(t, len(changed) == 0, "then made %v once more", changed)
 		})
 	}
 }
@@ -234,9 +224,8 @@ func TestEnsureDoesNotReplaceUnreadableFiles(t *testing.T) {
 	if err := os.Mkdir(path, 0o700); err != nil { // unreadable even for root
 		t.Fatal(err)
 	}
-	if _, err := s.Ensure(); err == nil {
-		t.Error("no error")
-	}
+	_, err := s.Ensure()
+	assert.True(t, err != nil, "no error")
 }
 
 func TestHosts(t *testing.T) {
@@ -253,14 +242,10 @@ func TestHosts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			hosts := Hosts(net.ParseIP(tc.bind), service, "host", local)
 			for _, want := range tc.in {
-				if !slices.Contains(hosts, want) {
-					t.Errorf("%s is missing in %v", want, hosts)
-				}
+				assert.True(t, slices.Contains(hosts, want), "%s is missing in %v", want, hosts)
 			}
 			for _, not := range tc.out {
-				if slices.Contains(hosts, not) {
-					t.Errorf("%s is in %v", not, hosts)
-				}
+				assert.True(t, !slices.Contains(hosts, not), "%s is in %v", not, hosts)
 			}
 		})
 	}
@@ -287,19 +272,14 @@ func TestAddressesComeAndGo(t *testing.T) {
 	} {
 		s.Hosts = hostsWith(c.now...)
 		clock.Step(c.after)
-		if renewed := ensure(t, s); !slices.Equal(renewed, c.renewed) {
-			t.Errorf("%s: renewed %v, want %v", c.name, renewed, c.renewed)
-		}
+		renewed := ensure(t, s)
+		assert.True(t, slices.Equal(renewed, c.renewed), "%s: renewed %v, want %v", c.name, renewed, c.renewed)
 		have := hostsOf(keyPair(t, s.Serving()).Leaf)
 		for _, host := range c.wants {
-			if !slices.Contains(have, host) {
-				t.Errorf("%s: %s is missing in %v", c.name, host, have)
-			}
+			assert.True(t, slices.Contains(have, host), "%s: %s is missing in %v", c.name, host, have)
 		}
 		for _, host := range c.not {
-			if slices.Contains(have, host) {
-				t.Errorf("%s: %s is in %v", c.name, host, have)
-			}
+			assert.True(t, !slices.Contains(have, host), "%s: %s is in %v", c.name, host, have)
 		}
 	}
 }
@@ -314,9 +294,8 @@ func TestFlappingAddresses(t *testing.T) {
 		_, err := s.Ensure()
 		assert.NoError(t, err)
 		have := hostsOf(keyPair(t, s.Serving()).Leaf)
-		if len(have) > maxHosts || !slices.Contains(have, address(2*n)) || !slices.Contains(have, address(2*n+1)) {
-			t.Fatalf("after %d changes the certificate has %d hosts, want at most %d and those of now: %v", n, len(have), maxHosts, have)
-		}
+		assert.Require(t, len(have) <= maxHosts && slices.Contains(have, address(2*n)) && slices.Contains(have, address(2*n+1)),
+			"after %d changes the certificate has %d hosts, want at most %d and those of now: %v", n, len(have), maxHosts, have)
 	}
 	var many []string
 	for n := range 2 * maxHosts {
@@ -327,13 +306,11 @@ func TestFlappingAddresses(t *testing.T) {
 	assert.NoError(t, err)
 	slices.Reverse(many)
 	s.Hosts = hostsWith(many...)
-	if renewed, err := s.Ensure(); err != nil || len(renewed) > 0 {
-		t.Errorf("of a host with more addresses than fit, renewed %v, %v once more", renewed, err)
-	}
+	renewed, err := s.Ensure()
+	assert.True(t, err == nil && len(renewed) == 0, "of a host with more addresses than fit, renewed %v, %v once more", renewed, err)
 	have := hostsOf(keyPair(t, s.Serving()).Leaf)
-	if len(have) > maxHosts || !slices.Contains(have, "localhost") {
-		t.Errorf("of a host with more addresses than fit, the certificate has %d: %v", len(have), have)
-	}
+	assert.True(t, len(have) <= maxHosts && slices.Contains(have, "localhost"),
+		"of a host with more addresses than fit, the certificate has %d: %v", len(have), have)
 }
 
 // TestHostnames checks that a name which no certificate can have keeps none from being issued.
@@ -341,9 +318,7 @@ func TestHostnames(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]bool{"host": true, "Big_Host.example": true, "": false, "ho st": false, "höst": false, "a..b": false, "(none)": false} {
 		hosts := Hosts(net.IPv4zero, net.IPv4(10, 0, 0, 1), name, nil)
-		if got := slices.Contains(hosts, name); got != want {
-			t.Errorf("%q in %q: %v, want %v", name, hosts, got, want)
-		}
+		assert.Equal(t, fmt.Sprintf("%q in %q", name, hosts), slices.Contains(hosts, name), want)
 	}
 }
 
@@ -352,9 +327,7 @@ func TestSplit(t *testing.T) {
 	ensure(t, s)
 	cert, key, err := Split(s.Admin())
 	assert.NoError(t, err)
-	if bytes.Contains(cert, []byte("PRIVATE")) || bytes.Contains(key, []byte("CERTIFICATE")) {
-		t.Error("certificate and key are not apart")
-	}
+	assert.True(t, !bytes.Contains(cert, []byte("PRIVATE")) && !bytes.Contains(key, []byte("CERTIFICATE")), "certificate and key are not apart")
 	if _, err := tls.X509KeyPair(cert, key); err != nil {
 		t.Error(err)
 	}
@@ -394,13 +367,11 @@ func TestRenewPeriodically(t *testing.T) {
 	ensure(t, s)
 	looks, _ := startRenewal(t, s)
 	step(t, clock, CheckPeriod)
-	if renewed := <-looks; len(renewed) > 0 {
-		t.Errorf("renewed %v immediately", renewed)
-	}
+	renewed := <-looks
+	assert.True(t, len(renewed) == 0, "renewed %v immediately", renewed)
 	step(t, clock, leafLife)
-	if renewed := <-looks; !slices.Equal(renewed, leavesOnly) {
-		t.Errorf("renewed %v a year later", renewed)
-	}
+	renewed = <-looks
+	assert.True(t, slices.Equal(renewed, leavesOnly), "renewed %v a year later", renewed)
 	assertServes(t, s)
 }
 

@@ -62,12 +62,8 @@ func TestListen(t *testing.T) {
 			l, err := Listen(t.Context(), loopback, portPointer(p.requested), store)
 			assert.NoError(t, err)
 			defer func() { _ = l.Close() }()
-			if p.want != 0 && portOf(l) != p.want {
-				t.Errorf("listens on %d, want %d", portOf(l), p.want)
-			}
-			if store.port != portOf(l) {
-				t.Errorf("stores %d and listens on %d", store.port, portOf(l))
-			}
+			assert.True(t, p.want == 0 || portOf(l) == p.want, "listens on %d, want %d", portOf(l), p.want)
+			assert.True(t, store.port == portOf(l), "stores %d and listens on %d", store.port, portOf(l))
 		})
 	}
 }
@@ -99,12 +95,8 @@ func TestListenErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			store := &memoryStore{tc.stored}
 			_, err := Listen(t.Context(), tc.bind, tc.requested, store)
-			if err == nil || !strings.HasPrefix(err.Error(), tc.want) {
-				t.Errorf("got %v, want %s", err, tc.want)
-			}
-			if store.port != tc.stored {
-				t.Errorf("stores %d, had %d", store.port, tc.stored)
-			}
+			assert.True(t, err != nil && strings.HasPrefix(err.Error(), tc.want), "got %v, want %s", err, tc.want)
+			assert.True(t, store.port == tc.stored, "stores %d, had %d", store.port, tc.stored)
 		})
 	}
 }

@@ -37,9 +37,8 @@ func TestNoImagesFromTheDataDir(t *testing.T) {
 	t.Parallel()
 	o := newUpOptions()
 	o.UseDataDir("/data")
-	if own := o.Controller.OwnDirs; !slices.Equal(own, []string{"/data"}) {
-		t.Errorf("the folders of the program are %q", own)
-	}
+	own := o.Controller.OwnDirs
+	assert.True(t, slices.Equal(own, []string{"/data"}), "the folders of the program are %q", own)
 }
 
 // TestPreviousHolderIsDead checks that the holder of the data dir does not wait for another
@@ -49,13 +48,9 @@ func TestPreviousHolderIsDead(t *testing.T) {
 	o := newControllerOptions()
 	own, err := leader.Identity(o.HolderIdentity)
 	assert.NoError(t, o.Validate())
-	if err != nil || !o.DeadHolder(own) {
-		t.Errorf("%q, %v: want it dead", own, err)
-	}
+	assert.True(t, err == nil && o.DeadHolder(own), "%q, %v: want it dead", own, err)
 	other, err := leader.Identity("drover-up")
-	if err != nil || o.DeadHolder(other) || o.DeadHolder("") {
-		t.Errorf("%q, %v: want it alive", other, err)
-	}
+	assert.True(t, err == nil && !o.DeadHolder(other) && !o.DeadHolder(""), "%q, %v: want it alive", other, err)
 }
 
 // TestBindings checks that the status takes precedence over the annotation, which a user's
@@ -74,7 +69,5 @@ func TestBindings(t *testing.T) {
 		framework.NewVM("e").Status(func(s *api.VirtualMachineStatus) { s.Driver, s.Server = "docker", &api.ServerStatus{} }).Obj(), framework.NewVM("f").Obj(),
 	).Build())
 	want := []api.Binding{{Driver: "docker", EngineID: "A"}, {Driver: "docker", EngineID: "B"}, {Driver: "qemu", EngineID: "C"}}
-	if err != nil || !slices.Equal(bound, want) {
-		t.Errorf("got %+v, %v, want %+v", bound, err, want)
-	}
+	assert.True(t, err == nil && slices.Equal(bound, want), "got %+v, %v, want %+v", bound, err, want)
 }

@@ -62,13 +62,10 @@ func TestOthersKubeconfig(t *testing.T) {
 		"kubectl get --raw=/version": `user "u" names a program`, "vm list": `user "u" names a program`,
 		"purge --yes --data-dir=" + string(dir): plain,
 	} {
-		if out := runCommand(t, dir, line); !strings.Contains(out, text) {
-			t.Errorf("%s does not print %q:\n%s", line, text, out)
-		}
+		assert.Contains(t, fmt.Sprintf("%s does not print %q:\n", line, text), runCommand(t, dir, line), text)
 	}
-	if users, err := os.ReadFile(ran); err != nil || len(users) > 0 {
-		t.Errorf("the program was run by users %q, %v", users, err)
-	}
+	users, err := os.ReadFile(ran)
+	assert.True(t, err == nil && len(users) == 0, "the program was run by users %q, %v", users, err)
 }
 
 // TestRootReadsItsFiles checks that root may use files of root with the Drover of another user,
@@ -86,9 +83,7 @@ func TestRootReadsItsFiles(t *testing.T) {
 	makeDataDir(t, dir, fmt.Sprintf(kubeconfigFormat, server.URL, "{}"), user)
 	assert.NoError(t, os.WriteFile(manifest, []byte("{}"), 0o600))
 	out := runCommand(t, dir, "kubectl create --raw=/some/path -f "+manifest)
-	if !strings.Contains(out, `{"was": "created"}`) || !strings.Contains(out, "user: 0\n") {
-		t.Errorf("it printed\n%s", out)
-	}
+	assert.True(t, strings.Contains(out, `{"was": "created"}`) && strings.Contains(out, "user: 0\n"), "it printed\n%s", out)
 }
 
 // makeRecorder makes a program that everybody may run, and the file in which it records that.
@@ -156,17 +151,11 @@ func TestOthersDataDir(t *testing.T) {
 	plain := strconv.Itoa(int(d.user.Uid))
 	for _, line := range []string{"doctor", "status", "retained list", "image list"} {
 		out, users := d.run(t, line)
-		if !strings.Contains(out, "user: "+plain) {
-			t.Errorf("%s did not become user %s:\n%s", line, plain, out)
-		}
+		assert.Contains(t, line+" did not become user "+plain+":\n", out, "user: "+plain)
 		for user := range strings.FieldsSeq(users) {
-			if user != plain {
-				t.Errorf("%s ran the QEMU as user %s", line, user)
-			}
+			assert.Equal(t, line+" ran the QEMU as user", user, plain)
 		}
-		if line == "doctor" && users == "" {
-			t.Errorf("doctor did not run the QEMU:\n%s", out)
-		}
+		assert.True(t, line != "doctor" || users != "", "doctor did not run the QEMU:\n%s", out)
 	}
 }
 
@@ -176,18 +165,16 @@ func TestBrokenDataDir(t *testing.T) {
 	d := makeOthersDir(t)
 	wantRefused := func(what string) {
 		t.Helper()
-		if out, users := d.run(t, "doctor"); users != "" || !strings.Contains(out, "another user owns it, or may write to it") {
-			t.Errorf("%s: run by %q:\n%s", what, users, out)
-		}
+		out, users := d.run(t, "doctor")
+		assert.True(t, users == "" && strings.Contains(out, "another user owns it, or may write to it"), "%s: run by %q:\n%s", what, users, out)
 	}
 	assert.NoError(t, os.Chown(string(d.Layout), 0, 0))
 	wantRefused("a file of another user")
 	assert.NoError(t, errors.Join(os.Chown(d.RunState(), 0, 0), os.Chmod(d.RunState(), 0o666)))
 	wantRefused("a file that others may write to")
 	assert.NoError(t, os.RemoveAll(string(d.Layout)))
-	if out, users := d.run(t, "doctor"); users != "" || !strings.Contains(out, "user: 0") {
-		t.Errorf("no data dir: run by %q:\n%s", users, out)
-	}
+	out, users := d.run(t, "doctor")
+	assert.True(t, users == "" && strings.Contains(out, "user: 0"), "no data dir: run by %q:\n%s", users, out)
 }
 
 // TestPurgeOfService checks that purge succeeds, also when it is repeated, where the folder
@@ -198,9 +185,7 @@ func TestPurgeOfService(t *testing.T) {
 	makeDataDir(t, dir, "", user)
 	for _, text := range []string{"Data removed.\n" + string(dir) + " stays, empty", "is empty: there is nothing to remove"} {
 		out := runCommand(t, dir, "purge --yes --data")
-		if !strings.Contains(out, text) || !strings.Contains(out, "result: <nil>") {
-			t.Errorf("it does not print %q:\n%s", text, out)
-		}
+		assert.True(t, strings.Contains(out, text) && strings.Contains(out, "result: <nil>"), "it does not print %q:\n%s", text, out)
 	}
 }
 
@@ -219,9 +204,7 @@ func TestDockerOfService(t *testing.T) {
 	assert.NoError(t, errors.Join(os.Chmod(socket, 0o600), framework.ChownAll(string(dir), user)))
 	t.Setenv("DOCKER_HOST", "unix://"+socket)
 	for _, line := range []string{"purge --yes", "retained list"} {
-		if out := runCommand(t, dir, line); !strings.Contains(out, "sudo usermod --append --groups docker ") {
-			t.Errorf("%s printed\n%s", line, out)
-		}
+		assert.Contains(t, line+" printed\n", runCommand(t, dir, line), "sudo usermod --append --groups docker ")
 	}
 }
 
@@ -241,9 +224,7 @@ func TestLedAstray(t *testing.T) {
 	assert.NoError(t, framework.ChownAll(home, user))
 	for _, path := range []string{filepath.Join(home, "data"), filepath.Join(home, "above", "own")} {
 		for _, line := range changingCommands {
-			if out := runCommand(t, datadir.Layout(path), line); !strings.Contains(out, "is a symbolic link that others than root can change") {
-				t.Errorf("%s of %s printed\n%s", line, path, out)
-			}
+			assert.Contains(t, line+" of "+path+" printed\n", runCommand(t, datadir.Layout(path), line), "is a symbolic link that others than root can change")
 		}
 	}
 	for _, path := range []string{own.Etcd(), own.Run(), own.Engines()} {
@@ -279,9 +260,8 @@ func TestPipesAndDevices(t *testing.T) {
 			}
 			path := filepath.Join(string(dir), file)
 			assert.NoError(t, errors.Join(os.RemoveAll(path), place(path), framework.ChownAll(string(dir), user)))
-			if out := runCommand(t, dir, "purge --yes --data"); !strings.Contains(out, path) || !strings.Contains(out, "not a regular file") {
-				t.Errorf("%s as %s: it printed\n%s", name, file, out)
-			}
+			out := runCommand(t, dir, "purge --yes --data")
+			assert.True(t, strings.Contains(out, path) && strings.Contains(out, "not a regular file"), "%s as %s: it printed\n%s", name, file, out)
 		}
 	}
 }

@@ -137,22 +137,15 @@ func TestPurge(t *testing.T) {
 	assert.ErrorIs(t, "a server that was released", h.Delete(t.Context(), released, true), driver.ErrNotFound)
 
 	out, err := runDrover(t, "purge", "--yes", "--data", "--data-dir", h.data)
-	if err == nil || !strings.Contains(err.Error(), "the data stays") || !strings.Contains(out, "Removed: 2 servers.") {
-		t.Errorf("it printed %s, and failed with %v", out, err)
-	}
+	assert.True(t, err != nil && strings.Contains(err.Error(), "the data stays") && strings.Contains(out, "Removed: 2 servers."),
+		"it printed %s, and failed with %v", out, err)
 	for _, pid := range pids {
-		if isRunning(pid) {
-			t.Errorf("machine %s runs", pid)
-		}
+		assert.True(t, !isRunning(pid), "machine %s runs", pid)
 	}
-	if !isRunning(kept) {
-		t.Error("the machine that was released does not run")
-	}
+	assert.True(t, isRunning(kept), "the machine that was released does not run")
 	for _, sub := range []string{"vms", "bells", "ends", "locks", "tmp"} {
 		left, err := os.ReadDir(filepath.Join(h.machines, sub))
-		if err != nil || len(left) != 0 {
-			t.Errorf("left in %s: %v, %v", sub, left, err)
-		}
+		assert.True(t, err == nil && len(left) == 0, "left in %s: %v, %v", sub, left, err)
 	}
 
 	killProcess(t, kept)
@@ -163,9 +156,8 @@ func TestPurge(t *testing.T) {
 		return nil
 	})
 	assert.NoError(t, os.RemoveAll(filepath.Join(h.machines, "retained")))
-	if out, err := runDrover(t, "purge", "--yes", "--data", "--data-dir", h.data); err != nil {
-		t.Errorf("it printed %s, and failed with %v", out, err)
-	}
+	out, err = runDrover(t, "purge", "--yes", "--data", "--data-dir", h.data)
+	assert.True(t, err == nil, "it printed %s, and failed with %v", out, err)
 	assert.ErrorIs(t, "the data dir", assert.ErrorOf(os.Stat(h.data)), fs.ErrNotExist)
 }
 
@@ -185,30 +177,23 @@ func TestImageCommands(t *testing.T) {
 	for _, place := range [][]string{{"--data-dir", h.data}, {"--data-dir", t.TempDir(), "--qemu-dir", h.machines}} {
 		out, err := runDrover(t, append([]string{"image", "list"}, place...)...)
 		lines := strings.Split(out, "\n")
-		if err != nil || len(lines) != 3 || !strings.HasPrefix(lines[0], "DIGEST ") {
-			t.Fatalf("%v: it printed %q, %v", place, out, err)
-		}
+		assert.Require(t, err == nil && len(lines) == 3 && strings.HasPrefix(lines[0], "DIGEST "), "%v: it printed %q, %v", place, out, err)
 		for _, want := range []string{"sha256:", " 1.0 MB ", " default/vm ", source} {
-			if !strings.Contains(lines[1], want) {
-				t.Errorf("%q lacks %q", lines[1], want)
-			}
+			assert.True(t, strings.Contains(lines[1], want), "%q lacks %q", lines[1], want)
 		}
 	}
 	assertOutput(t, "No images to remove.\n", "image", "prune", "--data-dir", h.data)
 	assert.NoError(t, h.Delete(t.Context(), target, false))
 	out, err := runDrover(t, "image", "prune", "--data-dir", h.data)
-	if err != nil || !strings.Contains(out, source) || !strings.HasSuffix(out, "Removed: 1, 1.0 MB.\n") {
-		t.Errorf("it printed %q, %v", out, err)
-	}
+	assert.True(t, err == nil && strings.Contains(out, source) && strings.HasSuffix(out, "Removed: 1, 1.0 MB.\n"), "it printed %q, %v", out, err)
 	assertOutput(t, "No images.\n", "image", "list", "--data-dir", h.data)
 	assert.ErrorSays(t, "of another folder", assert.ErrorOf(runDrover(t, "image", "list", "--data-dir", t.TempDir())), "is not a Drover data dir")
 }
 
 func assertOutput(t *testing.T, want string, args ...string) {
 	t.Helper()
-	if out, err := runDrover(t, args...); err != nil || out != want {
-		t.Errorf("%q printed %q, %v; want %q", args, out, err, want)
-	}
+	out, err := runDrover(t, args...)
+	assert.True(t, err == nil && out == want, "%q printed %q, %v; want %q", args, out, err, want)
 }
 
 // startFakeDockerd answers like a Docker engine without containers.
@@ -255,14 +240,12 @@ func TestPurgeOfAnotherEngine(t *testing.T) {
 			assert.NoError(t, dir.SetClusterID("cluster-1"))
 			assert.NoError(t, os.WriteFile(dir.Engines(), []byte(c.known), 0o600))
 			assert.NoError(t, dir.Close())
-			if out, err := runDrover(t, append([]string{"purge", "--yes", "--data-dir", path}, c.flags...)...); err == nil && !strings.Contains(out, c.refused) {
-				t.Errorf("without --data it printed %q, want %q", out, c.refused)
-			}
+			out, err := runDrover(t, append([]string{"purge", "--yes", "--data-dir", path}, c.flags...)...)
+			assert.True(t, err != nil || strings.Contains(out, c.refused), "without --data it printed %q, want %q", out, c.refused)
 			_, err = runDrover(t, append([]string{"purge", "--yes", "--data", "--data-dir", path}, c.flags...)...)
 			assert.ErrorSays(t, name, err, c.refused)
-			if _, err := os.Stat(path); (err == nil) != (c.refused != "") {
-				t.Errorf("the data dir: %v", err)
-			}
+			_, err = os.Stat(path)
+			assert.True(t, (err == nil) == (c.refused != ""), "the data dir: %v", err)
 		})
 	}
 }
@@ -274,18 +257,13 @@ func TestMachinesShutdown(t *testing.T) {
 	target, pid := h.startMachine(t, "vm", h.image)
 	held, err := datadir.Open(h.data)
 	assert.NoError(t, err)
-	if out, err := runDrover(t, "machines", "shutdown", "--data-dir", h.data); err == nil || !strings.Contains(err.Error(), "stop it first") || !isRunning(pid) {
-		t.Errorf("while Drover runs it printed %q, %v", out, err)
-	}
+	out, err := runDrover(t, "machines", "shutdown", "--data-dir", h.data)
+	assert.True(t, err != nil && strings.Contains(err.Error(), "stop it first") && isRunning(pid), "while Drover runs it printed %q, %v", out, err)
 	assert.NoError(t, held.Close())
 	assertOutput(t, "default/vm: ended by force, since its guest did not power off in time\n", "machines", "shutdown", "--timeout", "0s", "--data-dir", h.data)
-	if isRunning(pid) {
-		t.Error("the machine runs")
-	}
+	assert.True(t, !isRunning(pid), "the machine runs")
 	servers, err := h.List(t.Context(), target.UID)
-	if err != nil || len(servers) != 1 || servers[0].Exit == nil || servers[0].Exit.Reason != driver.ExitHostShutdown {
-		t.Errorf("it lists %+v, %v", servers, err)
-	}
+	assert.True(t, err == nil && len(servers) == 1 && servers[0].Exit != nil && servers[0].Exit.Reason == driver.ExitHostShutdown, "it lists %+v, %v", servers, err)
 	assertOutput(t, "No machines run.\n", "machines", "shutdown", "--data-dir", h.data)
 	assert.ErrorSays(t, "of another folder", assert.ErrorOf(runDrover(t, "machines", "shutdown", "--data-dir", t.TempDir())), "is not a Drover data dir")
 }

@@ -28,17 +28,12 @@ func TestUpHelp(t *testing.T) {
 	out, err := runDrover(t, "up", "--help")
 	assert.NoError(t, err)
 	sets := app.GroupFlags(UpFlags())
-	if other := sets.FlagSets["Other"]; other != nil && other.HasFlags() {
-		t.Errorf("flags without a heading:\n%s", other.FlagUsages())
-	}
+	other := sets.FlagSets["Other"]
+	assert.True(t, other == nil || !other.HasFlags(), "flags without a heading:\n%s", other.FlagUsages())
 	for _, want := range []string{"\nAPI server flags:\n", "--data-dir string", "\nDriver qemu flags:\n", "\nLogging flags:\n", "-v, --verbosity int"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("%q is missing in\n%s", want, out)
-		}
+		assert.True(t, strings.Contains(out, want), "%q is missing in\n%s", want, out)
 	}
-	if strings.Contains(out, "--unsafe-no-fsync") {
-		t.Error("hidden flags are shown")
-	}
+	assert.True(t, !strings.Contains(out, "--unsafe-no-fsync"), "hidden flags are shown")
 }
 
 // TestSettings checks that the flags of the last run count, and the environment only for a
@@ -61,13 +56,11 @@ func TestSettings(t *testing.T) {
 	if err != nil || s.VMDriver != "qemu,docker" || s.BindAddress != "::1" || len(s.QEMU.ImageDirs) != 2 || s.Addresses["--metrics-bind-address"] != ":8080" {
 		t.Errorf("after a run: %+v, %v", s, err)
 	}
-	if os.Getenv("DOCKER_HOST") != "unix:///run/other.sock" || os.Getenv("LD_PRELOAD") != "" {
-		t.Errorf("the environment got DOCKER_HOST=%s, LD_PRELOAD=%s", os.Getenv("DOCKER_HOST"), os.Getenv("LD_PRELOAD"))
-	}
+	assert.True(t, os.Getenv("DOCKER_HOST") == "unix:///run/other.sock" && os.Getenv("LD_PRELOAD") == "",
+		"the environment got DOCKER_HOST=%s, LD_PRELOAD=%s", os.Getenv("DOCKER_HOST"), os.Getenv("LD_PRELOAD"))
 	h.PID = 1
-	if s, err = settingsOf(h); err != nil || s.BindAddress != "127.0.0.1" {
-		t.Errorf("during a run: %+v, %v", s, err)
-	}
+	s, err = settingsOf(h)
+	assert.True(t, err == nil && s.BindAddress == "127.0.0.1", "during a run: %+v, %v", s, err)
 	t.Setenv("DROVER_PORT", "many")
 	h.PID = 0
 	assert.ErrorSays(t, "of a wrong variable", assert.ErrorOf(settingsOf(h)), "DROVER_PORT")
@@ -80,15 +73,12 @@ func TestLateStreams(t *testing.T) {
 	request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
 	before := httptest.NewRecorder()
 	late.ServeHTTP(before, request)
-	if before.Code != http.StatusServiceUnavailable || before.Header().Get("Retry-After") == "" {
-		t.Errorf("before, the answer is %d, Retry-After %q", before.Code, before.Header().Get("Retry-After"))
-	}
+	assert.True(t, before.Code == http.StatusServiceUnavailable && before.Header().Get("Retry-After") != "",
+		"before, the answer is %d, Retry-After %q", before.Code, before.Header().Get("Retry-After"))
 	late.Set(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
 	after := httptest.NewRecorder()
 	late.ServeHTTP(after, request)
-	if after.Code != http.StatusTeapot {
-		t.Errorf("after, the answer is %d", after.Code)
-	}
+	assert.Equal(t, "after, the answer", after.Code, http.StatusTeapot)
 }
 
 // TestHelpFits checks that the help of every command has at most 80 columns. It leaves out
@@ -99,13 +89,11 @@ func checkHelp(t *testing.T, c *cobra.Command) {
 	t.Helper()
 	var out bytes.Buffer
 	c.SetOut(&out)
-	if err := c.Help(); err != nil || out.Len() == 0 {
-		t.Errorf("%s prints %q, %v", c.CommandPath(), out.String(), err)
-	}
+	err := c.Help()
+	assert.True(t, err == nil && out.Len() != 0, "%s prints %q, %v", c.CommandPath(), out.String(), err)
 	for line := range strings.Lines(out.String()) {
-		if line = strings.TrimRight(line, "\n"); utf8.RuneCountInString(line) > 80 {
-			t.Errorf("%s --help: %d columns: %s", c.CommandPath(), utf8.RuneCountInString(line), line)
-		}
+		line = strings.TrimRight(line, "\n")
+		assert.True(t, utf8.RuneCountInString(line) <= 80, "%s --help: %d columns: %s", c.CommandPath(), utf8.RuneCountInString(line), line)
 	}
 	for _, sub := range c.Commands() {
 		if sub.Name() != "kubectl" && !sub.Hidden {

@@ -75,33 +75,24 @@ func TestRemoveOnEveryEngine(t *testing.T) {
 	engine := &fakeEngine{servers: map[types.UID]int{"a": 1, "b": 3}}
 	fake := &fakeEngine{servers: map[types.UID]int{"c": 1}}
 	found := find(t, docker(engine), NamedEngine{Name: "fake", Engine: fake})
-	if found.Count() != 3 {
-		t.Errorf("found %d", found.Count())
-	}
+	assert.Equal(t, "found", found.Count(), 3)
 	assert.NoError(t, found.Remove(t.Context(), clock.RealClock{}))
-	if len(engine.servers)+len(fake.servers) > 0 {
-		t.Errorf("left %v and %v", engine.servers, fake.servers)
-	}
+	assert.True(t, len(engine.servers)+len(fake.servers) == 0, "left %v and %v", engine.servers, fake.servers)
 }
 
 func TestReleasedServersStay(t *testing.T) {
 	engine := &fakeEngine{servers: map[types.UID]int{"a": 1, "kept": 1}, release: map[types.UID]bool{"kept": true}}
 	found := find(t, docker(engine))
-	if found.Count() != 1 || found.Released != 1 {
-		t.Errorf("found %d, released %d", found.Count(), found.Released)
-	}
+	assert.True(t, found.Count() == 1 && found.Released == 1, "found %d, released %d", found.Count(), found.Released)
 	assert.NoError(t, found.Remove(t.Context(), clock.RealClock{}))
-	if _, ok := engine.servers["kept"]; !ok {
-		t.Error("the released server was removed")
-	}
+	_, ok := engine.servers["kept"]
+	assert.True(t, ok, "the released server was removed")
 }
 
 func TestFindFailsIfAnEngineDoesNotAnswer(t *testing.T) {
 	away := driver.Errorf(driver.ErrUnavailable, "no socket")
 	_, err := Find(t.Context(), []NamedEngine{docker(&fakeEngine{listErr: away})})
-	if !errors.Is(err, driver.ErrUnavailable) || !strings.HasPrefix(err.Error(), "driver docker ") {
-		t.Errorf("got %v", err)
-	}
+	assert.True(t, errors.Is(err, driver.ErrUnavailable) && strings.HasPrefix(err.Error(), "driver docker "), "got %v", err)
 }
 
 // slowEngine is empty, and takes a time to say so.
@@ -130,9 +121,7 @@ func TestTimeOfAnEngine(t *testing.T) {
 		for range 20 {
 			_, err := Find(t.Context(), []NamedEngine{slow, docker(&slowEngine{takes: time.Hour})})
 			const want = "driver docker cannot list its servers: no answer: context deadline exceeded"
-			if err == nil || err.Error() != want {
-				t.Errorf("got %v, want %s", err, want)
-			}
+			assert.True(t, err != nil && err.Error() == want, "got %v, want %s", err, want)
 		}
 	})
 }
@@ -140,21 +129,16 @@ func TestTimeOfAnEngine(t *testing.T) {
 func TestRemoveContinuesAfterAFailure(t *testing.T) {
 	engine := &fakeEngine{servers: map[types.UID]int{"stuck": 1, "z": 1}, stuck: errors.New("device busy")}
 	err := find(t, docker(engine)).Remove(t.Context(), clock.RealClock{})
-	if err == nil || err.Error() != "docker server of default/vm-stuck: device busy" {
-		t.Errorf("got %v", err)
-	}
-	if _, ok := engine.servers["z"]; ok {
-		t.Error("the other server is still there")
-	}
+	assert.True(t, err != nil && err.Error() == "docker server of default/vm-stuck: device busy", "got %v", err)
+	_, ok := engine.servers["z"]
+	assert.True(t, !ok, "the other server is still there")
 }
 
 func TestPrintNamesServers(t *testing.T) {
 	var out strings.Builder
 	assert.NoError(t, find(t, docker(&fakeEngine{servers: map[types.UID]int{"a": 1}})).Print(&out))
 	for _, want := range []string{"docker", "default", "vm-a", "Running", "id-a"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("%s is missing in\n%s", want, out.String())
-		}
+		assert.Contains(t, want+" is missing in\n", out.String(), want)
 	}
 }
 
@@ -164,22 +148,19 @@ func TestPrintOfTenants(t *testing.T) {
 	found := &Found{servers: []foundServer{{engine: NamedEngine{Name: "docker"}, Server: driver.Server{Namespace: "a\x1b[31m", Name: "b\nc", ID: "d\te\u202e"}}}}
 	var out strings.Builder
 	assert.NoError(t, found.Print(&out))
-	if want := "DRIVER   NAMESPACE   NAME   STATE   ID\ndocker   a?[31m      b c            d e?\n"; out.String() != want {
-		t.Errorf("got %q, want %q", out.String(), want)
-	}
+	want := "DRIVER   NAMESPACE   NAME   STATE   ID\ndocker   a?[31m      b c            d e?\n"
+	assert.True(t, out.String() == want, "got %q, want %q", out.String(), want)
 }
 
 // TestDoubt checks that an engine which may not be the one that was used is trusted if it
 // has servers, and not if it has none.
 func TestDoubt(t *testing.T) {
 	doubt := errors.New("who knows")
-	if found := find(t, NamedEngine{Name: "docker", Engine: &fakeEngine{}, Doubt: doubt}); !errors.Is(found.Doubt, doubt) {
-		t.Errorf("of one without servers: %v", found.Doubt)
-	}
+	found := find(t, NamedEngine{Name: "docker", Engine: &fakeEngine{}, Doubt: doubt})
+	assert.True(t, errors.Is(found.Doubt, doubt), "of one without servers: %v", found.Doubt)
 	has := &fakeEngine{servers: map[types.UID]int{"a": 1}}
-	if found := find(t, NamedEngine{Name: "docker", Engine: has, Doubt: doubt}); found.Doubt != nil || found.Count() != 1 {
-		t.Errorf("of one with a server: %v, %d", found.Doubt, found.Count())
-	}
+	found = find(t, NamedEngine{Name: "docker", Engine: has, Doubt: doubt})
+	assert.True(t, found.Doubt == nil && found.Count() == 1, "of one with a server: %v, %d", found.Doubt, found.Count())
 }
 
 // TestOneEngineTwice checks that an engine that is recorded with its id and without it
@@ -188,13 +169,11 @@ func TestOneEngineTwice(t *testing.T) {
 	engine := &fakeEngine{servers: map[types.UID]int{"a": 1, "kept": 1}, release: map[types.UID]bool{"kept": true}}
 	sure, doubtful := docker(engine), NamedEngine{Name: "docker", Engine: engine, Doubt: errors.New("who knows")}
 	for _, both := range [][]NamedEngine{{sure, doubtful}, {doubtful, sure}} {
-		if found := find(t, both...); found.Count() != 1 || found.Released != 1 {
-			t.Errorf("found %d, released %d", found.Count(), found.Released)
-		}
+		found := find(t, both...)
+		assert.True(t, found.Count() == 1 && found.Released == 1, "found %d, released %d", found.Count(), found.Released)
 	}
-	if found := find(t, sure, sure); found.Count() != 2 {
-		t.Errorf("found %d on two engines", found.Count())
-	}
+	found := find(t, sure, sure)
+	assert.True(t, found.Count() == 2, "found %d on two engines", found.Count())
 }
 
 // blockingEngine has servers whose removals block until a given number has begun.
@@ -232,7 +211,5 @@ func TestRemoveInParallel(t *testing.T) {
 	assert.NoError(t, <-over)
 	limits := 0
 	c.deadlines.Range(func(any, any) bool { limits++; return true })
-	if limits != count {
-		t.Errorf("%d servers have %d limits", count, limits)
-	}
+	assert.True(t, limits == count, "%d servers have %d limits", count, limits)
 }

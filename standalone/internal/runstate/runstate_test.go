@@ -38,9 +38,7 @@ func (s *settings) flags() *pflag.FlagSet {
 func mustRead(t *testing.T, path string) *State {
 	t.Helper()
 	s, err := Read(path)
-	if err != nil || s == nil {
-		t.Fatalf("got %v, %v", s, err)
-	}
+	assert.Require(t, err == nil && s != nil, "got %v, %v", s, err)
 	return s
 }
 
@@ -64,12 +62,9 @@ func TestRecordedSettings(t *testing.T) {
 	}
 	r.Begin(flags, getenv)
 	s := mustRead(t, path)
-	if !reflect.DeepEqual(s.Environment, map[string]string{"DOCKER_HOST": "tcp://engine:1"}) {
-		t.Errorf("environment %v", s.Environment)
-	}
-	if err := parsed.flags().Parse(s.Args); err != nil || !reflect.DeepEqual(parsed, given) {
-		t.Errorf("%q give %+v, %v, want %+v", s.Args, parsed, err, given)
-	}
+	assert.True(t, reflect.DeepEqual(s.Environment, map[string]string{"DOCKER_HOST": "tcp://engine:1"}), "environment %v", s.Environment)
+	err := parsed.flags().Parse(s.Args)
+	assert.True(t, err == nil && reflect.DeepEqual(parsed, given), "%q give %+v, %v, want %+v", s.Args, parsed, err, given)
 }
 
 // TestRecorder checks that the file shows each step of a run.
@@ -83,20 +78,16 @@ func TestRecorder(t *testing.T) {
 	}
 	clock.Step(time.Second)
 	r.Stopping()
-	if !mustRead(t, path).Stopping {
-		t.Error("it does not say that it stops")
-	}
+	assert.True(t, mustRead(t, path).Stopping, "it does not say that it stops")
 	r.End(errors.New("disk full"))
-	if s := mustRead(t, path); !s.EndedAt.Equal(clock.Now()) || s.Failure != "disk full" {
-		t.Errorf("got %+v", s)
-	}
+	s = mustRead(t, path)
+	assert.True(t, s.EndedAt.Equal(clock.Now()) && s.Failure == "disk full", "got %+v", s)
 }
 
 func TestReadRefuses(t *testing.T) {
 	dir := t.TempDir()
-	if s, err := Read(filepath.Join(dir, "missing")); s != nil || err != nil {
-		t.Errorf("got %v, %v", s, err)
-	}
+	s, err := Read(filepath.Join(dir, "missing"))
+	assert.True(t, s == nil && err == nil, "got %v, %v", s, err)
 	assert.ErrorSays(t, "of a folder", assert.ErrorOf(Read(dir)), "not a regular file")
 	path := filepath.Join(dir, "damaged")
 	assert.NoError(t, os.WriteFile(path, []byte("{"), 0o600))

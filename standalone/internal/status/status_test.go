@@ -75,13 +75,10 @@ Warnings
 		"Drover runs (process 42)\n  data dir   /data\n  API        https://a:1: refused\n": {State: StateReady, PID: 42, DataDir: "/data", API: &API{URL: "https://a:1", Error: "refused"}},
 	} {
 		var out bytes.Buffer
-		if err := s.Print(&out, now, findings.Style{Width: 80}); err != nil || out.String() != want {
-			t.Errorf("got\n%s, %v, want\n%s", out.String(), err, want)
-		}
+		err := s.Print(&out, now, findings.Style{Width: 80})
+		assert.True(t, err == nil && out.String() == want, "got\n%s, %v, want\n%s", out.String(), err, want)
 		for line := range strings.Lines(out.String()) {
-			if len(line) > 81 {
-				t.Errorf("%q has %d columns", line, len(line)-1)
-			}
+			assert.True(t, len(line) <= 81, "%q has %d columns", line, len(line)-1)
 		}
 	}
 }
@@ -107,19 +104,14 @@ func TestPrintOfOthers(t *testing.T) {
 	got, plain := printOfOthers(t, "x\x1b]0;a\x07\u202e\u009b31m\n"), printOfOthers(t, "x")
 	for line := range strings.Lines(got) {
 		for part := range strings.SplitSeq(strings.TrimSuffix(line, "\n"), "\x1b[") {
-			if printable.Line(part) != part {
-				t.Errorf("a terminal gets %q", line)
-			}
+			assert.True(t, printable.Line(part) == part, "a terminal gets %q", line)
 		}
 	}
 	for _, one := range []string{"\n", "\x1b["} {
-		if n, want := strings.Count(got, one), strings.Count(plain, one); n != want || n == 0 {
-			t.Errorf("a terminal gets %d times %q, want %d:\n%q", n, one, want, got)
-		}
+		n, want := strings.Count(got, one), strings.Count(plain, one)
+		assert.True(t, n == want && n != 0, "a terminal gets %d times %q, want %d:\n%q", n, one, want, got)
 	}
-	if strings.Contains(got, "\x1b]") {
-		t.Errorf("a terminal gets %q", got)
-	}
+	assert.True(t, !strings.Contains(got, "\x1b]"), "a terminal gets %q", got)
 }
 
 // TestDrivers checks the numbers, and that an engine whose servers cannot all be judged
@@ -145,22 +137,15 @@ func TestDrivers(t *testing.T) {
 	}
 	s, h := &Status{}, &doctor.Host{PID: 42, State: &runstate.State{Drivers: []string{"docker", "qemu"}}}
 	s.setDrivers(h, surveyed, map[types.UID]bool{"owned": true})
-	if len(s.Drivers) != len(wanted) {
-		t.Fatalf("got %+v", s.Drivers)
-	}
+	assert.Require(t, len(s.Drivers) == len(wanted), "got %+v", s.Drivers)
 	for i, d := range s.Drivers {
-		if !reflect.DeepEqual(d, wanted[i]) {
-			t.Errorf("got %+v, want %+v", d, wanted[i])
-		}
+		assert.True(t, reflect.DeepEqual(d, wanted[i]), "got %+v, want %+v", d, wanted[i])
 	}
-	if state := s.Drivers[2].stateText(); state != "not in use" {
-		t.Errorf("its state is %q", state)
-	}
+	assert.Equal(t, "its state", s.Drivers[2].stateText(), "not in use")
 	s = &Status{}
 	s.setDrivers(h, surveyed, nil)
-	if d := s.Drivers[0]; d.Orphans != nil {
-		t.Errorf("without the API: %d orphans", *d.Orphans)
-	}
+	d := s.Drivers[0]
+	assert.True(t, d.Orphans == nil, "without the API: orphans are counted")
 }
 
 // gather reads the status as the command does.
@@ -179,18 +164,16 @@ func gather(t *testing.T, path string) *Status {
 // stopped is read without its API.
 func TestGather(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "d")
-	if s := gather(t, path); s.State != StateAbsent {
-		t.Errorf("got %+v", s)
-	}
+	s := gather(t, path)
+	assert.True(t, s.State == StateAbsent, "got %+v", s)
 	assert.ErrorIs(t, "the data dir", assert.ErrorOf(os.Stat(path)), os.ErrNotExist)
 	dir, err := datadir.Open(path)
 	assert.NoError(t, err)
 	r := runstate.NewRecorder("v0", clock.RealClock{}, dir.SetRunState)
 	assert.NoError(t, errors.Join(dir.SetClusterID("c"), os.WriteFile(dir.Engines(), []byte(`[{"driver": "fake", "fakeDir": "/nowhere"}]`), 0o600)))
 	r.SetDrivers([]string{"fake"})
-	if s := gather(t, path); s.State != StateStarting || s.PID != os.Getpid() || s.Version != "v0" || s.API == nil || s.API.Error == "" {
-		t.Errorf("while it starts: %+v", s)
-	}
+	s = gather(t, path)
+	assert.True(t, s.State == StateStarting && s.PID == os.Getpid() && s.Version == "v0" && s.API != nil && s.API.Error != "", "while it starts: %+v", s)
 	r.End(errors.New("no disk"))
 	assert.NoError(t, dir.Close())
 	wantEnded(t, gather(t, path))
@@ -199,12 +182,8 @@ func TestGather(t *testing.T) {
 // wantEnded checks an installation that has ended after a failure.
 func wantEnded(t *testing.T, s *Status) {
 	t.Helper()
-	if s.State != StateStopped || s.Failure != "no disk" || s.EndedAt.IsZero() || s.API != nil || s.Disk == nil {
-		t.Errorf("after its end: %+v", s)
-	}
-	if len(s.Drivers) != 1 || s.Drivers[0].Error == "" || s.Drivers[0].IsOff {
-		t.Errorf("its drivers: %+v", s.Drivers)
-	}
+	assert.True(t, s.State == StateStopped && s.Failure == "no disk" && !s.EndedAt.IsZero() && s.API == nil && s.Disk != nil, "after its end: %+v", s)
+	assert.True(t, len(s.Drivers) == 1 && s.Drivers[0].Error != "" && !s.Drivers[0].IsOff, "its drivers: %+v", s.Drivers)
 }
 
 // TestEarlierVersion checks that a drover which still runs and does not serve the usage of its
@@ -232,7 +211,5 @@ func TestEarlierVersion(t *testing.T) {
 	s := &Status{API: &API{}}
 	owners, err := s.askAPI(t.Context(), &doctor.Host{}, &rest.Config{Host: server.URL})
 	assert.NoError(t, err)
-	if s.Store != nil || s.Leader == nil || s.VMs == nil || !owners["u"] {
-		t.Errorf("got %+v and the owners %v", s, owners)
-	}
+	assert.True(t, s.Store == nil && s.Leader != nil && s.VMs != nil && owners["u"], "got %+v and the owners %v", s, owners)
 }

@@ -103,9 +103,8 @@ func TestFullStoreIsWellAtStart(t *testing.T) {
 	k, _, latest := newKeeper(t, e)
 	k.Prepare(t.Context())
 	assert.NoError(t, put(t, e, "x", 1))
-	if u := latest.Get(); u.IsFull || u.File > mebibyte || u.FileLimit != limit {
-		t.Errorf("the usage is %+v", u)
-	}
+	u := latest.Get()
+	assert.True(t, !u.IsFull && u.File <= mebibyte && u.FileLimit == limit, "the usage is %+v", u)
 }
 
 // TestFullStoreRecovers checks that a store that gets full, and has nothing to remove at
@@ -121,9 +120,8 @@ func TestFullStoreRecovers(t *testing.T) {
 			assert.NoError(t, k.runRound(t.Context(), false))
 		}
 	}
-	if u := latest.Get(); !u.IsFull || u.Largest[0].Name != "a" {
-		t.Errorf("the usage of a full store is %+v", u)
-	}
+	u := latest.Get()
+	assert.True(t, u.IsFull && u.Largest[0].Name == "a", "the usage of a full store is %+v", u)
 	remove(t, e, "/registry/configmaps/")
 	clock.Step(period)
 	assert.NoError(t, k.runRound(t.Context(), false))
@@ -140,15 +138,13 @@ func TestHistoryIsRemoved(t *testing.T) {
 	k, clock, latest := newKeeper(t, e)
 	k.Prepare(t.Context())
 	for range 60 {
-		if err := put(t, e, "/registry/configmaps/a/x", mebibyte); err != nil {
-			t.Fatalf("with %+v: %v", latest.Get(), err)
-		}
+		err := put(t, e, "/registry/configmaps/a/x", mebibyte)
+		assert.Require(t, err == nil, "with %+v: %v", latest.Get(), err)
 		clock.Step(period)
 		assert.NoError(t, k.runRound(t.Context(), false))
 	}
-	if u := latest.Get(); u.Objects > 2*mebibyte || u.History > 5*mebibyte {
-		t.Errorf("the usage is %+v", u)
-	}
+	u := latest.Get()
+	assert.True(t, u.Objects <= 2*mebibyte && u.History <= 5*mebibyte, "the usage is %+v", u)
 }
 
 // TestFileIsReused checks that a file with much free room, near to its limit, is rewritten.
@@ -190,9 +186,8 @@ func TestCount(t *testing.T) {
 	found, err := k.countStore(t.Context())
 	assert.NoError(t, err)
 	objects := func(name string) int64 { return found.byNamespace[name] / (2000 + storequota.ObjectOverhead) }
-	if objects("a") != 3 || objects("b") != 1 || objects("") != 5 || found.byNamespace["c"] != 0 || found.history < 10*1000 {
-		t.Errorf("the count is %v, with %d bytes of history", found.byNamespace, found.history)
-	}
+	assert.True(t, objects("a") == 3 && objects("b") == 1 && objects("") == 5 && found.byNamespace["c"] == 0 && found.history >= 10*1000,
+		"the count is %v, with %d bytes of history", found.byNamespace, found.history)
 }
 
 // TestRunEnds checks that the loop works at once when much is written, and ends.

@@ -6,6 +6,8 @@ package storekeeper
 import (
 	"testing"
 	"time"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestShouldDefragment(t *testing.T) {
@@ -34,9 +36,7 @@ func TestShouldDefragment(t *testing.T) {
 		if c.objects == 0 {
 			c.objects = c.inUse
 		}
-		if got := c.shouldDefragment(); got != c.want {
-			t.Errorf("%s: %v", name, got)
-		}
+		assert.Equal(t, name, c.shouldDefragment(), c.want)
 	}
 }
 
@@ -53,9 +53,7 @@ func TestRetention(t *testing.T) {
 		"at a start":     {facts{isStart: true}, 0},
 	} {
 		c.quota = 100
-		if got := c.retention(); got != c.want {
-			t.Errorf("%s: %s", name, got)
-		}
+		assert.Equal(t, name, c.retention(), c.want)
 	}
 }
 
@@ -63,10 +61,8 @@ func TestTrim(t *testing.T) {
 	t.Parallel()
 	at := func(seconds int64) time.Time { return time.Unix(seconds, 0) }
 	p := past{{at(1), 10}, {at(2), 20}, {at(3), 30}}
-	if got := p.trimBefore(at(0)); got != 0 || len(p) != 3 {
-		t.Errorf("before all: %d, %v", got, p)
-	}
-	if got := p.trimBefore(at(2)); got != 20 || len(p) != 1 {
-		t.Errorf("in between: %d, %v", got, p)
-	}
+	got := p.trimBefore(at(0))
+	assert.True(t, got == 0 && len(p) == 3, "before all: %d, %v", got, p)
+	got = p.trimBefore(at(2))
+	assert.True(t, got == 20 && len(p) == 1, "in between: %d, %v", got, p)
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 const (
@@ -35,17 +37,13 @@ func fill(a *Accounts, namespace string, size int64) (admitted int64) {
 func TestLargestNamespaceStops(t *testing.T) {
 	t.Parallel()
 	a, _ := newAccounts()
-	if got := fill(a, "large", mebibyte); got != 80*mebibyte {
-		t.Errorf("one namespace got %d bytes", got)
-	}
-	if got := fill(a, "small", 4096); got < mebibyte {
-		t.Errorf("a small namespace got %d bytes beside it", got)
-	}
+	got := fill(a, "large", mebibyte)
+	assert.True(t, got == 80*mebibyte, "one namespace got %d bytes", got)
+	got = fill(a, "small", 4096)
+	assert.True(t, got >= mebibyte, "a small namespace got %d bytes beside it", got)
 	r := a.Admit(Write{Namespace: "large", Size: mebibyte, Growth: mebibyte})
 	for _, want := range []string{"namespace large has 80 MiB.", "of the 100 MiB", "Delete objects", "a larger --store-quota"} {
-		if !strings.Contains(r.Message, want) {
-			t.Errorf("%q is missing in %q", want, r.Message)
-		}
+		assert.Contains(t, fmt.Sprintf("%q is missing in", want), r.Message, want)
 	}
 }
 
@@ -57,9 +55,8 @@ func TestLaterNamespacesHaveRoom(t *testing.T) {
 	for i := range 10 {
 		fill(a, fmt.Sprint(i), 4096)
 	}
-	if got := fill(a, "late", 4096); got < mebibyte/4 {
-		t.Errorf("the eleventh namespace got %d bytes", got)
-	}
+	got := fill(a, "late", 4096)
+	assert.True(t, got >= mebibyte/4, "the eleventh namespace got %d bytes", got)
 }
 
 // TestSmallUpdatesGoOn checks what a namespace that has filled the store can still do.
@@ -74,20 +71,16 @@ func TestSmallUpdatesGoOn(t *testing.T) {
 		"renews Lease": {Size: 500, IsVital: true},
 	} {
 		w.Namespace, w.IsUpdate = "large", true
-		if r := a.Admit(w); r != nil {
-			t.Errorf("an update that %s was refused: %s", name, r.Message)
-		}
+		r := a.Admit(w)
+		assert.True(t, r == nil, "an update that %s was refused: %v", name, r)
 	}
 	bits := int64(0)
 	for a.Admit(Write{Namespace: "large", Size: 2048, Growth: little, IsUpdate: true}) == nil {
 		bits += little
 	}
-	if bits < mebibyte/4 || bits > 5*mebibyte {
-		t.Errorf("small updates added %d bytes", bits)
-	}
-	if r := a.Admit(Write{Namespace: "small", Size: 4096, Growth: 4096}); r != nil {
-		t.Errorf("a small namespace was refused after them: %s", r.Message)
-	}
+	assert.True(t, bits >= mebibyte/4 && bits <= 5*mebibyte, "small updates added %d bytes", bits)
+	r := a.Admit(Write{Namespace: "small", Size: 4096, Growth: 4096})
+	assert.True(t, r == nil, "a small namespace was refused after them: %v", r)
 }
 
 // TestOthersCannotTakeAShare checks that namespaces which take all that they can get leave
@@ -120,13 +113,11 @@ func TestOthersCannotTakeAShare(t *testing.T) {
 		if got := fill(a, namespace, 4096); got < quota/1000 || size == 4096 && got < quota/200 || namespace == "" && got < quota/32 {
 			t.Errorf("namespace %q, which had %d bytes, could store %d more", namespace, size, got)
 		}
-		if r := a.Admit(Write{Namespace: namespace, Size: 4096, Growth: 20, IsUpdate: true}); r != nil {
-			t.Errorf("an update of 20 bytes in namespace %q was refused: %s", namespace, r.Message)
-		}
+		r := a.Admit(Write{Namespace: namespace, Size: 4096, Growth: 20, IsUpdate: true})
+		assert.True(t, r == nil, "an update of 20 bytes in namespace %q was refused: %v", namespace, r)
 	}
-	if total, _, _ := a.Largest(1); total > quota {
-		t.Errorf("all have %d bytes", total)
-	}
+	total, _, _ := a.Largest(1)
+	assert.True(t, total <= quota, "all have %d bytes", total)
 }
 
 // TestDeletionsReturnTheAllowance checks that who deletes objects in a crowded store can write
@@ -135,20 +126,17 @@ func TestDeletionsReturnTheAllowance(t *testing.T) {
 	t.Parallel()
 	a, _ := newAccounts()
 	a.changeAccount("a", func(x *account) { x.stored += 90 * mebibyte })
-	if got := fill(a, "a", 4096); got == 0 || got > mebibyte/2 {
-		t.Errorf("the allowance is %d bytes", got)
-	}
+	got := fill(a, "a", 4096)
+	assert.True(t, got != 0 && got <= mebibyte/2, "the allowance is %d bytes", got)
 	taken := a.accounts["a"].bytes()
 	a.BeginCount()
 	a.EndCount(map[string]int64{"a": taken})
-	if got := fill(a, "a", 4096); got != 0 {
-		t.Errorf("after a count, %d bytes were admitted again", got)
-	}
+	got = fill(a, "a", 4096)
+	assert.True(t, got == 0, "after a count, %d bytes were admitted again", got)
 	a.BeginCount()
 	a.EndCount(map[string]int64{"a": taken - mebibyte/8})
-	if got := fill(a, "a", 4096); got == 0 || got > mebibyte/8+4096 {
-		t.Errorf("after a deletion, %d bytes were admitted", got)
-	}
+	got = fill(a, "a", 4096)
+	assert.True(t, got != 0 && got <= mebibyte/8+4096, "after a deletion, %d bytes were admitted", got)
 }
 
 // TestCountCorrects checks that a count replaces what was estimated, without losing writes
@@ -162,25 +150,19 @@ func TestCountCorrects(t *testing.T) {
 		a.EndCount(map[string]int64{"a": stored})
 	}
 	count(50 * mebibyte)
-	if got := a.accounts["a"].bytes(); got != 80*mebibyte {
-		t.Errorf("after a count that does not show all, the account has %d bytes", got)
-	}
+	got := a.accounts["a"].bytes()
+	assert.True(t, got == 80*mebibyte, "after a count that does not show all, the account has %d bytes", got)
 	count(50 * mebibyte)
-	if got := a.accounts["a"].bytes(); got != 50*mebibyte {
-		t.Errorf("after the next count, the account has %d bytes", got)
-	}
+	got = a.accounts["a"].bytes()
+	assert.True(t, got == 50*mebibyte, "after the next count, the account has %d bytes", got)
 	count(0)
-	if total, _, _ := a.Largest(1); total != 0 || len(a.accounts) != 0 {
-		t.Errorf("after all was deleted, %d bytes and %d accounts are left", total, len(a.accounts))
-	}
+	total, _, _ := a.Largest(1)
+	assert.True(t, total == 0 && len(a.accounts) == 0, "after all was deleted, %d bytes and %d accounts are left", total, len(a.accounts))
 	a.BeginCount()
-	if got := fill(a, "a", mebibyte); got != 80*mebibyte {
-		t.Errorf("during a count, %d bytes were admitted", got)
-	}
+	got = fill(a, "a", mebibyte)
+	assert.True(t, got == 80*mebibyte, "during a count, %d bytes were admitted", got)
 	a.EndCount(nil)
-	if r := a.Admit(Write{Namespace: "a", Size: mebibyte, Growth: mebibyte}); r == nil {
-		t.Error("what was admitted during a count was forgotten")
-	}
+	assert.True(t, a.Admit(Write{Namespace: "a", Size: mebibyte, Growth: mebibyte}) != nil, "what was admitted during a count was forgotten")
 }
 
 // TestChurn checks that updates of one namespace are bounded in time, whatever their growth,
@@ -196,19 +178,14 @@ func TestChurn(t *testing.T) {
 	if r := a.Admit(update); written > quota || r == nil || !r.IsPassing || !strings.Contains(r.Message, "a has replaced or deleted 100 MiB within 90 s") {
 		t.Errorf("%d bytes were replaced, then %+v", written, r)
 	}
-	if r := a.Admit(Write{Namespace: "a", Size: mebibyte, Growth: mebibyte}); r == nil {
-		t.Error("new objects are not bounded by the replaced content")
-	}
-	if r := a.Admit(Write{Namespace: "a", Size: mebibyte, IsUpdate: true, IsVital: true}); r != nil {
-		t.Errorf("a finalizer could not be removed: %s", r.Message)
-	}
-	if r := a.Admit(Write{Namespace: "b", Size: mebibyte, IsUpdate: true}); r != nil {
-		t.Errorf("another namespace was refused: %s", r.Message)
-	}
+	assert.True(t, a.Admit(Write{Namespace: "a", Size: mebibyte, Growth: mebibyte}) != nil, "new objects are not bounded by the replaced content")
+	r := a.Admit(Write{Namespace: "a", Size: mebibyte, IsUpdate: true, IsVital: true})
+	assert.True(t, r == nil, "a finalizer could not be removed: %v", r)
+	r = a.Admit(Write{Namespace: "b", Size: mebibyte, IsUpdate: true})
+	assert.True(t, r == nil, "another namespace was refused: %v", r)
 	clock.Step(2 * churnPeriod)
-	if r := a.Admit(update); r != nil {
-		t.Errorf("after a while: %s", r.Message)
-	}
+	r = a.Admit(update)
+	assert.True(t, r == nil, "after a while: %v", r)
 }
 
 // TestPressed checks that much writing asks for a count.
@@ -216,13 +193,9 @@ func TestPressed(t *testing.T) {
 	t.Parallel()
 	a, _ := newAccounts()
 	a.Admit(Write{Namespace: "a", Size: 4096, Growth: 4096})
-	if len(a.Pressed()) != 0 {
-		t.Error("a small write asks for a count")
-	}
+	assert.True(t, len(a.Pressed()) == 0, "a small write asks for a count")
 	a.RecordDeletion("a", quota/16)
-	if len(a.Pressed()) != 1 {
-		t.Error("a large deletion asks for no count")
-	}
+	assert.True(t, len(a.Pressed()) == 1, "a large deletion asks for no count")
 }
 
 // admitAll repeats a write until it is refused.

@@ -132,9 +132,7 @@ func TestPluginOfFullNamespace(t *testing.T) {
 			a.changeAccount("blue", func(x *account) { x.fresh += quota / 10 }) // nothing may grow at all
 		}
 		err := validate(t, &plugin{accounts: a, own: []string{"drover-controller"}}, c.request)
-		if (err != nil) != c.isRefused || err != nil && !apierrors.IsForbidden(err) {
-			t.Errorf("%s: %v", name, err)
-		}
+		assert.True(t, (err != nil) == c.isRefused && (err == nil || apierrors.IsForbidden(err)), "%s: %v", name, err)
 	}
 }
 
@@ -152,9 +150,8 @@ func TestSizes(t *testing.T) {
 		before, _, _ := a.Largest(1)
 		r.operation = admission.Create
 		assert.NoError(t, validate(t, p, r))
-		if after, _, _ := a.Largest(1); after-before < mebibyte || after-before > mebibyte+8*ObjectOverhead {
-			t.Errorf("%s counts as %d bytes", r.kind.Kind, after-before)
-		}
+		after, _, _ := a.Largest(1)
+		assert.True(t, after-before >= mebibyte && after-before <= mebibyte+8*ObjectOverhead, "%s counts as %d bytes", r.kind.Kind, after-before)
 	}
 }
 
@@ -164,9 +161,8 @@ func TestPassingRefusal(t *testing.T) {
 	a, _ := newAccounts()
 	a.RecordDeletion("blue", 2*quota)
 	err := validate(t, &plugin{accounts: a}, request{kind: configMaps, resource: "configmaps", operation: admission.Create, object: configMap(1)})
-	if seconds, ok := apierrors.SuggestsClientDelay(err); !ok || seconds == 0 {
-		t.Errorf("the refusal is %v", err)
-	}
+	seconds, ok := apierrors.SuggestsClientDelay(err)
+	assert.True(t, ok && seconds != 0, "the refusal is %v", err)
 }
 
 // TestRepeatedDeletions checks that an object which waits for its finalizer counts as replaced
@@ -180,9 +176,8 @@ func TestRepeatedDeletions(t *testing.T) {
 		assert.NoError(t, validate(t, &plugin{accounts: a}, deletion))
 		waiting.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 	}
-	if got := a.sum.churnBytes(); got < mebibyte || got > 2*mebibyte {
-		t.Errorf("200 deletions of one object count as %d bytes", got)
-	}
+	got := a.sum.churnBytes()
+	assert.True(t, got >= mebibyte && got <= 2*mebibyte, "200 deletions of one object count as %d bytes", got)
 }
 
 // TestRefusedWritesAreTakenBack checks that requests which the API refuses after the plugin has

@@ -44,9 +44,7 @@ func (d *recordingObserver) assertRecords(t *testing.T, want ...string) {
 	t.Helper()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !slices.Equal(d.lines, want) {
-		t.Errorf("got  %s\nwant %s", strings.Join(d.lines, ", "), strings.Join(want, ", "))
-	}
+	assert.True(t, slices.Equal(d.lines, want), "got  %s\nwant %s", strings.Join(d.lines, ", "), strings.Join(want, ", "))
 }
 
 func newRunner(d *recordingObserver) *Runner {
@@ -123,12 +121,8 @@ func TestFailedComponentStopsAll(t *testing.T) {
 				close(isUp)
 				return tc.up
 			})
-			if err == nil || err.Error() != tc.want || errors.Is(err, broken) != (tc.end != nil || tc.up != nil) {
-				t.Errorf("got %v, want %s", err, tc.want)
-			}
-			if last := d.lines[len(d.lines)-1]; last != "first stopped" {
-				t.Errorf("ends with %s", last)
-			}
+			assert.True(t, err != nil && err.Error() == tc.want && errors.Is(err, broken) == (tc.end != nil || tc.up != nil), "got %v, want %s", err, tc.want)
+			assert.Equal(t, "ends with", d.lines[len(d.lines)-1], "first stopped")
 		})
 	}
 }
@@ -141,9 +135,7 @@ func TestFailureDuringStartIsReported(t *testing.T) {
 		Ready: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
 	}
 	err := newRunner(d).Run(t.Context(), []Component{dying, newTestComponent("second", d)}, returnNil)
-	if err == nil || err.Error() != "first failed: port in use" {
-		t.Errorf("got %v", err)
-	}
+	assert.True(t, err != nil && err.Error() == "first failed: port in use", "got %v", err)
 	d.assertRecords(t, "stopping", "first stopped")
 }
 
@@ -156,9 +148,7 @@ func TestComponentNotReadyInTime(t *testing.T) {
 		return errors.New("connection refused")
 	}
 	err := newRunner(d).Run(t.Context(), []Component{slow}, returnNil)
-	if err == nil || err.Error() != "slow was not ready within 10ms: connection refused" {
-		t.Errorf("got %v", err)
-	}
+	assert.True(t, err != nil && err.Error() == "slow was not ready within 10ms: connection refused", "got %v", err)
 }
 
 // TestWaitIsShownOnce checks that a part which is not ready after a while is shown once, with the cause.
@@ -188,12 +178,8 @@ func TestStopDuringStartIsNoError(t *testing.T) {
 		return errors.New("not ready yet")
 	}
 	err := newRunner(d).Run(ctx, []Component{waits, newTestComponent("never", d)}, returnNil)
-	if err != nil {
-		t.Errorf("got %v", err)
-	}
-	if slices.Contains(d.lines, "never runs") {
-		t.Error("went on starting")
-	}
+	assert.True(t, err == nil, "got %v", err)
+	assert.True(t, !slices.Contains(d.lines, "never runs"), "went on starting")
 }
 
 // TestHungComponentIsLeftBehind checks that a part that hangs does not prevent the

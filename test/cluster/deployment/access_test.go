@@ -78,16 +78,12 @@ func testMetrics(t *testing.T, d *Deployment) {
 	for _, address := range d.waitForEndpoints(t, "drover-metrics") {
 		url := "https://" + net.JoinHostPort(address, "8443") + "/metrics"
 		text := getWithToken(t, url, prometheus)
-		if !strings.Contains(text, "drover_") {
-			t.Errorf("%s lacks metrics of Drover: %.1000s", url, text)
-		}
+		assert.Contains(t, url+" lacks metrics of Drover", text, "drover_")
 		if strings.Contains(text, `leader_election_master_status{name="drover-controller"} 1`) {
 			leading++
 		}
 	}
-	if leading != 1 {
-		t.Errorf("by their metrics, %d replicas lead", leading)
-	}
+	assert.True(t, leading == 1, "by their metrics, %d replicas lead", leading)
 }
 
 // waitForEndpoints returns the addresses of a Service, one for each replica.
@@ -130,9 +126,7 @@ func getWithToken(t *testing.T, url, token string) string {
 	defer func() { _ = response.Body.Close() }()
 	body, err := io.ReadAll(response.Body)
 	assert.NoError(t, err)
-	if response.StatusCode != http.StatusOK {
-		t.Errorf("%s answered %s: %.500s", url, response.Status, body)
-	}
+	assert.True(t, response.StatusCode == http.StatusOK, "%s answered %s: %.500s", url, response.Status, body)
 	return string(body)
 }
 
@@ -192,9 +186,8 @@ func (a *account) run(t *testing.T, code int, text string, args ...string) {
 			got = exit.ExitCode()
 		}
 	}
-	if got != code || !strings.Contains(stdout+stderr, text) {
-		t.Errorf("kubectl vm %s ended with %d, not with %d and %q: %s%s", strings.Join(args, " "), got, code, text, stdout, stderr)
-	}
+	assert.True(t, got == code && strings.Contains(stdout+stderr, text),
+		"kubectl vm %s ended with %d, not with %d and %q: %s%s", strings.Join(args, " "), got, code, text, stdout, stderr)
 }
 
 // checkReplicasServe reads a log at each node. The Service leads a connection to the replica
@@ -204,9 +197,7 @@ func checkReplicasServe(t *testing.T, d *Deployment, a *account) {
 	path := streams.Path(blue, "web", streams.Log)
 	for _, node := range d.Cluster.Nodes() {
 		text := getWithToken(t, "https://"+net.JoinHostPort(node.IP, streamsPort)+path, a.token)
-		if !strings.Contains(text, "the demo guest is up") {
-			t.Errorf("the log by node %s is %q", node.Name, text)
-		}
+		assert.Contains(t, "the log by node "+node.Name, text, "the demo guest is up")
 	}
 	assert.Eventually(t, "each replica has served a stream", func(t testing.TB) error {
 		pods, err := d.pods(t.Context())

@@ -44,9 +44,8 @@ func (d *Deployment) checkDrains(t *testing.T) {
 		assert.NoError(t, node.Uncordon(t.Context()))
 	}
 	d.waitUntilImage(t, imageDev)
-	if least := ready(); least < replicas-1 {
-		t.Errorf("during the drains only %d replicas were ready", least)
-	}
+	least := ready()
+	assert.True(t, least >= replicas-1, "during the drains only %d replicas were ready", least)
 }
 
 // countReadyReplicas returns a function that ends the count, and returns the least number
@@ -139,9 +138,8 @@ func (d *Deployment) checkAbsentImage(t *testing.T) {
 	d.checkManaged(t)
 	pods, err := d.pods(t.Context())
 	assert.NoError(t, err)
-	if pods = slices.DeleteFunc(pods, func(pod corev1.Pod) bool { return !isReady(&pod) }); len(pods) != replicas {
-		t.Errorf("beside a replica without an image %d replicas are ready", len(pods))
-	}
+	pods = slices.DeleteFunc(pods, func(pod corev1.Pod) bool { return !isReady(&pod) })
+	assert.True(t, len(pods) == replicas, "beside a replica without an image %d replicas are ready", len(pods))
 	assert.NoError(t, d.helm("rollback", "drover", "--wait", "--timeout", "2m"))
 	d.waitUntilImage(t, imageDev)
 }

@@ -117,9 +117,7 @@ func writeCertificates(t testing.TB, dir, address string) []string {
 	authorityKey, err := keyutil.ParsePrivateKeyPEM(keyPEM)
 	assert.NoError(t, err)
 	signer, ok := authorityKey.(crypto.Signer)
-	if !ok {
-		t.Fatalf("the key is a %T", authorityKey)
-	}
+	assert.Require(t, ok, "the key is a %T", authorityKey)
 	authority, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: "engine-clients"}, signer)
 	assert.NoError(t, err)
 	encoded, err := certutil.EncodeCertificates(authority)

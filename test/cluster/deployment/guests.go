@@ -81,9 +81,8 @@ func (d *Deployment) within(t testing.TB, what string, do func(context.Context) 
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), stepTimeout, fmt.Errorf("not within %s", stepTimeout))
 	defer cancel()
-	if err := do(ctx); err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
+	err := do(ctx)
+	assert.Require(t, err == nil, "%s: %v", what, err)
 }
 
 // patchVM requests a change that starts nothing.
@@ -130,9 +129,7 @@ func (g *guests) look(t testing.TB) (states map[string]container.ContainerState,
 func (g *guests) checkUntouched(t testing.TB, after string) {
 	t.Helper()
 	states, count := g.look(t)
-	if !maps.Equal(states, g.containers) {
-		t.Fatalf("after %s the containers are %v; before, they were %v", after, states, g.containers)
-	}
+	assert.Require(t, maps.Equal(states, g.containers), "after %s the containers are %v; before, they were %v", after, states, g.containers)
 	if count != g.events {
 		recorded, _ := g.d.Recorder.Events()
 		t.Fatalf("during %s the engine reported more events of these VMs: %v", after, recorded)
@@ -145,13 +142,10 @@ func (g *guests) checkUntouched(t testing.TB, after string) {
 			continue
 		}
 		found++
-		if vm.Status.Server == nil || g.containers[vm.Status.Server.ID] == "" {
-			t.Errorf("after %s, VM %s has another server: %+v", after, vm.Name, vm.Status.Server)
-		}
+		assert.True(t, vm.Status.Server != nil && g.containers[vm.Status.Server.ID] != "",
+			"after %s, VM %s has another server: %+v", after, vm.Name, vm.Status.Server)
 	}
-	if found != len(g.containers) {
-		t.Fatalf("after %s there are %d of %d VMs", after, found, len(g.containers))
-	}
+	assert.Require(t, found == len(g.containers), "after %s there are %d of %d VMs", after, found, len(g.containers))
 }
 
 // checkManaged has Drover create a VM and delete it.
@@ -195,9 +189,8 @@ func (g *guests) requestWithoutDrover(t testing.TB, after string) {
 // meanwhile is applied, and every request of now. Nothing else happened to the containers.
 func (g *guests) checkReinstalled(t testing.TB) {
 	t.Helper()
-	if err := <-g.left; err != nil {
-		t.Fatalf("deletion during the absence: %v", err)
-	}
+	err := <-g.left
+	assert.Require(t, err == nil, "deletion during the absence: %v", err)
 	g.d.within(t, "change during the absence", func(ctx context.Context) error { return g.active.WaitUntilApplied(ctx, 0) })
 	g.checkUntouched(t, "the second installation")
 	g.d.changeVM(t, g.paused, `{"spec": {"action": "active"}}`)
@@ -215,9 +208,8 @@ func (d *Deployment) waitUntilImage(t testing.TB, tag string) {
 	})
 	deployment, err := d.Kube.AppsV1().Deployments(namespace).Get(t.Context(), leaseName, metav1.GetOptions{})
 	assert.NoError(t, err)
-	if image := deployment.Spec.Template.Spec.Containers[0].Image; image != "drover-controller:"+tag {
-		t.Fatalf("the replicas run image %s, not tag %s", image, tag)
-	}
+	image := deployment.Spec.Template.Spec.Containers[0].Image
+	assert.Require(t, image == "drover-controller:"+tag, "the replicas run image %s, not tag %s", image, tag)
 }
 
 // waitUntilGone waits until no replica is left.

@@ -15,6 +15,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/docker"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/rules"
 )
@@ -56,8 +57,7 @@ func TestAddContainers(t *testing.T) {
 		for _, v := range rules.Judge(e) {
 			found = append(found, v.String())
 		}
-		if all := strings.Join(found, "\n"); !strings.Contains(all, test.want) || (test.want == "") != (all == "") {
-			t.Errorf("%s: found %q, want %q", name, all, test.want)
-		}
+		all := strings.Join(found, "\n")
+		assert.True(t, strings.Contains(all, test.want) && (test.want == "") == (all == ""), "%s: found %q, want %q", name, all, test.want)
 	}
 }

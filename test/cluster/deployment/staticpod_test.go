@@ -29,9 +29,7 @@ func TestStaticPod(t *testing.T) {
 	assert.NoError(t, err)
 	const kubeconfigPath, socketPath = "path: /etc/kubernetes/drover-controller.kubeconfig", "path: /var/run/docker.sock"
 	for _, path := range []string{kubeconfigPath, socketPath} {
-		if strings.Count(string(manifest), "      "+path+"\n") != 1 {
-			t.Fatalf("the manifest lacks a hostPath with %s", path)
-		}
+		assert.Require(t, strings.Count(string(manifest), "      "+path+"\n") == 1, "the manifest lacks a hostPath with %s", path)
 	}
 	content := strings.NewReplacer("      "+kubeconfigPath+"\n", "      path: "+kubeconfig+"\n", "      "+socketPath+"\n", "      path: "+d.Engine.Socket+"\n").Replace(string(manifest))
 	file := filepath.Join(node.Dir, "manifests", "drover-controller.yaml")

@@ -5,8 +5,9 @@ package apifaults
 
 import (
 	"io"
-	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestSteppedClock checks that the object whose creation event steps the clock gets the stepped time,
@@ -21,12 +22,8 @@ func TestSteppedClock(t *testing.T) {
 	f.translate(object("new", created))
 	read, written := io.Pipe()
 	go func() { _, _ = io.Copy(io.Discard, read) }()
-	if err := f.occur(&stream{to: written, injector: &injector{fault: f}}, object("new", created)); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, f.occur(&stream{to: written, injector: &injector{fault: f}}, object("new", created)))
 	for uid, times := range map[string][2]string{"new": {created, stepped}, "old": {before, before}} {
-		if got := string(f.translate(object(uid, times[0])).Object); !strings.Contains(got, times[1]) {
-			t.Errorf("%s: %s, not %s", uid, got, times[1])
-		}
+		assert.Contains(t, uid, string(f.translate(object(uid, times[0])).Object), times[1])
 	}
 }

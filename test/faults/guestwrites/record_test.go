@@ -46,22 +46,16 @@ func TestServer(t *testing.T) {
 		"-c", "write -P 1 0 64k", "-c", "flush", "-c", "write -P 2 4k 512", "-c", "write -f -P 3 8k 512", "-c", "discard 12k 4k", "-c", "write -z 16k 4k",
 		"-c", "read -P 1 0 4k", "-c", "read -P 2 4k 512", "-c", "read -P 3 8k 512", "-c", "read -P 0 12k 8k", "-c", "read -P 0 1G 4k",
 		"nbd://"+listener.Addr().String()+"/root").CombinedOutput()
-	if err != nil || strings.Contains(string(out), "failed") {
-		t.Fatalf("qemu-io: %v\n%s", err, out)
-	}
+	assert.Require(t, err == nil && !strings.Contains(string(out), "failed"), "qemu-io: %v\n%s", err, out)
 	assert.NoError(t, server.close())
 	content, err := os.ReadFile(r.paths[0])
 	assert.NoError(t, err)
 	all := r.stateAt(r.len(), keepAll)
-	if !bytes.Equal(all.disks[0], content) {
-		t.Error("what was recorded is not what is in the file")
-	}
+	assert.True(t, bytes.Equal(all.disks[0], content), "what was recorded is not what is in the file")
 	durable := r.stateAt(r.len()-1, keepNone).disks[0] // qemu-io flushes at its end
 	want := bytes.Repeat([]byte{1}, 64<<10)
 	copy(want[8<<10:], bytes.Repeat([]byte{3}, 512))
-	if !bytes.Equal(durable, want) {
-		t.Error("other writes are durable than those before a flush, and with FUA")
-	}
+	assert.True(t, bytes.Equal(durable, want), "other writes are durable than those before a flush, and with FUA")
 }
 
 // TestFlush checks that a flush covers what was answered before it was sent, and that what it
@@ -83,13 +77,9 @@ func TestFlush(t *testing.T) {
 		content := r.stateAt(3, keepByChance(random)).disks[0]
 		seen[string([]byte{content[0], content[sector]})] = true
 	}
-	if len(seen) != 4 || !seen["aa"] || !seen["ab"] || !seen["ba"] || !seen["bb"] {
-		t.Errorf("the sectors were %v", seen)
-	}
+	assert.True(t, len(seen) == 4 && seen["aa"] && seen["ab"] && seen["ba"] && seen["bb"], "the sectors were %v", seen)
 	assert.NoError(t, s.Flush(2))
-	if content := r.stateAt(4, keepNone).disks[0]; string(content[:1]) != "b" {
-		t.Error("what was flushed is lost")
-	}
+	assert.True(t, string(r.stateAt(4, keepNone).disks[0][:1]) == "b", "what was flushed is lost")
 }
 
 // TestNextSession checks that the number of a write goes on when a machine is restarted.
@@ -102,12 +92,8 @@ func TestNextSession(t *testing.T) {
 		assert.NoError(t, s.Write([]byte(letter), 0, 1, false))
 		assert.NoError(t, s.Flush(1))
 	}
-	if content := r.stateAt(4, keepNone).disks[1]; string(content) != "b" {
-		t.Errorf("the disk has %q", content)
-	}
-	if content := r.stateAt(3, keepNone).disks[1]; string(content) != "a" {
-		t.Errorf("before the last flush it has %q", content)
-	}
+	assert.Equal(t, "the disk has", string(r.stateAt(4, keepNone).disks[1]), "b")
+	assert.Equal(t, "before the last flush it has", string(r.stateAt(3, keepNone).disks[1]), "a")
 }
 
 // TestPowerCut checks that nothing is written any more, and that the last write is there.
@@ -125,9 +111,8 @@ func TestPowerCut(t *testing.T) {
 	if err := <-done; err != errPowerCut { //nolint:errorlint // itself
 		t.Errorf("got %v", err)
 	}
-	if n := r.len(); n != 1 {
-		t.Errorf("there are %d entries", n)
-	}
+	n := r.len()
+	assert.True(t, n == 1, "there are %d entries", n)
 }
 
 // writeRound writes the blocks of a round to a disk that is its own content.
@@ -176,16 +161,12 @@ func TestCheck(t *testing.T) {
 			assert.NoError(t, c.change(raw))
 			assert.NoError(t, raw.Close())
 			out, err := exec.CommandContext(t.Context(), "qemu-img", "convert", "-f", "raw", "-O", "qcow2", path+".img", path).CombinedOutput()
-			if err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
+			assert.Require(t, err == nil, "%v\n%s", err, out)
 			content, err := os.ReadFile(path)
 			assert.NoError(t, err)
 			left := state{shown: claims{Synced: [blocks.Disks]uint64{synced}}, disks: [blocks.Disks][]byte{content}}
 			err = left.check(t.Context(), t.TempDir())
-			if errors.As(err, new(lostError)) != c.wrong || err != nil && !c.wrong {
-				t.Errorf("got %v", err)
-			}
+			assert.True(t, errors.As(err, new(lostError)) == c.wrong && (err == nil || c.wrong), "got %v", err)
 		})
 	}
 }

@@ -6,6 +6,8 @@ package lab
 import (
 	"testing"
 	"time"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestClockIsShown checks that times since a step are those of the other clock.
@@ -23,9 +25,8 @@ func TestClockIsShown(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			clock := &dockerClock{since: since, step: c.step}
-			if got := clock.changeLine(c.line); got != c.want {
-				t.Errorf("got %s, want %s", got, c.want)
-			}
+			got := clock.changeLine(c.line)
+			assert.True(t, got == c.want, "got %s, want %s", got, c.want)
 		})
 	}
 }

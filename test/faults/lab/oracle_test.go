@@ -23,17 +23,14 @@ func TestForeignFiles(t *testing.T) {
 		for file := range files {
 			dir := t.TempDir()
 			assert.NoError(t, files.write(dir))
-			if got := files.check(dir); len(got) > 0 {
-				t.Errorf("%s: untouched files are %v", name, got)
-			}
+			got := files.check(dir)
+			assert.True(t, len(got) == 0, "%s: untouched files are %v", name, got)
 			assert.NoError(t, os.WriteFile(filepath.Join(dir, file), []byte("changed"), 0o600))
-			if got := files.check(dir); len(got) != 1 {
-				t.Errorf("%s: after a change of %s they are %v", name, file, got)
-			}
+			got = files.check(dir)
+			assert.True(t, len(got) == 1, "%s: after a change of %s they are %v", name, file, got)
 			assert.NoError(t, os.Remove(filepath.Join(dir, file)))
-			if got := files.check(dir); len(got) != 1 {
-				t.Errorf("%s: after the removal of %s they are %v", name, file, got)
-			}
+			got = files.check(dir)
+			assert.True(t, len(got) == 1, "%s: after the removal of %s they are %v", name, file, got)
 		}
 	}
 }
@@ -45,15 +42,11 @@ func TestForeignMachinesAreUnderstood(t *testing.T) {
 	assert.NoError(t, foreignMachines.write(dir))
 	records, err := filepath.Glob(filepath.Join(dir, "*", "*", instance.RecordFile))
 	assert.NoError(t, err)
-	if len(records) != 2 {
-		t.Errorf("the records are %v, not 2", records)
-	}
+	assert.True(t, len(records) == 2, "the records are %v, not 2", records)
 	for _, path := range records {
 		machine, err := (&instance.Host{}).InstanceAt(filepath.Dir(path)).Load()
 		assert.NoError(t, err)
-		if machine.ClusterID != "another" {
-			t.Errorf("%s is of the cluster %q", path, machine.ClusterID)
-		}
+		assert.Equal(t, path+" is of the cluster", machine.ClusterID, "another")
 	}
 }
 
@@ -89,8 +82,6 @@ func TestAddEffects(t *testing.T) {
 		if test.isLeft {
 			left = append(left, Server{UID: uid, Snapshot: server})
 		}
-		if got := addEffects(Effects{}, rules.Trace(entries, left, ended)[0]); got != test.want {
-			t.Errorf("%s: the effects are %+v, want %+v", name, got, test.want)
-		}
+		assert.Equal(t, name+": the effects", addEffects(Effects{}, rules.Trace(entries, left, ended)[0]), test.want)
 	}
 }

@@ -6,6 +6,7 @@ package outside
 import (
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/faults/lab"
 )
 
@@ -27,8 +28,7 @@ func TestDifferences(t *testing.T) {
 		"nothing was done":   {Removed, map[string]lab.Effects{}, 1},
 		"a name too many":    {Paused, map[string]lab.Effects{"vm-1": {Creates: 1, Runs: 1}, "vm-2": {Creates: 1}}, 1},
 	} {
-		if got := test.d.Differences(lab.State{Effects: test.got}, want); len(got) != test.count {
-			t.Errorf("%s: the differences are %q, want %d", name, got, test.count)
-		}
+		got := test.d.Differences(lab.State{Effects: test.got}, want)
+		assert.True(t, len(got) == test.count, "%s: the differences are %q, want %d", name, got, test.count)
 	}
 }

@@ -120,15 +120,11 @@ func TestStates(t *testing.T) {
 			recording, err := recordWriter(t, name)
 			assert.NoError(t, err)
 			seen := map[string]bool{}
-			if _, err := recording.States(Options{Random: 20, Seed: 1}, func(s State) error {
+			assert.NoError(t, assert.ErrorOf(recording.States(Options{Random: 20, Seed: 1}, func(s State) error {
 				seen[riskOf(s)] = true
 				return nil
-			}); err != nil {
-				t.Fatal(err)
-			}
-			if got := listRisks(seen); got != want {
-				t.Errorf("the risks are %q, not %q", got, want)
-			}
+			})))
+			assert.Equal(t, "the risks", listRisks(seen), want)
 		})
 	}
 }
@@ -136,9 +132,7 @@ func TestStates(t *testing.T) {
 // TestUnknownCall checks that a change which the model does not have is not passed over.
 func TestUnknownCall(t *testing.T) {
 	t.Parallel()
-	if _, err := recordWriter(t, "by its path"); !errors.Is(err, errUnknown) {
-		t.Errorf("got error %v", err)
-	}
+	assert.ErrorIs(t, "got error", assert.ErrorOf(recordWriter(t, "by its path")), errUnknown)
 }
 
 // TestReadCalls checks which lines of strace are calls, and that an unknown line is not passed over.
@@ -149,9 +143,8 @@ func TestReadCalls(t *testing.T) {
 		names = append(names, c.name)
 		return nil
 	})
-	if want := []string{"sync", "fsync"}; !slices.Equal(names, want) || err == nil {
-		t.Errorf("got the calls %q and error %v, not %q and an error about the last line", names, err, want)
-	}
+	want := []string{"sync", "fsync"}
+	assert.True(t, slices.Equal(names, want) && err != nil, "got the calls %q and error %v, not %q and an error about the last line", names, err, want)
 }
 
 // recordWriter records one of the writers.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -54,10 +55,8 @@ func TestNeedsOf(t *testing.T) {
 		page += "# TYPE " + f.metric + " gauge\n" + f.metric + " 1.5e+07\n"
 	}
 	got, err := needsOf(framework.Metrics(page))
-	if want := (needs{15e6, 15e6, 15e6, 15e6}); err != nil || got != want {
-		t.Errorf("got %v, %v, want %v", got, err, want)
-	}
-	if _, err := needsOf(framework.Metrics("go_goroutines 7\n")); err == nil {
-		t.Error("got no error for one metric of four")
-	}
+	want := (needs{15e6, 15e6, 15e6, 15e6})
+	assert.True(t, err == nil && got == want, "got %v, %v, want %v", got, err, want)
+	_, err = needsOf(framework.Metrics("go_goroutines 7\n"))
+	assert.True(t, err != nil, "got no error for one metric of four")
 }

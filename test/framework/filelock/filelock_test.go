@@ -20,8 +20,7 @@ func TestLock(t *testing.T) {
 		t.Errorf("a lock that is taken gives %t, %v", second != nil, err)
 	}
 	unlock()
-	if unlock, err = TryLock(path); unlock == nil {
-		t.Fatalf("a lock that was given back is not free: %v", err)
-	}
+	unlock, err = TryLock(path)
+	assert.Require(t, unlock != nil, "a lock that was given back is not free: %v", err)
 	unlock()
 }

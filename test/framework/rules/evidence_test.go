@@ -17,6 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -179,9 +180,7 @@ func TestJudge(t *testing.T) {
 			broken := Judge(c.story.Evidence)
 			rule, text, _ := strings.Cut(c.want, " ")
 			isWanted := func(v Violation) bool { return v.Rule == Rule(rule) && strings.Contains(v.Text, text) }
-			if c.want == "" && len(broken) > 0 || c.want != "" && !slices.ContainsFunc(broken, isWanted) {
-				t.Errorf("got %v, want %q", broken, c.want)
-			}
+			assert.True(t, (c.want != "" || len(broken) == 0) && (c.want == "" || slices.ContainsFunc(broken, isWanted)), "got %v, want %q", broken, c.want)
 		})
 	}
 }
@@ -189,11 +188,9 @@ func TestJudge(t *testing.T) {
 func TestEpochDecreases(t *testing.T) {
 	t.Parallel()
 	s := evidenceOfCreation().withEntry(12, 6, one, journal.ActionChange, first, first)
-	if got := EpochDecreases(s.Journal); len(got) != 0 {
-		t.Errorf("got %v", got)
-	}
+	got := EpochDecreases(s.Journal)
+	assert.True(t, len(got) == 0, "got %v", got)
 	s.withEntry(11, 5, one, journal.ActionChange, first, first).withEntry(11, 5, one, journal.ActionChange, first, first)
-	if got := EpochDecreases(s.Journal); len(got) != 2 {
-		t.Errorf("got %v, want 2", got)
-	}
+	got = EpochDecreases(s.Journal)
+	assert.True(t, len(got) == 2, "got %v, want 2", got)
 }

@@ -7,18 +7,17 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestSentences checks that docs/faults.md has the same rules.
 func TestSentences(t *testing.T) {
 	t.Parallel()
 	docs, err := os.ReadFile("../../../docs/faults.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for rule, sentence := range Sentences {
-		if row := "| " + string(rule) + " | " + sentence + " |\n"; !strings.Contains(string(docs), row) {
-			t.Errorf("docs/faults.md lacks the row %q", row)
-		}
+		row := "| " + string(rule) + " | " + sentence + " |\n"
+		assert.True(t, strings.Contains(string(docs), row), "docs/faults.md lacks the row %q", row)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"encoding/base64"
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestHasText checks that a secret is found wherever it stands, as it is and in base64.
@@ -18,12 +20,8 @@ func TestHasText(t *testing.T) {
 			for name, form := range map[string]string{
 				"plain": text, "standard": base64.StdEncoding.EncodeToString([]byte(text)), "raw": base64.RawStdEncoding.EncodeToString([]byte(text)),
 			} {
-				if !hasText(form, secret) {
-					t.Errorf("%d before and %d after it, %s: it is not found in %q", before, after, name, form)
-				}
-				if hasText(form, other) {
-					t.Errorf("%d before and %d after it, %s: another one is found in %q", before, after, name, form)
-				}
+				assert.True(t, hasText(form, secret), "%d before and %d after it, %s: it is not found in %q", before, after, name, form)
+				assert.True(t, !hasText(form, other), "%d before and %d after it, %s: another one is found in %q", before, after, name, form)
 			}
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestCheckClaims checks that a status that was Ready too early is found, also one of a second
@@ -31,8 +32,7 @@ func TestCheckClaims(t *testing.T) {
 		"before the creation":           {ready("first", created.Add(-2*time.Second)), 1},
 		"of a UID without a server":     {ready("second", created.Add(time.Minute)), 1},
 	} {
-		if got := CheckClaims([]*api.VirtualMachine{test.vm}, servers); len(got) != test.want {
-			t.Errorf("%s: it is %v, want %d", name, got, test.want)
-		}
+		got := CheckClaims([]*api.VirtualMachine{test.vm}, servers)
+		assert.True(t, len(got) == test.want, "%s: it is %v, want %d", name, got, test.want)
 	}
 }

@@ -45,9 +45,7 @@ func listLabelled(t testing.TB, label string) []container.Summary {
 func InspectServer(t testing.TB, vm *api.VirtualMachine) container.InspectResponse {
 	t.Helper()
 	all := ListContainers(t, vm.UID)
-	if len(all) != 1 {
-		t.Fatalf("%s/%s has %d containers, want 1", vm.Namespace, vm.Name, len(all))
-	}
+	assert.Require(t, len(all) == 1, "%s/%s has %d containers, want 1", vm.Namespace, vm.Name, len(all))
 	return InspectContainer(t, all[0].ID)
 }
 
@@ -68,9 +66,7 @@ func RunForeignContainer(t testing.TB, name string, labels map[string]string) (i
 	})
 	assert.NoError(t, err)
 	t.Cleanup(func() { RemoveContainer(t, made.ID) })
-	if _, err := c.ContainerStart(t.Context(), made.ID, client.ContainerStartOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(c.ContainerStart(t.Context(), made.ID, client.ContainerStartOptions{})))
 	return made.ID
 }
 
@@ -92,9 +88,7 @@ func RequestFromGuest(t testing.TB, vm *api.VirtualMachine, path string) {
 // TryGuestRequest sends a request to the demo guest once.
 func TryGuestRequest(t testing.TB, vm *api.VirtualMachine, path string) error {
 	t.Helper()
-	if len(vm.Status.Addresses) == 0 {
-		t.Fatalf("%s/%s does not have an address", vm.Namespace, vm.Name)
-	}
+	assert.Require(t, len(vm.Status.Addresses) != 0, "%s/%s does not have an address", vm.Namespace, vm.Name)
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+vm.Status.Addresses[0]+path, nil)
 	if err != nil {
 		return err
@@ -113,7 +107,5 @@ func ExecInServer(t testing.TB, vm *api.VirtualMachine, env []string, command ..
 	c := framework.DockerClient(t)
 	made, err := c.ExecCreate(t.Context(), vm.Status.Server.ID, client.ExecCreateOptions{Env: env, Cmd: command})
 	assert.NoError(t, err)
-	if _, err := c.ExecStart(t.Context(), made.ID, client.ExecStartOptions{Detach: true}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(c.ExecStart(t.Context(), made.ID, client.ExecStartOptions{Detach: true})))
 }

@@ -193,9 +193,7 @@ func (env *Environment) CreateNamespace(t testing.TB) string {
 func (env *Environment) CreateNamedNamespace(t testing.TB, name string) {
 	t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	if _, err := env.KubeClient.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, assert.ErrorOf(env.KubeClient.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{})))
 	env.DeleteNamespaceAtEnd(t, name)
 }
 
@@ -235,9 +233,7 @@ func (env *Environment) RunKubectl(t testing.TB, input string, args ...string) (
 func (env *Environment) MustRunKubectl(t testing.TB, input string, args ...string) string {
 	t.Helper()
 	out, errs, err := env.RunKubectl(t, input, args...)
-	if err != nil {
-		t.Fatalf("kubectl %s: %v: %s", strings.Join(args, " "), err, errs)
-	}
+	assert.Require(t, err == nil, "kubectl %s: %v: %s", strings.Join(args, " "), err, errs)
 	return out
 }
 

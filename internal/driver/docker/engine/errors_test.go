@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestExplainError checks how errors of Docker's client are classified: whether the
@@ -40,21 +41,16 @@ func TestExplainError(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := IsConnectionLost(c.err); got != c.lost {
-				t.Errorf("IsConnectionLost is %v, want %v", got, c.lost)
-			}
+			assert.Equal(t, "IsConnectionLost", IsConnectionLost(c.err), c.lost)
 			read := e.explainError("list containers", false, c.err)
-			if got := errors.Is(read, driver.ErrUnavailable); got != c.unavailable || !errors.Is(read, c.err) {
-				t.Errorf("reading: got %v, unavailable %v, want %v", read, got, c.unavailable)
-			}
+			got := errors.Is(read, driver.ErrUnavailable)
+			assert.True(t, got == c.unavailable && errors.Is(read, c.err), "reading: got %v, unavailable %v, want %v", read, got, c.unavailable)
 			// After a timeout it is unknown whether the change was made.
 			change := e.explainError("create container", true, c.err)
-			if got := errors.Is(change, driver.ErrUnavailable); got != c.lost || !driver.Ambiguous(change) {
-				t.Errorf("changing: got %v, unavailable %v, want %v, and an ambiguous error", change, got, c.lost)
-			}
+			got = errors.Is(change, driver.ErrUnavailable)
+			assert.True(t, got == c.lost && driver.Ambiguous(change), "changing: got %v, unavailable %v, want %v, and an ambiguous error", change, got, c.lost)
 		})
 	}
-	if got := e.explainError("list containers", false, errors.New("Error response from daemon: x")).Error(); got != "list containers: x" {
-		t.Errorf("got the text %q, want it without the client's prefix", got)
-	}
+	assert.Equal(t, "got the text, want it without the client's prefix",
+		e.explainError("list containers", false, errors.New("Error response from daemon: x")).Error(), "list containers: x")
 }

@@ -38,18 +38,15 @@ func TestScreen(t *testing.T) {
 	s.endWith(io.EOF)
 	s.endWith(os.ErrClosed)
 	text, err := io.ReadAll(s)
-	if string(text) != "a\nb\nc\nd\n" || err != nil {
-		t.Errorf("it shows %q and ends with %v", text, err)
-	}
+	assert.True(t, string(text) == "a\nb\nc\nd\n" && err == nil, "it shows %q and ends with %v", text, err)
 
 	s = newScreen()
 	for range 3 * screenSize / 1000 {
 		_, _ = s.Write(bytes.Repeat([]byte{'x'}, 1000))
 	}
 	_, _ = s.Write([]byte("end"))
-	if len(s.text) != screenSize || !bytes.HasSuffix(s.text, []byte("xend")) || cap(s.text) > 4*screenSize {
-		t.Errorf("it keeps %d bytes, in a place for %d, want the last %d", len(s.text), cap(s.text), screenSize)
-	}
+	assert.True(t, len(s.text) == screenSize && bytes.HasSuffix(s.text, []byte("xend")) && cap(s.text) <= 4*screenSize,
+		"it keeps %d bytes, in a place for %d, want the last %d", len(s.text), cap(s.text), screenSize)
 }
 
 func TestOverlap(t *testing.T) {
@@ -58,9 +55,7 @@ func TestOverlap(t *testing.T) {
 		a, b string
 		want int
 	}{{"", "", 0}, {"a", "", 0}, {"", "a", 0}, {"abc", "cd", 1}, {"abc", "abcd", 3}, {"abc", "bd", 0}, {"aXa", "aXb", 1}, {"abab", "abab", 4}, {"xbar\n", "bar\nnext", 4}} {
-		if got := overlapLength([]byte(c.a), []byte(c.b)); got != c.want {
-			t.Errorf("%q and %q: got %d, want %d", c.a, c.b, got, c.want)
-		}
+		assert.Equal(t, fmt.Sprintf("%q and %q", c.a, c.b), overlapLength([]byte(c.a), []byte(c.b)), c.want)
 	}
 }
 
@@ -97,9 +92,7 @@ func TestRunBegin(t *testing.T) {
 			}
 			return engine.ParseTime(at(0)).Add(c.before)
 		}})
-		if got := formatTime(access.runBegin(of)); got != c.want {
-			t.Errorf("%s: got %s, want %s", name, got, c.want)
-		}
+		assert.Equal(t, name, formatTime(access.runBegin(of)), c.want)
 	}
 }
 
@@ -123,9 +116,7 @@ func TestSkipLines(t *testing.T) {
 		r := bufio.NewReaderSize(strings.NewReader(c.text), 16)
 		n, err := skipLines(r, c.most)
 		rest, _ := io.ReadAll(r)
-		if err != nil || n != c.want || string(rest) != c.rest {
-			t.Errorf("%d lines of %.20q: skipped %d, %v, and left %.20q", c.most, c.text, n, err, rest)
-		}
+		assert.True(t, err == nil && n == c.want && string(rest) == c.rest, "%d lines of %.20q: skipped %d, %v, and left %.20q", c.most, c.text, n, err, rest)
 	}
 }
 
@@ -138,9 +129,7 @@ func TestRemoteHost(t *testing.T) {
 		"tcp://[::1]:2375": "", "tcp://0.0.0.0:2375": "", "tcp://docker.example.org:2376": "docker.example.org",
 		"tcp://192.0.2.7:2376": "192.0.2.7", "https://[2001:db8::7]:2376": "2001:db8::7", "::": "",
 	} {
-		if got := remoteHost(address); got != want {
-			t.Errorf("%s: got %q, want %q", address, got, want)
-		}
+		assert.Equal(t, address, remoteHost(address), want)
 	}
 }
 
@@ -167,9 +156,7 @@ func TestAddresses(t *testing.T) {
 		"unknown":    {c.publishedAddresses(80, place{own: true}), nil},
 		"no port":    {c.publishedAddresses(81, place{host: localhost}), nil},
 	} {
-		if !slices.Equal(check.got, check.want) {
-			t.Errorf("%s: got %v, want %v", name, check.got, check.want)
-		}
+		assert.True(t, slices.Equal(check.got, check.want), "%s: got %v, want %v", name, check.got, check.want)
 	}
 }
 
@@ -210,9 +197,7 @@ func TestPlace(t *testing.T) {
 	e, err := engine.New("", clock.RealClock{})
 	assert.NoError(t, err)
 	here, err := e.Machine(t.Context())
-	if err != nil {
-		t.Fatalf("the tests need a Docker engine on this host, which hack/dockerd.sh installs and starts: %v", err)
-	}
+	assert.Require(t, err == nil, "the tests need a Docker engine on this host, which hack/dockerd.sh installs and starts: %v", err)
 	bridge := func(gateway string) found {
 		return found{State: &container.State{}, NetworkSettings: &container.NetworkSettings{Networks: map[string]*network.EndpointSettings{"bridge": {Gateway: netip.MustParseAddr(gateway)}}}}
 	}
@@ -236,9 +221,7 @@ func TestPlace(t *testing.T) {
 		e, err := engine.New(strings.Replace(server.URL, "http", "tcp", 1), clock.RealClock{})
 		assert.NoError(t, err)
 		got, err := New(Options{Engine: e}).findPlace(t.Context(), bridge(c.gateway))
-		if got != c.want || errors.Is(err, driver.ErrInvalid) != c.refused {
-			t.Errorf("%s: got %+v, %v, want %+v", label, got, err, c.want)
-		}
+		assert.True(t, got == c.want && errors.Is(err, driver.ErrInvalid) == c.refused, "%s: got %+v, %v, want %+v", label, got, err, c.want)
 		server.Close()
 	}
 }

@@ -51,17 +51,14 @@ func TestExplainError(t *testing.T) {
 			}
 		}
 	}
-	if got := explainError(&jsonstream.Error{Code: http.StatusTooManyRequests, Message: "too many requests"}); got.Error() != "429: too many requests" {
-		t.Errorf("with a code it is explained as %q", got)
-	}
-	if got := explainError(fmt.Errorf("%w: %s", errdefs.ErrNotFound, secret)); got.Error() != "404: not found" {
-		t.Errorf("with a kind it is explained as %q", got)
-	}
+	got := explainError(&jsonstream.Error{Code: http.StatusTooManyRequests, Message: "too many requests"})
+	assert.True(t, got.Error() == "429: too many requests", "with a code it is explained as %q", got)
+	got = explainError(fmt.Errorf("%w: %s", errdefs.ErrNotFound, secret))
+	assert.True(t, got.Error() == "404: not found", "with a kind it is explained as %q", got)
 	// Errors of the client do not contain an answer of a registry.
 	for _, err := range []error{&net.OpError{Op: "dial", Net: "unix", Err: syscall.ECONNREFUSED}, io.ErrUnexpectedEOF} {
-		if got := explainError(err); !errors.Is(got, err) || !engine.IsConnectionLost(got) {
-			t.Errorf("%v is explained as %v", err, got)
-		}
+		got := explainError(err)
+		assert.True(t, errors.Is(got, err) && engine.IsConnectionLost(got), "%v is explained as %v", err, got)
 	}
 }
 
@@ -99,9 +96,8 @@ func TestReceived(t *testing.T) {
 	} {
 		m := jsonstream.Message{ID: c.id, Status: c.status, Progress: &jsonstream.Progress{Current: c.current, Total: c.total}}
 		assert.NoError(t, p.addMessage(m, f))
-		if f.received != c.received || f.total != c.wants {
-			t.Errorf("after %q of %q: it has received %d of %d bytes, want %d of %d", c.status, c.id, f.received, f.total, c.received, c.wants)
-		}
+		assert.True(t, f.received == c.received && f.total == c.wants,
+			"after %q of %q: it has received %d of %d bytes, want %d of %d", c.status, c.id, f.received, f.total, c.received, c.wants)
 	}
 }
 
@@ -130,8 +126,6 @@ func TestProgress(t *testing.T) {
 			m.Progress = &jsonstream.Progress{Current: c.current, Total: c.total}
 		}
 		assert.NoError(t, p.addMessage(m, &fetched{}))
-		if got := p.describe("nginx"); got != c.want {
-			t.Errorf("after %q of %q: got %q, want %q", c.status, c.id, got, c.want)
-		}
+		assert.Equal(t, fmt.Sprintf("after %q of %q", c.status, c.id), p.describe("nginx"), c.want)
 	}
 }

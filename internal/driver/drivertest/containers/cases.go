@@ -194,14 +194,10 @@ func (e *env) wantRefused(t *testing.T, spec driver.ServerSpec, says ...string) 
 		return nil
 	})
 	assert.ErrorIs(t, "Ensure", failure, driver.ErrInvalid, says...)
-	if strings.Contains(failure.Error(), "runc") {
-		t.Errorf("it has the engine's text: %v", failure)
-	}
+	assert.True(t, !strings.Contains(failure.Error(), "runc"), "it has the engine's text: %v", failure)
 	all, err := e.driver.List(t.Context(), spec.UID)
 	assert.NoError(t, err)
-	if !e.IsMachine && slices.ContainsFunc(all, func(s driver.Server) bool { return s.ID != "" }) {
-		t.Errorf("it left %+v", all)
-	}
+	assert.True(t, e.IsMachine || !slices.ContainsFunc(all, func(s driver.Server) bool { return s.ID != "" }), "it left %+v", all)
 }
 
 // testNoCommand checks that neither driver runs an image that names no command.
@@ -235,9 +231,8 @@ func (e *env) testServer(t *testing.T) {
 	})
 	s := e.start(t, spec, "")
 	e.probe(t, s, 8080)
-	if got := e.get(t, s, "/token"); got != secret+"\n" {
-		t.Errorf("the Secret is %q, want %q", got, secret)
-	}
+	got := e.get(t, s, "/token")
+	assert.True(t, got == secret+"\n", "the Secret is %q, want %q", got, secret)
 	wantNoCommandLine(t, secret)
 	e.wantDisk(t, s, spec)
 	spec.RootDiskBytes *= 2
@@ -247,9 +242,7 @@ func (e *env) testServer(t *testing.T) {
 	e.stop(t, spec)
 	e.wantEnd(t, spec, 0, "")
 	s = e.start(t, spec, s.Run)
-	if got := e.get(t, s, "/runs"); got != "x\nx\n" {
-		t.Errorf("of two runs the disk has %q", got)
-	}
+	assert.Equal(t, "of two runs the disk has", e.get(t, s, "/runs"), "x\nx\n")
 	e.wantDisk(t, s, spec)
 	e.prints(t, spec, "serves 2\n")
 	want := "serves 2\n"
@@ -263,16 +256,13 @@ func (e *env) testServer(t *testing.T) {
 func (e *env) wantDisk(t *testing.T, s driver.Server, spec driver.ServerSpec) {
 	t.Helper()
 	if !e.IsMachine {
-		if !strings.Contains(s.Note, "is not enforced") {
-			t.Errorf("the note is %q", s.Note)
-		}
+		assert.Contains(t, "the note", s.Note, "is not enforced")
 		return
 	}
 	mib, err := strconv.ParseInt(strings.TrimSpace(e.get(t, s, "/size")), 10, 64)
 	assert.NoError(t, err)
-	if want := spec.RootDiskBytes >> 20; mib > want || mib < want*3/4 || s.Note != "" {
-		t.Errorf("the root has %d MiB of %d, and the note is %q", mib, want, s.Note)
-	}
+	want := spec.RootDiskBytes >> 20
+	assert.True(t, mib <= want && mib >= want*3/4 && s.Note == "", "the root has %d MiB of %d, and the note is %q", mib, want, s.Note)
 }
 
 // probe waits until a probe succeeds, as the controller's.
@@ -328,9 +318,7 @@ func (e *env) testFirstProcess(t *testing.T) {
 	wantPrinted(t, e.log(t, spec), "its input is open\nit runs\n")
 	all, err := e.driver.List(t.Context(), spec.UID)
 	assert.NoError(t, err)
-	if len(all) != 1 || all[0].State != driver.StateStopping {
-		t.Errorf("it is %+v, want it stopping", all)
-	}
+	assert.True(t, len(all) == 1 && all[0].State == driver.StateStopping, "it is %+v, want it stopping", all)
 	spec.Power, spec.StopBy = driver.PowerOff, time.Unix(1, 0)
 	assert.NoError(t, assert.ErrorOf(e.driver.Ensure(t.Context(), spec)))
 	e.wantEnd(t, spec, 137, "")
@@ -338,7 +326,5 @@ func (e *env) testFirstProcess(t *testing.T) {
 
 func wantPrinted(t *testing.T, got, want string) {
 	t.Helper()
-	if got != want {
-		t.Errorf("it printed %q, want %q", got, want)
-	}
+	assert.Equal(t, "it printed", got, want)
 }

@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strings"
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -98,17 +97,14 @@ func (e *env) start(t *testing.T, spec driver.ServerSpec, old string) (s driver.
 	t.Helper()
 	assert.Eventually(t, "Ensure begins a run", func(testing.TB) error {
 		var err error
-		if s, err = e.driver.Ensure(t.Context(), spec); err != nil && !errors.Is(err, driver.ErrRetry) {
-			t.Fatalf("Ensure: %v", err)
-		}
+		s, err = e.driver.Ensure(t.Context(), spec)
+		assert.Require(t, err == nil || errors.Is(err, driver.ErrRetry), "Ensure: %v", err)
 		if s.Run == "" || s.Run == old {
 			return fmt.Errorf("it is %+v, %w", s, errors.Join(err, driver.ErrRetry))
 		}
 		return err
 	})
-	if len(s.Pending) > 0 {
-		t.Errorf("at its start Pending is %v", s.Pending)
-	}
+	assert.True(t, len(s.Pending) == 0, "at its start Pending is %v", s.Pending)
 	return s
 }
 
@@ -128,18 +124,15 @@ func (e *env) wantEnd(t *testing.T, spec driver.ServerSpec, code int, message st
 	if code == 0 {
 		reason = "Completed"
 	}
-	if exit.Code != code || exit.Reason != reason || exit.Message != message {
-		t.Errorf("it ended with %+v, want code %d, reason %s and the message %q", exit, code, reason, message)
-	}
+	assert.True(t, exit.Code == code && exit.Reason == reason && exit.Message == message,
+		"it ended with %+v, want code %d, reason %s and the message %q", exit, code, reason, message)
 }
 
 // log returns what a server has printed.
 func (e *env) log(t testing.TB, spec driver.ServerSpec) string {
 	t.Helper()
 	reader, ok := driver.As[driver.LogReader](e.driver)
-	if !ok {
-		t.Fatal("the driver is no driver.LogReader")
-	}
+	assert.Require(t, ok, "the driver is no driver.LogReader")
 	log, err := reader.Logs(t.Context(), spec.UID, driver.LogOptions{})
 	assert.NoError(t, err)
 	defer func() { _ = log.Close() }()
@@ -152,9 +145,7 @@ func (e *env) log(t testing.TB, spec driver.ServerSpec) string {
 func (e *env) prints(t *testing.T, spec driver.ServerSpec, text string) {
 	t.Helper()
 	assert.Eventually(t, "it prints "+text, func(t testing.TB) error {
-		if log := e.log(t, spec); !strings.Contains(log, text) {
-			t.Errorf("it has printed %q", log)
-		}
+		assert.Contains(t, "it has printed", e.log(t, spec), text)
 		return nil
 	})
 }
@@ -162,9 +153,7 @@ func (e *env) prints(t *testing.T, spec driver.ServerSpec, text string) {
 // get returns what a server answers at the first of its published ports.
 func (e *env) get(t *testing.T, s driver.Server, path string) (text string) {
 	t.Helper()
-	if len(s.Ports) == 0 {
-		t.Fatalf("no port is published: %+v", s)
-	}
+	assert.Require(t, len(s.Ports) != 0, "no port is published: %+v", s)
 	url := fmt.Sprintf("http://127.0.0.1:%d%s", s.Ports[0].HostPort, path)
 	assert.Eventually(t, url, func(t testing.TB) error {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
@@ -175,9 +164,8 @@ func (e *env) get(t *testing.T, s driver.Server, path string) (text string) {
 		}
 		defer func() { _ = answer.Body.Close() }()
 		body, err := io.ReadAll(answer.Body)
-		if text = string(body); answer.StatusCode != http.StatusOK {
-			t.Errorf("it answers %s", answer.Status)
-		}
+		text = string(body)
+		assert.True(t, answer.StatusCode == http.StatusOK, "it answers %s", answer.Status)
 		return err
 	})
 	return text

@@ -183,9 +183,7 @@ func (w *world) tryWith(t *testing.T, policy string, egress Egress) {
 func (g *guest) routeLoopback(t *testing.T) {
 	t.Helper()
 	got := g.run(t, "", "sh", "-ec", "echo 1 >/proc/sys/net/ipv4/conf/all/route_localnet; ip addr del 127.0.0.1/8 dev lo; ip route add 127.0.0.0/8 via "+g.gateway+"; ip route get 127.0.0.1")
-	if !strings.Contains(got, "via "+g.gateway) {
-		t.Errorf("the guest's route to loopback is %s", got)
-	}
+	assert.Contains(t, "the guest's route to loopback", got, "via "+g.gateway)
 }
 
 func (g *guest) tryOutward(t *testing.T, policy string, peers map[string]*guest) {
@@ -214,15 +212,11 @@ func (g *guest) tryOutward(t *testing.T, policy string, peers map[string]*guest)
 	}
 	results := g.try(t, targets...)
 	for i, got := range results {
-		if got != wants[i] {
-			t.Errorf("%s from the guest to %s: %s, want %s", targets[i].Protocol, targets[i].Address, got, wants[i])
-		}
+		assert.Equal(t, targets[i].Protocol+" from the guest to "+targets[i].Address, got, wants[i])
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.IsMachine && len(g.heard) > 0 {
-		t.Errorf("the host has heard %q of a guest", g.heard)
-	}
+	assert.True(t, !g.IsMachine || len(g.heard) == 0, "the host has heard %q of a guest", g.heard)
 	t.Logf("tried %d ways out", len(results))
 }
 
@@ -290,9 +284,7 @@ func (g *guest) tryInward(t *testing.T) {
 			targets = append(targets, target{Protocol: row.protocol, Address: g.hostPort(t, row.port, host), Insists: row.want == "reset" && !g.IsMachine})
 		}
 		for i, got := range tryFrom(t, from, targets...) {
-			if got != row.want {
-				t.Errorf("%s to port %s of the guest at %s: %s, want %s", row.protocol, row.port, targets[i].Address, got, row.want)
-			}
+			assert.Equal(t, fmt.Sprintf("%s to port %s of the guest at %s", row.protocol, row.port, targets[i].Address), got, row.want)
 		}
 	}
 }

@@ -120,9 +120,7 @@ func (r *Reading) WaitForEnd(t testing.TB, kind error) {
 // Require fails the case if the harness lacks something and Skips gives no reason.
 func Require(t *testing.T, has bool, what string) {
 	t.Helper()
-	if !has {
-		t.Fatalf("the harness has no %s: set it, or give the reason in Skips under the name of this case", what)
-	}
+	assert.Require(t, has, "the harness has no %s: set it, or give the reason in Skips under the name of this case", what)
 }
 
 // checkRuns checks that a server is still in the same run.
@@ -133,7 +131,5 @@ func (e *Env) checkRuns(t *testing.T, s driver.Server) {
 		now, err = e.Driver.List(t.Context(), s.UID)
 		return err
 	})
-	if len(now) != 1 || now[0].Run != s.Run || now[0].State != driver.StateRunning {
-		t.Errorf("List shows %+v, want it running in the run %s", now, s.Run)
-	}
+	assert.True(t, len(now) == 1 && now[0].Run == s.Run && now[0].State == driver.StateRunning, "List shows %+v, want it running in the run %s", now, s.Run)
 }

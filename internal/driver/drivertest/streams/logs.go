@@ -64,9 +64,8 @@ func testLogsTail(t *testing.T, e *Env) {
 	for lines, want := range map[int64][]string{0: nil, 1: words[2:], 2: words[1:], 1000: words} {
 		text := readLog(t, d, spec.UID, driver.LogOptions{TailLines: &lines})
 		for i, w := range words {
-			if has, wants := strings.Contains(text, w), i >= len(words)-len(want); has != wants {
-				t.Errorf("the last %d lines have %s: %v, want %v: %q", lines, w, has, wants, text)
-			}
+			has, wants := strings.Contains(text, w), i >= len(words)-len(want)
+			assert.True(t, has == wants, "the last %d lines have %s: %v, want %v: %q", lines, w, has, wants, text)
 		}
 	}
 	assert.ErrorIs(t, "Logs of -1 lines", assert.ErrorOf(d.Logs(t.Context(), spec.UID, driver.LogOptions{TailLines: new(int64(-1))})), driver.ErrInvalid)
@@ -106,13 +105,11 @@ func testLogsPrevious(t *testing.T, e *Env) {
 	e.waitForLog(t, spec.UID, driver.LogOptions{}, second)
 	check := func() {
 		t.Helper()
-		if text := readLog(t, d, spec.UID, driver.LogOptions{}); strings.Contains(text, first) || !strings.Contains(text, second) {
-			t.Errorf("the log has %q, want %s and not %s", text, second, first)
-		}
+		text := readLog(t, d, spec.UID, driver.LogOptions{})
+		assert.True(t, !strings.Contains(text, first) && strings.Contains(text, second), "the log has %q, want %s and not %s", text, second, first)
 		for _, o := range []driver.LogOptions{{Previous: true}, {Previous: true, Follow: true}, {Previous: true, TailLines: new(int64(1000))}} {
-			if text := readLog(t, d, spec.UID, o); !strings.Contains(text, first) || strings.Contains(text, second) {
-				t.Errorf("the previous log has %q, want %s and not %s", text, first, second)
-			}
+			text := readLog(t, d, spec.UID, o)
+			assert.True(t, strings.Contains(text, first) && !strings.Contains(text, second), "the previous log has %q, want %s and not %s", text, first, second)
 		}
 	}
 	check()

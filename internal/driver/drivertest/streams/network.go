@@ -46,7 +46,5 @@ func testInterfaces(t *testing.T, e *Env) {
 			}
 		}
 	}
-	if addresses == 0 {
-		t.Errorf("no interface has an address: %+v", all)
-	}
+	assert.True(t, addresses != 0, "no interface has an address: %+v", all)
 }

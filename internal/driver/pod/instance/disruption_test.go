@@ -50,9 +50,8 @@ func TestDisruption(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := (&Instance{Pod: tc.pod, IsDeletedHere: tc.here}).Disruption(); got != tc.want {
-				t.Errorf("got %q, want %q", got, tc.want)
-			}
+			got := (&Instance{Pod: tc.pod, IsDeletedHere: tc.here}).Disruption()
+			assert.True(t, got == tc.want, "got %q, want %q", got, tc.want)
 		})
 	}
 }
@@ -84,9 +83,8 @@ func TestEvicted(t *testing.T) {
 			record, err := i.EndRecord()
 			assert.NoError(t, err)
 			metav1.SetMetaDataAnnotation(&i.Claims.Root().ObjectMeta, objects.AnnotationEnd, record)
-			if end, kept := i.End(), i.Claims.lastEnd().Exit; end == nil || end.Evicted != tc.want || kept.Evicted != tc.want {
-				t.Errorf("the end is %+v, and its record has %+v", end, kept)
-			}
+			end, kept := i.End(), i.Claims.lastEnd().Exit
+			assert.True(t, end != nil && end.Evicted == tc.want && kept.Evicted == tc.want, "the end is %+v, and its record has %+v", end, kept)
 		})
 	}
 }
@@ -116,17 +114,14 @@ func TestRecordedDisruption(t *testing.T) {
 	assert.NoError(t, err)
 	metav1.SetMetaDataAnnotation(&i.Claims.Root().ObjectMeta, objects.AnnotationEnd, record)
 	i.Pod = nil
-	if s := i.Server(); s.State != driver.StateStopped || !strings.Contains(s.Disruption, "evicted") {
-		t.Errorf("the server is %+v", s)
-	}
+	s := i.Server()
+	assert.True(t, s.State == driver.StateStopped && strings.Contains(s.Disruption, "evicted"), "the server is %+v", s)
 	older, err := json.Marshal(endRecord{Pod: pod.UID, Exit: &driver.Exit{Reason: "Completed"}})
 	assert.NoError(t, err)
 	metav1.SetMetaDataAnnotation(&i.Claims.Root().ObjectMeta, objects.AnnotationEnd, string(older))
 	i.Pod = onNode(deleted, withStatuses(terminated(0, "Completed", "")))
 	i.Pod.UID = pod.UID
-	if got := i.Disruption(); got != "" {
-		t.Errorf("a pod that had ended before it was deleted has %q", got)
-	}
+	assert.Equal(t, "a pod that had ended before it was deleted has", i.Disruption(), "")
 }
 
 // TestServerOfADrainedPod checks what is said while the pod ends, and where it is.
@@ -139,9 +134,8 @@ func TestServerOfADrainedPod(t *testing.T) {
 	}
 	for ready, isTold := range map[corev1.ConditionStatus]bool{corev1.ConditionTrue: false, corev1.ConditionUnknown: true} {
 		plain := (&Instance{reader: reader, Pod: onNode(deleted), Asserted: "other", node: nodeState{object: nodeOf("s", "a", ready, 0)}}).Server()
-		if !strings.HasPrefix(plain.Progress, "the pod ends on node n1") || strings.Contains(plain.Progress, "power it off") != isTold {
-			t.Errorf("a pod that was deleted on a node whose readiness is %s says %q", ready, plain.Progress)
-		}
+		assert.True(t, strings.HasPrefix(plain.Progress, "the pod ends on node n1") && strings.Contains(plain.Progress, "power it off") == isTold,
+			"a pod that was deleted on a node whose readiness is %s says %q", ready, plain.Progress)
 	}
 }
 
@@ -153,9 +147,8 @@ func TestServerWithAnotherContainer(t *testing.T) {
 	pod := onNode(withStatuses(terminated(5, "Error", ""), corev1.ContainerStatus{Name: "other", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}))
 	pod.Spec.Containers = []corev1.Container{{Name: objects.ContainerName}, {Name: "other"}}
 	i := &Instance{reader: reader, Pod: pod, Asserted: "other"}
-	if s := i.Server(); i.End() != nil || s.State != driver.StateStopping || s.Exit == nil || s.Exit.Code != 5 {
-		t.Errorf("the server is %+v, its end %+v", s, i.End())
-	}
+	s := i.Server()
+	assert.True(t, i.End() == nil && s.State == driver.StateStopping && s.Exit != nil && s.Exit.Code == 5, "the server is %+v, its end %+v", s, i.End())
 }
 
 func TestUnschedulable(t *testing.T) {
@@ -168,9 +161,7 @@ func TestUnschedulable(t *testing.T) {
 	}{"refused": {waits, true}, "not looked at yet": {&corev1.Pod{}, false}, "placed": {onNode(), false}} {
 		reader := &Reader{Clock: testingclock.NewFakePassiveClock(time.Unix(0, 0)), LastStatus: neverSeen}
 		s := (&Instance{reader: reader, Pod: tc.pod, Asserted: "other"}).Server()
-		if s.State != driver.StateStarting || s.IsUnschedulable != tc.want {
-			t.Errorf("%s: the server is %+v", name, s)
-		}
+		assert.True(t, s.State == driver.StateStarting && s.IsUnschedulable == tc.want, "%s: the server is %+v", name, s)
 	}
 }
 
@@ -190,16 +181,13 @@ func TestEndOfAGuestBesideASidecar(t *testing.T) {
 			pod.DeletionTimestamp = new(metav1.Now())
 		}
 		i := &Instance{reader: reader, Pod: pod}
-		if s := i.Server(); s.NeedsEnsure == isDeleted {
-			t.Errorf("deleted %t, an Ensure is asked for: %t", isDeleted, s.NeedsEnsure)
-		}
+		s := i.Server()
+		assert.True(t, s.NeedsEnsure != isDeleted, "deleted %t, an Ensure is asked for: %t", isDeleted, s.NeedsEnsure)
 		objects.SetEndDeadline(pod)
 		kept, err := stripObject(pod.DeepCopy())
-		if s := (&Instance{reader: reader, Pod: kept.(*corev1.Pod)}).Server(); s.NeedsEnsure || err != nil {
-			t.Errorf("deleted %t, an Ensure is asked for again, %v", isDeleted, err)
-		}
-		if s := i.Server(); s.State != driver.StateStopping || s.Exit == nil || s.Exit.Code != 3 {
-			t.Errorf("deleted %t: %s, %+v", isDeleted, s.State, s.Exit)
-		}
+		assert.True(t, !(&Instance{reader: reader, Pod: kept.(*corev1.Pod)}).Server().NeedsEnsure && err == nil,
+			"deleted %t, an Ensure is asked for again, %v", isDeleted, err)
+		s = i.Server()
+		assert.True(t, s.State == driver.StateStopping && s.Exit != nil && s.Exit.Code == 3, "deleted %t: %s, %+v", isDeleted, s.State, s.Exit)
 	}
 }

@@ -18,6 +18,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // nodeOf returns a node of a system and a boot whose kubelet has posted its status at a time, in seconds.
@@ -68,15 +69,12 @@ func TestLostMachine(t *testing.T) {
 			if exit := i.End(); exit != nil {
 				got = exit.Reason
 			}
-			if got != tc.want {
-				t.Fatalf("the end is %q, want %q", got, tc.want)
-			}
+			assert.Require(t, got == tc.want, "the end is %q, want %q", got, tc.want)
 			refuses, _ := i.RefusesAssertion()
 			s := i.Server()
 			isLost := s.State == driver.StateUnknown && s.Err != nil && strings.Contains(s.Err.Error(), "has not seen the end of the machine's container in pod ns/web") && i.Lost() != ""
-			if isLost != (tc.want == "") || s.Run != "run" || refuses != tc.refused {
-				t.Errorf("the server is %+v, lost %q, an assertion is refused: %t", s, i.Lost(), refuses)
-			}
+			assert.True(t, isLost == (tc.want == "") && s.Run == "run" && refuses == tc.refused,
+				"the server is %+v, lost %q, an assertion is refused: %t", s, i.Lost(), refuses)
 		})
 	}
 }
@@ -85,17 +83,11 @@ func TestLostMachine(t *testing.T) {
 func recordedPods(t *testing.T, name string) [2]*corev1.Pod {
 	t.Helper()
 	recorded, err := os.ReadFile(filepath.Join("testdata", name+".json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	p := new(corev1.Pod)
-	if err := json.Unmarshal(recorded, p); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, json.Unmarshal(recorded, p))
 	kept, err := stripObject(p.DeepCopy())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return [2]*corev1.Pod{p, kept.(*corev1.Pod)}
 }
 
@@ -121,9 +113,7 @@ func TestRecordedPods(t *testing.T) {
 				if exit := ProvenEnd(p); exit != nil {
 					got = exit.Reason
 				}
-				if got != want {
-					t.Errorf("the end is %q, want %q", got, want)
-				}
+				assert.Equal(t, "the end", got, want)
 			}
 		})
 	}
@@ -152,9 +142,7 @@ func TestUnrecordedBoot(t *testing.T) {
 	} {
 		p := onNode(withStatuses(tc.status))
 		p.Annotations = map[string]string{objects.AnnotationBoot: tc.recorded}
-		if got := (&Instance{Pod: p, node: nodeState{object: tc.node}}).UnrecordedBoot(); got != tc.want {
-			t.Errorf("%s: to be recorded is %q, want %q", name, got, tc.want)
-		}
+		assert.Equal(t, name+": to be recorded", (&Instance{Pod: p, node: nodeState{object: tc.node}}).UnrecordedBoot(), tc.want)
 	}
 }
 
@@ -165,11 +153,9 @@ func TestStrippedPod(t *testing.T) {
 	never := onNode(deleted, byKubelet, withStatuses(corev1.ContainerStatus{Name: objects.ContainerName}))
 	never.ManagedFields = append(never.ManagedFields, metav1.ManagedFieldsEntry{Manager: "drover", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{}}`)})
 	kept, err := stripObject(never.DeepCopy())
-	if p, ok := kept.(*corev1.Pod); err != nil || !ok || ProvenEnd(p) == nil || len(p.ManagedFields) != 1 {
-		t.Errorf("kept is %+v, %v", kept, err)
-	}
+	p, ok := kept.(*corev1.Pod)
+	assert.True(t, err == nil && ok && ProvenEnd(p) != nil && len(p.ManagedFields) == 1, "kept is %+v, %v", kept, err)
 	never.Status.Phase = corev1.PodRunning
-	if kept, err = stripObject(never); err != nil || len(kept.(*corev1.Pod).ManagedFields) > 0 {
-		t.Errorf("of a pod that runs, %+v is kept, %v", kept, err)
-	}
+	kept, err = stripObject(never)
+	assert.True(t, err == nil && len(kept.(*corev1.Pod).ManagedFields) == 0, "of a pod that runs, %+v is kept, %v", kept, err)
 }

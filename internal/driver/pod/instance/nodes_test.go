@@ -23,6 +23,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // nodeServer serves the nodes of an API server: node ready, node off, which has the taint out-of-service, and
@@ -87,13 +88,11 @@ func TestNodesOfLists(t *testing.T) {
 				all = append(all, &Instance{reader: r, UID: uid, Pod: p})
 			}
 			r.readNodes(t.Context(), all, false)
-			if n := api.asked.Load(); n != c.requests {
-				t.Errorf("the API server was asked %d times, want %d", n, c.requests)
-			}
+			n := api.asked.Load()
+			assert.True(t, n == c.requests, "the API server was asked %d times, want %d", n, c.requests)
 			for n, want := range c.ended {
-				if got := all[n].AssertedEnd(); (got != nil) != want {
-					t.Errorf("the pod of node %q has the end %+v, want one: %t", nodes[n], got, want)
-				}
+				got := all[n].AssertedEnd()
+				assert.True(t, (got != nil) == want, "the pod of node %q has the end %+v, want one: %t", nodes[n], got, want)
 			}
 		})
 	}

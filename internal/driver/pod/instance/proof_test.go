@@ -15,6 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // neverSeen is the LastStatus of a Reader whose machines have not been asked yet.
@@ -190,9 +191,7 @@ func TestAssertedEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got := assertedEnd(tc.node, tc.asserted, time.Unix(1, 0))
-			if (got != nil) != tc.want || got != nil && got.Reason != exitAsserted {
-				t.Errorf("the asserted end is %+v, want one: %t", got, tc.want)
-			}
+			assert.True(t, (got != nil) == tc.want && (got == nil || got.Reason == exitAsserted), "the asserted end is %+v, want one: %t", got, tc.want)
 		})
 	}
 }
@@ -218,9 +217,7 @@ func TestRecordedEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			i := &Instance{Asserted: "c", Claims: Claims{objects.RootDisk: {ObjectMeta: metav1.ObjectMeta{Annotations: tc.annotations}}}}
-			if got := i.Claims.lacksEnd(i.Asserted); got != tc.lost {
-				t.Errorf("it is lost: %t, want %t", got, tc.lost)
-			}
+			assert.Equal(t, "it is lost", i.Claims.lacksEnd(i.Asserted), tc.lost)
 		})
 	}
 }
@@ -233,9 +230,8 @@ func TestDisksOfASeenRun(t *testing.T) {
 	pod := onNode(withStatuses(terminated(137, "ContainerStatusUnknown", "")))
 	pod.UID, pod.Spec.Containers = "seen", []corev1.Container{{Name: "added"}, {Name: objects.ContainerName, StartupProbe: &corev1.Probe{}}}
 	for seen, want := range map[string]bool{"seen": true, "another": false, "": false} {
-		if got := (&Instance{reader: reader, Pod: pod, seenRun: seen}).HasMadeDisk(objects.RootDisk); got != want {
-			t.Errorf("after run %q was seen: made %t, want %t", seen, got, want)
-		}
+		got := (&Instance{reader: reader, Pod: pod, seenRun: seen}).HasMadeDisk(objects.RootDisk)
+		assert.True(t, got == want, "after run %q was seen: made %t, want %t", seen, got, want)
 	}
 }
 
@@ -260,8 +256,6 @@ func TestDisksOfAMachineThatWasNotStarted(t *testing.T) {
 				got = append(got, disk)
 			}
 		}
-		if !slices.Equal(got, want) {
-			t.Errorf("%s: the disks made are %q, want %q", message, got, want)
-		}
+		assert.True(t, slices.Equal(got, want), "%s: the disks made are %q, want %q", message, got, want)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"cloudnative.tw/drover/internal/driver/pod/objects"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestStartingText checks what is said of a pod that has not started: nothing of Drover's gate, which
@@ -35,9 +36,8 @@ func TestStartingText(t *testing.T) {
 			for _, gate := range tc.gates {
 				p.Spec.SchedulingGates = append(p.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: gate})
 			}
-			if isOurs := len(tc.gates) > 0 && tc.gates[0] == ours; objects.IsGated(p) != isOurs {
-				t.Fatalf("the pod is gated: %v", !isOurs)
-			}
+			isOurs := len(tc.gates) > 0 && tc.gates[0] == ours
+			assert.Require(t, objects.IsGated(p) == isOurs, "the pod is gated: %v", !isOurs)
 			if tc.reason != "" {
 				p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: tc.reason, Message: tc.message}}
 			}
@@ -45,9 +45,8 @@ func TestStartingText(t *testing.T) {
 				waiting := &corev1.ContainerStateWaiting{Reason: tc.waits}
 				p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: objects.ContainerName, State: corev1.ContainerState{Waiting: waiting}}}
 			}
-			if got := startingText(p, nodeState{}, nil); got != tc.want {
-				t.Errorf("got %q, want %q", got, tc.want)
-			}
+			got := startingText(p, nodeState{}, nil)
+			assert.True(t, got == tc.want, "got %q, want %q", got, tc.want)
 		})
 	}
 }

@@ -48,9 +48,7 @@ func TestAllowed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{"zone": "a"}}, Spec: c.node}
-			if got := isAllowed(t.Context(), c.wants, node); got != c.want {
-				t.Errorf("the pod may run there: %t, want %t", got, c.want)
-			}
+			assert.Equal(t, "the pod may run there", isAllowed(t.Context(), c.wants, node), c.want)
 		})
 	}
 }

@@ -35,23 +35,15 @@ func TestClientCredentials(t *testing.T) {
 		return c.Cert
 	}
 	first := derive(at)
-	if !bytes.Equal(first, derive(at)) {
-		t.Error("they are derived again")
-	}
+	assert.True(t, bytes.Equal(first, derive(at)), "they are derived again")
 	edited := at
 	edited.Nonce = "edited"
-	if bytes.Equal(first, derive(edited)) {
-		t.Error("those of another nonce are the same")
-	}
+	assert.True(t, !bytes.Equal(first, derive(edited)), "those of another nonce are the same")
 	again := derive(at)
 	m.Forget(func(pod types.UID) bool { return pod == at.Pod })
-	if !bytes.Equal(again, derive(at)) {
-		t.Error("those of a pod that is there are forgotten")
-	}
+	assert.True(t, bytes.Equal(again, derive(at)), "those of a pod that is there are forgotten")
 	m.Forget(func(types.UID) bool { return false })
-	if bytes.Equal(again, derive(at)) {
-		t.Error("those of a pod that is gone are kept")
-	}
+	assert.True(t, !bytes.Equal(again, derive(at)), "those of a pod that is gone are kept")
 }
 
 // TestClientCredentialsOfAWrongClock checks that credentials which were derived while this host's clock
@@ -64,13 +56,11 @@ func TestClientCredentialsOfAWrongClock(t *testing.T) {
 	m.seed.Store(&seed)
 	at := Machine{UID: "vm", Pod: "pod", Nonce: "nonce"}
 	at.Address = serveStatus(t, seed, at)
-	if used, _, err := m.Sample(t.Context(), []Machine{at}); err != nil || len(used) != 0 {
-		t.Errorf("with a wrong clock the samples are %v, %v", used, err)
-	}
+	used, _, err := m.Sample(t.Context(), []Machine{at})
+	assert.True(t, err == nil && len(used) == 0, "with a wrong clock the samples are %v, %v", used, err)
 	wrong.SetTime(time.Now())
-	if used, _, err := m.Sample(t.Context(), []Machine{at}); err != nil || len(used) != 1 {
-		t.Errorf("with a right clock the samples are %v, %v", used, err)
-	}
+	used, _, err = m.Sample(t.Context(), []Machine{at})
+	assert.True(t, err == nil && len(used) == 1, "with a right clock the samples are %v, %v", used, err)
 }
 
 // serveStatus serves the status of a machine that runs, and returns the address.

@@ -38,12 +38,10 @@ func TestContainersOfOthers(t *testing.T) {
 	if c := MachineContainer(p); c.Name != ContainerName || c.StartupProbe == nil || MachineStatus(p).Name != ContainerName || !ok || at != firstControlPort {
 		t.Errorf("the machine's container is %+v, its status %+v, its control port %d", c, MachineStatus(p), at)
 	}
-	if name, requested, digest := containerPortName(p, port), RequestedOf(p, kvm), ImageDigest(p); name != "web" || requested != "" || digest != "" {
-		t.Errorf("the port is %q, %q is requested, the digest is %q", name, requested, digest)
-	}
-	if !LeadsToGuest(p, 80) || LeadsToGuest(p, 81) || LeadsToGuest(p, firstControlPort) {
-		t.Error("of the ports 80, 81 and the control port others lead to the guest than 80 alone")
-	}
+	name, requested, digest := containerPortName(p, port), RequestedOf(p, kvm), ImageDigest(p)
+	assert.True(t, name == "web" && requested == "" && digest == "", "the port is %q, %q is requested, the digest is %q", name, requested, digest)
+	assert.True(t, LeadsToGuest(p, 80) && !LeadsToGuest(p, 81) && !LeadsToGuest(p, firstControlPort),
+		"of the ports 80, 81 and the control port others lead to the guest than 80 alone")
 }
 
 // TestNodeAddresses checks that a machine is told the addresses of its node.
@@ -52,9 +50,8 @@ func TestNodeAddresses(t *testing.T) {
 	p, err := (&Template{}).NewPod(driver.ServerSpec{}, Run{Nonce: "nonce"})
 	assert.NoError(t, err)
 	env := MachineContainer(p).Env
-	if len(env) != 1 || env[0].Name != description.NodeAddresses || env[0].ValueFrom.FieldRef.FieldPath != "status.hostIPs" {
-		t.Errorf("its environment is %+v", env)
-	}
+	assert.True(t, len(env) == 1 && env[0].Name == description.NodeAddresses && env[0].ValueFrom.FieldRef.FieldPath == "status.hostIPs",
+		"its environment is %+v", env)
 }
 
 // TestPodWithoutMachine checks that a pod without the machine's container has none.
@@ -76,9 +73,7 @@ func TestMetaOfBarePod(t *testing.T) {
 	t.Parallel()
 	p := &corev1.Pod{}
 	(&Template{}).SetMeta(p, driver.ServerSpec{Name: "web", Labels: map[string]string{"app": "shop"}}, nil)
-	if p.Labels[LabelName] != "web" || p.Labels["app"] != "shop" {
-		t.Errorf("the labels are %v", p.Labels)
-	}
+	assert.True(t, p.Labels[LabelName] == "web" && p.Labels["app"] == "shop", "the labels are %v", p.Labels)
 }
 
 // TestEphemeralStorage checks that an ephemeral server requests the storage of its disk and log, so that its
@@ -106,9 +101,8 @@ func TestEphemeralStorage(t *testing.T) {
 	assert.NoError(t, CheckStorage(p, spec))
 	p, err = (&Template{}).NewPod(spec, Run{Nonce: "nonce"})
 	assert.NoError(t, err)
-	if _, ok := MachineContainer(p).Resources.Limits[corev1.ResourceEphemeralStorage]; ok {
-		t.Error("a pod whose disk is in a PVC limits its ephemeral storage")
-	}
+	_, ok := MachineContainer(p).Resources.Limits[corev1.ResourceEphemeralStorage]
+	assert.True(t, !ok, "a pod whose disk is in a PVC limits its ephemeral storage")
 }
 
 // TestLabelsOfOthers checks which objects have the labels of their VirtualMachine: pods that an owner keeps
@@ -136,16 +130,14 @@ func TestLabelsOfOthers(t *testing.T) {
 		}
 		p.OwnerReferences = nil
 		SetLabels(p, labels)
-		if _, ok := p.Labels[theirs]; ok {
-			t.Errorf("%s: a pod that lost its owner keeps %v", name, p.Labels)
-		}
+		_, ok := p.Labels[theirs]
+		assert.True(t, !ok, "%s: a pod that lost its owner keeps %v", name, p.Labels)
 	}
 	for name, object := range map[string]metav1.Object{
 		"claim":  (&Template{}).NewClaim(driver.ServerSpec{Labels: labels}, Disk{}, "nonce"),
 		"budget": (&Template{}).NewBudget(driver.ServerSpec{Labels: labels}, "nonce"),
 	} {
-		if _, ok := object.GetLabels()[theirs]; ok {
-			t.Errorf("the %s has the labels %v", name, object.GetLabels())
-		}
+		_, ok := object.GetLabels()[theirs]
+		assert.True(t, !ok, "the %s has the labels %v", name, object.GetLabels())
 	}
 }

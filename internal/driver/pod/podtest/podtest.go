@@ -24,6 +24,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -78,9 +79,7 @@ func (e *Engine) losableOf(t *testing.T, id string) drivertest.Losable {
 	t.Helper()
 	proxy := e.Cluster.NewAPIProxy(t)
 	config, err := clientcmd.BuildConfigFromFlags("", proxy.Kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	config.QPS = -1
 	return drivertest.Losable{Driver: e.recordObjects(e.Open(t, config, id, lossTimeout), id), Lose: proxy.Disconnect, Restore: proxy.Restore}
 }
@@ -89,9 +88,7 @@ func (e *Engine) losableOf(t *testing.T, id string) drivertest.Losable {
 func (e *Engine) PodOf(t *testing.T, s driver.Server) *corev1.Pod {
 	t.Helper()
 	p, err := e.findPod(t.Context(), s)
-	if err != nil || p == nil {
-		t.Fatalf("the pod of %s is not found: %v", s.ID, err)
-	}
+	assert.Require(t, err == nil && p != nil, "the pod of %s is not found: %v", s.ID, err)
 	return p
 }
 
@@ -140,12 +137,8 @@ func ignoreNotFound(err error) error {
 func (e *Engine) visible(t *testing.T, s driver.Server) string {
 	t.Helper()
 	claims, err := e.Kube.CoreV1().PersistentVolumeClaims(s.Namespace).List(t.Context(), labelsOf(s))
-	if err != nil || len(claims.Items) == 0 {
-		t.Fatalf("the claim of %s is not found: %v", s.ID, err)
-	}
+	assert.Require(t, err == nil && len(claims.Items) != 0, "the claim of %s is not found: %v", s.ID, err)
 	text, err := json.Marshal([]any{e.PodOf(t, s), claims.Items})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return string(text)
 }

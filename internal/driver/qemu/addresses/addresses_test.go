@@ -36,29 +36,23 @@ func TestPool(t *testing.T) {
 		assert.NoError(t, err)
 		lost, err := p.Take(uid, netip.Prefix{}) // as after a crash before it was recorded
 		assert.NoError(t, err)
-		if other, isTaken := taken[address]; isTaken || again != address || lost != address {
-			t.Errorf("%s has %s, then %s and %s; %q has it", uid, address, again, lost, other)
-		}
+		other, isTaken := taken[address]
+		assert.True(t, !isTaken && again == address && lost == address, "%s has %s, then %s and %s; %q has it", uid, address, again, lost, other)
 		taken[address] = uid
 	}
 	for _, special := range []string{"10.1.2.0", "10.1.2.1", "10.1.2.7"} {
-		if uid, ok := taken[netip.PrefixFrom(netip.MustParseAddr(special), 29)]; ok {
-			t.Errorf("%s has %s, which a machine must not have", uid, special)
-		}
+		uid, ok := taken[netip.PrefixFrom(netip.MustParseAddr(special), 29)]
+		assert.True(t, !ok, "%s has %s, which a machine must not have", uid, special)
 	}
 	assert.ErrorIs(t, "one too many", assert.ErrorOf(p.Take("another", netip.Prefix{})), driver.ErrRetry, "all 5 addresses of 10.1.2.0/29")
 	gone["machine-3"] = true
 	address, err := p.Take("another", netip.Prefix{})
 	assert.NoError(t, err)
-	if taken[address] != "machine-3" {
-		t.Errorf("another has %s, which is of %s", address, taken[address])
-	}
+	assert.Equal(t, fmt.Sprintf("another has %s, which is of", address), taken[address], "machine-3")
 	p.Release("machine-3", address.Addr()) // which it no longer has
 	again, err := p.Take("another", netip.Prefix{})
 	assert.NoError(t, err)
-	if again != address {
-		t.Errorf("another has %s and then %s", address, again)
-	}
+	assert.Equal(t, fmt.Sprintf("another has %s and then", address), again, address)
 }
 
 // TestParseRange lists which ranges are refused.
@@ -118,9 +112,7 @@ func TestChooseRange(t *testing.T) {
 			got, err = ParseRange("", c.dir)
 			return err
 		})
-		if err != nil || got.String() != c.want {
-			t.Errorf("%s: it is %s, %v, want %s", name, got, err, c.want)
-		}
+		assert.True(t, err == nil && got.String() == c.want, "%s: it is %s, %v, want %s", name, got, err, c.want)
 	}
 }
 

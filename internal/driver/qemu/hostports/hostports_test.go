@@ -102,9 +102,8 @@ func TestHostPortsRange(t *testing.T) {
 	}
 	sockets.Close()
 	for _, f := range got {
-		if f.HostPort != first+1 && f.HostPort != first+2 || got[0].HostPort == got[1].HostPort {
-			t.Errorf("got %+v of %s, the first of which is taken", got, h.text)
-		}
+		assert.True(t, (f.HostPort == first+1 || f.HostPort == first+2) && got[0].HostPort != got[1].HostPort,
+			"got %+v of %s, the first of which is taken", got, h.text)
 	}
 	_, _, err = OpenForwards(t.Context(), append(ports, driver.Port{Port: 82}), nil, false, h.Open)
 	wantRetry(t, err, "ports[2]", "is free", driver.ReasonPortConflict)
@@ -123,16 +122,11 @@ func TestHostAddress(t *testing.T) {
 	t.Parallel()
 	var a Address
 	first := a.Current(time.Unix(0, 0))
-	if ip := net.ParseIP(first); ip == nil || ip.To4() == nil {
-		t.Errorf("it is %q, want an IPv4 address", first)
-	}
+	ip := net.ParseIP(first)
+	assert.True(t, ip != nil && ip.To4() != nil, "it is %q, want an IPv4 address", first)
 	a.text = "10.9.8.7"
-	if held := a.Current(time.Unix(0, 0).Add(addressHolds - 1)); held != "10.9.8.7" {
-		t.Errorf("it was looked up again: %s", held)
-	}
-	if renewed := a.Current(time.Unix(0, 0).Add(addressHolds)); renewed != first {
-		t.Errorf("it was not looked up again: %s", renewed)
-	}
+	assert.Equal(t, "it was looked up again", a.Current(time.Unix(0, 0).Add(addressHolds-1)), "10.9.8.7")
+	assert.Equal(t, "it was not looked up again", a.Current(time.Unix(0, 0).Add(addressHolds)), first)
 }
 
 func TestParseHostPorts(t *testing.T) {
@@ -146,14 +140,10 @@ func TestParseHostPorts(t *testing.T) {
 		h, err := Parse(text)
 		assert.NoError(t, err)
 		for _, port := range c.has {
-			if !h.hasPort(port) {
-				t.Errorf("%q lacks %d", text, port)
-			}
+			assert.True(t, h.hasPort(port), "%q lacks %d", text, port)
 		}
 		for _, port := range c.lacks {
-			if h.hasPort(port) {
-				t.Errorf("%q has %d", text, port)
-			}
+			assert.True(t, !h.hasPort(port), "%q has %d", text, port)
 		}
 	}
 	for _, text := range []string{"0", "x", "80-", "-80", "90-80", "65536", "80,,81", ","} {
@@ -164,12 +154,9 @@ func TestParseHostPorts(t *testing.T) {
 // wantRetry checks text, reason and kind of an error.
 func wantRetry(t *testing.T, err error, says ...string) {
 	t.Helper()
-	if !errors.Is(err, driver.ErrRetry) {
-		t.Fatalf("got the error %v, want the kind %q", err, driver.ErrRetry)
-	}
+	assert.Require(t, errors.Is(err, driver.ErrRetry), "got the error %v, want the kind %q", err, driver.ErrRetry)
 	for _, text := range says {
-		if !strings.Contains(err.Error()+" "+driver.ReasonOf(err), text) {
-			t.Errorf("got the error %q with reason %q, want %q in it", err, driver.ReasonOf(err), text)
-		}
+		assert.True(t, strings.Contains(err.Error()+" "+driver.ReasonOf(err), text),
+			"got the error %q with reason %q, want %q in it", err, driver.ReasonOf(err), text)
 	}
 }

@@ -158,24 +158,16 @@ func (h *fuzzHost) check(t *testing.T, x choices) {
 	defer files.Close()
 	c, err := h.prepare(t, spec, files)
 	if err != nil {
-		if !namesField.MatchString(err.Error()) {
-			t.Errorf("%+v: the error names no field: %v", x, err)
-		}
+		assert.True(t, namesField.MatchString(err.Error()), "%+v: the error names no field: %v", x, err)
 		return
 	}
-	if !slices.Contains(onlyNames, x.image) || !slices.Contains(onlyNames, x.kernel) || x.initrd != "" && !slices.Contains(onlyNames, x.initrd) {
-		t.Errorf("%+v: it runs on files that are not among %q", x, onlyNames)
-	}
+	assert.True(t, slices.Contains(onlyNames, x.image) && slices.Contains(onlyNames, x.kernel) && (x.initrd == "" || slices.Contains(onlyNames, x.initrd)),
+		"%+v: it runs on files that are not among %q", x, onlyNames)
 	args, err := c.Arguments(files)
-	if err != nil {
-		t.Fatalf("%+v was accepted, and cannot be started: %v", x, err)
-	}
-	if got, want := shapes(t, args), expectedShapes(t, x); !slices.Equal(got, want) {
-		t.Errorf("%+v makes the command line\n%q, which is not that of a plain machine", x, args)
-	}
-	if args[slices.Index(args, "-append")+1] != x.cmdline {
-		t.Errorf("the kernel's command line %q is not in %q", x.cmdline, args)
-	}
+	assert.Require(t, err == nil, "%+v was accepted, and cannot be started: %v", x, err)
+	got, want := shapes(t, args), expectedShapes(t, x)
+	assert.True(t, slices.Equal(got, want), "%+v makes the command line\n%q, which is not that of a plain machine", x, args)
+	assert.True(t, args[slices.Index(args, "-append")+1] == x.cmdline, "the kernel's command line %q is not in %q", x.cmdline, args)
 	h.checkFiles(t, uid, args)
 }
 
@@ -204,16 +196,11 @@ func (h *fuzzHost) prepare(t *testing.T, spec driver.ServerSpec, files *launch.F
 // is where others could read it.
 func (h *fuzzHost) checkFiles(t *testing.T, uid types.UID, args []string) {
 	t.Helper()
-	if strings.Contains(strings.Join(args, "\x00"), secret) {
-		t.Errorf("the command line has a secret: %q", args)
-	}
-	if now := h.filesOutside(t); !slices.Equal(now, h.outside) {
-		t.Errorf("outside of its folder there are %q, and there were %q", now, h.outside)
-	}
+	assert.True(t, !strings.Contains(strings.Join(args, "\x00"), secret), "the command line has a secret: %q", args)
+	now := h.filesOutside(t)
+	assert.True(t, slices.Equal(now, h.outside), "outside of its folder there are %q, and there were %q", now, h.outside)
 	record, err := os.ReadFile(h.InstanceOf(uid).File(instance.RecordFile))
-	if err != nil || bytes.Contains(record, []byte(secret)) {
-		t.Errorf("the record has a secret, or cannot be read: %v: %s", err, record)
-	}
+	assert.True(t, err == nil && !bytes.Contains(record, []byte(secret)), "the record has a secret, or cannot be read: %v: %s", err, record)
 }
 
 // expectedShapes are the shapes of a plain machine that has the same disks, ports and files.
@@ -259,9 +246,8 @@ func shapes(t *testing.T, args []string) (all []string) {
 			all = append(all, "text")
 		case strings.HasPrefix(arg, "{"):
 			var object map[string]any
-			if err := json.Unmarshal([]byte(arg), &object); err != nil {
-				t.Fatalf("%q: %v", arg, err)
-			}
+			err := json.Unmarshal([]byte(arg), &object)
+			assert.Require(t, err == nil, "%q: %v", arg, err)
 			erase(object)
 			erased, _ := json.Marshal(object)
 			all = append(all, string(erased))

@@ -42,9 +42,8 @@ func TestReleasedBeforeItJoins(t *testing.T) {
 	f, _ := newFollower(t)
 	errAsked := errors.New("asked")
 	c := control.NewLocalClient("token", func(context.Context) (net.Conn, error) { return nil, errAsked })
-	if err := f.joinLink(t.Context(), c, nil, nil); err == nil || errors.Is(err, errReleased) {
-		t.Errorf("a server that is not released: %v, want that its supervisor is asked", err)
-	}
+	err := f.joinLink(t.Context(), c, nil, nil)
+	assert.True(t, err != nil && !errors.Is(err, errReleased), "a server that is not released: %v, want that its supervisor is asked", err)
 	f.inst.Retained = true
 	assert.NoError(t, f.inst.Save())
 	assert.ErrorIs(t, "a released server", f.joinLink(t.Context(), c, nil, nil), errReleased)
@@ -75,15 +74,12 @@ func TestOtherEgressIsReported(t *testing.T) {
 		}
 	}
 	checks(3)
-	if n := changes.Load(); n != 0 {
-		t.Errorf("%d changes were reported of an egress that is recorded", n)
-	}
+	assert.Equal(t, "changes were reported of an egress that is recorded", changes.Load(), 0)
 	inst.Egress.Deny = false
 	assert.NoError(t, inst.Save())
 	checks(3)
-	if n := changes.Load(); n < 2 {
-		t.Errorf("%d changes were reported of another egress, want one each time", n)
-	}
+	n := changes.Load()
+	assert.True(t, n >= 2, "%d changes were reported of another egress, want one each time", n)
 	inst.Egress.Deny = true
 	if assert.NoError(t, inst.Save()); framework.ReadFile(t, inst.File(RecordFile)) != before {
 		t.Error("the record was changed")

@@ -28,9 +28,7 @@ func TestKernelRoutes(t *testing.T) {
 		}
 	}
 	for _, address := range own {
-		if routes.CheckUnicast(netip.MustParseAddr(address)) == nil {
-			t.Errorf("%s counts as another host", address)
-		}
+		assert.True(t, routes.CheckUnicast(netip.MustParseAddr(address)) != nil, "%s counts as another host", address)
 	}
 	text, err := os.ReadFile("/proc/net/route")
 	assert.NoError(t, err)

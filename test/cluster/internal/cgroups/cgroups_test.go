@@ -4,7 +4,6 @@
 package cgroups
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -19,9 +18,7 @@ import (
 // a container that is paused.
 func TestRemoveFrozen(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Fatal("control groups need root")
-	}
+	assert.Require(t, os.Geteuid() == 0, "control groups need root")
 	group := fmt.Sprintf("/drover-test-cgroups-%d", os.Getpid())
 	assert.NoError(t, Make(group+"/below"))
 	t.Cleanup(func() { _ = Remove(group) })
@@ -37,13 +34,9 @@ func TestRemoveFrozen(t *testing.T) {
 	if err := Remove(group); err != nil {
 		t.Error(err)
 	}
-	if err := <-ended; err == nil {
-		t.Error("the process was not killed")
-	}
+	assert.True(t, <-ended != nil, "the process was not killed")
 	for _, root := range roots {
-		if _, err := os.Stat(filepath.Join(root, group)); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s is left in %s: %v", group, root, err)
-		}
+		assert.ErrorIs(t, group+" is left in "+root, assert.ErrorOf(os.Stat(filepath.Join(root, group))), fs.ErrNotExist)
 	}
 }
 

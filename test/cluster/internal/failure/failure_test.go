@@ -7,6 +7,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestOfStart checks that the cause is in the last line, which a terminal shows.
@@ -27,9 +29,7 @@ func TestOfStart(t *testing.T) {
 			t.Parallel()
 			err := OfStart(cause, tc.cleanup, tc.printed)
 			lines := strings.Split(err.Error(), "\n")
-			if last := lines[len(lines)-1]; last != tc.want {
-				t.Errorf("the last line is %q, want %q", last, tc.want)
-			}
+			assert.Equal(t, "the last line", lines[len(lines)-1], tc.want)
 			if !strings.Contains(err.Error(), strings.TrimSpace(tc.printed)) || !errors.Is(err, cause) || tc.cleanup != nil && !errors.Is(err, tc.cleanup) {
 				t.Errorf("it lacks a part: %v", err)
 			}

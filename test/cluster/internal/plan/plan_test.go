@@ -20,13 +20,11 @@ func TestReadRefuses(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		assert.NoError(t, os.WriteFile(filepath.Join(dir, "plan.json"), []byte(content), 0o600))
-		if p, err := Read(dir); err == nil {
-			t.Errorf("%s gives %+v", content, p)
-		}
+		p, err := Read(dir)
+		assert.True(t, err != nil, "%s gives %+v", content, p)
 	}
 	p := Plan{Name: NamePrefix + "1-2", Dir: t.TempDir()}
 	assert.NoError(t, p.Write())
-	if got, err := Read(p.Dir); err != nil || got.Name != p.Name {
-		t.Errorf("got %+v, %v", got, err)
-	}
+	got, err := Read(p.Dir)
+	assert.True(t, err == nil && got.Name == p.Name, "got %+v, %v", got, err)
 }
