@@ -44,13 +44,17 @@ and the rights below.
 type confined struct {
 	name string
 	confine.Confined
+
+	user string // that root starts it as
 }
 
+const ownUser = "an ID of `--qemu-uid-range` that no other process has"
+
 var programs = []confined{
-	{"QEMU", confine.Confined{Policy: confine.PolicyOfQEMU("PREFIX/bin/QEMU", []string{"its loader"}, []string{"the folders that `QEMU -L help` prints"})}},
-	{"supervisor", confine.Confined{Policy: confine.PolicyOf("drover-machine", supervisor.Rights), StartsNothing: true}},
-	{"broker", confine.Confined{Policy: confine.PolicyOf("drover-machine", broker.Rights), StartsNothing: true}},
-	{"converter", confine.Confined{Policy: confine.PolicyOf("drover-machine", converter.Rights), StartsNothing: true}},
+	{"QEMU", confine.Confined{Policy: confine.PolicyOfQEMU("PREFIX/bin/QEMU", []string{"its loader"}, []string{"the folders that `QEMU -L help` prints"})}, "an ID of `--qemu-uid-range` that no other machine has"},
+	{"supervisor", confine.Confined{Policy: confine.PolicyOf("drover-machine", supervisor.Rights), StartsNothing: true}, "QEMU's"},
+	{"broker", confine.Confined{Policy: confine.PolicyOf("drover-machine", broker.Rights), StartsNothing: true}, ownUser},
+	{"converter", confine.Confined{Policy: confine.PolicyOf("drover-machine", converter.Rights), StartsNothing: true}, ownUser},
 }
 
 // Page returns the page. The command go, which it runs, says where the names of system calls are.
@@ -108,9 +112,7 @@ func fileRows() []row {
 		return codeList(paths)
 	}
 	return []row{
-		{"user, if Drover is root", func(confined) string {
-			return "an ID of `--qemu-uid-range`, for this process only"
-		}},
+		{"user, if Drover is root", func(p confined) string { return p.user }},
 		{"user otherwise", func(confined) string { return "Drover's" }},
 		{"capabilities", func(confined) string { return "none" }},
 		{"executes", func(p confined) string { return whileStarting(p, p.Execute) }},
