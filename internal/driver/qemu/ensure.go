@@ -80,6 +80,8 @@ type convergence struct {
 	inst *instance.Instance
 	// unserved is why the machine, which is to stop, has not got its egress.
 	unserved error
+	// isPrepared is set when prepareStart has been done for the next start.
+	isPrepared bool
 }
 
 // errFetching reports that a server cannot be created before its image is fetched.
@@ -107,10 +109,7 @@ func (c *convergence) findOrCreate(ctx context.Context) error {
 	if err := c.checkSpec(); err != nil {
 		return err
 	}
-	if err := c.driver.EndOthers(ctx, c.spec.UID); err != nil {
-		return err
-	}
-	if waits, err := c.fetchImages(ctx); waits || err != nil {
+	if waits, err := c.prepareStart(ctx); waits || err != nil {
 		return cmp.Or(err, errFetching)
 	}
 	if err := c.createServer(ctx); err != nil {
@@ -288,17 +287,7 @@ func (c *convergence) applyStep(ctx context.Context, next step) (waits bool, err
 	case stepReap:
 		return false, c.inst.QuitEnded(ctx)
 	case stepStart:
-		if waits, err := c.fetchImages(ctx); waits || err != nil {
-			return waits, err
-		}
-		if err := c.driver.EndOthers(ctx, c.inst.UID); err != nil {
-			return false, err
-		}
-		if err := c.inst.StartRun(ctx, c.spec); err != nil {
-			return false, err
-		}
-		c.driver.fetches.ReleaseExcept(c.spec.UID)
-		return false, nil
+		return c.startServer(ctx)
 	case stepFinish:
 		return false, c.inst.FinishStart(ctx, c.spec)
 	case stepStop:
@@ -311,6 +300,33 @@ func (c *convergence) applyStep(ctx context.Context, next step) (waits bool, err
 	case stepNone:
 	}
 	return true, nil
+}
+
+// startServer begins a run, once its images are there.
+func (c *convergence) startServer(ctx context.Context) (waits bool, err error) {
+	if waits, err := c.prepareStart(ctx); waits || err != nil {
+		return waits, err
+	}
+	c.isPrepared = false
+	if err := c.inst.StartRun(ctx, c.spec); err != nil {
+		return false, err
+	}
+	c.driver.fetches.ReleaseExcept(c.spec.UID)
+	return false, nil
+}
+
+// prepareStart ends other QEMUs of the UID, and reports whether the server has to wait for an image. A call that
+// creates a server does this before, and not again for the first start: it holds the server's lock all the time.
+func (c *convergence) prepareStart(ctx context.Context) (waits bool, err error) {
+	if c.isPrepared {
+		return false, nil
+	}
+	if err := c.driver.EndOthers(ctx, c.spec.UID); err != nil {
+		return false, err
+	}
+	waits, err = c.fetchImages(ctx)
+	c.isPrepared = !waits && err == nil
+	return waits, err
 }
 
 // adjustMachine does a step to a machine that runs on.
