@@ -63,7 +63,7 @@ func (s *Sources) copyCloud(ctx context.Context, a *attempt) error {
 		return unusableContent("it stands for %s%s now, and %s was asked for", digestPrefix, digest, wanted)
 	}
 	a.published = &published{found.Checksums, digest, found.Checksums.New()}
-	return s.copyHTTP(ctx, found.URL, a)
+	return a.copy.FromWeb(ctx, s.client, found.URL)
 }
 
 // fetchChecksums returns a document with checksums.

@@ -59,7 +59,7 @@ func (s *Sources) findContainer(ctx context.Context, ref Ref, onData func()) (c 
 	if c.digest, err = checkDigest(digest); err != nil {
 		return nil, err
 	}
-	if c.sizes, err = measureLayers(c.Image, s.maxSize); err != nil {
+	if c.sizes, err = measureLayers(c.Image, s.limit.Bytes); err != nil {
 		return nil, err
 	}
 	if c.config, err = readConfig(c.Image); err != nil {
@@ -139,7 +139,7 @@ func (a *attempt) convertLayers(ctx context.Context, c *container) (disk string,
 	if a.store.Convert == nil {
 		return "", newError(ErrUnsupported, "container images are not taken here")
 	}
-	limit := a.store.Sources.maxSize
+	limit := a.store.Sources.limit.Bytes
 	order := rootfs.Order{Seed: c.digest, Layers: c.sizes, MaxContent: limit, MaxSize: limit}
 	point := crashpoint.Begin("convert image", c.digest)
 	result, err := a.store.Convert(ctx, order, func(number int) (io.ReadCloser, error) {
@@ -195,11 +195,11 @@ func (a *attempt) explainResult(r rootfs.Result) error {
 	case rootfs.ReasonContent:
 		return unusableContent("no machine can have it as its root: %s", message)
 	case rootfs.ReasonTooLarge:
-		return tooLargeError("the layers of the image have more than", a.store.Sources.maxSize)
+		return tooLargeError("the layers of the image have more than", a.store.Sources.limit.Bytes)
 	case rootfs.ReasonMemory:
 		return errTooMuchMemory()
 	case rootfs.ReasonOutput:
-		return tooLargeError("its root has more than", a.store.Sources.maxSize)
+		return tooLargeError("its root has more than", a.store.Sources.limit.Bytes)
 	case rootfs.ReasonFailed:
 		return fmt.Errorf("converting it failed: %s", message)
 	}
@@ -240,7 +240,7 @@ func (a *attempt) extractDisk(disk rootfs.Range) (string, error) {
 	path := filepath.Join(filepath.Dir(a.file.Name()), diskFile)
 	return a.store.writeFile(path, a.ref, a.progress, func(d *attempt) (string, error) {
 		d.version = a.version
-		if _, err := io.Copy(d, io.NewSectionReader(a.file, disk.Offset, disk.Size)); err != nil {
+		if _, err := io.Copy(&d.copy, io.NewSectionReader(a.file, disk.Offset, disk.Size)); err != nil {
 			return "", err
 		}
 		digest, err := d.finishFile()

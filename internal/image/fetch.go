@@ -5,11 +5,8 @@ package image
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -18,9 +15,9 @@ import (
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/crashpoint"
-	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/image/room"
 	"cloudnative.tw/drover/internal/image/source"
+	"cloudnative.tw/drover/internal/image/transfer"
 )
 
 // DefaultStall is how long a fetch may go without any progress.
@@ -114,8 +111,8 @@ func (s *Store) writeFile(path string, ref Ref, progress Progress, fill func(*at
 		return "", err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	a := &attempt{store: s, ref: ref, progress: progress, file: file, out: &room.File{File: file, Disk: s.Room}, hash: sha256.New()}
-	a.sparse.To = a
+	a := &attempt{store: s, ref: ref, progress: progress, file: file, out: &room.File{File: file, Disk: s.Room}}
+	a.copy = transfer.Copy{Out: a, Limit: s.Sources.limit, OnData: progress.ResetStallTimer, OnSent: a.receiveBytes, Begin: a.checkContent}
 	result, err = fill(a)
 	rejected := rejection{version: a.version, at: s.Clock.Now(), err: a.err, needs: a.needs}
 	if a.err == nil {
@@ -141,15 +138,27 @@ type attempt struct {
 	ref      Ref
 	progress Progress
 	file     *os.File
-	out      *room.File             // the file as it is written
-	sparse   diskimage.SparseWriter // to the attempt itself, by WriteAt
-	hash     hash.Hash
+	out      *room.File    // the file as it is written
+	copy     transfer.Copy // to the attempt itself, by WriteAt
 
 	published       *published // nil unless the source is a name of the catalogue
 	version         string     // the server's version of its content, or nothing
 	received, total int64      // total is 0 where it is not known
 	needs           int64      // free bytes that it needs at least; 0 unless there was no room
 	err             error      // local error, returned unchanged
+}
+
+// copySource copies the disk that the source stands for.
+func (a *attempt) copySource(ctx context.Context) error {
+	from := a.store.Sources
+	switch a.ref.Source.Kind {
+	case source.RegistryDisk:
+		return from.copyOCI(ctx, a)
+	case source.Catalogue:
+		return from.copyCloud(ctx, a)
+	default:
+		return a.copy.FromWeb(ctx, from.client, a.ref.Source.Name)
+	}
 }
 
 // fetchContent writes an image to the file and checks it.
@@ -166,46 +175,28 @@ func (a *attempt) fetchContent(ctx context.Context) (digest string, err error) {
 
 // finishFile checks a file that has all content of a disk, and returns its digest.
 func (a *attempt) finishFile() (digest string, err error) {
-	if err := a.file.Truncate(a.sparse.Length); err != nil { // its end may be a hole
-		return "", err
-	}
 	if err := a.published.checkSums(); err != nil {
 		return "", err
 	}
-	digest = hex.EncodeToString(a.hash.Sum(nil))
-	if want := strings.TrimPrefix(a.ref.Checksum, digestPrefix); want != "" && want != digest {
-		return "", unusableContent("its checksum is sha256:%s, and %s was asked for", digest, a.ref.Checksum)
-	}
-	if err := probeFile(a.file); err != nil {
-		return "", unusableContent("%w", err)
-	}
-	return digest, nil
-}
-
-func probeFile(f *os.File) error {
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	_, err = diskimage.Probe(f, info.Size())
-	return err
+	_, err = a.copy.Finish(a.file, a.ref.Checksum)
+	return strings.TrimPrefix(a.copy.Checksum(), digestPrefix), contentErrorOf(err)
 }
 
 // checkContent refuses, before any of it is sent, content that was rejected before, or that is
 // too large for the whole disk. Whether there is room shows as it is written, since zeroes need none.
 func (a *attempt) checkContent(version string, total int64) error {
-	a.version, a.total = version, total
+	a.version, a.total = a.published.versionFor(version), total
 	free, err := a.store.Room.Free()
 	if err != nil {
 		a.err = err
 		return err
 	}
-	if err := a.store.rejections.findRejection(a.ref.Key(), version, free, a.store.Clock.Now()); err != nil {
+	if err := a.store.rejections.findRejection(a.ref.Key(), a.version, free, a.store.Clock.Now()); err != nil {
 		a.err = err
 		return err
 	}
-	if limit := a.store.Sources.maxSize; total > limit {
-		return invalidContent("it has %d bytes: --image-max-size allows %d", total, limit)
+	if err := a.copy.Limit.Check(total); err != nil {
+		return contentErrorOf(err)
 	}
 	if a.err = a.checkTotal(); a.err == nil {
 		a.err = a.progress.Expect(total)
@@ -213,11 +204,10 @@ func (a *attempt) checkContent(version string, total int64) error {
 	return a.err
 }
 
-// Write writes and hashes bytes of a disk, which are a part of the bytes that were sent.
-func (a *attempt) Write(p []byte) (int, error) {
-	_, _ = a.hash.Write(p) // never fails
-	a.progress.ResetStallTimer()
-	return a.writeContent(p)
+// receiveBytes counts bytes that were sent, and hashes them for the checksum of the publisher.
+func (a *attempt) receiveBytes(sent []byte) {
+	a.countBytes(len(sent))
+	a.published.receiveBytes(sent)
 }
 
 // countBytes counts bytes that were sent.
@@ -231,9 +221,10 @@ func (a *attempt) countBytes(bytes int) {
 func (a *attempt) WriteAt(p []byte, offset int64) (int, error) {
 	n, err := a.out.WriteAt(p, offset)
 	if err != nil {
-		err = a.explainWrite("it", err)
+		a.err = a.explainWrite("it", err)
+		return n, a.err
 	}
-	return n, err
+	return n, nil
 }
 
 // explainWrite says what could not be written, and remembers how much room it needs.
@@ -241,7 +232,7 @@ func (a *attempt) explainWrite(file string, err error) error {
 	if lacks, ok := errors.AsType[*room.LackError](err); ok {
 		a.needs = lacks.Needed
 	}
-	return fmt.Errorf("%s has at least %d bytes: %w", file, max(a.sparse.Length, a.out.Written()), err)
+	return fmt.Errorf("%s has at least %d bytes: %w", file, max(a.copy.Length(), a.out.Written()), err)
 }
 
 func (a *attempt) reportProgress() {

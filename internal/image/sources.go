@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"regexp"
 	"slices"
 	"strings"
@@ -23,6 +22,7 @@ import (
 	"cloudnative.tw/drover/internal/image/egress"
 	"cloudnative.tw/drover/internal/image/layer"
 	"cloudnative.tw/drover/internal/image/source"
+	"cloudnative.tw/drover/internal/image/transfer"
 )
 
 // DefaultMaxSize is how many bytes an image may have if the operator sets no other limit.
@@ -51,7 +51,7 @@ type Sources struct {
 	client    *egress.Client
 	catalogue *catalogue.Catalogue
 	plainHTTP []string
-	maxSize   int64
+	limit     transfer.Limit
 	builtIn   string
 }
 
@@ -76,7 +76,7 @@ func NewSources(p Policy) (*Sources, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--image-catalogue: %w", err)
 	}
-	return &Sources{client: egress.New(hosts), catalogue: names, plainHTTP: p.PlainHTTP, maxSize: p.MaxSize, builtIn: p.BuiltIn}, nil
+	return &Sources{client: egress.New(hosts), catalogue: names, plainHTTP: p.PlainHTTP, limit: transfer.Limit{Bytes: p.MaxSize, Option: "--image-max-size"}, builtIn: p.BuiltIn}, nil
 }
 
 // IsUnchecked reports whether the content of an image is up to the server, or to anyone
@@ -104,39 +104,6 @@ func (s *Sources) isPlainHTTP(ref name.Reference) bool {
 	return slices.Contains(s.plainHTTP, strings.ToLower(ref.Context().RegistryStr()))
 }
 
-// copyHTTP copies the content that a web server has.
-func (s *Sources) copyHTTP(ctx context.Context, url string, a *attempt) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return invalidContent("it is not a valid URL")
-	}
-	response, err := s.client.Web(s.maxSize, a.progress.ResetStallTimer).RoundTrip(request)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = response.Body.Close() }()
-	if response.StatusCode != http.StatusOK {
-		return egress.StatusError(response.StatusCode)
-	}
-	if err := a.checkContent(a.published.versionFor(contentVersion(response)), max(response.ContentLength, 0)); err != nil {
-		return err
-	}
-	err = a.copyDecompressed(response.Body)
-	if err == nil && a.total > 0 && a.received != a.total {
-		return egress.Errorf("it ended after %d of %d bytes", a.received, a.total)
-	}
-	return err
-}
-
-// contentVersion returns a web server's version of its content, or nothing.
-func contentVersion(response *http.Response) string {
-	tag, at := response.Header.Get("ETag"), response.Header.Get("Last-Modified")
-	if tag == "" && at == "" {
-		return ""
-	}
-	return fmt.Sprint(tag, " ", at, " ", response.ContentLength)
-}
-
 // platform is the platform of machines.
 var platform = v1.Platform{OS: "linux", Architecture: "amd64"}
 
@@ -149,7 +116,7 @@ func (s *Sources) parseReference(ctx context.Context, reference string, onData f
 	}
 	options := []remote.Option{
 		remote.WithContext(ctx), remote.WithPlatform(platform),
-		remote.WithTransport(s.client.Registry(s.isPlainHTTP(ref), s.maxSize, onData)),
+		remote.WithTransport(s.client.Registry(s.isPlainHTTP(ref), s.limit.Bytes, onData)),
 	}
 	if s.isPlainHTTP(ref) {
 		// This lets the library fall back to plain HTTP. There is no login to send.
@@ -174,14 +141,14 @@ func (s *Sources) copyOCI(ctx context.Context, a *attempt) error {
 	if err != nil {
 		return err
 	}
-	sizes, err := measureLayers(image, s.maxSize)
+	sizes, err := measureLayers(image, s.limit.Bytes)
 	if err != nil {
 		return err
 	}
 	if err := a.checkContent(digest.String(), sumSizes(sizes)); err != nil {
 		return err
 	}
-	return copyDisk(image, a, s.maxSize, a.countBytes)
+	return copyDisk(image, &a.copy, s.limit.Bytes, a.countBytes)
 }
 
 // Resolve returns the digest of an image in a registry, oci://..., as the registry has it now. For an
@@ -235,6 +202,18 @@ type contentError struct{ error }
 
 func (c *contentError) Unwrap() error { return c.error }
 
+// contentErrorOf returns an error about unusable content as one of this package, and others as they are.
+func contentErrorOf(err error) error {
+	unusable, ok := errors.AsType[*transfer.ContentError](err)
+	switch {
+	case !ok:
+		return err
+	case unusable.IsInvalid:
+		return invalidContent("%w", unusable)
+	}
+	return unusableContent("%w", unusable)
+}
+
 // unusableContent returns an error for content that the server may change.
 func unusableContent(format string, args ...any) error {
 	return &contentError{newError(ErrUnavailable, format, args...)}
@@ -256,7 +235,7 @@ func errTooMuchMemory() error {
 
 // explainError explains why a fetch failed, by fixed texts, without the server's answer.
 func explainError(err error) error {
-	content, isContent := errors.AsType[*contentError](err)
+	content, isContent := errors.AsType[*contentError](contentErrorOf(err))
 	_, isOwn := errors.AsType[*egress.Error](err)
 	tooLarge, isTooLarge := errors.AsType[*layer.TooLargeError](err)
 	response, isResponse := errors.AsType[*transport.Error](err)

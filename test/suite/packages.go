@@ -78,6 +78,7 @@ var packages = []testPackage{
 	{"internal/image/erofs", cached, 32},
 	{"internal/image/room", cached, 32},
 	{"internal/image/source", cached, 32},
+	{"internal/image/transfer", cached, 32},
 	{"internal/inotify", cached, 32},
 	{"internal/machine/description", cached, 32},
 	{"internal/machine/memory", cached, 32},

@@ -311,7 +311,7 @@ func TestCompressedImage(t *testing.T) {
 	}{
 		"taken":            {sent, checksumOf(sent), "", 1 << 20},
 		"another checksum": {sent, checksumOf(string(content)), "its checksum is " + checksumOf(sent), 1 << 20},
-		"too large":        {sent, checksumOf(sent), "decompressed, it has more than 1048575 bytes: imageMaxBytes does not allow that", 1<<20 - 1},
+		"too large":        {sent, checksumOf(sent), "decompressed, it has more than 1048575 bytes, which is all that imageMaxBytes allows", 1<<20 - 1},
 		"cut off":          {sent[:len(sent)-1], checksumOf(sent), "it is compressed by gzip, and damaged or cut off", 1 << 20},
 	} {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, c.sent) }))

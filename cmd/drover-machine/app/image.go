@@ -6,21 +6,17 @@ package app
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"sync/atomic"
 	"syscall"
 	"time"
 
-	"cloudnative.tw/drover/internal/image/compression"
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/image/egress"
+	"cloudnative.tw/drover/internal/image/transfer"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/description"
 )
@@ -43,22 +39,11 @@ func (p *progress) copied() *control.Copied {
 	return &control.Copied{Bytes: done, TotalBytes: total}
 }
 
-// countReader returns a reader that counts what is read.
-func (p *progress) countReader(reader io.Reader, total int64) io.Reader {
+// begin sets how many bytes are to be read, 0 or less if that is not known.
+func (p *progress) begin(total int64) {
 	p.done.Store(0)
 	p.total.Store(max(total, 0))
-	return readerFunc(func(b []byte) (int, error) {
-		n, err := reader.Read(b)
-		p.done.Add(int64(n))
-		return n, err
-	})
 }
-
-// readerFunc is a function as an io.Reader.
-type readerFunc func([]byte) (int, error)
-
-// Read implements io.Reader.
-func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
 
 // fillDisk makes a file that is a copy of a disk's image, with the holes that it may have, and
 // returns its format. The bytes as sent must have the checksum, if there is one, before anything
@@ -80,17 +65,15 @@ func (r *run) fillDisk(ctx context.Context, d *description.Disk, path string) (f
 }
 
 func (r *run) copyImage(ctx context.Context, d *description.Disk, out *os.File) (format string, err error) {
-	copyFrom, hash := r.copyFile, sha256.New()
-	if description.IsURL(d.Image) {
+	c := &transfer.Copy{Out: out, OnData: func() {}, OnSent: func(sent []byte) { r.progress.done.Add(int64(len(sent))) }}
+	copyFrom := r.copyFile
+	if d.IsFetched() {
 		copyFrom = r.fetchImage
 	}
-	if err := copyFrom(ctx, d, out, hash); err != nil {
+	if err := copyFrom(ctx, d, c); err != nil {
 		return "", err
 	}
-	if sum := "sha256:" + hex.EncodeToString(hash.Sum(nil)); d.Checksum != "" && sum != d.Checksum {
-		return "", fmt.Errorf("its checksum is %s, and %s was asked for", sum, d.Checksum)
-	}
-	info, err := probeImage(out)
+	info, err := c.Finish(out, d.Checksum)
 	return info.Format, cmp.Or(err, checkSize(d, info))
 }
 
@@ -168,7 +151,7 @@ func probeImage(f *os.File) (diskimage.Info, error) {
 
 // copyFile copies an image that is a file. One that does not fit on its disk is not copied, unless its checksum
 // has to be compared before anything in it is read.
-func (r *run) copyFile(ctx context.Context, d *description.Disk, out *os.File, hash io.Writer) error {
+func (r *run) copyFile(ctx context.Context, d *description.Disk, c *transfer.Copy) error {
 	image, err := openFile(d.Image)
 	if err != nil {
 		return err
@@ -184,11 +167,8 @@ func (r *run) copyFile(ctx context.Context, d *description.Disk, out *os.File, h
 	if err != nil {
 		return err
 	}
-	length, err := copySparse(ctx, out, io.TeeReader(r.progress.countReader(image, stat.Size()), hash))
-	if err != nil {
-		return err
-	}
-	return out.Truncate(length)
+	r.progress.begin(stat.Size())
+	return c.FromReader(ctx, image)
 }
 
 // anyHost allows what the guest reaches too: the place in the network is the tenant's. Package
@@ -196,86 +176,24 @@ func (r *run) copyFile(ctx context.Context, d *description.Disk, out *os.File, h
 var anyHost = []string{"0.0.0.0/0", "::/0"}
 
 // fetchImage copies an image from a web server. Errors have nothing that the server answered.
-func (r *run) fetchImage(ctx context.Context, d *description.Disk, out *os.File, hash io.Writer) error {
+func (r *run) fetchImage(ctx context.Context, d *description.Disk, c *transfer.Copy) error {
+	hosts, err := egress.ParseHosts(anyHost)
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stall := time.AfterFunc(r.stallWithin, func() { cancel(fmt.Errorf("no data has come for %v", r.stallWithin)) })
 	defer stall.Stop()
-	response, err := requestImage(ctx, d.Image, r.ImageMaxBytes, func() { stall.Reset(r.stallWithin) })
-	if err != nil {
-		return explainFetch(ctx, err)
+	c.Limit = transfer.Limit{Bytes: r.ImageMaxBytes, Option: "imageMaxBytes"}
+	c.OnData = func() { stall.Reset(r.stallWithin) }
+	c.Begin = func(_ string, total int64) error {
+		r.progress.begin(total)
+		return c.Limit.Check(total)
 	}
-	defer func() { _ = response.Body.Close() }()
-	if response.ContentLength > r.ImageMaxBytes {
-		return fmt.Errorf("it has %d bytes: imageMaxBytes allows %d", response.ContentLength, r.ImageMaxBytes)
-	}
-	sent := io.TeeReader(response.Body, hash)
-	content, err := compression.NewReader(r.progress.countReader(readerFunc(func(b []byte) (int, error) {
-		n, err := sent.Read(b)
-		if err != nil && !errors.Is(err, io.EOF) {
-			err = explainFetch(ctx, err)
-		}
-		return n, err
-	}), response.ContentLength))
-	if err != nil {
-		return err
-	}
-	defer content.Close()
-	return r.writeFetched(ctx, out, content)
-}
-
-// writeFetched writes what was fetched and, if need be, decompressed. The checksum is over what was sent, as
-// in package image.
-func (r *run) writeFetched(ctx context.Context, out *os.File, content io.Reader) error {
-	length, err := copySparse(ctx, out, io.LimitReader(content, r.ImageMaxBytes+1))
-	switch {
-	case r.progress.done.Load() > r.ImageMaxBytes:
-		return fmt.Errorf("it has more than %d bytes: imageMaxBytes does not allow that", r.ImageMaxBytes)
-	case err != nil:
-		return err
-	case length > r.ImageMaxBytes:
-		return fmt.Errorf("decompressed, it has more than %d bytes: imageMaxBytes does not allow that", r.ImageMaxBytes)
-	}
-	return out.Truncate(length)
-}
-
-// requestImage asks for an image of at most maxSize bytes. onData is called whenever data arrives.
-func requestImage(ctx context.Context, url string, maxSize int64, onData func()) (*http.Response, error) {
-	hosts, err := egress.ParseHosts(anyHost)
-	if err != nil {
-		return nil, err
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, egress.Errorf("it is not a valid URL")
-	}
-	response, err := egress.New(hosts).Web(maxSize, onData).RoundTrip(request)
-	if err != nil {
-		return nil, err
-	}
-	if response.StatusCode != http.StatusOK {
-		_ = response.Body.Close()
-		return nil, egress.StatusError(response.StatusCode)
-	}
-	return response, nil
-}
-
-// explainFetch returns why a fetch failed, without the server's words.
-func explainFetch(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
+	err = c.FromWeb(ctx, egress.New(hosts), d.Image)
+	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	return egress.Explain(err)
-}
-
-// copySparse copies all but zeros, until ctx ends, and returns the length of the source.
-func copySparse(ctx context.Context, writer io.WriterAt, reader io.Reader) (length int64, err error) {
-	sparse := &diskimage.SparseWriter{To: writer}
-	_, err = io.Copy(sparse, readerFunc(func(b []byte) (int, error) {
-		if ctx.Err() != nil {
-			return 0, context.Cause(ctx)
-		}
-		return reader.Read(b)
-	}))
-	return sparse.Length, err
+	return err
 }

@@ -5,7 +5,6 @@ package app
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -66,22 +65,6 @@ func TestGatewaysOf(t *testing.T) {
 	const routes = "Iface\tDestination\tGateway\tFlags\neth0\t00000000\t0101A8C0\t0003\neth0\t0001A8C0\t0201A8C0\t0003\neth1\t00000000\t00000000\t0001\n"
 	got := fmt.Sprint(gatewaysOf(routes))
 	assert.True(t, got == "[192.168.1.1/32]", "got %s", got)
-}
-
-// TestCopySparse checks that zeros take no room, and that a copy can be interrupted.
-func TestCopySparse(t *testing.T) {
-	t.Parallel()
-	want := make([]byte, 1<<20+100)
-	copy(want[700_000:], "data")
-	out, err := os.Create(filepath.Join(t.TempDir(), "copy"))
-	assert.NoError(t, err)
-	defer func() { _ = out.Close() }()
-	length, err := copySparse(t.Context(), out, bytes.NewReader(want))
-	assert.NoError(t, errors.Join(err, out.Truncate(length)))
-	assert.True(t, framework.ReadFile(t, out.Name()) == string(want), "the copy differs")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(errStopped)
-	assert.ErrorIs(t, "an interrupted copy", assert.ErrorOf(copySparse(ctx, out, bytes.NewReader(want))), errStopped)
 }
 
 // TestImageSize checks that a disk, copied or on top of its image, is never made from an image that is larger than

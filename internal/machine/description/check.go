@@ -33,12 +33,12 @@ var (
 	volumePattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?$`)
 )
 
-// IsURL reports whether an image has to be fetched.
-func IsURL(image string) bool { return strings.Contains(image, "://") }
+// IsFetched reports whether the image has to be fetched, from a URL.
+func (d *Disk) IsFetched() bool { return strings.Contains(d.Image, "://") }
 
 // NeedsCopy reports whether the disk of an ephemeral machine is a copy of the image: it has to be
 // fetched, or compared with a checksum. Other disks are layers on top of the image.
-func (d *Disk) NeedsCopy() bool { return IsURL(d.Image) || d.Checksum != "" }
+func (d *Disk) NeedsCopy() bool { return d.IsFetched() || d.Checksum != "" }
 
 // check refuses a wrong description before anything is made.
 func (m *Machine) check() error {
@@ -108,7 +108,7 @@ func (d *Disk) check(field string) error {
 		return fmt.Errorf("%s.checksum is set: a disk without an image must not have one", field)
 	case d.Checksum != "" && !checksumPattern.MatchString(d.Checksum):
 		return fmt.Errorf(`%s.checksum is %.80q: it must be "sha256:" and 64 digits in small letters`, field, d.Checksum)
-	case IsURL(d.Image):
+	case d.IsFetched():
 		return d.checkURL(field)
 	case d.Image != "" && !filepath.IsAbs(d.Image):
 		return fmt.Errorf("%s.image is %q: it must be an absolute path, an http:// or https:// URL, or empty", field, d.Image)
