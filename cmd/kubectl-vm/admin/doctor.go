@@ -61,7 +61,7 @@ func NewDoctorCommand(o *kit.Options) *cobra.Command {
 			if err := d.output.Check(); err != nil {
 				return usage(err)
 			}
-			return d.run(cmd.Context())
+			return d.checkCluster(cmd.Context())
 		},
 	}
 	d.output.AddFlag(cmd, "output format: json")
@@ -70,7 +70,7 @@ func NewDoctorCommand(o *kit.Options) *cobra.Command {
 	return cmd
 }
 
-func (d *doctorOptions) run(ctx context.Context) error {
+func (d *doctorOptions) checkCluster(ctx context.Context) error {
 	const server, drover = "API server", "Drover"
 	found := findings.Run(ctx, []findings.Check{
 		{Group: server, Name: "version", Run: func(ctx context.Context) []findings.Finding { return judgeServer(d.gatherServer(ctx)) }},

@@ -75,7 +75,7 @@ func TestDoctorWithoutServer(t *testing.T) {
 	o, out := kittest.NewOptions()
 	address, namespace := "https://127.0.0.1:1", "default"
 	o.Config.APIServer, o.Config.Namespace = &address, &namespace
-	err := (&doctorOptions{Options: o, droverNamespace: "drover-system"}).run(t.Context())
+	err := (&doctorOptions{Options: o, droverNamespace: "drover-system"}).checkCluster(t.Context())
 	exit, found := errors.AsType[*kit.ExitError](err)
 	if !found || exit.Code != 1 || exit.Err != nil || strings.Count(out.String(), "refused") != 1 || !strings.Contains(out.String(), "\n1 error; 0 ok.\n") {
 		t.Errorf("got %v and\n%s", err, out)

@@ -31,29 +31,16 @@ type serversOptions struct {
 	client    *streams.Client // nil before the first look, and after one that failed
 }
 
-// NewOrphansCommand returns the verb orphans.
+// NewOrphansCommand returns the verbs orphans list and orphans delete.
 func NewOrphansCommand(o *kit.Options) *cobra.Command {
 	s := &serversOptions{Options: o}
-	cmd := &cobra.Command{
-		Use: "orphans", GroupID: kit.GroupAdmin,
-		Short: "Show and remove servers that no VM owns",
-		Long: "Show and remove servers that no VM owns. Drover removes them by itself after a while,\n" +
-			"unless it only reports them, or suspiciously many look orphaned. For administrators:\n" +
-			"it needs the right to list virtualmachines/servers in all namespaces.",
-		Args: kit.RefuseUnknownVerb, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	list := &cobra.Command{
-		Use: "list", Short: "Show the servers that no VM owns", Args: kit.RefuseArgs, Example: o.FormatExamples("orphans list"),
-		RunE: func(cmd *cobra.Command, _ []string) error { return s.listOrphans(cmd.Context()) },
-	}
-	s.output.AddFlag(list, "output format: json")
 	remove := &cobra.Command{
 		Use: "delete UID...", Aliases: []string{"rm"}, Short: "Have Drover remove servers that no VM owns",
 		Long: "Approve, after asking, that servers without a VM are removed with their disks, and wait\n" +
 			"until the controller has removed them. It first reads the engine and the API live twice,\n" +
 			"--orphan-grace apart, so this takes a minute or two. A server that has a VM by then\n" +
 			"stays. You need the right to write ConfigMap " + streamsapi.OrphanApprovalsName + " in kube-system.",
-		Args: needUIDs, Example: o.FormatExamples("orphans delete 0960e1bf-5b0c-4f0e-9c52-2a0b1c3d4e5f"),
+		Args: requireUIDs, Example: o.FormatExamples("orphans delete 0960e1bf-5b0c-4f0e-9c52-2a0b1c3d4e5f"),
 		ValidArgsFunction: s.completeOrphans,
 		RunE:              func(cmd *cobra.Command, args []string) error { return s.removeOrphans(cmd.Context(), args) },
 	}
@@ -61,31 +48,39 @@ func NewOrphansCommand(o *kit.Options) *cobra.Command {
 	f.BoolVarP(&s.yes, "yes", "y", false, "do not ask")
 	f.BoolVar(&s.wait, "wait", true, "wait until they are removed")
 	f.DurationVar(&s.timeout, "timeout", 5*time.Minute, "how long to wait")
-	cmd.AddCommand(list, remove)
-	return cmd
+	return kit.NewVerbGroup(&cobra.Command{
+		Use: "orphans", GroupID: kit.GroupAdmin,
+		Short: "Show and remove servers that no VM owns",
+		Long: "Show and remove servers that no VM owns. Drover removes them by itself after a while,\n" +
+			"unless it only reports them, or suspiciously many look orphaned. For administrators:\n" +
+			"it needs the right to list virtualmachines/servers in all namespaces.",
+	}, s.newListCommand("Show the servers that no VM owns", "orphans list", s.listOrphans), remove)
 }
 
-// NewRetainedCommand returns the verb retained.
+// NewRetainedCommand returns the verb retained list.
 func NewRetainedCommand(o *kit.Options) *cobra.Command {
 	s := &serversOptions{Options: o}
-	cmd := &cobra.Command{
+	return kit.NewVerbGroup(&cobra.Command{
 		Use: "retained", GroupID: kit.GroupAdmin,
 		Short: "Show servers that were released",
 		Long: "Show the servers that were released when their VM was deleted with deletionPolicy Retain.\n" +
 			"They go on running, and no controller touches them any more: remove them on the engine's host,\n" +
 			"by \"drover retained delete\" or as docs/kubectl-vm.md says.",
-		Args: kit.RefuseUnknownVerb, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}, s.newListCommand("Show the servers that were released", "retained list", s.listRetained))
+}
+
+// newListCommand returns a verb that lists servers.
+func (s *serversOptions) newListCommand(short, example string, listServers func(ctx context.Context) error) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "list", Short: short, Args: kit.RefuseArgs, Example: s.FormatExamples(example),
+		RunE: func(cmd *cobra.Command, _ []string) error { return listServers(cmd.Context()) },
 	}
-	list := &cobra.Command{
-		Use: "list", Short: "Show the servers that were released", Args: kit.RefuseArgs, Example: o.FormatExamples("retained list"),
-		RunE: func(cmd *cobra.Command, _ []string) error { return s.listRetained(cmd.Context()) },
-	}
-	s.output.AddFlag(list, "output format: json")
-	cmd.AddCommand(list)
+	s.output.AddFlag(cmd, "output format: json")
 	return cmd
 }
 
-func needUIDs(cmd *cobra.Command, args []string) error {
+// requireUIDs checks that a server is named.
+func requireUIDs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return fmt.Errorf("no UID is given: %s list shows them", cmd.Parent().CommandPath())
 	}

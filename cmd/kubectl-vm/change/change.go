@@ -49,8 +49,8 @@ func (c *changeOptions) addFlags(cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&c.timeout, "timeout", defaultEffectWait, "how long to wait for that")
 }
 
-// run changes a VM. done is the word for the change in the output, such as resized.
-func (c *changeOptions) run(ctx context.Context, arg, done string, change func(vm *api.VirtualMachine) (*specChange, error)) error {
+// changeVM changes a VM. done is the word for the change in the output, such as resized.
+func (c *changeOptions) changeVM(ctx context.Context, arg, done string, change func(vm *api.VirtualMachine) (*specChange, error)) error {
 	name, err := vms.ParseName(arg)
 	if err != nil {
 		return err
@@ -59,7 +59,7 @@ func (c *changeOptions) run(ctx context.Context, arg, done string, change func(v
 	if err != nil {
 		return err
 	}
-	vm, made, err := c.apply(ctx, namespace, name, change)
+	vm, made, err := c.applyChange(ctx, namespace, name, change)
 	if err != nil {
 		return err
 	}
@@ -73,9 +73,9 @@ func (c *changeOptions) run(ctx context.Context, arg, done string, change func(v
 	return c.reportEffect(ctx, vm, made)
 }
 
-// apply makes the change. The object's version is a precondition, so that no other change of a
+// applyChange makes the change. The object's version is a precondition, so that no other change of a
 // list is lost; it tries again a few times, since the controller writes the object too.
-func (c *changeOptions) apply(ctx context.Context, namespace, name string, change func(vm *api.VirtualMachine) (*specChange, error)) (vm *api.VirtualMachine, made *specChange, err error) {
+func (c *changeOptions) applyChange(ctx context.Context, namespace, name string, change func(vm *api.VirtualMachine) (*specChange, error)) (vm *api.VirtualMachine, made *specChange, err error) {
 	err = retryOnConflict(func() error {
 		if vm, err = vms.GetVM(ctx, c.Options, namespace, name); err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -39,7 +40,7 @@ func NewDeleteCommand(o *kit.Options) *cobra.Command {
 			"--keep-server leaves them running and no longer managed. What is removed is shown first, and\n" +
 			"has to be confirmed: on a terminal, or by --yes.",
 		Example: o.FormatExamples("delete web", "delete web db --yes", "delete web --keep-server", "delete -l app=web"),
-		RunE:    func(cmd *cobra.Command, args []string) error { return d.run(cmd.Context(), args) },
+		RunE:    func(cmd *cobra.Command, args []string) error { return d.deleteVMs(cmd.Context(), args) },
 
 		ValidArgsFunction: vms.CompleteVMs(o),
 	}
@@ -51,7 +52,7 @@ func NewDeleteCommand(o *kit.Options) *cobra.Command {
 	return cmd
 }
 
-func (d *deleteOptions) run(ctx context.Context, args []string) error {
+func (d *deleteOptions) deleteVMs(ctx context.Context, args []string) error {
 	if err := d.ParseNames(args); err != nil {
 		return err
 	}
@@ -63,7 +64,7 @@ func (d *deleteOptions) run(ctx context.Context, args []string) error {
 	if len(found) == 0 {
 		return d.exitError()
 	}
-	if err := d.confirm(ctx, found); err != nil {
+	if err := d.confirmDeletion(ctx, found); err != nil {
 		return err
 	}
 	w := &vms.Waiter{Open: map[types.UID]*vms.AwaitedVM{}}
@@ -96,27 +97,27 @@ func (d *deleteOptions) reportMissing(all []*vms.SelectedVM) []*vms.SelectedVM {
 	return found
 }
 
-// confirm shows what is removed, and asks.
-func (d *deleteOptions) confirm(ctx context.Context, found []*vms.SelectedVM) error {
+// confirmDeletion shows what is removed, and asks.
+func (d *deleteOptions) confirmDeletion(ctx context.Context, found []*vms.SelectedVM) error {
 	if d.yes {
 		return nil
 	}
-	d.printRemovals(found)
+	printRemovals(d.ErrOut, found, d.AllNamespaces, d.keepServer)
 	return d.AskUser(ctx, "Delete "+servers.Count(len(found), "VM")+"?")
 }
 
 // printRemovals says of each VM what is removed.
-func (d *deleteOptions) printRemovals(found []*vms.SelectedVM) {
-	s := kit.ScreenOf(d.ErrOut)
+func printRemovals(errOut io.Writer, found []*vms.SelectedVM, allNamespaces, keepServers bool) {
+	s := kit.ScreenOf(errOut)
 	for _, one := range found {
 		name := one.VM.Name
-		if d.AllNamespaces {
+		if allNamespaces {
 			name = one.VM.Namespace + "/" + name
 		}
 		name = printable.Line(name)
-		lines := printable.Wrap(name+": "+printable.Line(removalText(one.VM, d.keepServer)), max(s.Width-2, 0))
+		lines := printable.Wrap(name+": "+printable.Line(removalText(one.VM, keepServers)), max(s.Width-2, 0))
 		lines[0] = s.Paint(name, kit.Bold) + strings.TrimPrefix(lines[0], name)
-		_, _ = fmt.Fprintln(d.ErrOut, strings.Join(lines, "\n  "))
+		_, _ = fmt.Fprintln(errOut, strings.Join(lines, "\n  "))
 	}
 }
 

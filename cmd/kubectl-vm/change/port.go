@@ -16,15 +16,11 @@ import (
 
 // NewPortCommand returns the verbs port add and port rm.
 func NewPortCommand(o *kit.Options) *cobra.Command {
-	cmd := &cobra.Command{
+	return kit.NewVerbGroup(&cobra.Command{
 		Use:     "port",
 		GroupID: kit.GroupLifecycle,
 		Short:   "Add or remove ports of the host that lead to a VM",
-		Args:    kit.RefuseUnknownVerb,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(newPortAddCommand(o), newPortRemoveCommand(o))
-	return cmd
+	}, newPortAddCommand(o), newPortRemoveCommand(o))
 }
 
 func newPortAddCommand(o *kit.Options) *cobra.Command {
@@ -35,9 +31,9 @@ func newPortAddCommand(o *kit.Options) *cobra.Command {
 		Long: "Open ports of the host that lead to a VM. A port is [NAME=][HOSTIP:][HOSTPORT:]PORT[/udp]; without\n" +
 			"a host port the engine chooses one, which show NAME lists. The change waits for a restart.",
 		Example: o.FormatExamples("port add web 8080:80", "port add web ssh=127.0.0.1:2222:22 53:53/udp"),
-		Args:    needNameAndPorts,
+		Args:    requireNameAndPorts,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.run(cmd.Context(), args[0], "changed", func(vm *api.VirtualMachine) (*specChange, error) {
+			return c.changeVM(cmd.Context(), args[0], "changed", func(vm *api.VirtualMachine) (*specChange, error) {
 				ports, err := spec.AddPorts(vm.Spec.Ports, args[1:])
 				return portsChange(ports, ports[min(len(vm.Spec.Ports), len(ports)):], "open "), err
 			})
@@ -56,9 +52,9 @@ func newPortRemoveCommand(o *kit.Options) *cobra.Command {
 		Short:   "Close ports of the host that lead to a VM",
 		Long:    "Close ports of the host that lead to a VM, each by its name, its number in the VM, or as for\nport add. The change waits for a restart.",
 		Example: o.FormatExamples("port rm web 80", "port rm web ssh", "port rm web 8080:80"),
-		Args:    needNameAndPorts,
+		Args:    requireNameAndPorts,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.run(cmd.Context(), args[0], "changed", func(vm *api.VirtualMachine) (*specChange, error) {
+			return c.changeVM(cmd.Context(), args[0], "changed", func(vm *api.VirtualMachine) (*specChange, error) {
 				left, removed, err := spec.RemovePorts(vm.Spec.Ports, args[1:])
 				return portsChange(left, removed, "close "), err
 			})
@@ -69,7 +65,7 @@ func newPortRemoveCommand(o *kit.Options) *cobra.Command {
 	return cmd
 }
 
-func needNameAndPorts(_ *cobra.Command, args []string) error {
+func requireNameAndPorts(_ *cobra.Command, args []string) error {
 	if len(args) < 2 {
 		return errors.New("give NAME and at least one PORT")
 	}

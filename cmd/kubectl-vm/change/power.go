@@ -40,7 +40,7 @@ func newPowerCommand(o *kit.Options, verb powerVerb) *cobra.Command {
 		Short:   verb.short,
 		Long:    verb.short + ".\n\n" + verb.long,
 		Example: o.FormatExamples(verb.examples...),
-		RunE:    func(cmd *cobra.Command, args []string) error { return p.run(cmd.Context(), args) },
+		RunE:    func(cmd *cobra.Command, args []string) error { return p.changeVMs(cmd.Context(), args) },
 
 		ValidArgsFunction: vms.CompleteVMs(o),
 	}
@@ -50,7 +50,7 @@ func newPowerCommand(o *kit.Options, verb powerVerb) *cobra.Command {
 	return cmd
 }
 
-func (p *powerOptions) run(ctx context.Context, args []string) error {
+func (p *powerOptions) changeVMs(ctx context.Context, args []string) error {
 	if err := p.ParseNames(args); err != nil {
 		return err
 	}

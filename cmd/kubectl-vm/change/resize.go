@@ -34,7 +34,7 @@ func NewResizeCommand(o *kit.Options) *cobra.Command {
 			"grow; under docker its size means nothing.",
 		Example: o.FormatExamples("resize web --cpu 4", "resize web --cpu 4 --memory 8G --disk 80G"),
 		Args:    kit.RequireOneName,
-		RunE:    func(cmd *cobra.Command, args []string) error { return r.resize(cmd.Context(), args[0]) },
+		RunE:    func(cmd *cobra.Command, args []string) error { return r.resizeVM(cmd.Context(), args[0]) },
 
 		ValidArgsFunction: vms.CompleteVM(o),
 	}
@@ -48,7 +48,7 @@ func NewResizeCommand(o *kit.Options) *cobra.Command {
 	return cmd
 }
 
-func (r *resizeOptions) resize(ctx context.Context, name string) error {
+func (r *resizeOptions) resizeVM(ctx context.Context, name string) error {
 	flags := spec.Flags{CPU: r.cpu, Memory: r.memory, Disk: r.disk}
 	size, err := flags.ParseSize()
 	switch {
@@ -57,7 +57,7 @@ func (r *resizeOptions) resize(ctx context.Context, name string) error {
 	case len(size) == 0:
 		return errors.New("nothing to change: give --cpu, --memory or --disk")
 	}
-	return r.run(ctx, name, "resized", func(vm *api.VirtualMachine) (*specChange, error) { return sizeChange(vm, size), nil })
+	return r.changeVM(ctx, name, "resized", func(vm *api.VirtualMachine) (*specChange, error) { return sizeChange(vm, size), nil })
 }
 
 // sizeChange returns the change to a size.

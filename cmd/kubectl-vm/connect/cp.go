@@ -57,7 +57,7 @@ func NewCopyCommand(o *kit.Options) *cobra.Command {
 			if err := c.readFlags(cmd); err != nil {
 				return err
 			}
-			return c.run(cmd.Context(), args)
+			return c.copyPaths(cmd.Context(), args)
 		},
 	})
 	c.addFlags(cmd.Flags())
@@ -65,7 +65,7 @@ func NewCopyCommand(o *kit.Options) *cobra.Command {
 	return cmd
 }
 
-func (c *copyOptions) run(ctx context.Context, paths []string) error {
+func (c *copyOptions) copyPaths(ctx context.Context, paths []string) error {
 	var remotes []int
 	ends := make([]copyEnd, len(paths))
 	for n, text := range paths {
@@ -170,7 +170,7 @@ func (c *copyOptions) receiveFile(ctx context.Context, remote copyEnd, local str
 	stream, in := io.Pipe()
 	unpacked := make(chan error, 1)
 	go func() {
-		err := c.unpack(stream, local, name)
+		err := c.unpackStream(stream, local, name)
 		if err != nil {
 			cancel(err)
 		}
@@ -182,8 +182,8 @@ func (c *copyOptions) receiveFile(ctx context.Context, remote copyEnd, local str
 	return cmp.Or(<-unpacked, err)
 }
 
-// unpack makes the files of a stream on this computer.
-func (c *copyOptions) unpack(stream io.Reader, local, name string) error {
+// unpackStream makes the files of a stream on this computer.
+func (c *copyOptions) unpackStream(stream io.Reader, local, name string) error {
 	to, err := files.DestinationOf(local, name)
 	if err != nil {
 		return err

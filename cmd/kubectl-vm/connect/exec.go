@@ -36,14 +36,14 @@ func NewExecCommand(o *kit.Options) *cobra.Command {
 			"In any other machine, the QEMU guest agent does: the guest has to run qemu-guest-agent,\n" +
 			"and a command runs without a terminal.",
 		Args: kit.RequireNameAndCommand(kit.NeedsCommand),
-		RunE: func(cmd *cobra.Command, args []string) error { return e.run(cmd.Context(), args[0], args[1:]) },
+		RunE: func(cmd *cobra.Command, args []string) error { return e.runCommand(cmd.Context(), args[0], args[1:]) },
 	})
 	cmd.Flags().BoolVarP(&e.stdin, "stdin", "i", false, "pass standard input on")
 	cmd.Flags().BoolVarP(&e.tty, "tty", "t", false, "give the command a terminal; not by the QEMU guest agent")
 	return cmd
 }
 
-func (e *execOptions) run(ctx context.Context, name string, command []string) error {
+func (e *execOptions) runCommand(ctx context.Context, name string, command []string) error {
 	to, err := vms.FindTarget(ctx, e.Options, name, streamsapi.Exec)
 	if err != nil {
 		return err

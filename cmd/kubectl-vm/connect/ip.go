@@ -34,7 +34,7 @@ func NewIPCommand(o *kit.Options) *cobra.Command {
 		Long: "Show the network interfaces that a VM itself sees: those of a container, or what\n" +
 			"the QEMU guest agent of a machine reports.",
 		Args: kit.RequireNameAndCommand(kit.NoCommand), Example: o.FormatExamples("ip web"),
-		RunE: func(cmd *cobra.Command, args []string) error { return i.run(cmd.Context(), args[0]) },
+		RunE: func(cmd *cobra.Command, args []string) error { return i.printInterfaces(cmd.Context(), args[0]) },
 	})
 	i.output.AddFlag(cmd, "output format: json")
 	return cmd
@@ -43,7 +43,7 @@ func NewIPCommand(o *kit.Options) *cobra.Command {
 // maxInterfaces limits the answer, which a guest may have a part in, in bytes.
 const maxInterfaces = 1 << 20
 
-func (i *ipOptions) run(ctx context.Context, name string) error {
+func (i *ipOptions) printInterfaces(ctx context.Context, name string) error {
 	if err := i.output.Check(); err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ import (
 
 // LogQuery says which part of a log is printed.
 type LogQuery struct {
-	// Follow adds later output, and previous reads the log before the current one.
+	// Follow adds later output, and Previous reads the log before the current one.
 	Follow, Previous bool
 	// Tail is the number of lines from the end, -1 for all.
 	Tail int64
@@ -40,7 +40,7 @@ func NewLogsCommand(o *kit.Options) *cobra.Command {
 		Use:   "logs NAME",
 		Short: "Print what a VM wrote to its console or output",
 		Args:  kit.RequireNameAndCommand(kit.NoCommand), Example: o.FormatExamples("logs web", "logs web -f --tail 20"),
-		RunE: func(cmd *cobra.Command, args []string) error { return l.run(cmd.Context(), args[0]) },
+		RunE: func(cmd *cobra.Command, args []string) error { return l.printLog(cmd.Context(), args[0]) },
 	})
 	cmd.Flags().BoolVarP(&l.query.Follow, "follow", "f", false, "continue with the output that is written from now on")
 	cmd.Flags().BoolVarP(&l.query.Previous, "previous", "p", false, "print what came before the current log: the container's run before, or what was cut off a machine's log")
@@ -48,7 +48,7 @@ func NewLogsCommand(o *kit.Options) *cobra.Command {
 	return cmd
 }
 
-func (l *logsOptions) run(ctx context.Context, name string) error {
+func (l *logsOptions) printLog(ctx context.Context, name string) error {
 	if l.query.Tail < -1 {
 		return fmt.Errorf("--tail is %d: it must be -1 or more", l.query.Tail)
 	}

@@ -40,14 +40,14 @@ func NewPortForwardCommand(o *kit.Options) *cobra.Command {
 			}
 			return nil
 		},
-		RunE: func(cmd *cobra.Command, args []string) error { return p.run(cmd.Context(), args[0], args[1:]) },
+		RunE: func(cmd *cobra.Command, args []string) error { return p.forwardPorts(cmd.Context(), args[0], args[1:]) },
 	})
 	cmd.Flags().StringVar(&p.address, "address", "127.0.0.1", "local address to listen on")
 	cmd.Flags().BoolVar(&p.stdio, "stdio", false, "connect standard input and output to one port, as for ssh's ProxyCommand")
 	return cmd
 }
 
-func (p *portForwardOptions) run(ctx context.Context, name string, ports []string) error {
+func (p *portForwardOptions) forwardPorts(ctx context.Context, name string, ports []string) error {
 	forwards := make([]streams.Forward, 0, len(ports))
 	for _, text := range ports {
 		forward, err := streams.ParseForward(text)

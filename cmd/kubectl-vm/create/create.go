@@ -57,7 +57,7 @@ func NewCreateCommand(o *kit.Options) *cobra.Command {
 		Args: kit.RequireNameAndCommand(kit.MayHaveCommand),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.flags.Words = args[1:]
-			return c.run(cmd.Context(), args[0])
+			return c.createVM(cmd.Context(), args[0])
 		},
 
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -71,7 +71,7 @@ func NewCreateCommand(o *kit.Options) *cobra.Command {
 	return cmd
 }
 
-func (c *createOptions) run(ctx context.Context, arg string) error {
+func (c *createOptions) createVM(ctx context.Context, arg string) error {
 	name, err := vms.ParseName(arg)
 	if err := errors.Join(err, c.flags.Check(), c.output.Check(), c.dryRun.Check()); err != nil {
 		return err

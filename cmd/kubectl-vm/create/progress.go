@@ -63,7 +63,7 @@ func (p *createProgress) observeVM(vm *api.VirtualMachine) {
 	}
 	if !p.screen.IsTerminal && !failed && !vms.IsReady(vm) && p.mayPrint(before, now) {
 		p.printed = now
-		p.print("  " + p.text())
+		p.print("  " + p.stepText())
 	}
 }
 
@@ -123,16 +123,16 @@ func (p *createProgress) printFailure(text string) {
 	p.print("  " + p.screen.Paint("✗", kit.Red) + " " + strings.Join(lines, "\n"+indent))
 }
 
-// describe returns the line that is redrawn.
-func (p *createProgress) describe() string {
+// describeProgress returns the line that is redrawn.
+func (p *createProgress) describeProgress() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.clock.Now()
-	return fmt.Sprintf("%s  %s", elapsedText(now.Sub(p.began).Truncate(time.Second)), p.text())
+	return fmt.Sprintf("%s  %s", elapsedText(now.Sub(p.began).Truncate(time.Second)), p.stepText())
 }
 
-// text returns what goes on. The caller has the lock.
-func (p *createProgress) text() string {
+// stepText returns what goes on. The caller has the lock.
+func (p *createProgress) stepText() string {
 	if p.step == "" {
 		return "waiting for a controller"
 	}

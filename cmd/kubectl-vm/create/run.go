@@ -53,7 +53,7 @@ func NewRunCommand(o *kit.Options) *cobra.Command {
 				name, args = args[0], args[1:]
 			}
 			r.flags.Words = args
-			return r.run(cmd.Context(), name)
+			return r.runVM(cmd.Context(), name)
 		},
 
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -79,8 +79,8 @@ func runArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// check finds what contradicts itself, or is not there.
-func (r *runOptions) check() error {
+// checkFlags finds what contradicts itself, or is not there.
+func (r *runOptions) checkFlags() error {
 	switch {
 	case r.stdin || r.tty:
 		return fmt.Errorf("run passes no input on, and gives no terminal: start the VM by %s create, and use exec -it or console", r.Program)
@@ -90,12 +90,12 @@ func (r *runOptions) check() error {
 	return r.flags.Check()
 }
 
-func (r *runOptions) run(ctx context.Context, arg string) error {
+func (r *runOptions) runVM(ctx context.Context, arg string) error {
 	if arg == "" {
 		arg = nameFor(r.flags.Image)
 	}
 	name, err := vms.ParseName(arg)
-	if err := errors.Join(err, r.check()); err != nil {
+	if err := errors.Join(err, r.checkFlags()); err != nil {
 		return err
 	}
 	r.flags.RestartPolicy = string(api.RestartNever)

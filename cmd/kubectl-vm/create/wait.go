@@ -38,7 +38,7 @@ func (c *createOptions) awaitGoal(ctx context.Context, vm *api.VirtualMachine, r
 	defer cancel()
 	now := c.Clock.Now()
 	p := &createProgress{clock: c.Clock, began: now, stepBegan: now, printed: now, screen: kit.ScreenOf(c.ErrOut), program: c.Program, vm: vm}
-	line := kit.NewProgressLine(c.ErrOut, c.Clock, p.describe)
+	line := kit.NewProgressLine(c.ErrOut, c.Clock, p.describeProgress)
 	defer line.Stop()
 	p.print = func(text string) { line.PrintAbove(c.ErrOut, "%s", text) }
 	var last *api.VirtualMachine

@@ -20,7 +20,7 @@ import (
 // OutputFlag is the flag --output.
 type OutputFlag struct {
 	Format  string
-	formats []string // beside those that print objects
+	formats []string // in addition to objectFormats
 	flags   *genericclioptions.PrintFlags
 }
 
@@ -45,7 +45,7 @@ func (f *OutputFlag) PrintsObjects() bool {
 	return f.Format != "" && !slices.Contains(f.formats, f.Format)
 }
 
-// newPrinter returns what prints objects.
+// newPrinter returns the printer of objects in the format.
 func (f *OutputFlag) newPrinter() (printers.ResourcePrinter, error) {
 	f.flags.OutputFormat = &f.Format
 	printer, err := f.flags.ToPrinter()

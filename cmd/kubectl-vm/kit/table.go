@@ -30,7 +30,7 @@ type Cell struct {
 	Style Style
 }
 
-// Table is the output of list and top.
+// Table is text in columns, such as the output of list and top.
 type Table struct {
 	Columns   []Column
 	rows      [][]Cell

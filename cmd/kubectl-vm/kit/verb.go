@@ -38,6 +38,14 @@ func (o *Options) FormatExamples(lines ...string) string {
 	return strings.Join(lines, "\n")
 }
 
+// NewVerbGroup returns a command that only has other verbs, and prints its help without one.
+func NewVerbGroup(cmd *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
+	cmd.Args = RefuseUnknownVerb
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	cmd.AddCommand(verbs...)
+	return cmd
+}
+
 // RefuseUnknownVerb reports a verb that does not exist, and similar ones that do.
 func RefuseUnknownVerb(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {

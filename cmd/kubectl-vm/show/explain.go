@@ -49,7 +49,7 @@ func NewExplainCommand(o *kit.Options) *cobra.Command {
 			if e.history {
 				return asUnexplained(e.showHistory(cmd.Context(), args[0]))
 			}
-			return e.run(cmd.Context(), args[0])
+			return e.explainName(cmd.Context(), args[0])
 		},
 
 		ValidArgsFunction: vms.CompleteVM(o),
@@ -85,7 +85,7 @@ func asUnexplained(err error) error {
 	return &kit.ExitError{Code: exitUnexplained, Err: err}
 }
 
-func (e *explainOptions) run(ctx context.Context, arg string) error {
+func (e *explainOptions) explainName(ctx context.Context, arg string) error {
 	name, err := vms.ParseName(arg)
 	if err != nil {
 		return asUnexplained(err)

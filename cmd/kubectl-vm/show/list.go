@@ -53,14 +53,14 @@ func NewListCommand(o *kit.Options) *cobra.Command {
 			"it now, as HOST:VM. A VM that is a pod answers at the ports themselves, at its ADDRESS.",
 		Example: o.FormatExamples("list", "list -A -o wide", "list -l app=web -o name"),
 		Args:    kit.RefuseArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return l.run(cmd.Context()) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return l.listVMs(cmd.Context()) },
 	}
 	l.output.AddFlag(cmd, formatWide)
 	l.addFlags(cmd)
 	return cmd
 }
 
-func (l *listOptions) run(ctx context.Context) error {
+func (l *listOptions) listVMs(ctx context.Context) error {
 	if err := l.output.Check(); err != nil {
 		return err
 	}
@@ -91,10 +91,10 @@ func (l *listOptions) printTable(all []api.VirtualMachine) error {
 	if l.output.Format == formatWide {
 		screen.Width = 0
 	}
-	return l.tableOf(all, l.columns(), l.cellsOf).Print(l.Out, screen)
+	return l.tableOf(all, l.tableColumns(), l.cellsOf).Print(l.Out, screen)
 }
 
-func (l *listOptions) columns() []kit.Column {
+func (l *listOptions) tableColumns() []kit.Column {
 	columns := []kit.Column{
 		{Name: "NAME"},
 		{Name: "STATE"},

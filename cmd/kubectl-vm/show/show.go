@@ -47,7 +47,7 @@ func NewShowCommand(o *kit.Options) *cobra.Command {
 			"not ready.",
 		Example: o.FormatExamples("show web", "show web -o yaml", "show web -o jsonpath='{.status.addresses[0]}'"),
 		Args:    kit.RequireNames,
-		RunE:    func(cmd *cobra.Command, args []string) error { return s.run(cmd.Context(), args) },
+		RunE:    func(cmd *cobra.Command, args []string) error { return s.showVMs(cmd.Context(), args) },
 
 		ValidArgsFunction: vms.CompleteVMs(o),
 	}
@@ -55,7 +55,7 @@ func NewShowCommand(o *kit.Options) *cobra.Command {
 	return cmd
 }
 
-func (s *showOptions) run(ctx context.Context, args []string) error {
+func (s *showOptions) showVMs(ctx context.Context, args []string) error {
 	selection := vms.Selection{}
 	if err := errors.Join(selection.ParseNames(args), s.output.Check()); err != nil {
 		return err

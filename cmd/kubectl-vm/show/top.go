@@ -43,7 +43,7 @@ func NewTopCommand(o *kit.Options) *cobra.Command {
 			"least one per cent.",
 		Example: o.FormatExamples("top", "top -A --sort-by memory"),
 		Args:    kit.RefuseArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return t.run(cmd.Context()) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return t.showUsage(cmd.Context()) },
 	}
 	t.addFlags(cmd)
 	cmd.Flags().StringVar(&t.sortBy, "sort-by", sortByCPU, "cpu, memory or name")
@@ -51,7 +51,7 @@ func NewTopCommand(o *kit.Options) *cobra.Command {
 	return cmd
 }
 
-func (t *topOptions) run(ctx context.Context) error {
+func (t *topOptions) showUsage(ctx context.Context) error {
 	if !slices.Contains([]string{sortByCPU, sortByMemory, sortByName}, t.sortBy) {
 		return fmt.Errorf("--sort-by %q: allowed are cpu, memory and name", t.sortBy)
 	}

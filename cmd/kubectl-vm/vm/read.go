@@ -123,7 +123,7 @@ type listedVM struct {
 	Status api.VirtualMachineStatus `json:"status"`
 }
 
-func (l *listedVM) vm() api.VirtualMachine {
+func (l *listedVM) toVM() api.VirtualMachine {
 	m := &l.Metadata
 	return api.VirtualMachine{
 		ObjectMeta: metav1.ObjectMeta{
@@ -168,7 +168,7 @@ func readList(r io.Reader) ([]api.VirtualMachine, error) {
 	}
 	vms := make([]api.VirtualMachine, len(list.Items))
 	for i := range list.Items {
-		vms[i] = list.Items[i].vm()
+		vms[i] = list.Items[i].toVM()
 	}
 	return vms, nil
 }

@@ -33,7 +33,7 @@ func (s *Selection) AddFlags(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&s.AllNamespaces, "all-namespaces", "A", false, "with --all or -l: those of all namespaces")
 }
 
-// NameOf returns the name of a VM as kubectl prints it.
+// NameOf returns the qualified name of a VM, with its namespace if the selection is of all namespaces.
 func (s *Selection) NameOf(vm *api.VirtualMachine) string {
 	if s.AllNamespaces {
 		return QualifiedName(vm.Name) + " in namespace " + vm.Namespace
@@ -86,7 +86,7 @@ func ParseName(arg string) (string, error) {
 type SelectedVM struct {
 	Namespace, Name string
 	VM              *api.VirtualMachine
-	Unchanged       string // why nothing was to do
+	Unchanged       string // why there was nothing to do
 	Err             error
 }
 
@@ -94,7 +94,7 @@ type SelectedVM struct {
 func QualifiedName(name string) string { return "virtualmachine." + api.GroupName + "/" + name }
 
 // FindVMs reads the VMs. It fails as a whole only if they cannot be read at all. A VM that does not
-// exist has the error in selected.err.
+// exist has the error in SelectedVM.Err.
 func (s *Selection) FindVMs(ctx context.Context, o *kit.Options) ([]*SelectedVM, error) {
 	namespace, err := o.NamespaceOrAll(s.AllNamespaces)
 	if err != nil {
@@ -136,7 +136,7 @@ func (s *Selection) findNamed(ctx context.Context, o *kit.Options, namespace str
 // parallelRequests is how many VMs are asked about or changed at a time.
 const parallelRequests = 8
 
-// ForEach calls do for all VMs, some at a time, and then, in their order, after.
+// ForEach calls do for all VMs, several at a time, and finish, unless it is nil, for each in their order.
 func ForEach(all []*SelectedVM, do, finish func(*SelectedVM)) {
 	turns := make(chan struct{}, parallelRequests)
 	done := make([]chan struct{}, len(all))
@@ -161,7 +161,7 @@ func ForEach(all []*SelectedVM, do, finish func(*SelectedVM)) {
 	}
 }
 
-// PrintNothingFound says that a list is empty, where it is not taken for output.
+// PrintNothingFound says on the error output that a list is empty.
 func PrintNothingFound(errOut io.Writer, namespace, selector string) {
 	text := "No VMs found"
 	if selector != "" {

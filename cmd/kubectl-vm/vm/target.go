@@ -30,7 +30,7 @@ type Target struct {
 	options         *kit.Options
 	Client          *streams.Client
 	Namespace, Name string
-	// VM is the VM, or vmErr why it could not be read. Decisions need neither.
+	// VM is the VM, and VMErr says why it could not be read. Both are nil for the stream Decisions.
 	VM    *api.VirtualMachine
 	VMErr error
 }

@@ -81,11 +81,12 @@ func isRestartHandled(vm *api.VirtualMachine) bool {
 
 // AwaitedVM is a VM that is waited for.
 type AwaitedVM struct {
-	VM      *api.VirtualMachine // as last seen
+	VM *api.VirtualMachine // as last seen
+	// Reached ends the wait, unless Gone is set.
 	Reached Goal
 	// Gone is set if the VM is waited for to be deleted.
 	Gone bool
-	// Unchanged is set if that has been printed of the VM.
+	// Unchanged is set if the user was told already that the VM needed no change.
 	Unchanged bool
 }
 
@@ -106,7 +107,7 @@ func AwaitVMs(ctx context.Context, o *kit.Options, w *Waiter) error {
 		return nil
 	}
 	namespace, opts := w.findScope()
-	err := followVMs(ctx, o, namespace, opts, observer{all: w.seeAll, one: w.seeOne})
+	err := followVMs(ctx, o, namespace, opts, observer{onList: w.observeList, onEvent: w.observeEvent})
 	if errors.Is(err, context.Canceled) {
 		return err
 	}
@@ -142,7 +143,7 @@ func (w *Waiter) listOpen() []*AwaitedVM {
 	return all
 }
 
-func (w *Waiter) seeAll(vms []api.VirtualMachine) bool {
+func (w *Waiter) observeList(vms []api.VirtualMachine) bool {
 	present := make(map[types.UID]bool, len(vms))
 	for i := range vms {
 		present[vms[i].UID] = true
@@ -150,17 +151,17 @@ func (w *Waiter) seeAll(vms []api.VirtualMachine) bool {
 	}
 	for _, one := range w.listOpen() {
 		if !present[one.VM.UID] {
-			w.seeDeletion(one)
+			w.observeDeletion(one)
 		}
 	}
 	return len(w.listOpen()) == 0
 }
 
-func (w *Waiter) seeOne(kind watch.EventType, vm *api.VirtualMachine) bool {
+func (w *Waiter) observeEvent(kind watch.EventType, vm *api.VirtualMachine) bool {
 	if kind != watch.Deleted {
 		w.observeVM(vm)
 	} else if one := w.findAwaited(vm.UID); one != nil {
-		w.seeDeletion(one)
+		w.observeDeletion(one)
 	}
 	return len(w.listOpen()) == 0
 }
@@ -190,7 +191,7 @@ func (w *Waiter) observeVM(vm *api.VirtualMachine) {
 	}
 }
 
-func (w *Waiter) seeDeletion(vm *AwaitedVM) {
+func (w *Waiter) observeDeletion(vm *AwaitedVM) {
 	if vm.Gone {
 		w.endWait(vm, nil)
 		return

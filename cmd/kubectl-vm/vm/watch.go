@@ -31,16 +31,16 @@ const (
 	lastRetry  = 8 * time.Second
 )
 
-// observer sees VMs. Both functions report whether they have seen enough.
+// observer is told about VMs. Both functions report whether they need no further news.
 type observer struct {
-	// all sees the complete list, at the beginning and whenever a watch has ended.
-	all func([]api.VirtualMachine) bool
-	// one sees a VM that was added, changed or deleted.
-	one func(kind watch.EventType, vm *api.VirtualMachine) bool
+	// onList gets the complete list, at the beginning and whenever a watch has ended.
+	onList func([]api.VirtualMachine) bool
+	// onEvent gets a VM that was added, changed or deleted.
+	onEvent func(kind watch.EventType, vm *api.VirtualMachine) bool
 }
 
-// follower lists and watches VMs until its observer has seen enough. It outlasts an API server
-// that restarts.
+// follower lists and watches VMs until its observer needs no further news. It goes on when an API
+// server has restarted.
 type follower struct {
 	clock clock.Clock
 	opts  metav1.ListOptions
@@ -48,10 +48,10 @@ type follower struct {
 	list, watch client.VirtualMachineInterface
 }
 
-// followVMs calls an observer with the VMs of a namespace, or of all with "", until that has seen
-// enough or ctx ends. The cluster has answered before, so no failure of it is final.
-func followVMs(ctx context.Context, o *kit.Options, namespace string, opts metav1.ListOptions, see observer) (err error) {
-	f := &follower{clock: o.Clock, opts: opts, observer: see}
+// followVMs tells an observer about the VMs of a namespace, or of all with "", until it needs no
+// further news or ctx ends. The cluster has answered before, so no failure of it is final.
+func followVMs(ctx context.Context, o *kit.Options, namespace string, opts metav1.ListOptions, to observer) (err error) {
+	f := &follower{clock: o.Clock, opts: opts, observer: to}
 	if f.list, err = o.VMs(namespace); err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func (f *follower) listAndWatch(ctx context.Context) (enough bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if f.all(list.Items) {
+	if f.onList(list.Items) {
 		return true, nil
 	}
 	opts := f.opts
@@ -116,7 +116,7 @@ func (f *follower) listAndWatch(ctx context.Context) (enough bool, err error) {
 		if !ok {
 			return false, apierrors.FromObject(event.Object)
 		}
-		if event.Type != watch.Bookmark && f.one(event.Type, vm) {
+		if event.Type != watch.Bookmark && f.onEvent(event.Type, vm) {
 			return true, nil
 		}
 	}
