@@ -67,7 +67,6 @@ var packages = []testPackage{
 	{"internal/driver/statedir", cached, 32},
 	{"internal/guest/config", cached, 32},
 	{"internal/guest/datadisk", cached, 32},
-	{"internal/guest/dhcp", cached, 32},
 	{"internal/guest/files", cached, 32},
 	{"internal/guest/initramfs", cached, 32},
 	{"internal/guest/system", cached, 32},

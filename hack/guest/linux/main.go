@@ -28,10 +28,8 @@
 package main
 
 import (
-	"context"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -46,8 +44,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"cloudnative.tw/drover/internal/guest/system"
 )
 
 // report is the guest's report about itself.
@@ -133,31 +129,6 @@ func loadModule(path string) error {
 	}
 	defer func() { _ = f.Close() }()
 	return unix.FinitModule(int(f.Fd()), "", 0)
-}
-
-// leaseWithin is how long the guest waits for an address.
-const leaseWithin = 20 * time.Second
-
-// startNetwork gets an address by DHCP.
-func startNetwork() error {
-	link, err := system.FindLink()
-	if err = errors.Join(err, system.StartLoopback()); err != nil {
-		return err
-	}
-	if err := link.SetUp(); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), leaseWithin) //nolint:forbidigo // of init
-	defer cancel()
-	lease, err := link.Acquire(ctx, "guest")
-	if err != nil {
-		return err
-	}
-	var resolvers strings.Builder
-	for _, r := range lease.Resolvers {
-		resolvers.WriteString("nameserver " + r.String() + "\n")
-	}
-	return errors.Join(link.Configure(lease), os.MkdirAll("/etc", 0o755), os.WriteFile("/etc/resolv.conf", []byte(resolvers.String()), 0o644)) //nolint:gosec // of this guest
 }
 
 // countBoot counts in the disk's second sector.

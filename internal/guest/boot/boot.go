@@ -55,7 +55,7 @@ type machine struct {
 
 // boot runs the entrypoint, and returns how it ended.
 func (m *machine) boot(ctx context.Context) (config.Result, error) {
-	if err := m.setUp(ctx); err != nil {
+	if err := m.setUp(); err != nil {
 		return config.Result{}, err
 	}
 	command, err := m.command()

@@ -234,7 +234,7 @@ func TestEnds(t *testing.T) {
 	}{
 		"signal":         {func(c *config.Config) { c.Args = []string{"program", "die", "9"} }, config.Claim{Started: true, Ended: true, Code: 137, Signal: 9}, "", true},
 		"success":        {func(c *config.Config) { c.Args = []string{"/bin/program", "exit", "0"} }, config.Claim{Started: true, Ended: true}, "", false},
-		"failure":        {func(c *config.Config) { c.Args = []string{"program", "exit", "3"}; c.Network.DHCP = false }, config.Claim{Started: true, Ended: true, Code: 3}, "", false},
+		"failure":        {func(c *config.Config) { c.Args = []string{"program", "exit", "3"}; c.Network = config.Network{} }, config.Claim{Started: true, Ended: true, Code: 3}, "", false},
 		"not found":      {func(c *config.Config) { c.Args = []string{"none"} }, config.Claim{Ended: true, Failed: true, Code: 127}, `"none" is not found`, false},
 		"not executable": {func(c *config.Config) { c.Args = []string{"rubbish"} }, config.Claim{Ended: true, Failed: true, Code: 126}, "neither a program", false},
 		"no user":        {func(c *config.Config) { c.User = "nobody" }, config.Claim{Ended: true, Failed: true, Code: 128}, `user is "nobody"`, false},

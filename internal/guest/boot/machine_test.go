@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -100,7 +101,7 @@ func newMachine(t *testing.T, size int64) *machine {
 	m.root = filepath.Join(m.dir, "root")
 	writeImage(t, m.root)
 	m.config = config.Config{
-		Hostname: "box", Args: []string{"program", "exit", "0"}, Network: config.Network{DHCP: true},
+		Hostname: "box", Args: []string{"program", "exit", "0"}, Network: config.Network{Address: netip.MustParsePrefix("10.0.2.15/24"), Gateway: netip.MustParseAddr("10.0.2.2")},
 		Disks: config.Disks{Root: config.RootSerial}, Nonce: bytes.Repeat([]byte{9}, config.NonceBytes),
 	}
 	if size > 0 {

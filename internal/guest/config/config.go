@@ -46,7 +46,7 @@ const (
 
 // Version is the version of what host and guest need of each other: this format, disks and ports. It is raised with each
 // change of these. hack/guest.sh reads it here, and writes it beside the guest for the host.
-const Version = 2
+const Version = 3
 
 // Limits of a Config.
 const (
@@ -57,6 +57,9 @@ const (
 	// NonceBytes is the length of Nonce.
 	NonceBytes = 32
 
+	// minMTU is the least that every network with IPv4 carries (RFC 791).
+	minMTU       = 68
+	maxMTU       = 65535
 	maxResolvers = 16
 	maxSearch    = 32
 	maxSerial    = 20
@@ -93,11 +96,15 @@ type Config struct {
 	Nonce []byte `json:"nonce"`
 }
 
-// Network says how the guest's first network interface is set up.
+// Network configures the guest's first network interface.
 type Network struct {
-	// DHCP asks for an IPv4 address, a route and resolvers. Without it only the loopback interface is up.
-	DHCP bool `json:"dhcp,omitempty"`
-	// Resolvers, where there are any, stand in place of those of DHCP.
+	// Address is an IPv4 address with the prefix length of its network. Without it only the loopback
+	// interface is up.
+	Address netip.Prefix `json:"address,omitzero"`
+	// Gateway is the router to all other networks, not valid for none.
+	Gateway netip.Addr `json:"gateway,omitzero"`
+	// MTU is in bytes, 0 for the interface's default.
+	MTU       int          `json:"mtu,omitempty"`
 	Resolvers []netip.Addr `json:"resolvers,omitempty"`
 	// Search are the domains in which short names are looked up.
 	Search []string `json:"search,omitempty"`
@@ -210,6 +217,12 @@ func checkText(field, text string) error {
 }
 
 func (n Network) check() error {
+	if n.Address.IsValid() && !n.Address.Addr().Is4() || n.Gateway.IsValid() && !n.Gateway.Is4() {
+		return fmt.Errorf("network has the address %s and the gateway %s, want IPv4 addresses", n.Address, n.Gateway)
+	}
+	if n.MTU != 0 && (n.MTU < minMTU || n.MTU > maxMTU) {
+		return fmt.Errorf("network.mtu is %d, want 0 or %d to %d", n.MTU, minMTU, maxMTU)
+	}
 	if len(n.Resolvers) > maxResolvers || len(n.Search) > maxSearch {
 		return fmt.Errorf("network has %d resolvers and %d search domains, at most %d and %d are allowed", len(n.Resolvers), len(n.Search), maxResolvers, maxSearch)
 	}

@@ -19,7 +19,7 @@ func validConfig() Config {
 	return Config{
 		Version: Version, Hostname: "web-1", Args: []string{"/bin/sh", "-c", "echo \"a\"\n"}, Env: []string{"A=b", "EMPTY="},
 		User: "app:staff", WorkingDir: "/srv", StopSignal: "SIGQUIT", GraceSeconds: 30, Console: true,
-		Network: Network{DHCP: true, Resolvers: []netip.Addr{netip.MustParseAddr("192.0.2.53")}, Search: []string{"example.org"}},
+		Network: Network{Address: netip.MustParsePrefix("10.0.2.15/24"), Gateway: netip.MustParseAddr("10.0.2.2"), MTU: 1500, Resolvers: []netip.Addr{netip.MustParseAddr("192.0.2.53")}, Search: []string{"example.org"}},
 		Disks:   Disks{Root: RootSerial, Data: DataSerial},
 		Nonce:   bytes.Repeat([]byte{7}, NonceBytes),
 	}

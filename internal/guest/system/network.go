@@ -6,12 +6,10 @@
 package system
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -19,14 +17,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cloudnative.tw/drover/internal/guest/dhcp"
+	"cloudnative.tw/drover/internal/guest/config"
 )
 
 // Link is a network interface.
-type Link struct {
-	Name string
-	MAC  [6]byte
-}
+type Link struct{ Name string }
 
 // StartLoopback sets the loopback interface up.
 func StartLoopback() error { return setUp("lo") }
@@ -40,14 +35,7 @@ func FindLink() (Link, error) {
 		}
 		slices.Sort(paths)
 		for _, path := range paths {
-			dir := filepath.Dir(path)
-			text, err := os.ReadFile(filepath.Join(dir, "address")) //nolint:gosec // of sysfs
-			if err != nil || len(text) < 17 {
-				continue
-			}
-			if mac, err := net.ParseMAC(string(text[:17])); err == nil {
-				return Link{Name: filepath.Base(dir), MAC: [6]byte(mac)}, nil
-			}
+			return Link{filepath.Base(filepath.Dir(path))}, nil
 		}
 		<-time.After(lookEvery)
 	}
@@ -57,16 +45,16 @@ func FindLink() (Link, error) {
 // SetUp sets the interface up.
 func (l Link) SetUp() error { return setUp(l.Name) }
 
-// Configure gives the interface what a lease has.
-func (l Link) Configure(lease dhcp.Lease) error {
-	mask := netip.AddrFrom4([4]byte(net.CIDRMask(lease.Address.Bits(), 32)))
+// Configure gives the interface its address, MTU and default route.
+func (l Link) Configure(n config.Network) error {
+	mask := netip.AddrFrom4([4]byte(net.CIDRMask(n.Address.Bits(), 32)))
 	return withSocket(func(socket int) error {
-		err := errors.Join(setAddress(socket, unix.SIOCSIFADDR, l.Name, lease.Address.Addr()), setAddress(socket, unix.SIOCSIFNETMASK, l.Name, mask))
-		if err == nil && lease.MTU >= 576 {
-			err = setMTU(socket, l.Name, uint32(lease.MTU)) //nolint:gosec // 16 bits
+		err := errors.Join(setAddress(socket, unix.SIOCSIFADDR, l.Name, n.Address.Addr()), setAddress(socket, unix.SIOCSIFNETMASK, l.Name, mask))
+		if err == nil && n.MTU > 0 {
+			err = setMTU(socket, l.Name, uint32(n.MTU)) //nolint:gosec // checked
 		}
-		if err == nil && lease.Router.IsValid() {
-			err = addDefaultRoute(socket, lease.Router)
+		if err == nil && n.Gateway.IsValid() {
+			err = addDefaultRoute(socket, n.Gateway)
 		}
 		return err
 	})
@@ -140,68 +128,4 @@ func addDefaultRoute(socket int, router netip.Addr) error {
 		return fmt.Errorf("add the route to %s: %w", router, err)
 	}
 	return nil
-}
-
-// Acquire asks the interface's network for a lease.
-func (l Link) Acquire(ctx context.Context, hostname string) (dhcp.Lease, error) {
-	t, err := l.open()
-	if err != nil {
-		return dhcp.Lease{}, err
-	}
-	defer t.close()
-	return dhcp.Client{Transport: t, MAC: l.MAC, Hostname: hostname}.Acquire(ctx)
-}
-
-// Renew asks for a lease once more.
-func (l Link) Renew(ctx context.Context, hostname string, lease dhcp.Lease) (dhcp.Lease, error) {
-	t, err := l.open()
-	if err != nil {
-		return dhcp.Lease{}, err
-	}
-	defer t.close()
-	return dhcp.Client{Transport: t, MAC: l.MAC, Hostname: hostname}.Renew(ctx, lease)
-}
-
-// transport is a socket of an interface that may have no address yet.
-type transport struct{ socket int }
-
-const clientPort, serverPort = 68, 67
-
-func (l Link) open() (*transport, error) {
-	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	t := &transport{socket}
-	err = errors.Join(
-		unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_BROADCAST, 1),
-		unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
-		unix.BindToDevice(socket, l.Name),
-		unix.Bind(socket, &unix.SockaddrInet4{Port: clientPort}))
-	if err != nil {
-		t.close()
-		return nil, fmt.Errorf("a socket for DHCP: %w", err)
-	}
-	return t, nil
-}
-
-func (t *transport) close() { _ = unix.Close(t.socket) }
-
-// Send sends a packet to all hosts.
-func (t *transport) Send(packet []byte) error {
-	return unix.Sendto(t.socket, packet, 0, &unix.SockaddrInet4{Port: serverPort, Addr: [4]byte{255, 255, 255, 255}})
-}
-
-// Receive returns the next packet.
-func (t *transport) Receive(within time.Duration) ([]byte, error) {
-	limit := unix.NsecToTimeval(int64(within))
-	if err := unix.SetsockoptTimeval(t.socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit); err != nil {
-		return nil, err
-	}
-	packet := make([]byte, 1<<16)
-	n, _, err := unix.Recvfrom(t.socket, packet, 0)
-	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
-		return nil, dhcp.ErrTimeout
-	}
-	return packet[:max(n, 0)], err
 }

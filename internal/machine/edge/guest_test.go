@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/insomniacslk/dhcp/dhcpv4"
 	"golang.org/x/net/dns/dnsmessage"
 	"gvisor.dev/gvisor/pkg/buffer"
 	"gvisor.dev/gvisor/pkg/tcpip"
@@ -24,7 +25,6 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 
-	"cloudnative.tw/drover/internal/guest/dhcp"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/test/assert"
 )
@@ -76,7 +76,7 @@ func (g *guest) receive(link *channel.Endpoint) {
 		}
 		if header.Ethernet(frame).Type() == header.IPv4ProtocolNumber {
 			ip := header.IPv4(frame[header.EthernetMinimumSize:])
-			if u := header.UDP(ip.Payload()); ip.TransportProtocol() == header.UDPProtocolNumber && u.SourcePort() == dhcpServerPort {
+			if u := header.UDP(ip.Payload()); ip.TransportProtocol() == header.UDPProtocolNumber && u.SourcePort() == dhcpv4.ServerPort {
 				g.leases <- u.Payload()
 				continue
 			}
@@ -109,8 +109,9 @@ func (g *guest) sendFrame(frame []byte) {
 	_, _ = g.conn.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(frame))), frame...)) //nolint:gosec // a frame
 }
 
-// Send implements dhcp.Transport.
-func (g *guest) Send(packet []byte) error {
+// sendDHCP sends a message of a client that has no address yet.
+func (g *guest) sendDHCP(message *dhcpv4.DHCPv4) {
+	packet := message.ToBytes()
 	frame := append(make([]byte, header.EthernetMinimumSize+header.IPv4MinimumSize+header.UDPMinimumSize), packet...)
 	header.Ethernet(frame).Encode(&header.EthernetFields{SrcAddr: tcpip.LinkAddress(g.config.MAC), DstAddr: header.EthernetBroadcastAddress, Type: header.IPv4ProtocolNumber})
 	ip := header.IPv4(frame[header.EthernetMinimumSize:])
@@ -119,27 +120,8 @@ func (g *guest) Send(packet []byte) error {
 		SrcAddr: header.IPv4Any, DstAddr: header.IPv4Broadcast,
 	})
 	ip.SetChecksum(^ip.CalculateChecksum())
-	header.UDP(ip.Payload()).Encode(&header.UDPFields{SrcPort: dhcpClientPort, DstPort: dhcpServerPort, Length: uint16(header.UDPMinimumSize + len(packet))}) //nolint:gosec // small
+	header.UDP(ip.Payload()).Encode(&header.UDPFields{SrcPort: dhcpv4.ClientPort, DstPort: dhcpv4.ServerPort, Length: uint16(header.UDPMinimumSize + len(packet))}) //nolint:gosec // small
 	g.sendFrame(frame)
-	return nil
-}
-
-// Receive implements dhcp.Transport.
-func (g *guest) Receive(within time.Duration) ([]byte, error) {
-	select {
-	case packet := <-g.leases:
-		return packet, nil
-	case <-time.After(within):
-		return nil, dhcp.ErrTimeout
-	}
-}
-
-// lease gets a lease as Drover's own guests do.
-func (g *guest) lease(t *testing.T) dhcp.Lease {
-	t.Helper()
-	lease, err := dhcp.Client{Transport: g, MAC: [6]byte(g.config.MAC), Hostname: "a"}.Acquire(t.Context())
-	assert.NoError(t, err)
-	return lease
 }
 
 // resolve asks the gateway for an address, and returns it, or the code of the error.

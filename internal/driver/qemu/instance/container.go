@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"io/fs"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/guest/config"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
@@ -66,7 +68,7 @@ func (s *start) prepareGuest() (err error) {
 	s.machine.Guest = &launch.Guest{ImageFD: s.files.Add(root.File)}
 	s.guest.Nonce = make([]byte, config.NonceBytes)
 	_, _ = rand.Read(s.guest.Nonce) // never fails
-	configured, err := configureGuest(s.spec, root.Config, s.guest.Nonce)
+	configured, err := configureGuest(s.spec, root.Config, guestNetwork(s.inst.networkConfig()), s.guest.Nonce)
 	if err != nil {
 		return err
 	}
@@ -98,12 +100,12 @@ func (s *start) openResult() error {
 }
 
 // configureGuest returns a file of memory with the configuration for the program in the guest. It may have Secrets.
-func configureGuest(spec driver.ServerSpec, imageConfig image.Config, nonce []byte) (*os.File, error) {
+func configureGuest(spec driver.ServerSpec, imageConfig image.Config, network config.Network, nonce []byte) (*os.File, error) {
 	hostname, _, _ := strings.Cut(spec.Name, ".")
 	c := config.Config{
 		Hostname: hostname, Args: argumentsOf(spec, imageConfig), Env: slices.Clone(imageConfig.Env), User: imageConfig.User,
 		WorkingDir: imageConfig.WorkingDir, StopSignal: imageConfig.StopSignal, GraceSeconds: graceOf(spec.GracePeriod),
-		Network: config.Network{DHCP: true}, Disks: config.Disks{Root: config.RootSerial, Data: config.DataSerial}, Nonce: nonce,
+		Network: network, Disks: config.Disks{Root: config.RootSerial, Data: config.DataSerial}, Nonce: nonce,
 	}
 	for _, e := range spec.Env {
 		c.Env = append(c.Env, e.Name+"="+e.Value.Reveal())
@@ -116,6 +118,13 @@ func configureGuest(spec driver.ServerSpec, imageConfig image.Config, nonce []by
 		return nil, driver.Errorf(driver.ErrInvalid, "spec.image cannot be run: %w", err)
 	}
 	return sealedFile(text)
+}
+
+// guestNetwork returns the configuration of the guest's interface at its edge.
+func guestNetwork(edge control.NetworkConfig) config.Network {
+	return config.Network{
+		Address: edge.Address, Gateway: edge.Gateway(), MTU: edge.MTU, Resolvers: []netip.Addr{edge.Gateway()}, Search: []string{edge.Domain},
+	}
 }
 
 // argumentsOf returns what is run, by the rules of a pod: a command of the spec also replaces the image's arguments.
