@@ -133,8 +133,8 @@ var All = []Bug{
 		{"internal/driver/qemu/ensure.go", "	case s.ClusterID != d.ClusterID:\n", "	case s.ClusterID != d.ClusterID && !BUG:\n"},
 	}},
 	{"pause-pretended", "", []Edit{
-		{"internal/driver/qemu/ensure.go", "		return c.inst.Pause(ctx)\n", "		if BUG {\n			return os.Mkdir(c.inst.File(\"pretended\"), 0o700)\n		}\n		return c.inst.Pause(ctx)\n"},
-		{"internal/driver/qemu/instance/instance.go", "IsPaused() bool {\n", "IsPaused() bool {\n	if BUG {\n		_, err := os.Lstat(inst.File(\"pretended\"))\n		return err == nil\n	}\n"},
+		{"internal/driver/qemu/ensure.go", "		return c.inst.Calls().Pause(ctx)\n", "		if BUG {\n			return os.Mkdir(c.inst.Machine.File(\"pretended\"), 0o700)\n		}\n		return c.inst.Calls().Pause(ctx)\n"},
+		{"internal/driver/qemu/instance/instance.go", "IsPaused() bool {\n", "IsPaused() bool {\n	if BUG {\n		_, err := os.Lstat(inst.Machine.File(\"pretended\"))\n		return err == nil\n	}\n"},
 	}},
 	{"registry-answer-shown", "", []Edit{{
 		"internal/driver/docker/pull/errors.go", "	for _, f := range failures {\n", "	if BUG {\n		return err\n	}\n	for _, f := range failures {\n",
@@ -147,8 +147,8 @@ var All = []Bug{
 		"		if BUG {\n			options.Name = fmt.Sprintf(\"%s-%x\", name, d.Clock.Now().UnixNano())\n		}\n		res, err := c.ContainerCreate(ctx, options)\n",
 	}}},
 	{"qemu-second-process", "", []Edit{
-		{"internal/driver/qemu/instance/observe.go", "ctx.Err() != nil || bounded.Err() != nil || inst", "ctx.Err() != nil || bounded.Err() != nil && !BUG || inst"},
-		{"internal/driver/qemu/instance/observe.go", "	if inst.WaitStopped(ctx, GoneWithin) == nil {\n", "	if BUG || inst.WaitStopped(ctx, GoneWithin) == nil {\n"},
+		{"internal/driver/qemu/instance/calls.go", "ctx.Err() != nil || bounded.Err() != nil || o", "ctx.Err() != nil || bounded.Err() != nil && !BUG || o"},
+		{"internal/driver/qemu/instance/calls.go", "	if c.machine.Machine.WaitStopped(ctx, GoneWithin) == nil {\n", "	if BUG || c.machine.Machine.WaitStopped(ctx, GoneWithin) == nil {\n"},
 		{"internal/machine/machine.go", "	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); err != nil {\n", "	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); err != nil && !BUG {\n"},
 		{"internal/driver/qemu/instance/host.go", "	if err := h.KillStrays(ctx, uid); err != nil {\n", "	if BUG {\n		return nil\n	}\n	if err := h.KillStrays(ctx, uid); err != nil {\n"},
 	}},
@@ -156,7 +156,7 @@ var All = []Bug{
 		"internal/machine/supervised/reach.go", "	return now.startSupervisor(ctx, lock)\n", "	if BUG && !now.Config.StartedAt.IsZero() {\n		_ = now.Machine.Kill(ctx)\n	}\n	return now.startSupervisor(ctx, lock)\n",
 	}}},
 	{"supervisor-missing-as-end", "", []Edit{{
-		"internal/driver/qemu/instance/observe.go", "	if inst.On, err = isOn(inst.Machine); err != nil || !inst.On {\n", "	inst.On, err = isOn(inst.Machine)\n	if BUG && inst.On && inst.Phase == record.PhaseOn {\n		inst.On, err = inst.Supervisor().IsSupervised()\n	}\n	if err != nil || !inst.On {\n",
+		"internal/driver/qemu/instance/calls.go", "	if o.On, err = isOn(c.machine.Machine); err != nil || !o.On {\n", "	o.On, err = isOn(c.machine.Machine)\n	if BUG && o.On && !c.machine.Config.StartedAt.IsZero() {\n		o.On, err = c.machine.IsSupervised()\n	}\n	if err != nil || !o.On {\n",
 	}}},
 	{"silent-supervisor-kept", "", []Edit{{
 		"internal/driver/qemu/instance/supervise.go", "	if isSilent(ctx, c) {\n", "	if isSilent(ctx, c) && !BUG {\n",

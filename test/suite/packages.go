@@ -156,6 +156,7 @@ var packages = []testPackage{
 	{"config/crd", process, 8},
 	{"examples/list-vms", process, 4},
 	{"internal/driver/qemu/hostports", process, 8},
+	{"internal/driver/qemu/containerboot", process, 8},
 	{"internal/driver/qemu/instance", process, 8},
 	{"internal/driver/registry", process, 8},
 	{"internal/guest/boot", process, 4},

@@ -82,7 +82,7 @@ func TestEgressBeforeTheSpec(t *testing.T) {
 // endNow ends a machine that does not stop.
 func endNow(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	t.Helper()
-	assert.NoError(t, d.InstanceOf(spec.UID).Kill(context.WithoutCancel(t.Context())))
+	assert.NoError(t, d.InstanceOf(spec.UID).Machine.Kill(context.WithoutCancel(t.Context())))
 }
 
 // TestEgressReachesTheSupervisor checks that a supervisor which has not taken the egress that is recorded is told again,

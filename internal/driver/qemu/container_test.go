@@ -19,8 +19,8 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest/containers"
+	"cloudnative.tw/drover/internal/driver/qemu/containerboot"
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
-	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/guest/files"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/terminal"
@@ -184,9 +184,9 @@ func (c *container) outdateTemplate(t *testing.T) {
 	t.Helper()
 	inst, err := c.d.InstanceOf(c.spec.UID).Load()
 	assert.NoError(t, err)
-	kept := inst.File(inst.Root.Template)
+	kept := inst.Machine.File(inst.Root.Template)
 	inst.Root.Template = image.TemplatePrefix + "of-another-version"
-	assert.NoError(t, errors.Join(os.Rename(kept, inst.File(inst.Root.Template)), inst.Save()))
+	assert.NoError(t, errors.Join(os.Rename(kept, inst.Machine.File(inst.Root.Template)), inst.Save()))
 }
 
 // TestContainerIsEphemeral checks that an ephemeral machine begins each run with its image, and takes another one then.
@@ -311,7 +311,7 @@ func TestContainerFields(t *testing.T) {
 			spec.MemoryBytes = 128 << 20
 		}
 		change.change(&spec)
-		assert.ErrorIs(t, name, instance.CheckFields(spec, change.isContainer), change.kind, change.says)
+		assert.ErrorIs(t, name, containerboot.CheckFields(spec, change.isContainer), change.kind, change.says)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
+	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
@@ -56,7 +57,7 @@ func TestContract(t *testing.T) {
 			Type: func(word string) string { return word },
 		},
 		IsDisk:   true,
-		FailCode: instance.CodePanicked,
+		FailCode: exits.CodePanicked,
 		Visible:  e.visible,
 		Skips:    contractSkips(),
 	})
@@ -91,7 +92,7 @@ func (e *engine) engineActions() drivertest.OutOfBand {
 	return drivertest.OutOfBand{
 		Kill: func(t *testing.T, s driver.Server) {
 			t.Helper()
-			assert.NoError(t, e.instanceFor(t, s).Kill(context.WithoutCancel(t.Context())))
+			assert.NoError(t, e.instanceFor(t, s).Machine.Kill(context.WithoutCancel(t.Context())))
 		},
 		Stop: func(t *testing.T, s driver.Server) {
 			t.Helper()
@@ -108,14 +109,14 @@ func (e *engine) engineActions() drivertest.OutOfBand {
 		Pause: func(t *testing.T, s driver.Server) {
 			t.Helper()
 			assert.Eventually(t, "QEMU to stop the guest", func(testing.TB) error {
-				return e.instanceFor(t, s).Execute(t.Context(), "stop", nil, nil)
+				return e.instanceFor(t, s).Machine.Execute(t.Context(), "stop", nil, nil)
 			})
 		},
 		Remove: func(t *testing.T, s driver.Server) {
 			t.Helper()
 			h := e.instanceFor(t, s)
-			assert.NoError(t, h.Kill(context.WithoutCancel(t.Context())))
-			assert.NoError(t, os.RemoveAll(h.Path))
+			assert.NoError(t, h.Machine.Kill(context.WithoutCancel(t.Context())))
+			assert.NoError(t, os.RemoveAll(h.Machine.Path))
 		},
 		BurnCPU: func(t *testing.T, s driver.Server) {
 			t.Helper()
@@ -172,10 +173,10 @@ func typeText(t *testing.T, h *instance.Instance, text string) (stop func()) {
 func (e *engine) visible(t *testing.T, s driver.Server) string {
 	t.Helper()
 	h := e.instanceFor(t, s)
-	line := framework.ReadFile(t, proc.Path(h.PID(), "cmdline"))
+	line := framework.ReadFile(t, proc.Path(h.Machine.PID(), "cmdline"))
 	text := line
 	for _, name := range []string{instance.RecordFile, machine.LogFile, machine.SerialLogFile, machine.PIDFile} {
-		content := framework.ReadFile(t, h.File(name))
+		content := framework.ReadFile(t, h.Machine.File(name))
 		text += content
 	}
 	return text

@@ -202,7 +202,7 @@ func machines(d *Driver, uids []types.UID) map[types.UID][]int {
 	found := map[types.UID][]int{}
 	for _, uid := range uids {
 		for _, pid := range all {
-			if d.InstanceOf(uid).IsOwnProcess(pid) {
+			if d.InstanceOf(uid).Machine.IsOwnProcess(pid) {
 				found[uid] = append(found[uid], pid)
 			}
 		}

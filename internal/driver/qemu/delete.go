@@ -24,7 +24,7 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 		return err
 	}
 	d.ReportedExits.Delete(t.UID)
-	d.RemoveExits(t.UID, "")
+	d.Exits.RemoveAll(t.UID, "")
 	d.RemoveNotification(t.UID)
 	lock.Remove()
 	return err
@@ -58,7 +58,7 @@ func (d *Driver) endServer(ctx context.Context, t driver.Target, retain bool) (i
 // removeServer ends the server, whose disk is not needed any more, and removes its directory.
 func (d *Driver) removeServer(ctx context.Context, inst *instance.Instance) error {
 	if inst.On {
-		if err := inst.Kill(ctx); err != nil {
+		if err := inst.Machine.Kill(ctx); err != nil {
 			return err
 		}
 	}
@@ -71,7 +71,7 @@ func (d *Driver) removeServer(ctx context.Context, inst *instance.Instance) erro
 	d.RemoveGroup(ctx, inst.CPUGroup)
 	d.Addresses.Release(inst.UID, inst.Address.Addr())
 	journal.Record(ctx, journal.ActionDelete, snapshotOf(inst), nil)
-	return d.StateDir.Explain(d.StateDir.Discard(inst.Path))
+	return d.StateDir.Explain(d.StateDir.Discard(inst.Machine.Path))
 }
 
 // releaseServer marks a server as retained first, so that a release which is interrupted is

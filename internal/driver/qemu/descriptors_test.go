@@ -57,8 +57,8 @@ func TestSwappedLayers(t *testing.T) {
 	for n, c := range []struct{ layer, says string }{
 		{spec.Image.Source, "was changed or replaced"},
 		{spec.Volumes[0].Image.Source, "was changed or replaced"},
-		{h.File(instance.RootDiskFile), "disk " + h.File(instance.RootDiskFile)},
-		{h.File(instance.VolumeFile("data")), "disk " + h.File(instance.VolumeFile("data"))},
+		{h.Machine.File(instance.RootDiskFile), "disk " + h.Machine.File(instance.RootDiskFile)},
+		{h.Machine.File(instance.VolumeFile("data")), "disk " + h.Machine.File(instance.VolumeFile("data"))},
 	} {
 		for kind, options := range map[string][]string{
 			"data file":    {"-o", "data_file=" + secret + ",data_file_raw=on"},
@@ -99,7 +99,7 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 	}
 	boots(t, d, spec, "drover guest 1 A")
 	h := d.InstanceOf(spec.UID)
-	line := framework.ReadFile(t, proc.Path(h.PID(), "cmdline"))
+	line := framework.ReadFile(t, proc.Path(h.Machine.PID(), "cmdline"))
 	for _, name := range []string{image, volume, ".qcow2"} {
 		assert.True(t, !strings.Contains(line, name), "QEMU opens %s by its name: %q", name, line)
 	}
@@ -107,7 +107,7 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 		Name     string `json:"node-name"`
 		ReadOnly bool   `json:"ro"`
 	}
-	assert.NoError(t, h.Execute(t.Context(), "query-named-block-nodes", launch.Object{"flat": true}, &nodes))
+	assert.NoError(t, h.Machine.Execute(t.Context(), "query-named-block-nodes", launch.Object{"flat": true}, &nodes))
 	readOnly := map[string]bool{}
 	for _, n := range nodes {
 		readOnly[n.Name] = n.ReadOnly
@@ -137,7 +137,7 @@ func TestSwappedKernel(t *testing.T) {
 	o.User, o.UserIDs = "", "" // so that it can
 	d := openWith(t, o)
 	reach(t, d, spec, driver.StatePaused)
-	line := framework.ReadFile(t, proc.Path(d.InstanceOf(spec.UID).PID(), "cmdline"))
+	line := framework.ReadFile(t, proc.Path(d.InstanceOf(spec.UID).Machine.PID(), "cmdline"))
 	for _, name := range files {
 		assert.True(t, !strings.Contains(line, name), "QEMU opens %s by its name: %q", name, line)
 	}
@@ -158,14 +158,14 @@ func TestInheritedDescriptors(t *testing.T) {
 	for _, name := range []string{
 		machine.RunLockFile, machine.LogFile, machine.SerialLogFile, machine.SeedFile, instance.RootDiskFile, instance.VolumeFile("data"),
 	} {
-		want[h.File(name)] = true
+		want[h.Machine.File(name)] = true
 	}
-	got := openFiles(t, h.PID())
+	got := openFiles(t, h.Machine.PID())
 	assert.True(t, maps.Equal(got, want), "QEMU has open %v, want %v", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
-	status, err := os.ReadFile(proc.Path(h.PID(), "status"))
+	status, err := os.ReadFile(proc.Path(h.Machine.PID(), "status"))
 	assert.True(t, err == nil && strings.Contains(string(status), "NoNewPrivs:\t1"), "QEMU can gain privileges: %s, %v", status, err)
 	for _, socket := range []string{machine.ControlSocket, machine.EventsSocket, machine.SerialSocket, machine.AgentSocket} {
-		info, err := os.Stat(h.File(socket))
+		info, err := os.Stat(h.Machine.File(socket))
 		assert.True(t, err == nil && info.Mode() == os.ModeSocket|0o600, "%s is %v, %v", socket, info.Mode(), err)
 	}
 }

@@ -65,7 +65,7 @@ func goesOn(t *testing.T, d *Driver, spec driver.ServerSpec) (s driver.Server) {
 		if s, err = d.Ensure(t.Context(), spec); err != nil {
 			return err
 		}
-		content, err := os.ReadFile(d.InstanceOf(spec.UID).File(machine.SerialLogFile))
+		content, err := os.ReadFile(d.InstanceOf(spec.UID).Machine.File(machine.SerialLogFile))
 		if err == nil && !strings.Contains(string(content), "drover guest 1 A") {
 			err = textError(content)
 		}
@@ -197,7 +197,7 @@ func TestDiskFullCreating(t *testing.T) {
 	filler = e.fill(t)
 	refuses(t, d, spec, driver.ErrExhausted, "no room left on its disk")
 	s := listed(t, d, spec)
-	assert.True(t, s.State == driver.StateStopped && d.InstanceOf(spec.UID).PID() == 0, "it is %+v", s)
+	assert.True(t, s.State == driver.StateStopped && d.InstanceOf(spec.UID).Machine.PID() == 0, "it is %+v", s)
 	assert.NoError(t, os.Remove(filler))
 	boots(t, d, spec, "drover guest 1 A")
 	gone(t, d, spec)

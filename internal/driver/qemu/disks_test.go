@@ -97,7 +97,7 @@ func TestDiskGauges(t *testing.T) {
 func wantDisk(t *testing.T, d *Driver, spec driver.ServerSpec, file string, want int64) {
 	t.Helper()
 	assert.Contains(t, fmt.Sprintf("%s should have %d bytes: it", file, want),
-		framework.RunQEMUImg(t, "info", "-U", d.InstanceOf(spec.UID).File(file)), fmt.Sprintf("(%d bytes)", want))
+		framework.RunQEMUImg(t, "info", "-U", d.InstanceOf(spec.UID).Machine.File(file)), fmt.Sprintf("(%d bytes)", want))
 }
 
 // TestGrowToAnySize checks that disks have whole sectors, whatever the size.
@@ -153,7 +153,7 @@ func TestGrowNeverShrinks(t *testing.T) {
 	spec.RootDiskBytes = 2 << 20
 	reach(t, d, spec, driver.StateRunning)
 	h := d.InstanceOf(spec.UID)
-	assert.NoError(t, h.Execute(t.Context(), "block_resize", launch.Object{"node-name": launch.RootNode, "size": 16 << 20}, nil))
+	assert.NoError(t, h.Machine.Execute(t.Context(), "block_resize", launch.Object{"node-name": launch.RootNode, "size": 16 << 20}, nil))
 	spec.RootDiskBytes = 8 << 20
 	s := ensure(t, d, spec)
 	assert.True(t, s.Applied.RootDiskBytes == 16<<20, "it has %+v", s.Applied)

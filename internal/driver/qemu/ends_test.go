@@ -15,6 +15,7 @@ import (
 	"github.com/go-logr/logr/funcr"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/test/assert"
 )
@@ -35,7 +36,7 @@ func TestExitIsReported(t *testing.T) {
 		}, "Completed"},
 		"killed": {func(t *testing.T, h *instance.Instance, _ driver.Server) {
 			t.Helper()
-			assert.NoError(t, h.Kill(t.Context()))
+			assert.NoError(t, h.Machine.Kill(t.Context()))
 		}, "Killed"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -45,7 +46,7 @@ func TestExitIsReported(t *testing.T) {
 			c.end(t, h, first)
 			s := ensure(t, d, spec)
 			assert.True(t, s.State == driver.StateStopped && s.Run == first.Run && s.Exit != nil && s.Exit.Reason == c.reason, "it is %+v", s)
-			if on, err := h.IsRunning(); on || err != nil {
+			if on, err := h.Machine.IsRunning(); on || err != nil {
 				t.Errorf("its QEMU runs: %v, %v", on, err)
 			}
 			second := ensure(t, d, spec)
@@ -76,9 +77,9 @@ func TestOneStartPerCall(t *testing.T) {
 		if !strings.Contains(text, "Notification could not be written") {
 			return
 		}
-		if status, err := d.InstanceOf(spec.UID).Status(t.Context()); err == nil && status == "running" {
+		if status, err := d.InstanceOf(spec.UID).Machine.Status(t.Context()); err == nil && status == "running" {
 			ends++
-			assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
+			assert.NoError(t, d.InstanceOf(spec.UID).Machine.Kill(t.Context()))
 		}
 	}, funcr.Options{Verbosity: 1})
 	d = openWith(t, o)
@@ -124,7 +125,7 @@ func TestShutDown(t *testing.T) {
 			spec: func(_ *engine, s *driver.ServerSpec) { s.GracePeriod = time.Second },
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
-				assert.NoError(t, syscall.Kill(d.InstanceOf(spec.UID).PID(), syscall.SIGSTOP))
+				assert.NoError(t, syscall.Kill(d.InstanceOf(spec.UID).Machine.PID(), syscall.SIGSTOP))
 			},
 			forced: true, reason: driver.ExitHostShutdown,
 		},
@@ -139,7 +140,7 @@ func TestShutDown(t *testing.T) {
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
 				h := d.InstanceOf(spec.UID)
-				assert.NoError(t, h.Execute(t.Context(), "system_powerdown", nil, nil))
+				assert.NoError(t, h.Machine.Execute(t.Context(), "system_powerdown", nil, nil))
 				waitStopped(t, h)
 			},
 			reason: "Completed", isOff: true,
@@ -168,7 +169,7 @@ func TestShutDown(t *testing.T) {
 			}
 			ended := e.shutDown(t, cmp.Or(c.limit, time.Hour))
 			wantEnded(t, ended, c.isOff, Ended{Namespace: spec.Namespace, Name: spec.Name, Forced: c.forced})
-			if on, err := d.InstanceOf(spec.UID).IsRunning(); on || err != nil {
+			if on, err := d.InstanceOf(spec.UID).Machine.IsRunning(); on || err != nil {
 				t.Errorf("its QEMU runs: %v, %v", on, err)
 			}
 			again := e.shutDown(t, time.Hour)
@@ -212,13 +213,13 @@ func TestShutDownOfOthers(t *testing.T) {
 	boots(t, d, released, "drover guest 1 A")
 	assert.NoError(t, d.Delete(t.Context(), released.Target, true))
 	boots(t, d, broken, "drover guest 1 A")
-	assert.NoError(t, os.WriteFile(d.InstanceOf(broken.UID).File(instance.RecordFile), []byte("{"), 0o600))
+	assert.NoError(t, os.WriteFile(d.InstanceOf(broken.UID).Machine.File(instance.RecordFile), []byte("{"), 0o600))
 	ended := e.shutDown(t, time.Hour)
 	for _, m := range ended {
 		assert.True(t, m.Err == nil && !m.Forced, "ended: %+v", m)
 	}
 	assert.True(t, len(ended) == 2, "ended %d machines", len(ended))
-	ends, err := filepath.Glob(d.StateDir.Path(instance.EndsDir, "*.json"))
+	ends, err := filepath.Glob(d.StateDir.Path(exits.Dir, "*.json"))
 	assert.True(t, err == nil && len(ends) == 0, "what no server has: %v, %v", ends, err)
 }
 

@@ -122,11 +122,11 @@ func (c *convergence) findOrCreate(ctx context.Context) error {
 
 // convergeEgress makes a machine that runs allow what the operator does. No failure of that delays a stop.
 func (c *convergence) convergeEgress(ctx context.Context) error {
-	if !c.inst.IsAlive() || c.inst.Phase != record.PhaseOn || !c.inst.NeedsEgress() {
+	if !c.inst.IsAlive() || c.inst.Phase != record.PhaseOn || !c.inst.Edge().NeedsEgress() {
 		return nil
 	}
 	journal.Record(ctx, journal.Action(stepNetwork), snapshotOf(c.inst), snapshotOf(c.inst))
-	err := c.inst.ConvergeEgress(ctx)
+	err := c.inst.Edge().ConvergeEgress(ctx)
 	c.driver.Notify(c.inst.UID)
 	if mustStop(c.inst, c.spec) {
 		c.unserved = err
@@ -173,7 +173,7 @@ func (c *convergence) createServer(ctx context.Context) error {
 	}
 	defer remove()
 	inst := d.InstanceAt(filepath.Join(tmp, "vm"))
-	if err := os.Mkdir(inst.Path, 0o700); err != nil {
+	if err := os.Mkdir(inst.Machine.Path, 0o700); err != nil {
 		return err
 	}
 	release, err := d.Images.Hold()
@@ -182,11 +182,11 @@ func (c *convergence) createServer(ctx context.Context) error {
 	}
 	defer release()
 	requested := record.RequestedImage(spec, d.defaultImage(spec))
-	root, err := d.MakeRoot(inst.File(instance.RootDiskFile), spec, requested)
+	root, err := d.MakeRoot(inst.Machine.File(instance.RootDiskFile), spec, requested)
 	if err != nil {
 		return err
 	}
-	if err := d.Disks.Keep(inst.Path, root); err != nil {
+	if err := d.Disks.Keep(inst.Machine.Path, root); err != nil {
 		return err
 	}
 	machineType, err := d.Program.MachineType(ctx, "")
@@ -201,7 +201,7 @@ func (c *convergence) createServer(ctx context.Context) error {
 		return err
 	}
 	journal.Record(ctx, journal.ActionCreate, nil, snapshotOf(inst))
-	return d.StateDir.Install(inst.Path, d.InstanceOf(spec.UID).Path)
+	return d.StateDir.Install(inst.Machine.Path, d.InstanceOf(spec.UID).Machine.Path)
 }
 
 // snapshotOf returns what the journal has of a server: its id alone, since a guest can end at
@@ -254,7 +254,7 @@ func (c *convergence) convergeServer(ctx context.Context) (driver.Server, error)
 // hasEndedDuring reports whether a step that waits for the guest has nothing to wait for any
 // more. After a stop the QEMU may be gone already, since its supervisor makes it quit too.
 func hasEndedDuring(s step, inst *instance.Instance) bool {
-	return inst.IsEnded() || s == stepStop && !inst.On
+	return inst.On && !inst.IsAlive() || s == stepStop && !inst.On
 }
 
 // mayStart reports whether a start is requested. The exit of a run is reported before
@@ -335,9 +335,9 @@ func (c *convergence) adjustMachine(ctx context.Context, next step) error {
 	case stepGrow:
 		return c.inst.GrowDisks(ctx, c.spec)
 	case stepNetwork:
-		return c.inst.ConvergeNetwork(ctx, c.spec)
+		return c.inst.Edge().Converge(ctx, c.spec)
 	case stepPause:
-		return c.inst.Pause(ctx)
+		return c.inst.Calls().Pause(ctx)
 	default:
 		return c.inst.ResumeGuest(ctx)
 	}
@@ -364,7 +364,7 @@ const (
 func nextStep(s *instance.Instance, spec driver.ServerSpec) step {
 	_, mustGrow := s.SizesToGrow(spec)
 	switch {
-	case s.IsEnded():
+	case s.On && !s.IsAlive():
 		return stepReap
 	case !s.IsAlive() && spec.Power == driver.PowerOff:
 		return stepNone
@@ -382,7 +382,7 @@ func nextStep(s *instance.Instance, spec driver.ServerSpec) step {
 		return stepPause
 	case spec.Power == driver.PowerOn && s.IsPaused():
 		return stepResume
-	case s.NeedsNetwork(): // last, since it may fail for as long as another program has one
+	case s.Edge().NeedsChange(): // last, since it may fail for as long as another program has one
 		return stepNetwork
 	}
 	return stepNone

@@ -16,6 +16,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
@@ -194,7 +195,7 @@ func TestPortTaken(t *testing.T) {
 		{Name: "dns", Protocol: "UDP", Port: 53},
 	}
 	refuses(t, d, spec, driver.ErrRetry, "ports[1] (web)", "address already in use", driver.ReasonPortConflict)
-	assert.True(t, d.InstanceOf(spec.UID).PID() == 0, "a machine runs")
+	assert.True(t, d.InstanceOf(spec.UID).Machine.PID() == 0, "a machine runs")
 	assert.NoError(t, listener.Close())
 	reach(t, d, spec, driver.StateRunning)
 }
@@ -207,9 +208,9 @@ func TestStartCutOff(t *testing.T) {
 	spec := e.spec()
 	first := reach(t, d, spec, driver.StateRunning)
 	h := d.InstanceOf(spec.UID)
-	pid := h.PID()
-	assert.NoError(t, h.Execute(t.Context(), "stop", nil, nil))
-	assert.NoError(t, os.Remove(h.File(machine.PIDFile)))
+	pid := h.Machine.PID()
+	assert.NoError(t, h.Machine.Execute(t.Context(), "stop", nil, nil))
+	assert.NoError(t, os.Remove(h.Machine.File(machine.PIDFile)))
 	rewind(t, h)
 	next := e.open(t)
 	listed := listAnswering(t, next)
@@ -217,9 +218,9 @@ func TestStartCutOff(t *testing.T) {
 		t.Errorf("a machine that waits to be resumed is %+v", listed)
 	}
 	adopted := reach(t, next, spec, driver.StateRunning)
-	assert.True(t, adopted.Run == first.Run && h.PID() == pid, "the run %s of process %d became %s of process %d", first.Run, pid, adopted.Run, h.PID())
+	assert.True(t, adopted.Run == first.Run && h.Machine.PID() == pid, "the run %s of process %d became %s of process %d", first.Run, pid, adopted.Run, h.Machine.PID())
 
-	assert.NoError(t, h.Kill(t.Context()))
+	assert.NoError(t, h.Machine.Kill(t.Context()))
 	rewind(t, h)
 	listed = listAnswering(t, next)
 	assert.True(t, len(listed) == 1 && listed[0].State == driver.StateStopped && listed[0].Exit == nil && listed[0].StartedAt.IsZero(),
@@ -248,7 +249,7 @@ func TestStopOfWhatStarts(t *testing.T) {
 	spec.Power = driver.PowerOff
 	stopped := ensure(t, d, spec)
 	assert.True(t, stopped.State == driver.StateStopped && stopped.Run == s.Run && stopped.Exit == nil, "it is %+v", stopped)
-	printed, err := os.ReadFile(d.InstanceOf(spec.UID).File(machine.SerialLogFile))
+	printed, err := os.ReadFile(d.InstanceOf(spec.UID).Machine.File(machine.SerialLogFile))
 	assert.True(t, err == nil && len(printed) == 0, "the guest printed %q, %v", printed, err)
 }
 
@@ -259,9 +260,9 @@ func TestRunsOnce(t *testing.T) {
 	e, d := newDriver(t)
 	spec := e.spec()
 	off(t, d, spec)
-	lock, err := d.InstanceOf(spec.UID).ClaimRun()
+	lock, err := d.InstanceOf(spec.UID).Machine.ClaimRun()
 	assert.NoError(t, err)
-	_, err = d.InstanceOf(spec.UID).ClaimRun()
+	_, err = d.InstanceOf(spec.UID).Machine.ClaimRun()
 	assert.True(t, errors.Is(instance.ContractError(err), driver.ErrRetry), "the run lock is given out twice: %v", err)
 	assert.NoError(t, lock.Close())
 }
@@ -280,8 +281,8 @@ func TestDirectoryRemoved(t *testing.T) {
 		spec := e.spec()
 		reach(t, d, spec, driver.StateRunning)
 		h := d.InstanceOf(spec.UID)
-		pid := h.PID()
-		assert.NoError(t, os.RemoveAll(h.Path))
+		pid := h.Machine.PID()
+		assert.NoError(t, os.RemoveAll(h.Machine.Path))
 		next(spec)
 		assert.Eventually(t, "the machine that lost its directory ends: "+name, func(testing.TB) error {
 			if proc.HasOption(pid, "-uuid", string(spec.UID)) {
@@ -302,10 +303,10 @@ func TestLockReplaced(t *testing.T) {
 	reach(t, d, spec, driver.StateRunning)
 	h := d.InstanceOf(spec.UID)
 	for _, name := range []string{machine.RunLockFile, instance.RootDiskFile} {
-		content := framework.ReadFile(t, h.File(name))
-		assert.NoError(t, errors.Join(os.Remove(h.File(name)), os.WriteFile(h.File(name), []byte(content), 0o600)))
+		content := framework.ReadFile(t, h.Machine.File(name))
+		assert.NoError(t, errors.Join(os.Remove(h.Machine.File(name)), os.WriteFile(h.Machine.File(name), []byte(content), 0o600)))
 	}
-	assert.NoError(t, os.Remove(h.File(machine.PIDFile)))
+	assert.NoError(t, os.Remove(h.Machine.File(machine.PIDFile)))
 	waitExit(t, d, spec.UID)
 	reach(t, d, spec, driver.StateRunning)
 	all := machines(d, []types.UID{spec.UID})
@@ -324,8 +325,8 @@ func TestRemovedWithoutLock(t *testing.T) {
 			spec := e.spec()
 			reach(t, d, spec, driver.StateRunning)
 			h := d.InstanceOf(spec.UID)
-			pid := h.PID()
-			assert.NoError(t, os.Remove(h.File(machine.RunLockFile)))
+			pid := h.Machine.PID()
+			assert.NoError(t, os.Remove(h.Machine.File(machine.RunLockFile)))
 			assert.NoError(t, d.Delete(t.Context(), spec.Target, retain))
 			assert.True(t, !proc.HasOption(pid, "-uuid", string(spec.UID)), "process %d runs on", pid)
 		})
@@ -353,7 +354,7 @@ func TestDiskOfNoRecord(t *testing.T) {
 	boots(t, d, spec, "drover guest 1 A")
 	off(t, d, spec)
 	r := lose()
-	refuses(t, d, spec, driver.ErrRetry, h.File(instance.RootDiskFile), "does not name it", "it holds data")
+	refuses(t, d, spec, driver.ErrRetry, h.Machine.File(instance.RootDiskFile), "does not name it", "it holds data")
 	assert.NoError(t, r.Save())
 	boots(t, d, spec, "drover guest 2 A")
 }
@@ -376,7 +377,7 @@ func TestExitsUnsupervised(t *testing.T) {
 				keepWatching(t, d)
 			}
 			if say == "" {
-				assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
+				assert.NoError(t, d.InstanceOf(spec.UID).Machine.Kill(t.Context()))
 			} else {
 				e.sendText(t, s, say)
 			}
@@ -488,7 +489,7 @@ func TestQEMUFails(t *testing.T) {
 		refuses(t, d, spec, c.kind, c.says)
 		s := listed(t, d, spec)
 		assert.True(t, s.State == driver.StateStopped && s.Run == "" && s.Exit == nil, "it is %+v", s)
-		left, err := filepath.Glob(d.StateDir.Path(instance.EndsDir, string(spec.UID)+".*"))
+		left, err := filepath.Glob(d.StateDir.Path(exits.Dir, string(spec.UID)+".*"))
 		assert.True(t, err == nil && len(left) == 0, "the start has left %q, %v", left, err)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -31,7 +32,7 @@ func TestBrokenRecord(t *testing.T) {
 	e, d := newDriver(t)
 	spec, other := e.spec(), e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	path := d.InstanceOf(spec.UID).File(instance.RecordFile)
+	path := d.InstanceOf(spec.UID).Machine.File(instance.RecordFile)
 	content := framework.ReadFile(t, path)
 	for name, broken := range map[string]string{"nonsense": "{", "empty": "", "no one's": `{"format": 1}`} {
 		assert.NoError(t, os.WriteFile(path, []byte(broken), 0o600))
@@ -43,7 +44,7 @@ func TestBrokenRecord(t *testing.T) {
 	}
 	assert.NoError(t, os.Remove(path))
 	wantBroken(t, d, spec, "none", driver.StateRunning)
-	assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
+	assert.NoError(t, d.InstanceOf(spec.UID).Machine.Kill(t.Context()))
 	wantBroken(t, d, spec, "none and off", driver.StateStopped)
 	assert.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 	end := waitExit(t, d, spec.UID)
@@ -69,18 +70,18 @@ func TestUnreadRecord(t *testing.T) {
 		unix.EACCES: {true, false},
 		unix.ENOENT: {true, true},
 	} {
-		err := instance.ClassifyReadError(h, &os.PathError{Op: "open", Path: h.File(instance.RecordFile), Err: cause})
+		err := instance.ClassifyReadError(h, &os.PathError{Op: "open", Path: h.Machine.File(instance.RecordFile), Err: cause})
 		says := err.Error()
 		if instance.IsBroken(err) != c.broken || strings.Contains(says, "remove") != c.remove || errors.Is(err, driver.ErrUnavailable) == c.broken ||
-			strings.Contains(says, "repair") != c.broken || !strings.Contains(says, h.File(instance.RecordFile)+": "+cause.Error()) {
+			strings.Contains(says, "repair") != c.broken || !strings.Contains(says, h.Machine.File(instance.RecordFile)+": "+cause.Error()) {
 			t.Errorf("%v: got the error %v, broken %v", cause, err, instance.IsBroken(err))
 		}
 	}
-	assert.NoError(t, os.Rename(h.File(instance.RecordFile), h.File("kept")))
-	assert.NoError(t, os.Mkdir(h.File(instance.RecordFile), 0o700))
+	assert.NoError(t, os.Rename(h.Machine.File(instance.RecordFile), h.Machine.File("kept")))
+	assert.NoError(t, os.Mkdir(h.Machine.File(instance.RecordFile), 0o700))
 	wantBroken(t, d, spec, "a folder", driver.StateStopped)
-	assert.NoError(t, os.Remove(h.File(instance.RecordFile)))
-	assert.NoError(t, os.Rename(h.File("kept"), h.File(instance.RecordFile)))
+	assert.NoError(t, os.Remove(h.Machine.File(instance.RecordFile)))
+	assert.NoError(t, os.Rename(h.Machine.File("kept"), h.Machine.File(instance.RecordFile)))
 	gone(t, d, spec)
 	assert.ErrorIs(t, "Load of one that is gone", assert.ErrorOf(h.Load()), fs.ErrNotExist)
 }
@@ -93,7 +94,7 @@ func TestCopiedFolder(t *testing.T) {
 	spec, other := e.spec(), e.spec()
 	off(t, d, spec)
 	copied := d.InstanceOf(other.UID)
-	assert.NoError(t, os.CopyFS(copied.Path, os.DirFS(d.InstanceOf(spec.UID).Path)))
+	assert.NoError(t, os.CopyFS(copied.Machine.Path, os.DirFS(d.InstanceOf(spec.UID).Machine.Path)))
 	servers, err := d.List(t.Context())
 	assert.NoError(t, err)
 	met := map[types.UID]driver.Server{}
@@ -101,11 +102,11 @@ func TestCopiedFolder(t *testing.T) {
 		met[s.UID] = s
 	}
 	assert.Require(t, len(servers) == 2 && met[spec.UID].Err == nil && met[spec.UID].ID != "" && met[other.UID].ID == "", "List reports %+v", servers)
-	says := "repair " + copied.File(instance.RecordFile) + ": its uid is " + string(spec.UID)
+	says := "repair " + copied.Machine.File(instance.RecordFile) + ": its uid is " + string(spec.UID)
 	wantError(t, driver.Errorf(driver.ErrRetry, "%w", met[other.UID].Err), driver.ErrRetry, says, "must be "+string(other.UID))
 	refuses(t, d, other, driver.ErrRetry, says)
 	wantError(t, d.Delete(t.Context(), other.Target, false), driver.ErrRetry, says)
-	assert.NoError(t, os.RemoveAll(copied.Path))
+	assert.NoError(t, os.RemoveAll(copied.Machine.Path))
 	assert.NoError(t, d.Delete(t.Context(), spec.Target, true))
 	servers, err = d.List(t.Context())
 	assert.NoError(t, err)
@@ -120,14 +121,14 @@ func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, name string, st
 	servers, err := d.List(t.Context())
 	assert.NoError(t, err)
 	assert.Require(t, len(servers) == 1 && servers[0].UID == spec.UID && servers[0].ID == "" && servers[0].State == state, "%s: List reports %+v", name, servers)
-	wantError(t, driver.Errorf(driver.ErrRetry, "%w", servers[0].Err), driver.ErrRetry, "repair", d.InstanceOf(spec.UID).Path)
+	wantError(t, driver.Errorf(driver.ErrRetry, "%w", servers[0].Err), driver.ErrRetry, "repair", d.InstanceOf(spec.UID).Machine.Path)
 	assert.ErrorIs(t, name+": Usage says", assert.ErrorOf(d.Usage(t.Context(), spec.UID)), nil)
 	refuses(t, d, spec, driver.ErrRetry, "repair")
 	wantError(t, assert.ErrorOf(d.Logs(t.Context(), spec.UID, driver.LogOptions{})), driver.ErrRetry, "repair")
 	for _, retain := range []bool{false, true} {
 		wantError(t, d.Delete(t.Context(), spec.Target, retain), driver.ErrRetry, "repair")
 	}
-	on, err := d.InstanceOf(spec.UID).IsRunning()
+	on, err := d.InstanceOf(spec.UID).Machine.IsRunning()
 	assert.True(t, on == (state == driver.StateRunning) && err == nil, "%s: it runs: %v, %v", name, on, err)
 }
 
@@ -141,12 +142,12 @@ func TestBrokenEnd(t *testing.T) {
 	e.sendText(t, s, "x")
 	end := waitExit(t, d, spec.UID)
 	assert.True(t, end.Reason == "Completed", "it ended with %+v", end)
-	ends, err := filepath.Glob(d.StateDir.Path(instance.EndsDir, "*"))
+	ends, err := filepath.Glob(d.StateDir.Path(exits.Dir, "*"))
 	assert.Require(t, err == nil && len(ends) == 1, "the ends are %q, %v", ends, err)
 	for _, broken := range []string{"", "{", "{}", "null"} {
 		assert.NoError(t, os.WriteFile(ends[0], []byte(broken), 0o600))
 		end := waitExit(t, d, spec.UID)
-		if again := waitExit(t, d, spec.UID); !again.At.Equal(end.At) || again.Reason != end.Reason || end.Code != instance.CodeKilled || end.Reason != "Killed" || end.At.IsZero() {
+		if again := waitExit(t, d, spec.UID); !again.At.Equal(end.At) || again.Reason != end.Reason || end.Code != exits.CodeKilled || end.Reason != "Killed" || end.At.IsZero() {
 			t.Errorf("%q: it ended with %+v, and then with %+v", broken, end, again)
 		}
 	}
@@ -181,8 +182,8 @@ func TestStrayBehindALink(t *testing.T) {
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	h := d.InstanceOf(spec.UID)
-	pid := h.PID()
-	assert.NoError(t, os.RemoveAll(h.Path))
+	pid := h.Machine.PID()
+	assert.NoError(t, os.RemoveAll(h.Machine.Path))
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
 	assert.Eventually(t, "the machine ends", func(testing.TB) error {
 		if proc.HasOption(pid, "-uuid", string(spec.UID)) {
@@ -201,11 +202,11 @@ func TestRestoredFolder(t *testing.T) {
 	spec := e.spec()
 	off(t, d, spec)
 	inst := d.InstanceOf(spec.UID)
-	backup, former := inst.Path+".backup", filepath.Join(t.TempDir(), string(spec.UID))
-	assert.NoError(t, exec.CommandContext(t.Context(), "cp", "--archive", inst.Path, backup).Run())
+	backup, former := inst.Machine.Path+".backup", filepath.Join(t.TempDir(), string(spec.UID))
+	assert.NoError(t, exec.CommandContext(t.Context(), "cp", "--archive", inst.Machine.Path, backup).Run())
 	reach(t, d, spec, driver.StateRunning)
-	pid := inst.PID()
-	assert.NoError(t, errors.Join(os.Rename(inst.Path, former), os.Rename(backup, inst.Path)))
+	pid := inst.Machine.PID()
+	assert.NoError(t, errors.Join(os.Rename(inst.Machine.Path, former), os.Rename(backup, inst.Machine.Path)))
 	refuses(t, d, spec, driver.ErrRetry, former, strconv.Itoa(pid))
 	assert.NoError(t, os.RemoveAll(former))
 	reach(t, d, spec, driver.StateRunning)
@@ -277,7 +278,7 @@ func listBoth(t *testing.T, d *Driver) map[types.UID]driver.Server {
 }
 
 // recordOf returns the file in which a supervisor has recorded how a run ended.
-func recordOf(h *instance.Instance) string { return strings.TrimSuffix(h.ExitFile(), ".json") + ".end" }
+func recordOf(h *instance.Instance) string { return h.ExitRecord().EndFile }
 
 // TestOneUnreadable checks that a server with any unreadable part is listed, with the
 // file's name, and does not hide the others. It is not reported as anything that it is
@@ -289,7 +290,7 @@ func TestOneUnreadable(t *testing.T) {
 	reach(t, d, other, driver.StateRunning)
 	was := reach(t, d, spec, driver.StateRunning)
 	h := d.InstanceOf(spec.UID)
-	assert.NoError(t, h.Kill(t.Context()))
+	assert.NoError(t, h.Machine.Kill(t.Context()))
 	waitExit(t, e.open(t), spec.UID) // which is not reported to d
 	r, err := h.Load()
 	assert.NoError(t, err)
@@ -299,12 +300,12 @@ func TestOneUnreadable(t *testing.T) {
 		state driver.State
 		id    string
 	}{
-		"the record":         {[]string{h.File(instance.RecordFile)}, aFolder, driver.StateStopped, ""},
-		"the run lock":       {[]string{h.File(machine.RunLockFile)}, aLoop, driver.StateRunning, was.ID}, // it may be on
+		"the record":         {[]string{h.Machine.File(instance.RecordFile)}, aFolder, driver.StateStopped, ""},
+		"the run lock":       {[]string{h.Machine.File(machine.RunLockFile)}, aLoop, driver.StateRunning, was.ID}, // it may be on
 		"an end":             {[]string{recordOf(r)}, aFolder, driver.StateStopped, was.ID},
-		"its whole folder":   {[]string{h.File(instance.RecordFile), h.File(machine.RunLockFile)}, aLoop, driver.StateRunning, ""},
+		"its whole folder":   {[]string{h.Machine.File(instance.RecordFile), h.Machine.File(machine.RunLockFile)}, aLoop, driver.StateRunning, ""},
 		"an end, in a loop":  {[]string{recordOf(r)}, aLoop, driver.StateStopped, was.ID},
-		"the lock, a folder": {[]string{h.File(machine.RunLockFile)}, aFolder, driver.StateRunning, was.ID},
+		"the lock, a folder": {[]string{h.Machine.File(machine.RunLockFile)}, aFolder, driver.StateRunning, was.ID},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, file := range c.files {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine"
@@ -56,7 +57,7 @@ func (e *engine) removeServers(t *testing.T) {
 			continue
 		}
 		gone(t, d, driver.ServerSpec{Target: driver.Target{UID: s.UID}})
-		for _, sub := range []string{instance.VMsDir, instance.EndsDir, "locks"} {
+		for _, sub := range []string{instance.VMsDir, exits.Dir, "locks"} {
 			if left, err := filepath.Glob(d.StateDir.Path(sub, string(s.UID)+"*")); err != nil || len(left) > 0 {
 				t.Errorf("of server %s is left %q, %v", s.UID, left, err)
 			}
@@ -199,7 +200,7 @@ func boots(t *testing.T, d *Driver, spec driver.ServerSpec, text string) driver.
 func waitPrinted(t *testing.T, h *instance.Instance, text string) {
 	t.Helper()
 	assert.Eventually(t, "the guest prints "+text, func(testing.TB) error {
-		content, err := os.ReadFile(h.File(machine.SerialLogFile))
+		content, err := os.ReadFile(h.Machine.File(machine.SerialLogFile))
 		if err == nil && !strings.Contains(string(content), text) {
 			err = textError(content)
 		}

@@ -75,16 +75,16 @@ func TestProcessHidden(t *testing.T) {
 	spec := e.spec()
 	s := off(t, d, spec)
 	h := d.InstanceOf(spec.UID)
-	held, err := h.ClaimRun()
+	held, err := h.Machine.ClaimRun()
 	assert.NoError(t, err)
 	promised, err := d.PromisedMemory()
 	assert.NoError(t, err)
 	assert.True(t, len(promised) == 1 && promised[s.ID] == spec.MemoryBytes+memory.OverheadTCG, "promised are %v", promised)
 	soon, cancel := context.WithTimeout(t.Context(), proc.PollEvery)
 	defer cancel()
-	wantError(t, h.Kill(soon), context.DeadlineExceeded, string(spec.UID), "its process cannot be found", "as another user", "QEMU still runs")
+	wantError(t, h.Machine.Kill(soon), context.DeadlineExceeded, string(spec.UID), "its process cannot be found", "as another user", "QEMU still runs")
 	assert.NoError(t, held.Close())
-	assert.NoError(t, h.Kill(t.Context()))
+	assert.NoError(t, h.Machine.Kill(t.Context()))
 }
 
 func TestParseReserve(t *testing.T) {
@@ -140,7 +140,7 @@ func TestFraction(t *testing.T) {
 	} else {
 		wantFile(t, filepath.Join(group, "cpu.cfs_quota_us"), "30000")
 	}
-	wantFile(t, filepath.Join(group, "cgroup.procs"), strconv.Itoa(d.InstanceOf(spec.UID).PID()))
+	wantFile(t, filepath.Join(group, "cgroup.procs"), strconv.Itoa(d.InstanceOf(spec.UID).Machine.PID()))
 	e.sendText(t, s, "b")
 	assert.Eventually(t, "the kernel holds it back", func(testing.TB) error {
 		stat, err := os.ReadFile(filepath.Join(group, "cpu.stat"))
@@ -155,9 +155,9 @@ func TestFraction(t *testing.T) {
 	reach(t, d, off, driver.StateStopped)
 	isGone(t, group)
 	reach(t, d, spec, driver.StateRunning)
-	assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
+	assert.NoError(t, d.InstanceOf(spec.UID).Machine.Kill(t.Context()))
 	reach(t, d, spec, driver.StateRunning)
-	assert.NoError(t, os.RemoveAll(d.InstanceOf(spec.UID).Path))
+	assert.NoError(t, os.RemoveAll(d.InstanceOf(spec.UID).Machine.Path))
 	assert.ErrorIs(t, "the run lacks a group", assert.ErrorOf(os.Stat(group)), nil)
 	gone(t, d, spec)
 	isGone(t, group)

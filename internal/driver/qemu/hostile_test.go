@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -65,25 +66,25 @@ func replaceByLiar(t *testing.T, h *instance.Instance, hasLock bool) *liar {
 	signalSupervisor(t, h, syscall.SIGKILL)
 	var lock *os.File
 	assert.Eventually(t, "the supervisor has ended", func(testing.TB) (err error) {
-		lock, err = h.TryLock(supervisorLock)
+		lock, err = h.Machine.TryLock(supervisorLock)
 		return err
 	})
 	l := &liar{process: exec.CommandContext(context.WithoutCancel(t.Context()), "/bin/sh", "-c", "read line", "-machine", string(h.UID))}
-	l.process.Dir, l.process.ExtraFiles = h.Path, []*os.File{lock}
+	l.process.Dir, l.process.ExtraFiles = h.Machine.Path, []*os.File{lock}
 	input, err := l.process.StdinPipe() // it ends with its input
-	assert.NoError(t, errors.Join(err, l.process.Start(), os.Remove(h.File("supervisor.sock"))))
+	assert.NoError(t, errors.Join(err, l.process.Start(), os.Remove(h.Machine.File("supervisor.sock"))))
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = l.process.Wait() }()
 	t.Cleanup(func() { _, _ = input.Close(), l.process.Process.Kill(); <-ended })
 	ticks, err := proc.StartTicks(l.process.Process.Pid)
 	assert.NoError(t, err)
-	framework.EditJSON(t, h.File(stateFile), func(s *startedSupervisor) { s.PID, s.StartTicks = l.process.Process.Pid, ticks })
+	framework.EditJSON(t, h.Machine.File(stateFile), func(s *startedSupervisor) { s.PID, s.StartTicks = l.process.Process.Pid, ticks })
 	if !hasLock { // of which a process that another test forks may have a copy until its exec
 		assert.NoError(t, unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK}))
 	}
 	assert.NoError(t, lock.Close())
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*l.answer.Load())(w, r) })} //nolint:gosec // a test's
-	listener := framework.Listen(t, "unix", h.File("supervisor.sock"))
+	listener := framework.Listen(t, "unix", h.Machine.File("supervisor.sock"))
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(func() { _ = server.Close() })
 	return l
@@ -196,9 +197,9 @@ func TestLyingRecord(t *testing.T) {
 	spec, other := e.spec(), e.spec()
 	off(t, d, other)
 	s := reach(t, d, spec, driver.StateRunning)
-	assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
+	assert.NoError(t, d.InstanceOf(spec.UID).Machine.Kill(t.Context()))
 	waitExit(t, d, spec.UID)
-	path := d.StateDir.Path(instance.EndsDir, string(spec.UID)+"."+s.ID+"."+s.Run+".end")
+	path := d.StateDir.Path(exits.Dir, string(spec.UID)+"."+s.ID+"."+s.Run+".end")
 	secret := d.StateDir.Path("secret")
 	record := func(text string) []byte { return fmt.Appendf(nil, "%x %s\n", sha256.Sum256([]byte(text)), text) }
 	assert.NoError(t, os.WriteFile(secret, record(`{"reason":"Completed"}`), 0o600))
@@ -220,7 +221,7 @@ func TestLyingRecord(t *testing.T) {
 		"a pipe":           {func() error { return syscall.Mkfifo(path, 0o600) }, true, ""},
 		"a link to itself": {func() error { return os.Symlink(path, path) }, true, ""},
 	} {
-		d.RemoveExits(spec.UID, "")
+		d.Exits.RemoveAll(spec.UID, "")
 		assert.NoError(t, c.make())
 		first := listOf(t, d)
 		got, again := first[spec.UID], listOf(t, d)[spec.UID]
@@ -268,7 +269,7 @@ func letLie(t *testing.T, d *Driver, spec driver.ServerSpec, hasLock, isUnknown 
 	l := replaceByLiar(t, h, hasLock)
 	l.says(never)
 	if isUnknown {
-		framework.EditJSON(t, h.File(stateFile), func(s *startedSupervisor) { s.PID, s.StartTicks = 0, 0 })
+		framework.EditJSON(t, h.Machine.File(stateFile), func(s *startedSupervisor) { s.PID, s.StartTicks = 0, 0 })
 	}
 	return l
 }
@@ -283,7 +284,7 @@ func TestHeldLock(t *testing.T) {
 	h := d.InstanceOf(spec.UID)
 	l := replaceByLiar(t, h, false)
 	l.says(text(`{"state":"running"}`))
-	held, err := h.TryLock(supervisorLock)
+	held, err := h.Machine.TryLock(supervisorLock)
 	assert.NoError(t, err)
 	first := supervisorOf(t, h)
 	c, err := h.Supervisor().Reach(t.Context())
@@ -303,7 +304,7 @@ func TestInterruptedSpawn(t *testing.T) {
 		reach(t, d, spec, driver.StateRunning)
 		h := d.InstanceOf(spec.UID)
 		signalSupervisor(t, h, syscall.SIGSTOP)
-		framework.EditJSON(t, h.File(stateFile), func(s *startedSupervisor) { s.PID, s.StartTicks = 0, 0 })
+		framework.EditJSON(t, h.Machine.File(stateFile), func(s *startedSupervisor) { s.PID, s.StartTicks = 0, 0 })
 	}
 	c, err := d.InstanceOf(replaced.UID).Supervisor().Reach(t.Context())
 	assert.NoError(t, err)
@@ -323,9 +324,9 @@ func TestUserIsFound(t *testing.T) {
 	spec := e.spec()
 	run := reach(t, d, spec, driver.StateRunning).Run
 	h := d.InstanceOf(spec.UID)
-	user := proc.UserID(h.PID())
+	user := proc.UserID(h.Machine.PID())
 	signalSupervisor(t, h, syscall.SIGKILL)
-	assert.NoError(t, os.Remove(h.File(machine.StartedFile)))
+	assert.NoError(t, os.Remove(h.Machine.File(machine.StartedFile)))
 	s := listAnswering(t, d, spec.UID)[0]
 	assert.True(t, s.Run == run && s.State == driver.StateRunning, "it is %+v, and was in run %s", s, run)
 	status := framework.ReadFile(t, proc.Path(supervisorOf(t, h).PID, "status"))

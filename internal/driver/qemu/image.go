@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/containerboot"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
@@ -20,7 +21,7 @@ import (
 // else an image that is always to be fetched would be fetched twice. What the server has kept is not fetched.
 func (c *convergence) fetchImages(ctx context.Context) (waits bool, err error) {
 	if c.inst.ID != "" {
-		if err := c.driver.Disks.KeepOnly(c.inst.Path, c.inst.Disks()...); err != nil {
+		if err := c.driver.Disks.KeepOnly(c.inst.Machine.Path, c.inst.Disks()...); err != nil {
 			return false, c.driver.StateDir.Explain(err)
 		}
 	}
@@ -139,5 +140,5 @@ func (c *convergence) checkRoot() error {
 	if err != nil {
 		return err
 	}
-	return instance.CheckFields(c.spec, next.IsContainer())
+	return containerboot.CheckFields(c.spec, next.IsContainer())
 }

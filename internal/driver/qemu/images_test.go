@@ -190,7 +190,7 @@ func TestCacheRemoved(t *testing.T) {
 // keptBy returns what a machine has of the store.
 func (d *Driver) keptBy(t *testing.T, spec driver.ServerSpec) []string {
 	t.Helper()
-	all, err := filepath.Glob(d.InstanceOf(spec.UID).File("*"))
+	all, err := filepath.Glob(d.InstanceOf(spec.UID).Machine.File("*"))
 	assert.NoError(t, err)
 	return slices.DeleteFunc(all, func(path string) bool { return !image.IsStored(filepath.Base(path)) })
 }
@@ -539,7 +539,7 @@ func TestCache(t *testing.T) {
 	assert.True(t, err == nil && len(removed) == 1 && removed[0].Sources[0] == web+"/boot-S1.img", "it removed %+v, %v", removed, err)
 	wantUsers(t, c, "/boot-A0.img default/root", "/boot-B0.img default/volume")
 
-	record := d.InstanceOf(specs["volume"].UID).File(instance.RecordFile)
+	record := d.InstanceOf(specs["volume"].UID).Machine.File(instance.RecordFile)
 	content := framework.ReadFile(t, record)
 	assert.NoError(t, os.WriteFile(record, []byte("{"), 0o600))
 	assert.ErrorSays(t, "beside a server that cannot be read", assert.ErrorOf(c.PruneImages(t.Context())), "repair "+record)

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
@@ -186,7 +187,7 @@ func checkReport(t *testing.T, r *guestReport) {
 // checkFileSystems checks that a guest unmounts its file system when its host shuts down, which a
 // machine that is killed does not allow.
 func (g *linuxGuest) checkFileSystems(t *testing.T) {
-	printed := framework.ReadFile(t, g.d.InstanceOf(g.spec.UID).File(machine.SerialLogFile))
+	printed := framework.ReadFile(t, g.d.InstanceOf(g.spec.UID).Machine.File(machine.SerialLogFile))
 	var found []string
 	for _, state := range regexp.MustCompile(`its file system was ([a-z ]+)`).FindAllStringSubmatch(printed, -1) {
 		found = append(found, state[1])
@@ -267,7 +268,7 @@ func (g *linuxGuest) checkSeed(t *testing.T, seed map[string]string) {
 	assert.NoError(t, json.Unmarshal([]byte(seed["meta-data"]), &meta))
 	assert.True(t, meta["instance-id"] == string(g.spec.UID) && meta["local-hostname"] == "test-vm" && meta["public-keys"].([]any)[0] == g.spec.SSHKeys[0],
 		"the guest found the meta-data %v", meta)
-	info, err := os.Stat(g.d.InstanceOf(g.spec.UID).File(machine.SeedFile))
+	info, err := os.Stat(g.d.InstanceOf(g.spec.UID).Machine.File(machine.SeedFile))
 	assert.True(t, err == nil && info.Mode().Perm() == 0o600, "the disk's mode is %v, %v", info.Mode(), err)
 	g.spec.UserData, g.spec.NetworkData, g.spec.SSHKeys = driver.NewSecret("other"), driver.Secret{}, nil
 	waiting := reach(t, g.d, g.spec, driver.StateRunning)
@@ -308,7 +309,7 @@ func TestVolumeStays(t *testing.T) {
 	assert.True(t, slices.Equal(waiting.Pending, []string{"volumes"}), "pending are %v", waiting.Pending)
 	spec.RestartRun, spec.StopBy = first.Run, time.Now()
 	reach(t, d, spec, driver.StateRunning)
-	assert.ErrorIs(t, "a volume that is not named for a while", assert.ErrorOf(os.Stat(d.InstanceOf(spec.UID).File(instance.VolumeFile("data")))), nil)
+	assert.ErrorIs(t, "a volume that is not named for a while", assert.ErrorOf(os.Stat(d.InstanceOf(spec.UID).Machine.File(instance.VolumeFile("data")))), nil)
 }
 
 func TestBadVolumes(t *testing.T) {
@@ -379,7 +380,7 @@ func limitMemory(t *testing.T, pid int, bytes int) bool {
 // after its next start.
 func (g *linuxGuest) runOutOfMemory(t *testing.T) {
 	t.Helper()
-	if pid := g.d.InstanceOf(g.spec.UID).PID(); limitMemory(t, pid, 32<<20) {
+	if pid := g.d.InstanceOf(g.spec.UID).Machine.PID(); limitMemory(t, pid, 32<<20) {
 		_, err := g.tryAsk(t, "/eat?mib=120")
 		assert.True(t, err != nil, "the guest has got more memory than there is")
 	} else {
@@ -387,7 +388,7 @@ func (g *linuxGuest) runOutOfMemory(t *testing.T) {
 		assert.NoError(t, proc.Kill(t.Context(), pid, func(int) bool { return true }))
 	}
 	end := waitExit(t, g.d, g.spec.UID)
-	assert.True(t, end.Reason == instance.ReasonKilled && end.Code == instance.CodeKilled, "it ended with %+v", end)
+	assert.True(t, end.Reason == exits.ReasonKilled && end.Code == exits.CodeKilled, "it ended with %+v", end)
 	again := reach(t, g.d, g.spec, driver.StateRunning)
 	assert.True(t, again.Run != g.server.Run && again.ID == g.server.ID, "started again it is %+v", again)
 	processes := machines(g.d, []types.UID{g.spec.UID})
@@ -409,7 +410,7 @@ func (g *linuxGuest) checkMemory(t *testing.T) {
 			return nil
 		})
 	}
-	process, err := proc.ReadUsage(g.d.InstanceOf(g.spec.UID).PID())
+	process, err := proc.ReadUsage(g.d.InstanceOf(g.spec.UID).Machine.PID())
 	assert.NoError(t, err)
 	assert.True(t, process.MemoryBytes >= eaten, "QEMU itself gave memory back, so that this test shows nothing: it has %d MiB", process.MemoryBytes>>20)
 }

@@ -125,7 +125,7 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 }
 
 func sampleUsage(inst *instance.Instance) (driver.Usage, error) {
-	process, err := proc.ReadUsage(inst.PID())
+	process, err := proc.ReadUsage(inst.Machine.PID())
 	if err != nil {
 		return driver.Usage{}, err
 	}

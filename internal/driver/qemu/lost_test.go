@@ -16,6 +16,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest/streams"
+	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/assert"
@@ -31,9 +32,9 @@ func TestSupervisorKilledAfterRecord(t *testing.T) {
 	boots(t, d, spec, "drover guest 1 A")
 	h := d.InstanceOf(spec.UID)
 	signalSupervisor(t, h, syscall.SIGSTOP)
-	assert.NoError(t, h.Execute(t.Context(), "system_powerdown", nil, nil))
+	assert.NoError(t, h.Machine.Execute(t.Context(), "system_powerdown", nil, nil))
 	assert.Eventually(t, "the guest has shut down", func(t testing.TB) error {
-		status, err := h.Status(t.Context())
+		status, err := h.Machine.Status(t.Context())
 		if err == nil && status != machine.StatusShutdown {
 			err = errors.New("it is " + status)
 		}
@@ -50,7 +51,7 @@ func TestSupervisorKilledAfterRecord(t *testing.T) {
 // recordEnd records an end as a supervisor does, of another kind than the next one would record.
 func recordEnd(t *testing.T, d *Driver, h *instance.Instance) {
 	t.Helper()
-	records, err := filepath.Glob(d.StateDir.Path(instance.EndsDir, string(h.UID)+".*.end"))
+	records, err := filepath.Glob(d.StateDir.Path(exits.Dir, string(h.UID)+".*.end"))
 	assert.Require(t, err == nil && len(records) == 1, "the records are %v, %v", records, err)
 	f, err := os.OpenFile(records[0], os.O_WRONLY, 0)
 	assert.NoError(t, err)
@@ -74,7 +75,7 @@ func TestStopOfNextSupervisor(t *testing.T) {
 			ensure(t, d, spec)
 			h := d.InstanceOf(spec.UID)
 			if isSilent {
-				assert.NoError(t, syscall.Kill(h.PID(), syscall.SIGSTOP))
+				assert.NoError(t, syscall.Kill(h.Machine.PID(), syscall.SIGSTOP))
 			}
 			replaceSupervisor(t, h)
 			waitStopped(t, h)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -22,7 +23,7 @@ import (
 // commandLine returns the command line of a server's QEMU.
 func commandLine(t *testing.T, d *Driver, spec driver.ServerSpec) []string {
 	t.Helper()
-	line := framework.ReadFile(t, proc.Path(d.InstanceOf(spec.UID).PID(), "cmdline"))
+	line := framework.ReadFile(t, proc.Path(d.InstanceOf(spec.UID).Machine.PID(), "cmdline"))
 	return strings.Split(strings.TrimSuffix(line, "\x00"), "\x00")
 }
 
@@ -37,7 +38,7 @@ func pinned(t *testing.T, d *Driver, spec driver.ServerSpec) string {
 // edit changes a server's record, to look like one of another version.
 func edit(t *testing.T, d *Driver, spec driver.ServerSpec, change func(map[string]any)) {
 	t.Helper()
-	framework.EditJSON(t, d.InstanceOf(spec.UID).File(instance.RecordFile), func(r *map[string]any) { change(*r) })
+	framework.EditJSON(t, d.InstanceOf(spec.UID).Machine.File(instance.RecordFile), func(r *map[string]any) { change(*r) })
 }
 
 // older returns a QEMU whose newest machine type differs from that of the usual one.
@@ -116,7 +117,7 @@ func TestOOMScore(t *testing.T) {
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	own := oomScore(t, os.Getpid())
-	got := oomScore(t, d.InstanceOf(spec.UID).PID())
+	got := oomScore(t, d.InstanceOf(spec.UID).Machine.PID())
 	assert.True(t, got > own || own >= 1000, "its score is %d, and Drover's %d", got, own)
 }
 
@@ -129,9 +130,9 @@ func TestOutput(t *testing.T) {
 	spec := e.spec()
 	boots(t, d, spec, "drover guest 1 A")
 	h := d.InstanceOf(spec.UID)
-	assert.NoError(t, h.Kill(t.Context()))
+	assert.NoError(t, h.Machine.Kill(t.Context()))
 	end := waitExit(t, e.open(t), spec.UID)
-	if end.Reason != instance.ReasonKilled || !strings.HasSuffix(end.Output, "xthe [1mlast  words of it; and more") || len(end.Output) != instance.OutputTail {
+	if end.Reason != exits.ReasonKilled || !strings.HasSuffix(end.Output, "xthe [1mlast  words of it; and more") || len(end.Output) != exits.OutputTail {
 		t.Errorf("it ended with %+v", end)
 	}
 	assert.True(t, !strings.Contains(end.Output, "drover guest"), "it has the output of the guest")
@@ -140,9 +141,9 @@ func TestOutput(t *testing.T) {
 	quiet := e.open(t)
 	waitExit(t, quiet, spec.UID)
 	reach(t, quiet, spec, driver.StateRunning)
-	kept, err := os.ReadFile(h.File(machine.LogFile + machine.OldLog))
+	kept, err := os.ReadFile(h.Machine.File(machine.LogFile + machine.OldLog))
 	assert.True(t, err == nil && bytes.HasSuffix(kept, []byte("and more\n")), "of the run before is left %.100q, %v", kept, err)
-	now, err := os.ReadFile(h.File(machine.LogFile))
+	now, err := os.ReadFile(h.Machine.File(machine.LogFile))
 	assert.True(t, err == nil && !bytes.Contains(now, []byte("last")), "the log of the run has %.100q, %v", now, err)
 	s := off(t, quiet, spec)
 	assert.True(t, s.Exit != nil && s.Exit.Output == "", "shut down it ended with %+v", s.Exit)
@@ -157,7 +158,7 @@ func TestFailedStartsKeepTheLog(t *testing.T) {
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	h := d.InstanceOf(spec.UID)
-	assert.NoError(t, h.Kill(t.Context()))
+	assert.NoError(t, h.Machine.Kill(t.Context()))
 	broken := e.openBinary(t, fails(t, "echo 'no start'; exit 1"))
 	waitExit(t, broken, spec.UID)
 	for range 3 {
@@ -165,13 +166,13 @@ func TestFailedStartsKeepTheLog(t *testing.T) {
 	}
 	has := func(name, want string) {
 		t.Helper()
-		content, err := os.ReadFile(h.File(name))
+		content, err := os.ReadFile(h.Machine.File(name))
 		assert.True(t, err == nil && strings.Contains(string(content), want), "%s has %q, %v, want %q", name, content, err, want)
 	}
 	has(machine.LogFile+machine.OldLog, "why it crashed")
 	has(machine.LogFile+machine.FailedLog, "no start")
 
-	assert.NoError(t, os.WriteFile(h.File(machine.LogFile), []byte("cut off"), 0o600))
+	assert.NoError(t, os.WriteFile(h.Machine.File(machine.LogFile), []byte("cut off"), 0o600))
 	rewind(t, h)
 	d = e.open(t)
 	reach(t, d, spec, driver.StateRunning)

@@ -71,6 +71,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/qemu/addresses"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/driver/qemu/guest"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
@@ -193,7 +194,7 @@ func New(o Options) (*Driver, error) {
 	case o.Accel != AccelAuto && o.Accel != machine.AccelKVM && o.Accel != machine.AccelTCG:
 		return nil, fmt.Errorf("the qemu driver's accelerator is %q: it must be %s, %s or %s", o.Accel, machine.AccelAuto, machine.AccelKVM, machine.AccelTCG)
 	}
-	dir, err := statedir.Open("the qemu driver's folder", o.Dir, instance.VMsDir, instance.RetainedDir, instance.NotificationsDir, instance.EndsDir, instance.AddressesDir, instance.BrokerDir, imagesDir, cacheDir)
+	dir, err := statedir.Open("the qemu driver's folder", o.Dir, instance.VMsDir, instance.RetainedDir, instance.NotificationsDir, exits.Dir, instance.AddressesDir, instance.BrokerDir, imagesDir, cacheDir)
 	if err != nil {
 		return nil, err
 	}

@@ -43,7 +43,7 @@ func TestImageStays(t *testing.T) {
 	s := reach(t, d, spec, driver.StateRunning)
 	wantRefused(t, s, "spec.image is "+e.images+"/none", "stands on "+e.plain, "put that back", "delete the VirtualMachine")
 	assert.True(t, slices.Equal(s.Pending, []string{"resource.memory"}) && s.Applied.RootDiskBytes == 4<<20, "it is %+v", s)
-	assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
+	assert.NoError(t, d.InstanceOf(spec.UID).Machine.Kill(t.Context()))
 	waitExit(t, d, spec.UID)
 	d = e.open(t)
 	s = boots(t, d, spec, "drover guest 2 A")

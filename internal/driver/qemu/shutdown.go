@@ -77,7 +77,7 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 // lockForShutdown takes the lock of a server that is to end, or returns nil. A released server
 // needs no lock, since no caller changes it.
 func lockForShutdown(ctx context.Context, inst *instance.Instance) *statedir.Lock {
-	if instance.IsRetained(inst.Path) {
+	if instance.IsRetained(inst.Machine.Path) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, lockWithin)
@@ -113,7 +113,7 @@ func shutDown(ctx context.Context, inst *instance.Instance, limit time.Duration)
 		ended.Err = s.Supervisor().End(ctx)
 		s.Host.RemoveGroup(ctx, s.CPUGroup)
 	}
-	ended.Forced = ended.Forced || s.WasForced()
+	ended.Forced = ended.Forced || s.ExitRecord().WasForced()
 	return ended
 }
 
@@ -140,7 +140,7 @@ func recordShutdown(inst *instance.Instance, within time.Duration) time.Duration
 	}
 	now := inst.Host.Clock.Now()
 	if !inst.Retained {
-		_, _ = inst.RecordExit(driver.Exit{Reason: driver.ExitHostShutdown, At: now})
+		_, _ = inst.ExitRecord().RecordExit(driver.Exit{Reason: driver.ExitHostShutdown, At: now})
 	}
 	if inst.Stop != nil && !inst.Stop.By.IsZero() && inst.Stop.By.Before(now.Add(within)) {
 		return inst.Stop.By.Sub(now)
@@ -159,14 +159,14 @@ func waitOff(ctx context.Context, inst *instance.Instance, within time.Duration)
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	for {
-		if err := inst.Shutdown(ctx, by); err != nil && ctx.Err() == nil {
+		if err := inst.Calls().Shutdown(ctx, by, inst.Host.Clock.Now()); err != nil && ctx.Err() == nil {
 			inst.Host.Log.Info("Machine is without a supervisor: its power button is pressed once", "uid", inst.UID, "cause", err.Error())
-			_ = inst.Execute(ctx, "system_powerdown", nil, nil)
+			_ = inst.Machine.Execute(ctx, "system_powerdown", nil, nil)
 			if errors.Is(err, context.DeadlineExceeded) {
 				replaceSilentSupervisor(ctx, inst)
 			}
 		}
-		switch err := inst.WaitStopped(ctx, machine.CommandWithin); {
+		switch err := inst.Machine.WaitStopped(ctx, machine.CommandWithin); {
 		case err == nil:
 			return true
 		case ctx.Err() != nil, !errors.Is(err, context.DeadlineExceeded):

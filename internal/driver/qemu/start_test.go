@@ -85,16 +85,19 @@ func TestStopThatIsOver(t *testing.T) {
 	t.Parallel()
 	off := &driver.Exit{Reason: "Completed"}
 	for name, c := range map[string]struct {
-		inst *instance.Instance
+		isOn bool
+		exit *driver.Exit
 		step step
 		want bool
 	}{
-		"the guest shuts down":     {&instance.Instance{On: true}, stepStop, false},
-		"the guest has ended":      {&instance.Instance{On: true, Exit: off}, stepStop, true},
-		"QEMU has quit":            {&instance.Instance{Exit: off}, stepStop, true},
-		"a start waits for images": {&instance.Instance{Exit: off}, stepStart, false},
+		"the guest shuts down":     {true, nil, stepStop, false},
+		"the guest has ended":      {true, off, stepStop, true},
+		"QEMU has quit":            {false, off, stepStop, true},
+		"a start waits for images": {false, off, stepStart, false},
 	} {
-		assert.Equal(t, name, hasEndedDuring(c.step, c.inst), c.want)
+		inst := &instance.Instance{Exit: c.exit}
+		inst.On = c.isOn
+		assert.Equal(t, name, hasEndedDuring(c.step, inst), c.want)
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
@@ -38,7 +39,7 @@ const supervisorLock = "supervisor.lock"
 func waitStopped(t *testing.T, h *instance.Instance) {
 	t.Helper()
 	assert.Eventually(t, "QEMU is gone", func(testing.TB) error {
-		if on, err := h.IsRunning(); on {
+		if on, err := h.Machine.IsRunning(); on {
 			return errors.Join(errors.New("it runs"), err)
 		}
 		return nil
@@ -85,8 +86,8 @@ func TestRetained(t *testing.T) {
 			h := e.instanceFor(t, s)
 			conn := fillsLog(t, h)
 			if c.killed {
-				assert.NoError(t, h.Kill(t.Context()))
-				assert.NoError(t, os.RemoveAll(h.Path))
+				assert.NoError(t, h.Machine.Kill(t.Context()))
+				assert.NoError(t, os.RemoveAll(h.Machine.Path))
 			} else {
 				assert.NoError(t, assert.ErrorOf(conn.Write([]byte("x"))))
 			}
@@ -102,7 +103,7 @@ func TestRetained(t *testing.T) {
 			if shown := len(listed) == 1; shown == c.killed || shown && (listed[0].State != driver.StateStopped || !listed[0].Retained) {
 				t.Errorf("listed: %+v", listed)
 			}
-			for _, sub := range []string{instance.EndsDir, instance.NotificationsDir} {
+			for _, sub := range []string{exits.Dir, instance.NotificationsDir} {
 				if left, err := os.ReadDir(d.StateDir.Path(sub)); err != nil || len(left) != 0 {
 					t.Errorf("in %s is %v, %v", sub, left, err)
 				}
@@ -131,7 +132,7 @@ func TestReleasedWhenOff(t *testing.T) {
 	e, d := newDriver(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	assert.NoError(t, d.InstanceOf(spec.UID).Kill(t.Context()))
+	assert.NoError(t, d.InstanceOf(spec.UID).Machine.Kill(t.Context()))
 	waitExit(t, d, spec.UID)
 	assert.NoError(t, d.Delete(t.Context(), spec.Target, true))
 	listed, err := d.List(t.Context())
@@ -139,7 +140,7 @@ func TestReleasedWhenOff(t *testing.T) {
 	if len(listed) != 1 || !listed[0].Retained || listed[0].State != driver.StateStopped {
 		t.Errorf("listed: %+v", listed)
 	}
-	for _, sub := range []string{instance.EndsDir, "locks"} {
+	for _, sub := range []string{exits.Dir, "locks"} {
 		if left, err := filepath.Glob(d.StateDir.Path(sub, string(spec.UID)+"*")); err != nil || len(left) != 0 {
 			t.Errorf("in %s is %v, %v", sub, left, err)
 		}
@@ -160,7 +161,7 @@ func TestReleasedAgain(t *testing.T) {
 	if follows, err := h.Supervisor().IsSupervised(); err != nil || !follows {
 		t.Errorf("after the second release it is supervised: %t, %v", follows, err)
 	}
-	assert.NoError(t, h.Kill(t.Context()))
+	assert.NoError(t, h.Machine.Kill(t.Context()))
 	assert.NoError(t, h.Supervisor().End(t.Context()))
 }
 
@@ -173,11 +174,11 @@ func TestStandbyForgets(t *testing.T) {
 	stays, goes := e.spec(), e.spec()
 	for _, spec := range []driver.ServerSpec{stays, goes} {
 		off(t, leader, spec)
-		d.UnwrittenExits.Store(d.InstanceOf(spec.UID).ExitFile(), driver.Exit{})
+		d.Exits.Unwritten.Store(exits.Name{UID: spec.UID}, driver.Exit{})
 	}
 	remembered := func() map[string]int {
 		return map[string]int{
-			"reported exits": d.ReportedExits.Len(), "unwritten exits": d.UnwrittenExits.Len(),
+			"reported exits": d.ReportedExits.Len(), "unwritten exits": d.Exits.Unwritten.Len(),
 		}
 	}
 	for want := range 2 {
@@ -204,7 +205,7 @@ func fillsLog(t *testing.T, h *instance.Instance) io.Writer {
 	go func() { _, _ = io.Copy(io.Discard, console) }()
 	assert.NoError(t, assert.ErrorOf(console.Write([]byte("b"+strings.Repeat("u", 2*smallLogs))))) // it echoes its input
 	assert.Eventually(t, "its log is cut", func(testing.TB) error {
-		old, err := os.ReadFile(h.File(machine.SerialLogFile + machine.OldLog))
+		old, err := os.ReadFile(h.Machine.File(machine.SerialLogFile + machine.OldLog))
 		if n := bytes.Count(old, []byte("u")); err == nil && n == 0 {
 			err = fmt.Errorf("put aside were %d bytes", len(old))
 		}
@@ -221,7 +222,7 @@ type supervisorState struct {
 
 func supervisorOf(t testing.TB, h *instance.Instance) (s supervisorState) {
 	t.Helper()
-	assert.NoError(t, json.Unmarshal([]byte(framework.ReadFile(t, h.File("supervisor.json"))), &s))
+	assert.NoError(t, json.Unmarshal([]byte(framework.ReadFile(t, h.Machine.File("supervisor.json"))), &s))
 	return s
 }
 
@@ -323,7 +324,7 @@ func TestEpochOfRestoredEtcd(t *testing.T) {
 	assert.NoError(t, err)
 	inst.Leader = 5
 	before := supervisorOf(t, inst)
-	assert.ErrorIs(t, "a call of a leader before", inst.Pause(t.Context()), control.ErrFenced)
+	assert.ErrorIs(t, "a call of a leader before", inst.Calls().Pause(t.Context()), control.ErrFenced)
 
 	assert.NoError(t, os.RemoveAll(filepath.Join(e.dir, "epochs")))
 	spec.Epoch = 5
@@ -346,7 +347,7 @@ func TestSilence(t *testing.T) {
 	defer cancel()
 	changes, err := d.Watch(ctx)
 	assert.NoError(t, err)
-	handle, err := os.FindProcess(d.InstanceOf(spec.UID).PID())
+	handle, err := os.FindProcess(d.InstanceOf(spec.UID).Machine.PID())
 	assert.NoError(t, err)
 	assert.NoError(t, handle.Signal(syscall.SIGSTOP))
 	listed, err := d.List(t.Context())
@@ -458,12 +459,12 @@ func TestNotifiesOnce(t *testing.T) {
 			off(t, d, spec)
 			off(t, d, other)
 			h := d.InstanceOf(spec.UID)
-			record := h.File(instance.RecordFile)
+			record := h.Machine.File(instance.RecordFile)
 			assert.NoError(t, os.Rename(record, record+".away"))
 			assert.NoError(t, os.Link(record+".away", record))
 			for _, file := range files {
-				_ = os.Remove(h.File(file))
-				assert.NoError(t, aLoop(h.File(file)))
+				_ = os.Remove(h.Machine.File(file))
+				assert.NoError(t, aLoop(h.Machine.File(file)))
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
@@ -490,7 +491,7 @@ func TestNotifiesOnce(t *testing.T) {
 				}
 			})
 			assert.NoError(t, os.Rename(record+".away", record))
-			assert.NoError(t, errors.Join(os.Remove(h.File(supervisorLock)), os.RemoveAll(h.File(machine.RunLockFile))))
+			assert.NoError(t, errors.Join(os.Remove(h.Machine.File(supervisorLock)), os.RemoveAll(h.Machine.File(machine.RunLockFile))))
 			cancel()
 			for range changes {
 			}

@@ -27,7 +27,7 @@ import (
 // processStatus returns the lines of a machine's /proc/PID/status by their names.
 func processStatus(t *testing.T, d *Driver, spec driver.ServerSpec) map[string]string {
 	t.Helper()
-	text := framework.ReadFile(t, proc.Path(d.InstanceOf(spec.UID).PID(), "status"))
+	text := framework.ReadFile(t, proc.Path(d.InstanceOf(spec.UID).Machine.PID(), "status"))
 	status := map[string]string{}
 	for line := range strings.Lines(text) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
@@ -103,7 +103,7 @@ func TestUserMissing(t *testing.T) {
 	assert.Contains(t, "the log has", strings.Join(lines, "\n"), "Machines cannot be started")
 	spec := e.spec()
 	refuses(t, d, spec, driver.ErrRetry, "user drover-missing", "useradd --system", driver.ReasonMachineUserUnavailable)
-	assert.True(t, d.InstanceOf(spec.UID).PID() == 0, "a machine runs")
+	assert.True(t, d.InstanceOf(spec.UID).Machine.PID() == 0, "a machine runs")
 	s := reach(t, d, before, driver.StateRunning)
 	wantConfinement(t, s, driver.ReasonConfined)
 }
@@ -148,7 +148,7 @@ func TestStartedBefore(t *testing.T) {
 			spec := e.spec()
 			s := reach(t, d, spec, driver.StateRunning)
 			wantConfinement(t, s, driver.ReasonConfined)
-			change(t, d.InstanceOf(spec.UID).File(machine.StartedFile))
+			change(t, d.InstanceOf(spec.UID).Machine.File(machine.StartedFile))
 			next := e.open(t)
 			adopted := reach(t, next, spec, driver.StateRunning)
 			assert.True(t, adopted.Run == s.Run, "it is another run")

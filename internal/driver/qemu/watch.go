@@ -91,7 +91,7 @@ func (w *watch) handleFileEvent(ctx context.Context, event fsnotify.Event) {
 	}
 	inst := w.driver.InstanceOf(uid)
 	if instance.IsRetained(event.Name) {
-		inst.Path = event.Name
+		inst.Machine.Path = event.Name
 	}
 	if w.isOtherCluster(inst) {
 		return
@@ -114,14 +114,14 @@ type follower struct {
 
 // startSupervisor makes sure that a server of this cluster is seen to.
 func (w *watch) startSupervisor(ctx context.Context, inst *instance.Instance) {
-	if s := w.supervisors[inst.Path]; s != nil {
+	if s := w.supervisors[inst.Machine.Path]; s != nil {
 		s.restart = true
 		return
 	}
-	w.supervisors[inst.Path] = &follower{instance: inst}
+	w.supervisors[inst.Machine.Path] = &follower{instance: inst}
 	go func() {
 		instance.Supervise(ctx, inst, func() { w.queue.Add(inst.UID) })
-		w.ended <- inst.Path
+		w.ended <- inst.Machine.Path
 	}()
 }
 

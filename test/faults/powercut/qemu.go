@@ -14,6 +14,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/image"
@@ -48,7 +49,7 @@ func newQEMUWorkload(in inputs, program *machine.Program) (*workload, error) {
 	}
 	disk := func(uid types.UID, name string) string { return filepath.Join(instance.VMsDir, string(uid), name) }
 	w := &workload{
-		driver: d, program: d.Program, specs: map[types.UID]driver.ServerSpec{}, folders: []string{instance.VMsDir, instance.EndsDir, "tmp", "locks"},
+		driver: d, program: d.Program, specs: map[types.UID]driver.ServerSpec{}, folders: []string{instance.VMsDir, exits.Dir, "tmp", "locks"},
 		disks: []string{instance.RootDiskFile, instance.VolumeFile("data")}, diskPath: disk,
 		store: folder.ImagesDir, usesStore: disk(uidBoxed, instance.RecordFile),
 		mayChange: func(name string) bool { return name == "lock" || strings.HasPrefix(name, "ref-") },

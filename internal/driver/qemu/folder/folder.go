@@ -61,7 +61,7 @@ func (f *Folder) Machines() ([]string, error) {
 	instances, err := f.host.AllInstances()
 	paths := make([]string, 0, len(instances))
 	for _, h := range instances {
-		paths = append(paths, h.Path)
+		paths = append(paths, h.Machine.Path)
 	}
 	return paths, err
 }
@@ -135,9 +135,9 @@ func PromisedDisk(h *instance.Host) (int64, error) {
 		if err != nil {
 			continue
 		}
-		promised += max(0, r.Root.Size-allocatedBytes(inst.File(instance.RootDiskFile)))
+		promised += max(0, r.Root.Size-allocatedBytes(inst.Machine.File(instance.RootDiskFile)))
 		for name, v := range r.Volumes {
-			promised += max(0, v.Size-allocatedBytes(inst.File(instance.VolumeFile(name))))
+			promised += max(0, v.Size-allocatedBytes(inst.Machine.File(instance.VolumeFile(name))))
 		}
 	}
 	return promised, nil

@@ -82,9 +82,9 @@ func (a Admin) observeServer(inst *instance.Instance) (s driver.Server, ours boo
 	}
 	s = driver.Server{
 		UID: inst.UID, ID: r.ID, Namespace: r.Namespace, Name: r.Name, Run: r.Run, StartedAt: r.StartedAt,
-		State: driver.StateStopped, Retained: instance.IsRetained(inst.Path), Err: err,
+		State: driver.StateStopped, Retained: instance.IsRetained(inst.Machine.Path), Err: err,
 	}
-	if on, lockErr := inst.IsRunning(); on || lockErr != nil {
+	if on, lockErr := inst.Machine.IsRunning(); on || lockErr != nil {
 		s.State = driver.StateRunning
 	}
 	return s, s.Err != nil || r.ClusterID == a.ClusterID, nil //nolint:nilerr // a server that is there and broken
@@ -105,8 +105,8 @@ func (a Admin) RemoveRetained(ctx context.Context, t driver.Target) error {
 	if err != nil {
 		return err
 	}
-	if on, err := released.IsRunning(); err != nil || on {
-		if err := errors.Join(err, released.Kill(ctx)); err != nil {
+	if on, err := released.Machine.IsRunning(); err != nil || on {
+		if err := errors.Join(err, released.Machine.Kill(ctx)); err != nil {
 			return err
 		}
 	}
@@ -114,7 +114,7 @@ func (a Admin) RemoveRetained(ctx context.Context, t driver.Target) error {
 		return err
 	}
 	a.host.RemoveGroup(ctx, released.CPUGroup)
-	return a.dir.Explain(a.dir.Discard(released.Path))
+	return a.dir.Explain(a.dir.Discard(released.Machine.Path))
 }
 
 // findReleased returns a server that was released.
@@ -124,7 +124,7 @@ func (a Admin) findReleased(t driver.Target) (*instance.Instance, error) {
 		return nil, err
 	}
 	for _, inst := range instances {
-		if inst.UID != t.UID || !instance.IsRetained(inst.Path) {
+		if inst.UID != t.UID || !instance.IsRetained(inst.Machine.Path) {
 			continue
 		}
 		s, err := inst.Load()

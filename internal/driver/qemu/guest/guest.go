@@ -57,7 +57,7 @@ func (g *Guests) Logs(ctx context.Context, uid types.UID, o driver.LogOptions) (
 	if err != nil {
 		return nil, err
 	}
-	log, err := s.OpenLog(ctx, machine.LogOptions(o))
+	log, err := s.Machine.OpenLog(ctx, machine.LogOptions(o))
 	return log, classifyError(ctx, err)
 }
 

@@ -9,6 +9,7 @@ import (
 	"maps"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/containerboot"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/image/source"
@@ -36,7 +37,7 @@ func (h *Host) MakeRoot(path string, spec driver.ServerSpec, requested image.Ref
 	if err != nil {
 		return made, err
 	}
-	return made, CheckFields(spec, made.Image.IsContainer())
+	return made, containerboot.CheckFields(spec, made.Image.IsContainer())
 }
 
 // WantedRoot returns what the root disk is to be.
@@ -65,7 +66,7 @@ func (inst *Instance) GrowDisks(ctx context.Context, spec driver.ServerSpec) err
 	if !found {
 		return nil
 	}
-	err := inst.callSupervisor(ctx, "grow", func(ctx context.Context, c *control.Client) (err error) {
+	err := inst.Calls().callSupervisor(ctx, "grow", func(ctx context.Context, c *control.Client) (err error) {
 		sizes, err = c.Grow(ctx, sizes)
 		return err
 	})

@@ -93,7 +93,7 @@ func ClassifyReadError(inst *Instance, err error) error {
 	}
 	repair := "repair what keeps Drover from reading this"
 	if errors.Is(err, fs.ErrNotExist) {
-		repair = "repair or remove " + inst.Path
+		repair = "repair or remove " + inst.Machine.Path
 	}
 	return wrapBroken(repair, err)
 }

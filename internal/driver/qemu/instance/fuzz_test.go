@@ -199,7 +199,7 @@ func (h *fuzzHost) checkFiles(t *testing.T, uid types.UID, args []string) {
 	assert.True(t, !strings.Contains(strings.Join(args, "\x00"), secret), "the command line has a secret: %q", args)
 	now := h.filesOutside(t)
 	assert.True(t, slices.Equal(now, h.outside), "outside of its folder there are %q, and there were %q", now, h.outside)
-	record, err := os.ReadFile(h.InstanceOf(uid).File(instance.RecordFile))
+	record, err := os.ReadFile(h.InstanceOf(uid).Machine.File(instance.RecordFile))
 	assert.True(t, err == nil && !bytes.Contains(record, []byte(secret)), "the record has a secret, or cannot be read: %v: %s", err, record)
 }
 

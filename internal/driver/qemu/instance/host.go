@@ -24,6 +24,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/qemu/addresses"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/driver/statedir"
@@ -42,7 +43,6 @@ const (
 	VMsDir           = "vms"
 	RetainedDir      = "retained"
 	NotificationsDir = "bells"
-	EndsDir          = "ends"
 	// AddressesDir has a link for each address of a machine.
 	AddressesDir = "addresses"
 	// BrokerDir is the folder of the broker, which connects machines to each other.
@@ -65,15 +65,17 @@ type Config struct {
 // Host has the state and settings that the instances in a folder share.
 type Host struct {
 	Config
-	remembered
 
-	StateDir    *statedir.Dir
-	Program     *machine.Program
-	Accelerator *machine.Accelerator
-	Images      *disks.ImageStore
-	Disks       *disks.Store
-	address     hostports.Address
-	OpenPort    hostports.Opener
+	StateDir *statedir.Dir
+	Exits    *exits.Store
+	// ReportedExits holds the last run whose exit was reported to a caller.
+	ReportedExits driver.SyncMap[types.UID, string]
+	Program       *machine.Program
+	Accelerator   *machine.Accelerator
+	Images        *disks.ImageStore
+	Disks         *disks.Store
+	address       hostports.Address
+	OpenPort      hostports.Opener
 	// Addresses gives machines their own, in the range of the network.
 	Addresses *addresses.Pool
 	// EgressPolicy is where guests may connect to. Without resolvers those of this host are asked.
@@ -104,7 +106,7 @@ type Host struct {
 func NewHost(c Config, dir *statedir.Dir) *Host {
 	program := &machine.Program{Name: c.Binary, Users: c.Users, Log: c.Log}
 	h := &Host{
-		Config: c, StateDir: dir, Program: program,
+		Config: c, StateDir: dir, Program: program, Exits: &exits.Store{StateDir: dir, Clock: c.Clock, Log: c.Log},
 		Accelerator: machine.NewAccelerator(c.Accelerator, program, c.Clock, c.Log),
 		LogBound:    defaultLogBound, FindGroups: cgroup.Find, FindGroupMemory: cgroup.MemoryLeft,
 		starts: proc.NewStarts(c.Clock),
@@ -280,14 +282,14 @@ func (h *Host) PromisedMemory() (map[string]int64, error) {
 	instances, err := h.AllInstances()
 	promised := map[string]int64{}
 	for _, inst := range instances {
-		if on, err := inst.IsRunning(); err != nil || !on {
+		if on, err := inst.Machine.IsRunning(); err != nil || !on {
 			continue
 		}
 		r, err := inst.Load()
 		if err != nil {
 			continue
 		}
-		used, _ := proc.ReadUsage(inst.PID()) // nothing where it fails
+		used, _ := proc.ReadUsage(inst.Machine.PID()) // nothing where it fails
 		promised[r.ID] = max(0, r.Settings.MemoryBytes+memory.OverheadOf(r.Accelerator)-used.MemoryBytes-inst.Supervisor().MemoryBytes())
 	}
 	return promised, err
@@ -342,28 +344,13 @@ func (h *Host) lostMachine(uid types.UID) (machine.Machine, error) {
 	return machine.Machine{Path: filepath.Join(vms, string(uid)), UUID: string(uid)}, nil
 }
 
-// remembered has the facts that a driver remembers of servers beside their records. Facts that a
-// released server must not share with a later one of its UID are keyed by directory.
-type remembered struct {
-	// ReportedExits holds the last run whose exit was reported to a caller.
-	ReportedExits driver.SyncMap[types.UID, string]
-	// UnwrittenExits holds, by file, the exits that could not be written for lack of space.
-	UnwrittenExits driver.SyncMap[string, driver.Exit]
-}
-
 // ForgetMissing removes what is remembered of servers that a complete list did not find,
 // whichever process removed them.
-func (r *remembered) ForgetMissing(found []*Instance) {
+func (h *Host) ForgetMissing(found []*Instance) {
 	exists := map[types.UID]bool{}
 	for _, inst := range found {
 		exists[inst.UID] = true
 	}
-	deleteMissing(&r.ReportedExits, exists)
-	deleteMissing(&r.UnwrittenExits, exists)
-}
-
-// deleteMissing deletes the entries of servers that do not exist. A key is a UID, or a path
-// whose last part begins with one.
-func deleteMissing[K ~string, V any](m *driver.SyncMap[K, V], exists map[types.UID]bool) {
-	m.DeleteFunc(func(key K, _ V) bool { return !exists[UIDOf(string(key))] })
+	h.ReportedExits.DeleteFunc(func(uid types.UID, _ string) bool { return !exists[uid] })
+	h.Exits.ForgetMissing(exists)
 }

@@ -1,13 +1,13 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package instance is one server of the qemu driver: its directory, its machine, its record
-// and the exit of its last run.
+// Package instance is one server of the qemu driver: its directory, its machine and its record.
 //
 // Start with Instance in instance.go, and with Host (host.go), which instances share.
-// Package record has the stored state of a server, and exits.go how its runs ended.
-// observe.go finds its state; start.go, stop.go and disk.go change it, by way of its
-// supervisor; supervise.go sees to it that there is one. The callers of methods that change
+// Package record has the stored state of a server, exits how its runs ended, and containerboot what
+// a machine of a container image gets. observe.go finds its state; start.go, stop.go, disk.go and
+// edge.go change it, by the calls of its supervisor (calls.go); supervise.go sees to it that there
+// is one. The callers of methods that change
 // a server hold its lock.
 package instance
 
@@ -41,25 +41,15 @@ const maxFileSize = 4 << 20
 // Instance is one server: its directory and machine, its record, and the observation of
 // it.
 type Instance struct {
-	machine.Machine
+	Machine machine.Machine
 	record.Record
+	observed
 
 	Host *Host
 	// Leader is the epoch of the leader that changes the server; 0 if no leader does.
 	Leader uint64
-	// On reports whether its QEMU runs, even if the guest in it has ended.
-	On bool
-	// RunState is QEMU's run state, empty if it is not known; QueryErr says why.
-	RunState string
-	QueryErr error
-	// GuestMemoryBytes is the memory that the guest reports to use, 0 if it does not report that.
-	GuestMemoryBytes int64
-	// edge is the report of its supervisor, nil if that does not answer.
-	edge *edgeReport
 	// Exit is how the last run ended; nil during a run and before the first.
 	Exit *driver.Exit
-	// fault is the disk error that the guest waits for, if there is one.
-	fault error
 	// Broken says what of the server cannot be read. Without its record, only its UID and
 	// whether it is on are known.
 	Broken error
@@ -67,32 +57,32 @@ type Instance struct {
 
 // IsGone reports whether there is no directory for sure.
 func (inst *Instance) IsGone() bool {
-	_, err := os.Lstat(inst.Path)
+	_, err := os.Lstat(inst.Machine.Path)
 	return errors.Is(err, fs.ErrNotExist)
 }
 
 // Load returns the server with its record as it is now. Its error is fs.ErrNotExist only
 // where there is no directory: a server that cannot be read is not gone.
 func (inst *Instance) Load() (*Instance, error) {
-	s := inst.Host.InstanceAt(inst.Path)
+	s := inst.Host.InstanceAt(inst.Machine.Path)
 	s.Leader = inst.Leader
-	content, _, err := atomicfile.Read(inst.File(RecordFile), maxFileSize)
+	content, _, err := atomicfile.Read(inst.Machine.File(RecordFile), maxFileSize)
 	if err != nil {
 		return s, ClassifyReadError(inst, err)
 	}
 	var r record.Record
 	if err := json.Unmarshal(content, &r); err != nil {
-		return s, brokenError{fmt.Errorf("repair %s, or remove its folder with the disks: %w", inst.File(RecordFile), err)}
+		return s, brokenError{fmt.Errorf("repair %s, or remove its folder with the disks: %w", inst.Machine.File(RecordFile), err)}
 	}
 	if r.Format != record.Format {
 		return s, brokenError{fmt.Errorf("%s has the format %d of another version of Drover, and this one reads %d: have that version delete the server, or remove its folder with the disks",
-			inst.File(RecordFile), r.Format, record.Format)}
+			inst.Machine.File(RecordFile), r.Format, record.Format)}
 	}
 	if r.ClusterID == "" || r.ID == "" || CheckUID(r.UID) != nil {
-		return s, brokenError{fmt.Errorf("repair %s: clusterID, uid or id is missing", inst.File(RecordFile))}
+		return s, brokenError{fmt.Errorf("repair %s: clusterID, uid or id is missing", inst.Machine.File(RecordFile))}
 	}
 	if r.UID != inst.UID {
-		return s, brokenError{fmt.Errorf("repair %s: its uid is %s, as in a copy of that server's folder, and must be %s", inst.File(RecordFile), r.UID, inst.UID)}
+		return s, brokenError{fmt.Errorf("repair %s: its uid is %s, as in a copy of that server's folder, and must be %s", inst.Machine.File(RecordFile), r.UID, inst.UID)}
 	}
 	s.Record = r
 	return s, nil
@@ -104,7 +94,7 @@ func (inst *Instance) Save() error {
 	if err != nil {
 		return err
 	}
-	return inst.Host.StateDir.Replace(inst.File(RecordFile), append(content, '\n'))
+	return inst.Host.StateDir.Replace(inst.Machine.File(RecordFile), append(content, '\n'))
 }
 
 // IsAlive reports whether a guest runs, or could continue.
@@ -112,25 +102,24 @@ func (inst *Instance) IsAlive() bool {
 	return inst.On && (inst.Phase == record.PhaseStarting || inst.Exit == nil)
 }
 
-// IsEnded reports whether a QEMU whose guest has ended waits to be reaped.
-func (inst *Instance) IsEnded() bool { return inst.On && !inst.IsAlive() }
-
 // IsPaused reports whether the guest waits to be resumed.
 func (inst *Instance) IsPaused() bool {
 	return inst.RunState == machine.StatusPaused || inst.RunState == machine.StatusPrelaunch || inst.RunState == machine.StatusIOError
 }
 
-func (inst *Instance) driverState() driver.State {
+// stateOf returns the state of a server with a record. isAlive says whether its guest runs or could continue, isPaused
+// whether it waits to be resumed, and hasAnswered whether its QEMU has.
+func stateOf(isAlive, isPaused, hasAnswered bool, r record.Record) driver.State {
 	switch {
-	case !inst.IsAlive():
+	case !isAlive:
 		return driver.StateStopped
-	case inst.Phase == record.PhaseStarting && inst.QueryErr != nil:
+	case r.Phase == record.PhaseStarting && !hasAnswered:
 		return driver.StateStarting
-	case inst.Phase == record.PhaseStarting:
+	case r.Phase == record.PhaseStarting:
 		return driver.StatePaused // QEMU is up, and a start continues only in a call
-	case inst.Phase == record.PhaseOn && inst.Stop != nil:
+	case r.Phase == record.PhaseOn && r.Stop != nil:
 		return driver.StateStopping
-	case inst.IsPaused():
+	case isPaused:
 		return driver.StatePaused
 	}
 	return driver.StateRunning
@@ -140,7 +129,7 @@ func (inst *Instance) driverState() driver.State {
 func (inst *Instance) Report() driver.Server {
 	out := driver.Server{
 		UID: inst.UID, ID: inst.ID, Namespace: inst.Namespace, Name: inst.Name, Err: inst.Broken,
-		Run: inst.Run, State: inst.driverState(), StartedAt: inst.StartedAt, Retained: inst.Retained,
+		Run: inst.Run, State: stateOf(inst.IsAlive(), inst.IsPaused(), inst.QueryErr == nil, inst.Record), StartedAt: inst.StartedAt, Retained: inst.Retained,
 		Applied: driver.Resources{RootDiskBytes: inst.Root.Size}, ImageID: inst.Root.Image.Digest(),
 	}
 	if inst.IsAlive() {
@@ -183,13 +172,14 @@ func (inst *Instance) describeRun(out *driver.Server) {
 	if inst.Address.IsValid() { // one of a version without networks has none
 		out.Addresses = append(out.Addresses, inst.Address.Addr().String())
 	}
-	needs := inst.NeedsNetwork
+	edge := inst.Edge()
+	needs := edge.NeedsChange
 	if inst.Stop != nil {
-		needs = inst.NeedsEgress // a guest may take any time to stop
+		needs = edge.NeedsEgress // a guest may take any time to stop
 	}
-	out.NeedsEnsure = inst.Phase == record.PhaseOn && !inst.Retained && inst.edge != nil && needs()
+	out.NeedsEnsure = inst.Phase == record.PhaseOn && !inst.Retained && inst.edge.isKnown && needs()
 	for _, f := range inst.Forwards {
-		if !inst.servesPort(f) {
+		if !inst.edge.servesPort(f) {
 			continue
 		}
 		out.Ports = append(out.Ports, driver.Port{Protocol: strings.ToUpper(f.Protocol), Port: f.Port, HostPort: f.HostPort, HostIP: f.HostIP})
@@ -231,9 +221,9 @@ func (inst *Instance) MoveToRetained(ctx context.Context) error {
 	}
 	defer release()
 	dir := inst.Host.StateDir
-	err = dir.Install(inst.Path, inst.Host.RetainedPath(inst.UID, inst.ID))
+	err = dir.Install(inst.Machine.Path, inst.Host.RetainedPath(inst.UID, inst.ID))
 	if err == nil {
-		err = dir.Sync(filepath.Dir(inst.Path))
+		err = dir.Sync(filepath.Dir(inst.Machine.Path))
 	}
 	if err != nil {
 		return fmt.Errorf("putting the released server %s aside: %w", inst.UID, err)

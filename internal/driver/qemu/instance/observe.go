@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/internal/machine/control"
 )
 
 const (
@@ -45,58 +45,24 @@ func (inst *Instance) ObserveWithin(ctx context.Context, within time.Duration) (
 		if s.On, cause = isOn(s.Machine); cause != nil && !IsBroken(cause) {
 			return s, cause
 		}
-		s.Retained = IsRetained(inst.Path)
+		s.Retained = IsRetained(inst.Machine.Path)
 	}
 	if err != nil {
 		return s, err
 	}
-	if err := s.queryStatus(ctx, within); err != nil {
+	if s.observed, err = s.Calls().observeQEMU(ctx, within); err != nil {
 		return s, err
 	}
 	if err := s.observeExit(ctx); err != nil || s.On {
 		return s, err
 	}
 	// A server that was removed meanwhile leaves nothing, not even how it ended.
-	_, err = os.Lstat(inst.Path)
+	_, err = os.Lstat(inst.Machine.Path)
 	if errors.Is(err, fs.ErrNotExist) {
-		inst.Host.RemoveExits(s.UID, "")
+		inst.Host.Exits.RemoveAll(s.UID, "")
 		return s, fs.ErrNotExist
 	}
-	return s, wrapBroken("repair "+inst.Path, err)
-}
-
-// isOn reports whether the QEMU of a machine runs. Where that cannot be determined, it
-// counts as on, so that a server is never wrongly reported as off.
-func isOn(m machine.Machine) (bool, error) {
-	on, err := m.IsRunning()
-	return on || err != nil, wrapBroken("repair "+m.File(machine.RunLockFile), err)
-}
-
-// queryStatus finds out whether QEMU runs, and queries its run state.
-func (inst *Instance) queryStatus(ctx context.Context, within time.Duration) (err error) {
-	if inst.On, err = isOn(inst.Machine); err != nil || !inst.On {
-		return err
-	}
-	bounded, cancel := context.WithTimeout(ctx, within)
-	defer cancel()
-	var status control.Status
-	status, inst.QueryErr = queryMachine(bounded, inst.Supervisor())
-	inst.RunState, inst.GuestMemoryBytes = status.RunState, status.GuestMemoryBytes
-	if status.State != "" { // else the supervisor has not answered
-		inst.edge = &edgeReport{status.Wanted, status.ServedPorts}
-	}
-	if inst.RunState == machine.StatusIOError {
-		inst.fault = ContractError(machine.DiskFault{Node: status.Fault.Node, Operation: status.Fault.Operation, Reason: status.Fault.Reason}.Explain())
-	}
-	_, hasEnded := exitOf(inst.RunState)
-	if ctx.Err() != nil || bounded.Err() != nil || inst.QueryErr == nil && !hasEnded {
-		return ctx.Err()
-	}
-	// The QEMU of its supervisor has ended, or is made to quit.
-	if inst.WaitStopped(ctx, GoneWithin) == nil {
-		inst.On, inst.QueryErr = false, nil
-	}
-	return ctx.Err()
+	return s, wrapBroken("repair "+inst.Machine.Path, err)
 }
 
 // observeExit finds how the run ended. It continues with an exit that cannot be recorded:
@@ -108,19 +74,20 @@ func (inst *Instance) observeExit(ctx context.Context) error {
 	if inst.Retained {
 		return nil // no caller asks for it, and nothing would remove the record of it
 	}
-	exit, ok := exitOf(inst.RunState)
+	exit, ok := exits.OfState(inst.RunState)
 	if inst.On && !ok {
 		return nil
 	}
 	if !inst.On {
-		exit = driver.Exit{Code: CodeKilled, Reason: ReasonKilled}
+		exit = driver.Exit{Code: exits.CodeKilled, Reason: exits.ReasonKilled}
 		if err := inst.Supervisor().End(ctx); err != nil { // which may know more
-			return wrapBroken("repair "+inst.Path, err)
+			return wrapBroken("repair "+inst.Machine.Path, err)
 		}
 	}
-	known, err := inst.readExit()
+	run := inst.ExitRecord()
+	known, err := run.ReadExit()
 	if err != nil {
-		return wrapBroken("repair or remove "+inst.ExitFile(), err)
+		return wrapBroken("repair or remove "+run.File(), err)
 	}
 	switch inst.Exit = known; {
 	case known != nil:
@@ -128,18 +95,11 @@ func (inst *Instance) observeExit(ctx context.Context) error {
 		inst.Exit = &exit
 	default:
 		exit.At = inst.Host.Clock.Now()
-		exit, _ = inst.RecordExit(exit) // which logs why it could not
+		exit, _ = run.RecordExit(exit) // which logs why it could not
 		inst.Exit = &exit
 	}
 	if inst.Guest == nil {
 		return nil
 	}
-	file := resultFile(inst.ExitFile())
-	return wrapBroken("repair or remove "+file, addClaim(file, inst.Exit))
-}
-
-// exitOf returns the exit that a run state stands for, if the guest does not come back from it.
-func exitOf(status string) (exit driver.Exit, ended bool) {
-	reason, ended := machine.EndOf(status)
-	return driver.Exit{Code: exitCodes[reason], Reason: reason}, ended
+	return wrapBroken("repair or remove "+run.ResultFile(), run.AddResult(inst.Exit))
 }

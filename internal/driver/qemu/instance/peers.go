@@ -23,7 +23,8 @@ func (f *follower) connectPeers(ctx context.Context, c *control.Client) {
 		if err != nil || now.Retained || !now.Address.IsValid() {
 			return
 		}
-		err = f.inst.Host.Broker.Connect(ctx, now.peerMachine(), func(ctx context.Context, calls, accepts *os.File) error { return f.joinLink(ctx, c, calls, accepts) })
+		peer := broker.Machine{UID: string(now.UID), Cluster: now.ClusterID, Namespace: now.Namespace, Name: now.Name, Address: now.Address.Addr()}
+		err = f.inst.Host.Broker.Connect(ctx, peer, func(ctx context.Context, calls, accepts *os.File) error { return f.joinLink(ctx, c, calls, accepts) })
 		if err != nil && ctx.Err() == nil && err.Error() != last {
 			last = err.Error()
 			f.inst.Host.Log.V(1).Info("Machine does not meet others", "uid", f.inst.UID, "cause", last)
@@ -41,9 +42,4 @@ func (f *follower) joinLink(ctx context.Context, c *control.Client, calls, accep
 		return errors.Join(errReleased, err)
 	}
 	return c.Join(ctx, calls, accepts)
-}
-
-// peerMachine returns what others may know of the machine.
-func (inst *Instance) peerMachine() broker.Machine {
-	return broker.Machine{UID: string(inst.UID), Cluster: inst.ClusterID, Namespace: inst.Namespace, Name: inst.Name, Address: inst.Address.Addr()}
 }

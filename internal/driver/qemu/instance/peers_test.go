@@ -32,7 +32,7 @@ func newFollower(t *testing.T) (*follower, *testingclock.FakeClock) {
 	now := framework.NewFakeClock(time.Unix(0, 0))
 	inst := NewHost(Config{Users: &launch.Users{}, Clock: now, Log: logr.Discard()}, dir).InstanceOf(uuid.NewUUID())
 	inst.Record = record.Record{Format: record.Format, ClusterID: "cluster-1", UID: inst.UID, ID: NewID(), Namespace: "ns", Name: "a"}
-	assert.NoError(t, errors.Join(os.Mkdir(inst.Path, 0o700), inst.Save()))
+	assert.NoError(t, errors.Join(os.Mkdir(inst.Machine.Path, 0o700), inst.Save()))
 	return &follower{inst: inst}, now
 }
 
@@ -57,7 +57,7 @@ func TestOtherEgressIsReported(t *testing.T) {
 	inst := f.inst
 	inst.Egress = control.Egress{Deny: true} // what a process allows that knows no network
 	assert.NoError(t, inst.Save())
-	before := framework.ReadFile(t, inst.File(RecordFile))
+	before := framework.ReadFile(t, inst.Machine.File(RecordFile))
 	var changes atomic.Int64
 	f.onChange = func() { changes.Add(1) }
 	go f.watchEgress(t.Context())
@@ -81,7 +81,7 @@ func TestOtherEgressIsReported(t *testing.T) {
 	n := changes.Load()
 	assert.True(t, n >= 2, "%d changes were reported of another egress, want one each time", n)
 	inst.Egress.Deny = true
-	if assert.NoError(t, inst.Save()); framework.ReadFile(t, inst.File(RecordFile)) != before {
+	if assert.NoError(t, inst.Save()); framework.ReadFile(t, inst.Machine.File(RecordFile)) != before {
 		t.Error("the record was changed")
 	}
 	inst.Egress.Deny, inst.Retained = false, true

@@ -5,6 +5,7 @@ package instance
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,12 +15,14 @@ import (
 
 	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/containerboot"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
+	"cloudnative.tw/drover/internal/guest/config"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
+	"golang.org/x/sys/unix"
 )
 
 // StartRun begins a run. It records what it is about to do, starts QEMU with the guest still
@@ -44,7 +47,7 @@ func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) erro
 		return err
 	}
 	before := inst.Record
-	runLock, err := inst.ClaimRun()
+	runLock, err := inst.Machine.ClaimRun()
 	if err != nil {
 		return ContractError(err)
 	}
@@ -106,7 +109,7 @@ func (s *start) prepareRun(ctx context.Context, platform Platform) error {
 		return err
 	}
 	isContainer := s.inst.Root.Image.IsContainer()
-	if err := CheckFields(s.spec, isContainer); err != nil {
+	if err := containerboot.CheckFields(s.spec, isContainer); err != nil {
 		return err
 	}
 	if isContainer {
@@ -117,6 +120,27 @@ func (s *start) prepareRun(ctx context.Context, platform Platform) error {
 	}
 	s.machine.SeedFD, err = seedOf(s.spec).AddTo(s.files, s.inst.Machine)
 	return s.host.StateDir.Explain(err)
+}
+
+// prepareGuest gathers what a run of a container image needs besides its disk: the kernel, the image, and the
+// configuration for Drover's program in the guest.
+func (s *start) prepareGuest() (err error) {
+	if s.machine.Kernel, s.guest.Kernel, err = containerboot.OpenKernel(s.host.GuestDir, s.machine.Accel, s.files); err != nil {
+		return err
+	}
+	root, err := s.host.Disks.OpenRoot(s.inst.Root.Image)
+	if err != nil {
+		return err
+	}
+	s.machine.Guest = &launch.Guest{ImageFD: s.files.Add(root.File)}
+	s.guest.Nonce = make([]byte, config.NonceBytes)
+	_, _ = rand.Read(s.guest.Nonce) // never fails
+	configured, err := containerboot.Configure(s.spec, root.Config, s.inst.Edge().config(s.inst.Machine.UUID), s.guest.Nonce)
+	if err != nil {
+		return err
+	}
+	s.machine.Guest.ConfigFD = s.files.Add(configured)
+	return nil
 }
 
 // prepareVolumes makes the volumes that do not exist yet. One that the spec does not name
@@ -137,7 +161,7 @@ func (s *start) prepareVolumes() ([]launch.Volume, error) {
 				return nil, s.host.StateDir.Explain(err)
 			}
 		}
-		attached, err := s.host.Disks.Open(s.files, VolumeField(i), s.inst.File(file), s.inst.Volumes[v.Name], v.ReadOnly)
+		attached, err := s.host.Disks.Open(s.files, VolumeField(i), s.inst.Machine.File(file), s.inst.Volumes[v.Name], v.ReadOnly)
 		if err != nil {
 			return nil, err
 		}
@@ -158,7 +182,7 @@ func (s *start) makeDisk(file string, makeAt func(path string) (disks.Disk, erro
 	path := filepath.Join(tmp, file)
 	made, err := makeAt(path)
 	if err == nil {
-		err = s.host.Disks.Keep(s.inst.Path, made)
+		err = s.host.Disks.Keep(s.inst.Machine.Path, made)
 	}
 	if err != nil {
 		return err
@@ -170,17 +194,17 @@ func (s *start) makeDisk(file string, makeAt func(path string) (disks.Disk, erro
 	if err := s.inst.Save(); err != nil {
 		return err
 	}
-	if err := s.host.StateDir.Sync(s.inst.Path); err != nil {
+	if err := s.host.StateDir.Sync(s.inst.Machine.Path); err != nil {
 		return err
 	}
-	return s.host.Disks.KeepOnly(s.inst.Path, s.inst.Disks()...)
+	return s.host.Disks.KeepOnly(s.inst.Machine.Path, s.inst.Disks()...)
 }
 
 // placeDisk moves a new disk to where the record will name it. A disk that is there
 // already was left by an interrupted call, and holds no data. If it does hold data, the
 // record lost it, as one that was restored without its disks, and the disk stays.
 func (s *start) placeDisk(made string) error {
-	place := s.inst.File(filepath.Base(made))
+	place := s.inst.Machine.File(filepath.Base(made))
 	err := disks.CheckUnwritten(place)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return driver.Errorf(driver.ErrRetry, "disk %s is there, and %s does not name it: restore that file, or move the disk away: %w", place, RecordFile, err)
@@ -191,7 +215,7 @@ func (s *start) placeDisk(made string) error {
 	if err != nil {
 		return err
 	}
-	return s.host.StateDir.Sync(s.inst.Path) // a record must not name a disk that a power cut takes
+	return s.host.StateDir.Sync(s.inst.Machine.Path) // a record must not name a disk that a power cut takes
 }
 
 // seedOf returns what cloud-init reads. The instance ID is the server's UID, so cloud-init
@@ -220,14 +244,14 @@ func (s *start) prepareRoot() (*launch.Drive, error) {
 	if s.inst.Root.Size == 0 {
 		return nil, nil //nolint:nilnil // Nil is for no disk.
 	}
-	return s.host.Disks.Open(s.files, RootField, s.inst.File(RootDiskFile), s.inst.Root, false)
+	return s.host.Disks.Open(s.files, RootField, s.inst.Machine.File(RootDiskFile), s.inst.Root, false)
 }
 
 // hasNewRoot reports whether there is a root disk as the spec wants it that no guest has written to.
 func (s *start) hasNewRoot() bool {
 	has := s.inst.Root
 	return has.Size > 0 && has.Size >= s.spec.RootDiskBytes && has.Image.Ref == s.inst.ImageOf(s.spec) &&
-		disks.CheckUnwritten(s.inst.File(RootDiskFile)) == nil
+		disks.CheckUnwritten(s.inst.Machine.File(RootDiskFile)) == nil
 }
 
 // discardRoot removes the root disk of the last run of an ephemeral server. The record names it until there is another.
@@ -235,7 +259,7 @@ func (s *start) discardRoot() error {
 	if s.inst.Root.Size == 0 {
 		return nil
 	}
-	err := s.host.StateDir.Discard(s.inst.File(RootDiskFile))
+	err := s.host.StateDir.Discard(s.inst.Machine.File(RootDiskFile))
 	if errors.Is(err, fs.ErrNotExist) { // as after an interrupted start
 		return nil
 	}
@@ -249,12 +273,12 @@ func (s *start) recordRun() error {
 	if inst.Phase == record.PhaseStarting {
 		suffix = machine.FailedLog
 	}
-	if err := inst.SetLogAside(suffix); err != nil {
+	if err := inst.Machine.SetLogAside(suffix); err != nil {
 		return err
 	}
 	inst.Phase, inst.Run, inst.StartedAt = record.PhaseStarting, NewID(), s.host.Clock.Now()
 	inst.Stop, inst.Settings = nil, record.SettingsOf(s.spec, inst.Root.Image.Ref)
-	inst.setWanted(s.forwards, inst.wantedEgress())
+	inst.Edge().setWanted(s.forwards)
 	inst.MachineType, inst.Accelerator = s.machine.Type, s.machine.Accel
 	if inst.Guest = nil; s.machine.Guest != nil {
 		inst.Guest = &s.guest
@@ -291,10 +315,10 @@ func (s *start) startMachine(ctx context.Context, runLock *os.File) (err error) 
 		return err
 	}
 	m := s.machine
-	if m.AgentFD, err = s.inst.AddAgent(s.files); err != nil {
+	if m.AgentFD, err = s.inst.Machine.AddAgent(s.files); err != nil {
 		return s.host.StateDir.Explain(err)
 	}
-	_, err = s.inst.Start(ctx, s.host.Program, m, s.files, runLock, func() {
+	_, err = s.inst.Machine.Start(ctx, s.host.Program, m, s.files, runLock, func() {
 		// Other processes see to it if this leader stops now.
 		s.host.Notify(s.inst.UID)
 		place := s.inst.Supervisor()
@@ -304,9 +328,29 @@ func (s *start) startMachine(ctx context.Context, runLock *os.File) (err error) 
 	return ContractError(err)
 }
 
+// openResult opens the file of the result for QEMU, a disk of the guest. Its room on the host is taken beforehand: the
+// exit code must not be lost because the disk is full when the guest ends.
+func (s *start) openResult() error {
+	if s.machine.Guest == nil {
+		return nil
+	}
+	path := s.inst.ExitRecord().ResultFile()
+	point := crashpoint.Begin("create", path)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR|unix.O_NOFOLLOW, 0o600) //nolint:gosec // in the driver's folder
+	point.End()
+	if err != nil {
+		return s.host.StateDir.Explain(err)
+	}
+	if _, err := f.Write(make([]byte, config.ResultBytes)); err != nil {
+		return s.host.StateDir.Explain(errors.Join(err, f.Close()))
+	}
+	s.machine.Guest.ResultFD = s.files.Add(f)
+	return nil
+}
+
 // restoreRecord restores the earlier record of a server whose QEMU did not come up.
 func (s *start) restoreRecord(ctx context.Context, before record.Record) error {
-	if err := s.inst.Kill(ctx); err != nil {
+	if err := s.inst.Machine.Kill(ctx); err != nil {
 		return err
 	}
 	place := s.inst.Supervisor()
@@ -315,9 +359,9 @@ func (s *start) restoreRecord(ctx context.Context, before record.Record) error {
 	}
 	_ = os.Remove(place.Record) // of a run that never began
 	s.host.RemoveGroup(ctx, s.inst.CPUGroup)
-	_ = os.Remove(resultFile(s.inst.ExitFile()))
+	_ = os.Remove(s.inst.ExitRecord().ResultFile())
 	s.inst.Record = before
-	return errors.Join(s.inst.SetLogAside(machine.FailedLog), s.inst.Save())
+	return errors.Join(s.inst.Machine.SetLogAside(machine.FailedLog), s.inst.Save())
 }
 
 // finishStart resumes the guest. It does so last: if the process is killed before, the server is
@@ -327,11 +371,11 @@ func (s *start) finishStart(ctx context.Context) error {
 	if err := inst.GrowDisks(ctx, s.spec); err != nil {
 		return err
 	}
-	if err := inst.serveNetwork(ctx, s.sockets); err != nil {
+	if err := inst.Edge().servePorts(ctx, s.sockets); err != nil {
 		return err
 	}
 	s.limitCPU(ctx)
-	s.host.RemoveExits(inst.UID, inst.Run)
+	s.host.Exits.RemoveAll(inst.UID, inst.Run)
 	inst.Phase = record.PhaseOn
 	if err := inst.Save(); err != nil {
 		return s.host.StateDir.Explain(err)
@@ -342,7 +386,7 @@ func (s *start) finishStart(ctx context.Context) error {
 	// Notify first, so that other processes see to its supervisor even if this leader stops
 	// right after.
 	s.host.Notify(inst.UID)
-	return inst.callSupervisor(ctx, "start", func(ctx context.Context, c *control.Client) error { return c.Start(ctx) })
+	return inst.Calls().startGuest(ctx)
 }
 
 // limitCPU limits a QEMU to its fraction of a CPU. Where that is not possible the QEMU
@@ -354,7 +398,7 @@ func (s *start) limitCPU(ctx context.Context) {
 	}
 	g, err := s.host.FindGroups()
 	if err == nil {
-		err = g.LimitCPU(inst.CPUGroup, inst.Settings.CPUMilli, func() int { return inst.PID() })
+		err = g.LimitCPU(inst.CPUGroup, inst.Settings.CPUMilli, func() int { return inst.Machine.PID() })
 	}
 	if err != nil {
 		s.host.RemoveGroup(ctx, inst.CPUGroup)

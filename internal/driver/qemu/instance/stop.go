@@ -10,15 +10,10 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/internal/machine/control"
 )
-
-// Pause halts the guest.
-func (inst *Instance) Pause(ctx context.Context) error {
-	return inst.callSupervisor(ctx, "pause", func(ctx context.Context, c *control.Client) error { return c.Pause(ctx) })
-}
 
 // ResumeGuest resumes the guest. One that a disk error paused is resumed by the supervisor, again and again.
 func (inst *Instance) ResumeGuest(ctx context.Context) error {
@@ -26,9 +21,9 @@ func (inst *Instance) ResumeGuest(ctx context.Context) error {
 	case machine.StatusIOError:
 		return inst.fault
 	case machine.StatusPrelaunch:
-		return inst.callSupervisor(ctx, "start", func(ctx context.Context, c *control.Client) error { return c.Start(ctx) })
+		return inst.Calls().startGuest(ctx)
 	}
-	return inst.callSupervisor(ctx, "resume", func(ctx context.Context, c *control.Client) error { return c.Resume(ctx) })
+	return inst.Calls().resumeGuest(ctx)
 }
 
 // StopRun presses the power button, and ends the run when StopBy has passed. A guest that
@@ -44,7 +39,7 @@ func (inst *Instance) StopRun(ctx context.Context, spec driver.ServerSpec) (wait
 	}
 	if !now.By.IsZero() && !inst.Host.Clock.Now().Before(now.By) {
 		// Even where that cannot be recorded.
-		_, _ = inst.RecordExit(driver.Exit{Code: CodeKilled, Reason: machine.EndForced, At: inst.Host.Clock.Now()})
+		_, _ = inst.ExitRecord().RecordExit(driver.Exit{Code: exits.CodeKilled, Reason: machine.EndForced, At: inst.Host.Clock.Now()})
 		return false, inst.Quit(ctx)
 	}
 	var unrecorded error
@@ -56,19 +51,7 @@ func (inst *Instance) StopRun(ctx context.Context, spec driver.ServerSpec) (wait
 	if spec.Power != driver.PowerOff && spec.RestartRun == inst.Run {
 		id = inst.Run // its time begins once, also where that is not recorded and each try has a later end
 	}
-	return true, cmp.Or(inst.pressButton(ctx, id, within), unrecorded) // a guest can be stopped on a full disk, too
-}
-
-// Shutdown has the supervisor press the power button until the guest has ended, and end the run by force at a
-// time; zero means never.
-func (inst *Instance) Shutdown(ctx context.Context, deadline time.Time) error {
-	id, within := stopOf(deadline, inst.Host.Clock.Now())
-	return inst.pressButton(ctx, id, within)
-}
-
-// pressButton is Shutdown for a stop of an ID. One that the supervisor has begun keeps its time.
-func (inst *Instance) pressButton(ctx context.Context, id string, within time.Duration) error {
-	return inst.callSupervisor(ctx, "stop", func(ctx context.Context, c *control.Client) error { return c.Stop(ctx, id, within) })
+	return true, cmp.Or(inst.Calls().pressButton(ctx, id, within), unrecorded) // a guest can be stopped on a full disk, too
 }
 
 // stopOf returns the ID of a stop, and the rest of its time; 0 means for ever.
@@ -81,8 +64,8 @@ func stopOf(deadline, now time.Time) (id string, within time.Duration) {
 
 // Quit ends QEMU: by its supervisor, so that its disks are consistent, or else by force.
 func (inst *Instance) Quit(ctx context.Context) error {
-	err := inst.callSupervisor(ctx, "quit", func(ctx context.Context, c *control.Client) error { return c.Quit(ctx) })
-	if err == nil && inst.WaitStopped(ctx, 2*machine.QuitWithin) == nil {
+	err := inst.Calls().quitQEMU(ctx)
+	if err == nil && inst.Machine.WaitStopped(ctx, 2*machine.QuitWithin) == nil {
 		return nil
 	}
 	if ctx.Err() != nil {
@@ -91,18 +74,12 @@ func (inst *Instance) Quit(ctx context.Context) error {
 	return inst.Machine.Quit(ctx)
 }
 
-// WasForced reports whether the supervisor has ended the run by force.
-func (inst *Instance) WasForced() bool {
-	exit, err := readEnd(inst.Supervisor().Record, inst.StartedAt, inst.Host.Clock)
-	return err == nil && exit != nil && exit.Reason == machine.EndForced
-}
-
 // QuitEnded waits for the end of a QEMU whose guest has ended: its supervisor records how, and makes it quit. One that
 // says so and does not is taken at its word, since nothing else would ever end that QEMU.
 func (inst *Instance) QuitEnded(ctx context.Context) error {
 	_, err := inst.Supervisor().Reach(ctx)
 	if err == nil {
-		err = inst.WaitStopped(ctx, machine.CommandWithin)
+		err = inst.Machine.WaitStopped(ctx, machine.CommandWithin)
 	}
 	if err == nil || ctx.Err() != nil {
 		return err
@@ -111,7 +88,7 @@ func (inst *Instance) QuitEnded(ctx context.Context) error {
 	if exit.At.IsZero() {
 		exit.At = inst.Host.Clock.Now()
 	}
-	if _, err := inst.RecordExit(exit); err != nil {
+	if _, err := inst.ExitRecord().RecordExit(exit); err != nil {
 		return err
 	}
 	return inst.Machine.Quit(ctx)

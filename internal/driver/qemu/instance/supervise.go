@@ -7,13 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
 
-	"cloudnative.tw/drover/internal/crashpoint"
+	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
@@ -34,20 +33,26 @@ const changesAtOnce, changeEvery = 20, time.Second
 // defaultLogBound is how large a machine's logs get, in bytes. QEMU writes them and knows no bound.
 const defaultLogBound = 1 << 20
 
+// ExitRecord returns the record of how the last run ended.
+func (inst *Instance) ExitRecord() exits.Run {
+	run := inst.Host.Exits.RunOf(inst.Machine, exits.Name{UID: inst.UID, ID: inst.ID, Run: inst.Run}, inst.StartedAt)
+	if inst.Retained { // no caller asks for it
+		run.EndFile = inst.Machine.File("end")
+	}
+	return run
+}
+
 // Supervisor returns what the machine's supervisor needs. What Drover itself records of the end of
 // a run takes precedence over the supervisor's record.
 func (inst *Instance) Supervisor() supervised.Machine {
 	p := supervised.Machine{
 		Machine: inst.Machine, Program: inst.Host.FindSupervisor, AreSeparate: inst.Host.Users.AreSeparate(), Starts: inst.Host.starts,
-		Record: strings.TrimSuffix(inst.ExitFile(), ".json") + ".end",
-		Config: supervisor.HostConfig{Accelerator: inst.Accelerator, Disks: inst.DiskSizes(), LogBytes: inst.Host.LogBound, Network: inst.networkConfig()},
+		Record: inst.ExitRecord().EndFile,
+		Config: supervisor.HostConfig{Accelerator: inst.Accelerator, Disks: inst.DiskSizes(), LogBytes: inst.Host.LogBound, Network: inst.Edge().config(inst.Machine.UUID)},
 		Reload: func() (supervised.Machine, error) {
 			now, err := inst.Load()
 			return now.Supervisor(), err
 		},
-	}
-	if inst.Retained { // no caller asks for it
-		p.Record = inst.File("end")
 	}
 	if inst.Guest != nil {
 		p.Config.GuestNonce = inst.Guest.Nonce
@@ -59,42 +64,6 @@ func (inst *Instance) Supervisor() supervised.Machine {
 		p.Config.StopID, p.Config.StopWithin = stopOf(inst.Stop.By, inst.Host.Clock.Now())
 	}
 	return p
-}
-
-// callSupervisor has the supervisor do something. One that knows a later leader than the driver's folder, or a later revision than
-// the record, as after a restored etcd or folder, is replaced: the folder has admitted this leader, which holds the
-// server's lock.
-func (inst *Instance) callSupervisor(ctx context.Context, action string, do func(context.Context, *control.Client) error) error {
-	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
-	defer cancel()
-	c, err := inst.Supervisor().Reach(ctx)
-	if err != nil {
-		return ContractError(err)
-	}
-	c.SetEpoch(inst.Leader)
-	point := crashpoint.Begin("machine "+action, inst.UUID)
-	err = point.Inject(func(ctx context.Context) error { return do(ctx, c) })(ctx)
-	point.End()
-	switch place := inst.Supervisor(); {
-	case errors.Is(err, control.ErrFenced), errors.Is(err, control.ErrStale):
-		err = errors.Join(err, place.Replace(ctx, c.Token()))
-	case errors.Is(err, control.ErrProtocol): // which that of another version may not understand
-		_, stays := place.ReplaceOutdated(ctx, c.Token())
-		err = errors.Join(err, stays)
-	}
-	return ContractError(err)
-}
-
-// queryMachine asks a supervisor what its machine does.
-func queryMachine(ctx context.Context, place supervised.Machine) (s control.Status, err error) {
-	c, err := place.Reach(ctx)
-	if err != nil {
-		return s, err
-	}
-	if s, err = c.Status(ctx); err != nil {
-		return s, fmt.Errorf("querying the machine: %w", err)
-	}
-	return s, nil
 }
 
 // follower sees to the supervisor of one server.
@@ -112,7 +81,7 @@ func Supervise(ctx context.Context, inst *Instance, onChange func()) {
 	recorded, _ := inst.Load()
 	wasOn, wait := false, superviseAgain
 	for last := ""; ctx.Err() == nil && !inst.IsGone(); wasOn = true {
-		if on, err := inst.IsRunning(); err == nil && !on {
+		if on, err := inst.Machine.IsRunning(); err == nil && !on {
 			break
 		}
 		began := inst.Host.Clock.Now()
@@ -146,7 +115,7 @@ func (f *follower) followOnce(ctx context.Context) (followed bool) {
 	place := s.Supervisor()
 	c, err := place.Reach(ctx)
 	if err != nil {
-		log.V(1).Info("Machine is without a supervisor", "dir", s.Path, "cause", err.Error())
+		log.V(1).Info("Machine is without a supervisor", "dir", s.Machine.Path, "cause", err.Error())
 		return false
 	}
 	replaced, err := place.ReplaceOutdated(ctx, c.Token())
@@ -209,7 +178,7 @@ const egressEvery = time.Minute
 func (f *follower) watchEgress(ctx context.Context) {
 	for last := ""; ctx.Err() == nil; f.waitFor(ctx, egressEvery) {
 		now, err := f.inst.Load()
-		if err == nil && !now.Retained && !now.Egress.Equal(now.wantedEgress()) {
+		if err == nil && !now.Retained && !now.Edge().hasAllowedEgress() {
 			f.onChange()
 		}
 		if _, err := f.inst.Host.findEgress(); err != nil && err.Error() != last {
@@ -232,7 +201,7 @@ func (f *follower) fingerprintState(ctx context.Context) (string, error) {
 	if err != nil && !IsBroken(err) {
 		return "", err
 	}
-	return fmt.Sprint(s.ID, s.Run, s.driverState(), s.Broken), nil
+	return fmt.Sprint(s.ID, s.Run, stateOf(s.IsAlive(), s.IsPaused(), s.QueryErr == nil, s.Record), s.Broken), nil
 }
 
 // waitFor waits as long as ctx allows.

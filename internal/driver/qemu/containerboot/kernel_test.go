@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package instance
+package containerboot
 
 import (
 	"fmt"
@@ -29,7 +29,7 @@ func TestGuestVersion(t *testing.T) {
 			assert.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 		}
 		files := &launch.Files{}
-		_, _, err := (&Host{GuestDir: dir}).openGuestKernel(launch.AccelTCG, files)
+		_, _, err := OpenKernel(dir, launch.AccelTCG, files)
 		files.Close()
 		if message == "" {
 			assert.NoError(t, err)

@@ -1,12 +1,14 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package instance
+// Package containerboot prepares the boot of a container image as a machine: the kernel of Drover, and the configuration for
+// the program in the guest.
+//
+// Start with Configure.
+package containerboot
 
 import (
-	"crypto/rand"
 	"errors"
-	"io/fs"
 	"net/netip"
 	"os"
 	"slices"
@@ -15,14 +17,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/guest/config"
 	"cloudnative.tw/drover/internal/image"
-	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
-	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // minContainerMemory is the memory that the kernel, Drover's program and a small command need.
@@ -55,57 +54,13 @@ func CheckFields(spec driver.ServerSpec, isContainer bool) error {
 	return nil
 }
 
-// prepareGuest gathers what a run of a container image needs besides its disk: the kernel, the image, and the
-// configuration for Drover's program in the guest.
-func (s *start) prepareGuest() (err error) {
-	if s.machine.Kernel, s.guest.Kernel, err = s.host.openGuestKernel(s.machine.Accel, s.files); err != nil {
-		return err
-	}
-	root, err := s.host.Disks.OpenRoot(s.inst.Root.Image)
-	if err != nil {
-		return err
-	}
-	s.machine.Guest = &launch.Guest{ImageFD: s.files.Add(root.File)}
-	s.guest.Nonce = make([]byte, config.NonceBytes)
-	_, _ = rand.Read(s.guest.Nonce) // never fails
-	configured, err := configureGuest(s.spec, root.Config, guestNetwork(s.inst.networkConfig()), s.guest.Nonce)
-	if err != nil {
-		return err
-	}
-	s.machine.Guest.ConfigFD = s.files.Add(configured)
-	return nil
-}
-
-// resultFile returns the path of the guest's report about a run. It goes with the record of the run's end.
-func resultFile(exitFile string) string { return strings.TrimSuffix(exitFile, ".json") + ".result" }
-
-// openResult opens the file of the result for QEMU, a disk of the guest. Its room on the host is taken beforehand: the
-// exit code must not be lost because the disk is full when the guest ends.
-func (s *start) openResult() error {
-	if s.machine.Guest == nil {
-		return nil
-	}
-	path := resultFile(s.inst.ExitFile())
-	point := crashpoint.Begin("create", path)
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR|unix.O_NOFOLLOW, 0o600) //nolint:gosec // in the driver's folder
-	point.End()
-	if err != nil {
-		return s.host.StateDir.Explain(err)
-	}
-	if _, err := f.Write(make([]byte, config.ResultBytes)); err != nil {
-		return s.host.StateDir.Explain(errors.Join(err, f.Close()))
-	}
-	s.machine.Guest.ResultFD = s.files.Add(f)
-	return nil
-}
-
-// configureGuest returns a file of memory with the configuration for the program in the guest. It may have Secrets.
-func configureGuest(spec driver.ServerSpec, imageConfig image.Config, network config.Network, nonce []byte) (*os.File, error) {
+// Configure returns a file of memory with the configuration for the program in the guest. It may have Secrets.
+func Configure(spec driver.ServerSpec, imageConfig image.Config, network control.NetworkConfig, nonce []byte) (*os.File, error) {
 	hostname, _, _ := strings.Cut(spec.Name, ".")
 	c := config.Config{
 		Hostname: hostname, Args: argumentsOf(spec, imageConfig), Env: slices.Clone(imageConfig.Env), User: imageConfig.User,
 		WorkingDir: imageConfig.WorkingDir, StopSignal: imageConfig.StopSignal, GraceSeconds: graceOf(spec.GracePeriod),
-		Network: network, Disks: config.Disks{Root: config.RootSerial, Data: config.DataSerial}, Nonce: nonce,
+		Network: guestNetwork(network), Disks: config.Disks{Root: config.RootSerial, Data: config.DataSerial}, Nonce: nonce,
 	}
 	for _, e := range spec.Env {
 		c.Env = append(c.Env, e.Name+"="+e.Value.Reveal())
@@ -160,37 +115,4 @@ func sealedFile(content []byte) (*os.File, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
-}
-
-// reasonError is the reason of an exit with a code, as docker has it.
-const reasonError = "Error"
-
-// addClaim adds to the exit of a guest that has shut down how its command has ended, which the guest has reported in a
-// file.
-func addClaim(file string, exit *driver.Exit) error {
-	if exit.Reason != machine.EndCompleted {
-		return nil
-	}
-	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NOFOLLOW, 0) //nolint:gosec // in the driver's folder
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }()
-	claim, err := config.ReadClaim(f)
-	switch {
-	case err != nil:
-		return err
-	case claim.Ended:
-		exit.Code = claim.Code
-	case !claim.Handover:
-		exit.Code = config.CodeFailed
-	}
-	if exit.Code != 0 {
-		exit.Reason = reasonError
-	}
-	exit.Message = claim.Message
-	return nil
 }

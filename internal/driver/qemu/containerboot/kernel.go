@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package instance
+package containerboot
 
 import (
 	"encoding/json"
@@ -29,12 +29,12 @@ const guestCmdline = "console=ttyS0 quiet panic=-1 cryptomgr.notests 8250.nr_uar
 // maxAbout is more than guestAboutFile has.
 const maxAbout = 64 << 10
 
-// openGuestKernel opens the kernel that boots container images, and returns its digest too.
-func (h *Host) openGuestKernel(accel string, files *launch.Files) (opened *launch.Kernel, digest string, err error) {
+// OpenKernel opens the kernel in a folder, which boots container images, and returns its digest too.
+func OpenKernel(dir, accel string, files *launch.Files) (opened *launch.Kernel, digest string, err error) {
 	unusable := func(err error) error {
-		return driver.Errorf(driver.ErrRetry, "a container image needs the kernel in %s (--qemu-kernel), which make guest makes: %w", h.GuestDir, err)
+		return driver.Errorf(driver.ErrRetry, "a container image needs the kernel in %s (--qemu-kernel), which make guest makes: %w", dir, err)
 	}
-	text, _, err := atomicfile.Read(filepath.Join(h.GuestDir, guestAboutFile), maxAbout)
+	text, _, err := atomicfile.Read(filepath.Join(dir, guestAboutFile), maxAbout)
 	if err != nil {
 		return nil, "", unusable(err)
 	}
@@ -54,7 +54,7 @@ func (h *Host) openGuestKernel(accel string, files *launch.Files) (opened *launc
 	}
 	for name, fd := range map[string]*int{guestKernelFile: &opened.FD, guestInitrdFile: &opened.InitrdFD} {
 		var f *os.File
-		if f, err = diskimage.OpenRegular(filepath.Join(h.GuestDir, name), true); err != nil {
+		if f, err = diskimage.OpenRegular(filepath.Join(dir, name), true); err != nil {
 			return nil, "", unusable(err)
 		}
 		*fd = files.Add(f)
