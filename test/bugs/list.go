@@ -162,7 +162,7 @@ var All = []Bug{
 		"internal/driver/qemu/instance/supervise.go", "	if isSilent(ctx, c) {\n", "	if isSilent(ctx, c) && !BUG {\n",
 	}}},
 	{"killed-container-kept", "", []Edit{{
-		"internal/driver/pod/instance/proof.go", "	isReported := s.State.Terminated != nil && !isInferred(s.State.Terminated)\n",
+		"internal/driver/pod/ends/proof.go", "	isReported := s.State.Terminated != nil && !isInferred(s.State.Terminated)\n",
 		"	isReported := s.State.Terminated != nil && !isInferred(s.State.Terminated) && (!BUG || s.State.Terminated.ExitCode != codeKilled)\n",
 	}}},
 	{"pause-by-annotation", "", []Edit{{

@@ -25,7 +25,7 @@ import (
 // setPaused pauses or resumes a guest that runs. The pod records it as paused from before it is paused
 // until it is resumed, for another process that cannot reach the machine.
 func (c *convergence) setPaused(ctx context.Context, paused bool) error {
-	if !instance.IsRunning(c.Pod) || c.IsPaused() == paused {
+	if !objects.IsRunning(c.Pod) || c.IsPaused() == paused {
 		return nil
 	}
 	at, ok := instance.MachineOf(c.Pod)

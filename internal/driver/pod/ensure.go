@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/ends"
 	"cloudnative.tw/drover/internal/driver/pod/instance"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
@@ -198,7 +199,7 @@ func (c *convergence) convergePower(ctx context.Context) error {
 // checkDeletedClaim refuses to end or replace a pod for another run if that would complete the deletion of
 // a PVC by others. A user may still stop the server.
 func (c *convergence) checkDeletedClaim() error {
-	claim := c.DeletedClaim()
+	claim := c.Claims.DeletedClaim(c.Pod)
 	if claim == nil || c.spec.Power == driver.PowerOff || c.End() == nil && !c.isToStop() {
 		return nil
 	}
@@ -222,9 +223,9 @@ func (c *convergence) convergePod(ctx context.Context) error {
 		return c.removeGate(ctx)
 	case c.isToStop():
 		return c.stopPod(ctx)
-	case c.HasEndedBesideOthers():
+	case ends.HasEndedBesideOthers(c.Pod):
 		return c.updatePod(ctx, objects.SetEndDeadline)
-	case !c.spec.PowerOnly && !instance.HasContainer(c.Pod) && len(c.pendingFields()) > 0:
+	case !c.spec.PowerOnly && !ends.HasContainer(c.Pod) && len(c.pendingFields()) > 0:
 		// The pod may wait for something that the spec no longer asks for. If its node starts it in the
 		// meantime, the guest is shut down.
 		return c.endPod(ctx, objects.ReadSettings(c.Pod).GraceSecs)

@@ -12,7 +12,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/kit"
-	"cloudnative.tw/drover/internal/driver/pod/instance"
+	"cloudnative.tw/drover/internal/driver/pod/ends"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/image/source"
@@ -43,7 +43,7 @@ func (c *claims) resolveImages(ctx context.Context) []driver.ResolvedImage {
 // a mirror may have it only by its tag.
 func endedImages(p *corev1.Pod, images []driver.ResolvedImage) []driver.ResolvedImage {
 	kept := slices.Clone(images)
-	isUsed, hasFailed := instance.ImageUse(p)
+	isUsed, hasFailed := ends.ImageUse(p)
 	for n := range kept {
 		switch i := &kept[n]; {
 		case !i.Unproven || i.Digest == "":
@@ -60,7 +60,7 @@ func endedImages(p *corev1.Pod, images []driver.ResolvedImage) []driver.Resolved
 // reported. That pod is kept as the evidence until the size or the image in the spec changes, or a person
 // deletes the pod. The image of a volume never changes.
 func (c *convergence) checkImageSize(ctx context.Context) error {
-	name, needs, isKnown := instance.LargeImage(c.Pod)
+	name, needs, isKnown := ends.LargeImage(c.Pod)
 	has, wants := objects.ReadSettings(c.Pod), c.driver.Objects.Settings(c.spec, c.digests)
 	isOther := name == objects.RootDisk && (has.Image != wants.Image || has.Checksum != wants.Checksum)
 	of, from := objects.FindDisk(c.spec, name, wants.Image)

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/pod/instance"
+	"cloudnative.tw/drover/internal/driver/pod/ends"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/driver/pod/podtest"
 	"cloudnative.tw/drover/test/assert"
@@ -194,7 +194,7 @@ func TestPhaseOfOthers(t *testing.T) {
 		p.Status.Phase = corev1.PodFailed
 		p, err = pods.UpdateStatus(t.Context(), p, metav1.UpdateOptions{FieldManager: manager})
 		assert.NoError(t, err)
-		exit := instance.ProvenEnd(p)
+		exit := ends.ProvenEnd(p)
 		assert.True(t, (exit != nil) == want, "a phase that %s has written gives the end %+v of %s", manager, exit, fmt.Sprint(p.ManagedFields))
 		assert.NoError(t, pods.Delete(t.Context(), p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
 	}

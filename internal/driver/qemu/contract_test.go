@@ -19,6 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
+	"k8s.io/utils/clock"
 )
 
 func TestContract(t *testing.T) {
@@ -85,7 +86,7 @@ func (e *engine) instanceFor(t *testing.T, s driver.Server) *instance.Instance {
 	if s.Retained {
 		path = dir.Path(instance.RetainedDir, string(s.UID)+"."+s.ID)
 	}
-	return (&instance.Host{StateDir: dir}).InstanceAt(path)
+	return instance.NewHost(instance.Config{Clock: clock.RealClock{}}, dir).InstanceAt(path)
 }
 
 func (e *engine) engineActions() drivertest.OutOfBand {

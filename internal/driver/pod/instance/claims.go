@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/ends"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
@@ -45,11 +46,11 @@ func (c Claims) isDeleted() bool {
 	return len(all) > 0 && all[0].DeletionTimestamp != nil
 }
 
-// DeletedClaim returns a PVC of the pod that a user or program has deleted, nil if there is none. The PVC
+// DeletedClaim returns a PVC of a pod that a user or program has deleted, nil if there is none. The PVC
 // remains while the pod exists.
-func (i *Instance) DeletedClaim() *corev1.PersistentVolumeClaim {
-	for _, claim := range i.Claims.All() {
-		if claim.DeletionTimestamp != nil && i.Pod != nil && objects.UsesClaim(i.Pod, claim.Name) {
+func (c Claims) DeletedClaim(p *corev1.Pod) *corev1.PersistentVolumeClaim {
+	for _, claim := range c.All() {
+		if claim.DeletionTimestamp != nil && p != nil && objects.UsesClaim(p, claim.Name) {
 			return claim
 		}
 	}
@@ -92,8 +93,8 @@ func (c Claims) lastEnd() (end endRecord) {
 	if root == nil || json.Unmarshal([]byte(root.Annotations[objects.AnnotationEnd]), &end) != nil {
 		return endRecord{}
 	}
-	if end.Disruption = truncateText(end.Disruption); end.Exit != nil { // users can change annotations
-		end.Exit.Reason, end.Exit.Output = truncateText(end.Exit.Reason), truncateText(end.Exit.Output)
+	if end.Disruption = ends.TruncateText(end.Disruption); end.Exit != nil { // users can change annotations
+		end.Exit.Reason, end.Exit.Output = ends.TruncateText(end.Exit.Reason), ends.TruncateText(end.Exit.Output)
 	}
 	return end
 }

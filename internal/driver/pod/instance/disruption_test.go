@@ -15,6 +15,7 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/ends"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/test/assert"
 )
@@ -96,7 +97,7 @@ func TestRecordedEvictions(t *testing.T) {
 	for name, evicted := range map[string]bool{"evicted-shut-down": true, "evicted-reported": true, "sidecar-ended": false} {
 		for _, p := range recordedPods(t, name) {
 			i := &Instance{Pod: p}
-			if end := i.End(); end == nil || end.Evicted != evicted || !evicted && i.Disruption() != "" || i.HasEndedBesideOthers() {
+			if end := i.End(); end == nil || end.Evicted != evicted || !evicted && i.Disruption() != "" || ends.HasEndedBesideOthers(p) {
 				t.Errorf("%s: the end is %+v, %q", name, end, i.Disruption())
 			}
 		}

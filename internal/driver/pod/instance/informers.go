@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
+	"cloudnative.tw/drover/internal/driver/pod/ends"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
@@ -94,10 +95,10 @@ func uidOf(o any) ([]string, error) {
 func stripObject(o any) (any, error) {
 	switch o := o.(type) {
 	case *corev1.Pod:
-		if !isTerminal(o.Status.Phase) {
+		if !ends.IsTerminal(o.Status.Phase) {
 			o.ManagedFields = nil
 		}
-		o.ManagedFields = slices.DeleteFunc(o.ManagedFields, func(e metav1.ManagedFieldsEntry) bool { return !isPhaseOfKubelet(e) })
+		o.ManagedFields = slices.DeleteFunc(o.ManagedFields, func(e metav1.ManagedFieldsEntry) bool { return !ends.IsPhaseOfKubelet(e) })
 		delete(o.Annotations, objects.AnnotationMachine)
 		o.Spec = stripSpec(&o.Spec)
 	case *corev1.PersistentVolumeClaim:

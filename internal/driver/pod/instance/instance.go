@@ -5,13 +5,17 @@ package instance
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/ends"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
@@ -96,20 +100,20 @@ func (i *Instance) End() *driver.Exit {
 	}
 	exit := i.findEnd()
 	if exit != nil {
-		exit.Evicted = isEvicted(i.Pod, exit)
+		exit.Evicted = ends.IsEvicted(i.Pod, exit)
 	}
 	return exit
 }
 
 // findEnd returns how the pod has ended by the first proof that there is.
 func (i *Instance) findEnd() *driver.Exit {
-	if exit := ProvenEnd(i.Pod); exit != nil && !i.isJustRejected() {
+	if exit := ends.ProvenEnd(i.Pod); exit != nil && !i.isJustRejected() {
 		return exit
 	}
 	if exit := i.AssertedEnd(); exit != nil {
 		return exit
 	}
-	return lostEnd(i.Pod, i.node.object, isAsserted(i.Pod, i.Asserted))
+	return ends.LostEnd(i.Pod, i.node.object, ends.IsAsserted(i.Pod, i.Asserted))
 }
 
 // AssertedEnd returns the end that an operator asserts of a pod whose kubelet does not report, nil if none
@@ -118,18 +122,18 @@ func (i *Instance) AssertedEnd() *driver.Exit {
 	if i.Pod == nil || i.Pod.Spec.NodeName == "" || i.node.isUnknown {
 		return nil
 	}
-	return assertedEnd(i.node.object, isAsserted(i.Pod, i.Asserted), i.reader.Clock.Now())
+	return ends.AssertedEnd(i.node.object, ends.IsAsserted(i.Pod, i.Asserted), i.reader.Clock.Now())
 }
 
 // RefusesAssertion returns whether the pod should record that the operator's assertion is refused, because
 // its node was ready then, and whether the pod records something else. Without the record, an assertion
 // about the wrong pod would count once its node does not answer for a moment.
 func (i *Instance) RefusesAssertion() (refuses, differs bool) {
-	if i.reader.AssertedOff == nil || i.Pod == nil || i.Pod.Spec.NodeName == "" || ProvenEnd(i.Pod) != nil {
+	if i.reader.AssertedOff == nil || i.Pod == nil || i.Pod.Spec.NodeName == "" || ends.ProvenEnd(i.Pod) != nil {
 		return false, false
 	}
-	was := isAssertionRefused(i.Pod)
-	refuses = i.Pod.UID == i.Asserted && (was || i.node.isReady() && !hasLostMachine(i.Pod))
+	was := ends.IsAssertionRefused(i.Pod)
+	refuses = i.Pod.UID == i.Asserted && (was || i.node.isReady() && !ends.HasLostMachine(i.Pod))
 	return refuses, refuses != was
 }
 
@@ -145,4 +149,58 @@ func (i *Instance) IsRetained() bool {
 // IsLeaving reports whether the kubelet has yet to remove a pod whose end is recorded.
 func (i *Instance) IsLeaving() bool {
 	return i.Pod.DeletionTimestamp != nil && !slices.Contains(i.Pod.Finalizers, objects.FinalizerStopped) && (i.Claims.Root() == nil || i.Claims.HasEnded(i.Pod.UID))
+}
+
+// rejectionDelay is how long a rejected pod has to remain so before that proves its end. A kubelet that
+// was restarted rejects a pod whose container runs before it ends that container, and nothing on the pod
+// tells whether it had run.
+const rejectionDelay = time.Minute
+
+// isJustRejected reports whether the rejection of the pod was first seen, by the clock of this process,
+// less than rejectionDelay ago.
+func (i *Instance) isJustRejected() bool {
+	if !ends.IsRejected(i.Pod) || i.Claims.HasEnded(i.Pod.UID) {
+		return false
+	}
+	now := i.reader.Clock.Now()
+	first, _ := i.reader.rejectedSince.LoadOrStore(i.Pod.UID, now)
+	return now.Sub(first) < rejectionDelay
+}
+
+// ForgetRejections forgets when the rejections of pods were first seen, except of those that are present.
+func (r *Reader) ForgetRejections(isPresent func(pod types.UID) bool) {
+	r.rejectedSince.DeleteFunc(func(pod types.UID, _ time.Time) bool { return !isPresent(pod) })
+}
+
+// EndRecord returns the value of AnnotationEnd for a pod whose end is proven.
+func (i *Instance) EndRecord() (string, error) {
+	record, err := json.Marshal(endRecord{Pod: i.Pod.UID, Exit: i.End(), Disruption: i.Disruption()})
+	return string(record), err
+}
+
+// Lost returns why nothing tells whether the machine runs: the pod is gone without a record of its end, or
+// its kubelet has lost the machine's container. It returns "" if neither is so.
+func (i *Instance) Lost() string {
+	switch {
+	case i.Pod == nil && i.Claims.lacksEnd(i.Asserted):
+		return PodLostText(i.Key)
+	case i.Pod != nil && ends.HasLostMachine(i.Pod) && i.End() == nil:
+		return fmt.Sprintf("the kubelet of node %s has not seen the end of the machine's container in pod %s, and has yet to remove its control group (%s)%s",
+			i.Pod.Spec.NodeName, i.Key, ends.LostState(i.Pod), refusalText(i.Pod))
+	}
+	return ""
+}
+
+// PodLostText returns the message that a pod is gone without a proof of its end.
+func PodLostText(pod types.NamespacedName) string {
+	return fmt.Sprintf("the pod %s is gone, and nothing proves that its containers have ended", pod)
+}
+
+// UnrecordedBoot returns the boot of the node in which the machine runs. It returns "" if the pod already
+// records a boot, or the boot is not known yet.
+func (i *Instance) UnrecordedBoot() string {
+	if i.Pod == nil || i.node.object == nil || !ends.LacksBoot(i.Pod) {
+		return ""
+	}
+	return ends.BootSince(i.node.object, objects.MachineStatus(i.Pod).State.Running.StartedAt.Time)
 }

@@ -17,6 +17,7 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/ends"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/test/assert"
 )
@@ -34,7 +35,7 @@ func nodeOf(system, boot string, ready corev1.ConditionStatus, posted int64) *co
 func TestLostMachine(t *testing.T) {
 	t.Parallel()
 	lost := corev1.ContainerStatus{Name: objects.ContainerName, RestartCount: 1, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{}}}
-	lost.LastTerminationState = terminated(137, reasonInferred, "").State
+	lost.LastTerminationState = terminated(137, ends.ReasonInferred, "").State
 	for name, tc := range map[string]struct {
 		node     *corev1.Node
 		recorded string
@@ -43,16 +44,16 @@ func TestLostMachine(t *testing.T) {
 		want     string // the reason of the end
 	}{
 		"the same boot":                    {nodeOf("s", "a", corev1.ConditionTrue, 0), "s/a", "", false, ""},
-		"another boot":                     {nodeOf("s", "b", corev1.ConditionTrue, 0), "s/a", "", false, reasonInferred},
-		"another boot, lost again":         {nodeOf("s", "b", corev1.ConditionUnknown, 0), "s/a", "", false, reasonInferred},
+		"another boot":                     {nodeOf("s", "b", corev1.ConditionTrue, 0), "s/a", "", false, ends.ReasonInferred},
+		"another boot, lost again":         {nodeOf("s", "b", corev1.ConditionUnknown, 0), "s/a", "", false, ends.ReasonInferred},
 		"another system of that name":      {nodeOf("other", "b", corev1.ConditionTrue, 0), "s/a", "", false, ""},
 		"a boot that was not recorded":     {nodeOf("s", "b", corev1.ConditionTrue, 0), "", "", false, ""},
 		"a damaged record":                 {nodeOf("s", "b", corev1.ConditionTrue, 0), "s", "", false, ""},
 		"a node without a boot":            {nodeOf("s", "", corev1.ConditionTrue, 0), "s/a", "", false, ""},
 		"a system without a name":          {nodeOf("", "b", corev1.ConditionTrue, 0), "/a", "", false, ""},
 		"a node that is gone":              {nil, "s/a", "", false, ""},
-		"asserted":                         {nodeOf("s", "a", corev1.ConditionTrue, 0), "s/a", "run", false, exitAsserted},
-		"asserted, of a node that is gone": {nil, "", "run", false, exitAsserted},
+		"asserted":                         {nodeOf("s", "a", corev1.ConditionTrue, 0), "s/a", "run", false, ends.ExitAsserted},
+		"asserted, of a node that is gone": {nil, "", "run", false, ends.ExitAsserted},
 		"asserted of another pod":          {nodeOf("s", "a", corev1.ConditionTrue, 0), "s/a", "other", false, ""},
 		"asserted before the loss":         {nodeOf("s", "a", corev1.ConditionTrue, 0), "s/a", "run", true, ""},
 	} {
@@ -100,17 +101,17 @@ func TestRecordedPods(t *testing.T) {
 		"evicted-shut-down":          "Completed", // within the second that an eviction leaves
 		"evicted-reported":           "Killed",
 		"evicted-lost":               "",
-		"evicted-group-removed":      reasonInferred,
+		"evicted-group-removed":      ends.ReasonInferred,
 		"runtime-lost":               "", // its machine ran
 		"runtime-lost-failed":        "", // its machine ran, and could not be killed
-		"runtime-lost-group-removed": reasonInferred,
+		"runtime-lost-group-removed": ends.ReasonInferred,
 		"sidecar-ended":              "Error", // by the pod's deadline, after the machine
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			for _, p := range recordedPods(t, name) {
 				got := ""
-				if exit := ProvenEnd(p); exit != nil {
+				if exit := ends.ProvenEnd(p); exit != nil {
 					got = exit.Reason
 				}
 				assert.Equal(t, "the end", got, want)
@@ -154,7 +155,7 @@ func TestStrippedPod(t *testing.T) {
 	never.ManagedFields = append(never.ManagedFields, metav1.ManagedFieldsEntry{Manager: "drover", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{}}`)})
 	kept, err := stripObject(never.DeepCopy())
 	p, ok := kept.(*corev1.Pod)
-	assert.True(t, err == nil && ok && ProvenEnd(p) != nil && len(p.ManagedFields) == 1, "kept is %+v, %v", kept, err)
+	assert.True(t, err == nil && ok && ends.ProvenEnd(p) != nil && len(p.ManagedFields) == 1, "kept is %+v, %v", kept, err)
 	never.Status.Phase = corev1.PodRunning
 	kept, err = stripObject(never)
 	assert.True(t, err == nil && len(kept.(*corev1.Pod).ManagedFields) == 0, "of a pod that runs, %+v is kept, %v", kept, err)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/pager"
 
+	"cloudnative.tw/drover/internal/driver/pod/ends"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
@@ -32,7 +33,7 @@ type nodeState struct {
 }
 
 // isReady reports whether the node is known to be ready.
-func (n nodeState) isReady() bool { return n.object != nil && isReady(n.object) }
+func (n nodeState) isReady() bool { return n.object != nil && ends.IsNodeReady(n.object) }
 
 // lostError returns an error if the node of a pod does not report, so that the machine may or may not run.
 func (n nodeState) lostError(p *corev1.Pod) error {
@@ -54,13 +55,13 @@ const reasonGatesNotReady = "ReadinessGatesNotReady"
 // webhook may have added, is not cut off. A pod whose probe failed before cannot be recognized, since both
 // conditions are false, but its VirtualMachine is not ready by the same probe.
 func isCutOff(p *corev1.Pod) bool {
-	return mayBeCutOff(p) && findCondition(p, corev1.PodReady).Reason != reasonGatesNotReady
+	return mayBeCutOff(p) && objects.FindCondition(p, corev1.PodReady).Reason != reasonGatesNotReady
 }
 
 // mayBeCutOff reports whether a pod is not ready although its containers are. Only its node tells whether
 // it is lost, since a pod with a false readiness gate looks the same before and after the loss.
 func mayBeCutOff(p *corev1.Pod) bool {
-	ready, containers := findCondition(p, corev1.PodReady), findCondition(p, corev1.ContainersReady)
+	ready, containers := objects.FindCondition(p, corev1.PodReady), objects.FindCondition(p, corev1.ContainersReady)
 	return ready != nil && containers != nil && ready.Status == corev1.ConditionFalse && containers.Status == corev1.ConditionTrue
 }
 
@@ -89,10 +90,10 @@ func (i *Instance) resetNode(isComplete bool) (name string) {
 	case p == nil:
 		return ""
 	case p.UID == i.Asserted:
-	case ProvenEnd(p) != nil:
+	case ends.ProvenEnd(p) != nil:
 		return ""
-	case p.DeletionTimestamp != nil, mayBeCutOff(p), hasLostMachine(p), isComplete && !i.reader.hasGuest(p):
-	case (isComplete || i.recordsBoot) && lacksBoot(p):
+	case p.DeletionTimestamp != nil, mayBeCutOff(p), ends.HasLostMachine(p), isComplete && !i.reader.hasGuest(p):
+	case (isComplete || i.recordsBoot) && ends.LacksBoot(p):
 		return p.Spec.NodeName
 	default:
 		return ""

@@ -4,8 +4,8 @@
 // Package instance reads the objects of servers, and says what they prove: whether a pod has certainly
 // ended, and in which state its server is. It changes nothing.
 //
-// Start with Instance in instance.go, which a Reader returns. proof.go says when a pod has ended, and
-// lost.go when nothing will tell that. state.go describes a server, and texts.go has the words for it.
+// Start with Instance in instance.go, which a Reader returns. Package ends has the proofs that a pod has
+// ended. state.go describes a server, and texts.go has the words for it.
 // claims.go has the PVCs, nodes.go the nodes of pods, and budgets.go the PodDisruptionBudgets. list.go finds
 // the objects of all servers, and informers.go follows them.
 package instance

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/ends"
 	"cloudnative.tw/drover/internal/driver/pod/machines"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/machine/control"
@@ -45,7 +46,7 @@ func (i *Instance) Server() driver.Server {
 // describeRun describes the run of a pod without a scheduling gate.
 func (i *Instance) describeRun(s *driver.Server) {
 	p := i.Pod
-	kept, ended := objects.ReadSettings(p), exitOfMachine(p)
+	kept, ended := objects.ReadSettings(p), ends.ExitOfMachine(p)
 	last, _ := i.reader.LastStatus(p.UID)
 	s.Run, s.Host, s.Disruption = string(p.UID), p.Spec.NodeName, i.Disruption()
 	s.Applied = driver.Resources{CPUMilli: kept.CPUMilli, MemoryBytes: kept.MemoryBytes}
@@ -55,12 +56,12 @@ func (i *Instance) describeRun(s *driver.Server) {
 		i.describeLeaving(s)
 	case exit != nil:
 		s.State, s.Exit, s.NeedsEnsure = driver.StateStopped, exit, p.DeletionTimestamp != nil
-	case hasLostMachine(p):
+	case ends.HasLostMachine(p):
 		s.State, s.Err = driver.StateUnknown, errors.New(i.Lost())
 	case p.DeletionTimestamp != nil:
 		s.State, s.Exit, s.Progress = driver.StateStopping, ended, stoppingText(p, i.node)
 	case ended != nil:
-		s.State, s.Exit, s.Progress, s.NeedsEnsure = driver.StateStopping, ended, othersText(p, i.node), i.HasEndedBesideOthers()
+		s.State, s.Exit, s.Progress, s.NeedsEnsure = driver.StateStopping, ended, othersText(p, i.node), ends.HasEndedBesideOthers(p)
 	case i.reader.hasGuest(p):
 		s.State, s.Addresses, s.Err = driver.StateRunning, addressesOf(p), i.node.lostError(p)
 		s.HostLost = s.Err != nil
@@ -85,37 +86,6 @@ func (i *Instance) describeLeaving(s *driver.Server) {
 	}
 	s.State, s.IsLeaving, s.NeedsEnsure = driver.StateStopped, true, i.AssertedEnd() != nil
 	s.Exit, s.Progress = i.End(), heldText(i.Pod, i.Claims)+": the next one is made after that"
-}
-
-// exitOfMachine returns the end of the machine's container, nil if it has not ended.
-func exitOfMachine(p *corev1.Pod) *driver.Exit {
-	status := objects.MachineStatus(p)
-	if status == nil || status.State.Terminated == nil {
-		return nil
-	}
-	return exitOf(status.State.Terminated)
-}
-
-// HasEndedBesideOthers reports whether the machine of a pod has ended, other containers have not, and nothing
-// has asked for their end yet.
-func (i *Instance) HasEndedBesideOthers() bool {
-	p := i.Pod
-	return p.DeletionTimestamp == nil && !objects.HasEndDeadline(p) && exitOfMachine(p) != nil && !hasLostMachine(p) && len(otherContainers(p)) > 0
-}
-
-// otherContainers names the containers beside the machine's that have not ended, such as those that a webhook
-// has added. A kubelet ends init containers that run on, and ephemeral ones, by itself after the others.
-func otherContainers(p *corev1.Pod) (names []string) {
-	over := map[string]bool{objects.ContainerName: true}
-	for _, s := range p.Status.ContainerStatuses {
-		over[s.Name] = over[s.Name] || s.State.Terminated != nil
-	}
-	for _, c := range p.Spec.Containers {
-		if !over[c.Name] {
-			names = append(names, c.Name)
-		}
-	}
-	return names
 }
 
 // imageID returns the digest of the image that the root disk is made from. The checksum of the spec counts
@@ -157,7 +127,7 @@ func (i *Instance) HasMadeDisk(disk string) bool {
 	case !last.StartedAt.IsZero():
 		return true
 	case status.State.Terminated != nil:
-		return hasMadeDisk(status.State.Terminated, disk)
+		return ends.HasMadeDisk(status.State.Terminated, disk)
 	}
 	return status.Started != nil && *status.Started
 }
@@ -173,7 +143,7 @@ func (i *Instance) describeMachine(s *driver.Server, last control.Status) {
 	if i.IsPaused() {
 		s.State = driver.StatePaused
 	}
-	if claim := i.DeletedClaim(); s.Err == nil && claim != nil {
+	if claim := i.Claims.DeletedClaim(i.Pod); s.Err == nil && claim != nil {
 		s.Err = objects.DeletedClaimError(claim)
 	}
 	if s.Err == nil {
@@ -203,15 +173,9 @@ func addressesOf(p *corev1.Pod) []string {
 	return all
 }
 
-// IsRunning reports whether the machine's container runs.
-func IsRunning(p *corev1.Pod) bool {
-	status := objects.MachineStatus(p)
-	return status != nil && status.State.Running != nil
-}
-
 // MachineOf returns the address and identity of a pod's machine. ok is false if the machine does not run.
 func MachineOf(p *corev1.Pod) (m machines.Machine, ok bool) {
-	if p.DeletionTimestamp != nil || p.Status.PodIP == "" || !IsRunning(p) {
+	if p.DeletionTimestamp != nil || p.Status.PodIP == "" || !objects.IsRunning(p) {
 		return m, false
 	}
 	port, ok := objects.ControlPortOf(p)

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/ends"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/machine/control"
 )
@@ -24,10 +25,10 @@ func startingText(p *corev1.Pod, node nodeState, copied *control.Copied) string 
 		return lost.Error()
 	}
 	switch {
-	case IsRunning(p):
+	case objects.IsRunning(p):
 		return diskText(p, copied)
-	case IsRejected(p):
-		return truncateText(fmt.Sprintf("the kubelet of node %s rejects the pod, and may have yet to end its container: the next one is made once that has lasted for %v: %s: %s",
+	case ends.IsRejected(p):
+		return ends.TruncateText(fmt.Sprintf("the kubelet of node %s rejects the pod, and may have yet to end its container: the next one is made once that has lasted for %v: %s: %s",
 			p.Spec.NodeName, rejectionDelay, p.Status.Reason, p.Status.Message))
 	}
 	for _, c := range p.Status.Conditions {
@@ -36,7 +37,7 @@ func startingText(p *corev1.Pod, node nodeState, copied *control.Copied) string 
 		}
 	}
 	if s := objects.MachineStatus(p); s != nil && s.State.Waiting != nil && s.State.Waiting.Reason != "" {
-		return truncateText(strings.TrimSuffix(fmt.Sprintf("the container waits: %s: %s", s.State.Waiting.Reason, s.State.Waiting.Message), ": "))
+		return ends.TruncateText(strings.TrimSuffix(fmt.Sprintf("the container waits: %s: %s", s.State.Waiting.Reason, s.State.Waiting.Message), ": "))
 	}
 	if p.Spec.NodeName == "" {
 		return "the pod waits to be scheduled"
@@ -62,10 +63,10 @@ func stoppingText(p *corev1.Pod, node nodeState) string {
 // othersText returns that the kubelet ends the other containers of a pod whose machine has ended.
 func othersText(p *corev1.Pod, node nodeState) string {
 	text := "the machine has ended, and the kubelet of node " + p.Spec.NodeName + " ends the other containers of its pod"
-	if names := otherContainers(p); len(names) > 0 {
+	if names := ends.OtherContainers(p); len(names) > 0 {
 		text += ": " + strings.Join(names, ", ")
 	}
-	return truncateText(text) + lostNodeText(node)
+	return ends.TruncateText(text) + lostNodeText(node)
 }
 
 // lostNodeText returns how an operator ends a pod of a lost node, "" if its node is known to be ready.
@@ -78,7 +79,7 @@ func lostNodeText(node nodeState) string {
 
 // refusalText returns how an operator repeats an assertion that was refused, "" if none was.
 func refusalText(p *corev1.Pod) string {
-	if !isAssertionRefused(p) {
+	if !ends.IsAssertionRefused(p) {
 		return ""
 	}
 	return "; that its machine is off was asserted while its node was ready, which does not count: remove that annotation, and set it again once this message has changed"
@@ -146,7 +147,7 @@ func heldText(ended *corev1.Pod, claims Claims) string {
 	if more := len(all) - maxHeld; more > 0 {
 		all = append(all[:maxHeld], fmt.Sprintf("and %d more", more))
 	}
-	return truncateText(strings.Join(all, "; "))
+	return ends.TruncateText(strings.Join(all, "; "))
 }
 
 // heldPodText returns why a pod that has ended remains.
@@ -175,15 +176,6 @@ func foreignFinalizers(o metav1.Object) []string {
 	return slices.DeleteFunc(slices.Clone(o.GetFinalizers()), func(f string) bool { return f == objects.FinalizerStopped })
 }
 
-// disruptions describes the reasons of condition DisruptionTarget. The name of a node follows.
-var disruptions = map[string]string{
-	"EvictionByEvictionAPI":               "evicted, as by a drain, from",
-	corev1.PodReasonPreemptionByScheduler: "preempted on",
-	"DeletionByTaintManager":              "deleted for a taint of",
-	"DeletionByPodGC":                     "deleted after the loss of",
-	corev1.PodReasonTerminationByKubelet:  "ended by the kubelet of",
-}
-
 // Disruption describes how the run of the pod was disrupted, "" if nothing shows that. It is the recorded
 // disruption if the end of the pod is recorded.
 func (i *Instance) Disruption() string {
@@ -191,50 +183,11 @@ func (i *Instance) Disruption() string {
 	if i.Pod == nil || last.Pod != "" && last.Pod == i.Pod.UID {
 		return last.Disruption
 	}
-	return disruptionOf(i.Pod, i.IsDeletedHere)
+	return ends.DisruptionOf(i.Pod, i.IsDeletedHere)
 }
-
-// disruptionOf describes the disruption that a pod shows. A deletion by this driver does not count as one.
-func disruptionOf(p *corev1.Pod, isDeletedHere bool) string {
-	c := findCondition(p, corev1.DisruptionTarget)
-	isOver := p.Status.Phase == corev1.PodFailed && p.Status.Reason != "" && !objects.HasEndDeadline(p)
-	switch {
-	case IsRejected(p): // Exit.Output says why
-	case c != nil && c.Status == corev1.ConditionTrue && (p.DeletionTimestamp != nil || isOver):
-		how, known := disruptions[c.Reason]
-		if !known {
-			how = "disrupted by " + c.Reason + " on"
-		}
-		return truncateText(fmt.Sprintf("the pod was %s node %s (%s)", how, p.Spec.NodeName, c.Message))
-	case isOver:
-		return truncateText(fmt.Sprintf("the pod failed on node %s (%s)", p.Spec.NodeName, strings.TrimSuffix(p.Status.Reason+": "+p.Status.Message, ": ")))
-	case p.DeletionTimestamp != nil && !isDeletedHere:
-		return "the pod was deleted"
-	}
-	return ""
-}
-
-// isEvicted reports whether the kubelet itself has ended a pod: it used more than it may, or its node runs
-// out of something, or shuts down. If the guest shuts down in time, the kubelet does not
-// report an eviction: then the machine was asked to stop although the pod was not deleted.
-func isEvicted(p *corev1.Pod, end *driver.Exit) bool {
-	return p.Status.Reason == reasonEvicted || disruptionReason(p) == corev1.PodReasonTerminationByKubelet || end.StopRequested && p.DeletionTimestamp == nil
-}
-
-// reasonEvicted is the kubelet's reason for a pod that it has evicted.
-const reasonEvicted = "Evicted"
 
 // isUnschedulable reports whether the scheduler has found no node for a pod.
 func isUnschedulable(p *corev1.Pod) bool {
-	c := findCondition(p, corev1.PodScheduled)
+	c := objects.FindCondition(p, corev1.PodScheduled)
 	return c != nil && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
-}
-
-// findCondition returns a condition of a pod, nil if it is not set.
-func findCondition(p *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondition {
-	n := slices.IndexFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == kind })
-	if n < 0 {
-		return nil
-	}
-	return &p.Status.Conditions[n]
 }

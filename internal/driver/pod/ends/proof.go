@@ -1,7 +1,10 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package instance
+// Package ends proves that a pod, or the machine in it, has ended, by the reports of its kubelet, its node and an operator.
+//
+// Start with ProvenEnd. lost.go has the pods whose machine a kubelet has lost, and disruption.go why a pod has ended.
+package ends
 
 import (
 	"encoding/json"
@@ -20,7 +23,7 @@ import (
 
 // The reason and the output of an end that an operator asserts.
 const (
-	exitAsserted = "Asserted"
+	ExitAsserted = "Asserted"
 	textAsserted = "an operator has asserted that the machine is off"
 )
 
@@ -30,7 +33,7 @@ const (
 // One of these is a proof: The pod is being deleted and never had a node, since the scheduler binds no
 // such pod. Or the kubelet has reported that every container has terminated, and restartPolicy Never keeps
 // all from starting again. Or the kubelet has lost a container and then removed the pod's control group.
-// Or the kubelet has refused to run the pod, once that has lasted (Instance.End).
+// Or the kubelet has refused to run the pod, once that has lasted (End of an instance).
 //
 // The phase alone does not prove the end of a machine that was started, since controllers write it for
 // nodes that do not answer. Nor does a node that is not ready or gone.
@@ -41,7 +44,7 @@ func ProvenEnd(pod *corev1.Pod) *driver.Exit {
 	case pod.Spec.NodeName == "":
 		return nil
 	case IsRejected(pod):
-		return &driver.Exit{Code: 1, Reason: driver.ExitRejected, Output: truncateText(pod.Status.Reason + ": " + pod.Status.Message), At: rejectedAt(pod)}
+		return &driver.Exit{Code: 1, Reason: driver.ExitRejected, Output: TruncateText(pod.Status.Reason + ": " + pod.Status.Message), At: rejectedAt(pod)}
 	}
 	return reportedEnd(pod)
 }
@@ -58,30 +61,9 @@ func IsRejected(pod *corev1.Pod) bool {
 	return reason == "" || reason == corev1.PodReasonTerminationByKubelet
 }
 
-// rejectionDelay is how long a rejected pod has to remain so before that proves its end. A kubelet that
-// was restarted rejects a pod whose container runs before it ends that container, and nothing on the pod
-// tells whether it had run.
-const rejectionDelay = time.Minute
-
-// isJustRejected reports whether the rejection of the pod was first seen, by the clock of this process,
-// less than rejectionDelay ago.
-func (i *Instance) isJustRejected() bool {
-	if !IsRejected(i.Pod) || i.Claims.HasEnded(i.Pod.UID) {
-		return false
-	}
-	now := i.reader.Clock.Now()
-	first, _ := i.reader.rejectedSince.LoadOrStore(i.Pod.UID, now)
-	return now.Sub(first) < rejectionDelay
-}
-
-// ForgetRejections forgets when the rejections of pods were first seen, except of those that are present.
-func (r *Reader) ForgetRejections(isPresent func(pod types.UID) bool) {
-	r.rejectedSince.DeleteFunc(func(pod types.UID, _ time.Time) bool { return !isPresent(pod) })
-}
-
 // disruptionReason returns the reason of a pod's condition DisruptionTarget, "" if it is not set.
 func disruptionReason(pod *corev1.Pod) string {
-	if c := findCondition(pod, corev1.DisruptionTarget); c != nil && c.Status == corev1.ConditionTrue {
+	if c := objects.FindCondition(pod, corev1.DisruptionTarget); c != nil && c.Status == corev1.ConditionTrue {
 		return c.Reason
 	}
 	return ""
@@ -131,7 +113,7 @@ func reportedEnd(pod *corev1.Pod) *driver.Exit {
 	case isReported && hasRun:
 		return exitOf(s.State.Terminated)
 	case over && hasRun && isGroupRemoved(s):
-		return &driver.Exit{Code: codeKilled, Reason: reasonInferred, Output: textGroupRemoved}
+		return &driver.Exit{Code: codeKilled, Reason: ReasonInferred, Output: textGroupRemoved}
 	case isReported, over && !hasRun && s.State.Running == nil: // deleted before all images were there, say
 		return &driver.Exit{Code: codeKilled, Reason: driver.ExitNeverRan, At: finishedAt(s)}
 	}
@@ -177,18 +159,18 @@ func isOver(pod *corev1.Pod) bool {
 	default:
 		return false
 	}
-	return isTerminal(pod.Status.Phase) && slices.ContainsFunc(pod.ManagedFields, isPhaseOfKubelet)
+	return IsTerminal(pod.Status.Phase) && slices.ContainsFunc(pod.ManagedFields, IsPhaseOfKubelet)
 }
 
-// isTerminal reports whether a pod in a phase never leaves it.
-func isTerminal(phase corev1.PodPhase) bool {
+// IsTerminal reports whether a pod in a phase never leaves it.
+func IsTerminal(phase corev1.PodPhase) bool {
 	return phase == corev1.PodSucceeded || phase == corev1.PodFailed
 }
 
-// isPhaseOfKubelet reports whether an entry of managedFields says that a kubelet has written the phase of
+// IsPhaseOfKubelet reports whether an entry of managedFields says that a kubelet has written the phase of
 // a pod. A kubelet that is part of another program, as in k3s, has another name, but writes the states of
 // containers too.
-func isPhaseOfKubelet(e metav1.ManagedFieldsEntry) bool {
+func IsPhaseOfKubelet(e metav1.ManagedFieldsEntry) bool {
 	var owned struct {
 		Status struct {
 			Phase      json.RawMessage `json:"f:phase"`
@@ -227,15 +209,15 @@ func readMessage(t *corev1.ContainerStateTerminated) (m endMessage, ok bool) {
 // whose host was shut down, since its guest had not decided to end.
 func exitOf(t *corev1.ContainerStateTerminated) *driver.Exit {
 	exit := &driver.Exit{Code: int(t.ExitCode), Reason: t.Reason, At: t.FinishedAt.Time}
-	if message, ok := readMessage(t); ok && t.Reason != reasonOOMKilled {
-		exit.Reason, exit.Output, exit.StopRequested = truncateText(message.Reason), truncateText(message.Message), message.StopRequested
+	if message, ok := readMessage(t); ok && t.Reason != ReasonOOMKilled {
+		exit.Reason, exit.Output, exit.StopRequested = TruncateText(message.Reason), TruncateText(message.Message), message.StopRequested
 	}
 	return exit
 }
 
-// hasMadeDisk reports whether drover-machine says that a disk exists: the guest has run, or the machine
+// HasMadeDisk reports whether drover-machine says that a disk exists: the guest has run, or the machine
 // ended after it had made the disk.
-func hasMadeDisk(t *corev1.ContainerStateTerminated, disk string) bool {
+func HasMadeDisk(t *corev1.ContainerStateTerminated, disk string) bool {
 	switch message, ok := readMessage(t); {
 	case !ok:
 		return false
@@ -262,45 +244,45 @@ func LargeImage(p *corev1.Pod) (disk string, bytes int64, ok bool) {
 // exitInvalid is the reason of drover-machine for an invalid description.
 const exitInvalid = "InvalidDescription"
 
-// reasonOOMKilled is the kubelet's reason for a container that had too little memory.
-const reasonOOMKilled = "OOMKilled"
+// ReasonOOMKilled is the kubelet's reason for a container that had too little memory.
+const ReasonOOMKilled = "OOMKilled"
 
-// maxOutput limits the bytes that truncateText keeps.
+// maxOutput limits the bytes that TruncateText keeps.
 const maxOutput = 1 << 10
 
-// truncateText returns the beginning of a text that others have written.
-func truncateText(text string) string {
+// TruncateText returns the beginning of a text that others have written.
+func TruncateText(text string) string {
 	return strings.ToValidUTF8(text[:min(len(text), maxOutput)], "")
 }
 
-// assertedEnd returns the end of a pod that an operator asserts, by the taint out-of-service on its node
+// AssertedEnd returns the end of a pod that an operator asserts, by the taint out-of-service on its node
 // or by the annotation about this pod. Neither counts while the node is ready: its kubelet reports then,
 // and the machine may be shutting down. The node is nil if it is gone.
-func assertedEnd(node *corev1.Node, asserted bool, now time.Time) *driver.Exit {
+func AssertedEnd(node *corev1.Node, asserted bool, now time.Time) *driver.Exit {
 	switch {
-	case node != nil && isReady(node):
+	case node != nil && IsNodeReady(node):
 		return nil
 	case asserted:
-		return &driver.Exit{Code: codeKilled, Reason: exitAsserted, Output: textAsserted, At: now}
+		return &driver.Exit{Code: codeKilled, Reason: ExitAsserted, Output: textAsserted, At: now}
 	case node != nil && isOutOfService(node):
-		return &driver.Exit{Code: codeKilled, Reason: exitAsserted, Output: fmt.Sprintf("node %s has the taint %s", node.Name, corev1.TaintNodeOutOfService), At: now}
+		return &driver.Exit{Code: codeKilled, Reason: ExitAsserted, Output: fmt.Sprintf("node %s has the taint %s", node.Name, corev1.TaintNodeOutOfService), At: now}
 	}
 	return nil
 }
 
-// isAsserted reports whether an operator asserts that the machine of a pod is off, unless the pod records
+// IsAsserted reports whether an operator asserts that the machine of a pod is off, unless the pod records
 // that the assertion is refused.
-func isAsserted(p *corev1.Pod, asserted types.UID) bool {
-	return p.UID == asserted && !isAssertionRefused(p)
+func IsAsserted(p *corev1.Pod, asserted types.UID) bool {
+	return p.UID == asserted && !IsAssertionRefused(p)
 }
 
-// isAssertionRefused reports whether a pod records that the assertion about its machine is refused.
-func isAssertionRefused(p *corev1.Pod) bool {
+// IsAssertionRefused reports whether a pod records that the assertion about its machine is refused.
+func IsAssertionRefused(p *corev1.Pod) bool {
 	return p.Annotations[objects.AnnotationAssertionRefused] != ""
 }
 
-// isReady reports whether the kubelet of a node reports.
-func isReady(node *corev1.Node) bool {
+// IsNodeReady reports whether the kubelet of a node reports.
+func IsNodeReady(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
@@ -311,8 +293,32 @@ func isOutOfService(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })
 }
 
-// EndRecord returns the value of AnnotationEnd for a pod whose end is proven.
-func (i *Instance) EndRecord() (string, error) {
-	record, err := json.Marshal(endRecord{Pod: i.Pod.UID, Exit: i.End(), Disruption: i.Disruption()})
-	return string(record), err
+// ExitOfMachine returns the end of the machine's container, nil if it has not ended.
+func ExitOfMachine(p *corev1.Pod) *driver.Exit {
+	status := objects.MachineStatus(p)
+	if status == nil || status.State.Terminated == nil {
+		return nil
+	}
+	return exitOf(status.State.Terminated)
+}
+
+// HasEndedBesideOthers reports whether the machine of a pod has ended, other containers have not, and nothing
+// has asked for their end yet.
+func HasEndedBesideOthers(p *corev1.Pod) bool {
+	return p.DeletionTimestamp == nil && !objects.HasEndDeadline(p) && ExitOfMachine(p) != nil && !HasLostMachine(p) && len(OtherContainers(p)) > 0
+}
+
+// OtherContainers names the containers beside the machine's that have not ended, such as those that a webhook
+// has added. A kubelet ends init containers that run on, and ephemeral ones, by itself after the others.
+func OtherContainers(p *corev1.Pod) (names []string) {
+	over := map[string]bool{objects.ContainerName: true}
+	for _, s := range p.Status.ContainerStatuses {
+		over[s.Name] = over[s.Name] || s.State.Terminated != nil
+	}
+	for _, c := range p.Spec.Containers {
+		if !over[c.Name] {
+			names = append(names, c.Name)
+		}
+	}
+	return names
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/pod/ends"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/test/assert"
@@ -100,7 +101,7 @@ func TestProvenEnd(t *testing.T) {
 	disrupted := corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByPodGC"}
 	preempted := corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: corev1.PodReasonTerminationByKubelet}
 	neverRan := &driver.Exit{Code: 137, Reason: driver.ExitNeverRan}
-	wasLost := &driver.Exit{Code: 137, Reason: reasonInferred}
+	wasLost := &driver.Exit{Code: 137, Reason: ends.ReasonInferred}
 	tests := map[string]struct {
 		pod  *corev1.Pod
 		want *driver.Exit
@@ -115,7 +116,7 @@ func TestProvenEnd(t *testing.T) {
 		"terminated":                        {onNode(withStatuses(terminated(0, "Completed", ""))), &driver.Exit{Reason: "Completed"}},
 		"terminated, with drover's reason":  {onNode(withStatuses(terminated(3, "Error", `{"reason":"GuestPanicked"}`))), &driver.Exit{Code: 3, Reason: "GuestPanicked"}},
 		"terminated, by a signal":           {onNode(withStatuses(terminated(0, "Completed", `{"reason":"Completed","stopRequested":true}`))), &driver.Exit{Reason: "Completed", StopRequested: true}},
-		"out of memory, with a message":     {onNode(withStatuses(terminated(137, reasonOOMKilled, `{"reason":"Completed"}`))), &driver.Exit{Code: 137, Reason: reasonOOMKilled}},
+		"out of memory, with a message":     {onNode(withStatuses(terminated(137, ends.ReasonOOMKilled, `{"reason":"Completed"}`))), &driver.Exit{Code: 137, Reason: ends.ReasonOOMKilled}},
 		"deleted while an image is pulled":  {onNode(deleted, byKubelet, withStatuses(unknown)), neverRan},
 		"drained while an image is pulled":  {onNode(deleted, byKubelet, byDrain, withStatuses(unknown)), neverRan},
 		"the same, of a collected pod":      {onNode(deleted, byKubelet, withCondition(disrupted), withStatuses(unknown)), nil},
@@ -156,7 +157,7 @@ func TestProvenEnd(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := ProvenEnd(tc.pod)
+			got := ends.ProvenEnd(tc.pod)
 			if (got == nil) != (tc.want == nil) || got != nil && (got.Code != tc.want.Code || got.Reason != tc.want.Reason || got.StopRequested != tc.want.StopRequested) {
 				t.Errorf("the proven end is %+v, want %+v", got, tc.want)
 			}
@@ -190,8 +191,8 @@ func TestAssertedEnd(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := assertedEnd(tc.node, tc.asserted, time.Unix(1, 0))
-			assert.True(t, (got != nil) == tc.want && (got == nil || got.Reason == exitAsserted), "the asserted end is %+v, want one: %t", got, tc.want)
+			got := ends.AssertedEnd(tc.node, tc.asserted, time.Unix(1, 0))
+			assert.True(t, (got != nil) == tc.want && (got == nil || got.Reason == ends.ExitAsserted), "the asserted end is %+v, want one: %t", got, tc.want)
 		})
 	}
 }
