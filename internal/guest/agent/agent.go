@@ -4,7 +4,7 @@
 //go:build linux
 
 // Package agent serves a container image's machine to its host, by the protocol of internal/guest/wire:
-// commands, files, addresses, usage, time. Start with Agent.Serve.
+// commands, files, addresses, time. Start with Agent.Serve.
 //
 // It needs nothing of the image but what it is asked for. The host is trusted; what it asks for is
 // bounded all the same.
@@ -15,7 +15,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/hashicorp/yamux"
 
@@ -32,11 +31,8 @@ type Agent struct {
 	Base Base
 	// Lookup returns the user of a text as an image has it.
 	Lookup func(text string) (users.User, error)
-	// Disk is the writable file system.
-	Disk Disk
 
-	slots  chan struct{}
-	freeze freezer
+	slots chan struct{}
 }
 
 // Base is what commands have in common with the entrypoint.
@@ -46,12 +42,6 @@ type Base struct {
 	Defaults []string
 	User     string
 	Dir      string
-}
-
-// Disk can hold writes back. system.Root is one.
-type Disk interface {
-	Freeze() error
-	Thaw() error
 }
 
 // Serve serves whoever comes by a port with the nonce, until the port fails. A read that returns io.EOF
@@ -131,7 +121,6 @@ func (a *Agent) serveSession(c conn) {
 		return
 	}
 	defer func() { _ = session.Close() }()
-	defer func() { _ = a.freeze.thaw(a.Disk) }() // whoever asked for it cannot end it any more
 	for {
 		stream, err := session.AcceptStream()
 		if err != nil {
@@ -182,16 +171,10 @@ func (a *Agent) answer(r wire.Request, frames *wire.Reader, out io.Writer) (resp
 		return a.exec(*r.Exec, frames, out)
 	case wire.OpInterfaces:
 		response.Interfaces, err = system.Interfaces()
-	case wire.OpUsage:
-		response.Usage, err = system.ReadUsage()
 	case wire.OpSetTime:
 		err = system.SetTime(r.Nanoseconds)
 	case wire.OpReseed:
 		err = system.Reseed(r.Seed[:min(len(r.Seed), wire.MaxSeed)])
-	case wire.OpFreeze:
-		err = a.freeze.start(a.Disk, time.Duration(r.Nanoseconds))
-	case wire.OpThaw:
-		err = a.freeze.thaw(a.Disk)
 	case wire.OpRead:
 		err = a.readFiles(r.Path, out)
 	case wire.OpWrite:

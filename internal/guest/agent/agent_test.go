@@ -100,35 +100,14 @@ func (p *port) connect(t *testing.T) net.Conn {
 	return host
 }
 
-// disk records whether it is held.
-type disk struct {
-	mu     sync.Mutex
-	frozen bool
-}
-
-func (d *disk) set(frozen bool) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.frozen = frozen
-	return nil
-}
-
-func (d *disk) Freeze() error { return d.set(true) }
-func (d *disk) Thaw() error   { return d.set(false) }
-func (d *disk) isFrozen() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.frozen
-}
-
 var nonce = bytes.Repeat([]byte("nonce"), 6)
 
 // serve starts an agent, and returns its port.
-func serve(t *testing.T, d *disk) *port {
+func serve(t *testing.T) *port {
 	t.Helper()
 	p := newPort(t)
 	me := users.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), Groups: []uint32{uint32(os.Getgid())}, Home: "/home/me"} //nolint:gosec // IDs
-	a := &Agent{Table: table, Disk: d, Base: Base{Env: []string{"A=entrypoint"}, Defaults: []string{"PATH=" + process.DefaultPath}, Dir: "/"}}
+	a := &Agent{Table: table, Base: Base{Env: []string{"A=entrypoint"}, Defaults: []string{"PATH=" + process.DefaultPath}, Dir: "/"}}
 	a.Lookup = func(text string) (users.User, error) {
 		if text != "" {
 			return users.User{}, fmt.Errorf("user is %q, which the image's /etc/passwd does not have", text)
@@ -166,7 +145,7 @@ func output(t *testing.T, c *client.Client, stdin, script string, change ...func
 // TestExec checks what a program gets and gives.
 func TestExec(t *testing.T) {
 	t.Parallel()
-	c := dial(t, serve(t, &disk{}))
+	c := dial(t, serve(t))
 	for name, test := range map[string]struct {
 		stdin, script, out, errs string
 		code, signal             int
@@ -212,7 +191,7 @@ func typed(c *client.Command) { c.TTY, c.Stderr = true, nil }
 // TestRefused checks what is said of programs that cannot run.
 func TestRefused(t *testing.T) {
 	t.Parallel()
-	c := dial(t, serve(t, &disk{}))
+	c := dial(t, serve(t))
 	nobody, plain := "nobody", filepath.Join(t.TempDir(), "plain")
 	assert.NoError(t, os.WriteFile(plain, []byte("#!/no/interpreter\n"), 0o600))
 	script := filepath.Join(t.TempDir(), "script")
@@ -243,7 +222,7 @@ func TestRefused(t *testing.T) {
 func TestLeave(t *testing.T) {
 	t.Parallel()
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) // under nohup, the shell could not trap it
-	c := dial(t, serve(t, &disk{}))
+	c := dial(t, serve(t))
 	for _, tty := range []bool{false, true} {
 		mark := filepath.Join(t.TempDir(), "mark")
 		ctx, leave := context.WithCancel(t.Context())
@@ -269,7 +248,7 @@ func TestLeave(t *testing.T) {
 // TestInputLikeNonce checks that a command gets input that ends like the beginning of a greeting while nothing follows.
 func TestInputLikeNonce(t *testing.T) {
 	t.Parallel()
-	c := dial(t, serve(t, &disk{}))
+	c := dial(t, serve(t))
 	stdin, in := io.Pipe()
 	stdout, out := io.Pipe()
 	ended := make(chan error, 1)
@@ -302,13 +281,11 @@ func readUntil(r io.Reader, text string) error {
 // the one before, and that nothing of the old one comes.
 func TestReconnect(t *testing.T) {
 	t.Parallel()
-	d := &disk{}
-	p := serve(t, d)
+	p := serve(t)
 	for round := range 20 {
 		conn := p.connect(t)
 		c, err := client.New(t.Context(), conn, nonce)
 		assert.NoError(t, err)
-		assert.NoError(t, c.Freeze(t.Context(), time.Minute))
 		ended := make(chan error, 1)
 		go func() {
 			ended <- assert.ErrorOf(c.Exec(t.Context(), client.Command{Exec: wire.Exec{Args: []string{"yes"}}, Stdout: io.Discard, Stderr: io.Discard}))
@@ -317,32 +294,24 @@ func TestReconnect(t *testing.T) {
 		assert.Require(t, exit.Code == 0 && out == "2\n", "round %d: %+v %q", round, exit, out)
 		_ = conn.Close()
 		assert.ErrorIs(t, "a command of a lost connection", assert.Receive(t, "its end", ended), client.ErrLost)
-		assert.Eventually(t, "the disk to be thawed", func(testing.TB) error {
-			if d.isFrozen() {
-				return errors.New("it is frozen")
-			}
-			return nil
-		})
 	}
 }
 
 // TestNonce checks that whoever does not know the nonce gets nothing.
 func TestNonce(t *testing.T) {
 	t.Parallel()
-	p := serve(t, &disk{})
+	p := serve(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, err := client.New(ctx, p.connect(t), bytes.Repeat([]byte("other"), 6))
 	assert.ErrorIs(t, "another nonce", err, context.DeadlineExceeded)
-	if _, err := dial(t, p).Usage(t.Context()); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, assert.ErrorOf(dial(t, p).Interfaces(t.Context())))
 }
 
 // TestFiles checks that files arrive as they are, in both directions.
 func TestFiles(t *testing.T) {
 	t.Parallel()
-	c := dial(t, serve(t, &disk{}))
+	c := dial(t, serve(t))
 	from, to := filepath.Join(t.TempDir(), "from"), t.TempDir()
 	assert.NoError(t, os.MkdirAll(filepath.Join(from, "a", "empty"), 0o750))
 	assert.NoError(t, os.WriteFile(filepath.Join(from, "a", "big"), bytes.Repeat([]byte("big"), 500_000), 0o640))
@@ -374,7 +343,7 @@ func TestFiles(t *testing.T) {
 	} {
 		assert.ErrorSays(t, says, err, says)
 	}
-	assert.NoError(t, assert.ErrorOf(c.Usage(t.Context())))
+	assert.NoError(t, assert.ErrorOf(c.Interfaces(t.Context())))
 }
 
 type failing struct{}
@@ -403,34 +372,10 @@ func tarOf(t *testing.T, name string, kind byte) []byte {
 	return b.Bytes()
 }
 
-// TestState checks what the guest says of itself, and that it thaws by itself.
-func TestState(t *testing.T) {
-	t.Parallel()
-	d := &disk{}
-	c := dial(t, serve(t, d))
-	usage, err := c.Usage(t.Context())
-	if assert.NoError(t, err); usage.CPUs == 0 || usage.CPUNanoseconds == 0 || usage.MemoryBytes == 0 || usage.AvailableBytes == 0 || usage.DiskBytes == 0 {
-		t.Errorf("the usage is %+v", usage)
-	}
-	assert.NoError(t, assert.ErrorOf(c.Interfaces(t.Context())))
-	assert.ErrorIs(t, "no limit", c.Freeze(t.Context(), time.Hour), client.ErrRefused, "at most 1m0s")
-	assert.NoError(t, c.Freeze(t.Context(), time.Minute))
-	assert.True(t, d.isFrozen(), "the disk is not frozen")
-	assert.NoError(t, c.Thaw(t.Context()))
-	assert.True(t, !d.isFrozen(), "the disk is frozen")
-	assert.NoError(t, c.Freeze(t.Context(), time.Nanosecond))
-	assert.Eventually(t, "the disk to thaw by itself", func(testing.TB) error {
-		if d.isFrozen() {
-			return errors.New("it is frozen")
-		}
-		return nil
-	})
-}
-
 // TestManyCallers checks that more callers than the agent serves at a time all get their turn.
 func TestManyCallers(t *testing.T) {
 	t.Parallel()
-	c := dial(t, serve(t, &disk{}))
+	c := dial(t, serve(t))
 	var group sync.WaitGroup
 	for i := range 4 * wire.MaxStreams {
 		group.Go(func() {

@@ -5,7 +5,6 @@ package boot_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -162,27 +161,8 @@ func checkState(m *machine, c *client.Client) {
 	if assert.NoError(t, err); len(interfaces) != 1 || interfaces[0].Name != "eth0" || !strings.HasPrefix(fmt.Sprint(interfaces[0].Addresses), "[10.0.2.15/24") {
 		t.Errorf("the interfaces are %+v", interfaces)
 	}
-	usage, err := c.Usage(t.Context())
-	if assert.NoError(t, err); usage.CPUs != 1 || usage.MemoryBytes < 64<<20 || usage.MemoryBytes > 128<<20 || usage.AvailableBytes == 0 || usage.CPUNanoseconds == 0 {
-		t.Errorf("the usage is %+v", usage)
-	}
 	assert.NoError(t, c.SetTime(t.Context(), time.Unix(2_000_000_000, 0)))
 	assert.NoError(t, c.Reseed(t.Context(), []byte("a seed")))
-	assert.NoError(t, c.Freeze(t.Context(), time.Minute))
-	ctx, leave := context.WithTimeout(t.Context(), 500*time.Millisecond)
-	defer leave()
-	written := make(chan error, 1)
-	go func() {
-		_, err := c.Exec(t.Context(), client.Command{Exec: wire.Exec{Args: []string{"program", "write", "/frozen", "x"}}, Stdout: io.Discard, Stderr: io.Discard})
-		written <- err
-	}()
-	select {
-	case err := <-written:
-		t.Errorf("a program has written to a frozen disk: %v", err)
-	case <-ctx.Done():
-	}
-	assert.NoError(t, c.Thaw(t.Context()))
-	assert.NoError(t, assert.Receive(t, "the write after the thaw", written))
 }
 
 // checkFiles copies a folder into a guest that has no tar, and back.
@@ -297,8 +277,6 @@ func TestInit(t *testing.T) {
 	m.waitLog("serving +\non stderr\n")
 	c := m.dial()
 	assert.Equal(t, "the first process", m.report(c, nil).Inits, "/sbin/init serve ")
-	assert.NoError(t, c.Freeze(t.Context(), time.Minute))
-	assert.NoError(t, c.Thaw(t.Context()))
 	m.pressPower()
 	got, want := m.end(), (config.Claim{Started: true, Handover: true})
 	assert.True(t, got == want, "the guest claims %+v, want %+v", got, want)

@@ -51,7 +51,7 @@ func (m *machine) command() (process.Command, error) {
 
 // serveAgent answers the host until the machine ends.
 func (m *machine) serveAgent(base agent.Base, port io.ReadWriter) {
-	a := &agent.Agent{Table: m.table, Base: base, Lookup: lookup, Disk: m.root}
+	a := &agent.Agent{Table: m.table, Base: base, Lookup: lookup}
 	warn(fmt.Errorf("the agent has ended: %w", a.Serve(port, m.config.Nonce)))
 }
 
@@ -127,15 +127,12 @@ const chunk = 32 << 10
 
 // copyOutput passes the output on to the log's port until all that write to it have ended.
 func (m *machine) copyOutput(output *os.File) {
-	console := newConsole(m.config.Console)
-	defer console.flush()
 	buffer := make([]byte, chunk)
 	for {
 		n, err := output.Read(buffer)
 		if n > 0 {
 			_, failed := m.log.Write(buffer[:n])
 			warn(failed)
-			console.add(buffer[:n])
 		}
 		if err != nil {
 			return

@@ -84,8 +84,6 @@ func (c *Client) run(ctx context.Context, call string) (err error) {
 		_, err = c.Exec(ctx, Command{Exec: wire.Exec{Args: []string{"x"}}, Stdin: strings.NewReader("in"), Stdout: io.Discard, Stderr: io.Discard})
 	case "interfaces":
 		_, err = c.Interfaces(ctx)
-	case "usage":
-		_, err = c.Usage(ctx)
 	case "read":
 		err = c.ReadFiles(ctx, "/", io.Discard)
 	case "write":
@@ -94,7 +92,7 @@ func (c *Client) run(ctx context.Context, call string) (err error) {
 	return err
 }
 
-var calls = []string{"exec", "interfaces", "usage", "read", "write"}
+var calls = []string{"exec", "interfaces", "read", "write"}
 
 // TestBadAnswers checks that what cannot be right is refused.
 func TestBadAnswers(t *testing.T) {
@@ -105,12 +103,9 @@ func TestBadAnswers(t *testing.T) {
 		kind   error
 		says   string
 	}{
-		"no JSON":           {"usage", frame(t, wire.FrameResponse, "rubbish"), ErrBadAnswer, ""},
-		"no frame":          {"usage", []byte("\xff\xff\xff\xff\xff"), ErrBadAnswer, "kind is 255"},
-		"output":            {"usage", frame(t, wire.FrameStdout, "x"), ErrBadAnswer, "kind 5"},
-		"no usage":          {"usage", frame(t, wire.FrameResponse, "{}"), ErrBadAnswer, "usage cannot be"},
-		"negative":          {"usage", frame(t, wire.FrameResponse, `{"usage":{"cpus":-1}}`), ErrBadAnswer, "usage cannot be"},
-		"more than all":     {"usage", frame(t, wire.FrameResponse, `{"usage":{"memoryBytes":1,"availableBytes":2}}`), ErrBadAnswer, "usage cannot be"},
+		"no JSON":           {"interfaces", frame(t, wire.FrameResponse, "rubbish"), ErrBadAnswer, ""},
+		"no frame":          {"interfaces", []byte("\xff\xff\xff\xff\xff"), ErrBadAnswer, "kind is 255"},
+		"output":            {"interfaces", frame(t, wire.FrameStdout, "x"), ErrBadAnswer, "kind 5"},
 		"a name to be seen": {"interfaces", frame(t, wire.FrameResponse, `{"interfaces":[{"name":"eth\u001b[2J"}]}`), ErrBadAnswer, "cannot be"},
 		"a MAC":             {"interfaces", frame(t, wire.FrameResponse, `{"interfaces":[{"name":"e","mac":"x"}]}`), ErrBadAnswer, "cannot be"},
 		"a code":            {"exec", frame(t, wire.FrameResponse, `{"code":256}`), ErrBadAnswer, "code 256"},
@@ -227,7 +222,7 @@ func closed(done <-chan struct{}) <-chan bool {
 // the session ends.
 func TestUnfinished(t *testing.T) {
 	t.Parallel()
-	response := frame(t, wire.FrameResponse, `{"usage":{}}`)
+	response := frame(t, wire.FrameResponse, `{"interfaces":[]}`)
 	c := dial(t, func(guest net.Conn) {
 		session, err := yamux.Server(guest, wire.Config())
 		if err != nil {
@@ -242,13 +237,13 @@ func TestUnfinished(t *testing.T) {
 		}
 	})
 	for range wire.MaxStreams {
-		assert.NoError(t, assert.ErrorOf(c.Usage(t.Context())))
+		assert.NoError(t, assert.ErrorOf(c.Interfaces(t.Context())))
 	}
 	ctx, leave := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer leave()
-	assert.ErrorIs(t, "one more", assert.ErrorOf(c.Usage(ctx)), ErrBusy)
+	assert.ErrorIs(t, "one more", assert.ErrorOf(c.Interfaces(ctx)), ErrBusy)
 	assert.NoError(t, c.Close())
-	assert.ErrorIs(t, "after the end", assert.ErrorOf(c.Usage(t.Context())), ErrLost)
+	assert.ErrorIs(t, "after the end", assert.ErrorOf(c.Interfaces(t.Context())), ErrLost)
 }
 
 // FuzzClient has a guest send anything in place of a session, and on a stream, and checks that all

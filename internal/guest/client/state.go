@@ -44,19 +44,6 @@ func isImpossible(i wire.Interface) bool {
 	return slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return !p.IsValid() || p.Addr().Zone() != "" })
 }
 
-// Usage returns what the guest uses, as its kernel counts it.
-func (c *Client) Usage(ctx context.Context) (wire.Usage, error) {
-	r, err := c.ask(ctx, wire.Request{Op: wire.OpUsage})
-	if err != nil {
-		return wire.Usage{}, err
-	}
-	u := r.Usage
-	if u == nil || u.CPUs < 0 || u.CPUNanoseconds < 0 || u.AvailableBytes < 0 || u.AvailableBytes > u.MemoryBytes || u.FreeBytes < 0 || u.FreeBytes > u.DiskBytes {
-		return wire.Usage{}, fmt.Errorf("%w: its usage cannot be", ErrBadAnswer)
-	}
-	return *u, nil
-}
-
 // SetTime sets the guest's clock.
 func (c *Client) SetTime(ctx context.Context, now time.Time) error {
 	_, err := c.ask(ctx, wire.Request{Op: wire.OpSetTime, Nanoseconds: now.UnixNano()})
@@ -70,18 +57,5 @@ func (c *Client) Reseed(ctx context.Context, seed []byte) error {
 		return fmt.Errorf("seed has %d bytes, want 1 to %d", len(seed), wire.MaxSeed)
 	}
 	_, err := c.ask(ctx, wire.Request{Op: wire.OpReseed, Seed: seed})
-	return err
-}
-
-// Freeze flushes the disk and blocks further writes until Thaw, for at most limit, and no longer than
-// this session lasts. A second call restarts the limit.
-func (c *Client) Freeze(ctx context.Context, limit time.Duration) error {
-	_, err := c.ask(ctx, wire.Request{Op: wire.OpFreeze, Nanoseconds: limit.Nanoseconds()})
-	return err
-}
-
-// Thaw ends a Freeze.
-func (c *Client) Thaw(ctx context.Context) error {
-	_, err := c.ask(ctx, wire.Request{Op: wire.OpThaw})
 	return err
 }

@@ -87,11 +87,9 @@ type Config struct {
 	// GraceSeconds is how long the entrypoint may go on after the stop signal. Then it gets SIGKILL, so
 	// that the guest can still report it and leave its disk in order. 0 means no limit of the guest's:
 	// the host has one of its own in any case, which has to be longer.
-	GraceSeconds int64 `json:"graceSeconds,omitempty"`
-	// Console also copies the output of the entrypoint to the serial console, as far as that keeps up.
-	Console bool    `json:"console,omitempty"`
-	Network Network `json:"network"`
-	Disks   Disks   `json:"disks"`
+	GraceSeconds int64   `json:"graceSeconds,omitempty"`
+	Network      Network `json:"network"`
+	Disks        Disks   `json:"disks"`
 	// Nonce begins each of the host's connections to the agent. It is random, for one run.
 	Nonce []byte `json:"nonce"`
 }

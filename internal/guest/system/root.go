@@ -179,8 +179,8 @@ func RootOf(data int, isThere bool) (*Root, error) {
 // Sync writes all that programs have written to the disks.
 func (r *Root) Sync() { unix.Sync() }
 
-// Freeze holds all writes to the data disk back until Thaw, with what came before on the disk. It
-// does nothing to a machine that keeps nothing.
+// Freeze blocks all further writes to the data disk, once the earlier ones are on it. It does nothing to
+// a machine that keeps nothing.
 func (r *Root) Freeze() error {
 	if r.data < 0 {
 		return nil
@@ -188,19 +188,5 @@ func (r *Root) Freeze() error {
 	return unix.IoctlSetInt(r.data, fiFreeze, 0)
 }
 
-// Thaw ends a Freeze. Without one it does nothing.
-func (r *Root) Thaw() error {
-	if r.data < 0 {
-		return nil
-	}
-	if err := unix.IoctlSetInt(r.data, fiThaw, 0); !errors.Is(err, unix.EINVAL) {
-		return err
-	}
-	return nil
-}
-
-// FIFREEZE and FITHAW, _IOWR('X', 119, int) and _IOWR('X', 120, int).
-const (
-	fiFreeze = 0xc0045877
-	fiThaw   = 0xc0045878
-)
+// fiFreeze is FIFREEZE, _IOWR('X', 119, int).
+const fiFreeze = 0xc0045877

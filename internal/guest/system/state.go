@@ -8,77 +8,15 @@ package system
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
-	"strconv"
-	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/guest/wire"
 )
-
-// clockTick is the unit of /proc/stat, USER_HZ, in nanoseconds.
-const clockTick = 10_000_000
-
-// ReadUsage returns what the guest uses.
-func ReadUsage() (*wire.Usage, error) {
-	u := &wire.Usage{}
-	stat, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return nil, err
-	}
-	u.CPUNanoseconds, u.CPUs = parseStat(string(stat))
-	memory, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return nil, err
-	}
-	u.MemoryBytes, u.AvailableBytes = parseMemory(string(memory))
-	var fs unix.Statfs_t
-	if err := unix.Statfs("/", &fs); err != nil {
-		return nil, fmt.Errorf("the root's size: %w", err)
-	}
-	u.DiskBytes, u.FreeBytes = int64(fs.Blocks)*fs.Bsize, int64(fs.Bavail)*fs.Bsize //nolint:gosec // of this kernel
-	return u, nil
-}
-
-// parseStat returns the time that all CPUs were busy, and how many there are. The first line has
-// the times of user, nice, system, idle, iowait, irq, softirq and steal.
-func parseStat(text string) (busy int64, cpus int) {
-	for line := range strings.Lines(text) {
-		fields := strings.Fields(line)
-		switch {
-		case len(fields) < 9 || !strings.HasPrefix(fields[0], "cpu"):
-		case fields[0] == "cpu":
-			for i, field := range fields[1:9] {
-				if ticks, err := strconv.ParseInt(field, 10, 64); err == nil && i != 3 && i != 4 {
-					busy += ticks * clockTick
-				}
-			}
-		default:
-			cpus++
-		}
-	}
-	return busy, cpus
-}
-
-func parseMemory(text string) (total, available int64) {
-	for line := range strings.Lines(text) {
-		name, value, _ := strings.Cut(line, ":")
-		kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
-		switch {
-		case err != nil:
-		case name == "MemTotal":
-			total = kib << 10
-		case name == "MemAvailable":
-			available = kib << 10
-		}
-	}
-	return total, available
-}
 
 // Interfaces returns the network interfaces that have addresses of other hosts' networks.
 func Interfaces() ([]wire.Interface, error) {

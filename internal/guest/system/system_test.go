@@ -64,16 +64,3 @@ func TestWriteFile(t *testing.T) {
 	assert.NoError(t, os.Symlink(filepath.Dir(outside), etc))
 	assert.ErrorIs(t, "a link in place of /etc", assert.ErrorOf(openEtc(fd)), unix.ELOOP)
 }
-
-// TestUsage checks how the kernel's counts are read.
-func TestUsage(t *testing.T) {
-	t.Parallel()
-	busy, cpus := parseStat("cpu  10 20 30 1000 500 1 2 3 0 0\ncpu0 5 10 15 500 250 0 1 1 0 0\ncpu1 5 10 15 500 250 1 1 2 0 0\nintr 5\n")
-	assert.True(t, busy == 66*clockTick && cpus == 2, "%d ns are busy of %d CPUs", busy, cpus)
-	total, available := parseMemory("MemTotal:  2048 kB\nMemFree: 5 kB\nMemAvailable:    1024 kB\nHugePages_Total: 0\n")
-	assert.True(t, total == 2<<20 && available == 1<<20, "%d bytes are available of %d", available, total)
-	for _, text := range []string{"", "cpu", "cpu a b c d e f g h", "MemTotal:"} {
-		parseStat(text)
-		parseMemory(text)
-	}
-}

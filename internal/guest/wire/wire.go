@@ -17,13 +17,10 @@ import "net/netip"
 const (
 	OpExec       = "exec"       // Exec; input and output by frames
 	OpInterfaces = "interfaces" // answered by Interfaces
-	OpUsage      = "usage"      // answered by Usage
 	OpSetTime    = "setTime"    // Nanoseconds since 1970
 	OpReseed     = "reseed"     // Seed for the guest's random numbers
-	OpFreeze     = "freeze"     // Nanoseconds until the guest thaws by itself
-	OpThaw       = "thaw"
-	OpRead       = "read"  // Path; answered by frames of a tar stream
-	OpWrite      = "write" // Path; frames of a tar stream
+	OpRead       = "read"       // Path; answered by frames of a tar stream
+	OpWrite      = "write"      // Path; frames of a tar stream
 )
 
 // Limits of both ends.
@@ -93,7 +90,6 @@ type Response struct {
 	Code       int         `json:"code,omitempty"`
 	Signal     int         `json:"signal,omitempty"`
 	Interfaces []Interface `json:"interfaces,omitempty"`
-	Usage      *Usage      `json:"usage,omitempty"`
 }
 
 // Interface is a network interface of the guest.
@@ -101,17 +97,4 @@ type Interface struct {
 	Name      string         `json:"name"`
 	MAC       string         `json:"mac,omitempty"`
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
-}
-
-// Usage is what the guest uses, as its kernel counts it.
-type Usage struct {
-	// CPUNanoseconds is the time that all CPUs have spent on anything but waiting.
-	CPUNanoseconds int64 `json:"cpuNanoseconds"`
-	CPUs           int   `json:"cpus"`
-	// MemoryBytes is all memory, and AvailableBytes what programs could still get.
-	MemoryBytes    int64 `json:"memoryBytes"`
-	AvailableBytes int64 `json:"availableBytes"`
-	// DiskBytes is the size of the writable file system, and FreeBytes what is left of it.
-	DiskBytes int64 `json:"diskBytes"`
-	FreeBytes int64 `json:"freeBytes"`
 }
