@@ -15,8 +15,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// Config has the settings that a container image has for the program in it.
-type Config struct {
+// RunConfig has the settings that a container image has for the program in it.
+type RunConfig struct {
 	// Entrypoint and Cmd are the program and its arguments: the second follows the first,
 	// and users replace it.
 	Entrypoint []string `json:"entrypoint,omitempty"`
@@ -37,32 +37,32 @@ const (
 	// maxConfigFile is how many bytes the file of an image's configuration may have. It also
 	// has the image's history and labels.
 	maxConfigFile = 1 << 20
-	// maxConfig is how many bytes a Config may have as JSON.
+	// maxConfig is how many bytes a RunConfig may have as JSON.
 	maxConfig = 256 << 10
 )
 
 // readConfig returns the configuration of an image. It refuses an image that is not for
 // machines.
-func readConfig(image v1.Image) (Config, error) {
+func readConfig(image v1.Image) (RunConfig, error) {
 	text, err := image.RawConfigFile()
 	if err != nil {
-		return Config{}, err
+		return RunConfig{}, err
 	}
 	file, err := v1.ParseConfigFile(bytes.NewReader(text))
 	if err != nil {
-		return Config{}, unusableContent("its configuration is not that of a container image")
+		return RunConfig{}, unusableContent("its configuration is not that of a container image")
 	}
 	if err := checkPlatform(file.OS, file.Architecture); err != nil {
-		return Config{}, err
+		return RunConfig{}, err
 	}
-	c := Config{
+	c := RunConfig{
 		Entrypoint: file.Config.Entrypoint, Cmd: file.Config.Cmd, Env: file.Config.Env,
 		WorkingDir: file.Config.WorkingDir, User: file.Config.User, StopSignal: file.Config.StopSignal,
 		ExposedPorts: slices.Sorted(maps.Keys(file.Config.ExposedPorts)),
 		Volumes:      slices.Sorted(maps.Keys(file.Config.Volumes)),
 	}
 	if err := c.check(); err != nil {
-		return Config{}, unusableContent("its configuration: %w", err)
+		return RunConfig{}, unusableContent("its configuration: %w", err)
 	}
 	return c, nil
 }
@@ -77,7 +77,7 @@ func checkPlatform(system, architecture string) error {
 }
 
 // check refuses what no program can be started with.
-func (c Config) check() error {
+func (c RunConfig) check() error {
 	for _, text := range slices.Concat(c.Entrypoint, c.Cmd, c.Env, c.ExposedPorts, c.Volumes, []string{c.WorkingDir, c.User, c.StopSignal}) {
 		if strings.Contains(text, "\x00") {
 			return fmt.Errorf("%.80q has a zero byte", text)
@@ -96,8 +96,8 @@ func (c Config) check() error {
 }
 
 // parseConfig reads a configuration as it is stored.
-func parseConfig(text []byte) (Config, error) {
-	var c Config
+func parseConfig(text []byte) (RunConfig, error) {
+	var c RunConfig
 	if len(text) > maxConfig {
 		return c, errors.New("the configuration is too large")
 	}

@@ -29,7 +29,7 @@ import (
 // strangers: the parts that read them should be able to do nothing else. See
 // rootfs.ConvertHere, which is for tests, and package converter of machines. The error is the
 // error of a layer that could not be read, a rootfs.WriteError, or a rootfs.ConverterError.
-type Converter func(ctx context.Context, order rootfs.Order, open rootfs.Open, out erofs.File) (rootfs.Result, error)
+type Converter func(ctx context.Context, request rootfs.Request, open rootfs.Open, out erofs.File) (rootfs.Result, error)
 
 // container is a container image in a registry.
 type container struct {
@@ -38,7 +38,7 @@ type container struct {
 	digest string
 	layers []v1.Layer
 	sizes  []int64 // of the layers as they are sent
-	config Config
+	config RunConfig
 }
 
 // findContainer finds an image for machines, and checks what is known before its
@@ -140,9 +140,9 @@ func (a *attempt) convertLayers(ctx context.Context, c *container) (disk string,
 		return "", newError(ErrUnsupported, "container images are not taken here")
 	}
 	limit := a.store.Sources.limit.Bytes
-	order := rootfs.Order{Seed: c.digest, Layers: c.sizes, MaxContent: limit, MaxSize: limit}
+	request := rootfs.Request{Seed: c.digest, Layers: c.sizes, MaxContent: limit, MaxSize: limit}
 	point := crashpoint.Begin("convert image", c.digest)
-	result, err := a.store.Convert(ctx, order, func(number int) (io.ReadCloser, error) {
+	result, err := a.store.Convert(ctx, request, func(number int) (io.ReadCloser, error) {
 		blob, err := c.layers[number].Compressed()
 		return &countedBlob{blob, a.countBytes}, err
 	}, a.out)

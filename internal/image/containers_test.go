@@ -146,7 +146,7 @@ func TestContainer(t *testing.T) {
 // checkRoot checks the root of appLayers.
 func checkRoot(t *testing.T, root *image.Root) {
 	t.Helper()
-	want := image.Config{
+	want := image.RunConfig{
 		Entrypoint: []string{"/bin/app"}, Cmd: []string{"--serve"}, Env: []string{"PATH=/bin", "EMPTY="}, WorkingDir: "/srv", User: "1000:1000",
 		StopSignal: "SIGINT", ExposedPorts: []string{"443/tcp", "80/tcp"}, Volumes: []string{"/data"},
 	}
@@ -617,7 +617,7 @@ func TestConverterClaims(t *testing.T) {
 		"another reason":    {rootfs.Result{Reason: "\x1bnews", Message: "x"}, `unknown reason, "\x1bnews"`},
 	} {
 		s := containerStore(t, registry)
-		s.Convert = func(context.Context, rootfs.Order, rootfs.Open, erofs.File) (rootfs.Result, error) {
+		s.Convert = func(context.Context, rootfs.Request, rootfs.Open, erofs.File) (rootfs.Result, error) {
 			return c.claim, nil
 		}
 		err := fetch(t, s, image.ParseRef(registry+"/app:1", ""))
@@ -636,7 +636,7 @@ func TestConverterClaimsSize(t *testing.T) {
 	framework.PushImage(t, registry+"/app:1", containerImage(t, "amd64", containerConfig, appLayers(t, "program")...))
 	for _, blocks := range []uint32{0, 1, 3, math.MaxUint32} {
 		s := containerStore(t, registry)
-		s.Convert = func(_ context.Context, _ rootfs.Order, _ rootfs.Open, out erofs.File) (rootfs.Result, error) {
+		s.Convert = func(_ context.Context, _ rootfs.Request, _ rootfs.Open, out erofs.File) (rootfs.Result, error) {
 			super := make([]byte, erofs.BlockSize-1024) // of a file system of two blocks
 			binary.LittleEndian.PutUint32(super, 0xe0f5e1e2)
 			binary.LittleEndian.PutUint32(super[36:], blocks)
@@ -657,8 +657,8 @@ func TestConverterFails(t *testing.T) {
 	framework.PushImage(t, ref.Source.Name, containerImage(t, "amd64", containerConfig, appLayers(t, "program")...))
 	s := containerStore(t, registry)
 	killed := errors.New("signal: killed")
-	s.Convert = func(ctx context.Context, order rootfs.Order, open rootfs.Open, out erofs.File) (rootfs.Result, error) {
-		_, err := rootfs.ConvertHere(ctx, order, open, out)
+	s.Convert = func(ctx context.Context, request rootfs.Request, open rootfs.Open, out erofs.File) (rootfs.Result, error) {
+		_, err := rootfs.ConvertHere(ctx, request, open, out)
 		assert.NoError(t, err)
 		return rootfs.Result{}, &rootfs.ConverterError{Err: killed}
 	}

@@ -5,8 +5,9 @@
 // stores them by their digest. It depends on no other part of Drover, so that every program that
 // runs machines can use it.
 //
-// Start with Store.NeedsFetch and Store.Fetch. Package egress makes the requests, and
-// package diskimage reads and makes the disk images themselves. Of a container image, package
+// Start with Store.NeedsFetch and Store.Fetch. Package source says what an image's source is,
+// package egress makes the requests, package transfer copies what is sent, and package
+// diskimage reads and makes the disk images themselves. Of a container image, package
 // rootfs makes the root of a machine (containers.go), which Store.OpenRoot opens (root.go).
 package image
 

@@ -37,7 +37,7 @@ type Root struct {
 	Digest string
 	// Size is the size of the file.
 	Size   int64
-	Config Config
+	Config RunConfig
 }
 
 // Close closes the file.
@@ -106,7 +106,7 @@ func trailingSize(config int64) int64 {
 }
 
 // writeTrailing writes what follows a file system of the given size.
-func writeTrailing(f io.WriterAt, size int64, c Config) error {
+func writeTrailing(f io.WriterAt, size int64, c RunConfig) error {
 	text, err := json.Marshal(c)
 	if err != nil {
 		return err

@@ -30,13 +30,13 @@ func (c *convergence) ensureBudget(ctx context.Context) error {
 	switch {
 	case !c.spec.BlockEviction:
 		if exists && c.checkRecorded(objects.KindBudget, have) == nil {
-			err = budgets.Delete(ctx, have.Name, onlyAs(have))
+			err = budgets.Delete(ctx, have.Name, objects.OnlyAs(have))
 		}
 		err = objects.IgnoreNotFound(err)
 		c.hasNoBudget = err == nil
 		return objects.Explain("delete", objects.KindBudget, c.Key, err)
 	case !exists && (r == nil || r.UID != ""):
-		return c.recordFirst(nil, newIntent(objects.KindBudget, c.Key.Name))
+		return c.recordFirst(nil, objects.NewIntent(objects.KindBudget, c.Key.Name))
 	case !exists:
 		have, err = budgets.Create(ctx, c.driver.Objects.NewBudget(c.spec, r.Nonce), metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {
@@ -79,7 +79,7 @@ func (d *Driver) removeOrphanedBudget(ctx context.Context, server *instance.Inst
 	have, err := budgets.Get(ctx, server.Key.Name, metav1.GetOptions{})
 	isOurs := err == nil && have.Labels[objects.LabelUID] == string(server.UID) && have.Labels[objects.LabelCluster] == d.Objects.ClusterID && have.Annotations[objects.AnnotationNonce] != ""
 	if isOurs {
-		err = budgets.Delete(ctx, have.Name, onlyAs(have))
+		err = budgets.Delete(ctx, have.Name, objects.OnlyAs(have))
 	}
 	return objects.Explain("delete", objects.KindBudget, server.Key, objects.IgnoreNotFound(err))
 }

@@ -61,7 +61,7 @@ func (w *writer) removeServer(ctx context.Context) error {
 	}
 	switch {
 	case w.Lost() != "":
-		return lostError(w.Lost())
+		return objects.LostError(w.Lost())
 	case w.Pod != nil && w.End() == nil:
 		return nil // the kubelet will report
 	case w.Pod != nil:
@@ -82,7 +82,7 @@ func (w *writer) deleteClaim(ctx context.Context, claim *corev1.PersistentVolume
 	if claim == nil || claim.DeletionTimestamp != nil {
 		return nil
 	}
-	err := w.client.PersistentVolumeClaims(claim.Namespace).Delete(ctx, claim.Name, onlyAs(claim))
+	err := w.client.PersistentVolumeClaims(claim.Namespace).Delete(ctx, claim.Name, objects.OnlyAs(claim))
 	return objects.Explain("delete", objects.KindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, objects.IgnoreNotFound(err))
 }
 

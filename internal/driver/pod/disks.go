@@ -25,7 +25,7 @@ import (
 // claims ensures the PVCs and disks of a server, for one call of Ensure.
 type claims struct {
 	*writer
-	record
+	spec   driver.ServerSpec // with the objects that the VirtualMachine's status has recorded
 	driver *Driver
 }
 

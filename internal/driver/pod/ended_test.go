@@ -65,7 +65,7 @@ func TestMadeByALostPod(t *testing.T) {
 	}
 	s.SeenRun = run
 	w.forceRemove(t, s.pod(t))
-	s.wantRefusal(t, reasonPodLost, "is gone")
+	s.wantRefusal(t, "PodLost", "is gone")
 	s.d.reader.AssertedOff = func(types.UID) types.UID { return types.UID(run) }
 	assert.Eventually(t, "another pod is made", func(t testing.TB) error {
 		if _, err := s.ensure(t); err != nil {

@@ -23,9 +23,6 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// reasonPodLost is the reason of an error, shown as status.reason.
-const reasonPodLost = "PodLost"
-
 // Ensure implements driver.Driver.
 func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	ctx, end, err := d.calls.BeginChange(ctx, spec.UID)
@@ -68,7 +65,7 @@ type convergence struct {
 // newConvergence returns the state of a call of Ensure before anything is read.
 func (d *Driver) newConvergence(spec driver.ServerSpec) *convergence {
 	w := &writer{Instance: d.reader.New(spec), client: d.Client, epoch: spec.Epoch}
-	return &convergence{claims: claims{writer: w, driver: d, record: record{spec: spec, base: w.Key.Name}}}
+	return &convergence{claims: claims{writer: w, driver: d, spec: spec}}
 }
 
 // recordUnknown records the objects of a new server before it looks for any. If one exists already,
@@ -301,18 +298,9 @@ func (c *convergence) removePod(ctx context.Context) error {
 func (c *convergence) checkLost() error {
 	r := c.recordedObject(objects.KindPod, c.Key.Name)
 	if c.Pod == nil && c.spec.Ephemeral && r != nil && r.UID != "" && !r.Ended && r.UID != c.Asserted {
-		return lostError(instance.PodLostText(c.Key))
+		return objects.LostError(instance.PodLostText(c.Key))
 	}
-	return lostError(c.Lost())
-}
-
-// lostError returns the error of a machine that is lost, nil if there is no cause.
-func lostError(cause string) error {
-	if cause == "" {
-		return nil
-	}
-	return driver.WithReason(reasonPodLost, driver.Errorf(driver.ErrRetry,
-		"%s: the machine may run still, so nothing else is done with it; see docs/cluster.md, \"A pod that is lost\"", cause))
+	return objects.LostError(c.Lost())
 }
 
 // createPod creates the pod, once the intent is recorded and its PVCs exist. The pod runs nothing yet.
@@ -333,7 +321,7 @@ func (c *convergence) createPod(ctx context.Context) error {
 	}
 	r := c.recordedObject(objects.KindPod, c.Key.Name)
 	on := c.driver.kvm.Choose(ctx, c.spec.Placement)
-	pod, err := c.driver.Objects.NewPod(c.fittedSpec(), objects.Run{Nonce: r.Nonce, Images: r.Images, Disks: c.diskSettings(), Digests: c.digests, Made: c.madeDisks(), Root: c.Claims.Root(), KVM: on, Ungated: !c.hasGate()})
+	pod, err := c.driver.Objects.NewPod(c.fittedSpec(), objects.Run{Nonce: r.Nonce, Images: r.Images, Disks: c.diskSettings(), Digests: c.digests, Made: objects.MadeDisks(c.spec), Root: c.Claims.Root(), KVM: on, Ungated: !objects.HasGate(c.spec)})
 	if err != nil {
 		return err
 	}
@@ -390,7 +378,7 @@ func (c *convergence) removeGate(ctx context.Context) error {
 // made never changes, so it is not among them: see objects.RefusedImage.
 func (c *convergence) pendingFields() []string {
 	has, wants := objects.ReadSettings(c.Pod), c.driver.Objects.Settings(c.spec, c.digests)
-	if r := c.recordedObject(objects.KindClaim, c.base); has.Kernel == nil && wants.Kernel == nil && r != nil && r.Made {
+	if r := c.recordedObject(objects.KindClaim, c.Key.Name); has.Kernel == nil && wants.Kernel == nil && r != nil && r.Made {
 		wants.Image, wants.Checksum = has.Image, has.Checksum
 	}
 	return objects.PendingFields(has, wants)
@@ -466,20 +454,20 @@ func (c *convergence) stopPod(ctx context.Context) error {
 	case now.Before(c.spec.StopBy):
 		grace = int64(math.Ceil(c.spec.StopBy.Sub(now).Seconds())) + objects.QuitMargin
 	}
-	c.setGracePeriod(ctx, grace)
+	c.driver.setGracePeriod(ctx, c.Pod, grace)
 	return c.endPod(ctx, grace)
 }
 
 // setGracePeriod gives a machine another grace period than its pod was made with. A machine that cannot be
 // reached keeps the old one, and is killed if the new one is shorter.
-func (c *convergence) setGracePeriod(ctx context.Context, seconds int64) {
-	kept := objects.ReadSettings(c.Pod).GraceSecs
-	at, ok := instance.MachineOf(c.Pod)
+func (d *Driver) setGracePeriod(ctx context.Context, p *corev1.Pod, seconds int64) {
+	kept := objects.ReadSettings(p).GraceSecs
+	at, ok := instance.MachineOf(p)
 	if !ok || seconds <= kept && seconds > kept-objects.QuitMargin {
 		return
 	}
-	if err := c.driver.machines.SetGracePeriod(ctx, at, time.Duration(seconds)*time.Second); err != nil {
-		c.driver.Log.Info("Machine keeps to the grace period of its pod", "pod", c.Key, "seconds", kept, "cause", err.Error())
+	if err := d.machines.SetGracePeriod(ctx, at, time.Duration(seconds)*time.Second); err != nil {
+		d.Log.Info("Machine keeps to the grace period of its pod", "pod", types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, "seconds", kept, "cause", err.Error())
 	}
 }
 
@@ -493,7 +481,7 @@ func (c *convergence) describeServer() driver.Server {
 	if c.Pod != nil && c.Pod.DeletionTimestamp == nil && c.End() == nil && !objects.IsGated(c.Pod) && !c.spec.PowerOnly {
 		s.Pending = c.pendingFields()
 	}
-	s.Refused = objects.RefusedImage(c.spec.Image, c.recordedObject(objects.KindClaim, c.base))
+	s.Refused = objects.RefusedImage(c.spec.Image, c.recordedObject(objects.KindClaim, c.Key.Name))
 	return s
 }
 

@@ -246,7 +246,7 @@ func TestForeignPodAfterLoss(t *testing.T) {
 	s.reach(t, driver.StateRunning)
 	lost := s.pod(t)
 	w.forceRemove(t, lost)
-	s.wantRefusal(t, reasonPodLost, "is gone")
+	s.wantRefusal(t, "PodLost", "is gone")
 
 	w.kubelet.Set(func(k *podtest.Kubelet) { k.IsSlow = true })
 	pods := w.kube.CoreV1().Pods(s.Namespace)
@@ -269,7 +269,7 @@ func TestForeignPodAfterLoss(t *testing.T) {
 	})
 	assert.ErrorIs(t, "while the user's pod is there", assert.ErrorOf(s.ensure(t)), driver.ErrRetry, "is not this VirtualMachine's")
 	w.kubelet.Set(func(k *podtest.Kubelet) { k.IsSlow = false })
-	s.wantRefusal(t, reasonPodLost, "is gone")
+	s.wantRefusal(t, "PodLost", "is gone")
 	r := s.recordOf(objects.KindPod)
 	assert.True(t, r.UID == lost.UID && !r.Ended, "the record is %+v, want that of the lost pod %s", r, lost.UID)
 }

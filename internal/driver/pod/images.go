@@ -22,7 +22,7 @@ import (
 // keeps its digest from the pod before, and stays a tag if no machine could be started with the digest.
 // The tags of an ephemeral server with pull policy Always are resolved again.
 func (c *claims) resolveImages(ctx context.Context) []driver.ResolvedImage {
-	known := c.knownImages()
+	known := objects.KnownImages(c.spec)
 	var all []driver.ResolvedImage
 	var unknown []source.Source
 	for _, from := range c.driver.Objects.TaggedImages(c.spec) {
@@ -87,26 +87,6 @@ func (c *claims) hasResolved(recorded *driver.Object) bool {
 	return len(recorded.Images) == 0 || c.driver.images.Resolve == nil || !slices.ContainsFunc(c.driver.Objects.TaggedImages(c.spec), lacks)
 }
 
-// knownImages returns the images of the last pod that the next one keeps. A pod that is lost may have run
-// with them, so they count as proven.
-func (s *record) knownImages() (known []driver.ResolvedImage) {
-	r := s.recordedObject(objects.KindPod, s.base)
-	if r == nil {
-		return nil
-	}
-	isLatest := s.spec.Ephemeral && s.spec.Image.PullPolicy == driver.PullAlways
-	for _, i := range r.Images {
-		if i.Digest != "" && isLatest {
-			continue
-		}
-		if i.Digest != "" && r.UID != "" && !r.Ended {
-			i.Unproven = false
-		}
-		known = append(known, i)
-	}
-	return known
-}
-
 // recordMadeDisks records in the spec's objects which disks the machine of the pod has made, and from
 // which image the root disk. From then on no other disk is made in their place, even if a volume comes
 // back empty.
@@ -116,7 +96,7 @@ func (c *claims) recordMadeDisks() {
 	}
 	c.spec.Objects = slices.Clone(c.spec.Objects)
 	if c.Pod == nil {
-		c.recordDisksOfLostPod()
+		objects.RecordDisksOfLostPod(c.spec)
 		return
 	}
 	kept := objects.ReadSettings(c.Pod)
@@ -134,34 +114,4 @@ func (c *claims) recordMadeDisks() {
 			r.Images = []driver.ResolvedImage{{Source: kept.Image, Digest: digest}}
 		}
 	}
-}
-
-// recordDisksOfLostPod records the disks as made if the pod is gone without a proof of its end and its
-// guest was seen to run. The image of the root disk is not known any more then.
-func (s *record) recordDisksOfLostPod() {
-	pod := s.recordedObject(objects.KindPod, s.base)
-	if pod == nil || pod.UID == "" || pod.Ended || string(pod.UID) != s.spec.SeenRun {
-		return
-	}
-	for n, o := range s.spec.Objects {
-		if o.Kind == objects.KindClaim && o.UID != "" {
-			s.spec.Objects[n].Made = true
-		}
-	}
-}
-
-// madeDisks returns the disks of the spec that an earlier run has made, by name, with their images.
-func (s *record) madeDisks() map[string]driver.ResolvedImage {
-	made := map[string]driver.ResolvedImage{}
-	for _, of := range objects.DisksOf(s.spec) {
-		r := s.recordedObject(objects.KindClaim, objects.ClaimName(s.base, of.Name))
-		if r == nil || !r.Made {
-			continue
-		}
-		made[of.Name] = driver.ResolvedImage{}
-		if len(r.Images) > 0 {
-			made[of.Name] = r.Images[0]
-		}
-	}
-	return made
 }

@@ -60,10 +60,10 @@ func (s *server) wantLost(t *testing.T, p *corev1.Pod) {
 		s.Power = power
 		_, err := s.ensure(t)
 		assert.ErrorIs(t, "Ensure of "+string(power), err, driver.ErrRetry, "has not seen the end of the machine's container")
-		assert.Equal(t, "the reason", driver.ReasonOf(err), reasonPodLost)
+		assert.Equal(t, "the reason", driver.ReasonOf(err), "PodLost")
 	}
 	err := s.d.Delete(t.Context(), s.Target, false)
-	assert.True(t, driver.ReasonOf(err) == reasonPodLost, "Delete returns %v", err)
+	assert.True(t, driver.ReasonOf(err) == "PodLost", "Delete returns %v", err)
 	now := s.pod(t)
 	if got := s.listed(t); now.UID != p.UID || !slices.Contains(now.Finalizers, objects.FinalizerStopped) || got.State != driver.StateUnknown || got.Err == nil {
 		t.Errorf("the pod is %s with the finalizers %v, was %s; the server is %+v", now.UID, now.Finalizers, p.UID, got)

@@ -10,45 +10,19 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// record is the spec of a server, with the objects that the VirtualMachine's status has recorded.
-type record struct {
-	spec driver.ServerSpec
-	base string // the name of the pod and of the root disk's PVC
-}
-
 // recordedObject returns the record of an object, nil if there is none.
-func (s *record) recordedObject(kind, name string) *driver.Object {
-	n := slices.IndexFunc(s.spec.Objects, func(o driver.Object) bool { return o.Kind == kind && o.Name == name })
-	if n < 0 {
-		return nil
-	}
-	return &s.spec.Objects[n]
+func (c *claims) recordedObject(kind, name string) *driver.Object {
+	return objects.FindRecorded(c.spec.Objects, kind, name)
 }
 
-// hasGate reports whether the next pod is created with a scheduling gate. The pod of an ephemeral server
-// that is to run has none, which saves a write of each pod: no kubelet starts the pod before its Secret
-// exists, which is made for that very pod.
-func (s *record) hasGate() bool {
-	return !s.spec.Ephemeral || s.spec.Power == driver.PowerOff || s.spec.PowerOnly
-}
-
-// recordFirst returns the error that makes the caller of Ensure record objects. Without a failure, the
-// caller then calls again.
-func (s *record) recordFirst(failure error, changed ...driver.Object) error {
-	all := slices.Clone(s.spec.Objects)
-	for _, o := range changed {
-		all = slices.DeleteFunc(all, func(have driver.Object) bool {
-			return have.Kind == o.Kind && (have.Name == o.Name || o.Kind == objects.KindSecret) // there is one Secret
-		})
-		all = append(all, o)
-	}
-	return &driver.RecordFirstError{Objects: all, Failure: failure}
+// recordFirst returns the error that makes the caller of Ensure record objects.
+func (c *claims) recordFirst(failure error, changed ...driver.Object) error {
+	return objects.RecordFirst(c.spec.Objects, failure, changed...)
 }
 
 // checkRecorded refuses an object that was not made for the VirtualMachine. Its UID has to be the recorded
@@ -89,7 +63,7 @@ func (c *convergence) restoreLabels(ctx context.Context) error {
 }
 
 // restoreClaim puts the labels back on a PVC of the server.
-func (c *convergence) restoreClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+func (c *claims) restoreClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
 	for _, disk := range objects.DisksOf(c.spec) {
 		if objects.ClaimName(c.Key.Name, disk.Name) != claim.Name {
 			continue
@@ -110,10 +84,10 @@ func (c *claims) isNonceUsed(r *driver.Object) bool {
 func (c *claims) newIntents(ctx context.Context) []driver.Object {
 	var all []driver.Object
 	if r := c.recordedObject(objects.KindClaim, c.Key.Name); r == nil && !c.spec.Ephemeral {
-		all = append(all, newIntent(objects.KindClaim, c.Key.Name))
+		all = append(all, objects.NewIntent(objects.KindClaim, c.Key.Name))
 	}
 	if c.spec.BlockEviction && c.recordedObject(objects.KindBudget, c.Key.Name) == nil {
-		all = append(all, newIntent(objects.KindBudget, c.Key.Name))
+		all = append(all, objects.NewIntent(objects.KindBudget, c.Key.Name))
 	}
 	if c.spec.Power == driver.PowerOff && !c.spec.Ephemeral || c.Pod != nil {
 		return all
@@ -123,7 +97,7 @@ func (c *claims) newIntents(ctx context.Context) []driver.Object {
 	}
 	for _, v := range c.spec.Volumes {
 		if name := objects.ClaimName(c.Key.Name, v.Name); c.recordedObject(objects.KindClaim, name) == nil {
-			all = append(all, newIntent(objects.KindClaim, name))
+			all = append(all, objects.NewIntent(objects.KindClaim, name))
 		}
 	}
 	return all
@@ -131,18 +105,13 @@ func (c *claims) newIntents(ctx context.Context) []driver.Object {
 
 // newPodIntents returns new records of the next pod, with the digests of its images, and of its Secret.
 func (c *claims) newPodIntents(ctx context.Context) []driver.Object {
-	pod := newIntent(objects.KindPod, c.Key.Name)
+	pod := objects.NewIntent(objects.KindPod, c.Key.Name)
 	pod.Images = c.resolveImages(ctx)
-	return []driver.Object{pod, newIntent(objects.KindSecret, objects.SecretName(c.Key.Name, pod.Nonce))}
+	return []driver.Object{pod, objects.NewIntent(objects.KindSecret, objects.SecretName(c.Key.Name, pod.Nonce))}
 }
 
 // isPodIntended reports whether the next pod and its Secret are recorded.
 func (c *claims) isPodIntended() bool {
 	r := c.recordedObject(objects.KindPod, c.Key.Name)
 	return r != nil && !r.Ended && r.UID == "" && !c.isNonceUsed(r) && c.hasResolved(r) && c.recordedObject(objects.KindSecret, objects.SecretName(c.Key.Name, r.Nonce)) != nil
-}
-
-// newIntent returns the record of an object that is to be created.
-func newIntent(kind, name string) driver.Object {
-	return driver.Object{Kind: kind, Name: name, Nonce: string(uuid.NewUUID())}
 }

@@ -111,12 +111,6 @@ func (w *writer) endPod(ctx context.Context, grace int64) error {
 	return w.Read(ctx)
 }
 
-// onlyAs limits a deletion to the object in the version that was read.
-func onlyAs(o metav1.Object) metav1.DeleteOptions {
-	uid, version := o.GetUID(), o.GetResourceVersion()
-	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}}
-}
-
 // annotatePod sets an annotation of the pod, or removes it if the value is empty.
 func (w *writer) annotatePod(ctx context.Context, key, value string) error {
 	if w.Pod.Annotations[key] == value {

@@ -78,6 +78,33 @@ func TestFetchedOnce(t *testing.T) {
 	assert.True(t, fetched["/boot-A0.img"] == 1 && fetched["/boot-B0.img"] == 1, "it was fetched so many times: %v", fetched)
 }
 
+// TestStartIsPreparedOnce checks that a call which has created a server does not search for other QEMUs and images again
+// before the first start, and that every other start does.
+func TestStartIsPreparedOnce(t *testing.T) {
+	t.Parallel()
+	e, d := newDriver(t)
+	spec := e.spec()
+	lock, err := d.beginChange(t.Context(), spec.Target)
+	assert.NoError(t, err)
+	defer lock.Release()
+	begin := func() *convergence {
+		c := &convergence{driver: d, spec: spec, inst: d.InstanceOf(spec.UID)}
+		assert.NoError(t, c.findOrCreate(t.Context()))
+		return c
+	}
+	first, next := begin(), begin()
+	servers := d.StateDir.Path(instance.VMsDir)
+	assert.NoError(t, os.Rename(servers, servers+"-away")) // so that a search fails
+	assert.NoError(t, assert.ErrorOf(first.prepareStart(t.Context())))
+	assert.ErrorSays(t, "a server that was there", assert.ErrorOf(next.prepareStart(t.Context())), "no such file")
+	assert.NoError(t, os.Rename(servers+"-away", servers))
+	assert.NoError(t, assert.ErrorOf(next.prepareStart(t.Context())))
+	assert.NoError(t, assert.ErrorOf(first.startServer(t.Context())))
+	assert.NoError(t, os.Rename(servers, servers+"-away"))
+	assert.ErrorSays(t, "the start after the first", assert.ErrorOf(first.prepareStart(t.Context())), "no such file")
+	assert.NoError(t, os.Rename(servers+"-away", servers))
+}
+
 // TestStopThatIsOver checks that a restart goes on where the guest, or its QEMU too, ended
 // while it was stopped: else the caller would get a server that is off, and take the restart
 // for one that has failed.

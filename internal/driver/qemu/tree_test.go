@@ -109,16 +109,16 @@ func checkConvertedAgain(t *testing.T, c *container, made v1.Image) {
 	layers, err := made.Layers()
 	assert.NoError(t, err)
 	const limit = 1 << 30
-	order := rootfs.Order{Seed: digest.String(), MaxContent: limit, MaxSize: limit}
+	request := rootfs.Request{Seed: digest.String(), MaxContent: limit, MaxSize: limit}
 	for _, layer := range layers {
 		size, err := layer.Size()
 		assert.NoError(t, err)
-		order.Layers = append(order.Layers, size)
+		request.Layers = append(request.Layers, size)
 	}
 	out, err := os.Create(filepath.Join(t.TempDir(), "root"))
 	assert.NoError(t, err)
 	defer func() { _ = out.Close() }()
-	result, err := rootfs.ConvertHere(t.Context(), order, func(n int) (io.ReadCloser, error) { return layers[n].Compressed() },
+	result, err := rootfs.ConvertHere(t.Context(), request, func(n int) (io.ReadCloser, error) { return layers[n].Compressed() },
 		&room.File{File: out, Disk: &room.Disk{Dir: t.TempDir()}})
 	assert.NoError(t, err)
 	stored, err := filepath.Glob(c.d.StateDir.Path(cacheDir, "*"))

@@ -28,8 +28,8 @@ import (
 	"cloudnative.tw/drover/internal/image/layer"
 )
 
-// Order says what is converted. It precedes the layers in the stream.
-type Order struct {
+// Request says what is converted. It precedes the layers in the stream.
+type Request struct {
 	// Seed determines the UUID of the file system: it is the digest of the image.
 	Seed string `json:"seed"`
 	// Layers are the sizes of the layers as they are sent, in their order, the lowest first.
@@ -40,8 +40,8 @@ type Order struct {
 	MaxSize    int64 `json:"maxSize"`
 }
 
-// maxOrder is more than an order has.
-const maxOrder = 16 << 10
+// maxRequest is more than a request has.
+const maxRequest = 16 << 10
 
 // Result describes the file system that was made.
 type Result struct {
@@ -91,7 +91,7 @@ func (e *outputError) Unwrap() error { return e.error }
 // maxMessage is how many bytes a message has at most.
 const maxMessage = 1000
 
-// Convert reads an order and its layers, and writes the file system to an empty file.
+// Convert reads a request and its layers, and writes the file system to an empty file.
 func Convert(in io.Reader, out erofs.File) Result {
 	result, err := convertLayers(in, out)
 	if err == nil {
@@ -120,36 +120,36 @@ func reasonOf(err error) Reason {
 }
 
 func convertLayers(in io.Reader, out erofs.File) (Result, error) {
-	order, err := readOrder(in)
+	request, err := readRequest(in)
 	if err != nil {
 		return Result{}, &outputError{err}
 	}
-	r := &reader{out: erofs.New(out, order.MaxSize), limits: layer.NewLimits(order.MaxContent), tree: newTree(&count{})}
-	for number, size := range order.Layers {
+	r := &reader{out: erofs.New(out, request.MaxSize), limits: layer.NewLimits(request.MaxContent), tree: newTree(&count{})}
+	for number, size := range request.Layers {
 		if err := r.readLayer(io.LimitReader(in, size)); err != nil {
 			return Result{}, fmt.Errorf("layer %d: %w", number+1, err)
 		}
 	}
-	size, err := r.out.Finish(r.tree.root, order.Seed)
+	size, err := r.out.Finish(r.tree.root, request.Seed)
 	if err != nil {
 		return Result{}, &outputError{err}
 	}
 	return Result{Size: size, Disk: r.tree.findDisk()}, nil
 }
 
-func readOrder(in io.Reader) (Order, error) {
-	var order Order
+func readRequest(in io.Reader) (Request, error) {
+	var request Request
 	var size [4]byte
 	if _, err := io.ReadFull(in, size[:]); err != nil {
-		return order, fmt.Errorf("reading the order: %w", err)
+		return request, fmt.Errorf("reading the request: %w", err)
 	}
-	text := io.LimitReader(in, min(int64(binary.BigEndian.Uint32(size[:])), maxOrder))
+	text := io.LimitReader(in, min(int64(binary.BigEndian.Uint32(size[:])), maxRequest))
 	content, err := io.ReadAll(text)
 	if err == nil {
-		err = json.Unmarshal(content, &order)
+		err = json.Unmarshal(content, &request)
 	}
 	if err != nil {
-		return order, fmt.Errorf("reading the order: %w", err)
+		return request, fmt.Errorf("reading the request: %w", err)
 	}
-	return order, nil
+	return request, nil
 }

@@ -34,9 +34,9 @@ func FuzzLayers(f *testing.F) {
 	f.Add([]byte("\x28\xb5\x2f\xfd\x00"), []byte("\x1f\x8b"))
 	f.Fuzz(func(t *testing.T, lower, upper []byte) {
 		layers := [][]byte{lower, upper}
-		order := orderOf(layers)
+		order := requestOf(layers)
 		order.MaxContent, order.MaxSize = fuzzLimit, fuzzLimit
-		out, result := convertOrder(t, order, layers)
+		out, result := convertRequest(t, order, layers)
 		switch result.Reason {
 		case "":
 		case rootfs.ReasonContent, rootfs.ReasonTooLarge, rootfs.ReasonOutput, rootfs.ReasonMemory:

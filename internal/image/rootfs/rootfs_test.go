@@ -233,7 +233,7 @@ func TestRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			layers := [][]byte{c.layer}
-			_, result := convertOrder(t, orderOf(layers), layers)
+			_, result := convertRequest(t, requestOf(layers), layers)
 			if c.says == "" {
 				assert.True(t, result.Reason == "", "got %+v", result)
 				return
@@ -308,9 +308,9 @@ func TestBombs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			layers := [][]byte{c.layer}
-			order := orderOf(layers)
+			order := requestOf(layers)
 			order.MaxContent, order.MaxSize = c.maxContent, c.maxSize
-			out, result := convertOrder(t, order, layers)
+			out, result := convertRequest(t, order, layers)
 			want := rootfs.ReasonTooLarge
 			if c.maxSize < maxBytes {
 				want = rootfs.ReasonOutput
@@ -334,7 +334,7 @@ func TestSlowLinks(t *testing.T) {
 	}
 	layers := [][]byte{a.bytes()}
 	layers = append(layers, layers[0])
-	_, result := convertOrder(t, orderOf(layers), layers)
+	_, result := convertRequest(t, requestOf(layers), layers)
 	assert.True(t, result.Reason == rootfs.ReasonContent && strings.Contains(result.Message, "too many symbolic links"), "got %+v", result)
 }
 
@@ -440,7 +440,7 @@ func TestDisk(t *testing.T) {
 		"a link":         {[][]byte{newArchive(t).symlink("disk", "/").bytes()}, false},
 		"no layers":      {nil, false},
 	} {
-		out, result := convertOrder(t, orderOf(c.layers), c.layers)
+		out, result := convertRequest(t, requestOf(c.layers), c.layers)
 		assert.True(t, (result.Disk != nil) == c.isDisk && result.Reason == "", "%s: got %+v", name, result)
 		if result.Disk == nil {
 			continue
@@ -456,7 +456,7 @@ func TestDisk(t *testing.T) {
 func TestSend(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int64{2, 4} {
-		err := rootfs.Send(io.Discard, rootfs.Order{Layers: []int64{size}}, func(int) (io.ReadCloser, error) {
+		err := rootfs.Send(io.Discard, rootfs.Request{Layers: []int64{size}}, func(int) (io.ReadCloser, error) {
 			return io.NopCloser(strings.NewReader("123")), nil
 		})
 		assert.ErrorSays(t, fmt.Sprint(size), err, "were announced")
@@ -475,7 +475,7 @@ func TestFullDisk(t *testing.T) {
 	assert.NoError(t, err)
 	defer func() { _ = out.Close() }()
 	layer := newArchive(t).file("a", string(randomBytes(4<<20))).bytes()
-	_, err = rootfs.ConvertHere(t.Context(), orderOf([][]byte{layer}), func(int) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer)), nil }, output(t, out))
+	_, err = rootfs.ConvertHere(t.Context(), requestOf([][]byte{layer}), func(int) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer)), nil }, output(t, out))
 	_, ok := errors.AsType[*rootfs.WriteError](err)
 	assert.True(t, ok, "got %v", err)
 	assert.ErrorSays(t, "ConvertHere", err, "must stay free")

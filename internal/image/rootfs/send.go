@@ -14,7 +14,7 @@ import (
 	"cloudnative.tw/drover/internal/image/erofs"
 )
 
-// Open opens a layer by its place in the order. Reading it fails at its end, if it has not
+// Open opens a layer by its place in the request. Reading it fails at its end, if it has not
 // the digest that it should have.
 type Open func(number int) (io.ReadCloser, error)
 
@@ -32,17 +32,17 @@ func (e *ConverterError) Unwrap() error { return e.Err }
 
 // ConvertHere converts an image in this process, for tests: see package converter. It fails if
 // a layer cannot be read, or the output cannot be written.
-func ConvertHere(_ context.Context, order Order, open Open, out erofs.File) (Result, error) {
+func ConvertHere(_ context.Context, request Request, open Open, out erofs.File) (Result, error) {
 	from, to := io.Pipe()
 	written, writing := io.Pipe()
 	sent, received := make(chan error, 1), make(chan error, 1)
 	go func() {
-		err := Send(to, order, open)
+		err := Send(to, request, open)
 		_ = to.CloseWithError(err)
 		sent <- err
 	}()
 	go func() {
-		err := Receive(written, out, order.MaxSize)
+		err := Receive(written, out, request.MaxSize)
 		_ = written.CloseWithError(err)
 		received <- err
 	}()
@@ -58,22 +58,22 @@ func ConvertHere(_ context.Context, order Order, open Open, out erofs.File) (Res
 	return result, err
 }
 
-// Send writes an order and its layers as Convert reads them. A layer that has another size
-// than the order says is an error.
-func Send(writer io.Writer, order Order, open Open) error {
-	text, err := json.Marshal(order)
+// Send writes a request and its layers as Convert reads them. A layer that has another size
+// than the request says is an error.
+func Send(writer io.Writer, request Request, open Open) error {
+	text, err := json.Marshal(request)
 	if err != nil {
 		return err
 	}
-	if len(text) > maxOrder {
-		return fmt.Errorf("the order has %d bytes: at most %d are possible", len(text), maxOrder)
+	if len(text) > maxRequest {
+		return fmt.Errorf("the request has %d bytes: at most %d are possible", len(text), maxRequest)
 	}
 	s := &sink{to: writer}
-	head := binary.BigEndian.AppendUint32(nil, uint32(len(text))) //nolint:gosec // as maxOrder says
+	head := binary.BigEndian.AppendUint32(nil, uint32(len(text))) //nolint:gosec // as maxRequest says
 	if _, err := s.Write(append(head, text...)); err != nil {
 		return err
 	}
-	for number, size := range order.Layers {
+	for number, size := range request.Layers {
 		if err := sendLayer(s, size, number, open); err != nil {
 			return err
 		}

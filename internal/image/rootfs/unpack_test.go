@@ -92,17 +92,17 @@ func zstandard(t testing.TB, content []byte) []byte {
 // maxBytes is more than any test needs.
 const maxBytes = 8 << 30
 
-// orderOf returns an order of layers.
-func orderOf(layers [][]byte) rootfs.Order {
-	o := rootfs.Order{Seed: "sha256:test", MaxContent: maxBytes, MaxSize: maxBytes}
+// requestOf returns an order of layers.
+func requestOf(layers [][]byte) rootfs.Request {
+	o := rootfs.Request{Seed: "sha256:test", MaxContent: maxBytes, MaxSize: maxBytes}
 	for _, layer := range layers {
 		o.Layers = append(o.Layers, int64(len(layer)))
 	}
 	return o
 }
 
-// convertOrder converts layers to a file.
-func convertOrder(t testing.TB, order rootfs.Order, layers [][]byte) (*os.File, rootfs.Result) {
+// convertRequest converts layers to a file.
+func convertRequest(t testing.TB, order rootfs.Request, layers [][]byte) (*os.File, rootfs.Result) {
 	t.Helper()
 	out, err := os.Create(filepath.Join(t.TempDir(), "root"))
 	assert.NoError(t, err)
@@ -117,7 +117,7 @@ func convertOrder(t testing.TB, order rootfs.Order, layers [][]byte) (*os.File, 
 // convertLayers converts layers that can be converted.
 func convertLayers(t testing.TB, layers ...[]byte) *os.File {
 	t.Helper()
-	out, result := convertOrder(t, orderOf(layers), layers)
+	out, result := convertRequest(t, requestOf(layers), layers)
 	info, err := out.Stat()
 	assert.NoError(t, err)
 	assert.Require(t, result.Reason == "" && result.Size == info.Size(), "got %+v, and a file of %d bytes", result, info.Size())

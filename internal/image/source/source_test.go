@@ -62,6 +62,17 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// TestSchemeInCapitals checks that a URL whose user cannot be told from its path is not shown, however its scheme is
+// written.
+func TestSchemeInCapitals(t *testing.T) {
+	t.Parallel()
+	for _, scheme := range []string{"https", "HTTPS", "Http"} {
+		if s := Parse(scheme + "://user:pass/hunter2@host/x"); s.Kind != Web || s.String() != scheme+"://..." {
+			t.Errorf("it is %+v, shown as %s", s, s)
+		}
+	}
+}
+
 // FuzzRedact checks that neither credentials nor a query are shown, whatever is around them.
 func FuzzRedact(f *testing.F) {
 	const secret = "hunter2secret"

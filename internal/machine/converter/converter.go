@@ -56,7 +56,7 @@ type Converter struct {
 
 // Convert is an image.Converter. What it returns is a claim of the program, which an image may have
 // taken over. The program ends with ctx, and with the first failure of its input or output.
-func (c Converter) Convert(ctx context.Context, order rootfs.Order, open rootfs.Open, out erofs.File) (rootfs.Result, error) {
+func (c Converter) Convert(ctx context.Context, request rootfs.Request, open rootfs.Open, out erofs.File) (rootfs.Result, error) {
 	caller := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -73,13 +73,13 @@ func (c Converter) Convert(ctx context.Context, order rootfs.Order, open rootfs.
 	}
 	received := make(chan error, 1)
 	go func() {
-		err := rootfs.Receive(p.changed, out, order.MaxSize)
+		err := rootfs.Receive(p.changed, out, request.MaxSize)
 		if err != nil {
 			cancel(rootfs.ErrStopped)
 		}
 		received <- err
 	}()
-	sent := rootfs.Send(p.sent, order, func(number int) (io.ReadCloser, error) { return openWithin(ctx, open, number) })
+	sent := rootfs.Send(p.sent, request, func(number int) (io.ReadCloser, error) { return openWithin(ctx, open, number) })
 	if sent != nil && !errors.Is(sent, rootfs.ErrStopped) {
 		cancel(nil)
 	}

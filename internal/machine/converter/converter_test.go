@@ -77,12 +77,12 @@ func output(f *os.File) erofs.File {
 
 const maxSize = 64 << 20
 
-func orderOf(layers ...[]byte) (rootfs.Order, rootfs.Open) {
-	order := rootfs.Order{Seed: "test", MaxContent: maxSize, MaxSize: maxSize}
+func requestOf(layers ...[]byte) (rootfs.Request, rootfs.Open) {
+	request := rootfs.Request{Seed: "test", MaxContent: maxSize, MaxSize: maxSize}
 	for _, layer := range layers {
-		order.Layers = append(order.Layers, int64(len(layer)))
+		request.Layers = append(request.Layers, int64(len(layer)))
 	}
-	return order, func(number int) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layers[number])), nil }
+	return request, func(number int) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layers[number])), nil }
 }
 
 // TestConvert checks that the process makes the same as this one, and removes data as this one.
@@ -92,11 +92,11 @@ func TestConvert(t *testing.T) {
 	for k := range 3 {
 		layers = append(layers, framework.TarOf(t, "usr/bin/app", bytes.Repeat([]byte{'a' + byte(k)}, 3<<20)))
 	}
-	order, open := orderOf(layers...)
+	request, open := requestOf(layers...)
 	here, there := newOutput(t), newOutput(t)
-	want, err := rootfs.ConvertHere(t.Context(), order, open, output(here))
+	want, err := rootfs.ConvertHere(t.Context(), request, open, output(here))
 	assert.NoError(t, err)
-	got, err := newConverter(t, machineProgram, ownUser()).Convert(t.Context(), order, open, output(there))
+	got, err := newConverter(t, machineProgram, ownUser()).Convert(t.Context(), request, open, output(there))
 	assert.NoError(t, err)
 	assert.True(t, got == want && want.Reason == "", "got %+v, want %+v", got, want)
 	a, b := framework.ReadFile(t, here.Name()), framework.ReadFile(t, there.Name())
@@ -119,10 +119,10 @@ func TestRefused(t *testing.T) {
 		"noise":     {noise, maxSize, rootfs.ReasonContent},
 		"too large": {framework.TarOf(t, "a", noise), 1 << 20, rootfs.ReasonOutput},
 	} {
-		order, open := orderOf(c.layer)
-		order.MaxSize = c.maxSize
+		request, open := requestOf(c.layer)
+		request.MaxSize = c.maxSize
 		out := newOutput(t)
-		got, err := newConverter(t, machineProgram, ownUser()).Convert(t.Context(), order, open, output(out))
+		got, err := newConverter(t, machineProgram, ownUser()).Convert(t.Context(), request, open, output(out))
 		assert.NoError(t, err)
 		assert.True(t, got.Reason == c.want && got.Message != "", "%s: got %+v", name, got)
 		info, err := out.Stat()
@@ -145,15 +145,15 @@ func (blocked) Close() error { return nil }
 func TestEnds(t *testing.T) {
 	t.Parallel()
 	c := newConverter(t, machineProgram, ownUser())
-	order := rootfs.Order{Layers: []int64{100, 100}, MaxContent: maxSize, MaxSize: maxSize}
+	request := rootfs.Request{Layers: []int64{100, 100}, MaxContent: maxSize, MaxSize: maxSize}
 	ctx, cancel := context.WithCancel(t.Context())
-	_, err := c.Convert(ctx, order, func(int) (io.ReadCloser, error) { cancel(); return blocked{ctx}, nil }, output(newOutput(t)))
+	_, err := c.Convert(ctx, request, func(int) (io.ReadCloser, error) { cancel(); return blocked{ctx}, nil }, output(newOutput(t)))
 	assert.ErrorIs(t, "Convert", err, context.Canceled)
-	_, err = c.Convert(t.Context(), order, func(int) (io.ReadCloser, error) { return nil, io.ErrNoProgress }, output(newOutput(t)))
+	_, err = c.Convert(t.Context(), request, func(int) (io.ReadCloser, error) { return nil, io.ErrNoProgress }, output(newOutput(t)))
 	assert.ErrorIs(t, "Convert", err, io.ErrNoProgress)
 	ended, cancelled := context.WithCancel(t.Context())
 	cancelled()
-	_, err = c.Convert(ended, order, func(int) (io.ReadCloser, error) { return nil, ended.Err() }, output(newOutput(t)))
+	_, err = c.Convert(ended, request, func(int) (io.ReadCloser, error) { return nil, ended.Err() }, output(newOutput(t)))
 	assert.ErrorIs(t, "Convert", err, context.Canceled)
 }
 
@@ -162,10 +162,10 @@ func TestNoProgram(t *testing.T) {
 	t.Parallel()
 	script := filepath.Join(framework.PublicDir(t), "script")
 	assert.NoError(t, os.WriteFile(script, []byte("no program"), 0o755))
-	order, open := orderOf(framework.TarOf(t, "a", make([]byte, 1<<20)))
-	_, err := newConverter(t, script, nil).Convert(t.Context(), order, open, output(newOutput(t)))
+	request, open := requestOf(framework.TarOf(t, "a", make([]byte, 1<<20)))
+	_, err := newConverter(t, script, nil).Convert(t.Context(), request, open, output(newOutput(t)))
 	assert.ErrorSays(t, "a text", err, "the conversion has failed: starting it")
-	_, err = Converter{Program: func() (*os.File, error) { return nil, io.ErrClosedPipe }}.Convert(t.Context(), order, open, output(newOutput(t)))
+	_, err = Converter{Program: func() (*os.File, error) { return nil, io.ErrClosedPipe }}.Convert(t.Context(), request, open, output(newOutput(t)))
 	assert.ErrorIs(t, "no program", err, io.ErrClosedPipe)
 	for _, text := range []string{"", "{", "[]", `{"size": "x"}`} {
 		assert.ErrorSays(t, text, assert.ErrorOf(parseResult([]byte(text))), "cannot be read")

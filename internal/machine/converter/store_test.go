@@ -246,10 +246,10 @@ func TestConversionsTogether(t *testing.T) {
 	s, staging := newStoreIn(t, dir, registry)
 	free := lowestFree{bytes: size * count}
 	convert := s.Convert
-	s.Convert = func(ctx context.Context, order rootfs.Order, open rootfs.Open, out erofs.File) (rootfs.Result, error) {
+	s.Convert = func(ctx context.Context, request rootfs.Request, open rootfs.Open, out erofs.File) (rootfs.Result, error) {
 		begun.Done()
 		begun.Wait()
-		return convert(ctx, order, open, lowest{out, s.Room, &free})
+		return convert(ctx, request, open, lowest{out, s.Room, &free})
 	}
 	errs := make([]error, count)
 	var all sync.WaitGroup

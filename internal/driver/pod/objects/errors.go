@@ -117,3 +117,15 @@ func IgnoreNotFound(err error) error {
 	}
 	return err
 }
+
+// reasonPodLost is the reason of an error, shown as status.reason.
+const reasonPodLost = "PodLost"
+
+// LostError returns the error of a machine that is lost, nil if there is no cause.
+func LostError(cause string) error {
+	if cause == "" {
+		return nil
+	}
+	return driver.WithReason(reasonPodLost, driver.Errorf(driver.ErrRetry,
+		"%s: the machine may run still, so nothing else is done with it; see docs/cluster.md, \"A pod that is lost\"", cause))
+}

@@ -55,7 +55,7 @@ func CheckFields(spec driver.ServerSpec, isContainer bool) error {
 }
 
 // Configure returns a file of memory with the configuration for the program in the guest. It may have Secrets.
-func Configure(spec driver.ServerSpec, imageConfig image.Config, network control.NetworkConfig, nonce []byte) (*os.File, error) {
+func Configure(spec driver.ServerSpec, imageConfig image.RunConfig, network control.NetworkConfig, nonce []byte) (*os.File, error) {
 	hostname, _, _ := strings.Cut(spec.Name, ".")
 	c := config.Config{
 		Hostname: hostname, Args: argumentsOf(spec, imageConfig), Env: slices.Clone(imageConfig.Env), User: imageConfig.User,
@@ -83,7 +83,7 @@ func guestNetwork(edge control.NetworkConfig) config.Network {
 }
 
 // argumentsOf returns what is run, by the rules of a pod: a command of the spec also replaces the image's arguments.
-func argumentsOf(spec driver.ServerSpec, config image.Config) []string {
+func argumentsOf(spec driver.ServerSpec, config image.RunConfig) []string {
 	entrypoint, args := config.Entrypoint, config.Cmd
 	if len(spec.Command) > 0 {
 		entrypoint, args = spec.Command, nil
