@@ -21,6 +21,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -78,31 +79,36 @@ func TestFetchedOnce(t *testing.T) {
 	assert.True(t, fetched["/boot-A0.img"] == 1 && fetched["/boot-B0.img"] == 1, "it was fetched so many times: %v", fetched)
 }
 
-// TestStartIsPreparedOnce checks that a call which has created a server does not search for other QEMUs and images again
-// before the first start, and that every other start does.
+// TestStartIsPreparedOnce checks that a call which has created a server does not look for its images again before the
+// first start, and that every other start does.
 func TestStartIsPreparedOnce(t *testing.T) {
 	t.Parallel()
-	e, d := newDriver(t)
-	spec := e.spec()
+	e := newEngine(t)
+	d, web, spec := e.openUnchecked(t), e.web(t), e.spec()
+	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: web + "/boot-B0.img"}}}
 	lock, err := d.beginChange(t.Context(), spec.Target)
 	assert.NoError(t, err)
 	defer lock.Release()
-	begin := func() *convergence {
+	find := func() *convergence {
 		c := &convergence{driver: d, spec: spec, inst: d.InstanceOf(spec.UID)}
-		assert.NoError(t, c.findOrCreate(t.Context()))
+		assert.Eventually(t, "the server is there", func(testing.TB) error { return c.findOrCreate(t.Context()) })
 		return c
 	}
-	first, next := begin(), begin()
-	servers := d.StateDir.Path(instance.VMsDir)
-	assert.NoError(t, os.Rename(servers, servers+"-away")) // so that a search fails
-	assert.NoError(t, assert.ErrorOf(first.prepareStart(t.Context())))
-	assert.ErrorSays(t, "a server that was there", assert.ErrorOf(next.prepareStart(t.Context())), "no such file")
-	assert.NoError(t, os.Rename(servers+"-away", servers))
-	assert.NoError(t, assert.ErrorOf(next.prepareStart(t.Context())))
+	prepare := func(c *convergence) error {
+		waits, err := c.prepareStart(t.Context())
+		if waits {
+			return errFetching
+		}
+		return err
+	}
+	first, next := find(), find()
+	path, _ := d.Images.Path(disks.RefOf(*spec.Volumes[0].Image))
+	assert.NoError(t, os.Remove(path))
+	assert.NoError(t, prepare(first))
+	assert.ErrorIs(t, "a later call", prepare(next), errFetching)
+	assert.Eventually(t, "the image is fetched again", func(testing.TB) error { return prepare(next) })
 	assert.NoError(t, assert.ErrorOf(first.startServer(t.Context())))
-	assert.NoError(t, os.Rename(servers, servers+"-away"))
-	assert.ErrorSays(t, "the start after the first", assert.ErrorOf(first.prepareStart(t.Context())), "no such file")
-	assert.NoError(t, os.Rename(servers+"-away", servers))
+	assert.True(t, !first.isPrepared, "the start after the first counts as prepared")
 }
 
 // TestStopThatIsOver checks that a restart goes on where the guest, or its QEMU too, ended
