@@ -39,6 +39,7 @@ type testPackage struct {
 // link little come first and the others are built meanwhile.
 var packages = []testPackage{
 	{"apis/streams/v1alpha1", cached, 32},
+	{"cmd/drover-controller/apiserver", cached, 32},
 	{"cmd/drover-controller/app", cached, 32},
 	{"cmd/kubectl-vm/admin", cached, 32},
 	{"cmd/kubectl-vm/advice", cached, 32},

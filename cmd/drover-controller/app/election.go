@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/drover-controller/apiserver"
 	"cloudnative.tw/drover/internal/leader"
 )
 
@@ -71,7 +72,7 @@ func ownConnections(cfg *rest.Config) *rest.Config {
 // newGuard returns the Lock's guard. Without election it returns a guard that is
 // always open, with an epoch that grows from start to start.
 func newGuard(ctx context.Context, reader client.Reader, lock *leader.Lock) (*leader.Guard, error) {
-	epoch, err := startEpoch(ctx, reader) // this also fails if the CRD is not installed
+	epoch, err := apiserver.StartEpoch(ctx, reader) // this also fails if the CRD is not installed
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"sync"
 
+	"cloudnative.tw/drover/cmd/drover-controller/apiserver"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -61,7 +62,7 @@ type serialSink struct {
 // beginRequest waits for its turn and bounds the time of the request.
 func (s *serialSink) beginRequest(ctx context.Context) (context.Context, func()) {
 	s.mu.Lock()
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, apiserver.RequestTimeout)
 	return ctx, func() {
 		cancel()
 		s.mu.Unlock()

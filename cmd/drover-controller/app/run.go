@@ -5,11 +5,13 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,6 +32,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/cmd/drover-controller/apiserver"
 	"cloudnative.tw/drover/internal/controller"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fencing"
@@ -43,8 +46,6 @@ const (
 	// closeTimeout is how long the drivers' background work, which is cancelled
 	// then, may take to end after that.
 	closeTimeout = 400 * time.Millisecond
-	// requestTimeout bounds a request to the API at the start.
-	requestTimeout = 10 * time.Second
 )
 
 // Run runs the controller until ctx ends.
@@ -53,7 +54,7 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 	ctx = useLog(ctx, klog.Background())
 	var mgr ctrl.Manager
 	var recorder events.EventRecorder
-	lock, err := newLock(o, cfg, func(ctx context.Context) error { return waitForCache(ctx, mgr) },
+	lock, err := newLock(o, cfg, func(ctx context.Context) error { return apiserver.WaitForCache(ctx, mgr) },
 		func(text string) { clusterEvent(recorder, api.EventLeaderConflict, "Elect")(text) })
 	if err != nil {
 		return err
@@ -64,7 +65,7 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 	}
 	guard, err := newGuard(ctx, mgr.GetAPIReader(), lock)
 	if err == nil && !o.OwnCRD {
-		err = checkCRD(ctx, cfg)
+		err = apiserver.CheckCRD(ctx, cfg)
 	}
 	if err != nil {
 		return err
@@ -108,22 +109,13 @@ func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, of controll
 	if err := addStreams(ctx, mgr, o, of); err != nil {
 		return err
 	}
-	listed := announceWait(ctrl.Log, "Waiting until all VirtualMachines are listed", "do", "see the errors above; if the API server forbids it, apply this version's RBAC")
+	listed := apiserver.AnnounceWait(ctrl.Log, "Waiting until all VirtualMachines are listed", "do", "see the errors above; if the API server forbids it, apply this version's RBAC")
 	return mgr.Add(&starter{mgr: mgr, started: func() {
 		listed()
 		if o.Started != nil {
 			o.Started()
 		}
 	}})
-}
-
-// noticeDelay is how long a step of the start may take before the log says what it waits for.
-const noticeDelay = 5 * time.Second
-
-// announceWait logs once what the start waits for, unless done is called before that takes long.
-func announceWait(log logr.Logger, message string, keysAndValues ...any) (done func()) {
-	timer := time.AfterFunc(noticeDelay, func() { log.Info(message, keysAndValues...) })
-	return func() { timer.Stop() }
 }
 
 // configFor returns the client configuration of this program.
@@ -145,7 +137,7 @@ func (s *starter) NeedLeaderElection() bool { return false }
 
 // Start implements manager.Runnable.
 func (s *starter) Start(ctx context.Context) error {
-	if err := waitForCache(ctx, s.mgr); err == nil {
+	if err := apiserver.WaitForCache(ctx, s.mgr); err == nil {
 		s.started()
 	}
 	return nil
@@ -181,7 +173,7 @@ func newManager(ctx context.Context, o *Options, cfg *rest.Config, lock *leader.
 // bounded.
 func newMapper(cfg *rest.Config, client *http.Client) (meta.RESTMapper, error) {
 	bounded := *client
-	bounded.Timeout = requestTimeout
+	bounded.Timeout = apiserver.RequestTimeout
 	return apiutil.NewDynamicRESTMapper(cfg, &bounded)
 }
 
@@ -206,14 +198,14 @@ func healthChecks(mgr ctrl.Manager, lock *leader.Lock) error {
 			return err
 		}
 	}
-	return mgr.AddReadyzCheck("caches", cacheCheck(mgr))
+	return mgr.AddReadyzCheck("caches", apiserver.CacheCheck(mgr))
 }
 
 // ClusterID returns the cluster's identity: the UID of namespace kube-system.
 func ClusterID(ctx context.Context, reader client.Reader) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, apiserver.RequestTimeout)
 	defer cancel()
-	defer announceWait(ctrl.Log, "Waiting until the API server answers", "request", "read namespace "+metav1.NamespaceSystem)()
+	defer apiserver.AnnounceWait(ctrl.Log, "Waiting until the API server answers", "request", "read namespace "+metav1.NamespaceSystem)()
 	var ns corev1.Namespace
 	if err := reader.Get(ctx, types.NamespacedName{Name: metav1.NamespaceSystem}, &ns); err != nil {
 		return "", fmt.Errorf("read namespace %s for the cluster's id: %w", metav1.NamespaceSystem, err)
@@ -224,17 +216,17 @@ func ClusterID(ctx context.Context, reader client.Reader) (string, error) {
 func openInventories(ctx context.Context, o *Options, mgr ctrl.Manager, cfg *rest.Config, gate fencing.Gate, f fencingHandler) (all []*inventory.Inventory, closeDrivers func(), err error) {
 	cluster, err := ClusterID(ctx, mgr.GetAPIReader())
 	if err == nil {
-		err = indexOwners(ctx, mgr)
+		err = apiserver.IndexOwners(ctx, mgr)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	find := cachedVM(ctx, mgr.GetCache())
+	find := apiserver.CachedVM(ctx, mgr.GetCache())
 	opened, err := registry.Open(ctx, o.VMDriver, registry.Options{
 		Settings: o.Drivers, Gate: gate,
 		Environment: driver.Environment{
 			ClusterID: cluster, OwnDirs: o.OwnDirs, Clock: clock.RealClock{}, Log: ctrl.Log, Registerer: metrics.Registry,
-			Cluster: cfg, Owner: ownerIn(find), AssertedOff: assertedOffIn(find),
+			Cluster: cfg, Owner: apiserver.OwnerIn(find), AssertedOff: apiserver.AssertedOffIn(find),
 		},
 	})
 	if err != nil {
@@ -286,7 +278,11 @@ func addInventory(mgr ctrl.Manager, o *Options, r *controller.Reconciler) error 
 	return mgr.Add(&inventory.Sweep{
 		Inventory: r.Inventory, Epoch: r.Epoch, Report: r.ReportFinding,
 		Policy: inventory.OrphanPolicy(o.OrphanPolicy), Grace: o.OrphanGrace, Max: o.OrphanMax,
-		Cached: cachedOwners(mgr.GetClient(), client.UnsafeDisableDeepCopy),
-		Live:   liveOwners(mgr.GetAPIReader()), Approved: approvedOrphans(mgr.GetAPIReader()),
+		Cached: apiserver.CachedOwners(mgr.GetClient(), client.UnsafeDisableDeepCopy),
+		Live:   apiserver.LiveOwners(mgr.GetAPIReader()), Approved: apiserver.ApprovedOrphans(mgr.GetAPIReader()),
 	})
+}
+
+func isRegistered(err error) bool {
+	return errors.As(err, &prometheus.AlreadyRegisteredError{})
 }

@@ -39,6 +39,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/cmd/drover-controller/apiserver"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/test/assert"
@@ -137,7 +138,7 @@ func TestApprovals(t *testing.T) {
 				return c.Get(ctx, key, object, opts...)
 			},
 		}).Build()
-		got, err := approvedOrphans(reader)(t.Context())
+		got, err := apiserver.ApprovedOrphans(reader)(t.Context())
 		assert.True(t, maps.Equal(got, tc.want) && (err != nil) == (name == "no answer"), "%s: got %v, %v, want %v", name, got, err, tc.want)
 	}
 }
@@ -195,8 +196,8 @@ func TestWaitIsAnnouncedOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var log lineRecorder
-		announceWait(log.logger(), "quick")()
-		done := announceWait(log.logger(), "slow", "do", "look")
+		apiserver.AnnounceWait(log.logger(), "quick")()
+		done := apiserver.AnnounceWait(log.logger(), "slow", "do", "look")
 		time.Sleep(time.Minute)
 		done()
 		assert.True(t, log.countOf("quick") == 0 && log.countOf(`"msg"="slow" "do"="look"`) == 1, "logged %q, want one line about what is slow", log.lines)
@@ -226,8 +227,8 @@ func TestDiscoveryIsBounded(t *testing.T) {
 		assert.NoError(t, err)
 		began := time.Now()
 		_, err = mapper.RESTMapping(schema.GroupKind{Group: api.GroupName, Kind: "VirtualMachine"})
-		assert.True(t, err != nil && time.Since(began) <= requestTimeout,
-			"it ended after %s with %v, want an error within %s", time.Since(began), err, requestTimeout)
+		assert.True(t, err != nil && time.Since(began) <= apiserver.RequestTimeout,
+			"it ended after %s with %v, want an error within %s", time.Since(began), err, apiserver.RequestTimeout)
 	})
 }
 

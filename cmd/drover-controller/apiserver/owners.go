@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+package apiserver
 
 import (
 	"cmp"
@@ -9,7 +9,6 @@ import (
 	"errors"
 	"net/http"
 
-	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,8 +27,8 @@ import (
 // pageSize is the page size of live lists, so that none loads all objects at once.
 const pageSize = 500
 
-// cachedOwners returns a function that reads the UIDs of all VirtualMachines.
-func cachedOwners(reader client.Reader, options ...client.ListOption) inventory.Owners {
+// CachedOwners returns a function that reads the UIDs of all VirtualMachines.
+func CachedOwners(reader client.Reader, options ...client.ListOption) inventory.Owners {
 	return func(ctx context.Context) (map[types.UID]bool, error) {
 		var vms api.VirtualMachineList
 		if err := reader.List(ctx, &vms, options...); err != nil {
@@ -46,15 +45,15 @@ func cachedOwners(reader client.Reader, options ...client.ListOption) inventory.
 // ownerIndex finds VirtualMachines in the cache by their UIDs.
 const ownerIndex = "metadata.uid"
 
-func indexOwners(ctx context.Context, mgr ctrl.Manager) error {
+func IndexOwners(ctx context.Context, mgr ctrl.Manager) error {
 	return mgr.GetFieldIndexer().IndexField(ctx, &api.VirtualMachine{}, ownerIndex, func(o client.Object) []string { return []string{string(o.GetUID())} })
 }
 
-// cachedVM returns a function that finds the VirtualMachine of a UID in the cache, nil while the
+// CachedVM returns a function that finds the VirtualMachine of a UID in the cache, nil while the
 // cache is not filled. The object is not to be changed.
-func cachedVM(ctx context.Context, reader client.Reader) func(types.UID) *api.VirtualMachine {
+func CachedVM(ctx context.Context, reader client.Reader) func(types.UID) *api.VirtualMachine {
 	return func(uid types.UID) *api.VirtualMachine {
-		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		ctx, cancel := context.WithTimeout(ctx, RequestTimeout)
 		defer cancel()
 		var vms api.VirtualMachineList
 		if err := reader.List(ctx, &vms, client.MatchingFields{ownerIndex: string(uid)}, client.UnsafeDisableDeepCopy); err != nil || len(vms.Items) != 1 {
@@ -64,8 +63,8 @@ func cachedVM(ctx context.Context, reader client.Reader) func(types.UID) *api.Vi
 	}
 }
 
-// ownerIn returns a function that tells what is known of the VirtualMachine with a UID.
-func ownerIn(find func(types.UID) *api.VirtualMachine) func(types.UID) (driver.Owner, bool) {
+// OwnerIn returns a function that tells what is known of the VirtualMachine with a UID.
+func OwnerIn(find func(types.UID) *api.VirtualMachine) func(types.UID) (driver.Owner, bool) {
 	return func(uid types.UID) (driver.Owner, bool) {
 		if vm := find(uid); vm != nil {
 			return driver.Owner{NamespacedName: client.ObjectKeyFromObject(vm), Labels: vm.Labels}, true
@@ -74,9 +73,9 @@ func ownerIn(find func(types.UID) *api.VirtualMachine) func(types.UID) (driver.O
 	}
 }
 
-// assertedOffIn returns a function that tells which pod of a VirtualMachine an operator has
+// AssertedOffIn returns a function that tells which pod of a VirtualMachine an operator has
 // asserted to be off.
-func assertedOffIn(find func(types.UID) *api.VirtualMachine) func(types.UID) types.UID {
+func AssertedOffIn(find func(types.UID) *api.VirtualMachine) func(types.UID) types.UID {
 	return func(uid types.UID) types.UID {
 		if vm := find(uid); vm != nil {
 			return types.UID(vm.Annotations[api.AnnotationMachineIsOff])
@@ -85,8 +84,8 @@ func assertedOffIn(find func(types.UID) *api.VirtualMachine) func(types.UID) typ
 	}
 }
 
-// liveOwners does the same from the API, as metadata and page by page.
-func liveOwners(reader client.Reader) inventory.Owners {
+// LiveOwners does the same from the API, as metadata and page by page.
+func LiveOwners(reader client.Reader) inventory.Owners {
 	return func(ctx context.Context) (map[types.UID]bool, error) {
 		uids := map[types.UID]bool{}
 		var page metav1.PartialObjectMetadataList
@@ -105,9 +104,9 @@ func liveOwners(reader client.Reader) inventory.Owners {
 	}
 }
 
-// approvedOrphans returns a function that reads the approvals. There are none for a controller
+// ApprovedOrphans returns a function that reads the approvals. There are none for a controller
 // that may not read them, because its RBAC was written by hand.
-func approvedOrphans(reader client.Reader) func(context.Context) (map[driver.Target]bool, error) {
+func ApprovedOrphans(reader client.Reader) func(context.Context) (map[driver.Target]bool, error) {
 	return func(ctx context.Context) (map[driver.Target]bool, error) {
 		var found corev1.ConfigMap
 		err := reader.Get(ctx, types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: streams.OrphanApprovalsName}, &found)
@@ -133,8 +132,8 @@ func vmInformer(ctx context.Context, mgr ctrl.Manager) (cache.Informer, error) {
 	return mgr.GetCache().GetInformer(ctx, &api.VirtualMachine{}, cache.BlockUntilSynced(false))
 }
 
-// waitForCache waits until the cache has all VirtualMachines.
-func waitForCache(ctx context.Context, mgr ctrl.Manager) error {
+// WaitForCache waits until the cache has all VirtualMachines.
+func WaitForCache(ctx context.Context, mgr ctrl.Manager) error {
 	if _, err := vmInformer(ctx, mgr); err != nil {
 		return err
 	}
@@ -144,9 +143,9 @@ func waitForCache(ctx context.Context, mgr ctrl.Manager) error {
 	return nil
 }
 
-// cacheCheck returns a check that succeeds once the cache has all
+// CacheCheck returns a check that succeeds once the cache has all
 // VirtualMachines.
-func cacheCheck(mgr ctrl.Manager) healthz.Checker {
+func CacheCheck(mgr ctrl.Manager) healthz.Checker {
 	return func(req *http.Request) error {
 		informer, err := vmInformer(req.Context(), mgr)
 		if err == nil && !informer.HasSynced() {
@@ -154,8 +153,4 @@ func cacheCheck(mgr ctrl.Manager) healthz.Checker {
 		}
 		return err
 	}
-}
-
-func isRegistered(err error) bool {
-	return errors.As(err, &prometheus.AlreadyRegisteredError{})
 }

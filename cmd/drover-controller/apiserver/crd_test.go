@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+package apiserver
 
 import (
 	"context"
@@ -56,7 +56,7 @@ func TestStartEpoch(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				epoch, err := startEpoch(t.Context(), &lists{answers: tc.answers})
+				epoch, err := StartEpoch(t.Context(), &lists{answers: tc.answers})
 				assert.True(t, (tc.says != "" || (err == nil && epoch == 7)) && (tc.says == "" || (err != nil && strings.Contains(err.Error(), tc.says))),
 					"got %d, %v, want %q", epoch, err, tc.says)
 			})
@@ -85,7 +85,7 @@ func TestCheckCRD(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				err := checkCRD(t.Context(), &rest.Config{Host: "http://api", Transport: respond(func(req *http.Request) *http.Response {
+				err := CheckCRD(t.Context(), &rest.Config{Host: "http://api", Transport: respond(func(req *http.Request) *http.Response {
 					assert.True(t, req.URL.Path == "/openapi/v3/apis/cloudnative.tw/v1alpha1", "requested %s", req.URL)
 					body := fmt.Sprintf(`{"components": {"schemas": {"tw.cloudnative.v1alpha1.VirtualMachine": {"properties": {"status": %s}}}}}`, tc.schema)
 					return &http.Response{StatusCode: tc.code, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body))}

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+package apiserver
 
 import (
 	"context"
@@ -36,17 +36,17 @@ const (
 	servedPollPeriod = time.Second
 )
 
-// startEpoch returns the resourceVersion of a live list, which grows from start to start. It waits
+// StartEpoch returns the resourceVersion of a live list, which grows from start to start. It waits
 // until the API server serves VirtualMachines.
-func startEpoch(ctx context.Context, reader client.Reader) (uint64, error) {
+func StartEpoch(ctx context.Context, reader client.Reader) (uint64, error) {
 	var vms api.VirtualMachineList
 	var cause error
 	err := wait.PollUntilContextTimeout(ctx, servedPollPeriod, servedTimeout, true, func(ctx context.Context) (bool, error) {
 		before := cause
-		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		ctx, cancel := context.WithTimeout(ctx, RequestTimeout)
 		defer cancel()
 		if before == nil {
-			defer announceWait(ctrl.Log, "Waiting until the API server answers", "request", "list VirtualMachines")()
+			defer AnnounceWait(ctrl.Log, "Waiting until the API server answers", "request", "list VirtualMachines")()
 		}
 		cause = reader.List(ctx, &vms, client.Limit(1))
 		if !isNotServed(cause) {
@@ -84,11 +84,11 @@ const howToApplyCRD = "kubectl apply --server-side -f config/crd/cloudnative.tw_
 // writes.
 var errOldCRD = errors.New("the VirtualMachine CRD is older than this program: apply its CRD first (" + howToApplyCRD + ")")
 
-// checkCRD fails if the API server's VirtualMachines are known to lack something
+// CheckCRD fails if the API server's VirtualMachines are known to lack something
 // that this program writes to their status. It reads the OpenAPI document that the API
 // server shows to every authenticated user, so it needs no further permission. If
 // there is no answer it logs that, and skips the check.
-func checkCRD(ctx context.Context, cfg *rest.Config) error {
+func CheckCRD(ctx context.Context, cfg *rest.Config) error {
 	discoverer, err := discovery.NewDiscoveryClientForConfig(cfg)
 	if err != nil {
 		return err
