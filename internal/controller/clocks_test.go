@@ -15,10 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
-	"cloudnative.tw/drover/internal/policy"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -210,45 +208,6 @@ func TestRefusedStopUnderADeletion(t *testing.T) {
 	if tries := g.engine.calls - calls; tries != 4 { // after 0, 1, 3 and 7 s
 		t.Errorf("%d tries, want 4", tries)
 	}
-}
-
-// TestFactTimes covers what is recorded of a VM, and for how long.
-func TestFactTimes(t *testing.T) {
-	var s factTimes
-	vm := vmtest.ReportedVM().Status(vmtest.Failing(api.OperationCreate, 1, time.Second)).Obj()
-	first := s.updateTimes(vm, vmtest.Gone(), vmtest.T0)
-	again := s.updateTimes(vm, vmtest.Gone(), vmtest.T0.Add(time.Minute))
-	assert.True(t, first == again && first.Failure.Equal(vmtest.T0) && first.Operation.Equal(vmtest.T0),
-		"%+v, later %+v: want both since %s", first, again, vmtest.T0)
-	vm.Status.Operation.Attempts++
-	got := s.updateTimes(vm, vmtest.Gone(), vmtest.T0.Add(time.Minute))
-	assert.True(t, got.Failure.Equal(vmtest.T0.Add(time.Minute)) && got.Operation.Equal(vmtest.T0), "another failure: %+v", got)
-	twin := vm.DeepCopy()
-	twin.UID = "uid-2"
-	got = s.updateTimes(twin, vmtest.Gone(), vmtest.T0.Add(time.Hour))
-	assert.True(t, got.Operation.Equal(vmtest.T0.Add(time.Hour)), "another VM of the same name: %+v", got)
-	left := vmtest.Present(driver.StateStopped)
-	left.Server.NeedsEnsure = true
-	s.updateTimes(vm, left, vmtest.T0)
-	got = s.updateTimes(vm, left, vmtest.T0.Add(time.Hour))
-	assert.True(t, got.Cleanup.Equal(vmtest.T0), "what the last run has left: %+v, want it since %s", got, vmtest.T0)
-	vm.Status.Operation = nil
-	got = s.updateTimes(vm, vmtest.Present(driver.StateRunning), vmtest.T0)
-	assert.True(t, got == (policy.Instants{}) && s.get(keyOf(vm)) == nil, "at rest: %+v, %v recorded", got, s.get(keyOf(vm)))
-}
-
-// TestTimesOfARun checks that a run counts from when this process observed it. The
-// time of a run that was over by then is unknown.
-func TestTimesOfARun(t *testing.T) {
-	var s factTimes
-	over, crashing := vmtest.ShortRun(1, 3, 0)
-	vm := vmtest.ReportedVM().Status(crashing).Obj()
-	if got := s.updateTimes(vm, over, vmtest.T0); got.Exit != vmtest.T0 || !got.Run.IsZero() {
-		t.Errorf("a run that was not observed: %+v", got)
-	}
-	s.updateTimes(vm, vmtest.Present(driver.StateRunning), vmtest.T0.Add(time.Second))
-	got := s.updateTimes(vm, over, vmtest.T0.Add(3*time.Second))
-	assert.Equal(t, "a run that was observed lasted", got.Exit.Sub(got.Run), 2*time.Second)
 }
 
 // TestFetchesThatFail checks that a server whose guest never runs is started after growing delays,

@@ -243,6 +243,6 @@ func (r *Reconciler) inputOf(known facts) policy.Input {
 		Now: now, VM: translate.VM(known.vm), Observed: translate.Observed(&known.observed.Observation),
 		Driver: r.Driver, Drivers: policy.ListOf(r.Drivers...), Epoch: r.leaderEpoch(),
 		Done: known.operation, PassedGeneration: known.passedGeneration, Probe: probe,
-		Since: r.times.updateTimes(known.vm, known.observed.Observation, now), DeletionBlocker: translate.Truncate(known.deletionBlocker),
+		Since: r.times.Update(known.vm, known.observed.Observation, now), DeletionBlocker: translate.Truncate(known.deletionBlocker),
 	}
 }

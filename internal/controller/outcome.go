@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/facttimes"
 	"cloudnative.tw/drover/internal/controller/translate"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
@@ -94,7 +95,7 @@ func (r *Reconciler) finishDecision(vm *api.VirtualMachine, result decisions.Res
 	} else {
 		outcome.Error = translate.ErrorText(err)
 	}
-	r.Decisions.Finish(keyOf(vm), outcome)
+	r.Decisions.Finish(facttimes.KeyOf(vm), outcome)
 }
 
 func stateText(observed inventory.Observation) string {
@@ -208,7 +209,7 @@ func (s *step) failedOperation() *api.Operation {
 	op := s.newOperation()
 	op.Run = s.decision.Action.EndRun
 	switch have := s.vm.Status.Operation; {
-	case isCounting(have) && changesRun(op.Type):
+	case facttimes.IsCounting(have) && changesRun(op.Type):
 		counting := have.DeepCopy()
 		counting.Generation = op.Generation // else the failure would not wait for its next try
 		return counting

@@ -15,6 +15,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/facttimes"
 	"cloudnative.tw/drover/internal/controller/probe"
 	"cloudnative.tw/drover/internal/controller/recorder"
 	"cloudnative.tw/drover/internal/controller/vmclient"
@@ -59,9 +60,9 @@ type Reconciler struct {
 	// Inventories are the inventories of all drivers that run here.
 	Inventories []*inventory.Inventory
 
-	unreported perVM[*unreportedWork]
+	unreported facttimes.PerVM[*unreportedWork]
 	stages     stages
-	times      factTimes
+	times      facttimes.FactTimes
 	probes     *probe.Prober
 }
 

@@ -82,7 +82,7 @@ func (p *pass) writeStatus(ctx context.Context) (isOvertaken bool, err error) {
 		return false, err
 	}
 	p.base, p.vm, p.baseLive = vm, vm.DeepCopy(), true
-	p.r.times.updateTimes(p.vm, p.observed.Observation, now) // an operation that begins with this write began now
+	p.r.times.Update(p.vm, p.observed.Observation, now) // an operation that begins with this write began now
 	return isOvertaken, nil
 }
 

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/facttimes"
 	"cloudnative.tw/drover/internal/controller/translate"
 	"cloudnative.tw/drover/internal/controller/vmtest"
 	"cloudnative.tw/drover/internal/driver"
@@ -267,8 +268,8 @@ func TestStagesThatLastAreReported(t *testing.T) {
 			t.Errorf("after %s, %s waits until %s, want %s", step.after, step.reason, until, want)
 		}
 	}
-	seen.forget(keyOf(vm))
-	assert.Equal(t, "left of an object that is gone", seen.get(keyOf(vm)), (stage{}))
+	seen.Forget(facttimes.KeyOf(vm))
+	assert.Equal(t, "left of an object that is gone", seen.Get(facttimes.KeyOf(vm)), (stage{}))
 }
 
 // TestReportIsThrottled checks that a change that can wait is written at its time,

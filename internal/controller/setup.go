@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/facttimes"
 	"cloudnative.tw/drover/internal/controller/probe"
 	"cloudnative.tw/drover/internal/controller/queue"
 	"cloudnative.tw/drover/internal/controller/recorder"
@@ -146,7 +147,7 @@ func (r *Reconciler) eventHandler() handler.TypedEventHandler[*api.VirtualMachin
 // is empty: takeOver fills it after the election.
 func (r *Reconciler) enqueueObject(q queue.Queue, vm *api.VirtualMachine, priority int) {
 	if policy.DriverOf(vm, r.Drivers) == r.Driver && !r.isStandby() {
-		queue.Add(q, keyOf(vm), priority)
+		queue.Add(q, facttimes.KeyOf(vm), priority)
 	}
 }
 
@@ -192,7 +193,7 @@ func (r *Reconciler) enqueueAll(ctx context.Context, q queue.Queue) {
 		if observed := r.observeServer(vm); observed.Answer != inventory.Unknown && !translate.IsAsReported(vm, observed) {
 			priority = queue.PriorityEngine
 		}
-		queue.Add(q, keyOf(vm), priority)
+		queue.Add(q, facttimes.KeyOf(vm), priority)
 	}
 }
 
@@ -238,7 +239,7 @@ func (r *Reconciler) takeOver(ctx context.Context, q queue.Queue, elected <-chan
 func (r *Reconciler) enqueueUnfinished(ctx context.Context, q queue.Queue) {
 	for _, priority := range []int{queue.PriorityDeletion, queue.PriorityUser, queue.PriorityEngine} {
 		for _, vm := range r.listCached(ctx, client.MatchingFields{queue.PriorityIndex: strconv.Itoa(priority)}) {
-			queue.Add(q, keyOf(vm), priority)
+			queue.Add(q, facttimes.KeyOf(vm), priority)
 		}
 	}
 	ctrl.Log.V(1).Info("Took over", "driver", r.Driver, "unfinished", q.Len())

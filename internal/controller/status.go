@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/facttimes"
 	"cloudnative.tw/drover/internal/controller/translate"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
@@ -60,17 +61,12 @@ func (p *pass) statusOperation() *api.Operation {
 	switch {
 	case have != nil && (have.Type == wanted || wanted == "" && unknown):
 		return withNextTry(have, p.decision.NextTry)
-	case isCounting(have) && (changesRun(wanted) || p.decision.Action.EndedByOthers):
+	case facttimes.IsCounting(have) && (changesRun(wanted) || p.decision.Action.EndedByOthers):
 		return have
 	case wanted == "":
 		return nil
 	}
 	return p.newOperation()
-}
-
-// isCounting reports whether an operation counts starts that have yet to lead to a stable run.
-func isCounting(op *api.Operation) bool {
-	return op != nil && policy.Operation{Type: op.Type, Attempts: op.Attempts}.IsCounting()
 }
 
 // changesRun reports whether an operation changes a run, and neither begins nor ends one.

@@ -63,7 +63,7 @@ func TestEventAfterAFailedWrite(t *testing.T) {
 	assert.True(t, n == 1, "the driver was called %d times, want 1", n)
 	vm := g.vm()
 	assert.True(t, vm.Status.Server.Generation == vm.Generation, "the status has generation %d as passed, want %d", vm.Status.Server.Generation, vm.Generation)
-	assert.True(t, g.r.unreported.get(key) == nil, "what was written is still recorded")
+	assert.True(t, g.r.unreported.Get(key) == nil, "what was written is still recorded")
 }
 
 // TestObjectsAfterAFailedWrite checks that the driver gets no objects as recorded that the write of the

@@ -113,6 +113,7 @@ var packages = []testPackage{
 	{"cmd/kubectl-vm/streams", raced, 32},
 	{"internal/controller", raced, 32},
 	{"internal/controller/probe", raced, 32},
+	{"internal/controller/facttimes", raced, 32},
 	{"internal/controller/queue", raced, 32},
 	{"internal/controller/recorder", raced, 32},
 	{"internal/controller/vmclient", raced, 32},

@@ -7,13 +7,14 @@ import (
 	"context"
 	"sync"
 
-	"cloudnative.tw/drover/cmd/drover-controller/apiserver"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	typedeventsv1 "k8s.io/client-go/kubernetes/typed/events/v1"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
+
+	"cloudnative.tw/drover/cmd/drover-controller/apiserver"
 )
 
 // reporter is the source that events name.

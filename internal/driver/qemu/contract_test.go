@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"k8s.io/utils/clock"
+
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/driver/qemu/exits"
@@ -19,7 +21,6 @@ import (
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
-	"k8s.io/utils/clock"
 )
 
 func TestContract(t *testing.T) {

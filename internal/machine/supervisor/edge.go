@@ -12,8 +12,9 @@ import (
 	"slices"
 	"sync"
 
-	"cloudnative.tw/drover/internal/machine/control"
 	"github.com/go-logr/logr"
+
+	"cloudnative.tw/drover/internal/machine/control"
 )
 
 // guardedEdge is the machine's end of the network for others. It takes connections only while the guest runs.

@@ -13,6 +13,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/containerboot"
@@ -22,7 +24,6 @@ import (
 	"cloudnative.tw/drover/internal/guest/config"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
-	"golang.org/x/sys/unix"
 )
 
 // StartRun begins a run. It records what it is about to do, starts QEMU with the guest still
