@@ -51,34 +51,73 @@ var yamlLine = regexp.MustCompile(`^    [a-zA-Z]+:( |$)`)
 // patchLine is a command that changes fields of a VirtualMachine.
 var patchLine = regexp.MustCompile(`kubectl patch vm \S+ --type merge -p '([^']+)'`)
 
-// blocksOf returns the blocks of YAML of a page.
+// blocksOf returns the blocks of YAML of a page, and those that should be one.
 func blocksOf(page, text string) (blocks []block) {
 	lines := strings.Split(text, "\n")
 	above := ""
 	for i := 0; i < len(lines); i++ {
 		line := lines[i]
+		found := block{page: page, line: i + 1}
+		patch := patchLine.FindStringSubmatch(line)
 		switch {
-		case strings.HasPrefix(line, "```"):
-			length := slices.Index(lines[i+1:], "```")
-			if length < 0 {
-				length = len(lines) - i - 1
+		case strings.HasPrefix(strings.TrimSpace(line), fence):
+			content := fencedLines(lines[i:])
+			if isYAML(strings.TrimSpace(line), content) {
+				found.mark, found.text = strings.TrimSpace(above), strings.Join(content, "\n")
+				blocks = append(blocks, found)
 			}
-			if content := lines[i+1]; line == "```yaml" || line == "```yml" || line == "```" && yamlLine.MatchString("    "+content) {
-				blocks = append(blocks, block{page, i + 1, above, strings.Join(lines[i+1:i+1+length], "\n")})
-			}
-			i += length + 1
-		case yamlLine.MatchString(line) && strings.TrimSpace(above) == "":
-			blocks = append(blocks, block{page, i + 1, "indented instead of a mark and a fence", line})
-		}
-		if strings.Contains(line, "apiVersion: cloudnative.tw/") {
-			blocks = append(blocks, block{page, i + 1, "it is inside of a command", line})
-		}
-		if patch := patchLine.FindStringSubmatch(line); patch != nil {
-			blocks = append(blocks, block{page, i + 1, markFragment, patch[1]})
+			i += len(content) + 1
+		case patch != nil:
+			found.mark, found.text = markFragment, patch[1]
+			blocks = append(blocks, found)
+		case yamlLine.MatchString(line) && strings.TrimSpace(above) == "", strings.Contains(line, "apiVersion: cloudnative.tw/"):
+			found.mark = "of a block without a fence"
+			blocks = append(blocks, found)
 		}
 		above = line
 	}
 	return blocks
+}
+
+const fence = "```"
+
+// fencedLines returns the lines between a fence, which is the first line, and its end, without the fence's indentation.
+func fencedLines(lines []string) (content []string) {
+	indentation := lines[0][:strings.Index(lines[0], fence)]
+	for _, line := range lines[1:] {
+		if strings.TrimSpace(line) == fence {
+			break
+		}
+		content = append(content, strings.TrimPrefix(line, indentation))
+	}
+	return content
+}
+
+// isYAML reports whether a fence says so, or its lines look so.
+func isYAML(opening string, content []string) bool {
+	label := strings.TrimPrefix(opening, fence)
+	return label == "yaml" || label == "yml" || label == "" && len(content) > 0 && yamlLine.MatchString("    "+content[0])
+}
+
+// TestBlocks checks which blocks are found on a page, and with which marks.
+func TestBlocks(t *testing.T) {
+	t.Parallel()
+	marked := markComplete + "\n```yaml\na: 1\n```\n"
+	for text, want := range map[string][]block{
+		"":     nil,
+		marked: {{"", 2, markComplete, "a: 1"}},
+		"- x\n  " + strings.ReplaceAll(marked, "\n", "\n  "):   {{"", 3, markComplete, "a: 1"}},
+		"text\n\n```\nspec: {}\n```\n":                         {{"", 3, "", "spec: {}"}},
+		"```yaml":                                              {{"", 1, "", ""}},
+		"```go\nspec: 1\n```\n\n    $ kubectl get\n    a: b\n": nil,
+		"text:\n\n    spec:\n      a: b\n":                     {{"", 3, "of a block without a fence", ""}},
+		"    cat <<E\n    apiVersion: cloudnative.tw/v1\n":     {{"", 2, "of a block without a fence", ""}},
+		"    kubectl patch vm NAME --type merge -p '{}'\n":     {{"", 1, markFragment, "{}"}},
+	} {
+		if got := blocksOf("", text); !slices.Equal(got, want) {
+			t.Errorf("%q has %+v, want %+v", text, got, want)
+		}
+	}
 }
 
 // objects are all kinds of objects of the server.
