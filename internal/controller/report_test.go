@@ -510,10 +510,7 @@ func TestStatusWriteIsBounded(t *testing.T) {
 func awaitTimer(t *testing.T, timers *testingclock.FakeClock) {
 	t.Helper()
 	err := assert.Poll(t.Context(), "a timer", func() error {
-		if !timers.HasWaiters() {
-			return errors.New("there is none")
-		}
-		return nil
+		return assert.ErrorUnless(timers.HasWaiters(), "there is none")
 	})
 	if err != nil {
 		t.Error(err)

@@ -101,24 +101,18 @@ func TestCloud(t *testing.T) {
 			s := newStore(t)
 			allow(t, s, p.policy(t, c.algorithm, c.format))
 			ref := image.ParseRef(house, "")
-			if s.Sources.IsUnchecked(ref) || !ref.Source.IsFetched() || ref.Source.String() != house {
-				t.Errorf("it counts as unchecked: %v, as remote: %v, and is shown as %s", s.Sources.IsUnchecked(ref), ref.Source.IsFetched(), ref.Source)
-			}
+			assert.True(t, !s.Sources.IsUnchecked(ref) && ref.Source.IsFetched() && ref.Source.String() == house,
+				"it counts as unchecked: %v, as remote: %v, and is shown as %s", s.Sources.IsUnchecked(ref), ref.Source.IsFetched(), ref.Source)
 			assert.NoError(t, fetch(t, s, ref))
 			checkStored(t, s, ref, content)
-			if got := s.Digest(ref); got != checksum(c.sent) {
-				t.Errorf("its digest is %s, want %s", got, checksum(c.sent))
-			}
+			assert.Equal(t, "its digest", s.Digest(ref), checksum(c.sent))
 			all, err := s.List()
 			assert.NoError(t, err)
-			if len(all) != 1 || len(all[0].Sources) != 1 || all[0].Sources[0] != house {
-				t.Errorf("the store has %+v", all)
-			}
+			assert.True(t, len(all) == 1 && len(all[0].Sources) == 1 && all[0].Sources[0] == house, "the store has %+v", all)
 			assert.NoError(t, fetch(t, s, image.ParseRef(house, checksum(c.sent))))
 			assert.NoError(t, fetch(t, s, ref))
-			if n := p.requests(diskFile) + p.requests(sumsFile); n != 2 {
-				t.Errorf("the publisher was asked %d times, want 2", n)
-			}
+			n := p.requests(diskFile) + p.requests(sumsFile)
+			assert.True(t, n == 2, "the publisher was asked %d times, want 2", n)
 		})
 	}
 }
@@ -161,9 +155,8 @@ func TestCloudFails(t *testing.T) {
 			wantRetry(t, err, strings.Replace(c.says, "URL", p.url, 1))
 			wantRetry(t, err, "image "+house)
 			checkImages(t, s, 0)
-			if got := p.requests(diskFile); got != c.asks {
-				t.Errorf("the image was asked for %d times, want %d", got, c.asks)
-			}
+			got := p.requests(diskFile)
+			assert.True(t, got == c.asks, "the image was asked for %d times, want %d", got, c.asks)
 		})
 	}
 }
@@ -216,9 +209,7 @@ func TestCloudNames(t *testing.T) {
 		if message != "" {
 			assert.ErrorIs(t, text, fetch(t, s, ref), image.ErrInvalid, message)
 		}
-		if (found != nil) != (message == "" && strings.HasPrefix(text, "cloud://")) {
-			t.Errorf("%s is %+v", text, found)
-		}
+		assert.True(t, (found != nil) == (message == "" && strings.HasPrefix(text, "cloud://")), "%s is %+v", text, found)
 	}
 	policy.Catalogue = filepath.Join(t.TempDir(), "none")
 	assert.ErrorSays(t, "no file", assert.ErrorOf(image.NewSources(policy)), "--image-catalogue: open "+policy.Catalogue)
@@ -233,7 +224,6 @@ func TestCloudAddresses(t *testing.T) {
 	s := newStore(t)
 	allow(t, s, policy)
 	wantRetry(t, fetch(t, s, image.ParseRef(house, "")), "its checksum at "+p.url+sumsFile+": 127.0.0.1 leads to a loopback address, which is asked only if --image-hosts has")
-	if n := p.requests(sumsFile); n != 0 {
-		t.Errorf("the publisher was asked %d times", n)
-	}
+	n := p.requests(sumsFile)
+	assert.True(t, n == 0, "the publisher was asked %d times", n)
 }

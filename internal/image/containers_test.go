@@ -123,9 +123,8 @@ func TestContainer(t *testing.T) {
 		assert.ErrorIs(t, "OpenRoot", assert.ErrorOf(s.OpenRoot(ref)), image.ErrUnavailable, "has to be fetched first")
 		assert.NoError(t, fetch(t, s, ref))
 		root := openRoot(t, s, ref)
-		if root.Digest != digest || root.Name != "root-"+strings.Replace(digest, ":", "-", 1) || s.Digest(ref) != digest {
-			t.Errorf("%s: got %+v, want %s", source, root, digest)
-		}
+		assert.True(t, root.Digest == digest && root.Name == "root-"+strings.Replace(digest, ":", "-", 1) && s.Digest(ref) == digest,
+			"%s: got %+v, want %s", source, root, digest)
 		if k == 0 {
 			layers = asked.Load()
 			checkRoot(t, root)
@@ -136,9 +135,8 @@ func TestContainer(t *testing.T) {
 		if got, configs := asked.Load(), int32(k); got != layers+configs { // whose configuration is read each time
 			t.Errorf("%s: the registry was asked for %d blobs, %d at first", source, got, layers)
 		}
-		if needed, err := s.NeedsFetch(ref, image.PullAlways); err != nil || needed == strings.Contains(source, "@") {
-			t.Errorf("%s: it has to be fetched again: %v, %v", source, needed, err)
-		}
+		needed, err := s.NeedsFetch(ref, image.PullAlways)
+		assert.True(t, err == nil && needed != strings.Contains(source, "@"), "%s: it has to be fetched again: %v, %v", source, needed, err)
 	}
 	checkImages(t, s, 1)
 }
@@ -150,20 +148,15 @@ func checkRoot(t *testing.T, root *image.Root) {
 		Entrypoint: []string{"/bin/app"}, Cmd: []string{"--serve"}, Env: []string{"PATH=/bin", "EMPTY="}, WorkingDir: "/srv", User: "1000:1000",
 		StopSignal: "SIGINT", ExposedPorts: []string{"443/tcp", "80/tcp"}, Volumes: []string{"/data"},
 	}
-	if !reflect.DeepEqual(root.Config, want) {
-		t.Errorf("the configuration is %+v", root.Config)
-	}
+	assert.True(t, reflect.DeepEqual(root.Config, want), "the configuration is %+v", root.Config)
 	tree := filetree.Read(t, root.File)
 	upper, err := filetree.HashOf(strings.NewReader("upper"))
 	assert.NoError(t, err)
-	if len(tree) != 5 || tree["etc/app.conf"].Hash != upper {
-		t.Errorf("the root has %v", tree)
-	}
+	assert.True(t, len(tree) == 5 && tree["etc/app.conf"].Hash == upper, "the root has %v", tree)
 	info, err := root.File.Stat()
 	assert.NoError(t, err)
-	if info.Mode().Perm() != 0o400 || info.Size() != root.Size || root.Size%4096 != 0 {
-		t.Errorf("the file has the mode %v and %d bytes, of %d", info.Mode(), info.Size(), root.Size)
-	}
+	assert.True(t, info.Mode().Perm() == 0o400 && info.Size() == root.Size && root.Size%4096 == 0,
+		"the file has the mode %v and %d bytes, of %d", info.Mode(), info.Size(), root.Size)
 }
 
 // TestPlatform checks that the image for machines is chosen, and that others are refused before
@@ -195,9 +188,8 @@ func TestPlatform(t *testing.T) {
 	s := containerStore(t, registry)
 	both := push("both", indexOf(map[string]v1.Image{"arm64": arm, "amd64": amd}))
 	assert.NoError(t, fetch(t, s, both))
-	if root := openRoot(t, s, both); root.Digest != digestOf(t, amd) {
-		t.Errorf("got %s", root.Digest)
-	}
+	root := openRoot(t, s, both)
+	assert.True(t, root.Digest == digestOf(t, amd), "got %s", root.Digest)
 	asked.Store(0)
 	wantRetry(t, fetch(t, s, push("arm", arm)), `it is for "linux/arm64": machines run linux/amd64`)
 	wantRetry(t, fetch(t, s, push("arm-index", indexOf(map[string]v1.Image{"arm64": arm}))), "it lacks an image for linux/amd64")
@@ -220,14 +212,10 @@ func TestContainerOfDisk(t *testing.T) {
 	path, exists := s.Path(ref)
 	have, err := os.ReadFile(path)
 	assert.NoError(t, err)
-	if !exists || !bytes.Equal(have, content) || s.Digest(ref) != checksum(content) {
-		t.Errorf("%s has %d bytes, want the disk", path, len(have))
-	}
+	assert.True(t, exists && bytes.Equal(have, content) && s.Digest(ref) == checksum(content), "%s has %d bytes, want the disk", path, len(have))
 	base, err := s.Describe(ref)
 	assert.NoError(t, err)
-	if base.Path != filepath.Base(path) || base.Stamp != fmt.Sprint(len(content)) {
-		t.Errorf("the disk is described as %+v", base)
-	}
+	assert.True(t, base.Path == filepath.Base(path) && base.Stamp == fmt.Sprint(len(content)), "the disk is described as %+v", base)
 	assert.NoError(t, fetch(t, s, image.ParseRef(source, "")))
 	checkImages(t, s, 1)
 	// A disk by its checksum, as of a machine that was made of it.
@@ -249,13 +237,10 @@ func TestPinnedContainer(t *testing.T) {
 	s := containerStore(t, registry)
 	pinned := image.ParseRef(source, digestOf(t, old))
 	assert.NoError(t, fetch(t, s, pinned))
-	if root := openRoot(t, s, pinned); root.Digest != pinned.Checksum {
-		t.Errorf("got %s", root.Digest)
-	}
+	root := openRoot(t, s, pinned)
+	assert.True(t, root.Digest == pinned.Checksum, "got %s", root.Digest)
 	assert.NoError(t, fetch(t, s, image.ParseRef(source, "")))
-	if root := openRoot(t, s, image.ParseRef(source, "")); root.Digest != digestOf(t, latest) {
-		t.Errorf("the source stands for %s", root.Digest)
-	}
+	assert.Equal(t, "the source stands for", openRoot(t, s, image.ParseRef(source, "")).Digest, digestOf(t, latest))
 	missing := image.ParseRef(source, checksum([]byte("missing")))
 	wantRetry(t, fetch(t, s, missing), "its digest is "+digestOf(t, latest))
 	checkImages(t, s, 2)
@@ -300,9 +285,7 @@ func TestContainerRegistryFails(t *testing.T) {
 			for range 2 {
 				wantRetry(t, fetch(t, s, image.ParseRef(registry+"/app:1", "")), c.says)
 			}
-			if again := asked.Load() > 1; again != c.again {
-				t.Errorf("it was asked again: %v, want %v", again, c.again)
-			}
+			assert.Equal(t, "it was asked again", asked.Load() > 1, c.again)
 			checkImages(t, s, 0)
 		})
 	}
@@ -378,9 +361,8 @@ func TestStatedSizes(t *testing.T) {
 				framework.PushImage(t, registry+"/app:1", containerImage(t, "amd64", containerConfig, plain(framework.TarOf(t, "disk/a", bytes.Repeat([]byte("program "), 1000)))))
 				s := containerStore(t, registry)
 				assert.ErrorSays(t, "Fetch", fetch(t, s, image.ParseRef(scheme+registry+"/app:1", "")), c.says)
-				if n := asked.Load(); n != 0 {
-					t.Errorf("the registry was asked for %d blobs", n)
-				}
+				n := asked.Load()
+				assert.True(t, n == 0, "the registry was asked for %d blobs", n)
 				checkImages(t, s, 0)
 			})
 		}
@@ -495,12 +477,10 @@ func TestContainerNoRoom(t *testing.T) {
 	before := asked.Load()
 	wantRetry(t, fetch(t, s, ref), "it needs at least")
 	left, err := os.ReadDir(dir)
-	if all, listErr := s.List(); err != nil || listErr != nil || len(left) != 1 || len(all) != 0 {
-		t.Errorf("left are %v, %v, and the images %v, %v", left, err, all, listErr)
-	}
-	if n := asked.Load() - before; n > 1 {
-		t.Errorf("%d blobs were fetched", n)
-	}
+	all, listErr := s.List()
+	assert.True(t, err == nil && listErr == nil && len(left) == 1 && len(all) == 0, "left are %v, %v, and the images %v, %v", left, err, all, listErr)
+	n := asked.Load() - before
+	assert.True(t, n <= 1, "%d blobs were fetched", n)
 	assert.NoError(t, unix.Mount("", dir, "", unix.MS_REMOUNT, "size=16M"))
 	assert.NoError(t, fetch(t, s, ref))
 }
@@ -545,9 +525,8 @@ func TestPruneRoots(t *testing.T) {
 	kept, removed := openRoot(t, s, refs[0]), openRoot(t, s, refs[1])
 	pruned, err := s.Prune(t.Context(), func() (map[string]bool, error) { return map[string]bool{kept.Name: true}, nil })
 	assert.NoError(t, err)
-	if len(pruned) != 1 || pruned[0].Name != removed.Name || pruned[0].Sources[0] != refs[1].Source.Text() || pruned[0].Digest != removed.Digest {
-		t.Errorf("it removed %+v", pruned)
-	}
+	assert.True(t, len(pruned) == 1 && pruned[0].Name == removed.Name && pruned[0].Sources[0] == refs[1].Source.Text() && pruned[0].Digest == removed.Digest,
+		"it removed %+v", pruned)
 	openRoot(t, s, refs[0])
 	assert.ErrorIs(t, "OpenRoot", assert.ErrorOf(s.OpenRoot(refs[1])), image.ErrUnavailable)
 	assert.NoError(t, fetch(t, s, refs[1]))
@@ -566,9 +545,7 @@ func TestPruneIsKilled(t *testing.T) {
 	for range 2 {
 		assert.NoError(t, fetch(t, s, ref))
 		path, exists := s.Path(ref)
-		if !exists {
-			t.Fatal("it was not fetched")
-		}
+		assert.Require(t, exists, "it was not fetched")
 		assert.NoError(t, os.Remove(path)) // which Prune does first
 	}
 	removed, err := s.Prune(t.Context(), unused)
@@ -622,9 +599,7 @@ func TestConverterClaims(t *testing.T) {
 		}
 		err := fetch(t, s, image.ParseRef(registry+"/app:1", ""))
 		wantRetry(t, err, c.says)
-		if err != nil && (len(err.Error()) > 1500 || strings.ContainsAny(err.Error(), "\x1b\n")) {
-			t.Errorf("%s: got %q", name, err)
-		}
+		assert.True(t, err == nil || (len(err.Error()) <= 1500 && !strings.ContainsAny(err.Error(), "\x1b\n")), "%s: got %q", name, err)
 		checkImages(t, s, 0)
 	}
 }
@@ -685,8 +660,6 @@ func TestBuiltIn(t *testing.T) {
 		checkRoot(t, root)
 		want, err := filetree.HashOf(strings.NewReader(content))
 		assert.NoError(t, err)
-		if got := filetree.Read(t, root.File)["bin/app"].Hash; got != want {
-			t.Errorf("of the %s file the program has the hash %s, want %s", content, got, want)
-		}
+		assert.Equal(t, "of the "+content+" file the program has the hash", filetree.Read(t, root.File)["bin/app"].Hash, want)
 	}
 }

@@ -51,15 +51,12 @@ func TestCompressed(t *testing.T) {
 			var last string
 			assert.NoError(t, fetchReporting(t, s, ref, func(status string) { last = status }))
 			checkStored(t, s, ref, disk())
-			if want := fmt.Sprintf("fetching %s: 100%%", ref.Source); !strings.HasPrefix(last, want) {
-				t.Errorf("the last progress is %q, want %q", last, want)
-			}
+			want := fmt.Sprintf("fetching %s: 100%%", ref.Source)
+			assert.True(t, strings.HasPrefix(last, want), "the last progress is %q, want %q", last, want)
 			other := image.ParseRef(serveTLS(t, sent), "") // which fetches it again, and finds the same file
 			assert.NoError(t, fetch(t, s, other))
 			checkImages(t, s, 1)
-			if got := s.Digest(other); got != ref.Checksum {
-				t.Errorf("its digest is %s, want %s", got, ref.Checksum)
-			}
+			assert.Equal(t, "its digest", s.Digest(other), ref.Checksum)
 		})
 	}
 }
@@ -140,9 +137,8 @@ func TestCompressedHoles(t *testing.T) {
 	path, _ := s.Path(ref)
 	var info syscall.Stat_t
 	assert.NoError(t, syscall.Stat(path, &info))
-	if onDisk := info.Blocks * 512; onDisk > 4<<20 {
-		t.Errorf("the image takes %d bytes on the disk: all but 1 MiB are zeroes", onDisk)
-	}
+	onDisk := info.Blocks * 512
+	assert.True(t, onDisk <= 4<<20, "the image takes %d bytes on the disk: all but 1 MiB are zeroes", onDisk)
 }
 
 // TestCompressedElsewhere checks that the disk in a container disk is not decompressed: under its digest

@@ -46,22 +46,17 @@ func FuzzRef(f *testing.F) {
 	f.Fuzz(func(t *testing.T, source, checksum string) {
 		ref := ParseRef(source, checksum)
 		if err := ref.Validate("image"); err != nil {
-			if !strings.HasPrefix(err.Error(), "image.checksum") || !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrUnsupported) {
-				t.Errorf("%q, %q: the error names no field: %v", source, checksum, err)
-			}
+			assert.True(t, strings.HasPrefix(err.Error(), "image.checksum") && (errors.Is(err, ErrInvalid) || errors.Is(err, ErrUnsupported)),
+				"%q, %q: the error names no field: %v", source, checksum, err)
 			return
 		}
 		s := &Store{Dir: "/store", Sub: "cache", Clock: clock.RealClock{}}
 		for _, at := range []string{s.refPath(source), first(s.Path(ref))} {
-			if at != "" && filepath.Dir(at) != "/store/cache" {
-				t.Errorf("%q, %q: the path is %s", source, checksum, at)
-			}
+			assert.True(t, at == "" || filepath.Dir(at) == "/store/cache", "%q, %q: the path is %s", source, checksum, at)
 		}
 		sources, err := NewSources(Policy{PlainHTTP: []string{"localhost:5000"}})
 		assert.NoError(t, err)
-		if ref.Checksum != "" && sources.IsUnchecked(ref) {
-			t.Errorf("%q is unchecked in spite of its checksum", source)
-		}
+		assert.True(t, ref.Checksum == "" || !sources.IsUnchecked(ref), "%q is unchecked in spite of its checksum", source)
 	})
 }
 
@@ -78,15 +73,12 @@ func FuzzRefFile(f *testing.F) {
 		s := &Store{Dir: t.TempDir(), Sub: "cache", Clock: clock.RealClock{}}
 		ref := ParseRef("https://host/x", "")
 		assert.NoError(t, errors.Join(os.Mkdir(s.filePath(""), 0o700), os.WriteFile(s.refPath(ref.Source.Text()), content, 0o600)))
-		if digest := s.Digest(ref); digest != "" && !checksumPattern.MatchString(digest) {
-			t.Errorf("%q stands for %q", content, digest)
-		}
-		if at, exists := s.Path(ref); exists {
-			t.Errorf("%q stands for an image that nobody has fetched, %q", content, at)
-		}
-		if needs, err := s.NeedsFetch(ref, ""); err != nil || !needs {
-			t.Errorf("with %q it needs no fetch: %v", content, err)
-		}
+		digest := s.Digest(ref)
+		assert.True(t, digest == "" || checksumPattern.MatchString(digest), "%q stands for %q", content, digest)
+		at, exists := s.Path(ref)
+		assert.True(t, !exists, "%q stands for an image that nobody has fetched, %q", content, at)
+		needs, err := s.NeedsFetch(ref, "")
+		assert.True(t, err == nil && needs, "with %q it needs no fetch: %v", content, err)
 	})
 }
 
@@ -110,15 +102,12 @@ func FuzzLayers(f *testing.F) {
 		}
 		var out bytes.Buffer
 		err = copyDisk(image, &out, layerLimit, func(int) {})
-		if out.Len() > layerLimit {
-			t.Errorf("a disk of %d bytes came of layers of %d and %d bytes", out.Len(), len(lower), len(upper))
-		}
+		assert.True(t, out.Len() <= layerLimit, "a disk of %d bytes came of layers of %d and %d bytes", out.Len(), len(lower), len(upper))
 		if err != nil {
 			return
 		}
-		if want := append(disksIn(t, lower), disksIn(t, upper)...); len(want) != 1 || !bytes.Equal(want[0], out.Bytes()) {
-			t.Errorf("the disk is %q, and the layers have %q", out.Bytes(), want)
-		}
+		want := append(disksIn(t, lower), disksIn(t, upper)...)
+		assert.True(t, len(want) == 1 && bytes.Equal(want[0], out.Bytes()), "the disk is %q, and the layers have %q", out.Bytes(), want)
 	})
 }
 

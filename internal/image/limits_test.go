@@ -178,15 +178,12 @@ func TestSparse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			layer := zipped(t, archive)
-			if size, err := layer.Size(); err != nil || size > 400 {
-				t.Errorf("the layer has %d bytes, %v: it is meant to be a small one", size, err)
-			}
+			size, err := layer.Size()
+			assert.True(t, err == nil && size <= 400, "the layer has %d bytes, %v: it is meant to be a small one", size, err)
 			ref := image.ParseRef(push(t, nil, layer), "")
 			s := newStore(t, hostOf(ref.Source.Text()))
 			wantRetry(t, fetchReporting(t, s, ref, func(status string) {
-				if !strings.HasSuffix(status, "(0.0/0.0 MB)") {
-					t.Errorf("more than the layer was read: %s", status)
-				}
+				assert.True(t, strings.HasSuffix(status, "(0.0/0.0 MB)"), "more than the layer was read: %s", status)
 			}), "the disk is a sparse file")
 			checkImages(t, s, 0)
 		})
@@ -240,9 +237,7 @@ func TestRejectedContent(t *testing.T) {
 				again, step = "does not say whether it has changed", time.Minute
 			}
 			first := try()
-			if first == nil || !strings.Contains(first.Error(), c.says) || strings.Contains(first.Error(), again) {
-				t.Fatalf("got the error %v", first)
-			}
+			assert.Require(t, first != nil && strings.Contains(first.Error(), c.says) && !strings.Contains(first.Error(), again), "got the error %v", first)
 			for range 3 { // which does not make the text longer, nor the time
 				if err := try(); err == nil || !strings.HasPrefix(err.Error(), first.Error()) || strings.Count(err.Error(), again) != 1 {
 					t.Errorf("got the error %v, want the earlier one", err)
@@ -251,9 +246,8 @@ func TestRejectedContent(t *testing.T) {
 			}
 			good.Store(true)
 			if c.header == "" {
-				if err := try(); err == nil || !strings.Contains(err.Error(), again) || strings.Contains(err.Error(), "same as before") {
-					t.Errorf("got the error %v", err)
-				}
+				err := try()
+				assert.True(t, err != nil && strings.Contains(err.Error(), again) && !strings.Contains(err.Error(), "same as before"), "got the error %v", err)
 				now.Step(2 * time.Minute)
 			}
 			assert.NoError(t, try())
@@ -275,9 +269,8 @@ func TestRejectedManifest(t *testing.T) {
 	for range 3 {
 		assert.ErrorSays(t, "Fetch", fetch(t, s, image.ParseRef(source, "")), "no disk in /disk")
 	}
-	if n := asked.Load(); n != 1 {
-		t.Errorf("its layer was fetched %d times", n)
-	}
+	n := asked.Load()
+	assert.True(t, n == 1, "its layer was fetched %d times", n)
 	pushTo(t, hostOf(source), zipped(t, framework.TarOf(t, "disk/a", disk())))
 	assert.NoError(t, fetch(t, s, image.ParseRef(source, "")))
 }
@@ -296,9 +289,7 @@ func TestNoRoom(t *testing.T) {
 	for range 2 {
 		err := fetch(t, s, image.ParseRef(url, ""))
 		wantRetry(t, err, "it has 1152921504606846976 bytes, and there is no room for it")
-		if strings.Contains(err.Error(), "same as before") {
-			t.Errorf("got the error %v", err)
-		}
+		assert.True(t, !strings.Contains(err.Error(), "same as before"), "got the error %v", err)
 	}
 	checkImages(t, s, 0)
 }
@@ -358,14 +349,11 @@ func TestHoles(t *testing.T) {
 			path, _ := s.Path(ref)
 			got, err := os.ReadFile(path)
 			assert.NoError(t, err)
-			if !bytes.Equal(got, content) {
-				t.Errorf("the image has %d bytes that are not those that were sent, %d", len(got), len(content))
-			}
+			assert.True(t, bytes.Equal(got, content), "the image has %d bytes that are not those that were sent, %d", len(got), len(content))
 			var info syscall.Stat_t
 			assert.NoError(t, syscall.Stat(path, &info))
-			if onDisk := info.Blocks * 512; onDisk > size/16 {
-				t.Errorf("the image takes %d bytes on the disk: of its %d bytes, all but two blocks are zeroes", onDisk, size)
-			}
+			onDisk := info.Blocks * 512
+			assert.True(t, onDisk <= size/16, "the image takes %d bytes on the disk: of its %d bytes, all but two blocks are zeroes", onDisk, size)
 		})
 	}
 }

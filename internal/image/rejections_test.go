@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestRejectionsEvictOldest checks that a new entry at the limit evicts the oldest only.
@@ -23,13 +25,9 @@ func TestRejectionsEvictOldest(t *testing.T) {
 		r.remember(strconv.Itoa(n), rejection{version: "1", at: start.Add(time.Duration(n) * time.Second), err: errors.New("no disk")})
 	}
 	now := start.Add(time.Hour)
-	if err := r.findRejection("0", "1", 0, now); err != nil {
-		t.Errorf("the oldest is kept: %v", err)
-	}
+	assert.ErrorIs(t, "the oldest is kept", r.findRejection("0", "1", 0, now), nil)
 	for n := 1; n <= maxRejections; n++ {
-		if r.findRejection(strconv.Itoa(n), "1", 0, now) == nil {
-			t.Fatalf("entry %d is forgotten", n)
-		}
+		assert.Require(t, r.findRejection(strconv.Itoa(n), "1", 0, now) != nil, "entry %d is forgotten", n)
 	}
 }
 
@@ -38,9 +36,7 @@ func TestExplainRegistry(t *testing.T) {
 	t.Parallel()
 	const secret = "hunter2"
 	answer := &transport.Error{StatusCode: http.StatusUnauthorized, Errors: []transport.Diagnostic{{Code: secret, Message: secret, Detail: secret}}}
-	if got := explainError(fmt.Errorf("%s: %w", secret, answer)).Error(); got != "the server answered 401 Unauthorized" {
-		t.Errorf("it is explained as %q", got)
-	}
+	assert.Equal(t, "it is explained as", explainError(fmt.Errorf("%s: %w", secret, answer)).Error(), "the server answered 401 Unauthorized")
 }
 
 // TestImageWithoutRoomIsRemembered checks that an image that did not fit on the disk is fetched again
@@ -50,12 +46,9 @@ func TestImageWithoutRoomIsRemembered(t *testing.T) {
 	var r rejections
 	now := time.Now()
 	r.remember("key", rejection{version: "1", at: now, err: errors.New("no room"), needs: 100})
-	if err := r.findRejection("key", "1", 99, now); err == nil || err.Error() != "no room; it needs at least 100 bytes" {
-		t.Errorf("with too little room the image is refused by %v", err)
-	}
+	err := r.findRejection("key", "1", 99, now)
+	assert.True(t, err != nil && err.Error() == "no room; it needs at least 100 bytes", "with too little room the image is refused by %v", err)
 	for name, err := range map[string]error{"enough room": r.findRejection("key", "1", 100, now), "another version": r.findRejection("key", "2", 0, now)} {
-		if err != nil {
-			t.Errorf("with %s the image is refused by %v", name, err)
-		}
+		assert.ErrorIs(t, "with "+name+" the image is refused by", err, nil)
 	}
 }

@@ -192,14 +192,10 @@ func checkImages(t *testing.T, s *image.Store, images int) {
 	t.Helper()
 	left, err := os.ReadDir(stagingDir(s.Dir))
 	assert.NoError(t, err)
-	if len(left) != 0 {
-		t.Errorf("left behind: %v", left)
-	}
+	assert.True(t, len(left) == 0, "left behind: %v", left)
 	have, err := s.List()
 	assert.NoError(t, err)
-	if len(have) != images {
-		t.Errorf("the store has %v, want %d", have, images)
-	}
+	assert.True(t, len(have) == images, "the store has %v, want %d", have, images)
 }
 
 func TestFailures(t *testing.T) {
@@ -239,9 +235,7 @@ func TestFailures(t *testing.T) {
 // wantRetry checks an error after which a later attempt may succeed.
 func wantRetry(t *testing.T, err error, message string) {
 	t.Helper()
-	if err == nil || errors.Is(err, image.ErrInvalid) || !strings.Contains(err.Error(), message) {
-		t.Errorf("got the error %v, want %q", err, message)
-	}
+	assert.True(t, err != nil && !errors.Is(err, image.ErrInvalid) && strings.Contains(err.Error(), message), "got the error %v, want %q", err, message)
 }
 
 func cutOff(content []byte) http.HandlerFunc {
@@ -298,9 +292,7 @@ func TestValidate(t *testing.T) {
 		"plain, by digest":       {image.ParseRef("oci://plain:5000/y@"+good, ""), nil},
 	} {
 		assert.ErrorIs(t, name, c.ref.Validate("image"), c.kind)
-		if got := sources.IsUnchecked(c.ref); got != strings.Contains(name, "unchecked") {
-			t.Errorf("%s: it counts as unchecked: %v", name, got)
-		}
+		assert.Equal(t, name+": it counts as unchecked", sources.IsUnchecked(c.ref), strings.Contains(name, "unchecked"))
 	}
 }
 
@@ -321,9 +313,7 @@ func TestFetchedAgain(t *testing.T) {
 		assert.NoError(t, err)
 		files, sources = append(files, info), append(sources, url)
 	}
-	if !os.SameFile(files[0], files[1]) || !files[0].ModTime().Equal(files[1].ModTime()) {
-		t.Errorf("it was replaced: %v, %v", files[0], files[1])
-	}
+	assert.True(t, os.SameFile(files[0], files[1]) && files[0].ModTime().Equal(files[1].ModTime()), "it was replaced: %v, %v", files[0], files[1])
 	checkImages(t, s, 1)
 	have, err := s.List()
 	assert.NoError(t, err)
@@ -364,14 +354,11 @@ func TestPrune(t *testing.T) {
 	checkImages(t, s, 2)
 	pruned, err := s.Prune(t.Context(), used)
 	assert.NoError(t, err)
-	if len(pruned) != 1 || pruned[0].Name != removed.Name {
-		t.Errorf("it removed %+v, want %+v", pruned, removed)
-	}
+	assert.True(t, len(pruned) == 1 && pruned[0].Name == removed.Name, "it removed %+v, want %+v", pruned, removed)
 	checkImages(t, s, 1)
 	for digest, there := range map[string]bool{kept.Digest: true, removed.Digest: false} {
-		if _, got := s.Path(images[digest]); got != there {
-			t.Errorf("%s exists: %v", digest, got)
-		}
+		_, got := s.Path(images[digest])
+		assert.True(t, got == there, "%s exists: %v", digest, got)
 	}
 	assert.NoError(t, fetch(t, s, images[removed.Digest]))
 	checkImages(t, s, 2)
@@ -456,9 +443,8 @@ func TestRegistryFails(t *testing.T) {
 			s := newStore(t, hostOf(ref.Source.Text()))
 			err := fetch(t, s, ref)
 			wantRetry(t, err, c.says)
-			if _, exists := s.Path(ref); exists {
-				t.Error("the image exists")
-			}
+			_, exists := s.Path(ref)
+			assert.True(t, !exists, "the image exists")
 			checkImages(t, s, 0)
 		})
 	}
@@ -508,9 +494,8 @@ func TestExpectedSize(t *testing.T) {
 	}
 	var expected *expectation
 	registry := framework.NewRegistry(t, blobs(func(w http.ResponseWriter, _ *http.Request, blob []byte) {
-		if isLayer := !bytes.HasPrefix(blob, []byte("{")); isLayer && (expected.total.Load() != size || expected.refuse != nil) {
-			t.Errorf("it has stated %d bytes, and asks for a layer", expected.total.Load())
-		}
+		assert.True(t, !(!bytes.HasPrefix(blob, []byte("{"))) || (expected.total.Load() == size && expected.refuse == nil),
+			"it has stated %d bytes, and asks for a layer", expected.total.Load())
 		_, _ = w.Write(blob)
 	}))
 	framework.PushImage(t, registry+"/app:1", containerImage(t, "amd64", containerConfig, layers...))
@@ -528,9 +513,8 @@ func TestExpectedSize(t *testing.T) {
 		assert.ErrorIs(t, source, s.Fetch(t.Context(), image.ParseRef(source, ""), expected), expected.refuse, "not now")
 		expected = &expectation{}
 		assert.NoError(t, s.Fetch(t.Context(), image.ParseRef(source, ""), expected))
-		if total, received := expected.total.Load(), expected.received.Load(); total != size || received != max(size, int64(len(zipped))) {
-			t.Errorf("%s: it has received %d of %d bytes, want %d", source, received, total, size)
-		}
+		total, received := expected.total.Load(), expected.received.Load()
+		assert.True(t, total == size && received == max(size, int64(len(zipped))), "%s: it has received %d of %d bytes, want %d", source, received, total, size)
 	}
 }
 
@@ -563,9 +547,8 @@ func TestSlowLayer(t *testing.T) {
 	s := newStore(t, hostOf(ref.Source.Text()))
 	assert.NoError(t, s.Fetch(t.Context(), ref, progressSignal(progress)))
 	path, _ := s.Path(ref)
-	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, content) {
-		t.Errorf("the disk is not what was pushed: %v", err)
-	}
+	got, err := os.ReadFile(path)
+	assert.True(t, err == nil && bytes.Equal(got, content), "the disk is not what was pushed: %v", err)
 }
 
 // TestRegistry checks the layout of container disks, and other layouts.
@@ -603,16 +586,13 @@ func TestRegistry(t *testing.T) {
 			path, exists := s.Path(ref)
 			if c.says != "" {
 				wantRetry(t, err, c.says)
-				if exists {
-					t.Error("the image exists")
-				}
+				assert.True(t, !exists, "the image exists")
 				checkImages(t, s, 0)
 				return
 			}
 			assert.NoError(t, err)
-			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, content) {
-				t.Errorf("the disk is not what was pushed: %v", err)
-			}
+			got, err := os.ReadFile(path)
+			assert.True(t, err == nil && bytes.Equal(got, content), "the disk is not what was pushed: %v", err)
 			checkImages(t, s, 1)
 		})
 	}
@@ -686,9 +666,8 @@ func TestRegistryLayers(t *testing.T) {
 			}
 			assert.NoError(t, err)
 			path, _ := s.Path(ref)
-			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, lettered(c.want)) {
-				t.Errorf("the disk is %.1q, %v, want %s", got, err, c.want)
-			}
+			got, err := os.ReadFile(path)
+			assert.True(t, err == nil && bytes.Equal(got, lettered(c.want)), "the disk is %.1q, %v, want %s", got, err, c.want)
 		})
 	}
 }
@@ -712,9 +691,8 @@ func TestPullAlways(t *testing.T) {
 		for range 2 {
 			assert.NoError(t, fetchBy(t, s, image.ParseRef(source, ""), policy))
 		}
-		if got := asked.Load(); got > want || (policy == image.PullAlways && got != want) {
-			t.Errorf("%s asked the registry %d times, want %d", policy, got, want)
-		}
+		got := asked.Load()
+		assert.True(t, got <= want && (policy != image.PullAlways || got == want), "%s asked the registry %d times, want %d", policy, got, want)
 	}
 }
 
@@ -734,9 +712,7 @@ func TestForeignLock(t *testing.T) {
 		result <- s.MakeLock()
 	}()
 	err := <-result
-	if !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), lock) || !strings.Contains(err.Error(), "chown") {
-		t.Errorf("got the error %v", err)
-	}
+	assert.True(t, errors.Is(err, fs.ErrPermission) && strings.Contains(err.Error(), lock) && strings.Contains(err.Error(), "chown"), "got the error %v", err)
 }
 
 // TestResolve checks that a tag is resolved to the digest of the image or index that it names, and that

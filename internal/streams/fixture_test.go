@@ -104,10 +104,7 @@ func (f *fixture) serve(t testing.TB) {
 	assert.Eventually(t, "the handler starts", func(testing.TB) error {
 		f.admission.mu.Lock()
 		defer f.admission.mu.Unlock()
-		if f.admission.lifetime == nil {
-			return errors.New("it has not")
-		}
-		return nil
+		return assert.ErrorUnless(f.admission.lifetime != nil, "it has not")
 	})
 }
 
@@ -117,10 +114,7 @@ func (f *fixture) waitForOpen(t *testing.T, n int) {
 	assert.Eventually(t, fmt.Sprintf("%d streams are open", n), func(testing.TB) error {
 		f.admission.mu.Lock()
 		defer f.admission.mu.Unlock()
-		if f.admission.total != n {
-			return fmt.Errorf("%d are open", f.admission.total)
-		}
-		return nil
+		return assert.ErrorUnless(f.admission.total == n, "%d are open", f.admission.total)
 	})
 }
 
@@ -215,10 +209,8 @@ func (f *fixture) request(t *testing.T, url string) *http.Response {
 func (f *fixture) waitForEnds(t *testing.T, count int) string {
 	t.Helper()
 	assert.Eventually(t, "the streams end", func(testing.TB) error {
-		if have := len(f.log.ends()); have < count {
-			return fmt.Errorf("%d of %d have", have, count)
-		}
-		return nil
+		have := len(f.log.ends())
+		return assert.ErrorUnless(have >= count, "%d of %d have", have, count)
 	})
 	return f.log.ends()[count-1]
 }
@@ -228,9 +220,7 @@ func (f *fixture) wantEnd(t *testing.T, texts ...string) string {
 	t.Helper()
 	line := f.waitForEnds(t, 1)
 	for _, want := range texts {
-		if !strings.Contains(line, want) {
-			t.Errorf("the log lacks %s: %s", want, line)
-		}
+		assert.Contains(t, "the log lacks "+want, line, want)
 	}
 	return line
 }

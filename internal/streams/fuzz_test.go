@@ -52,12 +52,9 @@ func FuzzMessages(f *testing.F) {
 			_ = ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(websocket.CloseNormalClosure, ""), time.Now().Add(time.Hour))
 		})
 		want, wrong, isOver := expectedInput(messages, isText)
-		if !bytes.Equal(got.input, want) {
-			t.Errorf("of %q the command reads %q, want %q", messages, got.input, want)
-		}
-		if !isOver && wrong != (got.end.Reason == metav1.StatusReasonBadRequest) {
-			t.Errorf("%q ends the stream with %+v, want a bad request: %t", messages, got.end, wrong)
-		}
+		assert.True(t, bytes.Equal(got.input, want), "of %q the command reads %q, want %q", messages, got.input, want)
+		assert.True(t, isOver || wrong == (got.end.Reason == metav1.StatusReasonBadRequest),
+			"%q ends the stream with %+v, want a bad request: %t", messages, got.end, wrong)
 	})
 }
 
@@ -78,9 +75,7 @@ func FuzzFrames(f *testing.F) {
 	s := newFixture(f, nil)
 	f.Fuzz(func(t *testing.T, sent []byte) {
 		got := s.exchange(t, func(ws *websocket.Conn) { _, _ = ws.NetConn().Write(sent) })
-		if len(got.input) > len(sent) {
-			t.Errorf("of %d bytes the command reads %d", len(sent), len(got.input))
-		}
+		assert.True(t, len(got.input) <= len(sent), "of %d bytes the command reads %d", len(sent), len(got.input))
 	})
 }
 
@@ -194,7 +189,6 @@ func FuzzRequest(f *testing.F) {
 
 func checkRefusal(t *testing.T, err error) {
 	t.Helper()
-	if code := asFailure(err).ErrStatus.Code; code < 400 || code >= 500 || errors.Is(err, errNoUser) {
-		t.Errorf("it is answered with %d: %v", code, err)
-	}
+	code := asFailure(err).ErrStatus.Code
+	assert.True(t, code >= 400 && code < 500 && !errors.Is(err, errNoUser), "it is answered with %d: %v", code, err)
 }

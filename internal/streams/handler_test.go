@@ -81,9 +81,8 @@ func TestAnswers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { // one after another: a user may have few streams at once
 			code, header, status := f.get(t, test.who, test.path)
-			if code != test.code || int(status.Code) != test.code || status.Reason != test.reason || !strings.Contains(status.Message, test.says) {
-				t.Errorf("the answer is %d, %+v", code, status)
-			}
+			assert.True(t, code == test.code && int(status.Code) == test.code && status.Reason == test.reason && strings.Contains(status.Message, test.says),
+				"the answer is %d, %+v", code, status)
 			if kind := header.Get("Content-Type"); kind != "application/json" || status.Kind != "Status" || status.APIVersion != "v1" {
 				t.Errorf("the answer is %s of kind %s %s", kind, status.APIVersion, status.Kind)
 			}
@@ -125,17 +124,15 @@ func TestVerbs(t *testing.T) {
 		streams.Console: "create", streams.Exec: "create", streams.PortForward: "create",
 		streams.Log: "get", streams.Interfaces: "get",
 	} {
-		if code, _, _ := f.get(t, "mallory", streams.Path("demo", "vm", stream)); code != http.StatusForbidden {
-			t.Errorf("%s answers %d", stream, code)
-		}
+		code, _, _ := f.get(t, "mallory", streams.Path("demo", "vm", stream))
+		assert.True(t, code == http.StatusForbidden, "%s answers %d", stream, code)
 		a := f.rules.last
 		if a.GetVerb() != verb || a.GetSubresource() != string(stream) || a.GetResource() != "virtualmachines" || a.GetAPIGroup() != "cloudnative.tw" ||
 			a.GetNamespace() != "demo" || a.GetName() != "vm" || !a.IsResourceRequest() {
 			t.Errorf("%s is authorized as %+v", stream, a)
 		}
-		if code, header, _ := f.send(t, http.MethodPost, "alice", streams.Path("demo", "vm", stream)); code != http.StatusMethodNotAllowed || header.Get("Allow") != "GET" {
-			t.Errorf("POST of %s answers %d", stream, code)
-		}
+		code, header, _ := f.send(t, http.MethodPost, "alice", streams.Path("demo", "vm", stream))
+		assert.True(t, code == http.StatusMethodNotAllowed && header.Get("Allow") == "GET", "POST of %s answers %d", stream, code)
 	}
 }
 
@@ -145,9 +142,7 @@ func TestUnansweredAuthorization(t *testing.T) {
 	f := newFixture(t, nil)
 	f.rules.set(func() { f.rules.err = errors.New("secret detail") })
 	code, _, status := f.get(t, "alice", streams.Path("demo", "vm", streams.Log))
-	if code != http.StatusServiceUnavailable || strings.Contains(status.Message, "secret") {
-		t.Errorf("the answer is %+v", status)
-	}
+	assert.True(t, code == http.StatusServiceUnavailable && !strings.Contains(status.Message, "secret"), "the answer is %+v", status)
 }
 
 // TestBeforeAndAfter checks the answers of a Handler that does not run yet, and no longer.
@@ -156,16 +151,14 @@ func TestBeforeAndAfter(t *testing.T) {
 	f := newFixture(t, nil)
 	f.admission.open(nil) //nolint:staticcheck // as before Start
 	code, header, _ := f.get(t, "alice", streams.Path("demo", "vm", streams.Log))
-	if code != http.StatusServiceUnavailable || header.Get("Retry-After") == "" {
-		t.Errorf("before it starts the answer is %d, Retry-After %q", code, header.Get("Retry-After"))
-	}
+	assert.True(t, code == http.StatusServiceUnavailable && header.Get("Retry-After") != "",
+		"before it starts the answer is %d, Retry-After %q", code, header.Get("Retry-After"))
 	ended, end := context.WithCancel(t.Context())
 	end()
 	f.admission.open(ended)
 	code, header, _ = f.get(t, "alice", streams.Path("demo", "vm", streams.Log))
-	if code != http.StatusServiceUnavailable || header.Get("Retry-After") != "" {
-		t.Errorf("after it has stopped the answer is %d, Retry-After %q", code, header.Get("Retry-After"))
-	}
+	assert.True(t, code == http.StatusServiceUnavailable && header.Get("Retry-After") == "",
+		"after it has stopped the answer is %d, Retry-After %q", code, header.Get("Retry-After"))
 }
 
 // TestStatistics checks that the interfaces come with the figures of the network on request, by the same right.
@@ -184,9 +177,8 @@ func TestStatistics(t *testing.T) {
 		t.Errorf("the figures are %s, %v", text, err)
 	}
 	code, _, text := f.get(t, "alice", streams.Path("demo", "vm", streams.Interfaces)+"?statistics=2")
-	if code != http.StatusBadRequest || !strings.Contains(text.Message, `parameter statistics is "2": it must be true or false`) {
-		t.Errorf("a wrong parameter is answered with %d: %+v", code, text)
-	}
+	assert.True(t, code == http.StatusBadRequest && strings.Contains(text.Message, `parameter statistics is "2": it must be true or false`),
+		"a wrong parameter is answered with %d: %+v", code, text)
 }
 
 // TestInterfaces checks that an empty list is a list.
@@ -196,7 +188,6 @@ func TestInterfaces(t *testing.T) {
 	f.driver.interfaces = func(context.Context) ([]driver.Interface, error) { return nil, nil }
 	response := f.request(t, f.url(streams.Interfaces, ""))
 	defer func() { _ = response.Body.Close() }()
-	if text, err := io.ReadAll(response.Body); string(text) != "[]" {
-		t.Errorf("the list is %s, %v", text, err)
-	}
+	text, err := io.ReadAll(response.Body)
+	assert.True(t, string(text) == "[]", "the list is %s, %v", text, err)
 }

@@ -38,14 +38,10 @@ func TestWrongProtocol(t *testing.T) {
 	}
 	for _, protocols := range [][]string{nil, {"v4.channel.k8s.io"}, {"SPDY/3.1+portforward.k8s.io"}} {
 		_, response, err := f.tryDial("alice", f.url(streams.Console, ""), protocols...)
-		if err == nil || response.StatusCode != http.StatusBadRequest {
-			t.Fatalf("%q: error %v", protocols, err)
-		}
+		assert.Require(t, err != nil && response.StatusCode == http.StatusBadRequest, "%q: error %v", protocols, err)
 		text, _ := io.ReadAll(response.Body)
 		_ = response.Body.Close()
-		if !strings.Contains(string(text), "one must be v5.channel.k8s.io") {
-			t.Errorf("%q: the answer is %s", protocols, text)
-		}
+		assert.Contains(t, fmt.Sprintf("%q: the answer", protocols), string(text), "one must be v5.channel.k8s.io")
 	}
 }
 
@@ -70,9 +66,7 @@ func TestBadMessages(t *testing.T) {
 			f := newFixture(t, nil)
 			ws := f.dial(t, "alice", f.url(streams.Console, ""))
 			assert.NoError(t, ws.WriteMessage(test.kind, test.message))
-			if message := readEnd(t, ws); !strings.Contains(message, test.says) {
-				t.Errorf("the end is %s", message)
-			}
+			assert.Contains(t, "the end", readEnd(t, ws), test.says)
 			_ = ws.Close() // the server waits for that
 			f.wantEnd(t, `"end"="BadRequest"`)
 		})
@@ -87,9 +81,8 @@ func TestHarmlessMessages(t *testing.T) {
 	for _, message := range [][]byte{{}, {0}, {255, 1}, {255, 200}, []byte("\x04{\"Width\":80,\"Height\":24}"), []byte("\x00hello")} {
 		assert.NoError(t, ws.WriteMessage(websocket.BinaryMessage, message))
 	}
-	if _, message, err := ws.ReadMessage(); err != nil || string(message) != "\x01hello" {
-		t.Errorf("the console shows %q, %v", message, err)
-	}
+	_, message, err := ws.ReadMessage()
+	assert.True(t, err == nil && string(message) == "\x01hello", "the console shows %q, %v", message, err)
 }
 
 // readEnd returns the Status of channel 3.
@@ -97,9 +90,7 @@ func readEnd(t *testing.T, ws *websocket.Conn) string {
 	t.Helper()
 	for {
 		_, message, err := ws.ReadMessage()
-		if err != nil {
-			t.Fatalf("the stream ends without a Status: %v", err)
-		}
+		assert.Require(t, err == nil, "the stream ends without a Status: %v", err)
 		if message[0] == 3 {
 			return string(message[1:])
 		}
@@ -129,9 +120,8 @@ func TestOversizedMessage(t *testing.T) {
 			}
 			_ = w.Close()
 			f.wantEnd(t, `"end"="BadRequest"`)
-			if n := <-received; n > maxMessage {
-				t.Errorf("%d bytes were received", n)
-			}
+			n := <-received
+			assert.True(t, n <= maxMessage, "%d bytes were received", n)
 		})
 	}
 }
@@ -156,10 +146,8 @@ func TestHalfOpenClient(t *testing.T) {
 			go func() { _, _, _ = ws.ReadMessage() }()
 			before := f.deadlines.Load()
 			assert.Eventually(t, "each answer gives the client more time", func(testing.TB) error {
-				if n := f.deadlines.Load() - before; n < 10 {
-					return fmt.Errorf("it got that %d times", n)
-				}
-				return nil
+				n := f.deadlines.Load() - before
+				return assert.ErrorUnless(n >= 10, "it got that %d times", n)
 			})
 		})
 	}
@@ -175,9 +163,8 @@ func TestFailingControlMessages(t *testing.T) {
 			f := newFixture(t, func(h *Handler) { h.times.ping = ping })
 			ws := f.dial(t, "alice", f.url(streams.Console, "stdin=true"))
 			assert.NoError(t, ws.WriteMessage(websocket.BinaryMessage, []byte("\x00hello")))
-			if _, message, err := ws.ReadMessage(); err != nil || string(message) != "\x01hello" {
-				t.Fatalf("the console repeats %q, %v", message, err)
-			}
+			_, message, err := ws.ReadMessage()
+			assert.Require(t, err == nil && string(message) == "\x01hello", "the console repeats %q, %v", message, err)
 			f.broken.Store(true)
 			want := `"end"="the client left"`
 			if name == "end" {
@@ -185,12 +172,9 @@ func TestFailingControlMessages(t *testing.T) {
 				f.stop()
 			}
 			f.wantEnd(t, want)
-			if _, _, err := ws.ReadMessage(); err == nil {
-				t.Error("something was sent")
-			}
-			if f.console.closed != 1 {
-				t.Errorf("the console was closed %d times", f.console.closed)
-			}
+			_, _, err = ws.ReadMessage()
+			assert.True(t, err != nil, "something was sent")
+			assert.True(t, f.console.closed == 1, "the console was closed %d times", f.console.closed)
 		})
 	}
 }
@@ -272,9 +256,7 @@ func TestInputThatIsNotRead(t *testing.T) {
 		}
 		close(end)
 	}()
-	if message := readEnd(t, ws); !strings.Contains(message, "NonZeroExitCode") {
-		t.Errorf("the end is %s", message)
-	}
+	assert.Contains(t, "the end", readEnd(t, ws), "NonZeroExitCode")
 }
 
 // TestLimits checks how many streams may be open, and that each gives its place back.
@@ -300,16 +282,11 @@ func TestLimits(t *testing.T) {
 func (f *fixture) expectTooMany(t *testing.T, url, message string) {
 	t.Helper()
 	_, response, err := f.tryDial("alice", url, streams.Protocol)
-	if err == nil {
-		t.Fatal("it is opened")
-	}
+	assert.Require(t, err != nil, "it is opened")
 	defer func() { _ = response.Body.Close() }()
-	if response.StatusCode != http.StatusTooManyRequests || response.Header.Get("Retry-After") != "" {
-		t.Fatalf("error %v", err)
-	}
-	if text, _ := io.ReadAll(response.Body); !strings.Contains(string(text), message) {
-		t.Errorf("the answer is %s", text)
-	}
+	assert.Require(t, response.StatusCode == http.StatusTooManyRequests && response.Header.Get("Retry-After") == "", "error %v", err)
+	text, _ := io.ReadAll(response.Body)
+	assert.True(t, strings.Contains(string(text), message), "the answer is %s", text)
 }
 
 // TestSlowEngine checks that an engine which does not answer does not hold a request for
@@ -322,13 +299,9 @@ func TestSlowEngine(t *testing.T) {
 		return nil, ctx.Err()
 	}
 	_, response, err := f.tryDial("alice", f.url(streams.Console, ""), streams.Protocol)
-	if err == nil {
-		t.Fatal("it is opened")
-	}
+	assert.Require(t, err != nil, "it is opened")
 	defer func() { _ = response.Body.Close() }()
-	if response.StatusCode != http.StatusGatewayTimeout {
-		t.Errorf("error %v", err)
-	}
+	assert.True(t, response.StatusCode == http.StatusGatewayTimeout, "error %v", err)
 }
 
 // TestDroppedSessions opens and drops 1,000 sessions in the ways in which clients go, and
@@ -356,15 +329,12 @@ func TestDroppedSessions(t *testing.T) { // not parallel: it counts
 	}
 	f.server.CloseClientConnections()
 	assert.Eventually(t, "nothing is left", func(t testing.TB) error {
-		if g, d := runtime.NumGoroutine(), countDescriptors(t); g > goroutines || d > descriptors {
-			return fmt.Errorf("%d goroutines after %d, %d descriptors after %d", g, goroutines, d, descriptors)
-		}
-		return nil
+		g, d := runtime.NumGoroutine(), countDescriptors(t)
+		return assert.ErrorUnless(g <= goroutines && d <= descriptors, "%d goroutines after %d, %d descriptors after %d", g, goroutines, d, descriptors)
 	})
 	f.stop() // which waits for all
-	if f.admission.total != 0 || len(f.admission.perVM) != 0 || f.console.writer != nil {
-		t.Errorf("%d streams are counted, and a writer: %t", f.admission.total, f.console.writer != nil)
-	}
+	assert.True(t, f.admission.total == 0 && len(f.admission.perVM) == 0 && f.console.writer == nil,
+		"%d streams are counted, and a writer: %t", f.admission.total, f.console.writer != nil)
 }
 
 // dropSessions opens sessions of each kind, and drops them.
@@ -401,9 +371,8 @@ func (f *fixture) dropLog(t *testing.T) {
 	assert.NoError(t, err)
 	defer func() { _ = conn.Close() }()
 	_, _ = fmt.Fprintf(conn, "GET %s?follow=true HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer alice\r\n\r\n", streams.Path("demo", "vm", streams.Log))
-	if line, err := bufio.NewReader(conn).ReadString('\n'); !strings.Contains(line, "200") {
-		t.Fatalf("the log is answered by %q, %v", line, err)
-	}
+	line, err := bufio.NewReader(conn).ReadString('\n')
+	assert.Require(t, strings.Contains(line, "200"), "the log is answered by %q, %v", line, err)
 }
 
 func countDescriptors(t testing.TB) int {
@@ -424,9 +393,7 @@ func TestLargeWrite(t *testing.T) {
 	ws := f.dial(t, "alice", f.url(streams.Exec, "command=x&stdout=true"))
 	for total := 0; total < 3<<20; {
 		_, message, err := ws.ReadMessage()
-		if err != nil || len(message) > terminal.ChunkSize+1 {
-			t.Fatalf("a message has %d bytes, %v", len(message), err)
-		}
+		assert.Require(t, err == nil && len(message) <= terminal.ChunkSize+1, "a message has %d bytes, %v", len(message), err)
 		total += len(message) - 1
 	}
 }
@@ -442,9 +409,7 @@ func TestOtherOrigin(t *testing.T) {
 	dialer := websocket.Dialer{Subprotocols: []string{streams.Protocol}}
 	_, response, err := dialer.Dial(strings.Replace(f.url(streams.Console, ""), "http", "ws", 1), //nolint:bodyclose // it is closed
 		http.Header{"Authorization": {"Bearer alice"}, "Origin": {"https://evil.example"}})
-	if err == nil || response == nil || response.StatusCode != http.StatusForbidden {
-		t.Errorf("it is answered %v, %v", response, err)
-	}
+	assert.True(t, err != nil && response != nil && response.StatusCode == http.StatusForbidden, "it is answered %v, %v", response, err)
 }
 
 // TestLimitPerUser checks that one user leaves streams to the others, and gets places back.
@@ -457,9 +422,8 @@ func TestLimitPerUser(t *testing.T) {
 	if err != nil || err2 != nil {
 		t.Fatal(err, err2)
 	}
-	if _, _, err := a.admitStream("3", "demo", "alice"); err == nil || !strings.Contains(err.Error(), `"alice" has 2 open streams`) {
-		t.Errorf("the third: %v", err)
-	}
+	_, _, err = a.admitStream("3", "demo", "alice")
+	assert.True(t, err != nil && strings.Contains(err.Error(), `"alice" has 2 open streams`), "the third: %v", err)
 	_, _, err = a.admitStream("3", "demo", "bob")
 	exit()
 	_, _, err2 = a.admitStream("1", "demo", "alice")

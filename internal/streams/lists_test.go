@@ -52,20 +52,15 @@ func TestServers(t *testing.T) {
 			{UID: "u4", ID: "i4", State: "Pending"},
 		}},
 	}}
-	if !reflect.DeepEqual(got, want) || !strings.Contains(got.Drivers[0].Error, "away") {
-		t.Errorf("got %s", body)
-	}
+	assert.True(t, reflect.DeepEqual(got, want) && strings.Contains(got.Drivers[0].Error, "away"), "got %s", body)
 	a := f.rules.last
-	if a.GetVerb() != "list" || a.GetResource() != "virtualmachines" || a.GetSubresource() != "servers" || a.GetNamespace() != "" || a.GetName() != "" {
-		t.Errorf("it is authorized as %+v", a)
-	}
+	assert.True(t, a.GetVerb() == "list" && a.GetResource() == "virtualmachines" && a.GetSubresource() == "servers" && a.GetNamespace() == "" && a.GetName() == "",
+		"it is authorized as %+v", a)
 	code, _, status := f.get(t, "mallory", streams.ServersPath)
-	if code != http.StatusForbidden || !strings.Contains(status.Message, `"virtualmachines/servers" in API group "cloudnative.tw" at the cluster scope`) {
-		t.Errorf("without the right the answer is %+v", status)
-	}
-	if code, header, _ := f.send(t, http.MethodPost, "alice", streams.ServersPath); code != http.StatusMethodNotAllowed || header.Get("Allow") != "GET" {
-		t.Errorf("POST answers %d", code)
-	}
+	assert.True(t, code == http.StatusForbidden && strings.Contains(status.Message, `"virtualmachines/servers" in API group "cloudnative.tw" at the cluster scope`),
+		"without the right the answer is %+v", status)
+	code, header, _ := f.send(t, http.MethodPost, "alice", streams.ServersPath)
+	assert.True(t, code == http.StatusMethodNotAllowed && header.Get("Allow") == "GET", "POST answers %d", code)
 }
 
 // TestServersUnread checks that a client which does not read the list is cut off, and that the
@@ -100,24 +95,19 @@ func TestDecisions(t *testing.T) {
 		t.Helper()
 		response := f.request(t, f.server.URL+streams.Path("demo", name, streams.Decisions)) //nolint:bodyclose // request closes it
 		var h decisions.History
-		if err := json.NewDecoder(response.Body).Decode(&h); err != nil || response.StatusCode != http.StatusOK || h.Replica != "r" {
-			t.Errorf("%s: %v %s %+v", name, err, response.Status, h)
-		}
+		err := json.NewDecoder(response.Body).Decode(&h)
+		assert.True(t, err == nil && response.StatusCode == http.StatusOK && h.Replica == "r", "%s: %v %s %+v", name, err, response.Status, h)
 		return h
 	}
-	if h := ask("vm"); !h.Leads || len(h.Decisions) != 1 || h.Decisions[0].Sequence != 3 {
-		t.Errorf("%+v", h)
-	}
-	if a := f.rules.last; a.GetVerb() != "get" || a.GetSubresource() != "decisions" || a.GetNamespace() != "demo" || a.GetName() != "vm" {
-		t.Errorf("it is authorized as %+v", a)
-	}
+	h := ask("vm")
+	assert.True(t, h.Leads && len(h.Decisions) == 1 && h.Decisions[0].Sequence == 3, "%+v", h)
+	a := f.rules.last
+	assert.True(t, a.GetVerb() == "get" && a.GetSubresource() == "decisions" && a.GetNamespace() == "demo" && a.GetName() == "vm", "it is authorized as %+v", a)
 	for user, want := range map[string]int{"alice": http.StatusNotFound, "mallory": http.StatusForbidden} {
-		if code, _, status := f.get(t, user, streams.Path("demo", "gone", streams.Decisions)); code != want {
-			t.Errorf("%s gets %+v", user, status)
-		}
+		code, _, status := f.get(t, user, streams.Path("demo", "gone", streams.Decisions))
+		assert.True(t, code == want, "%s gets %+v", user, status)
 	}
 	leads.Store(false)
-	if h := ask("vm"); h.Leads {
-		t.Errorf("%+v", h)
-	}
+	h = ask("vm")
+	assert.True(t, !h.Leads, "%+v", h)
 }

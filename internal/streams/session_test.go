@@ -49,16 +49,11 @@ func TestExec(t *testing.T) {
 	err := f.connect(t.Context(), "alice", f.url(streams.Exec, "command=a&command=b+c&stdin=true&stdout=true&stderr=true"),
 		remotecommand.StreamOptions{Stdin: strings.NewReader(input), Stdout: &stdout, Stderr: &stderr})
 	var code exec.CodeExitError
-	if !errors.As(err, &code) || code.Code != 2 {
-		t.Errorf("the end is %v, want exit code 2", err)
-	}
-	if stdout.String() != strings.ToUpper(input) || stderr.String() != "a|b c" {
-		t.Errorf("%d bytes of %d came back, and %q", stdout.Len(), len(input), stderr.String())
-	}
+	assert.True(t, errors.As(err, &code) && code.Code == 2, "the end is %v, want exit code 2", err)
+	assert.True(t, stdout.String() == strings.ToUpper(input) && stderr.String() == "a|b c",
+		"%d bytes of %d came back, and %q", stdout.Len(), len(input), stderr.String())
 	line := f.wantEnd(t, `"user"="alice"`, `"namespace"="demo"`, `"name"="vm"`, `"uid"="uid-1"`, `"stream"="exec"`, `"bytesIn"=1100000`, `"bytesOut"=1100005`, `"end"="exit code 2"`)
-	if strings.Contains(line, "b c") || strings.Contains(line, "some input") {
-		t.Errorf("the log has the command or its input: %s", line)
-	}
+	assert.True(t, !strings.Contains(line, "b c") && !strings.Contains(line, "some input"), "the log has the command or its input: %s", line)
 }
 
 // TestExecWithTerminal checks that sizes pass, and that all output is the output of the terminal.
@@ -85,9 +80,7 @@ func TestExecWithTerminal(t *testing.T) {
 	sizes.all <- &remotecommand.TerminalSize{Width: 132, Height: 50}
 	err := f.connect(t.Context(), "alice", f.url(streams.Exec, "command=sh&stdin=true&stdout=true&tty=true"),
 		remotecommand.StreamOptions{Stdin: strings.NewReader(""), Stdout: &stdout, Tty: true, TerminalSizeQueue: sizes})
-	if err != nil || stdout.String() != "large" {
-		t.Errorf("the output is %q, %v", stdout.String(), err)
-	}
+	assert.True(t, err == nil && stdout.String() == "large", "the output is %q, %v", stdout.String(), err)
 }
 
 type sizeQueue struct {
@@ -104,9 +97,8 @@ func TestExecErrors(t *testing.T) {
 		return 0, driver.Errorf(driver.ErrUnsupported, "the guest runs no agent")
 	}
 	err := f.connect(t.Context(), "alice", f.url(streams.Exec, "command=ls&stdout=true"), remotecommand.StreamOptions{Stdout: io.Discard})
-	if status := statusError(err); status.Reason != streams.ReasonUnsupported || status.Message != "the guest runs no agent" {
-		t.Errorf("the end is %v", err)
-	}
+	status := statusError(err)
+	assert.True(t, status.Reason == streams.ReasonUnsupported && status.Message == "the guest runs no agent", "the end is %v", err)
 }
 
 // TestExitCodes checks that a code which no client can exit with is an error that says so.
@@ -137,9 +129,7 @@ func TestCommandEndsWithClient(t *testing.T) {
 	}
 	ws := f.dial(t, "alice", f.url(streams.Exec, "command=sh&stdin=true"))
 	_ = ws.Close()
-	if err := <-input; err == nil {
-		t.Error("the command took the input for complete")
-	}
+	assert.True(t, (<-input) != nil, "the command took the input for complete")
 	f.wantEnd(t, `"end"="the client left"`)
 }
 
@@ -157,18 +147,13 @@ func TestConsole(t *testing.T) {
 	bob.expect(t, "again")
 	bob.write(t, "me too")
 	status := statusError(<-bob.end)
-	if status.Reason != streams.ReasonConsoleTaken {
-		t.Errorf("the second to write sees %+v", status)
-	}
+	assert.True(t, status.Reason == streams.ReasonConsoleTaken, "the second to write sees %+v", status)
 
 	f.console.stopServer()
-	if status := statusError(<-alice.end); status.Reason != streams.ReasonServerStopped || status.Message != "the server has stopped" {
-		t.Errorf("at the end of the server the first sees %+v", status)
-	}
+	status = statusError(<-alice.end)
+	assert.True(t, status.Reason == streams.ReasonServerStopped && status.Message == "the server has stopped", "at the end of the server the first sees %+v", status)
 	f.waitForEnds(t, 2)
-	if f.console.closed != 2 {
-		t.Errorf("%d consoles were closed, of 2", f.console.closed)
-	}
+	assert.Equal(t, "consoles were closed, of 2", f.console.closed, 2)
 }
 
 // TestConsoleIsLost checks that a console whose connection fails ends in a way after which clients attach again.
@@ -263,9 +248,7 @@ func TestPortForward(t *testing.T) {
 	var output bytes.Buffer
 	input := strings.Repeat("abc", 200_000)
 	err = f.connect(t.Context(), "alice", f.url(streams.PortForward, "port=80"), remotecommand.StreamOptions{Stdin: strings.NewReader(input), Stdout: &output})
-	if err != nil || <-ports != 80 || output.String() != strings.ToUpper(input) {
-		t.Errorf("%d bytes came back of %d, %v", output.Len(), len(input), err)
-	}
+	assert.True(t, err == nil && <-ports == 80 && output.String() == strings.ToUpper(input), "%d bytes came back of %d, %v", output.Len(), len(input), err)
 }
 
 // TestLog checks that a log that is followed arrives as it comes, and that its end by the
@@ -293,9 +276,8 @@ func TestLog(t *testing.T) {
 			body := f.openLog(t, "follow=true&tailLines=5")
 			for _, line := range []string{"first\n", "second\n"} { // the second is sent after the first was read
 				_, _ = io.WriteString(log, line)
-				if have := make([]byte, len(line)); readFull(body, have) != line {
-					t.Fatalf("read %q", have)
-				}
+				have := make([]byte, len(line))
+				assert.Require(t, readFull(body, have) == line, "read %q", have)
 			}
 			test.end(f, log)
 			assert.ErrorIs(t, "the end", assert.ErrorOf(io.ReadAll(body)), test.want)
@@ -311,9 +293,8 @@ func readFull(r io.Reader, p []byte) string {
 func (f *fixture) openLog(t *testing.T, query string) io.ReadCloser {
 	t.Helper()
 	response := f.request(t, f.url(streams.Log, query))
-	if response.StatusCode != 200 || response.Header.Get("Content-Type") != "text/plain; charset=utf-8" {
-		t.Fatalf("the log is answered by %d", response.StatusCode)
-	}
+	assert.Require(t, response.StatusCode == 200 && response.Header.Get("Content-Type") == "text/plain; charset=utf-8",
+		"the log is answered by %d", response.StatusCode)
 	return response.Body
 }
 
@@ -352,12 +333,9 @@ func TestEndOfRights(t *testing.T) {
 				}
 				return nil
 			})
-			if status := statusError(<-alice.end); string(status.Reason) != test.reason {
-				t.Errorf("the end is %+v, want %s", status, test.reason)
-			}
-			if f.console.closed != 1 {
-				t.Errorf("the console was closed %d times", f.console.closed)
-			}
+			status := statusError(<-alice.end)
+			assert.True(t, string(status.Reason) == test.reason, "the end is %+v, want %s", status, test.reason)
+			assert.True(t, f.console.closed == 1, "the console was closed %d times", f.console.closed)
 		})
 	}
 }
@@ -443,10 +421,7 @@ func TestShortOutage(t *testing.T) {
 	f.rules.set(func() { f.rules.err = errors.New("away") })
 	asked := len(f.log.get()) // each failure is logged
 	assert.Eventually(t, "rights are asked for", func(testing.TB) error {
-		if len(f.log.get()) < asked+3 {
-			return errors.New("not yet")
-		}
-		return nil
+		return assert.ErrorUnless(len(f.log.get()) >= asked+3, "not yet")
 	})
 	alice.write(t, "hello")
 	alice.expect(t, "hello")

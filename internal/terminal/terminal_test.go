@@ -77,14 +77,10 @@ func TestProtocols(t *testing.T) {
 				assert.NoError(t, err)
 				got = append(got, string(m))
 			}
-			if !slices.Equal(got, test.expects) {
-				t.Errorf("got %q, want %q", got, test.expects)
-			}
+			assert.True(t, slices.Equal(got, test.expects), "got %q, want %q", got, test.expects)
 			if name == "Kubernetes" {
 				_, _, err := ws.ReadMessage()
-				if !websocket.IsCloseError(err, websocket.CloseNormalClosure) {
-					t.Errorf("the stream ends with %v, want a normal closure", err)
-				}
+				assert.True(t, websocket.IsCloseError(err, websocket.CloseNormalClosure), "the stream ends with %v, want a normal closure", err)
 			}
 		})
 	}
@@ -120,9 +116,8 @@ func TestViolations(t *testing.T) {
 			assert.NoError(t, ws.WriteMessage(websocket.BinaryMessage, []byte(test.sent)))
 			err := <-ended
 			assert.ErrorSays(t, name, err, test.want)
-			if _, ok := errors.AsType[terminal.ViolationError](err); !ok {
-				t.Errorf("%v is not a violation", err)
-			}
+			_, ok := errors.AsType[terminal.ViolationError](err)
+			assert.True(t, ok, "%v is not a violation", err)
 		})
 	}
 }

@@ -87,10 +87,7 @@ func checkNothingAcknowledgedIsLost(t *testing.T, c *framework.Cluster) {
 		}
 	}()
 	assert.Eventually(t, "objects are created", func(testing.TB) error {
-		if len(acknowledged) < 50 {
-			return fmt.Errorf("only %d", len(acknowledged))
-		}
-		return nil
+		return assert.ErrorUnless(len(acknowledged) >= 50, "only %d", len(acknowledged))
 	})
 	assert.NoError(t, errors.Join(c.Kill(), c.Start()))
 	assert.Equal(t, "moved from "+host+" to", c.Config.Host, host)
@@ -138,10 +135,7 @@ func checkSecondCtrlCEndsImmediately(t *testing.T, c *framework.Cluster) {
 	before := countStops()
 	assert.NoError(t, syscall.Kill(c.PID(), syscall.SIGTERM))
 	assert.Eventually(t, "the stop begins", func(testing.TB) error { // of two signals at once, SIGINT comes first
-		if countStops() == before {
-			return errors.New("it does not stop")
-		}
-		return nil
+		return assert.ErrorUnless(countStops() != before, "it does not stop")
 	})
 	assert.ErrorSays(t, "the stop", c.Interrupt(), "exit status 130")
 }
@@ -169,10 +163,7 @@ func TestFirstStartIsInterrupted(t *testing.T) {
 	}
 	p := start()
 	assert.Eventually(t, "it starts", func(testing.TB) error {
-		if !strings.Contains(p.Output(), "etcd ") {
-			return errors.New("no etcd yet")
-		}
-		return nil
+		return assert.ErrorUnless(strings.Contains(p.Output(), "etcd "), "no etcd yet")
 	})
 	err := p.Stop()
 	assert.True(t, err == nil, "%v\n%s", err, p.Output())
@@ -243,10 +234,7 @@ func TestFullDisk(t *testing.T) {
 		objects := objectsFor(t, c.Config)
 		assert.Eventually(t, "the disk is full", func(t testing.TB) error {
 			object.Name += "x"
-			if err := objects.Create(t.Context(), object.DeepCopy()); err == nil {
-				return errors.New("there was room")
-			}
-			return nil
+			return assert.ErrorUnless(objects.Create(t.Context(), object.DeepCopy()) != nil, "there was room")
 		})
 		want := "drover: etcd gave up: the disk of data dir " + c.DataDir + " is full"
 		assert.Eventually(t, "it says so", func(testing.TB) error {
@@ -270,11 +258,7 @@ func mountTmpfs(t *testing.T, megabytes int) string {
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%dm", megabytes)); err != nil {
 		t.Skipf("the test cannot mount a file system here: %v", err)
 	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { assert.NoError(t, syscall.Unmount(dir, syscall.MNT_DETACH)) })
 	return dir
 }
 
@@ -304,10 +288,7 @@ func checkCertificatesAreRenewed(t *testing.T, c *framework.Cluster) {
 	}
 	renewCertificates(t, c, before)
 	assert.Eventually(t, "the API shows the new certificate", func(t testing.TB) error {
-		if servedCertificate(t, c).Equal(before) {
-			return errors.New("it shows the old one")
-		}
-		return nil
+		return assert.ErrorUnless(!servedCertificate(t, c).Equal(before), "it shows the old one")
 	})
 	waitForServiceAccount(t, objects, newNamespace(t, objects))
 	kubectl := runDrover(t, "", nil, "kubectl", "--kubeconfig", c.Kubeconfig, "get", "namespace", "default", "-o", "name")

@@ -150,10 +150,7 @@ clusters: [{name: c, cluster: {server: "https://%s"}}], contexts: [{name: c, con
 			assert.NoError(t, err)
 			t.Cleanup(func() { _ = program.Kill() })
 			assert.Eventually(t, "the proxy is asked", func(testing.TB) error {
-				if !p.wasAskedFor(server) {
-					return fmt.Errorf("not for %s; it printed %s", server, program.Output())
-				}
-				return nil
+				return assert.ErrorUnless(p.wasAskedFor(server), "not for %s; it printed %s", server, program.Output())
 			})
 		})
 	}

@@ -117,6 +117,15 @@ func ErrorSays(t testing.TB, what string, err error, says string) {
 // ErrorOf returns the error of a call that also returns a value.
 func ErrorOf[T any](_ T, err error) error { return err }
 
+// ErrorUnless returns an error with a message unless a condition is true, for functions that
+// Eventually, Check and Poll call.
+func ErrorUnless(condition bool, format string, args ...any) error {
+	if condition {
+		return nil
+	}
+	return fmt.Errorf(format, args...)
+}
+
 // Receive returns the next value of a channel, and fails the test if none comes or it is closed.
 func Receive[T any](t testing.TB, what string, from <-chan T) (v T) {
 	t.Helper()

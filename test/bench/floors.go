@@ -5,7 +5,6 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"reflect"
@@ -18,6 +17,7 @@ import (
 
 	"cloudnative.tw/drover/client/clientset/versioned"
 	"cloudnative.tw/drover/client/informers/externalversions"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -52,10 +52,7 @@ func (e *Environment) StartFloor(name string, args ...string) (*Controller, erro
 	}
 	c := &Controller{Process: p}
 	return c, c.awaitReady(func() error {
-		if !strings.Contains(p.Output(), floorReady) {
-			return errors.New("the floor does not say so")
-		}
-		return nil
+		return assert.ErrorUnless(strings.Contains(p.Output(), floorReady), "the floor does not say so")
 	})
 }
 

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // bigVMs is the number of VMs above which a suite takes two turns, since each takes minutes.
@@ -99,10 +101,9 @@ func (s Suite) validate(own Suite) error {
 	if own.VMs == nil {
 		return nil
 	}
-	if least := min(own.VMs[0], 1); len(s.VMs) == 0 || s.VMs[0] < least || !slices.IsSorted(s.VMs) {
-		return fmt.Errorf("--vms is %v: it must be rising numbers, for suite %s from %d", s.VMs, s.Name, least)
-	}
-	return nil
+	least := min(own.VMs[0], 1)
+	return assert.ErrorUnless(len(s.VMs) != 0 && s.VMs[0] >= least && slices.IsSorted(s.VMs),
+		"--vms is %v: it must be rising numbers, for suite %s from %d", s.VMs, s.Name, least)
 }
 
 func (s Suite) run(ctx context.Context) error {

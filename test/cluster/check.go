@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/cluster/internal/plan"
 )
 
@@ -59,8 +60,5 @@ func checkPrograms() error {
 			missing = append(missing, "CNI plugin "+plugin)
 		}
 	}
-	if len(missing) > 0 {
-		return fmt.Errorf("missing: %s; hack/cluster-deps.sh installs them", strings.Join(missing, ", "))
-	}
-	return nil
+	return assert.ErrorUnless(len(missing) == 0, "missing: %s; hack/cluster-deps.sh installs them", strings.Join(missing, ", "))
 }

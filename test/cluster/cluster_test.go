@@ -136,9 +136,7 @@ func createService(t *testing.T, namespace, name string, selector map[string]str
 	}, metav1.CreateOptions{})
 	assert.NoError(t, err)
 	t.Cleanup(func() {
-		if err := services.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, services.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}))
 	})
 	return service
 }

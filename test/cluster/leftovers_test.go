@@ -165,10 +165,8 @@ func checkEnd(t *testing.T, dir string, before []string, end func(*cluster.Clust
 func checkNothingLeft(t *testing.T, p plan.Plan, before []string) {
 	t.Helper()
 	assert.Eventually(t, "nothing is left", func(t testing.TB) error {
-		if left, settings := leftovers(t, p); len(left) > 0 || !slices.Equal(before, settings) {
-			return fmt.Errorf("%q, settings before %q, after %q", left, before, settings)
-		}
-		return nil
+		left, settings := leftovers(t, p)
+		return assert.ErrorUnless(len(left) == 0 && slices.Equal(before, settings), "%q, settings before %q, after %q", left, before, settings)
 	})
 	assert.ErrorIs(t, "its folder is left", assert.ErrorOf(os.Stat(p.Dir)), os.ErrNotExist)
 }

@@ -5,7 +5,6 @@ package cluster_test
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 
@@ -34,10 +33,7 @@ func (g *guest) setOutOfService(t *testing.T, before *corev1.Pod, node *cluster.
 func (g *guest) waitEnded(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	assert.Eventually(t, "the container of "+string(pod.UID)+" has ended", func(testing.TB) error {
-		if runningMachines()[pod.Name][pod.UID] {
-			return errors.New("it runs")
-		}
-		return nil
+		return assert.ErrorUnless(!runningMachines()[pod.Name][pod.UID], "it runs")
 	})
 }
 
@@ -50,10 +46,8 @@ func testRunningOutOfService(t *testing.T, g *guest) {
 	var end string
 	assert.Eventually(t, "the next machine does not start", func(t testing.TB) error {
 		end = g.claim(t).Annotations[objects.AnnotationEnd]
-		if strings.Contains(end, string(before.UID)) || !strings.Contains(end, driver.ExitNotStarted) || !strings.Contains(end, "lock") {
-			return fmt.Errorf("the last end is %s", end)
-		}
-		return nil
+		return assert.ErrorUnless(!strings.Contains(end, string(before.UID)) && strings.Contains(end, driver.ExitNotStarted) && strings.Contains(end, "lock"),
+			"the last end is %s", end)
 	})
 	t.Logf("the next machine has ended: %s", end)
 	g.checkAnswers(t, before)

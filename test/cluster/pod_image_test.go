@@ -57,10 +57,7 @@ func testWebImage(t *testing.T, w *podWorld) {
 		return err
 	})
 	g.waitFor(t, func(vm *api.VirtualMachine) error {
-		if vm.Status.Server == nil || vm.Status.Server.ImageID != checksum {
-			return fmt.Errorf("the server is %+v, want image %s", vm.Status.Server, checksum)
-		}
-		return nil
+		return assert.ErrorUnless(vm.Status.Server != nil && vm.Status.Server.ImageID == checksum, "the server is %+v, want image %s", vm.Status.Server, checksum)
 	})
 }
 

@@ -37,10 +37,7 @@ func testKVM(t *testing.T, w *podWorld) {
 	assert.True(t, pod.Spec.NodeName == node.Name && requested.Value() == 1,
 		"the pod is on %s and requests %s of KVM, want %s and 1", pod.Spec.NodeName, requested.String(), node.Name)
 	g.waitFor(t, func(vm *api.VirtualMachine) error {
-		if vm.Status.Server == nil || vm.Status.Server.Accelerator != "tcg" {
-			return fmt.Errorf("the server is %+v, want accelerator tcg", vm.Status.Server)
-		}
-		return nil
+		return assert.ErrorUnless(vm.Status.Server != nil && vm.Status.Server.Accelerator == "tcg", "the server is %+v, want accelerator tcg", vm.Status.Server)
 	})
 	waiting := w.create(t, w.newVM("kvm-too", "100m", "64Mi").Spec(func(spec *api.VirtualMachineSpec) {
 		spec.Image, spec.Ephemeral = &api.Image{Source: "oci://" + guestImage, PullPolicy: api.PullNever}, true
@@ -62,9 +59,7 @@ func setCapacity(t *testing.T, node, change string) {
 		if err != nil {
 			return err
 		}
-		if _, ok := now.Status.Allocatable[kvm.DefaultResource]; ok == (change == `"remove"`) {
-			return fmt.Errorf("allocatable is %v", now.Status.Allocatable)
-		}
-		return nil
+		_, ok := now.Status.Allocatable[kvm.DefaultResource]
+		return assert.ErrorUnless(ok != (change == `"remove"`), "allocatable is %v", now.Status.Allocatable)
 	})
 }

@@ -5,7 +5,6 @@ package cluster_test
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -59,10 +58,8 @@ func testFullEphemeralDisk(t *testing.T, w *podWorld) {
 		evicted := g.pod(t)
 		g.fillLog(t)
 		g.waitFor(t, func(vm *api.VirtualMachine) error {
-			if operation := vm.Status.Operation; operation == nil || !operation.Evicted || operation.Attempts != attempts+1 {
-				return fmt.Errorf("the operation is %+v", operation)
-			}
-			return nil
+			operation := vm.Status.Operation
+			return assert.ErrorUnless(operation != nil && operation.Evicted && operation.Attempts == attempts+1, "the operation is %+v", operation)
 		})
 		g.waitRun(t, evicted.UID)
 	}

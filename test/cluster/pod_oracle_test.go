@@ -5,7 +5,6 @@ package cluster_test
 
 import (
 	"bytes"
-	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -105,10 +104,7 @@ func (o *machineOracle) checkSeen(t *testing.T, pod *corev1.Pod) {
 	assert.Eventually(t, "the oracle sees "+string(pod.UID), func(testing.TB) error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		if !o.seen[pod.UID] {
-			return fmt.Errorf("it has seen %v", o.seen)
-		}
-		return nil
+		return assert.ErrorUnless(o.seen[pod.UID], "it has seen %v", o.seen)
 	})
 }
 

@@ -68,9 +68,7 @@ func newPodWorld(t *testing.T, flags ...string) *podWorld {
 		if t.Failed() {
 			t.Logf("the controller printed:\n%s", w.controller.Output())
 		}
-		if err := w.controller.Stop(); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, w.controller.Stop())
 	})
 	return w
 }

@@ -22,9 +22,7 @@ func Start(t testing.TB, opts Options) *Cluster {
 		if t.Failed() {
 			t.Logf("the cluster's programs printed:\n%s", c.Logs())
 		}
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, c.Close())
 	})
 	return c
 }

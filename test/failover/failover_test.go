@@ -165,10 +165,8 @@ func haltUntilViolations(seed uint64) faultFunc {
 		go func() {
 			defer cancel()
 			_ = assert.Poll(ctx, "replicas act after their successors", func() error {
-				if found := currentEpochDecreases(w.journal); len(found) < minViolations {
-					return fmt.Errorf("%d have", len(found))
-				}
-				return nil
+				found := currentEpochDecreases(w.journal)
+				return assert.ErrorUnless(len(found) >= minViolations, "%d have", len(found))
 			})
 		}()
 		return newFaultInjector(w, faultPlan{faults: map[Kind]int{Halt: maxHalts}}.kinds(), seed).injectAll(ctx)

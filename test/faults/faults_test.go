@@ -89,11 +89,7 @@ func newLab(t *testing.T, build func() (string, error), clusterFlags ...string) 
 	if err != nil {
 		return nil, err
 	}
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { assert.NoError(t, l.Close()) })
 	return l, nil
 }
 

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // VMCheck returns nil, or an error that describes what is wrong.
@@ -31,10 +32,8 @@ func IsActive(vm *api.VirtualMachine) error {
 func HasPhase(phase api.Phase, reason string) VMCheck {
 	return func(vm *api.VirtualMachine) error {
 		s := &vm.Status
-		if s.Phase != phase || s.Reason != reason || s.ObservedGeneration != vm.Generation {
-			return fmt.Errorf("phase %q, reason %q, generation %d: want %q, %q, %d", s.Phase, s.Reason, s.ObservedGeneration, phase, reason, vm.Generation)
-		}
-		return nil
+		return assert.ErrorUnless(s.Phase == phase && s.Reason == reason && s.ObservedGeneration == vm.Generation,
+			"phase %q, reason %q, generation %d: want %q, %q, %d", s.Phase, s.Reason, s.ObservedGeneration, phase, reason, vm.Generation)
 	}
 }
 
@@ -56,19 +55,13 @@ func HasCondition(kind string, status metav1.ConditionStatus) VMCheck {
 // HasMessage requires a text in the status's message.
 func HasMessage(text string) VMCheck {
 	return func(vm *api.VirtualMachine) error {
-		if !strings.Contains(vm.Status.Message, text) {
-			return fmt.Errorf("message %q: want %q in it", vm.Status.Message, text)
-		}
-		return nil
+		return assert.ErrorUnless(strings.Contains(vm.Status.Message, text), "message %q: want %q in it", vm.Status.Message, text)
 	}
 }
 
 // HasUsage requires that the server was sampled.
 func HasUsage(vm *api.VirtualMachine) error {
-	if vm.Status.Server == nil || vm.Status.Server.Usage == nil {
-		return errors.New("the status lacks the usage")
-	}
-	return nil
+	return assert.ErrorUnless(vm.Status.Server != nil && vm.Status.Server.Usage != nil, "the status lacks the usage")
 }
 
 // FormatStatus returns a VM's status in readable form.

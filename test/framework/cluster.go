@@ -66,9 +66,7 @@ func StartCluster(t testing.TB, opts ClusterOptions) *Cluster {
 		if t.Failed() {
 			t.Logf("drover up printed:\n%s", c.Output())
 		}
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, c.Close())
 	})
 	return c
 }

@@ -211,9 +211,7 @@ func BuildLayers(t testing.TB, base []byte, commands ...string) (layers [][]byte
 	assert.NoError(t, err)
 	said, err := io.ReadAll(built.Body)
 	assert.NoError(t, errors.Join(err, built.Body.Close()))
-	if strings.Contains(string(said), `"error"`) {
-		t.Fatalf("the image is not built: %s", said)
-	}
+	assert.Require(t, !strings.Contains(string(said), `"error"`), "the image is not built: %s", said)
 	defer func() {
 		_, err := c.ImageRemove(context.WithoutCancel(ctx), tag, client.ImageRemoveOptions{PruneChildren: true})
 		assert.NoError(t, err)

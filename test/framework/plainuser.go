@@ -72,11 +72,7 @@ func runAsPlainUser(t *testing.T, user *syscall.Credential, guest LinuxGuest, te
 	assert.NoError(t, err)
 	dir, err := os.MkdirTemp("", "drover-plain-") //nolint:usetesting // Sockets want short paths.
 	assert.NoError(t, err)
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { assert.NoError(t, os.RemoveAll(dir)) })
 	work, program := filepath.Join(dir, "repository"), filepath.Join(dir, "test")
 	self, err := os.Executable()
 	assert.NoError(t, err)

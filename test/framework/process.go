@@ -138,10 +138,7 @@ func (p *childProcess) stopBySignal(sig syscall.Signal) error {
 		return err
 	}
 	waitErr := assert.Poll(context.Background(), "the end of process "+strconv.Itoa(p.pid), func() error {
-		if !p.hasEnded() {
-			return errors.New("it runs")
-		}
-		return nil
+		return assert.ErrorUnless(p.hasEnded(), "it runs")
 	})
 	if waitErr == nil {
 		return p.err

@@ -91,10 +91,7 @@ func TestAPIProxy(t *testing.T) {
 		proxy.DelayReplies(responseTimeout)
 		assert.ErrorIs(t, "want no answer", client.createConfigMap("unanswered", 10*noResponseTimeout), context.DeadlineExceeded)
 		assert.Eventually(t, "the object that was requested is there", func(t testing.TB) error {
-			if !hasConfigMap(t, c, "unanswered") {
-				return errors.New("it is not there")
-			}
-			return nil
+			return assert.ErrorUnless(hasConfigMap(t, c, "unanswered"), "it is not there")
 		})
 		proxy.DelayReplies(2 * noResponseTimeout)
 		begin := time.Now()

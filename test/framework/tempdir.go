@@ -23,11 +23,7 @@ func ShortTempDir(t testing.TB) string {
 		err = os.Chmod(dir, 0o755) // #nosec -- as t.TempDir has it: machines have different users
 	}
 	assert.NoError(t, err)
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { assert.NoError(t, os.RemoveAll(dir)) })
 	return dir
 }
 

@@ -20,10 +20,9 @@ import (
 func isBoundHere(original *api.VirtualMachine) framework.VMCheck {
 	return func(vm *api.VirtualMachine) error {
 		want := api.Binding{Driver: "fake", EngineID: original.Status.Binding.EngineID, UID: vm.UID}
-		if b := vm.Status.Binding; b == nil || *b != want || vm.Annotations[api.AnnotationBound] != fmt.Sprintf("fake/%s/%s", want.EngineID, want.UID) {
-			return fmt.Errorf("bound to %q, status %+v, want %+v", vm.Annotations[api.AnnotationBound], b, want)
-		}
-		return nil
+		b := vm.Status.Binding
+		return assert.ErrorUnless(b != nil && *b == want && vm.Annotations[api.AnnotationBound] == fmt.Sprintf("fake/%s/%s", want.EngineID, want.UID),
+			"bound to %q, status %+v, want %+v", vm.Annotations[api.AnnotationBound], b, want)
 	}
 }
 

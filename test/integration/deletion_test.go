@@ -31,10 +31,8 @@ func waitForDockerSweep(t *testing.T) {
 		docker.LabelNamespace: "default", docker.LabelName: "orphan",
 	})
 	assert.Eventually(t, "the orphan is swept", func(t testing.TB) error {
-		if n := len(testenv.ListContainers(t, uid)); n != 0 {
-			return fmt.Errorf("%d containers", n)
-		}
-		return nil
+		n := len(testenv.ListContainers(t, uid))
+		return assert.ErrorUnless(n == 0, "%d containers", n)
 	})
 }
 
@@ -96,10 +94,7 @@ func checkCascade(t *testing.T, cascade string, vm *api.VirtualMachine) {
 		return
 	}
 	now := environment.WaitForVM(t, vm, framework.IsActive, func(vm *api.VirtualMachine) error {
-		if len(vm.OwnerReferences) > 0 {
-			return fmt.Errorf("owners %v", vm.OwnerReferences)
-		}
-		return nil
+		return assert.ErrorUnless(len(vm.OwnerReferences) == 0, "owners %v", vm.OwnerReferences)
 	})
 	assert.True(t, now.Status.Server.ID == vm.Status.Server.ID && now.Status.RestartCount == 0, "its server was touched: %s", framework.FormatStatus(now))
 	environment.CheckServers(t, vm, 1)

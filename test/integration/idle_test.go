@@ -41,10 +41,7 @@ func TestIdleVMsWriteNothing(t *testing.T) {
 				created[e.Regarding.UID] = true
 			}
 		}
-		if len(created) < idleVMs {
-			return fmt.Errorf("events of %d VMs", len(created))
-		}
-		return nil
+		return assert.ErrorUnless(len(created) >= idleVMs, "events of %d VMs", len(created))
 	})
 	waitForRounds(t, controller, 2)
 	before := w.CountWrites()

@@ -157,9 +157,7 @@ func checkUsageUnderLoad(t *testing.T, vm *api.VirtualMachine) {
 
 func hasUsage(description string, ok func(api.Usage) bool) framework.VMCheck {
 	return func(vm *api.VirtualMachine) error {
-		if u := vm.Status.Server.Usage; u == nil || !ok(*u) {
-			return fmt.Errorf("usage is %+v: want %s", u, description)
-		}
-		return nil
+		u := vm.Status.Server.Usage
+		return assert.ErrorUnless(u != nil && ok(*u), "usage is %+v: want %s", u, description)
 	}
 }

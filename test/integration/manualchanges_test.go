@@ -132,10 +132,7 @@ func checkOutcome(t *testing.T, before *api.VirtualMachine, want expectedStatus)
 	t.Helper()
 	after := environment.WaitForVM(t, before, want.check, framework.HasCondition(api.ConditionReady, want.ready), func(vm *api.VirtualMachine) error {
 		newRun := !vm.Status.StartTime.Equal(before.Status.StartTime)
-		if newRun != want.newRun {
-			return fmt.Errorf("a new run: %t", newRun)
-		}
-		return nil
+		return assert.ErrorUnless(newRun == want.newRun, "a new run: %t", newRun)
 	})
 	if same := after.Status.Server.ID == before.Status.Server.ID; same != want.sameServer {
 		t.Errorf("the same server: %t", same)
@@ -155,9 +152,7 @@ func TestServerResizedManually(t *testing.T) {
 	})
 	assert.NoError(t, err)
 	assert.Eventually(t, "the size is as specified", func(t testing.TB) error {
-		if have := testenv.InspectServer(t, vm).HostConfig.NanoCPUs; have != 1e8 {
-			return fmt.Errorf("NanoCpus is %d", have)
-		}
-		return nil
+		have := testenv.InspectServer(t, vm).HostConfig.NanoCPUs
+		return assert.ErrorUnless(have == 1e8, "NanoCpus is %d", have)
 	})
 }

@@ -68,10 +68,8 @@ func TestMachine(t *testing.T) {
 	assert.True(t, len(s.Addresses) == 0 && len(s.Ports) == 0, "off it still has %v and %+v", s.Addresses, s.Ports)
 	// The guest's end is reported first; its QEMU is reaped after that.
 	assert.Eventually(t, "the process of the machine ends", func(t testing.TB) error {
-		if pids := testenv.MachineProcesses(t, vm.UID); len(pids) != 0 {
-			return fmt.Errorf("it has the processes %v", pids)
-		}
-		return nil
+		pids := testenv.MachineProcesses(t, vm.UID)
+		return assert.ErrorUnless(len(pids) == 0, "it has the processes %v", pids)
 	})
 
 	vm = m.UpdateVM(t, vm, setAction(api.ActionActive))
@@ -130,10 +128,8 @@ func (m *machineEnvironment) checkNothingLeft(t *testing.T, vm *api.VirtualMachi
 	pids := testenv.MachineProcesses(t, vm.UID)
 	assert.True(t, len(pids) == 0, "processes are left: %v", pids)
 	assert.Eventually(t, "no file is left", func(t testing.TB) error {
-		if files := testenv.FilesWithUID(t, m.dir, vm.UID); len(files) != 0 {
-			return fmt.Errorf("there are %v", files)
-		}
-		return nil
+		files := testenv.FilesWithUID(t, m.dir, vm.UID)
+		return assert.ErrorUnless(len(files) == 0, "there are %v", files)
 	})
 }
 

@@ -4,7 +4,6 @@
 package kubectlvm
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -102,10 +101,8 @@ func TestUserDataIsRemovedWithTheVM(t *testing.T) {
 	}
 	u.mustRun("delete", "web", "--yes")
 	assert.Eventually(t, "the Secret is removed", func(testing.TB) error {
-		if left := u.listSecrets(); len(left) > 0 {
-			return fmt.Errorf("%d are left", len(left))
-		}
-		return nil
+		left := u.listSecrets()
+		return assert.ErrorUnless(len(left) == 0, "%d are left", len(left))
 	})
 }
 

@@ -4,7 +4,6 @@
 package kubectlvm
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -53,17 +52,13 @@ func (h *history) testHistory(t *testing.T) {
 func (h *history) testNextLeader(t *testing.T) {
 	t.Helper()
 	assert.Eventually(t, "the next leader has decided", func(testing.TB) error {
-		if out := h.run("explain", failing, "--history").out; !strings.Contains(out, "Replica replica-1_") || !strings.Contains(out, "So ") {
-			return fmt.Errorf("it prints %s", out)
-		}
-		return nil
+		out := h.run("explain", failing, "--history").out
+		return assert.ErrorUnless(strings.Contains(out, "Replica replica-1_") && strings.Contains(out, "So "), "it prints %s", out)
 	})
 	h.mustRun("delete", failing, "--yes")
 	assert.Eventually(t, "the history is gone with its VM", func(testing.TB) error {
-		if got := h.run("explain", failing, "--history"); got.code != 3 || !strings.Contains(got.errs, "not found") {
-			return fmt.Errorf("it ends with %d and prints %s%s", got.code, got.out, got.errs)
-		}
-		return nil
+		got := h.run("explain", failing, "--history")
+		return assert.ErrorUnless(got.code == 3 && strings.Contains(got.errs, "not found"), "it ends with %d and prints %s%s", got.code, got.out, got.errs)
 	})
 }
 

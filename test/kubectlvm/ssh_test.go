@@ -44,11 +44,7 @@ func newSSHUser(t *testing.T, copySize int, flags ...string) *sshUser {
 	env, err := testenv.NewWith(framework.ClusterOptions{WithController: true, Args: flags})
 	assert.NoError(t, err)
 	testenv.KillMachinesAtEnd(t, env.DataDir)
-	t.Cleanup(func() {
-		if err := env.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { assert.NoError(t, env.Close()) })
 	dir := framework.ShortTempDir(t)
 	u := &sshUser{t: t, cluster: env, user: "ann", copySize: copySize, dir: dir, identity: filepath.Join(dir, "key")}
 	u.program, _ = pluginPath(t)

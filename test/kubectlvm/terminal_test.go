@@ -170,10 +170,8 @@ func TestCompletion(t *testing.T) {
 		"bash\nzsh\nfish\n:4\n":         {"completion", ""},
 	} {
 		assert.Eventually(t, "a completion by an API server that answers in time", func(testing.TB) error {
-			if got := complete(args...); got != want {
-				return fmt.Errorf("%q is completed by %q, want %q", args, got, want)
-			}
-			return nil
+			got := complete(args...)
+			return assert.ErrorUnless(got == want, "%q is completed by %q, want %q", args, got, want)
 		})
 	}
 	assert.Contains(t, "the namespaces", complete("list", "--namespace", ""), u.namespace+"\n")

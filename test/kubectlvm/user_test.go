@@ -96,10 +96,8 @@ func waitForExit(t testing.TB, exit <-chan int) (code int) {
 func (b *buffer) waitFor(t testing.TB, text string) {
 	t.Helper()
 	assert.Eventually(t, fmt.Sprintf("%q is printed", text), func(testing.TB) error {
-		if all := b.String(); !strings.Contains(all, text) {
-			return fmt.Errorf("there is %q", all)
-		}
-		return nil
+		all := b.String()
+		return assert.ErrorUnless(strings.Contains(all, text), "there is %q", all)
 	})
 }
 
@@ -132,10 +130,8 @@ func (u *user) mustRun(args ...string) string {
 func (u *user) eventuallyRun(args ...string) {
 	u.t.Helper()
 	assert.Eventually(u.t, strings.Join(args, " ")+" is allowed", func(testing.TB) error {
-		if r := u.run(args...); r.code != 0 {
-			return fmt.Errorf("it ended with %d: %s%s", r.code, r.out, r.errs)
-		}
-		return nil
+		r := u.run(args...)
+		return assert.ErrorUnless(r.code == 0, "it ended with %d: %s%s", r.code, r.out, r.errs)
 	})
 }
 

@@ -4,7 +4,6 @@
 package manifests
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -108,10 +107,7 @@ func waitForAccess(t *testing.T, w *testenv.Environment, may bool, attributes au
 	t.Helper()
 	controller := authenticationv1.UserInfo{Username: "system:serviceaccount:" + namespace + ":" + accountName}
 	assert.Eventually(t, fmt.Sprintf("%+v is allowed: %t", attributes, may), func(t testing.TB) error {
-		if isAllowed(t, w.KubeClient, controller, attributes) != may {
-			return errors.New("it is not so")
-		}
-		return nil
+		return assert.ErrorUnless(isAllowed(t, w.KubeClient, controller, attributes) == may, "it is not so")
 	})
 }
 
@@ -157,12 +153,9 @@ func testPermissions(t *testing.T, w *testenv.Environment) {
 	controller := newUser(t, "", "token", accountUser(t, w))
 	check := func(t testing.TB, p permission) error {
 		resource, sub, _ := strings.Cut(p.resource, "/")
-		if isAllowed(t, w.KubeClient, controller.info, authorizationv1.ResourceAttributes{
+		return assert.ErrorUnless(isAllowed(t, w.KubeClient, controller.info, authorizationv1.ResourceAttributes{
 			Verb: p.verb, Group: p.group, Resource: resource, Subresource: sub, Namespace: p.ns, Name: p.name,
-		}) != p.may {
-			return fmt.Errorf("%+v: it is not so", p)
-		}
-		return nil
+		}) == p.may, "%+v: it is not so", p)
 	}
 	for _, p := range permissions { // bindings take effect one by one
 		if p.may {

@@ -200,10 +200,7 @@ func testAggregation(t *testing.T, w *testenv.Environment) {
 				return err
 			}
 			has := slices.ContainsFunc(edit.Rules, func(r rbacv1.PolicyRule) bool { return slices.Contains(r.APIGroups, api.SchemeGroupVersion.Group) })
-			if has != step.want {
-				return fmt.Errorf("it has them: %v", has)
-			}
-			return nil
+			return assert.ErrorUnless(has == step.want, "it has them: %v", has)
 		})
 		_, err := roles.Get(t.Context(), "drover-edit", metav1.GetOptions{})
 		assert.NoError(t, err)

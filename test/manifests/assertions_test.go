@@ -5,7 +5,6 @@ package manifests
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -190,10 +189,7 @@ func testAssertion(t *testing.T, w *testenv.Environment) {
 func waitForRefusal(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine, want bool) {
 	t.Helper()
 	assert.Eventually(t, fmt.Sprintf("the refusal is recorded: %t", want), func(t testing.TB) error {
-		if has := waitForPod(t, w, vm).Annotations[refused] != ""; has != want {
-			return errors.New("it is not so")
-		}
-		return nil
+		return assert.ErrorUnless((waitForPod(t, w, vm).Annotations[refused] != "") == want, "it is not so")
 	})
 }
 
@@ -264,10 +260,7 @@ func checkStays(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine, po
 		vm.Spec.SSHAuthorizedKeys = []string{fmt.Sprintf("ssh-ed25519 AAAA %d", vm.Generation)}
 	})
 	w.WaitForVM(t, vm, func(vm *api.VirtualMachine) error {
-		if vm.Status.ObservedGeneration != vm.Generation {
-			return fmt.Errorf("generation %d of %d is observed", vm.Status.ObservedGeneration, vm.Generation)
-		}
-		return nil
+		return assert.ErrorUnless(vm.Status.ObservedGeneration == vm.Generation, "generation %d of %d is observed", vm.Status.ObservedGeneration, vm.Generation)
 	})
 	now, err := w.KubeClient.CoreV1().Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
 	assert.True(t, err == nil && now.UID == pod.UID && now.DeletionTimestamp == nil && len(now.Finalizers) == len(pod.Finalizers),

@@ -4,7 +4,6 @@
 package manifests
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -28,10 +27,7 @@ func testOlderCRD(t *testing.T, w *testenv.Environment) {
 	waitForMissing(t, w, field)
 	c := w.StartControllerProcess(t, nil)
 	assert.Eventually(t, "the controller ends", func(testing.TB) error {
-		if !c.HasEnded() {
-			return errors.New("it runs")
-		}
-		return nil
+		return assert.ErrorUnless(c.HasEnded(), "it runs")
 	})
 	out := c.Output()
 	assert.True(t, strings.Contains(out, "no "+field) && !strings.Contains(out, "Starting workers"), "it printed:\n%s", out)

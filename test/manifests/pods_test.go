@@ -135,11 +135,7 @@ func startWithAllAPIs(t *testing.T) *testenv.Environment {
 	t.Helper()
 	w, err := testenv.NewWith(framework.ClusterOptions{Args: []string{"--all-apis"}})
 	assert.NoError(t, err)
-	t.Cleanup(func() {
-		if err := w.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { assert.NoError(t, w.Close()) })
 	return w
 }
 

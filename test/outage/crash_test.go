@@ -37,10 +37,8 @@ func TestCrashBeforeCreation(t *testing.T) {
 
 func isBoundTo(to string) framework.VMCheck {
 	return func(vm *api.VirtualMachine) error {
-		if have := vm.Annotations[api.AnnotationBound]; !strings.HasPrefix(have, to) || len(vm.Finalizers) == 0 {
-			return fmt.Errorf("bound to %q, finalizers %v: want %q", have, vm.Finalizers, to)
-		}
-		return nil
+		have := vm.Annotations[api.AnnotationBound]
+		return assert.ErrorUnless(strings.HasPrefix(have, to) && len(vm.Finalizers) != 0, "bound to %q, finalizers %v: want %q", have, vm.Finalizers, to)
 	}
 }
 
@@ -62,10 +60,7 @@ func TestRestartIsNotRepeated(t *testing.T) {
 		controller = w.StartControllerProcess(t, nil)
 		for _, vm := range vms {
 			now := w.WaitForVM(t, vm, framework.IsActive, func(vm *api.VirtualMachine) error {
-				if !vm.Spec.RestartedAt.Equal(vm.Status.RestartedAt) {
-					return fmt.Errorf("status.restartedAt is %v", vm.Status.RestartedAt)
-				}
-				return nil
+				return assert.ErrorUnless(vm.Spec.RestartedAt.Equal(vm.Status.RestartedAt), "status.restartedAt is %v", vm.Status.RestartedAt)
 			})
 			now = resizeVM(t, w, now, fmt.Sprintf("%dm", 110+n))
 			assert.True(t, now.Status.RestartCount == 1 && now.Status.Server.ID == vm.Status.Server.ID, "%s: %s", vm.Name, framework.FormatStatus(now))

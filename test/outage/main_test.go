@@ -7,11 +7,11 @@
 package outage
 
 import (
-	"fmt"
 	"os"
 	"testing"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
@@ -33,9 +33,7 @@ func newSmallVM(name, driver string) *framework.VMBuilder {
 // sameServer requires the server that a VM had before, never started again.
 func sameServer(before *api.VirtualMachine) framework.VMCheck {
 	return func(vm *api.VirtualMachine) error {
-		if vm.Status.Server == nil || vm.Status.Server.ID != before.Status.Server.ID || vm.Status.RestartCount != before.Status.RestartCount {
-			return fmt.Errorf("server %+v, %d restarts: want server %s, %d restarts", vm.Status.Server, vm.Status.RestartCount, before.Status.Server.ID, before.Status.RestartCount)
-		}
-		return nil
+		return assert.ErrorUnless(vm.Status.Server != nil && vm.Status.Server.ID == before.Status.Server.ID && vm.Status.RestartCount == before.Status.RestartCount,
+			"server %+v, %d restarts: want server %s, %d restarts", vm.Status.Server, vm.Status.RestartCount, before.Status.Server.ID, before.Status.RestartCount)
 	}
 }

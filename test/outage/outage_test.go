@@ -4,7 +4,6 @@
 package outage
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
@@ -103,10 +102,7 @@ func TestShortOutageIsNotReported(t *testing.T) {
 		lasted := time.Since(begin)
 		controller.MustStop()
 		controller = w.StartControllerProcess(t, proxy.Env())
-		if lasted > reportDelay {
-			return fmt.Errorf("it lasted %s", lasted)
-		}
-		return nil
+		return assert.ErrorUnless(lasted <= reportDelay, "it lasted %s", lasted)
 	})
 	vm = resizeVM(t, w, vm, "300m")
 	for _, version := range history.WaitForVersion(t, vm) {

@@ -5,7 +5,6 @@ package specs
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -173,10 +172,7 @@ func leftMachines(t *testing.T, vm *api.VirtualMachine) (left []string) {
 		for _, pid := range testenv.MachineProcesses(t, vm.UID) {
 			left = append(left, fmt.Sprintf("process %d", pid))
 		}
-		if len(left) > 0 {
-			return errors.New("something is left")
-		}
-		return nil
+		return assert.ErrorUnless(len(left) == 0, "something is left")
 	})
 	return left
 }
@@ -189,10 +185,8 @@ func endRetained(t *testing.T, vm *api.VirtualMachine, folders []string) (left [
 		must(t, p.Kill())
 	}
 	assert.Eventually(t, "the machine ends", func(t testing.TB) error {
-		if pids := testenv.MachineProcesses(t, vm.UID); len(pids) > 0 {
-			return fmt.Errorf("%v run", pids)
-		}
-		return nil
+		pids := testenv.MachineProcesses(t, vm.UID)
+		return assert.ErrorUnless(len(pids) == 0, "%v run", pids)
 	})
 	for _, folder := range folders {
 		must(t, os.RemoveAll(folder))

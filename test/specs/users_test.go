@@ -231,10 +231,8 @@ func (u *users) waitGone(m *model) error {
 // kube-apiserver does not look again: then the orphan sweep removes it.
 func (u *users) waitSwept(m *model) error {
 	return assert.Poll(u.t.Context(), "the sweep removes the server of "+m.name, func() error {
-		if r := environment.ReadFakeServer(u.t, types.UID(m.uid)); r != nil {
-			return fmt.Errorf("%+v", r)
-		}
-		return nil
+		r := environment.ReadFakeServer(u.t, types.UID(m.uid))
+		return assert.ErrorUnless(r == nil, "%+v", r)
 	})
 }
 

@@ -207,19 +207,13 @@ func TestDroppedSessions(t *testing.T) { // not parallel: it counts
 			assert.Eventually(t, "the process is quiet", func(t testing.TB) error {
 				last := before
 				before = s.count(t)
-				if before != last {
-					return fmt.Errorf("it has %+v after %+v", before, last)
-				}
-				return nil
+				return assert.ErrorUnless(before == last, "it has %+v after %+v", before, last)
 			})
 			s.dropSessions(t, namespace, sessions)
 			assert.Eventually(t, "nothing is left", func(t testing.TB) error {
 				now := s.count(t)
 				// Some goroutines come and go, but not one for each session.
-				if now.goroutines > before.goroutines+20 || now.descriptors > before.descriptors+5 {
-					return fmt.Errorf("%+v after %+v", now, before)
-				}
-				return nil
+				return assert.ErrorUnless(now.goroutines <= before.goroutines+20 && now.descriptors <= before.descriptors+5, "%+v after %+v", now, before)
 			})
 		})
 	}

@@ -91,10 +91,8 @@ func checkStreams(t *testing.T, s *server, user *rest.Config, namespace, other s
 			want = http.StatusOK
 		}
 		assert.Eventually(t, fmt.Sprintf("%s answers %d", stream, want), func(t testing.TB) error { // a role counts after a moment
-			if got, text := s.open(t, user, namespace, stream); got != want {
-				return fmt.Errorf("it answers %d: %s", got, text)
-			}
-			return nil
+			got, text := s.open(t, user, namespace, stream)
+			return assert.ErrorUnless(got == want, "it answers %d: %s", got, text)
 		})
 		for _, name := range []string{"vm", "none"} { // both look the same
 			got, text := s.openNamed(t, user, other, name, stream)

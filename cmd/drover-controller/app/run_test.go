@@ -55,10 +55,7 @@ func TestStopBeforeTheCacheIsFilled(t *testing.T) {
 	mgr := managerWithoutAPI(t, &asked, &reachable)
 	go func() { ended <- startManager(ctx, mgr, time.Second) }()
 	assert.Eventually(t, "the manager fills its cache", func(testing.TB) error {
-		if !asked.Load() {
-			return errors.New("it has asked for nothing")
-		}
-		return nil
+		return assert.ErrorUnless(asked.Load(), "it has asked for nothing")
 	})
 	cancel()
 	assert.Eventually(t, "it ends", func(testing.TB) error {

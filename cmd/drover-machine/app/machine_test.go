@@ -104,10 +104,8 @@ func TestKilledWhileItStops(t *testing.T) {
 	<-g.ended
 	assert.NoError(t, syscall.Kill(qemu, syscall.SIGKILL)) // a container would do that
 	assert.Eventually(t, "QEMU has ended", func(testing.TB) error {
-		if pid := g.qemu(); pid != 0 {
-			return fmt.Errorf("there is %d", pid)
-		}
-		return nil
+		pid := g.qemu()
+		return assert.ErrorUnless(pid == 0, "there is %d", pid)
 	})
 	g.wantEnd(t, -1, "Killed", "before its guest had shut down")
 }

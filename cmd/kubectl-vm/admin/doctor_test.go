@@ -19,6 +19,7 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
 	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 	"cloudnative.tw/drover/cmd/kubectl-vm/kittest"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestDoctorJudgements checks each check's good and bad branches.
@@ -63,9 +64,7 @@ func TestDoctorJudgements(t *testing.T) {
 			continue
 		}
 		f := c.found[0]
-		if f.Level != ok && f.Meaning == "" || f.Level == mistaken && f.Fix == "" {
-			t.Errorf("%s: it says not what it means, or what to do: %+v", name, f)
-		}
+		assert.True(t, (f.Level == ok || f.Meaning != "") && (f.Level != mistaken || f.Fix != ""), "%s: it says not what it means, or what to do: %+v", name, f)
 	}
 }
 
@@ -77,7 +76,6 @@ func TestDoctorWithoutServer(t *testing.T) {
 	o.Config.APIServer, o.Config.Namespace = &address, &namespace
 	err := (&doctorOptions{Options: o, droverNamespace: "drover-system"}).checkCluster(t.Context())
 	exit, found := errors.AsType[*kit.ExitError](err)
-	if !found || exit.Code != 1 || exit.Err != nil || strings.Count(out.String(), "refused") != 1 || !strings.Contains(out.String(), "\n1 error; 0 ok.\n") {
-		t.Errorf("got %v and\n%s", err, out)
-	}
+	assert.True(t, found && exit.Code == 1 && exit.Err == nil && strings.Count(out.String(), "refused") == 1 && strings.Contains(out.String(), "\n1 error; 0 ok.\n"),
+		"got %v and\n%s", err, out)
 }

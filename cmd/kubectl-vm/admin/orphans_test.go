@@ -49,9 +49,8 @@ func TestReadServersAgain(t *testing.T) {
 	}
 	checkShared("before a failure")
 	failing.Store(true)
-	if _, err := s.readServers(t.Context()); !apierrors.IsServiceUnavailable(err) {
-		t.Fatalf("got %v, want that the service is unavailable", err)
-	}
+	_, err := s.readServers(t.Context())
+	assert.Require(t, apierrors.IsServiceUnavailable(err), "got %v, want that the service is unavailable", err)
 	failing.Store(false)
 	checkShared("after it")
 }

@@ -30,9 +30,7 @@ func constants(t *testing.T, prefix string) map[string]string {
 			return true
 		}
 		literal, ok := spec.Values[0].(*ast.BasicLit)
-		if !ok {
-			t.Fatalf("%s is not a literal", spec.Names[0].Name)
-		}
+		assert.Require(t, ok, "%s is not a literal", spec.Names[0].Name)
 		value, err := strconv.Unquote(literal.Value)
 		assert.NoError(t, err)
 		all[value] = spec.Names[0].Name
@@ -46,18 +44,14 @@ func constants(t *testing.T, prefix string) map[string]string {
 func TestEveryReasonHasAdvice(t *testing.T) {
 	for prefix, table := range map[string]map[string]Advice{"Reason": reasons, "Event": events} {
 		known := constants(t, prefix)
-		if len(known) < 10 {
-			t.Fatalf("only %d constants %s* were found", len(known), prefix)
-		}
+		assert.Require(t, len(known) >= 10, "only %d constants %s* were found", len(known), prefix)
 		for reason, name := range known {
 			if _, found := table[reason]; found || prefix == "Reason" {
 				checkAdvice(t, name, reason, table)
 			}
 		}
 		for reason := range table {
-			if known[reason] == "" {
-				t.Errorf("there is advice about %s%s, which the API package does not have", prefix, reason)
-			}
+			assert.True(t, known[reason] != "", "there is advice about %s%s, which the API package does not have", prefix, reason)
 		}
 	}
 }
@@ -77,9 +71,8 @@ func checkAdvice(t *testing.T, name, reason string, table map[string]Advice) {
 		t.Errorf("%s needs a person, and there is nothing to do", name)
 	}
 	for _, driver := range []string{"", docker, qemu, pod} {
-		if left := placeholder.FindString(a.Steps(names(driver))); left != "" {
-			t.Errorf("%s: %s is not replaced", name, left)
-		}
+		left := placeholder.FindString(a.Steps(names(driver)))
+		assert.True(t, left == "", "%s: %s is not replaced", name, left)
 	}
 }
 
@@ -88,20 +81,17 @@ func names(driver string) Names {
 }
 
 func TestUnknownReason(t *testing.T) {
-	if a, ok := For("OfALaterVersion"); ok {
-		t.Errorf("there is advice about an unknown reason: %+v", a)
-	}
+	a, ok := For("OfALaterVersion")
+	assert.True(t, !ok, "there is advice about an unknown reason: %+v", a)
 }
 
 func TestStepsNameTheVM(t *testing.T) {
 	a, _ := For("ChangePending")
-	if got := a.Steps(Names{Program: "drover vm", VM: "web"}); got != "drover vm restart web" {
-		t.Errorf("got %q", got)
-	}
+	got := a.Steps(Names{Program: "drover vm", VM: "web"})
+	assert.True(t, got == "drover vm restart web", "got %q", got)
 	b, _ := For("ProbeFailing")
-	if d, q := b.Steps(names(docker)), b.Steps(names(qemu)); d == q {
-		t.Error("the driver makes no difference")
-	}
+	d, q := b.Steps(names(docker)), b.Steps(names(qemu))
+	assert.True(t, d != q, "the driver makes no difference")
 }
 
 // TestCrashesLeadToTheLog checks that what a server has printed is shown by this program, with every
@@ -110,9 +100,8 @@ func TestCrashesLeadToTheLog(t *testing.T) {
 	for _, reason := range []string{"Restarting", "Exited"} {
 		a, _ := For(reason)
 		for driver, want := range map[string]string{docker: "kubectl vm logs --previous web", qemu: "kubectl vm logs web", pod: "kubectl vm logs web"} {
-			if got := a.Steps(names(driver)); !strings.Contains(got, want) || strings.Contains(got, "docker logs") {
-				t.Errorf("%s with %s leads to %q, want %q in it", reason, driver, got, want)
-			}
+			got := a.Steps(names(driver))
+			assert.True(t, strings.Contains(got, want) && !strings.Contains(got, "docker logs"), "%s with %s leads to %q, want %q in it", reason, driver, got, want)
 		}
 	}
 }

@@ -18,7 +18,5 @@ func TestPrintedCommandsNameThePlace(t *testing.T) {
 	cmd.SetArgs([]string{"options", "-n", "blue", "--context", "my cluster"})
 	assert.NoError(t, cmd.Execute())
 	const place = " --context 'my cluster' --namespace blue"
-	if o.Program != "kubectl vm"+place || o.Kubectl != "kubectl"+place {
-		t.Errorf("the printed commands begin with %q and %q\n%s", o.Program, o.Kubectl, out)
-	}
+	assert.True(t, o.Program == "kubectl vm"+place && o.Kubectl == "kubectl"+place, "the printed commands begin with %q and %q\n%s", o.Program, o.Kubectl, out)
 }

@@ -20,16 +20,12 @@ func TestDocsHaveEveryVerb(t *testing.T) {
 	assert.NoError(t, err)
 	o, _ := kittest.NewOptions()
 	root := NewCommand(o)
-	if len(root.Commands()) < 10 {
-		t.Fatalf("there are only %d verbs", len(root.Commands()))
-	}
+	assert.Require(t, len(root.Commands()) >= 10, "there are only %d verbs", len(root.Commands()))
 	var check func(cmd *cobra.Command)
 	check = func(cmd *cobra.Command) {
 		for _, verb := range cmd.Commands() {
 			name := strings.TrimPrefix(verb.CommandPath(), root.CommandPath()+" ")
-			if !strings.Contains(string(page), "kubectl vm "+name) {
-				t.Errorf("the page does not show kubectl vm %s", name)
-			}
+			assert.True(t, strings.Contains(string(page), "kubectl vm "+name), "the page does not show kubectl vm %s", name)
 			if verb.Short == "" || verb.ValidArgsFunction == nil && verb.ValidArgs == nil && verb.Runnable() && !verb.HasSubCommands() && !hasNoArguments(verb) {
 				t.Errorf("%s lacks help, or proposes files as its arguments", name)
 			}

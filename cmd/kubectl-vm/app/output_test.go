@@ -76,9 +76,7 @@ func TestFullOutput(t *testing.T) {
 	for _, line := range []string{"--help", "--version", "options", "completion bash", "restart web --wait=false", "show web", "exec web -- echo hello"} {
 		t.Run(line, func(t *testing.T) {
 			printed, code := runMain(t, full, append(strings.Fields("--server "+server+" --kubeconfig /dev/null --namespace demo"), strings.Fields(line)...)...)
-			if code != 1 || !strings.Contains(printed, "no space left on device") {
-				t.Errorf("exit code %d, and %q", code, printed)
-			}
+			assert.True(t, code == 1 && strings.Contains(printed, "no space left on device"), "exit code %d, and %q", code, printed)
 		})
 	}
 }
@@ -95,9 +93,7 @@ func TestReaderHasLeft(t *testing.T) {
 			defer func() { _ = out.Close() }()
 			assert.NoError(t, reader.Close())
 			printed, code := runMain(t, out, append(strings.Fields("--server "+server+" --kubeconfig /dev/null --namespace demo"), strings.Fields(line)...)...)
-			if code != 141 || printed != "" {
-				t.Errorf("exit code %d, and %q", code, printed)
-			}
+			assert.True(t, code == 141 && printed == "", "exit code %d, and %q", code, printed)
 		})
 	}
 }

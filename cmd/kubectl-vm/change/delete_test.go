@@ -9,6 +9,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/kittest"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -31,8 +32,6 @@ func TestRemovalText(t *testing.T) {
 	}
 	for name, test := range tests {
 		got := removalText(test.vm.Obj(), test.keep)
-		if !strings.Contains(got, test.want) || strings.Contains(got, test.not) {
-			t.Errorf("%s: %q, want %q and not %q", name, got, test.want, test.not)
-		}
+		assert.True(t, strings.Contains(got, test.want) && !strings.Contains(got, test.not), "%s: %q, want %q and not %q", name, got, test.want, test.not)
 	}
 }

@@ -11,6 +11,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestRetryOnConflict checks that a change which failed is never taken for one that was made, such as
@@ -33,9 +35,8 @@ func TestRetryOnConflict(t *testing.T) {
 				calls++
 				return results[calls-1]
 			})
-			if want := results[len(results)-1]; !errors.Is(err, want) || calls != len(results) {
-				t.Errorf("%d calls return %v, want %d and %v", calls, err, len(results), want)
-			}
+			want := results[len(results)-1]
+			assert.True(t, errors.Is(err, want) && calls == len(results), "%d calls return %v, want %d and %v", calls, err, len(results), want)
 		})
 	}
 }

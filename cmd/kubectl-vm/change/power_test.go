@@ -11,6 +11,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/kittest"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -48,9 +49,7 @@ func TestPowerChanges(t *testing.T) {
 			t.Errorf("%s: error %v", name, err)
 		case test.fails:
 		case test.want == "" && !test.restart:
-			if change != nil || unchanged == "" {
-				t.Errorf("%s: %+v, %q; want no change and why", name, change, unchanged)
-			}
+			assert.True(t, change == nil && unchanged != "", "%s: %+v, %q; want no change and why", name, change, unchanged)
 		case change == nil || change.Action != test.want || (change.RestartedAt != nil) != test.restart:
 			t.Errorf("%s: %+v, want %q, restart %t", name, change, test.want, test.restart)
 		}
@@ -63,11 +62,7 @@ func TestRestartHasAlwaysANewTime(t *testing.T) {
 			s.RestartedAt = &metav1.Time{Time: earlier}
 		}).Obj()
 		at := restartAt(vm, kittest.Now.Add(300*time.Millisecond)).RestartedAt
-		if !at.After(earlier) {
-			t.Errorf("%s: %s after %s", name, at, earlier)
-		}
-		if at.Nanosecond() != 0 {
-			t.Errorf("%s: %s has parts of a second, which the API drops", name, at)
-		}
+		assert.True(t, at.After(earlier), "%s: %s after %s", name, at, earlier)
+		assert.True(t, at.Nanosecond() == 0, "%s: %s has parts of a second, which the API drops", name, at)
 	}
 }

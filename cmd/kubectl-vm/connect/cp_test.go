@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/kittest"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestCopyErrors checks that a guest's words about a copy are text to the terminal.
@@ -18,9 +19,8 @@ func TestCopyErrors(t *testing.T) {
 	var errs bytes.Buffer
 	o.ErrOut = &errs
 	_, err := io.WriteString(guestStreams(nil, nil, o.ErrOut).Stderr, "\x1b]0;title\a no such file\n")
-	if got := errs.String(); err != nil || got != "?]0;title? no such file\n" {
-		t.Errorf("it prints %q, %v", got, err)
-	}
+	got := errs.String()
+	assert.True(t, err == nil && got == "?]0;title? no such file\n", "it prints %q, %v", got, err)
 }
 
 func TestParseCopyEnd(t *testing.T) {
@@ -33,13 +33,11 @@ func TestParseCopyEnd(t *testing.T) {
 		"a@b@web:dir/x:y": {user: "a@b", name: "web", path: "dir/x:y"},
 		"/etc/x:y":        {path: "/etc/x:y"},
 	} {
-		if got, err := parseCopyEnd(text); err != nil || got != want {
-			t.Errorf("%q is %+v, %v, want %+v", text, got, err, want)
-		}
+		got, err := parseCopyEnd(text)
+		assert.True(t, err == nil && got == want, "%q is %+v, %v, want %+v", text, got, err, want)
 	}
 	for _, text := range []string{":/tmp", "@web:/tmp", "-oProxyCommand=x@web:/tmp", "debian@:/tmp"} {
-		if got, err := parseCopyEnd(text); err == nil {
-			t.Errorf("%q is accepted as %+v", text, got)
-		}
+		got, err := parseCopyEnd(text)
+		assert.True(t, err != nil, "%q is accepted as %+v", text, got)
 	}
 }

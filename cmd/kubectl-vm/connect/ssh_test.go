@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestProxyCommand checks that ssh itself and its shell pass every word on as it was.
@@ -19,11 +21,9 @@ func TestProxyCommand(t *testing.T) {
 	words := []string{"plain", "a b", "it's", `"quoted"`, "50%d", "$HOME", "`id`", ""}
 	command := append([]string{"sh", "-c", `printf '%s\n' "$@" > "$0"`, file}, words...)
 	err := exec.CommandContext(t.Context(), "ssh", "-F", "none", "-o", "ProxyCommand="+quoteCommand(command), "host").Run()
-	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) {
-		t.Fatalf("ssh to a command that ends gives %v, want a failure", err)
-	}
+	exit := (*exec.ExitError)(nil)
+	assert.Require(t, errors.As(err, &exit), "ssh to a command that ends gives %v, want a failure", err)
 	shown, err := os.ReadFile(file)
-	if want := strings.Join(words, "\n") + "\n"; err != nil || string(shown) != want {
-		t.Errorf("the command got %q, %v, want %q", shown, err, want)
-	}
+	want := strings.Join(words, "\n") + "\n"
+	assert.True(t, err == nil && string(shown) == want, "the command got %q, %v, want %q", shown, err, want)
 }

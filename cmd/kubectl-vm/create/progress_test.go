@@ -13,6 +13,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 	"cloudnative.tw/drover/cmd/kubectl-vm/kittest"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestCreateProgress checks that only steps that succeeded are reported as done.
@@ -48,7 +49,5 @@ func TestCreateProgress(t *testing.T) {
 		"  ✓ server restarted             0s",
 		"  ✓ guest answers                0s",
 	}
-	if !slices.Equal(shown, want) {
-		t.Errorf("printed %q, want %q", shown, want)
-	}
+	assert.True(t, slices.Equal(shown, want), "printed %q, want %q", shown, want)
 }

@@ -13,6 +13,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/kittest"
 	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestNameFor(t *testing.T) {
@@ -24,9 +25,8 @@ func TestNameFor(t *testing.T) {
 		"___": "vm", "https://example.org": "example-org",
 		"a23456789012345678901234567890123456789012345": "a234567890123456789012345678901234567890"[:40],
 	} {
-		if name := nameFor(image); !regexp.MustCompile("^" + want + "-[a-z0-9]{5}$").MatchString(name) {
-			t.Errorf("image %s makes the name %s, want %s and five letters", image, name, want)
-		}
+		name := nameFor(image)
+		assert.True(t, regexp.MustCompile("^"+want+"-[a-z0-9]{5}$").MatchString(name), "image %s makes the name %s, want %s and five letters", image, name, want)
 	}
 }
 
@@ -58,8 +58,6 @@ func TestWhenRun(t *testing.T) {
 		"the previous run":       {kittest.NewVM(api.PhaseStopped, api.ReasonCompleted, isTrue).Status(server("1", ended)).Generation(3).Obj(), "", false, nil},
 	} {
 		ok, err := whenRun(c.vm.Generation, c.known)(c.vm)
-		if ok != c.ok || !errors.Is(err, c.err) {
-			t.Errorf("%s: it is %t, error %v, want %t, %v", name, ok, err, c.ok, c.err)
-		}
+		assert.True(t, ok == c.ok && errors.Is(err, c.err), "%s: it is %t, error %v, want %t, %v", name, ok, err, c.ok, c.err)
 	}
 }

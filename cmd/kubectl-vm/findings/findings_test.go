@@ -40,9 +40,7 @@ func TestRunIsolatesChecks(t *testing.T) {
 	for i := range got {
 		got[i].Meaning, got[i].Fix = "", ""
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("got %+v", got)
-	}
+	assert.True(t, slices.Equal(got, want), "got %+v", got)
 }
 
 func TestWorst(t *testing.T) {
@@ -53,18 +51,15 @@ func TestWorst(t *testing.T) {
 		LevelWarning: {Warning("a"), Note("b")},
 		LevelError:   {OK("a"), Error("b"), Warning("c")},
 	} {
-		if got := Worst(all); got != want {
-			t.Errorf("%v: got %s, want %s", all, got, want)
-		}
+		got := Worst(all)
+		assert.True(t, got == want, "%v: got %s, want %s", all, got, want)
 	}
 }
 
 func TestReportOfNothing(t *testing.T) {
 	t.Parallel()
 	text, err := json.Marshal(NewReport(nil))
-	if err != nil || string(text) != `{"level":"ok","findings":[]}` {
-		t.Errorf("got %s, %v", text, err)
-	}
+	assert.True(t, err == nil && string(text) == `{"level":"ok","findings":[]}`, "got %s, %v", text, err)
 }
 
 func in(group, name string, f Finding) Finding {
@@ -97,9 +92,8 @@ API
 1 warning, 1 note; 1 ok.
 `
 	var out bytes.Buffer
-	if err := Print(&out, printed, Style{Width: 58}); err != nil || out.String() != want {
-		t.Errorf("got\n%s, %v, want\n%s", out.String(), err, want)
-	}
+	err := Print(&out, printed, Style{Width: 58})
+	assert.True(t, err == nil && out.String() == want, "got\n%s, %v, want\n%s", out.String(), err, want)
 }
 
 // TestPrintNarrow checks that a terminal without room still gets lines that can be read,
@@ -110,9 +104,8 @@ func TestPrintNarrow(t *testing.T) {
 		var out bytes.Buffer
 		assert.NoError(t, Print(&out, printed, Style{Width: width}))
 		for line := range strings.Lines(out.String()) {
-			if n := utf8.RuneCountInString(strings.TrimSpace(line)); !strings.Contains(line, "$ ") && n > max(width, minWidth+25) {
-				t.Errorf("width %d: %q has %d characters", width, line, n)
-			}
+			n := utf8.RuneCountInString(strings.TrimSpace(line))
+			assert.True(t, strings.Contains(line, "$ ") || n <= max(width, minWidth+25), "width %d: %q has %d characters", width, line, n)
 		}
 	}
 }
@@ -120,9 +113,8 @@ func TestPrintNarrow(t *testing.T) {
 func TestPrintColor(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	if err := Print(&out, printed, Style{Width: 80, Color: true}); err != nil || !strings.Contains(out.String(), "\x1b[33mwarning\x1b[0m  kvm ") {
-		t.Errorf("got %q, %v", out.String(), err)
-	}
+	err := Print(&out, printed, Style{Width: 80, Color: true})
+	assert.True(t, err == nil && strings.Contains(out.String(), "\x1b[33mwarning\x1b[0m  kvm "), "got %q, %v", out.String(), err)
 }
 
 // TestPrintHostile checks that what was observed cannot command the terminal.
@@ -132,9 +124,8 @@ func TestPrintHostile(t *testing.T) {
 	var out bytes.Buffer
 	f := in("Host\x1b", "x", Note("%s", hostile).Means("%s", hostile).FixedBy("%s", hostile).FixedByCommand("%s", hostile))
 	assert.NoError(t, Print(&out, []Finding{f}, Style{Width: 80}))
-	if text := strings.Replace(out.String(), "Host\x1b", "", 1); strings.ContainsAny(text, "\x1b\x07\u009b") {
-		t.Errorf("got %q", text)
-	}
+	text := strings.Replace(out.String(), "Host\x1b", "", 1)
+	assert.True(t, !strings.ContainsAny(text, "\x1b\x07\u009b"), "got %q", text)
 }
 
 func TestSummarize(t *testing.T) {
@@ -143,8 +134,7 @@ func TestSummarize(t *testing.T) {
 		"All 2 checks are ok.":                {OK("a"), OK("b")},
 		"2 errors, 1 warning, 2 notes; 1 ok.": {Error("a"), Note("b"), Error("c"), Warning("d"), Note("e"), OK("f")},
 	} {
-		if got := Summarize(all); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
+		got := Summarize(all)
+		assert.True(t, got == want, "got %q, want %q", got, want)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestUnreachable checks that an error names the server that does not answer: streams may have another
@@ -27,9 +28,8 @@ func TestUnreachable(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			err := fmt.Errorf("log: %w", &url.Error{Op: "Get", URL: tc.url, Err: errors.New("refused")})
-			if got := o.DescribeError(err); got != tc.want {
-				t.Errorf("got %q, want %q", got, tc.want)
-			}
+			got := o.DescribeError(err)
+			assert.True(t, got == tc.want, "got %q, want %q", got, tc.want)
 		})
 	}
 }

@@ -6,6 +6,8 @@ package kit
 import (
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestTableFits(t *testing.T) {
@@ -24,29 +26,24 @@ func TestTableFits(t *testing.T) {
 	}
 	for width, want := range tests {
 		got := strings.Join(all.Lines(Screen{Width: width}), "")
-		if got != strings.Join(want, "\n")+"\n" {
-			t.Errorf("width %d: got\n%swant\n%s", width, got, strings.Join(want, "\n"))
-		}
+		assert.True(t, got == strings.Join(want, "\n")+"\n", "width %d: got\n%swant\n%s", width, got, strings.Join(want, "\n"))
 	}
 }
 
 func TestTableColors(t *testing.T) {
 	one := &Table{Columns: []Column{{Name: "A"}, {Name: "B"}}, NoHeaders: true}
 	one.AddRow(Cell{Text: "x", Style: Red}, Cell{Text: "y"})
-	if got := one.Lines(Screen{HasColors: true})[0]; got != "\x1b[31mx\x1b[0m   y\n" {
-		t.Errorf("got %q", got)
-	}
-	if got := one.Lines(Screen{})[0]; got != "x   y\n" {
-		t.Errorf("got %q without colors", got)
-	}
+	got := one.Lines(Screen{HasColors: true})[0]
+	assert.True(t, got == "\x1b[31mx\x1b[0m   y\n", "got %q", got)
+	got = one.Lines(Screen{})[0]
+	assert.True(t, got == "x   y\n", "got %q without colors", got)
 }
 
 func TestTableCleansCells(t *testing.T) {
 	one := &Table{Columns: []Column{{Name: "A"}}, NoHeaders: true}
 	one.AddRow(Cell{Text: "\x1b]0;owned\x07x\ny\u202e"})
-	if got := one.Lines(Screen{})[0]; got != "?]0;owned?x y?\n" {
-		t.Errorf("got %q", got)
-	}
+	got := one.Lines(Screen{})[0]
+	assert.True(t, got == "?]0;owned?x y?\n", "got %q", got)
 }
 
 func TestShorten(t *testing.T) {
@@ -55,8 +52,7 @@ func TestShorten(t *testing.T) {
 		width int
 		want  string
 	}{{"abcdef", 4, "abc…"}, {"abcd", 4, "abcd"}, {"äöüß", 3, "äö…"}, {"abc", 0, "abc"}, {"abc", -3, "abc"}, {"abc", 1, "…"}} {
-		if got := ShortenText(one.text, one.width); got != one.want {
-			t.Errorf("%q in %d is %q, want %q", one.text, one.width, got, one.want)
-		}
+		got := ShortenText(one.text, one.width)
+		assert.True(t, got == one.want, "%q in %d is %q, want %q", one.text, one.width, got, one.want)
 	}
 }

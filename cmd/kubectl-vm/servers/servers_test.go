@@ -44,12 +44,10 @@ func TestChoose(t *testing.T) {
 	look := &Look{
 		Drivers: []string{"docker"}, Servers: []Server{owned, orphan, kept, broken, off}, Owners: map[types.UID]bool{"owned": true},
 	}
-	if got := look.Orphans(); len(got) != 2 || got[0].UID != "orphan" || got[1].UID != "off" {
-		t.Errorf("the orphans are %+v", got)
-	}
-	if got := look.Retained(); len(got) != 1 || got[0].UID != "kept" {
-		t.Errorf("released are %+v", got)
-	}
+	got := look.Orphans()
+	assert.True(t, len(got) == 2 && got[0].UID == "orphan" && got[1].UID == "off", "the orphans are %+v", got)
+	got = look.Retained()
+	assert.True(t, len(got) == 1 && got[0].UID == "kept", "released are %+v", got)
 	r := &Remover{Program: "kubectl vm"}
 	for uid, message := range map[string]string{
 		"owned": "belongs to the VirtualMachine default/a", "kept": "was released, so it is not an orphan", "broken": "repair it",
@@ -57,9 +55,8 @@ func TestChoose(t *testing.T) {
 	} {
 		assert.ErrorSays(t, uid, assert.ErrorOf(r.chooseOrphans(look, []string{uid})), message)
 	}
-	if chosen, err := r.chooseOrphans(look, []string{"orphan", "orphan"}); err != nil || len(chosen) != 1 {
-		t.Errorf("got %+v, %v", chosen, err)
-	}
+	chosen, err := r.chooseOrphans(look, []string{"orphan", "orphan"})
+	assert.True(t, err == nil && len(chosen) == 1, "got %+v, %v", chosen, err)
 }
 
 // TestReportGone checks that a server counts as removed only if its engine has answered.
@@ -98,19 +95,16 @@ func TestPrint(t *testing.T) {
 	all := []Server{newServer("a", "u1", "0123456789abcdef01234"), never}
 	var out bytes.Buffer
 	const want = "ID             DRIVER   VM               STATE     AGE\n0123456789ab   docker   default/a        Running   60m\nid?2           d?       default/b?[2J   Stopped   -\n"
-	if err := PrintTable(&out, all, ByID, now, "none"); err != nil || strings.ReplaceAll(out.String(), " ", "") != strings.ReplaceAll(want, " ", "") {
-		t.Errorf("got\n%s, %v", out.String(), err)
-	}
+	err := PrintTable(&out, all, ByID, now, "none")
+	assert.True(t, err == nil && strings.ReplaceAll(out.String(), " ", "") == strings.ReplaceAll(want, " ", ""), "got\n%s, %v", out.String(), err)
 	out.Reset()
-	if err := PrintTable(&out, nil, ByUID, now, "None."); err != nil || out.String() != "None.\n" {
-		t.Errorf("got %q, %v", out.String(), err)
-	}
+	err = PrintTable(&out, nil, ByUID, now, "None.")
+	assert.True(t, err == nil && out.String() == "None.\n", "got %q, %v", out.String(), err)
 	for _, some := range [][]Server{nil, all} {
 		out.Reset()
 		var got []Server
-		if err := errors.Join(PrintJSON(&out, some), json.Unmarshal(out.Bytes(), &got)); err != nil || got == nil || len(got) != len(some) {
-			t.Errorf("got %q, %v", out.String(), err)
-		}
+		err := errors.Join(PrintJSON(&out, some), json.Unmarshal(out.Bytes(), &got))
+		assert.True(t, err == nil && got != nil && len(got) == len(some), "got %q, %v", out.String(), err)
 	}
 }
 
@@ -118,9 +112,8 @@ func TestShortID(t *testing.T) {
 	for id, want := range map[string]string{
 		"851671285a46d1f0c97ab2": "851671285a46", "web": "web", "default/a-long-name-1a2b3c4d": "default/a-long-name-1a2b3c4d",
 	} {
-		if got := ShortID(id); got != want {
-			t.Errorf("ShortID(%q) = %q, want %q", id, got, want)
-		}
+		got := ShortID(id)
+		assert.True(t, got == want, "ShortID(%q) = %q, want %q", id, got, want)
 	}
 }
 
@@ -160,13 +153,9 @@ func TestWait(t *testing.T) {
 				return nil, nil
 			}}
 			err := r.waitForRemoval(t.Context(), []Server{s})
-			if (err == nil) != (c.says == nil) || c.looked > 0 && looked != c.looked {
-				t.Errorf("after %d looks: %v", looked, err)
-			}
+			assert.True(t, (err == nil) == (c.says == nil) && (c.looked <= 0 || looked == c.looked), "after %d looks: %v", looked, err)
 			for _, want := range c.says {
-				if err != nil && !strings.Contains(err.Error(), want) {
-					t.Errorf("%v lacks %q", err, want)
-				}
+				assert.True(t, err == nil || strings.Contains(err.Error(), want), "%v lacks %q", err, want)
 			}
 		})
 	}

@@ -13,6 +13,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/kittest"
 	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -24,9 +25,8 @@ func TestCountedEnds(t *testing.T) {
 		t.Errorf("it fails: %t, %s", vms.IsFailing(runs), facts)
 	}
 	waits := kittest.NewVM(api.PhaseFailed, api.ReasonRestarting, "False").Status(kittest.CountEnds).Obj()
-	if facts := strings.Join(newDescriber(o).operationFacts(waits), " "); !vms.IsFailing(waits) || !strings.Contains(facts, "starting the server") {
-		t.Errorf("one that waits to be started fails: %t, %s", vms.IsFailing(waits), facts)
-	}
+	facts := strings.Join(newDescriber(o).operationFacts(waits), " ")
+	assert.True(t, vms.IsFailing(waits) && strings.Contains(facts, "starting the server"), "one that waits to be started fails: %t, %s", vms.IsFailing(waits), facts)
 }
 
 func TestVerdict(t *testing.T) {
@@ -68,12 +68,8 @@ func TestVerdict(t *testing.T) {
 	for name, test := range tests {
 		o, _ := kittest.NewOptions()
 		d := newDescriber(o).diagnoseVM(test.vm.Obj())
-		if d.verdict != test.want {
-			t.Errorf("%s: verdict %d, want %d", name, d.verdict, test.want)
-		}
-		if d.verdict != verdictHealthy && len(d.steps) == 0 && !strings.Contains(name, "later") {
-			t.Errorf("%s: nothing to do", name)
-		}
+		assert.Equal(t, name+": verdict", d.verdict, test.want)
+		assert.True(t, d.verdict == verdictHealthy || len(d.steps) != 0 || strings.Contains(name, "later"), "%s: nothing to do", name)
 	}
 }
 
@@ -96,9 +92,7 @@ func TestDiagnosis(t *testing.T) {
 		"web is not ready: Failed, ImageUnavailable", "pull image x: ?[2Jnot found", "creating the server for 60s", "failed 7 times in a row",
 		"next try is in 42s, at 2026-01-31 12:00:42Z", "The last error: it broke", "Ready has been False for 5s", "(3f6c8a52-8e1b-4f9a)", "and it does not have the server", "docker pull",
 	} {
-		if !strings.Contains(text, want) {
-			t.Errorf("it does not say %q:\n%s", want, text)
-		}
+		assert.True(t, strings.Contains(text, want), "it does not say %q:\n%s", want, text)
 	}
 }
 
@@ -116,8 +110,6 @@ func TestOneView(t *testing.T) {
 	}
 	facts := strings.Join(v.facts, " ")
 	for _, want := range []string{"creating the server for 60s", "failed 7 times in a row", "next try is in 42s", "restart web): ports."} {
-		if !strings.Contains(table, want) || !strings.Contains(facts, want) {
-			t.Errorf("not both say %q:\n%s\n%s", want, table, facts)
-		}
+		assert.True(t, strings.Contains(table, want) && strings.Contains(facts, want), "not both say %q:\n%s\n%s", want, table, facts)
 	}
 }

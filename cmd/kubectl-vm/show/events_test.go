@@ -11,6 +11,7 @@ import (
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 	"cloudnative.tw/drover/cmd/kubectl-vm/kittest"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestEventsOfOddReasons checks that a reason, which anyone may write, is counted in characters and
@@ -19,7 +20,6 @@ func TestEventsOfOddReasons(t *testing.T) {
 	events := []corev1.Event{{Reason: "äöüäöü", Message: "one"}, {Reason: "\x1b[31mé", Message: "two"}}
 	var b strings.Builder
 	writeEvents(&b, kit.Screen{Width: 40}, events, kittest.Now)
-	if want := "\nLast events:\n  -   äöüäöü   one\n  -   ?[31mé   two\n"; b.String() != want {
-		t.Errorf("got %q, want %q", b.String(), want)
-	}
+	want := "\nLast events:\n  -   äöüäöü   one\n  -   ?[31mé   two\n"
+	assert.True(t, b.String() == want, "got %q, want %q", b.String(), want)
 }

@@ -25,9 +25,7 @@ func TestListOfOneVM(t *testing.T) {
 	assert.NoError(t, l.printTable([]api.VirtualMachine{*vm}))
 	want := "NAME   STATE    READY   REASON     CPU   MEMORY   ADDRESS      PORTS                        AGE\n" +
 		"web    Active   True    Running   1000       4G   10.213.0.7   8080:80,8081:81,8082:82,+2   60m\n"
-	if out.String() != want {
-		t.Errorf("got\n%swant\n%s", out, want)
-	}
+	assert.True(t, out.String() == want, "got\n%swant\n%s", out, want)
 }
 
 // TestPodPorts checks that the ports of a pod are shown where they answer, though the status does not
@@ -35,26 +33,16 @@ func TestListOfOneVM(t *testing.T) {
 func TestPodPorts(t *testing.T) {
 	t.Parallel()
 	vm := kittest.NewPodVM()
-	if got := portsText(vm); got != "ssh 10.244.1.5:22, dns 10.244.1.5:53/udp" {
-		t.Errorf("show has %q", got)
-	}
-	if got := joinSome(vms.PortTexts(vm), mostPorts); got != "22,53/udp" {
-		t.Errorf("list has %q", got)
-	}
+	assert.Equal(t, "show has", portsText(vm), "ssh 10.244.1.5:22, dns 10.244.1.5:53/udp")
+	assert.Equal(t, "list has", joinSome(vms.PortTexts(vm), mostPorts), "22,53/udp")
 	vm.Status.PendingFields = []string{"ports"}
-	if got := portsText(vm); !strings.HasSuffix(got, " (changed ones as of the next restart)") {
-		t.Errorf("while they change, show has %q", got)
-	}
+	got := portsText(vm)
+	assert.True(t, strings.HasSuffix(got, " (changed ones as of the next restart)"), "while they change, show has %q", got)
 	vm.Status.Addresses = nil
-	if got := portsText(vm); got != "ssh 22 (not open), dns 53/udp (not open)" {
-		t.Errorf("without an address, show has %q", got)
-	}
-	if got := joinSome(vms.PortTexts(vm), mostPorts); got != vms.NoValue {
-		t.Errorf("without an address, list has %q", got)
-	}
+	assert.Equal(t, "without an address, show has", portsText(vm), "ssh 22 (not open), dns 53/udp (not open)")
+	assert.Equal(t, "without an address, list has", joinSome(vms.PortTexts(vm), mostPorts), vms.NoValue)
 	other := kittest.NewPodVM()
 	other.Status.Driver = "docker"
-	if got := portsText(other); !strings.Contains(got, "(not open)") {
-		t.Errorf("show has %q for another driver", got)
-	}
+	got = portsText(other)
+	assert.True(t, strings.Contains(got, "(not open)"), "show has %q for another driver", got)
 }

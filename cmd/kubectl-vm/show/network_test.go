@@ -71,13 +71,9 @@ func TestNetworkOfExplain(t *testing.T) {
 			o.Config.APIServer = &server.URL
 			assert.ErrorIs(t, "explain", assert.ErrorOf(ExplainVM(t.Context(), o, vm)), nil)
 			got := out.String()
-			if !strings.Contains(got, "web is ready") || tc.want == nil && strings.Contains(got, "Network") {
-				t.Errorf("it says\n%s", got)
-			}
+			assert.True(t, strings.Contains(got, "web is ready") && (tc.want != nil || !strings.Contains(got, "Network")), "it says\n%s", got)
 			for _, want := range tc.want {
-				if !strings.Contains(got, want) {
-					t.Errorf("it does not say %q:\n%s", want, got)
-				}
+				assert.True(t, strings.Contains(got, want), "it does not say %q:\n%s", want, got)
 			}
 		})
 	}

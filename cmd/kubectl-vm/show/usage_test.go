@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestBytesText(t *testing.T) {
@@ -16,9 +18,8 @@ func TestBytesText(t *testing.T) {
 	}
 	for like, values := range tests {
 		for bytes, want := range values {
-			if got := bytesText(bytes, resource.MustParse(like)); got != want {
-				t.Errorf("%g beside %s is %s, want %s", bytes, like, got, want)
-			}
+			got := bytesText(bytes, resource.MustParse(like))
+			assert.True(t, got == want, "%g beside %s is %s, want %s", bytes, like, got, want)
 		}
 	}
 }

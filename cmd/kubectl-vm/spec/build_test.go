@@ -16,7 +16,6 @@ func TestFractionOfACPU(t *testing.T) {
 	size, err := (&Flags{CPU: "1.5", Memory: "1.5G"}).ParseSize()
 	assert.NoError(t, err)
 	text, err := json.Marshal(size)
-	if want := `{"cpu":"1500m","memory":"1500M"}`; err != nil || string(text) != want {
-		t.Errorf("got %s, %v, want %s", text, err, want)
-	}
+	want := `{"cpu":"1500m","memory":"1500M"}`
+	assert.True(t, err == nil && string(text) == want, "got %s, %v, want %s", text, err, want)
 }

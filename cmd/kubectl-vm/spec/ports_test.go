@@ -38,9 +38,7 @@ func TestParsePort(t *testing.T) {
 			continue
 		}
 		again, err := parsePort(strings.TrimPrefix(want.Name+"="+vms.PortText(got.HostIP, got.HostPort, got.Port, got.Protocol), "="))
-		if err != nil || again != want {
-			t.Errorf("%q is printed as something else: %+v and %v", text, again, err)
-		}
+		assert.True(t, err == nil && again == want, "%q is printed as something else: %+v and %v", text, again, err)
 	}
 	for _, text := range []string{"", "0", "65536", "-1", "a", "80:", "1:2:3:4", "nope:80:80", "80/sctp", "::1:80:80", "80/tcp/udp", "1.2.3:80:80", "[::1]80:80", "x=", " 80"} {
 		if p, err := parsePort(text); err == nil {
@@ -55,12 +53,8 @@ func TestAddPorts(t *testing.T) {
 	have := []api.Port{{Name: "tcp-80", Port: 80, Protocol: api.ProtocolTCP}}
 	got, err := AddPorts(have, []string{"8080:80", "80/udp", "web=443", "9090:80"})
 	assert.NoError(t, err)
-	if names := portNames(got); names != "tcp-80 tcp-80-8080 udp-80 web tcp-80-9090" {
-		t.Errorf("the names are %s", names)
-	}
-	if len(have) != 1 {
-		t.Error("the VM's list was changed")
-	}
+	assert.Equal(t, "the names", portNames(got), "tcp-80 tcp-80-8080 udp-80 web tcp-80-9090")
+	assert.True(t, len(have) == 1, "the VM's list was changed")
 	for _, text := range []string{"80", "tcp-80=81", "x"} {
 		if _, err := AddPorts(have, []string{text}); err == nil {
 			t.Errorf("%q was added", text)
@@ -70,9 +64,8 @@ func TestAddPorts(t *testing.T) {
 
 func TestFreePortNameIsFree(t *testing.T) {
 	have := []api.Port{{Name: "tcp-80", Port: 1}, {Name: "tcp-80-n2", Port: 2}}
-	if got := freePortName(have, api.Port{Protocol: api.ProtocolTCP, Port: 80}); got != "tcp-80-n3" {
-		t.Errorf("got %s", got)
-	}
+	got := freePortName(have, api.Port{Protocol: api.ProtocolTCP, Port: 80})
+	assert.True(t, got == "tcp-80-n3", "got %s", got)
 }
 
 func TestRemovePorts(t *testing.T) {
@@ -93,9 +86,8 @@ func TestRemovePorts(t *testing.T) {
 	}
 	for texts, want := range tests {
 		left, removed, err := RemovePorts(have, strings.Fields(texts))
-		if err != nil || portNames(left) != want || len(left)+len(removed) != len(have) {
-			t.Errorf("without %s, %s are left, and %v; want %s", texts, portNames(left), err, want)
-		}
+		assert.True(t, err == nil && portNames(left) == want && len(left)+len(removed) == len(have),
+			"without %s, %s are left, and %v; want %s", texts, portNames(left), err, want)
 	}
 	for texts, want := range map[string]string{"80": "has 2 of them", "53": "no such port", "nope": "for example", "web web": "no such port"} {
 		_, _, err := RemovePorts(have, strings.Fields(texts))
@@ -104,9 +96,8 @@ func TestRemovePorts(t *testing.T) {
 		}
 		assert.ErrorSays(t, "without "+texts, err, want)
 	}
-	if _, _, err := RemovePorts(nil, []string{"80"}); err == nil {
-		t.Error("a port of a VM without ports was removed")
-	}
+	_, _, err := RemovePorts(nil, []string{"80"})
+	assert.True(t, err != nil, "a port of a VM without ports was removed")
 }
 
 func portNames(ports []api.Port) string {

@@ -38,18 +38,15 @@ func TestOwnKeys(t *testing.T) {
 		"id_ed25519": "-----BEGIN OPENSSH PRIVATE KEY-----", "id_ed25519-cert.pub": "ssh-ed25519-cert-v01@openssh.com AAAA", "other.pub": newKey("c@host"),
 	})
 	got, err := readKeys(t.Context(), []string{keyAuto, keyAuto})
-	if err != nil || len(got) != 2 || got[0] != newKey("a@host") || got[1] != newKey("b@host") {
-		t.Errorf("got %q and %v, want the keys of a and b once", got, err)
-	}
+	assert.True(t, err == nil && len(got) == 2 && got[0] == newKey("a@host") && got[1] == newKey("b@host"), "got %q and %v, want the keys of a and b once", got, err)
 }
 
 func TestNoOwnKeys(t *testing.T) {
 	home := setHome(t, nil)
 	_, err := readKeys(t.Context(), []string{keyAuto})
 	assert.ErrorSays(t, "no own keys", err, "ssh-keygen")
-	if files, _ := os.ReadDir(filepath.Join(home, ".ssh")); len(files) != 0 {
-		t.Errorf("%v was made", files)
-	}
+	files, _ := os.ReadDir(filepath.Join(home, ".ssh"))
+	assert.True(t, len(files) == 0, "%v was made", files)
 }
 
 func TestReadKeys(t *testing.T) {
@@ -59,9 +56,8 @@ func TestReadKeys(t *testing.T) {
 	})
 	ssh := filepath.Join(home, ".ssh")
 	for _, value := range []string{filepath.Join(ssh, "key.pub"), newKey("b@host"), filepath.Join(ssh, "options.pub")} {
-		if got, err := readKeys(t.Context(), []string{value}); err != nil || len(got) != 1 {
-			t.Errorf("%s: %q and %v, want one key", value, got, err)
-		}
+		got, err := readKeys(t.Context(), []string{value})
+		assert.True(t, err == nil && len(got) == 1, "%s: %q and %v, want one key", value, got, err)
 	}
 	for value, want := range map[string]string{
 		filepath.Join(ssh, "private"): "private key", filepath.Join(ssh, "empty.pub"): "not contain a public key", filepath.Join(ssh, "broken.pub"): "not a public key",

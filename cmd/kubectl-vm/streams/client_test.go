@@ -84,17 +84,15 @@ func TestCredentials(t *testing.T) {
 	assert.NoError(t, err)
 	defer func() { _ = body.Close() }()
 	text, err := io.ReadAll(body)
-	if want := "/streams.cloudnative.tw/v1alpha1/namespaces/ns/virtualmachines/vm/log Bearer " + token; err != nil || string(text) != want {
-		t.Errorf("the server was asked %q, %v, want %q", text, err, want)
-	}
+	want := "/streams.cloudnative.tw/v1alpha1/namespaces/ns/virtualmachines/vm/log Bearer " + token
+	assert.True(t, err == nil && string(text) == want, "the server was asked %q, %v, want %q", text, err, want)
 	assert.ErrorSays(t, "a redirect", assert.ErrorOf(client.Get(t.Context(), "moved", "vm", streams.Log, nil)), "307")
 
 	client, err = Discover(t.Context(), serveAPI(t, elsewhere.URL, otherCA(t)))
 	assert.NoError(t, err)
 	assert.ErrorSays(t, "a server with another certificate", assert.ErrorOf(client.Get(t.Context(), "ns", "vm", streams.Log, nil)), "certificate")
-	if n := elsewhere.tokens.Load(); n != 0 {
-		t.Errorf("the token went to another address %d times", n)
-	}
+	n := elsewhere.tokens.Load()
+	assert.True(t, n == 0, "the token went to another address %d times", n)
 }
 
 // TestBadConfigMap checks that an address which could be listened to is refused.
@@ -179,8 +177,7 @@ func TestConsoleReturns(t *testing.T) {
 		client, err := Discover(t.Context(), serveAPI(t, target.URL, target.ca()))
 		assert.NoError(t, err)
 		err = client.Connect(t.Context(), client.URL("ns", "vm", streams.Console, nil), remotecommand.StreamOptions{Stdout: io.Discard})
-		if got := (&ConsoleSession{}).mayReturn(err); got != want {
-			t.Errorf("after %v it is tried again: %t, want %t", err, got, want)
-		}
+		got := (&ConsoleSession{}).mayReturn(err)
+		assert.True(t, got == want, "after %v it is tried again: %t, want %t", err, got, want)
 	}
 }

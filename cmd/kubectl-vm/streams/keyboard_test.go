@@ -27,18 +27,12 @@ func TestLeaveKey(t *testing.T) {
 			t.Parallel()
 			k := ReadKeyboard(strings.NewReader("before\x1dafter"), test.isTerminal)
 			got, err := io.ReadAll(k.For(t.Context()))
-			if err != nil || string(got) != test.want {
-				t.Errorf("passed on was %q, %v, want %q", got, err, test.want)
-			}
+			assert.True(t, err == nil && string(got) == test.want, "passed on was %q, %v, want %q", got, err, test.want)
 			select {
 			case <-k.Left():
-				if !test.isTerminal {
-					t.Error("a pipe has left")
-				}
+				assert.True(t, test.isTerminal, "a pipe has left")
 			default:
-				if test.isTerminal {
-					t.Error("it has not left")
-				}
+				assert.True(t, !test.isTerminal, "it has not left")
 			}
 		})
 	}
@@ -80,9 +74,8 @@ func TestKeyboardOfNextConnection(t *testing.T) {
 		key := []byte{'a' + byte(n%26)}
 		go func() { _, _ = typed.Write(key) }()
 		got := make([]byte, 8)
-		if size, err := k.For(t.Context()).Read(got); err != nil || string(got[:size]) != string(key) {
-			t.Fatalf("key %d: %q, %v, want %q", n, got[:size], err, key)
-		}
+		size, err := k.For(t.Context()).Read(got)
+		assert.Require(t, err == nil && string(got[:size]) == string(key), "key %d: %q, %v, want %q", n, got[:size], err, key)
 	}
 	_ = typed.Close()
 }

@@ -45,20 +45,17 @@ func TestForPod(t *testing.T) {
 	body, err := c.Get(t.Context(), "blue", "web", streams.Log, url.Values{"tailLines": {"3"}})
 	assert.NoError(t, err)
 	text, err := io.ReadAll(body)
-	if want := "/api/v1/namespaces/blue/pods/web-1a2b3c4d/log?container=machine&tailLines=3"; err != nil || string(text) != "boots" || asked != want {
-		t.Errorf("it asked %s and read %q, %v", asked, text, err)
-	}
+	want := "/api/v1/namespaces/blue/pods/web-1a2b3c4d/log?container=machine&tailLines=3"
+	assert.True(t, err == nil && string(text) == "boots" && asked == want, "it asked %s and read %q, %v", asked, text, err)
 	at := c.URL("blue", "web", streams.Console, url.Values{"stdin": {"true"}, "stdout": {"true"}, "tty": {"true"}})
 	for refusal, mayReturn := range map[int]bool{http.StatusNotFound: true, http.StatusInternalServerError: true, http.StatusForbidden: false, http.StatusUnauthorized: false} {
 		code = refusal
 		err := c.Connect(t.Context(), at, remotecommand.StreamOptions{Stdout: io.Discard, Tty: true})
-		if want := "/api/v1/namespaces/blue/pods/web-1a2b3c4d/attach?container=machine&stdin=true&stdout=true"; asked != want {
-			t.Errorf("it asked %s, want %s", asked, want)
-		}
+		want := "/api/v1/namespaces/blue/pods/web-1a2b3c4d/attach?container=machine&stdin=true&stdout=true"
+		assert.True(t, asked == want, "it asked %s, want %s", asked, want)
 		session := ConsoleSession{}
-		if err == nil || apierrors.IsConflict(Cause(err)) != mayReturn || session.mayReturn(err) != mayReturn {
-			t.Errorf("%d gives %v, want one after which the console may return: %t", refusal, err, mayReturn)
-		}
+		assert.True(t, err != nil && apierrors.IsConflict(Cause(err)) == mayReturn && session.mayReturn(err) == mayReturn,
+			"%d gives %v, want one after which the console may return: %t", refusal, err, mayReturn)
 	}
 }
 
@@ -67,9 +64,8 @@ func TestForPod(t *testing.T) {
 func TestPodPort(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if want := "/api/v1/namespaces/blue/pods/web-1a2b3c4d/portforward"; r.URL.String() != want {
-			t.Errorf("it asked %s, want %s", r.URL, want)
-		}
+		want := "/api/v1/namespaces/blue/pods/web-1a2b3c4d/portforward"
+		assert.True(t, r.URL.String() == want, "it asked %s, want %s", r.URL, want)
 		servePorts(t, w, r)
 	}))
 	t.Cleanup(server.Close)
@@ -77,9 +73,7 @@ func TestPodPort(t *testing.T) {
 	assert.NoError(t, err)
 	var answer strings.Builder
 	err = c.ConnectPort(t.Context(), "blue", "web", 22, connectionOf(strings.NewReader("typed"), &answer))
-	if err != nil || answer.String() != "port 22 got typed" {
-		t.Errorf("it got %q, %v", answer.String(), err)
-	}
+	assert.True(t, err == nil && answer.String() == "port 22 got typed", "it got %q, %v", answer.String(), err)
 	err = c.ConnectPort(t.Context(), "blue", "web", 23, connectionOf(strings.NewReader(""), io.Discard))
 	assert.ErrorSays(t, "a port that nothing listens on", err, "connection refused")
 	ctx, leave := context.WithCancel(t.Context())
@@ -159,13 +153,11 @@ func TestParseForward(t *testing.T) {
 		"0:80":        {0, 80},
 		"65535:65535": {65535, 65535},
 	} {
-		if got, err := ParseForward(text); err != nil || got != want {
-			t.Errorf("%q is %+v, %v, want %+v", text, got, err, want)
-		}
+		got, err := ParseForward(text)
+		assert.True(t, err == nil && got == want, "%q is %+v, %v, want %+v", text, got, err, want)
 	}
 	for _, text := range []string{"", ":", "0", "80:", "80:0", "65536:80", "80:65536", "-1:80", "a:80", "1:2:3", "+1:80"} {
-		if got, err := ParseForward(text); err == nil {
-			t.Errorf("%q is accepted as %+v", text, got)
-		}
+		got, err := ParseForward(text)
+		assert.True(t, err != nil, "%q is accepted as %+v", text, got)
 	}
 }

@@ -7,10 +7,10 @@ import (
 	"testing"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestPortTextInBrackets(t *testing.T) {
-	if got := PortText("::1", 8080, 80, api.ProtocolTCP); got != "[::1]:8080:80" {
-		t.Errorf("got %s", got)
-	}
+	got := PortText("::1", 8080, 80, api.ProtocolTCP)
+	assert.True(t, got == "[::1]:8080:80", "got %s", got)
 }

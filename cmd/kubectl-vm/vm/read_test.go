@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestReadList(t *testing.T) {
@@ -18,20 +19,16 @@ func TestReadList(t *testing.T) {
 	}
 	for _, text := range lists {
 		vms, err := readList(strings.NewReader(text))
-		if err != nil || len(vms) != 2 {
-			t.Fatalf("%s: %d VMs and %v", text, len(vms), err)
-		}
+		assert.Require(t, err == nil && len(vms) == 2, "%s: %d VMs and %v", text, len(vms), err)
 		vm := vms[0]
 		if vm.Name != "a" || vm.Namespace != "n" || vm.Generation != 3 || vm.Status.Phase != api.PhaseActive || SizeText(&vm, api.ResourceMemory) != "4G" {
 			t.Errorf("got %+v", vm)
 		}
 	}
-	if vms, err := readList(strings.NewReader(`{"items":[]}`)); err != nil || len(vms) != 0 {
-		t.Errorf("an empty list is %v and %v", vms, err)
-	}
+	vms, err := readList(strings.NewReader(`{"items":[]}`))
+	assert.True(t, err == nil && len(vms) == 0, "an empty list is %v and %v", vms, err)
 	for _, text := range []string{"", "[]", "{}", `{"items":null}`, `{"items":{}}`, lists[0][:len(lists[0])/2], lists[0][:len(lists[0])-2], "404 page not found"} {
-		if vms, err := readList(strings.NewReader(text)); err == nil {
-			t.Errorf("%q is a list of %d", text, len(vms))
-		}
+		vms, err := readList(strings.NewReader(text))
+		assert.True(t, err != nil, "%q is a list of %d", text, len(vms))
 	}
 }

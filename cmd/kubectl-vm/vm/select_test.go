@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 func TestParseName(t *testing.T) {
@@ -14,14 +16,12 @@ func TestParseName(t *testing.T) {
 		"web": "web", "vm/web": "web", "vms/web": "web", "virtualmachine/web": "web", "virtualmachines/web": "web",
 		"virtualmachine.cloudnative.tw/web": "web", "virtualmachines.cloudnative.tw/web": "web", "VM/web": "web", "vm": "vm",
 	} {
-		if got, err := ParseName(arg); err != nil || got != want {
-			t.Errorf("%q is %q and %v, want %q", arg, got, err, want)
-		}
+		got, err := ParseName(arg)
+		assert.True(t, err == nil && got == want, "%q is %q and %v, want %q", arg, got, err, want)
 	}
 	for _, arg := range []string{"", "pod/web", "vm/", "virtualmachine.kubevirt.io/web", "/web"} {
-		if got, err := ParseName(arg); err == nil {
-			t.Errorf("%q is the name %q", arg, got)
-		}
+		got, err := ParseName(arg)
+		assert.True(t, err != nil, "%q is the name %q", arg, got)
 	}
 }
 
@@ -45,14 +45,11 @@ func TestSelection(t *testing.T) {
 		if fmt.Sprint(err) == "<nil>" && test.want == "" {
 			continue
 		}
-		if err == nil || test.want == "" || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s: %v, want %q", name, err, test.want)
-		}
+		assert.True(t, err != nil && test.want != "" && strings.Contains(err.Error(), test.want), "%s: %v, want %q", name, err, test.want)
 	}
 	s := Selection{}
-	if err := s.ParseNames([]string{"a", "vm/b", "a"}); err != nil || strings.Join(s.Names, " ") != "a b" {
-		t.Errorf("the names are %v and %v", s.Names, err)
-	}
+	err := s.ParseNames([]string{"a", "vm/b", "a"})
+	assert.True(t, err == nil && strings.Join(s.Names, " ") == "a b", "the names are %v and %v", s.Names, err)
 }
 
 func TestForEachKeepsTheOrder(t *testing.T) {
@@ -62,12 +59,8 @@ func TestForEachKeepsTheOrder(t *testing.T) {
 	}
 	n := 0
 	ForEach(all, func(one *SelectedVM) { one.Namespace = one.Name }, func(one *SelectedVM) {
-		if one.Name != fmt.Sprint(n) || one.Namespace != one.Name {
-			t.Fatalf("%s comes after %d", one.Name, n)
-		}
+		assert.Require(t, one.Name == fmt.Sprint(n) && one.Namespace == one.Name, "%s comes after %d", one.Name, n)
 		n++
 	})
-	if n != len(all) {
-		t.Errorf("%d were seen", n)
-	}
+	assert.Equal(t, "were seen", n, len(all))
 }

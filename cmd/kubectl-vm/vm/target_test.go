@@ -64,9 +64,8 @@ func TestWhoServesPods(t *testing.T) {
 		o.Config.APIServer, o.Config.Impersonate = &server.URL, &tc.as
 		log, err := FindTarget(t.Context(), o, "web", streamsapi.Log)
 		assert.NoError(t, err)
-		if got := log.Client.URL("default", "web", streamsapi.Log, url.Values{}).Path; !strings.HasSuffix(tc.path, got) {
-			t.Errorf("%s: its log is at %s, want %s", name, got, tc.path)
-		}
+		got := log.Client.URL("default", "web", streamsapi.Log, url.Values{}).Path
+		assert.True(t, strings.HasSuffix(tc.path, got), "%s: its log is at %s, want %s", name, got, tc.path)
 		assert.ErrorSays(t, name, assert.ErrorOf(FindTarget(t.Context(), o, "web", streamsapi.Exec)), tc.exec)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/kittest"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -29,9 +30,7 @@ func TestGoalReady(t *testing.T) {
 	}
 	for name, test := range tests {
 		done, err := WhenReady(2)(test.vm.Obj())
-		if done != test.done || (err != nil) != test.fails {
-			t.Errorf("%s: %t and %v", name, done, err)
-		}
+		assert.True(t, done == test.done && (err != nil) == test.fails, "%s: %t and %v", name, done, err)
 	}
 }
 
@@ -56,9 +55,7 @@ func TestGoalPowered(t *testing.T) {
 	}
 	for name, test := range tests {
 		done, err := WhenPowered(2)(test.vm.Obj())
-		if done != test.done || (err != nil) != test.fails {
-			t.Errorf("%s: %t and %v", name, done, err)
-		}
+		assert.True(t, done == test.done && (err != nil) == test.fails, "%s: %t and %v", name, done, err)
 	}
 }
 
@@ -81,8 +78,7 @@ func TestScopeOfAWait(t *testing.T) {
 		for _, one := range test.vms {
 			w.Open[one.VM.UID] = one
 		}
-		if namespace, opts := w.findScope(); namespace != test.namespace || opts.FieldSelector != test.selector {
-			t.Errorf("%s: %q and %q", name, namespace, opts.FieldSelector)
-		}
+		namespace, opts := w.findScope()
+		assert.True(t, namespace == test.namespace && opts.FieldSelector == test.selector, "%s: %q and %q", name, namespace, opts.FieldSelector)
 	}
 }

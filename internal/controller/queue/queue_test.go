@@ -4,7 +4,6 @@
 package queue
 
 import (
-	"errors"
 	"strconv"
 	"sync"
 	"testing"
@@ -200,10 +199,7 @@ func TestDelays(t *testing.T) {
 	q.AddWithOpts(priorityqueue.AddOpts{After: time.Minute, Priority: new(PriorityUser)}, request(1))
 	q.AddWithOpts(priorityqueue.AddOpts{After: time.Hour, Priority: new(PriorityUser)}, request(1))
 	assert.Eventually(t, "the queue waits", func(testing.TB) error {
-		if !c.HasWaiters() {
-			return errors.New("it does not")
-		}
-		return nil
+		return assert.ErrorUnless(c.HasWaiters(), "it does not")
 	})
 	assert.True(t, q.Len() == 0, "it is due at once")
 	c.Step(time.Minute)

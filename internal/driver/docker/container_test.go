@@ -541,9 +541,7 @@ func TestHealthcheck(t *testing.T) {
 	runInContainer(t, g.client, s.ID, "echo >/healthy")
 	awaitEvent(t, events, spec.UID)
 	assert.Eventually(t, "the check succeeds", func(testing.TB) error {
-		if all := mustList(t, d); len(all) != 1 || all[0].NotReady != "" {
-			return fmt.Errorf("listed as %+v", all)
-		}
-		return nil
+		all := mustList(t, d)
+		return assert.ErrorUnless(len(all) == 1 && all[0].NotReady == "", "listed as %+v", all)
 	})
 }

@@ -139,9 +139,8 @@ func TestEngineThatHangs(t *testing.T) {
 			})
 			began := time.Now()
 			err := c.call(t.Context(), d, spec)
-			if took := time.Since(began); took >= kit.DefaultCallTimeout {
-				t.Errorf("it took %v", took)
-			}
+			took := time.Since(began)
+			assert.True(t, took < kit.DefaultCallTimeout, "it took %v", took)
 			if c.kind != nil {
 				wantError(t, err, c.kind, "", "did not answer in time")
 			} else if !driver.Ambiguous(err) || errors.Is(err, driver.ErrUnavailable) {
@@ -182,13 +181,10 @@ func testStuckContainer(t *testing.T, answer func(http.ResponseWriter, *http.Req
 		return strings.Contains(r.URL.Path, stuck.ID+"/json") && answer(w, r)
 	})
 	all := mustList(t, d)
-	if len(all) != 2 {
-		t.Fatalf("List shows %+v, want both", all)
-	}
+	assert.Require(t, len(all) == 2, "List shows %+v, want both", all)
 	for _, s := range all {
-		if isStuck := s.UID == bad.UID; s.State != driver.StateRunning || (s.Err != nil) != isStuck {
-			t.Errorf("List shows %+v, want it running and an error only for %s", s, bad.UID)
-		}
+		isStuck := s.UID == bad.UID
+		assert.True(t, s.State == driver.StateRunning && (s.Err != nil) == isStuck, "List shows %+v, want it running and an error only for %s", s, bad.UID)
 	}
 	assert.NoError(t, d.Delete(t.Context(), bad.Target, false))
 }
@@ -205,9 +201,8 @@ func TestListInspectsChanges(t *testing.T) {
 	}
 	inspects := func() int {
 		p.resetRequests()
-		if all := mustList(t, d); len(all) != len(specs) {
-			t.Fatalf("List shows %+v", all)
-		}
+		all := mustList(t, d)
+		assert.Require(t, len(all) == len(specs), "List shows %+v", all)
 		if n := p.countRequests("GET", "/containers/json"); n != 1 {
 			t.Errorf("a list took %d list calls, want 1", n)
 		}
@@ -215,37 +210,32 @@ func TestListInspectsChanges(t *testing.T) {
 		return n - 1
 	}
 	for range 2 {
-		if n := inspects(); n != len(specs) {
-			t.Errorf("without a Watch a list took %d inspections, want %d", n, len(specs))
-		}
+		n := inspects()
+		assert.True(t, n == len(specs), "without a Watch a list took %d inspections, want %d", n, len(specs))
 	}
 
 	events, err := d.Watch(t.Context())
 	assert.NoError(t, err)
 	inspects()
 	drainEvents(events)
-	if n := inspects(); n != 0 {
-		t.Errorf("with a Watch a list of unchanged servers took %d inspections, want none", n)
-	}
+	n := inspects()
+	assert.True(t, n == 0, "with a Watch a list of unchanged servers took %d inspections, want none", n)
 	s := mustList(t, d, specs[0].UID)[0]
 	assert.NoError(t, assert.ErrorOf(guestImages(t).client.ContainerRestart(t.Context(), s.ID, client.ContainerRestartOptions{})))
 	awaitEvent(t, events, specs[0].UID)
 	drainEvents(events)
-	if n := inspects(); n != 1 {
-		t.Errorf("after one change a list took %d inspections, want 1", n)
-	}
+	n = inspects()
+	assert.True(t, n == 1, "after one change a list took %d inspections, want 1", n)
 	for _, now := range mustList(t, d) {
-		if now.UID == s.UID && (now.Run == s.Run || now.State != driver.StateRunning) {
-			t.Errorf("after a restart by hand List shows %+v, want another run than %s", now, s.Run)
-		}
+		assert.True(t, now.UID != s.UID || (now.Run != s.Run && now.State == driver.StateRunning),
+			"after a restart by hand List shows %+v, want another run than %s", now, s.Run)
 	}
 
 	p.disconnect()
 	drivertest.WaitForClose(t, events, "the engine was lost")
 	p.reconnect()
-	if n := inspects(); n != len(specs) {
-		t.Errorf("after an outage a list took %d inspections, want %d", n, len(specs))
-	}
+	n = inspects()
+	assert.True(t, n == len(specs), "after an outage a list took %d inspections, want %d", n, len(specs))
 }
 
 func TestUsageOfMany(t *testing.T) {
@@ -265,12 +255,9 @@ func TestUsageOfMany(t *testing.T) {
 	p.resetRequests()
 	samples, err := d.Usage(t.Context(), uids...)
 	assert.NoError(t, err)
-	if len(samples) != len(uids)-1 {
-		t.Errorf("got %d samples, want one of each but the one that is stuck: %+v", len(samples), samples)
-	}
-	if n := p.countRequests("GET", "/containers/json"); n != 1 {
-		t.Errorf("it took %d lists, want 1", n)
-	}
+	assert.True(t, len(samples) == len(uids)-1, "got %d samples, want one of each but the one that is stuck: %+v", len(samples), samples)
+	n := p.countRequests("GET", "/containers/json")
+	assert.True(t, n == 1, "it took %d lists, want 1", n)
 }
 
 // TestStopSignal checks that an image can require another signal than SIGTERM.
@@ -290,9 +277,8 @@ func TestStopSignal(t *testing.T) {
 	})
 	spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
 	off := ensureState(t, d, spec, driver.StateStopped)
-	if off.Exit == nil || off.Exit.Code != 0 || len(signals) != 1 || signals[0] != "SIGUSR1" {
-		t.Errorf("it ended with %+v after the signals %v, want 0 after SIGUSR1", off.Exit, signals)
-	}
+	assert.True(t, off.Exit != nil && off.Exit.Code == 0 && len(signals) == 1 && signals[0] == "SIGUSR1",
+		"it ended with %+v after the signals %v, want 0 after SIGUSR1", off.Exit, signals)
 }
 
 // TestTLS connects to the engine with the variables that every Docker client reads.
@@ -319,9 +305,7 @@ func TestTLS(t *testing.T) {
 	ensureState(t, d, spec, driver.StateRunning)
 	var out bytes.Buffer
 	code, err := d.Exec(t.Context(), spec.UID, terminal.Command{Args: []string{"cat"}, Stdin: strings.NewReader("typed"), Stdout: &out})
-	if err != nil || code != 0 || out.String() != "typed" {
-		t.Errorf("a command ended with %d, %v, and printed %q", code, err, out.String())
-	}
+	assert.True(t, err == nil && code == 0 && out.String() == "typed", "a command ended with %d, %v, and printed %q", code, err, out.String())
 }
 
 func writePEM(t *testing.T, path, kind string, content []byte) {
@@ -364,9 +348,8 @@ func TestCallsPerLife(t *testing.T) {
 	} {
 		p.resetRequests()
 		step.do()
-		if have := p.requestTexts(); step.want != nil && !slices.Equal(have, step.want) {
-			t.Errorf("%s: the requests are\n  %q, want\n  %q", step.what, have, step.want)
-		}
+		have := p.requestTexts()
+		assert.True(t, step.want == nil || slices.Equal(have, step.want), "%s: the requests are\n  %q, want\n  %q", step.what, have, step.want)
 	}
 }
 
@@ -421,19 +404,13 @@ func TestEngineIDOfAnotherEngine(t *testing.T) {
 		return true
 	})
 	other.Store(map[string]any{"none": map[string]string{"Id": strings.Repeat("1", 64)}, "info": map[string]any{"ID": "other"}})
-	if id := mustEngineID(t, d); id != "other" {
-		t.Errorf("another engine has the id %q, want other", id)
-	}
+	assert.Equal(t, "another engine has the id", mustEngineID(t, d), "other")
 	other.Store(map[string]any{})
-	if id := mustEngineID(t, d); id != first {
-		t.Errorf("the first engine is back with the id %q, want %q", id, first)
-	}
+	assert.Equal(t, "the first engine is back with the id", mustEngineID(t, d), first)
 	for _, code := range []int{http.StatusNotFound, http.StatusForbidden} {
 		for _, id := range []string{"a", "b"} {
 			other.Store(map[string]any{"none": code, "info": map[string]any{"ID": id}})
-			if have := mustEngineID(t, d); have != id {
-				t.Errorf("an engine that answers %d about its network has the id %q, want %q", code, have, id)
-			}
+			assert.Equal(t, fmt.Sprintf("an engine that answers %d about its network has the id", code), mustEngineID(t, d), id)
 		}
 	}
 }
@@ -468,7 +445,6 @@ func TestSignalCausesNoEvent(t *testing.T) {
 	mustEnsure(t, d, stopped)
 	paused.Power = driver.PowerPaused
 	mustEnsure(t, d, paused)
-	if uid := <-events; uid != paused.UID {
-		t.Errorf("the first event is of %s, want it of %s, which was paused", uid, paused.UID)
-	}
+	uid := <-events
+	assert.True(t, uid == paused.UID, "the first event is of %s, want it of %s, which was paused", uid, paused.UID)
 }

@@ -196,10 +196,8 @@ func TestPullShared(t *testing.T) {
 }
 
 func checkLayers(r *registry, layers, cut int) error {
-	if l, c := r.layerCounts(); l != layers || c != cut {
-		return fmt.Errorf("the layer was requested %d times and aborted %d times, want %d and %d", l, c, layers, cut)
-	}
-	return nil
+	l, c := r.layerCounts()
+	return assert.ErrorUnless(l == layers && c == cut, "the layer was requested %d times and aborted %d times, want %d and %d", l, c, layers, cut)
 }
 
 func TestPullFails(t *testing.T) {

@@ -76,9 +76,8 @@ func TestConsoleShowsEarlierOutput(t *testing.T) {
 	shown.WaitForText(t, "line 1999 end\n")
 	printInContainer(t, c, s.ID, "after")
 	shown.WaitForText(t, "line 1999 end\nafter\n")
-	if text, _ := shown.Now(); len(text) > 4<<10+len("after\n") || len(text) < 4<<10 {
-		t.Errorf("it shows %d bytes, want the last 4 KiB", len(text))
-	}
+	text, _ := shown.Now()
+	assert.True(t, len(text) <= 4<<10+len("after\n") && len(text) >= 4<<10, "it shows %d bytes, want the last 4 KiB", len(text))
 }
 
 func awaitLog(t *testing.T, d *Driver, spec driver.ServerSpec, want string) {
@@ -194,10 +193,7 @@ func awaitProcesses(t *testing.T, id, text string, want int) {
 			return err
 		}
 		lines := slices.DeleteFunc(top.Processes, func(fields []string) bool { return !strings.Contains(strings.Join(fields, " "), text) })
-		if len(lines) != want {
-			return fmt.Errorf("it has %v", lines)
-		}
-		return nil
+		return assert.ErrorUnless(len(lines) == want, "it has %v", lines)
 	})
 }
 
@@ -210,9 +206,7 @@ func TestCommandWithoutShell(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	_, err := d.Exec(ctx, spec.UID, terminal.Command{Args: []string{"/demo-guest"}, Stdout: io.Discard})
-	if !errors.Is(err, context.DeadlineExceeded) && err != nil {
-		t.Errorf("it ended with %v", err)
-	}
+	assert.True(t, errors.Is(err, context.DeadlineExceeded) || err == nil, "it ended with %v", err)
 }
 
 // TestCommandOfStoppedServer stops the server under a command.
@@ -224,16 +218,12 @@ func TestCommandOfStoppedServer(t *testing.T) {
 	codes := make(chan int, 1)
 	go func() {
 		code, err := d.Exec(t.Context(), spec.UID, terminal.Command{Args: []string{"sh", "-c", "echo started; sleep 300"}, Stdout: started})
-		if err != nil {
-			t.Errorf("Exec: %v", err)
-		}
+		assert.ErrorIs(t, "Exec", err, nil)
 		codes <- code
 	}()
 	<-started.written
 	assert.NoError(t, assert.ErrorOf(guestImages(t).client.ContainerKill(t.Context(), s.ID, client.ContainerKillOptions{Signal: "KILL"})))
-	if code := <-codes; code != 137 {
-		t.Errorf("it ended with %d, want 137", code)
-	}
+	assert.Equal(t, "it ended with", <-codes, 137)
 }
 
 // TestTerminalInput checks how the end of the input reaches a terminal, and that no key is
@@ -255,9 +245,8 @@ func TestTerminalInput(t *testing.T) {
 			Args:  []string{"sh", "-c", `stty -echo; last=0; while read -r line; do last=$line; done; echo "${line:-$last} ends"`},
 			Stdin: strings.NewReader(input), Stdout: &out, TTY: true,
 		})
-		if err != nil || code != 0 || !strings.Contains(out.String(), want) {
-			t.Errorf("%q: it ended with %d, %v, and printed %q, want %q", input, code, err, out.String(), want)
-		}
+		assert.True(t, err == nil && code == 0 && strings.Contains(out.String(), want),
+			"%q: it ended with %d, %v, and printed %q, want %q", input, code, err, out.String(), want)
 	}
 }
 
@@ -344,9 +333,7 @@ func TestStreamsOfHangingEngine(t *testing.T) {
 			for _, name := range calls {
 				err := streamCalls(d, spec)[name](t.Context())
 				if at == "/start" { // it may have been started
-					if !driver.Ambiguous(err) {
-						t.Errorf("%s: got %v, want an ambiguous error", name, err)
-					}
+					assert.True(t, driver.Ambiguous(err), "%s: got %v, want an ambiguous error", name, err)
 					continue
 				}
 				wantError(t, err, driver.ErrUnavailable, "", "in time")
@@ -410,9 +397,8 @@ func TestPreviousLog(t *testing.T) {
 		assert.NoError(t, err)
 		text, err := io.ReadAll(l)
 		assert.NoError(t, errors.Join(err, l.Close()))
-		if !strings.Contains(string(text), want) || int64(strings.Count(string(text)+"\n", "\n")) > max(1, lines) {
-			t.Errorf("the last %d lines are %.40q and %d bytes, want %q in them", lines, text, len(text), want)
-		}
+		assert.True(t, strings.Contains(string(text), want) && int64(strings.Count(string(text)+"\n", "\n")) <= max(1, lines),
+			"the last %d lines are %.40q and %d bytes, want %q in them", lines, text, len(text), want)
 	}
 }
 
@@ -438,9 +424,8 @@ func TestRotatedLog(t *testing.T) {
 	spec.RestartRun, spec.StopBy = s.Run, time.Now().Add(time.Hour)
 	ensureNewRun(t, d, spec, s.Run)
 	awaitLog(t, d, spec, "the shell is up\n")
-	if text := read(true); !strings.HasSuffix(text, "last\n") {
-		t.Errorf("the previous log has %d bytes: %.80q", len(text), text)
-	}
+	text := read(true)
+	assert.True(t, strings.HasSuffix(text, "last\n"), "the previous log has %d bytes: %.80q", len(text), text)
 }
 
 // TestDialWithoutNetwork has a container without an address.
@@ -475,10 +460,8 @@ func TestStreamsLeaveNothing(t *testing.T) { //nolint:paralleltest // it counts 
 	routines, files := runtime.NumGoroutine(), openFiles(t)
 	open(count)
 	assert.Eventually(t, "the end of all that was opened", func(testing.TB) error {
-		if r, f := runtime.NumGoroutine(), openFiles(t); r > routines+10 || f > files+10 {
-			return fmt.Errorf("there are %d goroutines and %d files, before there were %d and %d", r, f, routines, files)
-		}
-		return nil
+		r, f := runtime.NumGoroutine(), openFiles(t)
+		return assert.ErrorUnless(r <= routines+10 && f <= files+10, "there are %d goroutines and %d files, before there were %d and %d", r, f, routines, files)
 	})
 }
 

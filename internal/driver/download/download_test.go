@@ -47,11 +47,7 @@ func newRig(t *testing.T) *rig {
 			r.notified <- uid
 		}
 	}}
-	t.Cleanup(func() {
-		if err := r.Close(context.WithoutCancel(t.Context())); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { assert.NoError(t, r.Close(context.WithoutCancel(t.Context()))) })
 	return r
 }
 

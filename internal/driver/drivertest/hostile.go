@@ -35,13 +35,10 @@ func testHostileNames(t *testing.T, e *env) {
 		specs[i] = e.nameSpec(e.Spec(t), name[0], name[1])
 		s := e.ensureState(t, e.stopSpec(specs[i]), driver.StateStopped)
 		ids.add(s.ID)
-		if s.Namespace != name[0] || s.Name != name[1] {
-			t.Errorf("got the name %s/%s, want %s/%s", s.Namespace, s.Name, name[0], name[1])
-		}
+		assert.True(t, s.Namespace == name[0] && s.Name == name[1], "got the name %s/%s, want %s/%s", s.Namespace, s.Name, name[0], name[1])
 	}
-	if n := len(ids.values()); n != len(names) {
-		t.Errorf("%d names gave %d servers", len(names), n)
-	}
+	n := len(ids.values())
+	assert.True(t, n == len(names), "%d names gave %d servers", len(names), n)
 	wantUIDs(t, "List of all", listServers(t, e.driver), specs)
 	e.deleteUntilGone(t, e.driver, specs[0].UID)
 	wantUIDs(t, "List after the first was deleted", listServers(t, e.driver), specs[1:])
@@ -85,9 +82,7 @@ func (e *env) ensureInvalid(t *testing.T, spec driver.ServerSpec) error {
 	spec.Image.Source = "::: no such form of image :::"
 	spec.Power = "Sideways"
 	err := errorOf(t, "Ensure", driver.ErrUnsupported, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), spec)) })
-	if !isFinal(err) {
-		t.Errorf("Ensure with power %q and image %q: got error %v, want the kind invalid or unsupported", spec.Power, spec.Image.Source, err)
-	}
+	assert.True(t, isFinal(err), "Ensure with power %q and image %q: got error %v, want the kind invalid or unsupported", spec.Power, spec.Image.Source, err)
 	return err
 }
 
@@ -96,7 +91,5 @@ func wantConcealed(t *testing.T, what string, value any, mark string) {
 	encoded, err := json.Marshal(value)
 	assert.NoError(t, err)
 	text := fmt.Sprintf("%v %+v %#v %s", value, value, value, encoded)
-	if strings.Contains(text, mark) {
-		t.Errorf("%s shows the secret", what)
-	}
+	assert.True(t, !strings.Contains(text, mark), "%s shows the secret", what)
 }

@@ -269,9 +269,7 @@ func testUsageUnderLoad(t *testing.T, e *env) {
 		next := sample()
 		assert.Require(t, next.CPU >= last.CPU && !next.At.Before(last.At), "the counter went back from %v at %v to %v at %v", last.CPU, last.At, next.CPU, next.At)
 		last = next
-		if grown := last.CPU - first.CPU; grown < growth {
-			return fmt.Errorf("it grew by %v in %v", grown, last.At.Sub(first.At))
-		}
-		return nil
+		grown := last.CPU - first.CPU
+		return assert.ErrorUnless(grown >= growth, "it grew by %v in %v", grown, last.At.Sub(first.At))
 	})
 }

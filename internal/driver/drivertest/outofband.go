@@ -68,10 +68,8 @@ func testRemovedByHand(t *testing.T, e *env) {
 	first := e.ensureState(t, spec, driver.StateRunning)
 	e.OutOfBand.Remove(t, first)
 	assert.Eventually(t, "List to miss it", func(testing.TB) error {
-		if all := listServers(t, e.driver, spec.UID); len(all) > 0 {
-			return fmt.Errorf("it shows %s", describeServers(all...))
-		}
-		return nil
+		all := listServers(t, e.driver, spec.UID)
+		return assert.ErrorUnless(len(all) == 0, "it shows %s", describeServers(all...))
 	})
 	wantKind(t, "Delete of what was removed by hand", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), spec.Target, false) })
 	again := e.ensureState(t, spec, driver.StateRunning)

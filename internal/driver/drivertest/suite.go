@@ -6,7 +6,6 @@ package drivertest
 import (
 	"context"
 	"errors"
-	"fmt"
 	"testing"
 	"time"
 
@@ -153,10 +152,7 @@ func (e *env) removeServers(t *testing.T, d driver.Driver) {
 		for _, s := range servers {
 			e.removeServer(ctx, t, d, s)
 		}
-		if len(servers) > 0 {
-			return fmt.Errorf("there are still %d servers", len(servers))
-		}
-		return nil
+		return assert.ErrorUnless(len(servers) == 0, "there are still %d servers", len(servers))
 	})
 }
 

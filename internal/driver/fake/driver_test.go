@@ -57,9 +57,8 @@ func TestInvalidImage(t *testing.T) {
 	spec := specOf("bad")
 	spec.Image.Source = "a b"
 	assert.ErrorIs(t, "Ensure", assert.ErrorOf(d.Ensure(t.Context(), spec)), driver.ErrInvalid, `image.source is "a b"`)
-	if all := memory.Records(); len(all) != 0 {
-		t.Errorf("the engine has %+v, want no server", all)
-	}
+	all := memory.Records()
+	assert.True(t, len(all) == 0, "the engine has %+v, want no server", all)
 }
 
 // TestTransitionsByTime checks that servers reach the end of their boot and of their
@@ -90,25 +89,20 @@ func TestTransitionsByTime(t *testing.T) {
 	wantState(t, d, "late", driver.StateStopping)
 	stepUntilEvent(t, c, events, "late", time.Second, 5)
 	s := wantState(t, d, "late", driver.StateStopped)
-	if s.Exit == nil || s.Exit.Code != 0 {
-		t.Errorf("it ended with %+v, want code 0", s.Exit)
-	}
+	assert.True(t, s.Exit != nil && s.Exit.Code == 0, "it ended with %+v, want code 0", s.Exit)
 }
 
 func wantState(t *testing.T, d *fake.Driver, uid types.UID, want driver.State) driver.Server {
 	t.Helper()
 	servers, err := d.List(t.Context(), uid)
-	if err != nil || len(servers) != 1 || servers[0].State != want {
-		t.Fatalf("List: got %+v, %v, want it %s", servers, err, want)
-	}
+	assert.Require(t, err == nil && len(servers) == 1 && servers[0].State == want, "List: got %+v, %v, want it %s", servers, err, want)
 	return servers[0]
 }
 
 func wantEvent(t *testing.T, events <-chan types.UID, want types.UID) {
 	t.Helper()
-	if got := assert.Receive(t, "Watch reports "+string(want), events); got != want {
-		t.Fatalf("Watch reported %q, want %q", got, want)
-	}
+	got := assert.Receive(t, "Watch reports "+string(want), events)
+	assert.Require(t, got == want, "Watch reported %q, want %q", got, want)
 }
 
 // stepUntilEvent moves the clock n steps and expects the event at the last.
@@ -169,13 +163,9 @@ func TestIdleUsage(t *testing.T) {
 	for range 5 {
 		c.Step(30 * time.Second)
 		samples, err := d.Usage(t.Context(), uids...)
-		if err != nil || len(samples) != len(uids) {
-			t.Fatalf("Usage: got %d samples, %v, want %d", len(samples), err, len(uids))
-		}
+		assert.Require(t, err == nil && len(samples) == len(uids), "Usage: got %d samples, %v, want %d", len(samples), err, len(uids))
 		for _, u := range samples {
-			if u.CPU != 0 || u.MemoryBytes != 1e9 || !u.At.Equal(c.Now()) {
-				t.Fatalf("got %+v, want no CPU and a quarter of the memory", u)
-			}
+			assert.Require(t, u.CPU == 0 && u.MemoryBytes == 1e9 && u.At.Equal(c.Now()), "got %+v, want no CPU and a quarter of the memory", u)
 		}
 	}
 }
@@ -189,9 +179,7 @@ func TestLoadChanges(t *testing.T) {
 	cpu := func() time.Duration {
 		t.Helper()
 		samples, err := d.Usage(t.Context(), "busy", "busy")
-		if err != nil || len(samples) != 1 || samples[0].Run != run {
-			t.Fatalf("Usage: got %+v, %v, want one sample of %s", samples, err, run)
-		}
+		assert.Require(t, err == nil && len(samples) == 1 && samples[0].Run == run, "Usage: got %+v, %v, want one sample of %s", samples, err, run)
 		return samples[0].CPU
 	}
 	load := func(l float64) {
@@ -215,23 +203,16 @@ func TestLoadChanges(t *testing.T) {
 	load(1)
 	ensureServer(t, d, frozen)
 	c.Step(time.Minute)
-	if cpu() != total {
-		t.Errorf("paused the counter went from %v to %v", total, cpu())
-	}
+	assert.Equal(t, fmt.Sprintf("paused the counter went from %v to", total), cpu(), total)
 }
 
 func TestMemoryRejectsInvalidEdits(t *testing.T) {
 	t.Parallel()
 	memory := fake.NewMemory(clock.RealClock{})
-	if err := memory.Edit("../x", func(*fake.Record) {}); err == nil {
-		t.Error("a bad UID was accepted")
-	}
-	if err := memory.Edit("x", func(r *fake.Record) { r.State = "Sleeping" }); err == nil {
-		t.Error("a bad state was accepted")
-	}
-	if n := len(memory.Records()); n != 0 {
-		t.Errorf("there are %d servers, want none", n)
-	}
+	assert.True(t, memory.Edit("../x", func(*fake.Record) {}) != nil, "a bad UID was accepted")
+	assert.True(t, memory.Edit("x", func(r *fake.Record) { r.State = "Sleeping" }) != nil, "a bad state was accepted")
+	n := len(memory.Records())
+	assert.True(t, n == 0, "there are %d servers, want none", n)
 }
 
 func BenchmarkList10000(b *testing.B) {
@@ -239,9 +220,7 @@ func BenchmarkList10000(b *testing.B) {
 	d, err := fake.New(fake.Options{ClusterID: cluster, Memory: memory})
 	assert.NoError(b, err)
 	for i := range 10000 {
-		if _, err := d.Ensure(b.Context(), specOf(types.UID(fmt.Sprintf("uid-%d", i)))); err != nil {
-			b.Fatal(err)
-		}
+		assert.NoError(b, assert.ErrorOf(d.Ensure(b.Context(), specOf(types.UID(fmt.Sprintf("uid-%d", i))))))
 	}
 	for b.Loop() {
 		if servers, err := d.List(b.Context()); err != nil || len(servers) != 10000 {
@@ -260,9 +239,7 @@ func TestHalfClosedPort(t *testing.T) {
 	assert.NoError(t, err)
 	defer func() { _ = conn.Close() }()
 	half, ok := conn.(interface{ CloseWrite() error })
-	if !ok {
-		t.Fatalf("%T has no half to close", conn)
-	}
+	assert.Require(t, ok, "%T has no half to close", conn)
 	received := make(chan string, 1)
 	go func() {
 		text, _ := io.ReadAll(conn)
@@ -270,9 +247,7 @@ func TestHalfClosedPort(t *testing.T) {
 	}()
 	_, err = io.WriteString(conn, "hello")
 	assert.NoError(t, errors.Join(err, half.CloseWrite()))
-	if text := assert.Receive(t, "the end", received); text != "hello" {
-		t.Errorf("received was %q", text)
-	}
+	assert.Equal(t, "received", assert.Receive(t, "the end", received), "hello")
 }
 
 // TestManyStreams opens a thousand streams of one server, which all get the same output and
@@ -302,9 +277,8 @@ func TestManyStreams(t *testing.T) { //nolint:paralleltest // it counts the goro
 				line, err = lines.ReadString('\n')
 			}
 			shown.Done()
-			if _, failed := io.ReadAll(lines); err != nil || !errors.Is(failed, context.Canceled) {
-				t.Errorf("it ended with %v and %v", err, failed)
-			}
+			_, failed := io.ReadAll(lines)
+			assert.True(t, err == nil && errors.Is(failed, context.Canceled), "it ended with %v and %v", err, failed)
 		})
 	}
 	ready.Wait()
@@ -313,9 +287,7 @@ func TestManyStreams(t *testing.T) { //nolint:paralleltest // it counts the goro
 	leave()
 	all.Wait()
 	assert.Eventually(t, "nothing is left", func(testing.TB) error {
-		if n := runtime.NumGoroutine(); n > before+5 {
-			return fmt.Errorf("there are %d goroutines, before there were %d", n, before)
-		}
-		return nil
+		n := runtime.NumGoroutine()
+		return assert.ErrorUnless(n <= before+5, "there are %d goroutines, before there were %d", n, before)
 	})
 }

@@ -99,9 +99,6 @@ func TestWatches(t *testing.T) {
 	assert.Receive(t, "the end", done)
 	cancel()
 	assert.Eventually(t, "the watch is forgotten", func(testing.TB) error {
-		if watches.queues.Len() != 0 {
-			return errors.New("it is kept")
-		}
-		return nil
+		return assert.ErrorUnless(watches.queues.Len() == 0, "it is kept")
 	})
 }

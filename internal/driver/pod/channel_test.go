@@ -94,10 +94,8 @@ func TestChannel(t *testing.T) {
 	assert.True(t, p.Annotations[objects.AnnotationPaused] == "", "a machine that runs has the annotations %v", p.Annotations)
 	later := s.usage(t)
 	assert.Eventually(t, "the guest uses CPU again", func(t testing.TB) error {
-		if now := s.usage(t); now.CPU <= later.CPU {
-			return fmt.Errorf("it has used %v as before", now.CPU)
-		}
-		return nil
+		now := s.usage(t)
+		return assert.ErrorUnless(now.CPU > later.CPU, "it has used %v as before", now.CPU)
 	})
 	assert.ErrorIs(t, "a probe of a port without a forward", s.d.Probe(t.Context(), s.UID, 81), driver.ErrInvalid, "tcpSocket.port is 81")
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // of which reading the pod takes a part

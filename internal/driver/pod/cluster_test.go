@@ -304,10 +304,7 @@ func (s *server) wantGone(t *testing.T) {
 				return nil
 			})
 		}
-		if len(left) > 0 {
-			return fmt.Errorf("%v", left)
-		}
-		return nil
+		return assert.ErrorUnless(len(left) == 0, "%v", left)
 	})
 }
 

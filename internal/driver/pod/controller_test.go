@@ -39,9 +39,7 @@ func startController(t *testing.T, c *framework.Cluster) {
 		if t.Failed() {
 			t.Logf("the controller printed:\n%s", p.Output())
 		}
-		if err := p.Stop(); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, p.Stop())
 	})
 }
 
@@ -86,10 +84,7 @@ func (v *vm) wait(t *testing.T, phase string, withUsage bool) {
 			return ok && m["type"] == "Ready" && m["status"] == "True"
 		})
 		_, hasUsage, _ := unstructured.NestedMap(status, "server", "usage")
-		if seen != o.GetGeneration() || status["phase"] != phase || !isReady || withUsage && !hasUsage {
-			return fmt.Errorf("its status is %v", status)
-		}
-		return nil
+		return assert.ErrorUnless(seen == o.GetGeneration() && status["phase"] == phase && isReady && (!withUsage || hasUsage), "its status is %v", status)
 	})
 }
 
@@ -102,10 +97,8 @@ func (v *vm) waitPassed(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if passed, _, _ := unstructured.NestedInt64(o.Object, "status", "server", "generation"); passed != o.GetGeneration() {
-			return fmt.Errorf("generation %d of %d is passed", passed, o.GetGeneration())
-		}
-		return nil
+		passed, _, _ := unstructured.NestedInt64(o.Object, "status", "server", "generation")
+		return assert.ErrorUnless(passed == o.GetGeneration(), "generation %d of %d is passed", passed, o.GetGeneration())
 	})
 }
 
@@ -144,10 +137,8 @@ func testLife(t *testing.T, w *world) {
 	v.change(t, `{"action": "active", "volumes": [{"name": "data", "size": "8Mi"}]}`)
 	v.wait(t, "Active", true)
 	assert.Eventually(t, "the guest's disk grows", func(t testing.TB) error {
-		if disks := objects.ReadSettings(s.pod(t)).Disks; disks["data"].Bytes != 8<<20 {
-			return fmt.Errorf("the disks are %+v", disks)
-		}
-		return nil
+		disks := objects.ReadSettings(s.pod(t)).Disks
+		return assert.ErrorUnless(disks["data"].Bytes == 8<<20, "the disks are %+v", disks)
 	})
 	assert.Equal(t, fmt.Sprintf("the run was %s and", first.UID), s.pod(t).UID, first.UID)
 	v.change(t, `{"evictionPolicy": "Allow"}`)
@@ -219,10 +210,7 @@ func (v *vm) waitEvents(t *testing.T, want ...string) (all []eventsv1.Event) {
 		for _, e := range all {
 			reasons = append(reasons, e.Reason)
 		}
-		if !slices.Equal(reasons, want) {
-			return fmt.Errorf("they are %v, want %v", reasons, want)
-		}
-		return nil
+		return assert.ErrorUnless(slices.Equal(reasons, want), "they are %v, want %v", reasons, want)
 	})
 	return all
 }
@@ -264,10 +252,8 @@ func testRestarts(t *testing.T, w *world) {
 	}
 	assert.Eventually(t, "the crashes are counted", func(t testing.TB) error {
 		status := v.status(t)
-		if got, _, _ := unstructured.NestedInt64(status, "operation", "attempts"); got != crashes {
-			return fmt.Errorf("its status is %v", status)
-		}
-		return nil
+		got, _, _ := unstructured.NestedInt64(status, "operation", "attempts")
+		return assert.ErrorUnless(got == crashes, "its status is %v", status)
 	})
 }
 
@@ -325,9 +311,6 @@ func (v *vm) waitRun(t *testing.T, last *corev1.Pod) {
 		done, _, _ := unstructured.NestedString(o.Object, "status", "restartedAt")
 		run, _, _ := unstructured.NestedString(o.Object, "status", "server", "run")
 		phase, _, _ := unstructured.NestedString(o.Object, "status", "phase")
-		if phase != "Active" || run == string(last.UID) || done != wanted {
-			return fmt.Errorf("its status is %v", o.Object["status"])
-		}
-		return nil
+		return assert.ErrorUnless(phase == "Active" && run != string(last.UID) && done == wanted, "its status is %v", o.Object["status"])
 	})
 }

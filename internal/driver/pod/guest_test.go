@@ -28,9 +28,7 @@ func TestGuest(t *testing.T) {
 	s.reach(t, driver.StateRunning)
 	s.usage(t) // the guest runs, which this kubelet does not wait for, and its disk is made
 	d, ok := openWith(t, shared.Config, clusterID, 0, true).(streaming)
-	if !ok {
-		t.Fatal("a driver with --pod-streams lacks streams")
-	}
+	assert.Require(t, ok, "a driver with --pod-streams lacks streams")
 	assert.ErrorIs(t, "a console of a pod from before --pod-streams", assert.ErrorOf(d.Console(t.Context(), s.UID)), driver.ErrUnsupported, "restart the VM", "--pod-streams")
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	assert.ErrorIs(t, "a console of a machine that is off", assert.ErrorOf(d.Console(t.Context(), s.UID)), driver.ErrRetry, "")

@@ -200,10 +200,8 @@ func TestReadsOfOne(t *testing.T) {
 		if err := s.wantListed(t, 1)(); err != nil {
 			return err
 		}
-		if got := count.all(); !maps.Equal(got, map[string]int{"GET pods": 1}) {
-			return fmt.Errorf("it requests %v", got)
-		}
-		return nil
+		got := count.all()
+		return assert.ErrorUnless(maps.Equal(got, map[string]int{"GET pods": 1}), "it requests %v", got)
 	})
 	s.turn(t, driver.PowerOff, driver.StateStopped)
 	s.waitPodGone(t)

@@ -50,10 +50,8 @@ func (w *world) waitForPortName(t *testing.T, want string) {
 		if err != nil {
 			return err
 		}
-		if got := made.Spec.Containers[0].Ports[0].Name; got != want {
-			return fmt.Errorf("it is %s", got)
-		}
-		return nil
+		got := made.Spec.Containers[0].Ports[0].Name
+		return assert.ErrorUnless(got == want, "it is %s", got)
 	})
 }
 
@@ -112,10 +110,8 @@ func testChangedPods(t *testing.T, w *world) {
 			return err
 		}
 		op, _, _ := unstructured.NestedMap(o.Object, "status", "operation")
-		if text := fmt.Sprint(op["lastError"]); op["reason"] != "ObjectRefused" || op["nextRetryTime"] == nil || !strings.Contains(text, "ports") {
-			return fmt.Errorf("its operation is %v", op)
-		}
-		return nil
+		text := fmt.Sprint(op["lastError"])
+		return assert.ErrorUnless(op["reason"] == "ObjectRefused" && op["nextRetryTime"] != nil && strings.Contains(text, "ports"), "its operation is %v", op)
 	})
 	restore()
 	v.change(t, `{"resource": {"memory": "48Mi"}}`)

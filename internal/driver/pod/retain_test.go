@@ -118,10 +118,8 @@ func TestEndedPodOfAGoneVM(t *testing.T) {
 	s.reach(t, driver.StateRunning)
 	assert.NoError(t, w.vms.Delete(t.Context(), s.Name, metav1.DeleteOptions{}))
 	assert.Eventually(t, "its pod has ended", func(t testing.TB) error {
-		if got := s.list(t); got.State != driver.StateStopped {
-			return fmt.Errorf("it is %s", got.State)
-		}
-		return nil
+		got := s.list(t)
+		return assert.ErrorUnless(got.State == driver.StateStopped, "it is %s", got.State)
 	})
 	s.release(t)
 	held, err := s.holds(t)

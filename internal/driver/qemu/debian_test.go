@@ -73,17 +73,14 @@ ethernets:
 		"ip -4 -o addr show dev drover0 | grep -o '10[^ ]*/24'": "10.0.2.77/24",
 		"lsblk -bdno SIZE /dev/vda":                             fmt.Sprint(spec.RootDiskBytes),
 	} {
-		if got := c.run(command); got != want {
-			t.Errorf("%s says %q, want %q", command, got, want)
-		}
+		assert.Equal(t, command+" says", c.run(command), want)
 	}
 	checkRealAgent(t, d, spec)
 	off := spec
 	off.Power, off.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
 	c.close()
-	if s := reach(t, d, off, driver.StateStopped); s.Exit == nil || s.Exit.Code != 0 {
-		t.Errorf("it ended with %+v", s.Exit)
-	}
+	s := reach(t, d, off, driver.StateStopped)
+	assert.True(t, s.Exit != nil && s.Exit.Code == 0, "it ended with %+v", s.Exit)
 }
 
 // checkRealAgent checks commands and interfaces by the QEMU guest agent of the distribution.
@@ -101,31 +98,24 @@ func checkRealAgent(t *testing.T, d *Driver, spec driver.ServerSpec) {
 		"signal":       {nil, []string{"sh", "-c", "kill -9 $$"}, ran{code: 137}},
 		"a while":      {nil, []string{"sh", "-c", "sleep 15; echo over"}, ran{out: "over\n"}},
 	} {
-		if got := g.run(t, c.stdin, c.command...); got != c.want {
-			t.Errorf("%s by the agent: %+v", name, got)
-		}
+		assert.Equal(t, name+" by the agent", g.run(t, c.stdin, c.command...), c.want)
 	}
 	wantError(t, g.run(t, nil, "no-such-program").err, driver.ErrCommandNotFound, "no-such-program")
 	wantError(t, g.run(t, nil, "/etc/passwd").err, driver.ErrCommandNotExecutable, "/etc/passwd")
 	cut := g.run(t, nil, "head", "--bytes=4194304", "/dev/zero")
 	wantError(t, cut.err, driver.ErrUnsupported, "the exit code is 0")
-	if len(cut.out) != 3<<20 {
-		t.Errorf("%d bytes of the output came", len(cut.out))
-	}
+	assert.Equal(t, "bytes of the output came", len(cut.out), 3<<20)
 	ctx, leave := context.WithCancel(t.Context())
 	left := make(chan error, 1)
 	go func() { left <- g.runOn(ctx, d, nil, "sleep", "4711").err }()
 	assert.Eventually(t, "the command runs", func(testing.TB) error {
-		if got := g.run(t, nil, "pgrep", "-fx", "sleep 4711"); got.code != 0 || got.err != nil {
-			return fmt.Errorf("got %+v", got)
-		}
-		return nil
+		got := g.run(t, nil, "pgrep", "-fx", "sleep 4711")
+		return assert.ErrorUnless(got.code == 0 && got.err == nil, "got %+v", got)
 	})
 	leave()
 	assert.ErrorIs(t, "Exec", <-left, context.Canceled)
-	if got := g.run(t, nil, "pgrep", "-fx", "sleep 4711"); got.code != 1 || got.err != nil {
-		t.Errorf("the command of a caller who has left: %+v", got)
-	}
+	got := g.run(t, nil, "pgrep", "-fx", "sleep 4711")
+	assert.True(t, got.code == 1 && got.err == nil, "the command of a caller who has left: %+v", got)
 	interfaces, err := d.Interfaces(t.Context(), spec.UID)
 	assert.NoError(t, err)
 	if len(interfaces) != 1 || interfaces[0].Name != "drover0" || interfaces[0].MAC != launch.MACAddress(string(spec.UID)).String() ||
@@ -278,34 +268,27 @@ func TestSystemd(t *testing.T) {
 	const serial = "sudo sh -c 'cat /var/lib/drover/drivers/qemu/vms/*/serial.log'"
 	const pid = "pgrep -f -- '-name drover-'"
 
-	if out := c.run("sudo mount -o ro /dev/disk/by-id/virtio-payload /mnt; sudo sh /mnt/setup && sudo sh /mnt/is-up"); !strings.Contains(out, "Drover is up") {
-		t.Fatalf("Drover as a service: %s", out)
-	}
+	out := c.run("sudo mount -o ro /dev/disk/by-id/virtio-payload /mnt; sudo sh /mnt/setup && sudo sh /mnt/is-up")
+	assert.Require(t, strings.Contains(out, "Drover is up"), "Drover as a service: %s", out)
 	c.run("sudo /usr/local/bin/drover kubectl apply -f /mnt/vm.yaml")
-	if out := c.run("sudo /usr/local/bin/drover kubectl wait vm/inner --for=condition=Ready --timeout=10m || sudo /usr/local/bin/drover kubectl get vm inner -o yaml"); !strings.Contains(out, "condition met") {
-		t.Fatalf("the VM: %s", out)
-	}
+	out = c.run("sudo /usr/local/bin/drover kubectl wait vm/inner --for=condition=Ready --timeout=10m || sudo /usr/local/bin/drover kubectl get vm inner -o yaml")
+	assert.Require(t, strings.Contains(out, "condition met"), "the VM: %s", out)
 	c.until(serial, "drover guest 1 A")
 	before := c.run(pid)
 	c.run("sudo systemctl restart drover && sudo sh /mnt/is-up")
-	if after := c.run(pid); after != before || before == "" {
-		t.Errorf("after a restart of Drover its machine is process %q, not %q", after, before)
-	}
-	if out := c.run("sudo systemctl stop drover-machines 2>&1; systemctl is-active drover-machines"); !strings.HasSuffix(out, "active") || strings.HasSuffix(out, "inactive") {
-		t.Errorf("stopped by hand drover-machines.service says %q", out)
-	}
+	after := c.run(pid)
+	assert.True(t, after == before && before != "", "after a restart of Drover its machine is process %q, not %q", after, before)
+	out = c.run("sudo systemctl stop drover-machines 2>&1; systemctl is-active drover-machines")
+	assert.True(t, strings.HasSuffix(out, "active") && !strings.HasSuffix(out, "inactive"), "stopped by hand drover-machines.service says %q", out)
 
 	c.say("sudo systemctl reboot\r")
 	c.await("Linux version")
 	c.await("login: ")
 	c.login("debian", "sesame")
-	if out := c.run("sudo journalctl --quiet --boot -1 --unit drover-machines --output cat"); !strings.Contains(out, "default/inner: powered off") {
-		t.Errorf("the shutdown said %q", out)
-	}
+	assert.Contains(t, "the shutdown said", c.run("sudo journalctl --quiet --boot -1 --unit drover-machines --output cat"), "default/inner: powered off")
 	c.until(serial, "drover guest 2 A")
-	if out := c.run("sudo mount -o ro /dev/disk/by-id/virtio-payload /mnt; sudo sh /mnt/is-up; sudo /usr/local/bin/drover kubectl get vm inner"); !strings.Contains(out, "Active") {
-		t.Errorf("the VM is %s\n%s", out, c.run("sudo journalctl --boot --unit drover --lines 100 --output cat"))
-	}
+	out = c.run("sudo mount -o ro /dev/disk/by-id/virtio-payload /mnt; sudo sh /mnt/is-up; sudo /usr/local/bin/drover kubectl get vm inner")
+	assert.True(t, strings.Contains(out, "Active"), "the VM is %s\n%s", out, c.run("sudo journalctl --boot --unit drover --lines 100 --output cat"))
 }
 
 // TestUnitOrder checks that what guests rely on while they end with their host is stopped
@@ -321,9 +304,7 @@ func TestUnitOrder(t *testing.T) {
 		"RefuseManualStop":  {"true"},
 	} {
 		for _, one := range needed {
-			if !slices.Contains(machines[key], one) {
-				t.Errorf("drover-machines.service has %s=%v: want %s in it", key, machines[key], one)
-			}
+			assert.True(t, slices.Contains(machines[key], one), "drover-machines.service has %s=%v: want %s in it", key, machines[key], one)
 		}
 	}
 }
@@ -371,9 +352,8 @@ func makeFS(t *testing.T, path, folder, size string) {
 	if folder != "" {
 		args = append([]string{"-d", folder}, args...)
 	}
-	if out, err := exec.CommandContext(t.Context(), "/sbin/mke2fs", args...).CombinedOutput(); err != nil {
-		t.Fatalf("mke2fs (hack/test-deps.sh installs it): %v\n%s", err, out)
-	}
+	out, err := exec.CommandContext(t.Context(), "/sbin/mke2fs", args...).CombinedOutput()
+	assert.Require(t, err == nil, "mke2fs (hack/test-deps.sh installs it): %v\n%s", err, out)
 }
 
 func copyFile(t *testing.T, source, target string) {

@@ -61,10 +61,7 @@ func (d *Driver) collectVisible(t *testing.T, spec driver.ServerSpec, log *spyLo
 		for _, one := range all {
 			fmt.Fprintln(&seen, one.Progress, one.Note, one.Err)
 		}
-		if err == nil {
-			return errors.New("it does not")
-		}
-		return nil
+		return assert.ErrorUnless(err != nil, "it does not")
 	})
 	return seen.String() + log.String(), err
 }
@@ -84,9 +81,7 @@ func TestRefusedImageHidesSecrets(t *testing.T) {
 		spec.Image = driver.Image{Source: private("new.test"), Checksum: c.checksum}
 		r := (&convergence{driver: d, spec: spec, inst: s}).refusedImage()
 		wantRefused(t, driver.Server{Refused: r}, "spec.image is https://new.test/a.img", "stands on https://old.test/a.img")
-		if strings.Contains(r.Message, secret) {
-			t.Errorf("the secret is seen: %s", r.Message)
-		}
+		assert.True(t, !strings.Contains(r.Message, secret), "the secret is seen: %s", r.Message)
 	}
 }
 
@@ -167,9 +162,8 @@ func TestForeignAnswers(t *testing.T) {
 			}
 			seen, err := d.collectVisible(t, spec, log)
 			wantError(t, err, driver.ErrRetry, c.says, driver.ReasonImageUnavailable)
-			if strings.Contains(seen, secret) || strings.Contains(seen, base64.StdEncoding.EncodeToString([]byte(secret))) {
-				t.Errorf("the secret is seen: %s", seen)
-			}
+			assert.True(t, !strings.Contains(seen, secret) && !strings.Contains(seen, base64.StdEncoding.EncodeToString([]byte(secret))),
+				"the secret is seen: %s", seen)
 		})
 	}
 	t.Cleanup(func() { // after all of them
@@ -206,14 +200,10 @@ func TestLoginsNeedTLS(t *testing.T) {
 	spec := e.spec()
 	spec.Image = driver.Image{Source: "oci://" + host + "/x:1"}
 	wantError(t, e.open(t).waitFor(t, spec), driver.ErrRetry, "plain HTTP is allowed only for registries in --image-plain-http-registries", driver.ReasonImageUnavailable)
-	if asked != 0 {
-		t.Errorf("without leave it was asked %d times", asked)
-	}
+	assert.True(t, asked == 0, "without leave it was asked %d times", asked)
 	strict := e.options()
 	strict.Fetch.PlainHTTP = []string{host}
 	wantError(t, assert.ErrorOf(openWith(t, strict).Ensure(t.Context(), spec)), driver.ErrInvalid, "image.checksum is empty")
 	wantError(t, e.openFor(t, host).waitFor(t, spec), driver.ErrRetry, "the server answered 401 Unauthorized", driver.ReasonImageUnavailable)
-	if asked == 0 || logins != 0 {
-		t.Errorf("it was asked %d times, of which %d with a login", asked, logins)
-	}
+	assert.True(t, asked != 0 && logins == 0, "it was asked %d times, of which %d with a login", asked, logins)
 }

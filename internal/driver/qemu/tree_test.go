@@ -57,9 +57,8 @@ func TestContainerTree(t *testing.T) {
 			want := parseTree(t, framework.RunInContainer(t, box.spec.Image.Source, "/show"))
 			reach(t, box.d, box.spec, driver.StateRunning)
 			have := parseTree(t, box.show(t))
-			if diff := want.Diff(have); diff != "" || len(want) < c.files {
-				t.Errorf("a container has %d files, and the guest's differ by\n%s", len(want), diff)
-			}
+			diff := want.Diff(have)
+			assert.True(t, diff == "" && len(want) >= c.files, "a container has %d files, and the guest's differ by\n%s", len(want), diff)
 			t.Logf("%d files are the same", len(want))
 			checkConvertedAgain(t, box, made)
 		})
@@ -92,9 +91,7 @@ func parseTree(t *testing.T, text []byte) filetree.Tree {
 	}
 	for _, folder := range []string{".", "dev", "etc", "proc", "sys"} {
 		f, ok := tree[folder]
-		if !ok {
-			t.Errorf("there is no folder %s", folder)
-		}
+		assert.True(t, ok, "there is no folder %s", folder)
 		f.Seconds, f.Nanoseconds = 0, 0
 		tree[folder] = f
 	}
@@ -124,12 +121,8 @@ func checkConvertedAgain(t *testing.T, c *container, made v1.Image) {
 	stored, err := filepath.Glob(c.d.StateDir.Path(cacheDir, "*"))
 	assert.NoError(t, err)
 	stored = slices.DeleteFunc(stored, func(path string) bool { return !image.IsRootName(filepath.Base(path)) })
-	if result.Size == 0 || len(stored) != 1 {
-		t.Fatalf("the conversion gives %+v, and the store has %v", result, stored)
-	}
-	if root := framework.ReadFile(t, stored[0]); root[:result.Size] != framework.ReadFile(t, out.Name()) {
-		t.Error("another conversion gives other bytes")
-	}
+	assert.Require(t, result.Size != 0 && len(stored) == 1, "the conversion gives %+v, and the store has %v", result, stored)
+	assert.True(t, framework.ReadFile(t, stored[0])[:result.Size] == framework.ReadFile(t, out.Name()), "another conversion gives other bytes")
 }
 
 // busyBoxLayers returns BusyBox under many names.

@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -259,9 +258,6 @@ func (m *machine) report(c *client.Client, change func(*client.Command)) (r repo
 func (m *machine) waitLog(text string) {
 	m.t.Helper()
 	assert.Eventually(m.t, fmt.Sprintf("%q in the log", text), func(testing.TB) error {
-		if !strings.Contains(m.read("log"), text) {
-			return errors.New("it is not there")
-		}
-		return nil
+		return assert.ErrorUnless(strings.Contains(m.read("log"), text), "it is not there")
 	})
 }

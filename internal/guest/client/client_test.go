@@ -121,9 +121,7 @@ func TestBadAnswers(t *testing.T) {
 			t.Parallel()
 			err := dial(t, answering(test.answer)).run(t.Context(), test.call)
 			assert.ErrorIs(t, name, err, test.kind, test.says)
-			if err != nil && strings.ContainsRune(err.Error(), 0x1b) {
-				t.Errorf("%q could be a terminal's command", err)
-			}
+			assert.True(t, err == nil || !strings.ContainsRune(err.Error(), 0x1b), "%q could be a terminal's command", err)
 		})
 	}
 }
@@ -156,9 +154,7 @@ func TestSilence(t *testing.T) {
 				case <-time.After(20 * time.Millisecond):
 				}
 				leave()
-				if err := assert.Receive(t, "the end of the call", ended); err == nil {
-					t.Error("it succeeds")
-				}
+				assert.True(t, assert.Receive(t, "the end of the call", ended) != nil, "it succeeds")
 			})
 		}
 	}
@@ -181,9 +177,7 @@ func TestNoAnswer(t *testing.T) {
 	}()
 	_, err := New(t.Context(), host, nonce)
 	assert.ErrorIs(t, "a guest without an end", err, wire.ErrNoAnswer)
-	if sent.Load() > 2<<20 {
-		t.Errorf("%d bytes were read", sent.Load())
-	}
+	assert.True(t, sent.Load() <= 2<<20, "%d bytes were read", sent.Load())
 	other, silent := net.Pipe()
 	defer func() { _ = silent.Close() }()
 	ctx, leave := context.WithCancel(t.Context())
@@ -260,12 +254,9 @@ func FuzzClient(f *testing.F) {
 			c := dial(t, play)
 			for _, call := range calls {
 				err := c.run(t.Context(), call)
-				if err != nil && strings.ContainsFunc(err.Error(), func(r rune) bool { return r < ' ' && r != '\n' || r == 0x7f }) {
-					t.Errorf("%q could be a terminal's command", err)
-				}
-				if errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("%s waits for a guest that is gone", call)
-				}
+				assert.True(t, err == nil || !strings.ContainsFunc(err.Error(), func(r rune) bool { return r < ' ' && r != '\n' || r == 0x7f }),
+					"%q could be a terminal's command", err)
+				assert.True(t, !errors.Is(err, context.DeadlineExceeded), "%s waits for a guest that is gone", call)
 			}
 			_ = c.Close()
 		}

@@ -56,9 +56,8 @@ func TestParse(t *testing.T) {
 		written, err := json.Marshal(record{s})
 		assert.NoError(t, err)
 		assert.NoError(t, json.Unmarshal(written, &read))
-		if read.Source != s || s.Text() != text || text == "" && string(written) != "{}" {
-			t.Errorf("%q: the record %s is read as %+v", text, written, read.Source)
-		}
+		assert.True(t, read.Source == s && s.Text() == text && (text != "" || string(written) == "{}"),
+			"%q: the record %s is read as %+v", text, written, read.Source)
 	}
 }
 
@@ -67,9 +66,8 @@ func TestParse(t *testing.T) {
 func TestSchemeInCapitals(t *testing.T) {
 	t.Parallel()
 	for _, scheme := range []string{"https", "HTTPS", "Http"} {
-		if s := Parse(scheme + "://user:pass/hunter2@host/x"); s.Kind != Web || s.String() != scheme+"://..." {
-			t.Errorf("it is %+v, shown as %s", s, s)
-		}
+		s := Parse(scheme + "://user:pass/hunter2@host/x")
+		assert.True(t, s.Kind == Web && s.String() == scheme+"://...", "it is %+v, shown as %s", s, s)
 	}
 }
 
@@ -88,9 +86,8 @@ func FuzzRedact(f *testing.F) {
 		for _, text := range []string{
 			scheme + "://" + user + ":x@" + rest, scheme + "://u:" + user + "@" + rest, scheme + "://" + rest + "?token=" + secret, scheme + "://" + rest + "#" + secret,
 		} {
-			if shown := Parse(text).String(); strings.Contains(shown, secret) {
-				t.Errorf("%q is shown as %q", text, shown)
-			}
+			shown := Parse(text).String()
+			assert.True(t, !strings.Contains(shown, secret), "%q is shown as %q", text, shown)
 		}
 	})
 }

@@ -52,9 +52,8 @@ func TestFromReader(t *testing.T) {
 	}
 	var stat syscall.Stat_t
 	assert.NoError(t, syscall.Stat(out.Name(), &stat))
-	if allocated := stat.Blocks * 512; allocated >= int64(len(want)) {
-		t.Errorf("the copy takes %d bytes of the disk", allocated)
-	}
+	allocated := stat.Blocks * 512
+	assert.True(t, allocated < int64(len(want)), "the copy takes %d bytes of the disk", allocated)
 	assert.ErrorSays(t, "another checksum", assert.ErrorOf(c.Finish(out, "sha256:0")), "its checksum is "+checksum+", and sha256:0 was asked for")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	stopped := errors.New("stopped")
@@ -100,14 +99,10 @@ func TestFromWeb(t *testing.T) {
 		case c.is != nil:
 			assert.ErrorIs(t, name, err, c.is)
 		case c.says != "":
-			if !isUnusable || !unusable.IsInvalid || err.Error() != c.says {
-				t.Errorf("%s: got the error %v, want an invalid image and %q", name, err, c.says)
-			}
+			assert.True(t, isUnusable && unusable.IsInvalid && err.Error() == c.says, "%s: got the error %v, want an invalid image and %q", name, err, c.says)
 		default:
 			assert.NoError(t, err)
-			if *sent != len(content) || copied.Length() != int64(len(content)) {
-				t.Errorf("%s: %d bytes were counted and %d written", name, *sent, copied.Length())
-			}
+			assert.True(t, *sent == len(content) && copied.Length() == int64(len(content)), "%s: %d bytes were counted and %d written", name, *sent, copied.Length())
 		}
 	}
 }

@@ -52,9 +52,7 @@ func TestBrokerThatEnds(t *testing.T) {
 		for range 3 {
 			assert.ErrorIs(t, "connecting", p.Connect(t.Context(), machineOf("1", "ns", "a", "10.1.0.2"), nil), proc.ErrEndsSoon, logFile)
 		}
-		if starts != step.want {
-			t.Errorf("after %s more it was started %d times, want %d", step.wait, starts, step.want)
-		}
+		assert.True(t, starts == step.want, "after %s more it was started %d times, want %d", step.wait, starts, step.want)
 	}
 }
 
@@ -71,9 +69,7 @@ func TestBrokerWithoutLock(t *testing.T) {
 		Machine: machine.Machine{Path: before.Dir, UUID: "broker"},
 		Program: func() (*installation.Program, error) { return installed, nil },
 		StartAs: func(func(*confine.User) error) error {
-			if proc.HasOption(before.Process.Pid, installation.MachineOption, "broker") {
-				t.Error("there are two brokers")
-			}
+			assert.True(t, !proc.HasOption(before.Process.Pid, installation.MachineOption, "broker"), "there are two brokers")
 			return errStarted
 		},
 		Starts: proc.NewStarts(testingclock.NewFakePassiveClock(time.Unix(0, 0))),

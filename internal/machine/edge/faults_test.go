@@ -111,10 +111,7 @@ func TestFloods(t *testing.T) {
 			assert.Eventually(t, "all that can be are there", func(testing.TB) error {
 				s.mu.Lock()
 				defer s.mu.Unlock()
-				if len(s.all) != c.most {
-					return fmt.Errorf("there are %d, want %d", len(s.all), c.most)
-				}
-				return nil
+				return assert.ErrorUnless(len(s.all) == c.most, "there are %d, want %d", len(s.all), c.most)
 			})
 			heapNow, residentNow := usedMemory(t)
 			t.Logf("%d connections use %d KiB of the heap and %d KiB more memory", c.most, (heapNow-heap)>>10, (residentNow-resident)>>10)
@@ -167,10 +164,7 @@ func TestManyConnections(t *testing.T) {
 	assert.Eventually(t, "the budget is given back", func(testing.TB) error {
 		w.budget.mu.Lock()
 		defer w.budget.mu.Unlock()
-		if w.budget.left != control.EdgeMemoryBytes {
-			return fmt.Errorf("%d bytes are left, %+v", w.budget.left, w.Statistics())
-		}
-		return nil
+		return assert.ErrorUnless(w.budget.left == control.EdgeMemoryBytes, "%d bytes are left, %+v", w.budget.left, w.Statistics())
 	})
 	conn, err := w.dial(t, netip.AddrPortFrom(outsider, 7))
 	assert.NoError(t, err)
@@ -391,10 +385,7 @@ func TestUnreadEnds(t *testing.T) {
 	assert.Eventually(t, "the budget is given back", func(testing.TB) error {
 		w.budget.mu.Lock()
 		defer w.budget.mu.Unlock()
-		if w.budget.left != keptByConnections+most*smallestShare {
-			return fmt.Errorf("%d bytes are left", w.budget.left)
-		}
-		return nil
+		return assert.ErrorUnless(w.budget.left == keptByConnections+most*smallestShare, "%d bytes are left", w.budget.left)
 	})
 }
 

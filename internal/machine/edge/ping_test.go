@@ -215,10 +215,7 @@ func TestPingsEnd(t *testing.T) {
 	}()
 	assert.Eventually(t, "the flow ends", func(testing.TB) error {
 		now.Step(pingTimeout)
-		if left() != control.EdgeMemoryBytes || e.Statistics().Flows != 0 {
-			return errors.New("it goes on")
-		}
-		return nil
+		return assert.ErrorUnless(left() == control.EdgeMemoryBytes && e.Statistics().Flows == 0, "it goes on")
 	})
 	assert.True(t, len(e.pings.flows) == 0, "remembered are %v", e.pings.flows)
 }

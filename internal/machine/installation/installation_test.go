@@ -104,12 +104,10 @@ func TestRoomSurvives(t *testing.T) {
 			if c.change != nil {
 				assert.NoError(t, c.change(dir+"/"+roomFile))
 			}
-			if used := install("two"); !os.SameFile(room, used) || used.Size() != 3 {
-				t.Errorf("the next has not got the room, and has %d bytes", used.Size())
-			}
-			if names, err := os.ReadDir(dir); err != nil || len(names) != 2 {
-				t.Errorf("left are %v, %v", names, err)
-			}
+			used := install("two")
+			assert.True(t, os.SameFile(room, used) && used.Size() == 3, "the next has not got the room, and has %d bytes", used.Size())
+			names, err := os.ReadDir(dir)
+			assert.True(t, err == nil && len(names) == 2, "left are %v, %v", names, err)
 		})
 	}
 }

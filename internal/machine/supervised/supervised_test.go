@@ -65,9 +65,8 @@ func TestState(t *testing.T) {
 			t.Fatalf("of the first %d bytes of one and the rest of another it has %+v", i, s)
 		}
 	}
-	if info, err := opened.Stat(); err != nil || info.Size() != stateSize {
-		t.Errorf("its file is %+v, %v", info, err)
-	}
+	info, err := opened.Stat()
+	assert.True(t, err == nil && info.Size() == stateSize, "its file is %+v, %v", info, err)
 	assert.ErrorSays(t, "a long state", writeState(opened, state{Token: strings.Repeat("a", stateSize)}), "may have 1024")
 }
 
@@ -103,9 +102,8 @@ func TestSettledState(t *testing.T) {
 				}
 				return !c.ends
 			})
-			if (err != nil) != c.fails || pauses != c.pauses || !c.fails && s.Token != whole.Token {
-				t.Errorf("got %+v, %v after %d pauses, want %d", s, err, pauses, c.pauses)
-			}
+			assert.True(t, (err != nil) == c.fails && pauses == c.pauses && (c.fails || s.Token == whole.Token),
+				"got %+v, %v after %d pauses, want %d", s, err, pauses, c.pauses)
 		})
 	}
 }
@@ -127,7 +125,6 @@ func TestRecordIsNoLink(t *testing.T) {
 			}
 		}
 	}
-	if content, err := os.ReadFile(other); err != nil || string(content) != "kept" {
-		t.Errorf("the other file has %q, %v", content, err)
-	}
+	content, err := os.ReadFile(other)
+	assert.True(t, err == nil && string(content) == "kept", "the other file has %q, %v", content, err)
 }

@@ -84,10 +84,8 @@ func (c *crowd) waitForStrangers(want int) {
 	assert.Eventually(c.t, fmt.Sprintf("%d connections of strangers", want), func(testing.TB) error {
 		c.all.mu.Lock()
 		defer c.all.mu.Unlock()
-		if n := len(c.all.strangers); n != want {
-			return fmt.Errorf("there are %d", n)
-		}
-		return nil
+		n := len(c.all.strangers)
+		return assert.ErrorUnless(n == want, "there are %d", n)
 	})
 }
 
@@ -95,10 +93,7 @@ func (c *crowd) waitForStrangers(want int) {
 func (c *crowd) waitForEnd(name string, conn net.Conn) {
 	c.t.Helper()
 	assert.Eventually(c.t, name+" has ended", func(testing.TB) error {
-		if isOpen(conn) {
-			return errors.New("it is open")
-		}
-		return nil
+		return assert.ErrorUnless(!isOpen(conn), "it is open")
 	})
 }
 
@@ -186,10 +181,8 @@ func TestConnectionsOfUsers(t *testing.T) {
 	open("eve", http.StatusTooManyRequests)
 	_ = first.Close()
 	assert.Eventually(t, "there is a place", func(testing.TB) error {
-		if _, status := c.open("eve"); status != http.StatusOK {
-			return fmt.Errorf("the answer is %d", status)
-		}
-		return nil
+		_, status := c.open("eve")
+		return assert.ErrorUnless(status == http.StatusOK, "the answer is %d", status)
 	})
 }
 

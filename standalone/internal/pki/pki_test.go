@@ -354,10 +354,7 @@ func startRenewal(t *testing.T, s *Store) (looks <-chan []string, ended <-chan e
 func step(t *testing.T, clock *clocktesting.FakeClock, duration time.Duration) {
 	t.Helper()
 	assert.Eventually(t, "RenewPeriodically waits", func(testing.TB) error {
-		if !clock.HasWaiters() {
-			return errors.New("it does not")
-		}
-		return nil
+		return assert.ErrorUnless(clock.HasWaiters(), "it does not")
 	})
 	clock.Step(duration)
 }

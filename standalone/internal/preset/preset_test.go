@@ -115,19 +115,13 @@ func TestKeep(t *testing.T) {
 		s.failures = failures
 		s.Unlock()
 		assert.Eventually(t, "Keep waits", func(testing.TB) error {
-			if !clock.HasWaiters() {
-				return errors.New("it does not")
-			}
-			return nil
+			return assert.ErrorUnless(clock.HasWaiters(), "it does not")
 		})
 		clock.Step(keepPeriod)
 		assert.Eventually(t, "the objects are applied", func(testing.TB) error {
 			s.Lock()
 			defer s.Unlock()
-			if len(s.applied) != len(roles)+len(policies) && failures == 0 || s.failures > 0 {
-				return errors.New("they are not")
-			}
-			return nil
+			return assert.ErrorUnless((len(s.applied) == len(roles)+len(policies) || failures != 0) && s.failures <= 0, "they are not")
 		})
 		s.take()
 	}

@@ -150,10 +150,7 @@ func TestPurge(t *testing.T) {
 
 	killProcess(t, kept)
 	assert.Eventually(t, "it ends", func(testing.TB) error {
-		if isRunning(kept) {
-			return errors.New("it runs")
-		}
-		return nil
+		return assert.ErrorUnless(!isRunning(kept), "it runs")
 	})
 	assert.NoError(t, os.RemoveAll(filepath.Join(h.machines, "retained")))
 	out, err = runDrover(t, "purge", "--yes", "--data", "--data-dir", h.data)

@@ -161,10 +161,8 @@ func TestFileIsReused(t *testing.T) {
 	assert.Eventually(t, "the file is small", func(t testing.TB) error { // etcd compacts in the background
 		assert.NoError(t, k.runRound(t.Context(), false))
 		clock.Step(shortRetention)
-		if u := latest.Get(); u.File > mebibyte {
-			return fmt.Errorf("the usage is %+v", u)
-		}
-		return nil
+		u := latest.Get()
+		return assert.ErrorUnless(u.File <= mebibyte, "the usage is %+v", u)
 	})
 }
 
@@ -207,10 +205,7 @@ func TestRunEnds(t *testing.T) {
 		if clock.HasWaiters() && clock.Since(time.Unix(1_000_000, 0)) < leastPeriod {
 			clock.Step(leastPeriod)
 		}
-		if latest.Get().Objects == 0 {
-			return errors.New("nothing was counted")
-		}
-		return nil
+		return assert.ErrorUnless(latest.Get().Objects != 0, "nothing was counted")
 	})
 	cancel()
 	<-done

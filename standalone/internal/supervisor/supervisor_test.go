@@ -92,10 +92,7 @@ func waitForRecord(d *recordingObserver, line string) func(context.Context) erro
 		return assert.Poll(ctx, line, func() error {
 			d.mu.Lock()
 			defer d.mu.Unlock()
-			if !slices.Contains(d.lines, line) {
-				return errors.New("it is not recorded")
-			}
-			return nil
+			return assert.ErrorUnless(slices.Contains(d.lines, line), "it is not recorded")
 		})
 	}
 }
@@ -200,10 +197,7 @@ func TestHungComponentIsLeftBehind(t *testing.T) {
 		ended <- r.Run(ctx, []Component{below, hangs}, func() error { cancel(); return nil })
 	}()
 	assert.Eventually(t, "the stop waits", func(testing.TB) error {
-		if !clock.HasWaiters() {
-			return errors.New("it does not")
-		}
-		return nil
+		return assert.ErrorUnless(clock.HasWaiters(), "it does not")
 	})
 	clock.Step(7 * time.Second)
 	d.assertRecords(t, "below ready", "hangs ready", "stopping")

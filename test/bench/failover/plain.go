@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	"cloudnative.tw/drover/internal/leader"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/bench"
 )
 
@@ -50,8 +51,5 @@ func runElector(ctx context.Context, cfg *rest.Config, args []string) error {
 		return err
 	}
 	elector.Run(ctx)
-	if ctx.Err() == nil {
-		return errors.New("the Lease was lost")
-	}
-	return nil
+	return assert.ErrorUnless(ctx.Err() != nil, "the Lease was lost")
 }

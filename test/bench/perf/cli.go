@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/bench"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -119,8 +120,6 @@ func (c *command) measure(ctx context.Context, kubeconfig string) error {
 	}
 	c.wall = append(c.wall, bench.Milliseconds(time.Since(begin)))
 	c.cpu = append(c.cpu, bench.Milliseconds(cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime()))
-	if lines := bytes.Count(out.Bytes(), []byte("\n")); lines < c.lines {
-		return fmt.Errorf("%s printed %d lines, want %d", strings.Join(c.args, " "), lines, c.lines)
-	}
-	return nil
+	lines := bytes.Count(out.Bytes(), []byte("\n"))
+	return assert.ErrorUnless(lines >= c.lines, "%s printed %d lines, want %d", strings.Join(c.args, " "), lines, c.lines)
 }

@@ -102,10 +102,7 @@ func (d *Deployment) waitForEndpoints(t *testing.T, service string) (addresses [
 				}
 			}
 		}
-		if len(addresses) != replicas {
-			return fmt.Errorf("they are %v", addresses)
-		}
-		return nil
+		return assert.ErrorUnless(len(addresses) == replicas, "they are %v", addresses)
 	})
 	return addresses
 }

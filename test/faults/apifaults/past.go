@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -58,10 +57,7 @@ func (f *oldLists) awaitCaughtUp() {
 	_ = assert.Poll(ctx, "lists and watches show what there is", func() error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		if f.caughtUp.IsZero() || time.Now().Before(f.caughtUp.Add(calmTime)) {
-			return errors.New("the lists are old")
-		}
-		return nil
+		return assert.ErrorUnless(!f.caughtUp.IsZero() && !time.Now().Before(f.caughtUp.Add(calmTime)), "the lists are old")
 	})
 }
 

@@ -218,10 +218,7 @@ func (s *stage) awaitEnds(ctx context.Context) []lab.Violation {
 				return err != nil || !lasts(f) || slices.Contains(ended, f)
 			})...)
 		}
-		if len(hanging) > 0 {
-			return fmt.Errorf("%s", hanging)
-		}
-		return nil
+		return assert.ErrorUnless(len(hanging) == 0, "%s", hanging)
 	})
 	if err != nil && ctx.Err() == nil {
 		return []lab.Violation{{Rule: "O10", Text: err.Error()}}

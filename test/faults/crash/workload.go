@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/faults/lab"
 	"cloudnative.tw/drover/test/faults/outside"
 	"cloudnative.tw/drover/test/framework"
@@ -148,10 +149,7 @@ func waitApplied(ctx context.Context, s *stage) error {
 // server.
 func waitBound(ctx context.Context, s *stage) error {
 	return s.WaitVM(ctx, vmName, func(vm *api.VirtualMachine) error {
-		if len(vm.Finalizers) == 0 {
-			return errors.New("it has no finalizer")
-		}
-		return nil
+		return assert.ErrorUnless(len(vm.Finalizers) != 0, "it has no finalizer")
 	})
 }
 

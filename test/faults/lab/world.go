@@ -330,10 +330,8 @@ func (w *World) UpdateVM(ctx context.Context, name string, change func(*api.Virt
 // next check does not see the state before.
 func (w *World) waitVersion(ctx context.Context, written *api.VirtualMachine) error {
 	return w.WaitFor(ctx, written.Name, func(all map[string]*api.VirtualMachine) error {
-		if vm := all[written.Name]; vm != nil && vm.UID == written.UID && !isSince(vm, written) {
-			return errors.New("the watch is behind")
-		}
-		return nil
+		vm := all[written.Name]
+		return assert.ErrorUnless(vm == nil || vm.UID != written.UID || isSince(vm, written), "the watch is behind")
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/faults/lab"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/users"
@@ -89,10 +90,7 @@ func (l *lifecycle) hurry(ctx context.Context, s *soak) error {
 }
 
 func hasFinalizer(vm *api.VirtualMachine) error {
-	if !slices.Contains(vm.Finalizers, api.FinalizerServer) {
-		return errors.New("it has no finalizer")
-	}
-	return nil
+	return assert.ErrorUnless(slices.Contains(vm.Finalizers, api.FinalizerServer), "it has no finalizer")
 }
 
 func isApplied(vm *api.VirtualMachine) error {

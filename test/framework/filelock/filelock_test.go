@@ -16,9 +16,8 @@ func TestLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "made", "lock")
 	unlock, err := Lock(path)
 	assert.NoError(t, err)
-	if second, err := TryLock(path); second != nil || err != nil {
-		t.Errorf("a lock that is taken gives %t, %v", second != nil, err)
-	}
+	second, err := TryLock(path)
+	assert.True(t, second == nil && err == nil, "a lock that is taken gives %t, %v", second != nil, err)
 	unlock()
 	unlock, err = TryLock(path)
 	assert.Require(t, unlock != nil, "a lock that was given back is not free: %v", err)

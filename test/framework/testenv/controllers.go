@@ -111,9 +111,7 @@ func (env *Environment) RunController(t testing.TB, args ...string) *LocalContro
 // MustStop is Stop, and fails the test if the controller did not end cleanly.
 func (c *LocalController) MustStop(t testing.TB) {
 	t.Helper()
-	if err := c.Stop(); err != nil {
-		t.Errorf("stop the controller: %v", err)
-	}
+	assert.ErrorIs(t, "stop the controller", c.Stop(), nil)
 }
 
 // NewWithController is New with a controller in this process. The caller must call stop.
@@ -183,9 +181,6 @@ func (c *ControllerProcess) stopAtEnd() {
 func (env *Environment) WaitForLog(t testing.TB, c *ControllerProcess, text string) {
 	t.Helper()
 	assert.Eventually(t, "the controller logs "+text, func(testing.TB) error {
-		if !strings.Contains(c.Output(), text) {
-			return errors.New("it has not")
-		}
-		return nil
+		return assert.ErrorUnless(strings.Contains(c.Output(), text), "it has not")
 	})
 }

@@ -99,11 +99,7 @@ func Start(t testing.TB) *Environment {
 	t.Helper()
 	env, err := New()
 	assert.NoError(t, err)
-	t.Cleanup(func() {
-		if err := env.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { assert.NoError(t, env.Close()) })
 	return env
 }
 
@@ -122,11 +118,7 @@ func StartVirtual(t testing.TB) *Environment {
 	assert.NoError(t, err)
 	env, err := open(&Environment{Cluster: cluster, Namespace: of.Namespace, virtual: of})
 	assert.NoError(t, err)
-	t.Cleanup(func() {
-		if err := env.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { assert.NoError(t, env.Close()) })
 	return env
 }
 

@@ -233,10 +233,7 @@ func (env *Environment) WatchVMs(ctx context.Context, ns, selector, version stri
 func (h *VMHistory) WaitForVersion(t testing.TB, vm *api.VirtualMachine) []*api.VirtualMachine {
 	t.Helper()
 	return h.WaitFor(t, func(version *api.VirtualMachine) error {
-		if version.ResourceVersion != vm.ResourceVersion {
-			return fmt.Errorf("it is at %s, not %s", version.ResourceVersion, vm.ResourceVersion)
-		}
-		return nil
+		return assert.ErrorUnless(version.ResourceVersion == vm.ResourceVersion, "it is at %s, not %s", version.ResourceVersion, vm.ResourceVersion)
 	})
 }
 
@@ -276,8 +273,5 @@ func (env *Environment) countServers(t testing.TB, vm *api.VirtualMachine, want 
 	if env.ReadFakeServer(t, vm.UID) != nil {
 		n++
 	}
-	if n != want {
-		return fmt.Errorf("there are %d, want %d", n, want)
-	}
-	return nil
+	return assert.ErrorUnless(n == want, "there are %d, want %d", n, want)
 }

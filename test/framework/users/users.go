@@ -260,10 +260,7 @@ func (u *User) DeleteVM(ctx context.Context) error {
 	}
 	u.vm = nil
 	return u.WaitFor(ctx, func(vm *api.VirtualMachine) error {
-		if vm != nil {
-			return fmt.Errorf("it was deleted and still exists: %s", framework.FormatStatus(vm))
-		}
-		return nil
+		return assert.ErrorUnless(vm == nil, "it was deleted and still exists: %s", framework.FormatStatus(vm))
 	})
 }
 

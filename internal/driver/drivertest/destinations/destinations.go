@@ -120,9 +120,8 @@ func (w *world) serveOutside(t *testing.T) {
 	})
 	at := net.JoinHostPort(w.outside, "80")
 	assert.Eventually(t, "the other host answers", func(t testing.TB) error {
-		if got := tryFrom(t, []string{w.prober}, target{Protocol: "tcp", Address: at}, target{Protocol: "udp", Address: at}); got[0] != "outside" || got[1] != "outside" {
-			t.Errorf("it answers %q", got)
-		}
+		got := tryFrom(t, []string{w.prober}, target{Protocol: "tcp", Address: at}, target{Protocol: "udp", Address: at})
+		assert.True(t, got[0] == "outside" && got[1] == "outside", "it answers %q", got)
 		return nil
 	})
 }
@@ -153,9 +152,7 @@ func (w *world) serveHost(t *testing.T) {
 		targets = append(targets, target{Protocol: "tcp", Address: at}, target{Protocol: "udp", Address: at})
 	}
 	for i, got := range tryFrom(t, []string{w.prober}, targets...) {
-		if got != theHost {
-			t.Fatalf("before the test, %s to %s of the host: %s", targets[i].Protocol, targets[i].Address, got)
-		}
+		assert.Require(t, got == theHost, "before the test, %s to %s of the host: %s", targets[i].Protocol, targets[i].Address, got)
 	}
 	w.heard = nil
 }
@@ -263,15 +260,11 @@ func (w *world) newGuest(t *testing.T, d driver.Driver, namespace, name string) 
 	})
 	assert.Eventually(t, name+" runs", func(t testing.TB) (err error) {
 		g.server, err = d.Ensure(t.Context(), g.spec)
-		if err == nil && g.server.State != driver.StateRunning {
-			t.Errorf("it is %s: %s", g.server.State, g.server.Progress)
-		}
+		assert.True(t, err != nil || g.server.State == driver.StateRunning, "it is %s: %s", g.server.State, g.server.Progress)
 		return err
 	})
 	assert.Eventually(t, name+" answers at its port", func(t testing.TB) error {
-		if got := tryFrom(t, []string{w.prober}, target{Protocol: "tcp", Address: g.hostPort(t, "http", "127.0.0.1")}); got[0] != name {
-			t.Errorf("it answers %s", got[0])
-		}
+		assert.Equal(t, "it answers", tryFrom(t, []string{w.prober}, target{Protocol: "tcp", Address: g.hostPort(t, "http", "127.0.0.1")})[0], name)
 		return nil
 	})
 	g.address, g.gateway, _ = strings.Cut(g.run(t, "", "prober", "addresses"), " ")
@@ -282,14 +275,10 @@ func (w *world) newGuest(t *testing.T, d driver.Driver, namespace, name string) 
 func (g *guest) run(t testing.TB, stdin string, command ...string) string {
 	t.Helper()
 	executor, ok := driver.As[driver.Executor](g.driver)
-	if !ok {
-		t.Fatal("the driver is no driver.Executor")
-	}
+	assert.Require(t, ok, "the driver is no driver.Executor")
 	var out, errs bytes.Buffer
 	code, err := executor.Exec(t.Context(), g.spec.UID, terminal.Command{Args: command, Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &errs})
-	if err != nil || code != 0 {
-		t.Fatalf("%q ends with %d, %v, and prints %s", command, code, err, errs.String())
-	}
+	assert.Require(t, err == nil && code == 0, "%q ends with %d, %v, and prints %s", command, code, err, errs.String())
 	return strings.TrimSpace(out.String())
 }
 

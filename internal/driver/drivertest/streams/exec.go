@@ -45,9 +45,8 @@ func testExec(t *testing.T, e *Env) {
 		"strange output": {e.Guest.Commands.Print("%s\x1b[2J$HOME`ls`"), "%s\x1b[2J$HOME`ls`", "", 0},
 	} {
 		stdout, stderr, code, err := exec(t.Context(), d, spec.UID, c.command)
-		if err != nil || strings.TrimSpace(stdout) != c.stdout || strings.TrimSpace(stderr) != c.stderr || code != c.code {
-			t.Errorf("%s: %q ended with %d, %v, %q, %q, want %d, %q, %q", name, c.command, code, err, stdout, stderr, c.code, c.stdout, c.stderr)
-		}
+		assert.True(t, err == nil && strings.TrimSpace(stdout) == c.stdout && strings.TrimSpace(stderr) == c.stderr && code == c.code,
+			"%s: %q ended with %d, %v, %q, %q, want %d, %q, %q", name, c.command, code, err, stdout, stderr, c.code, c.stdout, c.stderr)
 	}
 	testExecRefused(t, e, d, spec.UID)
 }
@@ -66,9 +65,7 @@ func testExecRefused(t *testing.T, e *Env, d driver.Executor, uid types.UID) {
 		stdout, stderr, _, err := exec(t.Context(), d, uid, c.command)
 		assert.ErrorIs(t, fmt.Sprintf("Exec of %q", c.command), err, c.kind)
 		assert.ErrorIs(t, fmt.Sprintf("Exec of %q", c.command), err, driver.ErrInvalid)
-		if stdout != "" || stderr != "" {
-			t.Errorf("%q printed %q, %q", c.command, stdout, stderr)
-		}
+		assert.True(t, stdout == "" && stderr == "", "%q printed %q, %q", c.command, stdout, stderr)
 	}
 }
 
@@ -80,9 +77,8 @@ func testExecInput(t *testing.T, e *Env) {
 	sent := bytes.Repeat([]byte(word()+"\x00\xff\r\n"), 100_000)
 	var received bytes.Buffer
 	code, err := d.Exec(t.Context(), spec.UID, terminal.Command{Args: e.Guest.Commands.Copy, Stdin: bytes.NewReader(sent), Stdout: &received})
-	if err != nil || code != 0 || !bytes.Equal(received.Bytes(), sent) {
-		t.Errorf("it ended with %d, %v, and copied %d bytes of %d", code, err, received.Len(), len(sent))
-	}
+	assert.True(t, err == nil && code == 0 && bytes.Equal(received.Bytes(), sent),
+		"it ended with %d, %v, and copied %d bytes of %d", code, err, received.Len(), len(sent))
 }
 
 func testExecTerminal(t *testing.T, e *Env) {
@@ -156,9 +152,7 @@ func testExecOfManyCallers(t *testing.T, e *Env) {
 		all.Go(func() {
 			sent, out := word(), &bytes.Buffer{}
 			code, err := d.Exec(t.Context(), spec.UID, terminal.Command{Args: e.Guest.Commands.Copy, Stdin: strings.NewReader(sent), Stdout: out})
-			if err != nil || code != 0 || out.String() != sent {
-				t.Errorf("caller %d sent %q and received %q, code %d: %v", i, sent, out, code, err)
-			}
+			assert.True(t, err == nil && code == 0 && out.String() == sent, "caller %d sent %q and received %q, code %d: %v", i, sent, out, code, err)
 		})
 	}
 	all.Wait()

@@ -50,9 +50,7 @@ func TestTaggedImages(t *testing.T) {
 					template.Image, field = c.source, "image"
 				}
 				tagged := template.TaggedImages(spec)
-				if slices.Contains(tagged, source.Parse(c.source)) != c.isTagged {
-					t.Errorf("%s: tagged are %v", field, tagged)
-				}
+				assert.True(t, slices.Contains(tagged, source.Parse(c.source)) == c.isTagged, "%s: tagged are %v", field, tagged)
 				var resolved []driver.ResolvedImage
 				for _, from := range tagged {
 					resolved = append(resolved, driver.ResolvedImage{Source: from.Text(), Digest: digest})
@@ -60,9 +58,7 @@ func TestTaggedImages(t *testing.T) {
 				p, err := template.NewPod(spec, Run{Nonce: "nonce", Images: resolved})
 				assert.NoError(t, err)
 				n := slices.IndexFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == field })
-				if got := p.Spec.Volumes[n].Image.Reference; got != c.want {
-					t.Errorf("%s: the pod names %q, want %q", field, got, c.want)
-				}
+				assert.Equal(t, field+": the pod names", p.Spec.Volumes[n].Image.Reference, c.want)
 			}
 		})
 	}
@@ -94,15 +90,12 @@ func TestRefusedImages(t *testing.T) {
 			"spec.volumes[data].source.image": {RootDiskBytes: 1, Volumes: []driver.Volume{{Name: "data", Image: &c.image}}},
 		} {
 			err := (&Template{}).CheckSpec(spec)
-			if !errors.Is(err, c.kind) || !strings.Contains(fmt.Sprint(err), field+c.says) || strings.Contains(fmt.Sprint(err), "secret") {
-				t.Errorf("%s: %v, want %v with %q", name, err, c.kind, field+c.says)
-			}
+			assert.True(t, errors.Is(err, c.kind) && strings.Contains(fmt.Sprint(err), field+c.says) && !strings.Contains(fmt.Sprint(err), "secret"),
+				"%s: %v, want %v with %q", name, err, c.kind, field+c.says)
 		}
 	}
 	err := (&Template{}).CheckSpec(driver.ServerSpec{Image: driver.Image{Source: url, Checksum: checksum, Kernel: &driver.Kernel{Source: "/vmlinuz"}}})
-	if !errors.Is(err, driver.ErrUnsupported) || !strings.Contains(fmt.Sprint(err), "spec.image.kernel") {
-		t.Errorf("the kernel of a URL: %v", err)
-	}
+	assert.True(t, errors.Is(err, driver.ErrUnsupported) && strings.Contains(fmt.Sprint(err), "spec.image.kernel"), "the kernel of a URL: %v", err)
 }
 
 // TestDescribedImages checks what a machine gets of an image: a file of the pod's image volume, or the
@@ -127,21 +120,18 @@ func TestDescribedImages(t *testing.T) {
 		assert.NoError(t, err)
 		isImage := func(v corev1.Volume) bool { return v.Image != nil }
 		mounts := slices.DeleteFunc(slices.Clone(p.Spec.Containers[0].VolumeMounts), func(m corev1.VolumeMount) bool { return !strings.HasPrefix(m.Name, "image") })
-		if volumes := slices.DeleteFunc(slices.Clone(p.Spec.Volumes), func(v corev1.Volume) bool { return !isImage(v) }); len(volumes) != want.images || len(mounts) != want.images {
-			t.Errorf("%s: the pod has the volumes %v and the mounts %v", source, volumes, mounts)
-		}
+		volumes := slices.DeleteFunc(slices.Clone(p.Spec.Volumes), func(v corev1.Volume) bool { return !isImage(v) })
+		assert.True(t, len(volumes) == want.images && len(mounts) == want.images, "%s: the pod has the volumes %v and the mounts %v", source, volumes, mounts)
 		d := template.newDescription(spec, Run{})
-		if got := d.RootDisk.Disk; got.Image != want.root || got.Checksum != checksum {
-			t.Errorf("%s: the root disk is %+v", source, got)
-		}
+		got := d.RootDisk.Disk
+		assert.True(t, got.Image == want.root && got.Checksum == checksum, "%s: the root disk is %+v", source, got)
 		if got := d.Volumes[0].Disk; got.Image != want.volume || got.Checksum != checksum || d.ImageMaxBytes != 1<<30 {
 			t.Errorf("%s: the volume is %+v, and images have %d bytes", source, got, d.ImageMaxBytes)
 		}
 		changed := spec
 		changed.Image.Checksum = strings.Replace(checksum, "0", "1", 1)
-		if pending := PendingFields(template.Settings(spec, Digests{}), template.Settings(changed, Digests{})); !slices.Equal(pending, []string{"image"}) {
-			t.Errorf("after another checksum, these wait for a restart: %v", pending)
-		}
+		pending := PendingFields(template.Settings(spec, Digests{}), template.Settings(changed, Digests{}))
+		assert.True(t, slices.Equal(pending, []string{"image"}), "after another checksum, these wait for a restart: %v", pending)
 	}
 }
 
@@ -151,15 +141,11 @@ func TestImageDigest(t *testing.T) {
 	p, err := (&Template{}).NewPod(driver.ServerSpec{Image: driver.Image{Source: "oci://registry.example/debian:12"}}, Run{Nonce: "nonce"})
 	assert.NoError(t, err)
 	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: ContainerName, ImageID: "registry.example/drover-machine@sha256:1"}}
-	if got := ImageDigest(p); got != "" {
-		t.Errorf("by a tag, the digest is %q", got)
-	}
+	assert.Equal(t, "by a tag, the digest", ImageDigest(p), "")
 	p.Status.ContainerStatuses[0].VolumeMounts = []corev1.VolumeMountStatus{{
 		Name: "image", VolumeStatus: &corev1.VolumeStatus{Image: &corev1.ImageVolumeStatus{ImageRef: "registry.example/debian@sha256:2"}},
 	}}
-	if got := ImageDigest(p); got != "sha256:2" {
-		t.Errorf("the kubelet's digest is %q", got)
-	}
+	assert.Equal(t, "the kubelet's digest", ImageDigest(p), "sha256:2")
 }
 
 // TestSameImageOfTheWeb checks that the checksum names an image of a web server, and its URL does where the
@@ -178,9 +164,7 @@ func TestSameImageOfTheWeb(t *testing.T) {
 		"not recorded, and of another URL": {"https://mirror.example/debian.qcow2", sum, "", false},
 	} {
 		from := driver.ResolvedImage{Source: url, Digest: c.recorded}
-		if got := isSameImage(parseImage(driver.Image{Source: c.source, Checksum: c.checksum}), from); got != c.want {
-			t.Errorf("%s: %t, want %t", name, got, c.want)
-		}
+		assert.Equal(t, name, isSameImage(parseImage(driver.Image{Source: c.source, Checksum: c.checksum}), from), c.want)
 	}
 }
 
@@ -197,9 +181,7 @@ func TestLongestImage(t *testing.T) {
 		kept, err := json.Marshal(Settings{Image: source})
 		assert.NoError(t, err)
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{AnnotationSettings: string(kept)}}}
-		if got := ReadSettings(p).Image == source; got != c.want {
-			t.Errorf("%s: the pod has the image: %t", name, got)
-		}
+		assert.Equal(t, name+": the pod has the image", ReadSettings(p).Image == source, c.want)
 	}
 }
 
@@ -214,13 +196,10 @@ func TestImageLimit(t *testing.T) {
 	}{"a size": {1 << 30, 0}, "no size": {0, DiskIn(10 << 30)}} {
 		d := (&Template{}).newDescription(driver.ServerSpec{Image: i, RootDiskBytes: c.bytes, Volumes: []driver.Volume{{Name: "data", SizeBytes: c.bytes, Image: &i}}}, run)
 		for _, got := range []int64{d.RootDisk.MaxBytes, d.Volumes[0].MaxBytes} {
-			if got != c.want {
-				t.Errorf("%s: the largest image has %d bytes, want %d", name, got, c.want)
-			}
+			assert.True(t, got == c.want, "%s: the largest image has %d bytes, want %d", name, got, c.want)
 		}
 	}
 	room := DiskIn(10 << 30)
-	if claim := ClaimSize(room); claim.Value() > 10<<30 {
-		t.Errorf("a disk of %d bytes does not fit", room)
-	}
+	claim := ClaimSize(room)
+	assert.True(t, claim.Value() <= 10<<30, "a disk of %d bytes does not fit", room)
 }

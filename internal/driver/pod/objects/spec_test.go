@@ -14,6 +14,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/image/source"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestRefusedVolumes checks what no pod can have.
@@ -41,9 +42,8 @@ func TestRefusedVolumes(t *testing.T) {
 	} {
 		spec := driver.ServerSpec{Power: driver.PowerOn, Image: driver.Image{Source: "oci://x/y"}, Volumes: []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}}
 		c.change(&spec)
-		if err := (&Template{}).CheckSpec(spec); !errors.Is(err, c.kind) || !strings.Contains(fmt.Sprint(err), c.says) {
-			t.Errorf("%s: %v, want %v with %q", name, err, c.kind, c.says)
-		}
+		err := (&Template{}).CheckSpec(spec)
+		assert.True(t, errors.Is(err, c.kind) && strings.Contains(fmt.Sprint(err), c.says), "%s: %v, want %v with %q", name, err, c.kind, c.says)
 	}
 }
 
@@ -53,9 +53,8 @@ func TestFit(t *testing.T) {
 	t.Parallel()
 	for _, bytes := range []int64{1 << 20, 10 << 30, 1<<50 - 512} {
 		claim := (&Template{}).NewClaim(driver.ServerSpec{}, Disk{Bytes: bytes}, "")
-		if got := Fit(bytes, claim); got != bytes {
-			t.Errorf("a disk of %d has %d in a volume made for it", bytes, got)
-		}
+		got := Fit(bytes, claim)
+		assert.True(t, got == bytes, "a disk of %d has %d in a volume made for it", bytes, got)
 		less := Fit(2*bytes, claim)
 		if size := ClaimSize(max(less, 1)); less > bytes || less < bytes-bytes/100-64 || size.Value() > RoomOf(claim) {
 			t.Errorf("in the volume of a disk of %d, one of %d has %d", bytes, 2*bytes, less)
@@ -68,13 +67,9 @@ func TestReadinessOfBarePod(t *testing.T) {
 	t.Parallel()
 	p := &corev1.Pod{}
 	setReadiness(p, driver.ServerSpec{ReadinessProbe: &driver.Probe{Port: 80}})
-	if p.Annotations[AnnotationReadiness] == "" {
-		t.Errorf("the annotations are %v", p.Annotations)
-	}
+	assert.True(t, p.Annotations[AnnotationReadiness] != "", "the annotations are %v", p.Annotations)
 	setReadiness(p, driver.ServerSpec{})
-	if len(p.Annotations) > 0 {
-		t.Errorf("without a probe the annotations are %v", p.Annotations)
-	}
+	assert.True(t, len(p.Annotations) == 0, "without a probe the annotations are %v", p.Annotations)
 }
 
 func TestRepositoryOf(t *testing.T) {
@@ -83,8 +78,6 @@ func TestRepositoryOf(t *testing.T) {
 		"oci://ubuntu:22.04": "docker.io/library/ubuntu", "oci://me/img": "docker.io/me/img", "oci://localhost:5000/img:1": "localhost:5000/img",
 		"oci://registry.example/a/b@sha256:" + "0000000000000000000000000000000000000000000000000000000000000000": "registry.example/a/b",
 	} {
-		if got := RepositoryOf(source.Parse(text)); got != want {
-			t.Errorf("the repository of %s is %q, want %q", text, got, want)
-		}
+		assert.Equal(t, "the repository of "+text, RepositoryOf(source.Parse(text)), want)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 
 	"cloudnative.tw/drover/internal/image/source"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // TestSlowRepository checks that a repository is skipped for a while after its registry did not answer in
@@ -31,14 +32,12 @@ func TestSlowRepository(t *testing.T) {
 	}
 	for _, want := range []int32{2, 3} { // the slow one once
 		got := r.Digests(t.Context(), []source.Source{source.Parse(slow), source.Parse(fast)})
-		if got[0].Digest != "" || got[0].Message != errSilent.Error() || got[1].Digest != digest || asked.Load() != want {
-			t.Errorf("the images are %+v, and the registry was asked %d times, want %d", got, asked.Load(), want)
-		}
+		assert.True(t, got[0].Digest == "" && got[0].Message == errSilent.Error() && got[1].Digest == digest && asked.Load() == want,
+			"the images are %+v, and the registry was asked %d times, want %d", got, asked.Load(), want)
 	}
 	for n := range maxSilent + 1 {
 		r.markSilent(fmt.Sprint("registry.example/", n))
 	}
-	if n := r.silent.Len(); n != maxSilent {
-		t.Errorf("%d repositories are remembered, want %d", n, maxSilent)
-	}
+	n := r.silent.Len()
+	assert.True(t, n == maxSilent, "%d repositories are remembered, want %d", n, maxSilent)
 }

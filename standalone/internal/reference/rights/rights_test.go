@@ -34,9 +34,7 @@ func TestPageShowsPolicies(t *testing.T) {
 			page, err := Page(t.Context())
 			programs[i] = p
 			assert.NoError(t, err)
-			if bytes.Equal(page, before) {
-				t.Errorf("%s of the %s: the page stays the same", name, p.name)
-			}
+			assert.True(t, !bytes.Equal(page, before), "%s of the %s: the page stays the same", name, p.name)
 		}
 	}
 }

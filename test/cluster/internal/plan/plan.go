@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"cloudnative.tw/drover/test/assert"
 )
 
 // Limits of a cluster.
@@ -73,10 +75,8 @@ func Read(dir string) (Plan, error) {
 // CheckName refuses names that no cluster has. To clean up after one removes interfaces and
 // control groups, with the processes there, by its name.
 func CheckName(name string) error {
-	if rest, ok := strings.CutPrefix(name, NamePrefix); !ok || rest == "" || strings.Contains(rest, "/") {
-		return fmt.Errorf("%q is not the name of a cluster", name)
-	}
-	return nil
+	rest, ok := strings.CutPrefix(name, NamePrefix)
+	return assert.ErrorUnless(ok && rest != "" && !strings.Contains(rest, "/"), "%q is not the name of a cluster", name)
 }
 
 // Write stores the plan in the cluster's folder.

@@ -142,8 +142,5 @@ func checkReady(ctx context.Context, client *http.Client, url string) error {
 		return err
 	}
 	defer func() { _ = response.Body.Close() }()
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("GET %s: %s", url, response.Status)
-	}
-	return nil
+	return assert.ErrorUnless(response.StatusCode == http.StatusOK, "GET %s: %s", url, response.Status)
 }
