@@ -33,7 +33,7 @@ func Main(ctx context.Context, args []string, streams genericiooptions.IOStreams
 	cmd.SetVersionTemplate(fmt.Sprintf("kubectl-vm %s (%s, %s/%s)\n", kit.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH))
 	cmd.Flags().Bool("version", false, "print the version of this program") // -v is for something else in kubectl
 	cmd.CompletionOptions.DisableDefaultCmd = true
-	cmd.AddCommand(NewCompletionCommand(o))
+	cmd.AddCommand(newCompletionCommand(o))
 	cmd.SetArgs(args[1:])
 	if strings.HasPrefix(filepath.Base(args[0]), completerPrefix) {
 		cmd.SetArgs(append([]string{cobra.ShellCompRequestCmd}, args[1:]...))
@@ -72,7 +72,7 @@ func NewCommand(o *kit.Options) *cobra.Command {
 		&cobra.Group{ID: kit.GroupAdmin, Title: "Clear up, as an administrator:"},
 	)
 	cmd.AddCommand(newVerbs(o)...)
-	cmd.AddCommand(NewOptionsCommand(o))
+	cmd.AddCommand(newOptionsCommand(o))
 	_ = cmd.RegisterFlagCompletionFunc("namespace", completeNamespaces(o))
 	_ = cmd.RegisterFlagCompletionFunc("context", completeContexts(o))
 	return cmd

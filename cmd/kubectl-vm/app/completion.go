@@ -13,37 +13,8 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 )
 
-// completeContexts returns a completion that proposes the contexts of the kubeconfig.
-func completeContexts(o *kit.Options) cobra.CompletionFunc {
-	return func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		names, _ := o.Contexts() // a completion cannot show an error
-		return names, cobra.ShellCompDirectiveNoFileComp
-	}
-}
-
-// completeNamespaces returns a completion that proposes the namespaces of the cluster.
-func completeNamespaces(o *kit.Options) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-		ctx, cancel := kit.NewCompletionContext(cmd)
-		defer cancel()
-		core, err := o.Core()
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		list := &corev1.NamespaceList{}
-		if err := core.Get().Resource("namespaces").Do(ctx).Into(list); err != nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		names := make([]string, len(list.Items))
-		for i := range list.Items {
-			names[i] = list.Items[i].Name
-		}
-		return names, cobra.ShellCompDirectiveNoFileComp
-	}
-}
-
-// NewCompletionCommand returns the verb completion.
-func NewCompletionCommand(o *kit.Options) *cobra.Command {
+// newCompletionCommand returns the verb completion.
+func newCompletionCommand(o *kit.Options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion (bash | zsh | fish)",
 		Short: "Print a script that completes verbs, flags and VMs in a shell",
@@ -76,5 +47,34 @@ is this one under another name:
 			}
 			return fmt.Errorf("shell %q: allowed are bash, zsh and fish", args[0])
 		},
+	}
+}
+
+// completeContexts returns a completion that proposes the contexts of the kubeconfig.
+func completeContexts(o *kit.Options) cobra.CompletionFunc {
+	return func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		names, _ := o.Contexts() // a completion cannot show an error
+		return names, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// completeNamespaces returns a completion that proposes the namespaces of the cluster.
+func completeNamespaces(o *kit.Options) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+		ctx, cancel := kit.NewCompletionContext(cmd)
+		defer cancel()
+		core, err := o.Core()
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		list := &corev1.NamespaceList{}
+		if err := core.Get().Resource("namespaces").Do(ctx).Into(list); err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		names := make([]string, len(list.Items))
+		for i := range list.Items {
+			names[i] = list.Items[i].Name
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
 	}
 }

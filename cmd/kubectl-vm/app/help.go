@@ -70,8 +70,8 @@ func writeVerbs(b *strings.Builder, cmd *cobra.Command, group *cobra.Group) {
 // helpColumns is how wide the help is.
 const helpColumns = 100
 
-// NewOptionsCommand returns the command that lists kubectl's flags.
-func NewOptionsCommand(o *kit.Options) *cobra.Command {
+// newOptionsCommand returns the command that lists kubectl's flags.
+func newOptionsCommand(o *kit.Options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "options",
 		Short: "List kubectl's flags, which every verb takes",

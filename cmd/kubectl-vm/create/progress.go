@@ -21,8 +21,8 @@ import (
 // redraws one.
 const plainPeriod = 10 * time.Second
 
-// createProgress follows the steps of a VM's creation.
-type createProgress struct {
+// progress follows the steps of a VM's creation.
+type progress struct {
 	clock  clock.WithTicker
 	screen kit.Screen
 	// program is how the user calls this program.
@@ -47,7 +47,7 @@ var stepNames = map[string]string{
 }
 
 // observeVM reports a version of the VM.
-func (p *createProgress) observeVM(vm *api.VirtualMachine) {
+func (p *progress) observeVM(vm *api.VirtualMachine) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now, before := p.clock.Now(), p.step
@@ -69,7 +69,7 @@ func (p *createProgress) observeVM(vm *api.VirtualMachine) {
 
 // mayPrint reports whether a line is due where no terminal redraws one. After a failure, that of
 // each further one is enough.
-func (p *createProgress) mayPrint(last string, now time.Time) bool {
+func (p *progress) mayPrint(last string, now time.Time) bool {
 	if p.attempts > 0 && p.step != api.ReasonFetching {
 		return false
 	}
@@ -77,7 +77,7 @@ func (p *createProgress) mayPrint(last string, now time.Time) bool {
 }
 
 // endStep reports a step that is over. The caller has the lock.
-func (p *createProgress) endStep(step string, now time.Time) {
+func (p *progress) endStep(step string, now time.Time) {
 	took := now.Sub(p.stepBegan)
 	p.stepBegan = now
 	name := stepNames[step]
@@ -88,7 +88,7 @@ func (p *createProgress) endStep(step string, now time.Time) {
 }
 
 // reportFailure reports a try that failed, and whether there is one. The caller has the lock.
-func (p *createProgress) reportFailure(vm *api.VirtualMachine, now time.Time) bool {
+func (p *progress) reportFailure(vm *api.VirtualMachine, now time.Time) bool {
 	op := vm.Status.Operation
 	if op == nil || op.Attempts <= p.attempts || op.LastError == "" {
 		return false
@@ -108,7 +108,7 @@ func (p *createProgress) reportFailure(vm *api.VirtualMachine, now time.Time) bo
 }
 
 // reportEnd reports a server that has ended by itself. The caller has the lock.
-func (p *createProgress) reportEnd(vm *api.VirtualMachine, now time.Time) {
+func (p *progress) reportEnd(vm *api.VirtualMachine, now time.Time) {
 	p.printFailure(vm.Status.Reason + ": " + vm.Status.Message)
 	if !p.hasEnded {
 		p.print(fmt.Sprintf("    What it printed: %s logs %s", p.program, vm.Name))
@@ -117,14 +117,14 @@ func (p *createProgress) reportEnd(vm *api.VirtualMachine, now time.Time) {
 }
 
 // printFailure prints what failed, as wide as the screen.
-func (p *createProgress) printFailure(text string) {
+func (p *progress) printFailure(text string) {
 	const indent = "    "
 	lines := printable.Wrap(printable.Line(text), max(p.screen.Width-len(indent), 0))
 	p.print("  " + p.screen.Paint("✗", kit.Red) + " " + strings.Join(lines, "\n"+indent))
 }
 
 // describeProgress returns the line that is redrawn.
-func (p *createProgress) describeProgress() string {
+func (p *progress) describeProgress() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.clock.Now()
@@ -132,7 +132,7 @@ func (p *createProgress) describeProgress() string {
 }
 
 // stepText returns what goes on. The caller has the lock.
-func (p *createProgress) stepText() string {
+func (p *progress) stepText() string {
 	if p.step == "" {
 		return "waiting for a controller"
 	}

@@ -20,7 +20,7 @@ import (
 func TestCreateProgress(t *testing.T) {
 	t.Parallel()
 	var shown []string
-	p := &createProgress{
+	p := &progress{
 		clock: testingclock.NewFakeClock(kittest.Now), screen: kit.Screen{IsTerminal: true, Width: 40}, program: "kubectl vm",
 		print: func(text string) { shown = append(shown, text) },
 	}

@@ -37,7 +37,7 @@ func (c *createOptions) awaitGoal(ctx context.Context, vm *api.VirtualMachine, r
 	ctx, cancel := vms.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	now := c.Clock.Now()
-	p := &createProgress{clock: c.Clock, began: now, stepBegan: now, printed: now, screen: kit.ScreenOf(c.ErrOut), program: c.Program, vm: vm}
+	p := &progress{clock: c.Clock, began: now, stepBegan: now, printed: now, screen: kit.ScreenOf(c.ErrOut), program: c.Program, vm: vm}
 	line := kit.NewProgressLine(c.ErrOut, c.Clock, p.describeProgress)
 	defer line.Stop()
 	p.print = func(text string) { line.PrintAbove(c.ErrOut, "%s", text) }

@@ -13,15 +13,6 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// completionTimeout is how long a completion may ask the API server. A shell that hangs is worse
-// than one that proposes nothing.
-const completionTimeout = 3 * time.Second
-
-// NewCompletionContext returns the context of a completion, which ends soon. The caller cancels it.
-func NewCompletionContext(cmd *cobra.Command) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(cmd.Context(), completionTimeout)
-}
-
 // Groups of verbs in the help.
 const (
 	GroupLifecycle = "lifecycle"
@@ -111,4 +102,13 @@ func RequireNameAndCommand(rule CommandRule) cobra.PositionalArgs {
 		}
 		return nil
 	}
+}
+
+// completionTimeout is how long a completion may ask the API server. A shell that hangs is worse
+// than one that proposes nothing.
+const completionTimeout = 3 * time.Second
+
+// NewCompletionContext returns the context of a completion, which ends soon. The caller cancels it.
+func NewCompletionContext(cmd *cobra.Command) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(cmd.Context(), completionTimeout)
 }

@@ -19,17 +19,6 @@ import (
 	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
 )
 
-// joinSome joins the first texts, and counts the others.
-func joinSome(texts []string, most int) string {
-	if len(texts) == 0 {
-		return vms.NoValue
-	}
-	if len(texts) <= most {
-		return strings.Join(texts, ",")
-	}
-	return fmt.Sprintf("%s,+%d", strings.Join(texts[:most], ","), len(texts)-most)
-}
-
 // formatWide is the output format with all columns.
 const formatWide = "wide"
 
@@ -167,4 +156,15 @@ func wideCells(vm *api.VirtualMachine) []kit.Cell {
 		{Text: engine},
 		{Text: id},
 	}
+}
+
+// joinSome joins the first texts, and counts the others.
+func joinSome(texts []string, most int) string {
+	if len(texts) == 0 {
+		return vms.NoValue
+	}
+	if len(texts) <= most {
+		return strings.Join(texts, ",")
+	}
+	return fmt.Sprintf("%s,+%d", strings.Join(texts[:most], ","), len(texts)-most)
 }

@@ -22,15 +22,6 @@ import (
 	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
 )
 
-// podPortText returns a port of a pod with the pod's address.
-func podPortText(vm *api.VirtualMachine, p api.Port) string {
-	text := net.JoinHostPort(vm.Status.Addresses[0], strconv.Itoa(int(p.Port)))
-	if p.Protocol == api.ProtocolUDP {
-		text += "/udp"
-	}
-	return text
-}
-
 type showOptions struct {
 	*kit.Options
 	output kit.OutputFlag
@@ -218,6 +209,15 @@ func portsText(vm *api.VirtualMachine) string {
 	text := strings.Join(all, ", ")
 	if len(vms.PodPorts(vm)) > 0 && slices.Contains(vm.Status.PendingFields, "ports") {
 		text += " (changed ones as of the next restart)"
+	}
+	return text
+}
+
+// podPortText returns a port of a pod with the pod's address.
+func podPortText(vm *api.VirtualMachine, p api.Port) string {
+	text := net.JoinHostPort(vm.Status.Addresses[0], strconv.Itoa(int(p.Port)))
+	if p.Protocol == api.ProtocolUDP {
+		text += "/udp"
 	}
 	return text
 }
