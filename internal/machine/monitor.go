@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/crashpoint"
-	"cloudnative.tw/drover/internal/machine/agent"
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/qmp"
 )
@@ -173,7 +173,7 @@ func (q Monitor) CheckAgent(ctx context.Context) error {
 			return nil
 		}
 	}
-	return agent.ErrNoAgent
+	return failure.ErrNoAgent
 }
 
 // atSocket passes connect the path of a socket by way of the directory's descriptor, so

@@ -67,6 +67,7 @@ var packages = []testPackage{
 	{"internal/driver/qemu/disks", cached, 32},
 	{"internal/driver/statedir", cached, 32},
 	{"internal/guest/config", cached, 32},
+	{"internal/machine/failure", cached, 32},
 	{"internal/guest/datadisk", cached, 32},
 	{"internal/guest/files", cached, 32},
 	{"internal/guest/initramfs", cached, 32},

@@ -23,6 +23,7 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/description"
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
@@ -103,7 +104,7 @@ func (g *guest) checkControl(t *testing.T, n network, c *control.Client) {
 	if later := wantState(t, c, control.StateRunning); later.CPUNanoseconds < s.CPUNanoseconds || s.CPUNanoseconds == 0 || !later.StartedAt.Equal(s.StartedAt) {
 		t.Errorf("the status was %+v and is %+v", s, later)
 	}
-	assert.ErrorIs(t, "a probe of a port that is not forwarded", probeOnce(t, c, 81), control.ErrUnknown)
+	assert.ErrorIs(t, "a probe of a port that is not forwarded", probeOnce(t, c, 81), failure.ErrUnknown)
 	g.checkReached(t, n, c)
 	testPause(t, c)
 	g.testGrow(t, c)
@@ -112,7 +113,7 @@ func (g *guest) checkControl(t *testing.T, n network, c *control.Client) {
 	}
 	g.wantResident(t)
 	g.shutDown(t)
-	assert.ErrorIs(t, "after the end the status", assert.ErrorOf(c.Status(t.Context())), control.ErrUnreachable)
+	assert.ErrorIs(t, "after the end the status", assert.ErrorOf(c.Status(t.Context())), failure.ErrUnreachable)
 }
 
 // checkReached checks the console of the Linux guest, and its agent.
@@ -124,7 +125,7 @@ func (g *guest) checkReached(t *testing.T, n network, controls *control.Client) 
 		return printed.String(), code, err
 	}
 	_, _, err := run(nil, "echo")
-	assert.ErrorIs(t, "a command without an agent", err, control.ErrNoAgent)
+	assert.ErrorIs(t, "a command without an agent", err, failure.ErrNoAgent)
 	_, err = http.Get(fmt.Sprintf("http://%s:%d/agent?mode=honest", n.address, g.h.described.Forwards[0].HostPort)) //nolint:noctx,bodyclose // of a test
 	assert.NoError(t, err)
 	assert.Eventually(t, "the agent answers", func(testing.TB) error { return assert.ErrorOf(g.reach.Interfaces(t.Context())) })
@@ -141,9 +142,9 @@ func (g *guest) checkReached(t *testing.T, n network, controls *control.Client) 
 		"output":    {nil, []string{"echo", "a b"}, "a b\n", 0, nil},
 		"input":     {strings.NewReader("a\x00\xff"), []string{"cat"}, "a\x00\xff", 0, nil},
 		"exit code": {nil, []string{"exit", "7"}, "", 7, nil},
-		"unknown":   {nil, []string{"no-such-program"}, "", 0, control.ErrCommandNotFound},
-		"a folder":  {nil, []string{"/proc"}, "", 0, control.ErrCommandNotExecutable},
-		"none":      {nil, nil, "", 0, control.ErrCommand},
+		"unknown":   {nil, []string{"no-such-program"}, "", 0, failure.ErrCommandNotFound},
+		"a folder":  {nil, []string{"/proc"}, "", 0, failure.ErrCommandNotExecutable},
+		"none":      {nil, nil, "", 0, failure.ErrCommand},
 	} {
 		if out, code, err := run(c.stdin, c.args...); out != c.out || code != c.code || !errors.Is(err, c.err) {
 			t.Errorf("%s: %q, %d, %v, want %q, %d, %v", name, out, code, err, c.out, c.code, c.err)
@@ -151,12 +152,12 @@ func (g *guest) checkReached(t *testing.T, n network, controls *control.Client) 
 	}
 	assert.NoError(t, controls.Pause(t.Context()))
 	_, _, err = run(nil, "echo")
-	assert.ErrorIs(t, "a command in a paused guest", err, control.ErrPaused)
-	assert.ErrorIs(t, "interfaces of a paused guest", assert.ErrorOf(g.reach.Interfaces(t.Context())), control.ErrPaused)
+	assert.ErrorIs(t, "a command in a paused guest", err, failure.ErrPaused)
+	assert.ErrorIs(t, "interfaces of a paused guest", assert.ErrorOf(g.reach.Interfaces(t.Context())), failure.ErrPaused)
 	assert.NoError(t, controls.Resume(t.Context()))
 	console, err := g.reach.Console(t.Context(), true)
 	assert.NoError(t, err)
-	assert.ErrorIs(t, "another one who types", assert.ErrorOf(g.reach.Console(t.Context(), true)), control.ErrTaken)
+	assert.ErrorIs(t, "another one who types", assert.ErrorOf(g.reach.Console(t.Context(), true)), failure.ErrTaken)
 	assert.NoError(t, assert.ErrorOf(io.WriteString(console, "typed\n")))
 	waitForOutput(t, console, "typed")
 	assert.NoError(t, console.Close())
@@ -203,7 +204,7 @@ func (g *guest) testGrow(t *testing.T, c *control.Client) {
 		}
 	}
 	for _, name := range []string{"fixed", "none"} {
-		assert.ErrorIs(t, "the growth of volume "+name, assert.ErrorOf(c.Grow(t.Context(), control.Sizes{Volumes: map[string]int64{name: 4 << 20}})), control.ErrUnknown)
+		assert.ErrorIs(t, "the growth of volume "+name, assert.ErrorOf(c.Grow(t.Context(), control.Sizes{Volumes: map[string]int64{name: 4 << 20}})), failure.ErrUnknown)
 	}
 }
 
@@ -241,7 +242,7 @@ func TestControlWhileStarting(t *testing.T) {
 		"grow":  func(ctx context.Context) error { return assert.ErrorOf(c.Grow(ctx, control.Sizes{RootDisk: 1})) },
 		"probe": func(ctx context.Context) error { return c.Probe(ctx, 80) },
 	} {
-		assert.ErrorIs(t, name, call(t.Context()), control.ErrNotRunning)
+		assert.ErrorIs(t, name, call(t.Context()), failure.ErrNotRunning)
 	}
 	g.signal(t, syscall.SIGTERM)
 	g.wantEnd(t, 7, "NotStarted", "the program was to stop before the guest ran")
@@ -256,7 +257,7 @@ func TestControlWhileStopping(t *testing.T) {
 	if s := wantState(t, c, control.StateStopping); s.MemoryBytes == 0 {
 		t.Errorf("the status is %+v", s)
 	}
-	assert.ErrorIs(t, "the pause of a guest that is to stop", c.Pause(t.Context()), control.ErrNotRunning)
+	assert.ErrorIs(t, "the pause of a guest that is to stop", c.Pause(t.Context()), failure.ErrNotRunning)
 	g.signal(t, os.Interrupt)
 	g.wantEnd(t, 6, "Forced", "")
 }

@@ -22,6 +22,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/description"
 	"cloudnative.tw/drover/internal/machine/edge"
 	"cloudnative.tw/drover/internal/machine/edge/routes"
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/supervisor"
 )
@@ -150,7 +151,7 @@ type controlled struct {
 // Probe implements control.Machine. A kubelet's probe reaches the same ports.
 func (c controlled) Probe(ctx context.Context, port int32) error {
 	if c.HasStarted() && !c.IsStopping() && !c.run.isForwarded(port) {
-		return control.ErrUnknown
+		return failure.ErrUnknown
 	}
 	return c.Supervisor.Probe(ctx, port)
 }
@@ -167,8 +168,8 @@ func (r *run) probePort(ctx context.Context, port int32) error {
 		return nil
 	case ctx.Err() != nil:
 		return fmt.Errorf("port %d of the guest took no connection: %w", port, ctx.Err())
-	case errors.Is(err, control.ErrUnreachable):
-		return control.ErrNoAnswer // the machine serves probes once its guest runs
+	case errors.Is(err, failure.ErrUnreachable):
+		return failure.ErrNoAnswer // the machine serves probes once its guest runs
 	}
 	return err
 }

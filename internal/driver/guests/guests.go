@@ -21,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine/agent"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/terminal"
 )
 
@@ -32,29 +33,11 @@ type Guests struct {
 	Explain func(error) error
 }
 
-// failures are the kinds of the contract for failures of a guest. One that is missing here,
-// ErrEndUnknown, lacks a kind: the command may have been started.
-var failures = []struct{ from, kind error }{
-	{control.ErrTaken, driver.ErrConsoleTaken},
-	{control.ErrCommandNotFound, driver.ErrCommandNotFound},
-	{control.ErrCommandNotExecutable, driver.ErrCommandNotExecutable},
-	{control.ErrCommand, driver.ErrInvalid},
-	{control.ErrInputOpen, driver.ErrInvalid},
-	{control.ErrInputLong, driver.ErrInvalid},
-	{control.ErrNoAgent, driver.ErrUnsupported},
-	{control.ErrTerminal, driver.ErrUnsupported},
-	{control.ErrDisabled, driver.ErrUnsupported},
-	{control.ErrOutputCut, driver.ErrUnsupported},
-	{control.ErrInputs, driver.ErrRetry},
-	{control.ErrBusy, driver.ErrRetry},
-	{control.ErrSilent, driver.ErrRetry},
-	{control.ErrBadAnswer, driver.ErrRetry},
-	{control.ErrPaused, driver.ErrRetry},
-	{control.ErrNotRunning, driver.ErrRetry},
-	{control.ErrFailed, driver.ErrRetry},
-	{control.ErrProtocol, driver.ErrRetry},
-	{control.ErrUnreachable, driver.ErrRetry},
-	{control.ErrIdentity, driver.ErrRetry},
+// kinds are the kinds of the contract for failures of a guest. Others lack a kind, as ErrEndUnknown: the command may
+// have been started.
+var kinds = map[failure.Kind]error{
+	failure.Retry: driver.ErrRetry, failure.Invalid: driver.ErrInvalid, failure.Unsupported: driver.ErrUnsupported,
+	failure.Taken: driver.ErrConsoleTaken, failure.NotFound: driver.ErrCommandNotFound, failure.NotExecutable: driver.ErrCommandNotExecutable,
 }
 
 // classifyError gives an error of a guest its kind in the contract.
@@ -64,10 +47,8 @@ func (g Guests) classifyError(err error) error {
 			return explained
 		}
 	}
-	for _, f := range failures {
-		if errors.Is(err, f.from) {
-			return driver.Errorf(f.kind, "%w", err)
-		}
+	if kind := kinds[failure.KindOf(err)]; kind != nil {
+		return driver.Errorf(kind, "%w", err)
 	}
 	return err
 }
@@ -188,10 +169,10 @@ func (g Guests) Exec(ctx context.Context, uid types.UID, command terminal.Comman
 		}
 	}
 	code, err := c.Exec(ctx, command)
-	if errors.Is(err, control.ErrOutputCut) {
+	if errors.Is(err, failure.ErrOutputCut) {
 		err = fmt.Errorf("%w; the exit code is %d", err, code)
 	}
-	if errors.Is(err, control.ErrCommandNotFound) || errors.Is(err, control.ErrCommandNotExecutable) || errors.Is(err, control.ErrCommand) {
+	if failure.IsCommand(err) {
 		err = fmt.Errorf("%.80q: %w", command.Args[0], err)
 	}
 	return code, g.classifyError(err)

@@ -20,6 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/machines"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 )
 
 // setPaused pauses or resumes a guest that runs. The pod records it as paused from before it is paused
@@ -111,7 +112,7 @@ func (d *Driver) Probe(ctx context.Context, uid types.UID, port int32) error {
 	if err == nil {
 		err = d.machines.Probe(ctx, at, port)
 	}
-	if errors.Is(err, control.ErrUnknown) {
+	if errors.Is(err, failure.ErrUnknown) {
 		return driver.Errorf(driver.ErrInvalid, "tcpSocket.port is %d: it must be the port of one of spec.ports with protocol TCP, since nothing else leads to the guest", port)
 	}
 	return err
@@ -153,9 +154,9 @@ var (
 // elsewhere.
 func explainGuest(err error) error {
 	switch {
-	case errors.Is(err, control.ErrIdentity):
+	case errors.Is(err, failure.ErrIdentity):
 		return driver.Errorf(driver.ErrUnsupported, "%w: restart the VM if its pod was made before drover-controller had --pod-streams", err)
-	case errors.Is(err, control.ErrUnreachable) && !errors.Is(err, context.Canceled):
+	case errors.Is(err, failure.ErrUnreachable) && !errors.Is(err, context.Canceled):
 		return driver.Errorf(driver.ErrRetry, "%w: if that lasts, a NetworkPolicy may keep drover-controller from port %s of the pod", err, objects.ControlPortName)
 	}
 	return nil

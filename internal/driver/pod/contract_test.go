@@ -24,6 +24,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/driver/pod/podtest"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 )
 
 func TestContract(t *testing.T) {
@@ -217,7 +218,7 @@ func (m *simulatedMachine) setPaused(paused bool) error {
 	return nil
 }
 
-func (*simulatedMachine) Probe(context.Context, int32) error { return control.ErrNoAnswer }
+func (*simulatedMachine) Probe(context.Context, int32) error { return failure.ErrNoAnswer }
 func (*simulatedMachine) Grow(_ context.Context, sizes control.Sizes) (control.Sizes, error) {
 	return sizes, nil
 }

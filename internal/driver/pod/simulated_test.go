@@ -17,6 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 )
@@ -68,7 +69,7 @@ func (g *simulatedGuest) Console(ctx context.Context, types bool) (io.ReadWriteC
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if types && g.typist != nil {
-		return nil, control.ErrTaken
+		return nil, failure.ErrTaken
 	}
 	if types {
 		g.typist = c
@@ -125,7 +126,7 @@ func (c *simulatedConsole) leave() {
 // Exec implements control.Guest.
 func (*simulatedGuest) Exec(ctx context.Context, c terminal.Command) (exitCode int, err error) {
 	if c.TTY {
-		return 0, control.ErrTerminal
+		return 0, failure.ErrTerminal
 	}
 	switch c.Args[0] {
 	case "echo":
@@ -137,12 +138,12 @@ func (*simulatedGuest) Exec(ctx context.Context, c terminal.Command) (exitCode i
 	case "exit":
 		return strconv.Atoi(c.Args[1])
 	case "folder":
-		return 0, control.ErrCommandNotExecutable
+		return 0, failure.ErrCommandNotExecutable
 	default:
-		return 0, control.ErrCommandNotFound
+		return 0, failure.ErrCommandNotFound
 	}
 	if ctx.Err() != nil {
-		err = control.ErrEndUnknown
+		err = failure.ErrEndUnknown
 	}
 	return 0, err
 }

@@ -24,7 +24,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest/streams"
-	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
@@ -209,7 +209,7 @@ func (g *linuxGuest) checkExecIsLost(t *testing.T) {
 	})
 	signalSupervisor(t, g.d.InstanceOf(g.spec.UID), syscall.SIGKILL)
 	err := <-lost
-	wantError(t, err, nil, control.ErrEndUnknown.Error())
+	wantError(t, err, nil, failure.ErrEndUnknown.Error())
 	assert.Eventually(t, "the next supervisor runs commands", func(t testing.TB) error {
 		got := g.runOn(t.Context(), g.d, nil, "echo", "again")
 		if got.err == nil && got.out != "again\n" {

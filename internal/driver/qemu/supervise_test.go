@@ -25,7 +25,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
-	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/supervised"
 	"cloudnative.tw/drover/test/assert"
@@ -324,7 +324,7 @@ func TestEpochOfRestoredEtcd(t *testing.T) {
 	assert.NoError(t, err)
 	inst.Leader = 5
 	before := supervisorOf(t, inst)
-	assert.ErrorIs(t, "a call of a leader before", inst.Calls().Pause(t.Context()), control.ErrFenced)
+	assert.ErrorIs(t, "a call of a leader before", inst.Calls().Pause(t.Context()), failure.ErrFenced)
 
 	assert.NoError(t, os.RemoveAll(filepath.Join(e.dir, "epochs")))
 	spec.Epoch = 5

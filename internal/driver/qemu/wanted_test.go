@@ -14,6 +14,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -119,7 +120,7 @@ func TestOnlyTheLeaderWants(t *testing.T) {
 	c, err := inst.Supervisor().Reach(t.Context())
 	assert.NoError(t, err)
 	late := control.Wanted{Revision: first}
-	assert.ErrorIs(t, "the edge that the previous leader wants", assert.ErrorOf(c.SetWanted(t.Context(), late)), control.ErrStale)
+	assert.ErrorIs(t, "the edge that the previous leader wants", assert.ErrorOf(c.SetWanted(t.Context(), late)), failure.ErrStale)
 	if s, err := c.Status(t.Context()); err != nil || s.Wanted != second || len(s.ServedPorts) != 1 {
 		t.Errorf("the supervisor has %+v, %v", s, err)
 	}

@@ -13,7 +13,6 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -22,22 +21,8 @@ import (
 	"unicode"
 
 	"k8s.io/utils/clock"
-)
 
-// Kinds of failure; test with errors.Is. Their texts are for users.
-var (
-	// ErrNoAgent means that no agent has opened the device.
-	ErrNoAgent = errors.New("the guest runs no QEMU guest agent, or has not started it yet: install the package qemu-guest-agent in the guest")
-	// ErrBusy means that other clients have used the agent for as long as this one waited.
-	ErrBusy = errors.New("the guest agent is busy with other callers: try again")
-	// ErrSilent means that the agent has not answered in time, or has hung up.
-	ErrSilent = errors.New("the guest agent does not answer")
-	// ErrBadAnswer means that the agent has sent something that is not an answer, or an impossible one.
-	ErrBadAnswer = errors.New("the guest agent gives an invalid answer")
-	// ErrDisabled means that the agent lacks a command, or is configured not to run it.
-	ErrDisabled = errors.New("the guest agent does not allow what this needs")
-	// ErrRefused means that the agent has refused a command.
-	ErrRefused = errors.New("the guest agent refuses")
+	"cloudnative.tw/drover/internal/machine/failure"
 )
 
 // Limits of a conversation, without what Connect waits for.
@@ -53,12 +38,12 @@ const (
 // Agent is the agent of one guest.
 type Agent struct {
 	// Connect returns a connection to the agent that no other client has, in this process or
-	// another. It fails with ErrNoAgent or ErrBusy.
+	// another. It fails with failure.ErrNoAgent or failure.ErrBusy.
 	Connect func(context.Context) (net.Conn, error)
 	Clock   clock.Clock
 }
 
-// withConversation has a conversation with the agent. It ends with ctx, or with ErrSilent when the
+// withConversation has a conversation with the agent. It ends with ctx, or with failure.ErrSilent when the
 // agent has sent nothing for a while.
 func (a Agent) withConversation(ctx context.Context, talk func(*conversation) error) error {
 	conn, err := a.Connect(ctx)
@@ -85,7 +70,7 @@ func (a Agent) withConversation(ctx context.Context, talk func(*conversation) er
 	case ctx.Err() != nil:
 		return fmt.Errorf("waiting for the guest agent: %w", context.Cause(ctx))
 	case bounded.Err() != nil:
-		return fmt.Errorf("%w: it was silent for %s, or took longer than %s", ErrSilent, silenceLimit, conversationLimit)
+		return fmt.Errorf("%w: it was silent for %s, or took longer than %s", failure.ErrSilent, silenceLimit, conversationLimit)
 	}
 	return err
 }
@@ -160,12 +145,12 @@ type reportedInterface struct {
 func (r reportedInterface) checkReported() (Interface, error) {
 	i := Interface{Name: r.Name}
 	if r.Name == "" || r.Name != printableText(r.Name, maxName) {
-		return i, fmt.Errorf("%w: the name of an interface is %.80q", ErrBadAnswer, r.Name)
+		return i, fmt.Errorf("%w: the name of an interface is %.80q", failure.ErrBadAnswer, r.Name)
 	}
 	if r.MAC != "" {
 		mac, err := net.ParseMAC(r.MAC)
 		if err != nil {
-			return i, fmt.Errorf("%w: the hardware address of %s is %.80q", ErrBadAnswer, i.Name, r.MAC)
+			return i, fmt.Errorf("%w: the hardware address of %s is %.80q", failure.ErrBadAnswer, i.Name, r.MAC)
 		}
 		i.MAC = mac.String()
 	}
@@ -173,7 +158,7 @@ func (r reportedInterface) checkReported() (Interface, error) {
 		ip, err := netip.ParseAddr(a.IP)
 		prefix := netip.PrefixFrom(ip.WithZone(""), a.Prefix)
 		if err != nil || !prefix.IsValid() {
-			return i, fmt.Errorf("%w: an address of %s is %.80q with the prefix %d", ErrBadAnswer, i.Name, a.IP, a.Prefix)
+			return i, fmt.Errorf("%w: an address of %s is %.80q with the prefix %d", failure.ErrBadAnswer, i.Name, a.IP, a.Prefix)
 		}
 		i.Addresses = append(i.Addresses, prefix)
 	}

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sync/semaphore"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -148,7 +149,7 @@ const runs = `{"return":{"exited":false}}`
 // TestExec checks how commands end.
 func TestExec(t *testing.T) {
 	t.Parallel()
-	long := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte("x"), MaxOutput+1))
+	long := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte("x"), failure.MaxOutput+1))
 	for name, c := range map[string]struct {
 		statuses []string
 		want     Result
@@ -160,15 +161,15 @@ func TestExec(t *testing.T) {
 		"by a signal":    {[]string{`{"return":{"exited":true,"signal":15}}`}, Result{ExitCode: 143}, nil, ""},
 		"by Windows":     {[]string{`{"return":{"exited":true,"signal":3221225477}}`}, Result{ExitCode: 255}, nil, ""},
 		"far below 0":    {[]string{`{"return":{"exited":true,"exitcode":-2147483648}}`}, Result{ExitCode: -1 << 31}, nil, ""},
-		"cut by us":      {[]string{`{"return":{"exited":true,"exitcode":1,"out-data":"` + long + `"}}`}, Result{ExitCode: 1, Stdout: bytes.Repeat([]byte("x"), MaxOutput)}, ErrOutputCut, "the exit code is 1"},
-		"cut by it":      {[]string{`{"return":{"exited":true,"exitcode":1,"out-data":"YQ==","out-truncated":true}}`}, Result{ExitCode: 1, Stdout: []byte("a")}, ErrOutputCut, "use ssh"},
-		"no code":        {[]string{`{"return":{"exited":true}}`}, Result{}, ErrEndUnknown, "lacks an exit code"},
-		"a large code":   {[]string{`{"return":{"exited":true,"exitcode":4294967296}}`}, Result{}, ErrEndUnknown, "lacks an exit code"},
-		"a larger code":  {[]string{`{"return":{"exited":true,"exitcode":1e300}}`}, Result{}, ErrEndUnknown, "exitcode"},
-		"no base64":      {[]string{`{"return":{"exited":true,"exitcode":0,"out-data":"\u001b[2J"}}`}, Result{}, ErrEndUnknown, "invalid answer"},
-		"unknown":        {[]string{`{"error":{"class":"GenericError","desc":"PID 4711 does not exist"}}`}, Result{}, ErrEndUnknown, "PID 4711 does not exist"},
-		"neither":        {[]string{`{}`}, Result{}, ErrEndUnknown, "invalid answer"},
-		"another answer": {[]string{`{"return":[]}`}, Result{}, ErrEndUnknown, "invalid answer"},
+		"cut by us":      {[]string{`{"return":{"exited":true,"exitcode":1,"out-data":"` + long + `"}}`}, Result{ExitCode: 1, Stdout: bytes.Repeat([]byte("x"), failure.MaxOutput)}, failure.ErrOutputCut, "the exit code is 1"},
+		"cut by it":      {[]string{`{"return":{"exited":true,"exitcode":1,"out-data":"YQ==","out-truncated":true}}`}, Result{ExitCode: 1, Stdout: []byte("a")}, failure.ErrOutputCut, "use ssh"},
+		"no code":        {[]string{`{"return":{"exited":true}}`}, Result{}, failure.ErrEndUnknown, "lacks an exit code"},
+		"a large code":   {[]string{`{"return":{"exited":true,"exitcode":4294967296}}`}, Result{}, failure.ErrEndUnknown, "lacks an exit code"},
+		"a larger code":  {[]string{`{"return":{"exited":true,"exitcode":1e300}}`}, Result{}, failure.ErrEndUnknown, "exitcode"},
+		"no base64":      {[]string{`{"return":{"exited":true,"exitcode":0,"out-data":"\u001b[2J"}}`}, Result{}, failure.ErrEndUnknown, "invalid answer"},
+		"unknown":        {[]string{`{"error":{"class":"GenericError","desc":"PID 4711 does not exist"}}`}, Result{}, failure.ErrEndUnknown, "PID 4711 does not exist"},
+		"neither":        {[]string{`{}`}, Result{}, failure.ErrEndUnknown, "invalid answer"},
+		"another answer": {[]string{`{"return":[]}`}, Result{}, failure.ErrEndUnknown, "invalid answer"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -176,7 +177,7 @@ func TestExec(t *testing.T) {
 				g := &guest{answer: commands(c.statuses...)}
 				got, err := g.agent().Exec(t.Context(), Command{Args: []string{"x"}})
 				assert.ErrorIs(t, "Exec", err, c.err, c.says)
-				assert.True(t, !errors.Is(err, ErrEndUnknown) || !errors.Is(err, ErrBadAnswer), "%v would be tried again", err)
+				assert.True(t, !errors.Is(err, failure.ErrEndUnknown) || !errors.Is(err, failure.ErrBadAnswer), "%v would be tried again", err)
 				assert.True(t, got.ExitCode == c.want.ExitCode && bytes.Equal(got.Stdout, c.want.Stdout) && bytes.Equal(got.Stderr, c.want.Stderr),
 					"got %d, %d bytes, %d bytes", got.ExitCode, len(got.Stdout), len(got.Stderr))
 				g.checkClosed(t)
@@ -193,7 +194,7 @@ func TestResults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &guest{answer: commands(noCode, runs, `{"return":{"exited":true,"exitcode":0}}`)}
 		command := Command{Args: []string{"x"}, Results: semaphore.NewWeighted(1)}
-		assert.ErrorIs(t, "a command without an exit code", assert.ErrorOf(g.agent().Exec(t.Context(), command)), ErrEndUnknown)
+		assert.ErrorIs(t, "a command without an exit code", assert.ErrorOf(g.agent().Exec(t.Context(), command)), failure.ErrEndUnknown)
 		assert.NoError(t, assert.ErrorOf(g.agent().Exec(t.Context(), command)))
 		asked, ended := len(g.asked), make(chan error)
 		go func() { ended <- assert.ErrorOf(g.agent().Exec(t.Context(), command)) }()
@@ -235,7 +236,7 @@ func TestArguments(t *testing.T) {
 // for ever.
 func TestSlowAnswer(t *testing.T) {
 	t.Parallel()
-	for pause, want := range map[time.Duration]error{500 * time.Millisecond: nil, 5 * time.Second: ErrSilent, 11 * time.Second: ErrSilent} {
+	for pause, want := range map[time.Duration]error{500 * time.Millisecond: nil, 5 * time.Second: failure.ErrSilent, 11 * time.Second: failure.ErrSilent} {
 		synctest.Test(t, func(t *testing.T) {
 			g := &guest{pause: pause, answer: func(string, map[string]any) string { return `{"return":[]}` + "\n" }}
 			begin := time.Now()
@@ -257,10 +258,10 @@ func TestSilence(t *testing.T) {
 		g.isSilent.Store(true)
 		begin := time.Now()
 		_, err := g.agent().Interfaces(t.Context())
-		assert.True(t, errors.Is(err, ErrSilent) && time.Since(begin) == silenceLimit, "after %s: %v", time.Since(begin), err)
+		assert.True(t, errors.Is(err, failure.ErrSilent) && time.Since(begin) == silenceLimit, "after %s: %v", time.Since(begin), err)
 		g.isSilent.Store(false)
 
-		for silence, want := range map[time.Duration]error{20 * time.Second: nil, time.Hour: ErrEndUnknown} {
+		for silence, want := range map[time.Duration]error{20 * time.Second: nil, time.Hour: failure.ErrEndUnknown} {
 			g := &guest{answer: commands(runs)}
 			go func() {
 				time.Sleep(time.Minute)
@@ -283,7 +284,7 @@ func TestSilence(t *testing.T) {
 // as it may, and that this does not hide an agent which is silent whenever it is asked.
 func TestBusy(t *testing.T) {
 	t.Parallel()
-	for isSilent, want := range map[bool]error{false: nil, true: ErrEndUnknown} {
+	for isSilent, want := range map[bool]error{false: nil, true: failure.ErrEndUnknown} {
 		synctest.Test(t, func(t *testing.T) {
 			g := &guest{answer: commands(runs)}
 			var isBusy atomic.Bool
@@ -291,7 +292,7 @@ func TestBusy(t *testing.T) {
 			a.Connect = func(ctx context.Context) (net.Conn, error) {
 				if isBusy.Load() {
 					time.Sleep(15 * time.Second)
-					return nil, ErrBusy
+					return nil, failure.ErrBusy
 				}
 				return g.connect(ctx)
 			}
@@ -372,16 +373,16 @@ func TestNotStarted(t *testing.T) {
 		want    error
 		says    string
 	}{
-		"empty":      {&guest{}, Command{}, ErrCommand, "it is empty"},
-		"no name":    {&guest{}, Command{Args: []string{""}}, ErrCommand, "it is empty"},
-		"zero byte":  {&guest{}, Command{Args: []string{"a", "b\x00"}}, ErrCommand, "command[1]"},
-		"long":       {&guest{}, Command{Args: []string{strings.Repeat("x", maxArguments+1)}}, ErrCommand, "131073 bytes"},
-		"input":      {&guest{}, Command{Args: []string{"x"}, Stdin: make([]byte, MaxInput+1)}, ErrCommand, "more than 2 MiB"},
-		"refused":    {&guest{answer: refusal}, Command{Args: []string{"x"}}, ErrCommand, "Failed to execute [31mxxx"},
-		"no agent":   {&guest{refuse: ErrNoAgent}, Command{Args: []string{"x"}}, ErrNoAgent, "qemu-guest-agent"},
-		"blocked":    {&guest{answer: func(string, map[string]any) string { return `{"error":{"class":"CommandNotFound"}}` }}, Command{Args: []string{"x"}}, ErrDisabled, "guest-exec"},
-		"a lie":      {&guest{answer: func(string, map[string]any) string { return `{"return":{"pid":-1}}` }}, Command{Args: []string{"x"}}, ErrEndUnknown, "lacks a process ID"},
-		"half of it": {&guest{answer: func(string, map[string]any) string { return `{"return":{"pid"` }}, Command{Args: []string{"x"}}, ErrEndUnknown, "does not answer"},
+		"empty":      {&guest{}, Command{}, failure.ErrCommand, "it is empty"},
+		"no name":    {&guest{}, Command{Args: []string{""}}, failure.ErrCommand, "it is empty"},
+		"zero byte":  {&guest{}, Command{Args: []string{"a", "b\x00"}}, failure.ErrCommand, "command[1]"},
+		"long":       {&guest{}, Command{Args: []string{strings.Repeat("x", maxArguments+1)}}, failure.ErrCommand, "131073 bytes"},
+		"input":      {&guest{}, Command{Args: []string{"x"}, Stdin: make([]byte, failure.MaxInput+1)}, failure.ErrCommand, "more than 2 MiB"},
+		"refused":    {&guest{answer: refusal}, Command{Args: []string{"x"}}, failure.ErrCommand, "Failed to execute [31mxxx"},
+		"no agent":   {&guest{refuse: failure.ErrNoAgent}, Command{Args: []string{"x"}}, failure.ErrNoAgent, "qemu-guest-agent"},
+		"blocked":    {&guest{answer: func(string, map[string]any) string { return `{"error":{"class":"CommandNotFound"}}` }}, Command{Args: []string{"x"}}, failure.ErrDisabled, "guest-exec"},
+		"a lie":      {&guest{answer: func(string, map[string]any) string { return `{"return":{"pid":-1}}` }}, Command{Args: []string{"x"}}, failure.ErrEndUnknown, "lacks a process ID"},
+		"half of it": {&guest{answer: func(string, map[string]any) string { return `{"return":{"pid"` }}, Command{Args: []string{"x"}}, failure.ErrEndUnknown, "does not answer"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -403,7 +404,7 @@ func TestDisabled(t *testing.T) {
 		io.Reader
 		io.Writer
 	}{strings.NewReader(`{"return":{"supported_commands":[{"name":"guest-exec","enabled":true},{"name":"guest-exec-status","enabled":false}]}}`), io.Discard})
-	assert.ErrorIs(t, "requireExec", requireExec(c), ErrDisabled, "guest-exec-status")
+	assert.ErrorIs(t, "requireExec", requireExec(c), failure.ErrDisabled, "guest-exec-status")
 }
 
 // TestInterfaces checks which parts of an answer are taken, and which are refused.

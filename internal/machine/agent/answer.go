@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"cloudnative.tw/drover/internal/machine/failure"
 )
 
 // limits bound one answer.
@@ -19,13 +21,8 @@ type limits struct {
 	kept int
 }
 
-const (
-	// maxDepth is how deep an answer may be nested. Those that are asked for have a depth of 5.
-	maxDepth = 16
-	// MaxOutput is how much of each output of a command is kept. The agent itself keeps 16 MiB,
-	// which is too much for the memory of a host with many guests.
-	MaxOutput = 3 << 20
-)
+// maxDepth is how deep an answer may be nested. Those that are asked for have a depth of 5.
+const maxDepth = 16
 
 var (
 	// answerLimits are the limits of an answer without output. One about interfaces has 400 bytes
@@ -33,7 +30,7 @@ var (
 	answerLimits = limits{read: 512 << 10, text: 512 << 10, kept: 512 << 10}
 	// outputLimits are the limits of an answer with two outputs in base64, of which the agent
 	// sends more than is kept.
-	outputLimits = limits{read: 64 << 20, text: MaxOutput / 3 * 4, kept: 2*MaxOutput/3*4 + 4<<10}
+	outputLimits = limits{read: 64 << 20, text: failure.MaxOutput / 3 * 4, kept: 2*failure.MaxOutput/3*4 + 4<<10}
 )
 
 // readObject reads one JSON object up to its end, however it is divided into lines. It shortens
@@ -61,10 +58,10 @@ func readObject(in io.ByteScanner, most limits) (object []byte, isCut bool, err 
 }
 
 var (
-	errTooLong     = fmt.Errorf("%w: it is too long", ErrBadAnswer)
-	errTooDeep     = fmt.Errorf("%w: it is nested too deep", ErrBadAnswer)
-	errNoObject    = fmt.Errorf("%w: it is not a JSON object", ErrBadAnswer)
-	errInterrupted = fmt.Errorf("%w: it ends in the middle", ErrBadAnswer)
+	errTooLong     = fmt.Errorf("%w: it is too long", failure.ErrBadAnswer)
+	errTooDeep     = fmt.Errorf("%w: it is nested too deep", failure.ErrBadAnswer)
+	errNoObject    = fmt.Errorf("%w: it is not a JSON object", failure.ErrBadAnswer)
+	errInterrupted = fmt.Errorf("%w: it ends in the middle", failure.ErrBadAnswer)
 )
 
 // shortener keeps a JSON object that comes byte by byte. It knows as much of JSON as it takes

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -57,7 +58,7 @@ func TestEndlessSynchronization(t *testing.T) {
 			io.Writer
 		}{&endless{text: text}, io.Discard})
 		c.read = maxConversation - 1<<20
-		assert.ErrorIs(t, name, c.synchronize(), ErrBadAnswer, "it sends")
+		assert.ErrorIs(t, name, c.synchronize(), failure.ErrBadAnswer, "it sends")
 	}
 }
 

@@ -12,6 +12,8 @@ import (
 	"fmt"
 	"io"
 	"slices"
+
+	"cloudnative.tw/drover/internal/machine/failure"
 )
 
 const (
@@ -44,11 +46,11 @@ func newConversation(conn io.ReadWriter) *conversation {
 // ReadByte implements io.ByteReader.
 func (c *conversation) ReadByte() (byte, error) {
 	if c.read++; c.read > maxConversation {
-		return 0, fmt.Errorf("%w: it sends more than %d MiB", ErrBadAnswer, maxConversation>>20)
+		return 0, fmt.Errorf("%w: it sends more than %d MiB", failure.ErrBadAnswer, maxConversation>>20)
 	}
 	b, err := c.in.ReadByte()
 	if err != nil {
-		return 0, fmt.Errorf("%w: %w", ErrSilent, err)
+		return 0, fmt.Errorf("%w: %w", failure.ErrSilent, err)
 	}
 	return b, nil
 }
@@ -59,7 +61,7 @@ func (c *conversation) UnreadByte() error { return c.in.UnreadByte() }
 // writeLine sends a line, or what else the agent reads.
 func (c *conversation) writeLine(line []byte) error {
 	if _, err := c.out.Write(line); err != nil {
-		return fmt.Errorf("%w: %w", ErrSilent, err)
+		return fmt.Errorf("%w: %w", failure.ErrSilent, err)
 	}
 	return nil
 }
@@ -103,7 +105,7 @@ func (c *conversation) synchronize() error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%w: it sends other things than it is asked for", ErrBadAnswer)
+	return fmt.Errorf("%w: it sends other things than it is asked for", failure.ErrBadAnswer)
 }
 
 // skipToSentinel reads up to the next sentinel.
@@ -117,14 +119,14 @@ func (c *conversation) skipToSentinel() error {
 
 // cannotGoOn reports whether nothing else can be read after an error.
 func (c *conversation) cannotGoOn(err error) bool {
-	return !errors.Is(err, ErrBadAnswer) || c.read > maxConversation
+	return !errors.Is(err, failure.ErrBadAnswer) || c.read > maxConversation
 }
 
 // executeCommand has the agent execute a command, and decodes its answer.
 func (c *conversation) executeCommand(command string, arguments, result any) error {
 	isCut, err := c.executeWithin(answerLimits, command, arguments, result)
 	if err == nil && isCut {
-		err = fmt.Errorf("%w: the one to %s is too long", ErrBadAnswer, command)
+		err = fmt.Errorf("%w: the one to %s is too long", failure.ErrBadAnswer, command)
 	}
 	return err
 }
@@ -141,13 +143,13 @@ func (c *conversation) executeWithin(most limits, command string, arguments, res
 	}
 	var a answer
 	if err := json.Unmarshal(text, &a); err != nil {
-		return isCut, fmt.Errorf("%w: the one to %s: %s", ErrBadAnswer, command, printableText(err.Error(), maxDescription))
+		return isCut, fmt.Errorf("%w: the one to %s: %s", failure.ErrBadAnswer, command, printableText(err.Error(), maxDescription))
 	}
 	if a.Error != nil {
 		return isCut, refusalError(command, a.Error.Class, a.Error.Desc)
 	}
 	if err := json.Unmarshal(a.Return, result); err != nil {
-		return isCut, fmt.Errorf("%w: the one to %s: %s", ErrBadAnswer, command, printableText(err.Error(), maxDescription))
+		return isCut, fmt.Errorf("%w: the one to %s: %s", failure.ErrBadAnswer, command, printableText(err.Error(), maxDescription))
 	}
 	return isCut, nil
 }
@@ -157,14 +159,14 @@ func refusalError(command, class, desc string) error {
 	if class == "CommandNotFound" {
 		return disabledError(command)
 	}
-	return fmt.Errorf("%w %s: %s", ErrRefused, command, printableText(desc, maxDescription))
+	return fmt.Errorf("%w %s: %s", failure.ErrAgentRefused, command, printableText(desc, maxDescription))
 }
 
 func disabledError(command string) error {
-	return fmt.Errorf("%w, %s: an administrator of the guest allows it in the agent's configuration, such as /etc/qemu/qemu-ga.conf or /etc/sysconfig/qemu-ga", ErrDisabled, command)
+	return fmt.Errorf("%w, %s: an administrator of the guest allows it in the agent's configuration, such as /etc/qemu/qemu-ga.conf or /etc/sysconfig/qemu-ga", failure.ErrDisabled, command)
 }
 
-// requireCommands fails with ErrDisabled unless the agent offers commands.
+// requireCommands fails with failure.ErrDisabled unless the agent offers commands.
 func (c *conversation) requireCommands(commands ...string) error {
 	var info struct {
 		Commands []struct {

@@ -15,11 +15,11 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sync/semaphore"
+
+	"cloudnative.tw/drover/internal/machine/failure"
 )
 
 const (
-	// MaxInput is how much input a command may have. The agent takes all of it at once.
-	MaxInput = 2 << 20
 	// maxArguments is how long a command may be, as Linux limits one argument.
 	maxArguments = 128 << 10
 	// quickPoll is the time after which a command that was just started is asked about, over the
@@ -34,20 +34,6 @@ const (
 	endWithin = 10 * time.Second
 )
 
-// Kinds of failure of Exec, beside those of every call.
-var (
-	// ErrCommand means that the command cannot be started.
-	ErrCommand = errors.New("the command cannot be started")
-	// ErrCommandNotFound means that the guest has no such program.
-	ErrCommandNotFound = fmt.Errorf("%w: it is not found", ErrCommand)
-	// ErrCommandNotExecutable means that the guest has it, and cannot run it.
-	ErrCommandNotExecutable = fmt.Errorf("%w: it cannot be executed", ErrCommand)
-	// ErrEndUnknown means that the command may have been started, and may run.
-	ErrEndUnknown = errors.New("how the command ends is not known, and it may still run")
-	// ErrOutputCut means that a part of the output is missing.
-	ErrOutputCut = fmt.Errorf("the output is longer than %d MiB, which is the limit of the guest agent, and the rest is missing: use ssh for more", MaxOutput>>20)
-)
-
 // Words of Linux in a refusal to start a command.
 var (
 	saysNotFound      = regexp.MustCompile(`(?i)executable file not found|no such file or directory`)
@@ -56,12 +42,12 @@ var (
 
 // refusalOf returns what the agent's refusal to start a command means.
 func refusalOf(refusal error) error {
-	kind := ErrCommand
+	kind := failure.ErrCommand
 	switch text := refusal.Error(); {
 	case saysNotFound.MatchString(text):
-		kind = ErrCommandNotFound
+		kind = failure.ErrCommandNotFound
 	case saysNotExecutable.MatchString(text):
-		kind = ErrCommandNotExecutable
+		kind = failure.ErrCommandNotExecutable
 	}
 	return fmt.Errorf("%w: %w", kind, refusal)
 }
@@ -105,7 +91,7 @@ func requireExec(c *conversation) error {
 }
 
 // Exec runs a command in the guest until it ends. Before that it returns no output. If ctx ends
-// first, Exec ends the command where the guest has a program for that. With ErrOutputCut there
+// first, Exec ends the command where the guest has a program for that. With failure.ErrOutputCut there
 // is a result too.
 func (a Agent) Exec(ctx context.Context, command Command) (Result, error) {
 	if err := command.Check(); err != nil {
@@ -124,7 +110,7 @@ func (a Agent) Exec(ctx context.Context, command Command) (Result, error) {
 		}
 	}
 	result, err := status.resultOf()
-	if err != nil && !errors.Is(err, ErrOutputCut) {
+	if err != nil && !errors.Is(err, failure.ErrOutputCut) {
 		command.releaseResult()
 	}
 	return result, err
@@ -149,7 +135,7 @@ func (a Agent) beginCommand(ctx context.Context, command Command) (pid int64, st
 		}
 		return nil
 	})
-	if err != nil && isSent && ctx.Err() == nil && !errors.Is(err, ErrCommand) && !errors.Is(err, ErrDisabled) {
+	if err != nil && isSent && ctx.Err() == nil && !failure.IsCommand(err) && !errors.Is(err, failure.ErrDisabled) {
 		err = endUnknown(err)
 	}
 	return pid, status, err
@@ -161,16 +147,16 @@ func (c Command) Check() error {
 	for i, arg := range c.Args {
 		size += len(arg)
 		if !utf8.ValidString(arg) || strings.ContainsRune(arg, 0) {
-			return fmt.Errorf("%w: command[%d] is %.80q: it must be UTF-8 without zero bytes", ErrCommand, i, arg)
+			return fmt.Errorf("%w: command[%d] is %.80q: it must be UTF-8 without zero bytes", failure.ErrCommand, i, arg)
 		}
 	}
 	switch {
 	case len(c.Args) == 0 || c.Args[0] == "":
-		return fmt.Errorf("%w: it is empty: name a program", ErrCommand)
+		return fmt.Errorf("%w: it is empty: name a program", failure.ErrCommand)
 	case size > maxArguments:
-		return fmt.Errorf("%w: it has %d bytes: at most %d are possible", ErrCommand, size, maxArguments)
-	case len(c.Stdin) > MaxInput:
-		return fmt.Errorf("%w: its input has more than %d MiB, which is the limit of the guest agent: use ssh for more", ErrCommand, MaxInput>>20)
+		return fmt.Errorf("%w: it has %d bytes: at most %d are possible", failure.ErrCommand, size, maxArguments)
+	case len(c.Stdin) > failure.MaxInput:
+		return fmt.Errorf("%w: its input has more than %d MiB, which is the limit of the guest agent: use ssh for more", failure.ErrCommand, failure.MaxInput>>20)
 	}
 	return nil
 }
@@ -188,12 +174,12 @@ func (c *conversation) startCommand(command Command) (pid int64, err error) {
 	}
 	err = c.executeCommand("guest-exec", arguments, &started)
 	switch {
-	case errors.Is(err, ErrRefused):
+	case errors.Is(err, failure.ErrAgentRefused):
 		return 0, refusalOf(err)
 	case err != nil:
 		return 0, err
 	case started.PID == nil || *started.PID <= 0:
-		return 0, fmt.Errorf("%w: a command lacks a process ID", ErrBadAnswer)
+		return 0, fmt.Errorf("%w: a command lacks a process ID", failure.ErrBadAnswer)
 	}
 	return *started.PID, nil
 }
@@ -215,9 +201,9 @@ func (a Agent) waitEnd(ctx context.Context, pid int64, command Command) (execSta
 			return status, nil
 		case err == nil:
 			answered = a.Clock.Now()
-		case errors.Is(err, ErrBusy): // the agent was not asked
+		case errors.Is(err, failure.ErrBusy): // the agent was not asked
 			answered = answered.Add(a.Clock.Since(began))
-		case ctx.Err() == nil && (!errors.Is(err, ErrSilent) || a.Clock.Since(answered) > maxSilence):
+		case ctx.Err() == nil && (!errors.Is(err, failure.ErrSilent) || a.Clock.Since(answered) > maxSilence):
 			return execStatus{}, endUnknown(err)
 		}
 	}
@@ -238,7 +224,7 @@ func (a Agent) askEnd(ctx context.Context, pid int64, command Command) (status e
 
 // endUnknown makes an error of a separate kind: the kind of the cause could mean that the
 // command may be tried again.
-func endUnknown(cause error) error { return fmt.Errorf("%w: %s", ErrEndUnknown, cause.Error()) }
+func endUnknown(cause error) error { return fmt.Errorf("%w: %s", failure.ErrEndUnknown, cause.Error()) }
 
 // waitFor waits, and reports whether ctx is still active.
 func (a Agent) waitFor(ctx context.Context, d time.Duration) bool {
@@ -302,12 +288,12 @@ func (s execStatus) resultOf() (Result, error) {
 	case s.Signal != nil:
 		r.ExitCode = otherException
 	case s.ExitCode == nil || *s.ExitCode < math.MinInt32 || *s.ExitCode > math.MaxUint32:
-		return Result{}, endUnknown(fmt.Errorf("%w: a command that has ended lacks an exit code", ErrBadAnswer))
+		return Result{}, endUnknown(fmt.Errorf("%w: a command that has ended lacks an exit code", failure.ErrBadAnswer))
 	default:
 		r.ExitCode = int(*s.ExitCode)
 	}
 	if s.isCut {
-		return r, fmt.Errorf("%w; the exit code is %d", ErrOutputCut, r.ExitCode)
+		return r, fmt.Errorf("%w; the exit code is %d", failure.ErrOutputCut, r.ExitCode)
 	}
 	return r, nil
 }

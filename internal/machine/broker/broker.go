@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 )
 
 // Machine is what the broker knows of a machine. Machines of one namespace of one cluster may meet.
@@ -192,14 +193,14 @@ func (b *Broker) findMember(isMeant func(*member) bool) (*member, error) {
 			return other, nil
 		}
 	}
-	return nil, control.ErrNoMachine
+	return nil, failure.ErrNoMachine
 }
 
 // Lookup implements control.Switchboard. Machines of other namespaces have no names.
 func (m *member) Lookup(_ context.Context, name string) (netip.Addr, error) {
 	name, namespace, isFull := strings.Cut(name, ".")
 	if isFull && namespace != m.Namespace {
-		return netip.Addr{}, control.ErrNoMachine
+		return netip.Addr{}, failure.ErrNoMachine
 	}
 	other, err := m.broker.findMember(func(other *member) bool { return other.Name == name && m.isNeighbor(other.Machine) })
 	if err != nil {
@@ -214,7 +215,7 @@ const acceptWithin = 10 * time.Second
 // Dial implements control.Switchboard.
 func (m *member) Dial(ctx context.Context, protocol string, from uint16, to netip.AddrPort) (*os.File, error) {
 	if !slices.Contains([]string{control.TCP, control.UDP, control.ICMP}, protocol) {
-		return nil, control.ErrUnknown
+		return nil, failure.ErrUnknown
 	}
 	other, err := m.broker.findMember(func(other *member) bool {
 		return other.Address == to.Addr() && other.UID != m.UID && m.isNeighbor(other.Machine)

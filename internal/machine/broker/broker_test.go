@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -41,7 +42,7 @@ func (g *guest) Accept(ctx context.Context, c control.PeerConn, socket *os.File)
 	}
 	g.accepted <- c
 	if c.To.Port() != 80 {
-		return control.ErrRefused
+		return failure.ErrRefused
 	}
 	return assert.ErrorOf(io.WriteString(socket, "I am "+g.Name))
 }
@@ -93,7 +94,7 @@ func (g *guest) isRemoved(t *testing.T, what string) {
 	t.Helper()
 	assert.Eventually(t, what+" ends its link", func(t testing.TB) error {
 		_, err := g.calls.Lookup(t.Context(), g.Name)
-		assert.ErrorIs(t, "a call", err, control.ErrUnreachable)
+		assert.ErrorIs(t, "a call", err, failure.ErrUnreachable)
 		return nil
 	})
 }
@@ -113,7 +114,7 @@ func TestBroker(t *testing.T) {
 	for name, want := range map[string]string{"a": "10.1.0.2", "db": "10.1.0.3", "db.ns": "10.1.0.3", "c": "", "c.other": "", "d": "", "d.ns": "", "db.ns.x": "", "x": ""} {
 		address, err := a.calls.Lookup(t.Context(), name)
 		if want == "" {
-			assert.ErrorIs(t, name, err, control.ErrNoMachine)
+			assert.ErrorIs(t, name, err, failure.ErrNoMachine)
 		} else if err != nil || address.String() != want {
 			t.Errorf("%s is %s, %v, want %s", name, address, err, want)
 		}
@@ -123,13 +124,13 @@ func TestBroker(t *testing.T) {
 	want := control.PeerConn{Protocol: control.TCP, From: netip.MustParseAddrPort("10.1.0.2:4000"), To: netip.MustParseAddrPort("10.1.0.3:80")}
 	assert.Equal(t, "the machine accepts", <-db.accepted, want)
 	for address, want := range map[string]error{
-		"10.1.0.3:81": control.ErrRefused, "10.1.0.2:80": control.ErrNoMachine,
-		"10.1.0.4:80": control.ErrNoMachine, "10.1.0.5:80": control.ErrNoMachine, "10.1.0.9:80": control.ErrNoMachine,
+		"10.1.0.3:81": failure.ErrRefused, "10.1.0.2:80": failure.ErrNoMachine,
+		"10.1.0.4:80": failure.ErrNoMachine, "10.1.0.5:80": failure.ErrNoMachine, "10.1.0.9:80": failure.ErrNoMachine,
 	} {
 		assert.ErrorIs(t, address, assert.ErrorOf(a.reach(t, address)), want)
 	}
 	_, err = a.calls.Dial(t.Context(), "sctp", 4000, netip.MustParseAddrPort("10.1.0.3:80"))
-	assert.ErrorIs(t, "another protocol", err, control.ErrUnknown)
+	assert.ErrorIs(t, "another protocol", err, failure.ErrUnknown)
 }
 
 // TestMembers checks that a machine that is told of again is one member, that one which leaves or whose supervisor has
@@ -150,7 +151,7 @@ func TestMembers(t *testing.T) {
 	assert.NoError(t, err)
 	assert.True(t, <-goesOn, "the broker ends with a machine that leaves")
 	released.isRemoved(t, "a machine that leaves")
-	assert.ErrorIs(t, "a machine that has left", assert.ErrorOf(again.reach(t, "10.1.0.4:80")), control.ErrNoMachine)
+	assert.ErrorIs(t, "a machine that has left", assert.ErrorOf(again.reach(t, "10.1.0.4:80")), failure.ErrNoMachine)
 
 	old := join(t, b, machineOf("4", "ns", "f", "10.1.0.5"))
 	join(t, b, machineOf("5", "ns", "g", "10.1.0.5"))

@@ -14,7 +14,7 @@ import (
 	"sync"
 	"time"
 
-	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 )
 
 const (
@@ -120,10 +120,10 @@ func (c *Console) Open(ctx context.Context, types bool) (io.ReadWriteCloser, err
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if types && c.isTaken {
-		return nil, control.ErrTaken
+		return nil, failure.ErrTaken
 	}
 	if c.isOver {
-		return nil, control.ErrNotRunning
+		return nil, failure.ErrNotRunning
 	}
 	c.isTaken = c.isTaken || types
 	c.open++

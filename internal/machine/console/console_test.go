@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -75,7 +75,7 @@ func TestConsoleReaders(t *testing.T) {
 	late, latest := attach(t, c, false), attach(t, c, false)
 	_, _ = io.WriteString(c, "last\n")
 	c.endOutput()
-	assert.ErrorIs(t, "a reader after the end", assert.ErrorOf(c.Open(t.Context(), false)), control.ErrNotRunning)
+	assert.ErrorIs(t, "a reader after the end", assert.ErrorOf(c.Open(t.Context(), false)), failure.ErrNotRunning)
 	for name, r := range map[string]struct {
 		of          io.Reader
 		least, most int
@@ -109,7 +109,7 @@ func TestConsoleWriters(t *testing.T) {
 	t.Parallel()
 	c, guest := newLine()
 	writer := attach(t, c, true)
-	assert.ErrorIs(t, "another writer", assert.ErrorOf(c.Open(t.Context(), true)), control.ErrTaken)
+	assert.ErrorIs(t, "another writer", assert.ErrorOf(c.Open(t.Context(), true)), failure.ErrTaken)
 	if _, err := attach(t, c, false).Write([]byte("x")); err == nil {
 		t.Error("a reader may type")
 	}

@@ -24,6 +24,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/terminal"
 )
 
@@ -43,67 +44,6 @@ const (
 	growPath   = "/v1/grow"
 	gracePath  = "/v1/grace-period"
 )
-
-// failures are the errors of Machine and Guest with the names by which they are sent. An error that wraps
-// another one comes before that one.
-var failures = []struct {
-	name string
-	err  error
-}{
-	{"NotRunning", ErrNotRunning},
-	{"Fenced", ErrFenced},
-	{"Stale", ErrStale},
-	{"Unknown", ErrUnknown},
-	{"Refused", ErrRefused},
-	{"NoMachine", ErrNoMachine},
-	{"NoAnswer", ErrNoAnswer},
-	{"Taken", ErrTaken},
-	{"Busy", ErrBusy},
-	{"Inputs", ErrInputs},
-	{"InputOpen", ErrInputOpen},
-	{"InputLong", ErrInputLong},
-	{"Paused", ErrPaused},
-	{"NoAgent", ErrNoAgent},
-	{"Terminal", ErrTerminal},
-	{"Disabled", ErrDisabled},
-	{"Silent", ErrSilent},
-	{"BadAnswer", ErrBadAnswer},
-	{"CommandNotFound", ErrCommandNotFound},
-	{"CommandNotExecutable", ErrCommandNotExecutable},
-	{"Command", ErrCommand},
-	{"EndUnknown", ErrEndUnknown},
-	{"OutputCut", ErrOutputCut},
-	{failedName, ErrFailed},
-}
-
-// failedName is the name of ErrFailed, and of errors without another name.
-const failedName = "Failed"
-
-// failureName returns the name by which an error is sent, "" for nil.
-func failureName(err error) string {
-	if err == nil {
-		return ""
-	}
-	for _, f := range failures {
-		if errors.Is(err, f.err) {
-			return f.name
-		}
-	}
-	return failedName
-}
-
-// failureOf returns the error of a name, nil for "".
-func failureOf(name string) error {
-	if name == "" {
-		return nil
-	}
-	for _, f := range failures {
-		if f.name == name {
-			return f.err
-		}
-	}
-	return fmt.Errorf("%w: an unknown failure", ErrProtocol)
-}
 
 // Client controls a machine. Each call opens a connection, since there may be thousands of machines
 // and calls are rare.
@@ -145,10 +85,10 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 		return Status{}, err
 	}
 	if !s.isValid() {
-		return Status{}, ErrProtocol
+		return Status{}, failure.ErrProtocol
 	}
 	if s.IsSilent {
-		return s, ErrFailed
+		return s, failure.ErrFailed
 	}
 	return s, nil
 }
@@ -226,11 +166,11 @@ func readAnswer(response *http.Response, out any) error {
 		return explainError(err)
 	case response.StatusCode == http.StatusUnprocessableEntity:
 		_, err := readEnding(content)
-		return cmp.Or(err, ErrProtocol)
+		return cmp.Or(err, failure.ErrProtocol)
 	case response.StatusCode != http.StatusOK:
-		return fmt.Errorf("%w: status %d", ErrProtocol, response.StatusCode)
+		return fmt.Errorf("%w: status %d", failure.ErrProtocol, response.StatusCode)
 	case out != nil && json.Unmarshal(content, out) != nil:
-		return ErrProtocol
+		return failure.ErrProtocol
 	}
 	return nil
 }
@@ -243,15 +183,15 @@ func explainError(err error) error {
 	code, isSystem := errors.AsType[syscall.Errno](err)
 	switch {
 	case isCertificate, isOperation && strings.HasSuffix(operation.Op, " error"): // "remote error" is a TLS alert
-		return ErrIdentity
+		return failure.ErrIdentity
 	case errors.Is(err, context.Canceled):
-		return fmt.Errorf("%w: %w", ErrUnreachable, context.Canceled)
+		return fmt.Errorf("%w: %w", failure.ErrUnreachable, context.Canceled)
 	case errors.Is(err, context.DeadlineExceeded), isNet && timeout.Timeout():
-		return fmt.Errorf("%w: %w", ErrUnreachable, context.DeadlineExceeded)
+		return fmt.Errorf("%w: %w", failure.ErrUnreachable, context.DeadlineExceeded)
 	case isSystem:
-		return fmt.Errorf("%w: %w", ErrUnreachable, code)
+		return fmt.Errorf("%w: %w", failure.ErrUnreachable, code)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), websocket.IsCloseError(err, websocket.CloseAbnormalClosure):
-		return fmt.Errorf("%w: it closed the connection", ErrUnreachable)
+		return fmt.Errorf("%w: it closed the connection", failure.ErrUnreachable)
 	}
-	return ErrProtocol
+	return failure.ErrProtocol
 }

@@ -16,7 +16,6 @@ package control
 
 import (
 	"context"
-	"errors"
 	"time"
 )
 
@@ -84,7 +83,7 @@ type Status struct {
 	// ports of the host that it serves: see Network.
 	Wanted      Revision `json:"wanted,omitzero"`
 	ServedPorts []Port   `json:"servedPorts,omitempty"`
-	// IsSilent is set if QEMU does not answer. Client.Status fails with ErrFailed then, and returns what is known without
+	// IsSilent is set if QEMU does not answer. Client.Status fails with failure.ErrFailed then, and returns what is known without
 	// it.
 	IsSilent bool `json:"isSilent,omitempty"`
 	// Copied is the progress of the disk that is being made, nil if none is.
@@ -116,29 +115,3 @@ type Sizes struct {
 // CallWithin limits how long the machine works on a call. The caller of a probe should set a shorter
 // limit.
 const CallWithin = 20 * time.Second
-
-// Why a call fails, for errors.Is.
-var (
-	// ErrNotRunning means that the guest does not run yet, waits for its disk, or is being stopped.
-	ErrNotRunning = errors.New("the guest does not run, or is being stopped")
-	// ErrUnknown means that the machine has no such forwarded port or disk, or the disk cannot grow.
-	ErrUnknown = errors.New("the machine has no such port or disk")
-	// ErrRefused means that the guest has refused a connection to a port.
-	ErrRefused = errors.New("the guest has refused the connection")
-	// ErrStale means that the machine has learned of a later state already.
-	ErrStale = errors.New("the machine knows a later state")
-	// ErrNoMachine means that there is no machine of that name or address that the one that asks may know.
-	ErrNoMachine = errors.New("no machine that may be reached has this name or address")
-	// ErrNoAnswer means that the guest has not answered at a port.
-	ErrNoAnswer = errors.New("the guest does not answer at this port")
-	// ErrFenced means that a later leader has changed the machine.
-	ErrFenced = errors.New("a later leader has changed the machine")
-	// ErrFailed means that QEMU does not answer, or refuses.
-	ErrFailed = errors.New("the machine could not do it")
-	// ErrUnreachable means that the machine sent no answer.
-	ErrUnreachable = errors.New("the machine cannot be reached")
-	// ErrIdentity means that another program answers, or the machine refuses this client.
-	ErrIdentity = errors.New("it is not the machine that answers, or it does not take this client's certificate")
-	// ErrProtocol means that the answer is invalid.
-	ErrProtocol = errors.New("the machine's answer is not understood")
-)

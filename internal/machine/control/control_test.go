@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -50,7 +51,7 @@ func (s *stub) Probe(ctx context.Context, port int32) error {
 	if port == 7 { // where nothing answers
 		<-ctx.Done()
 		s.calls <- "left"
-		return ErrNoAnswer
+		return failure.ErrNoAnswer
 	}
 	return s.err
 }
@@ -109,7 +110,7 @@ func TestCalls(t *testing.T) {
 		"grow":   {func() error { return assert.ErrorOf(c.Grow(t.Context(), sizes)) }, sizes},
 		"grace":  {func() error { return c.SetGracePeriod(t.Context(), time.Minute) }, time.Minute},
 	}
-	for _, failure := range []error{nil, ErrNotRunning, ErrFenced, ErrUnknown, ErrNoAnswer, ErrFailed} {
+	for _, failure := range []error{nil, failure.ErrNotRunning, failure.ErrFenced, failure.ErrUnknown, failure.ErrNoAnswer, failure.ErrFailed} {
 		m.err = failure
 		for name, c := range calls {
 			assert.ErrorIs(t, name, c.call(), failure)
@@ -119,7 +120,7 @@ func TestCalls(t *testing.T) {
 		}
 	}
 	m.err = errors.New("words of QEMU")
-	if err := c.Pause(t.Context()); !errors.Is(err, ErrFailed) || strings.Contains(err.Error(), "QEMU") {
+	if err := c.Pause(t.Context()); !errors.Is(err, failure.ErrFailed) || strings.Contains(err.Error(), "QEMU") {
 		t.Errorf("an unknown failure is %v", err)
 	}
 }
@@ -135,7 +136,7 @@ func TestLeftProbe(t *testing.T) {
 	go func() { ended <- c.Probe(ctx, 7) }()
 	<-m.calls
 	cancel()
-	if err := <-ended; !errors.Is(err, ErrUnreachable) || !errors.Is(err, context.Canceled) {
+	if err := <-ended; !errors.Is(err, failure.ErrUnreachable) || !errors.Is(err, context.Canceled) {
 		t.Errorf("a call that was ended returns %v", err)
 	}
 	if got := <-m.calls; got != "left" {
@@ -156,12 +157,12 @@ func TestIdentity(t *testing.T) {
 		want    error
 	}{
 		"right":                      {address, clientConfig(t, client), nil},
-		"another authority":          {address, clientConfig(t, stranger), ErrIdentity},
-		"a machine of another name":  {serve(t, otherMachine, &stub{}), clientConfig(t, otherClient), ErrIdentity},
-		"another client certificate": {address, clientConfig(t, Credentials{CA: client.CA, Cert: stranger.Cert, Key: stranger.Key}), ErrIdentity},
-		"the machine's certificate":  {address, clientConfig(t, machine), ErrIdentity},
-		"TLS 1.2":                    {address, oldTLS(clientConfig(t, client)), ErrIdentity},
-		"no certificate":             {address, withoutCertificate(clientConfig(t, client)), ErrIdentity},
+		"another authority":          {address, clientConfig(t, stranger), failure.ErrIdentity},
+		"a machine of another name":  {serve(t, otherMachine, &stub{}), clientConfig(t, otherClient), failure.ErrIdentity},
+		"another client certificate": {address, clientConfig(t, Credentials{CA: client.CA, Cert: stranger.Cert, Key: stranger.Key}), failure.ErrIdentity},
+		"the machine's certificate":  {address, clientConfig(t, machine), failure.ErrIdentity},
+		"TLS 1.2":                    {address, oldTLS(clientConfig(t, client)), failure.ErrIdentity},
+		"no certificate":             {address, withoutCertificate(clientConfig(t, client)), failure.ErrIdentity},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -184,9 +185,9 @@ func TestDerived(t *testing.T) {
 		want      error
 	}{
 		"same":         {seed, name, "run", nil},
-		"another seed": {bytes.Repeat([]byte{8}, SeedBytes), name, "run", ErrIdentity},
-		"another name": {seed, "other", "run", ErrIdentity},
-		"another run":  {seed, name, "next", ErrIdentity},
+		"another seed": {bytes.Repeat([]byte{8}, SeedBytes), name, "run", failure.ErrIdentity},
+		"another name": {seed, "other", "run", failure.ErrIdentity},
+		"another run":  {seed, name, "next", failure.ErrIdentity},
 	} {
 		client, err := ClientCredentials(c.seed, c.name, c.run, time.Now().Add(time.Hour))
 		assert.NoError(t, err)
@@ -218,19 +219,19 @@ func TestAnswers(t *testing.T) {
 		want         error
 	}{
 		"valid":          {200, "", `{"state":"running","later":1}`, nil},
-		"state":          {200, "", `{"state":"hunter2"}`, ErrProtocol},
-		"wait":           {200, "", `{"state":"running","waits":"hunter2"}`, ErrProtocol},
-		"accelerator":    {200, "", `{"state":"running","accelerator":"hunter2"}`, ErrProtocol},
-		"negative usage": {200, "", `{"state":"running","cpuNanoseconds":-1}`, ErrProtocol},
-		"time":           {200, "", `{"state":"running","startedAt":"hunter2"}`, ErrProtocol},
-		"no JSON":        {200, "", "hunter2", ErrProtocol},
-		"endless":        {200, "", `{"state":"running"` + strings.Repeat(" ", maxAnswer) + "}", ErrProtocol},
-		"header":         {200, strings.Repeat("hunter2", maxHeader), `{"state":"running"}`, ErrProtocol},
-		"code":           {418, "", "hunter2", ErrProtocol},
-		"redirect":       {302, "", "hunter2", ErrProtocol},
-		"failure":        {422, "", `{"failure":"NotRunning","text":"hunter2"}`, ErrNotRunning},
-		"odd failure":    {422, "", `{"failure":"hunter2"}`, ErrProtocol},
-		"no failure":     {422, "", "{}", ErrProtocol},
+		"state":          {200, "", `{"state":"hunter2"}`, failure.ErrProtocol},
+		"wait":           {200, "", `{"state":"running","waits":"hunter2"}`, failure.ErrProtocol},
+		"accelerator":    {200, "", `{"state":"running","accelerator":"hunter2"}`, failure.ErrProtocol},
+		"negative usage": {200, "", `{"state":"running","cpuNanoseconds":-1}`, failure.ErrProtocol},
+		"time":           {200, "", `{"state":"running","startedAt":"hunter2"}`, failure.ErrProtocol},
+		"no JSON":        {200, "", "hunter2", failure.ErrProtocol},
+		"endless":        {200, "", `{"state":"running"` + strings.Repeat(" ", maxAnswer) + "}", failure.ErrProtocol},
+		"header":         {200, strings.Repeat("hunter2", maxHeader), `{"state":"running"}`, failure.ErrProtocol},
+		"code":           {418, "", "hunter2", failure.ErrProtocol},
+		"redirect":       {302, "", "hunter2", failure.ErrProtocol},
+		"failure":        {422, "", `{"failure":"NotRunning","text":"hunter2"}`, failure.ErrNotRunning},
+		"odd failure":    {422, "", `{"failure":"hunter2"}`, failure.ErrProtocol},
+		"no failure":     {422, "", "{}", failure.ErrProtocol},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -314,7 +315,7 @@ func TestServeRefusesItself(t *testing.T) {
 	go func() { _ = s.Serve(listener) }()
 	t.Cleanup(func() { _ = s.http.Close() })
 	for range 2 * maxConnections { // none of which takes the place of another
-		if _, err := NewClient(listener.Addr().String(), clientConfig(t, client)).Status(t.Context()); !errors.Is(err, ErrUnreachable) {
+		if _, err := NewClient(listener.Addr().String(), clientConfig(t, client)).Status(t.Context()); !errors.Is(err, failure.ErrUnreachable) {
 			t.Fatalf("this host gets %v", err)
 		}
 	}

@@ -27,6 +27,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -68,7 +69,7 @@ func (g *guestStub) Exec(ctx context.Context, c terminal.Command) (int, error) {
 		}
 		<-ctx.Done()
 		g.ended <- context.Cause(ctx)
-		return 0, ErrEndUnknown
+		return 0, failure.ErrEndUnknown
 	}
 	if c.TTY {
 		size := <-c.Resize
@@ -110,14 +111,14 @@ func TestTwoAuthorities(t *testing.T) {
 		err, want error
 	}{
 		"the status to who controls": {assert.ErrorOf(controls.Status(t.Context())), nil},
-		"the status to who may not":  {assert.ErrorOf(guest.Status(t.Context())), ErrProtocol},
-		"pausing by who may not":     {guest.Pause(t.Context()), ErrProtocol},
+		"the status to who may not":  {assert.ErrorOf(guest.Status(t.Context())), failure.ErrProtocol},
+		"pausing by who may not":     {guest.Pause(t.Context()), failure.ErrProtocol},
 		"interfaces to who may":      {assert.ErrorOf(guest.Interfaces(t.Context())), nil},
-		"interfaces to who controls": {assert.ErrorOf(controls.Interfaces(t.Context())), ErrProtocol},
+		"interfaces to who controls": {assert.ErrorOf(controls.Interfaces(t.Context())), failure.ErrProtocol},
 		"figures to who may":         {assert.ErrorOf(guest.NetworkStatistics(t.Context())), nil},
-		"figures to who controls":    {assert.ErrorOf(controls.NetworkStatistics(t.Context())), ErrProtocol},
-		"a console for who controls": {assert.ErrorOf(controls.Console(t.Context(), false)), ErrProtocol},
-		"a command of who controls":  {assert.ErrorOf(controls.Exec(t.Context(), terminal.Command{Args: []string{"id"}})), ErrProtocol},
+		"figures to who controls":    {assert.ErrorOf(controls.NetworkStatistics(t.Context())), failure.ErrProtocol},
+		"a console for who controls": {assert.ErrorOf(controls.Console(t.Context(), false)), failure.ErrProtocol},
+		"a command of who controls":  {assert.ErrorOf(controls.Exec(t.Context(), terminal.Command{Args: []string{"id"}})), failure.ErrProtocol},
 	} {
 		assert.ErrorIs(t, what, c.err, c.want)
 	}
@@ -125,7 +126,7 @@ func TestTwoAuthorities(t *testing.T) {
 	old, err := GuestCredentials(seed, bytes.Repeat([]byte{8}, SeedBytes), name, "run", time.Now().Add(-guestValidFor-time.Second))
 	assert.NoError(t, err)
 	guest.dialer.TLSClientConfig = clientConfig(t, old)
-	assert.ErrorIs(t, "a console by an old certificate", assert.ErrorOf(guest.Console(t.Context(), false)), ErrIdentity)
+	assert.ErrorIs(t, "a console by an old certificate", assert.ErrorOf(guest.Console(t.Context(), false)), failure.ErrIdentity)
 }
 
 // TestExecOverStream checks what of a command arrives at both ends.
@@ -143,15 +144,15 @@ func TestExecOverStream(t *testing.T) {
 		"without input": {nil, 0, nil, ""},
 		"empty input":   {strings.NewReader(""), 3, nil, ""},
 		"much input":    {strings.NewReader(input), 255, nil, input},
-		"a failure":     {nil, 0, ErrCommandNotFound, ""},
-		"output cut":    {nil, 4, ErrOutputCut, ""},
+		"a failure":     {nil, 0, failure.ErrCommandNotFound, ""},
+		"output cut":    {nil, 4, failure.ErrOutputCut, ""},
 		"words":         {nil, 0, errors.New("hunter2"), ""},
 	} {
 		g.code, g.err = want.code, want.err
 		var out, printed bytes.Buffer
 		code, err := c.Exec(t.Context(), terminal.Command{Args: []string{"echo", "a b", ""}, Stdin: want.stdin, Stdout: &out, Stderr: &printed})
 		if name == "words" {
-			want.err = ErrFailed
+			want.err = failure.ErrFailed
 		}
 		if code != want.code || !errors.Is(err, want.err) || out.String() != want.out || printed.String() != "echo|a b|" {
 			t.Errorf("%s: %d, %v, %d bytes, %q", name, code, err, out.Len(), printed.String())
@@ -173,7 +174,7 @@ func TestInputWithoutEnd(t *testing.T) {
 	machine := httptest.NewTLSServer(newGuestHandler(&guestStub{}, time.Nanosecond))
 	t.Cleanup(machine.Close)
 	_, err := clientOf(machine).Exec(t.Context(), terminal.Command{Args: []string{"echo"}, Stdin: blocked{}, Stdout: io.Discard, Stderr: io.Discard})
-	assert.ErrorIs(t, "a command whose input stays open", err, ErrInputOpen, "5m0s")
+	assert.ErrorIs(t, "a command whose input stays open", err, failure.ErrInputOpen, "5m0s")
 }
 
 // TestTerminal checks that a command has the size of its caller's terminal, and that input of a guest that takes it while
@@ -213,11 +214,11 @@ func TestLostCommand(t *testing.T) {
 	<-g.begun
 	end()
 	err := <-failed
-	assert.ErrorIs(t, "a command whose machine is gone", err, ErrEndUnknown)
-	if errors.Is(err, ErrUnreachable) {
+	assert.ErrorIs(t, "a command whose machine is gone", err, failure.ErrEndUnknown)
+	if errors.Is(err, failure.ErrUnreachable) {
 		t.Errorf("%v would be tried again", err)
 	}
-	assert.ErrorIs(t, "a stream whose machine is gone", explainError(&websocket.CloseError{Code: websocket.CloseAbnormalClosure}), ErrUnreachable, "it closed the connection")
+	assert.ErrorIs(t, "a stream whose machine is gone", explainError(&websocket.CloseError{Code: websocket.CloseAbnormalClosure}), failure.ErrUnreachable, "it closed the connection")
 }
 
 // TestLeftCommand checks that a command ends whose caller has left.
@@ -231,7 +232,7 @@ func TestLeftCommand(t *testing.T) {
 		failed <- assert.ErrorOf(c.Exec(ctx, terminal.Command{Args: []string{"sleep"}, Stdin: blocked{}, Stdout: io.Discard, Stderr: io.Discard}))
 	}()
 	cancel()
-	if err := <-failed; !errors.Is(err, context.Canceled) && !errors.Is(err, ErrUnreachable) {
+	if err := <-failed; !errors.Is(err, context.Canceled) && !errors.Is(err, failure.ErrUnreachable) {
 		t.Errorf("the caller gets %v", err)
 	}
 	ctx, cancel = context.WithCancel(t.Context())
@@ -289,8 +290,8 @@ func TestConsoleOverStream(t *testing.T) {
 		t.Errorf("the console of a machine that has ended reads %q, %v", rest, err)
 	}
 	<-closed
-	g.err = ErrTaken
-	assert.ErrorIs(t, "another one who types", assert.ErrorOf(c.Console(t.Context(), true)), ErrTaken)
+	g.err = failure.ErrTaken
+	assert.ErrorIs(t, "another one who types", assert.ErrorOf(c.Console(t.Context(), true)), failure.ErrTaken)
 }
 
 // closing says when a console was closed.
@@ -320,7 +321,7 @@ func TestStreamsAreBounded(t *testing.T) {
 		assert.NoError(t, err)
 		open = append(open, console)
 	}
-	assert.ErrorIs(t, "one more stream", assert.ErrorOf(c.Console(t.Context(), false)), ErrBusy)
+	assert.ErrorIs(t, "one more stream", assert.ErrorOf(c.Console(t.Context(), false)), failure.ErrBusy)
 	assert.NoError(t, assert.ErrorOf(controls.Status(t.Context())))
 	assert.NoError(t, open[0].Close())
 	assert.Eventually(t, "another stream is taken", func(testing.TB) error { return assert.ErrorOf(c.Console(t.Context(), false)) })
@@ -361,7 +362,7 @@ func TestNetworkStatistics(t *testing.T) {
 				t.Errorf("%q: got %+v, %v, want %+v", name, got, err, n)
 			}
 		default:
-			assert.ErrorIs(t, name, err, ErrProtocol)
+			assert.ErrorIs(t, name, err, failure.ErrProtocol)
 		}
 	}
 }
@@ -411,12 +412,12 @@ func TestOddMessages(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]error{
-		"{}": nil, `{"exitCode":7}`: nil, `{"failure":"Busy"}`: ErrBusy, `{"failure":"hunter2"}`: ErrProtocol, "hunter2": ErrProtocol, "": ErrProtocol,
+		"{}": nil, `{"exitCode":7}`: nil, `{"failure":"Busy"}`: failure.ErrBusy, `{"failure":"hunter2"}`: failure.ErrProtocol, "hunter2": failure.ErrProtocol, "": failure.ErrProtocol,
 	} {
 		_, err := readEnding([]byte(text))
 		assert.ErrorIs(t, fmt.Sprintf("the ending %q", text), err, want)
 	}
-	if !reflect.DeepEqual(failureName(fmt.Errorf("x: %w", ErrCommandNotFound)), "CommandNotFound") {
+	if !reflect.DeepEqual(failure.NameOf(fmt.Errorf("x: %w", failure.ErrCommandNotFound)), "CommandNotFound") {
 		t.Error("a wrapped failure has another name")
 	}
 }
@@ -438,7 +439,7 @@ func TestEndlessHandshake(t *testing.T) {
 		}
 	}))
 	t.Cleanup(s.Close)
-	assert.ErrorIs(t, "a console", assert.ErrorOf(clientOf(s).Console(t.Context(), false)), ErrProtocol)
+	assert.ErrorIs(t, "a console", assert.ErrorOf(clientOf(s).Console(t.Context(), false)), failure.ErrProtocol)
 }
 
 // FuzzMachine checks that what a machine sends by a stream, which may be a guest that has broken out, makes its
@@ -476,10 +477,7 @@ func FuzzMachine(f *testing.F) {
 			t.Errorf("%d bytes become %d and %d", len(content), out.Len(), len(printed))
 		}
 		for _, err := range []error{execErr, readErr} {
-			isKnown := err == nil || errors.Is(err, ErrProtocol) || errors.Is(err, ErrUnreachable)
-			for _, f := range failures {
-				isKnown = isKnown || errors.Is(err, f.err)
-			}
+			isKnown := err == nil || errors.Is(err, failure.ErrProtocol) || errors.Is(err, failure.ErrUnreachable) || errors.Is(err, failure.ByName(failure.NameOf(err)))
 			if !isKnown || err != nil && strings.Contains(err.Error(), "hunter") {
 				t.Errorf("%q: it fails with %v", content, err)
 			}

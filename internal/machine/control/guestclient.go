@@ -19,6 +19,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/terminal"
 )
 
@@ -30,7 +31,7 @@ func (c *Client) Interfaces(ctx context.Context) (all []Interface, err error) {
 		return nil, err
 	}
 	if slices.ContainsFunc(all, func(i Interface) bool { return !i.isValid() }) {
-		return nil, ErrProtocol
+		return nil, failure.ErrProtocol
 	}
 	return all, nil
 }
@@ -41,7 +42,7 @@ func (c *Client) NetworkStatistics(ctx context.Context) (n NetworkStatistics, er
 		return NetworkStatistics{}, err
 	}
 	if !n.isValid() {
-		return NetworkStatistics{}, ErrProtocol
+		return NetworkStatistics{}, failure.ErrProtocol
 	}
 	return n, nil
 }
@@ -79,7 +80,7 @@ func (c *Client) openWebSocket(ctx context.Context, path string) (*websocket.Con
 	ws, response, err := dialer.DialContext(ctx, "ws"+strings.TrimPrefix(c.base, "http")+path, c.header)
 	if err != nil && response != nil {
 		defer func() { _ = response.Body.Close() }()
-		return nil, cmp.Or(readAnswer(response, nil), ErrProtocol)
+		return nil, cmp.Or(readAnswer(response, nil), failure.ErrProtocol)
 	}
 	if err != nil {
 		return nil, explainError(err)
@@ -99,10 +100,10 @@ type boundedConn struct {
 	left atomic.Int64
 }
 
-// Read implements net.Conn. It fails with ErrProtocol once all bytes have been read that may be read.
+// Read implements net.Conn. It fails with failure.ErrProtocol once all bytes have been read that may be read.
 func (c *boundedConn) Read(p []byte) (int, error) {
 	if c.left.Load() <= 0 {
-		return 0, ErrProtocol
+		return 0, failure.ErrProtocol
 	}
 	n, err := c.Conn.Read(p)
 	c.left.Add(-int64(n))
@@ -144,7 +145,7 @@ func (c *console) nextOutput() ([]byte, error) {
 		c.end(err) // the machine waits for it
 		return nil, err
 	}
-	return nil, ErrProtocol
+	return nil, failure.ErrProtocol
 }
 
 // Write implements io.Writer. It blocks while the guest does not read.
@@ -197,7 +198,7 @@ func (c *Client) Exec(ctx context.Context, command terminal.Command) (exitCode i
 		switch {
 		case err != nil && ctx.Err() == nil && !errors.Is(err, errInput):
 			// The kind of the cause could mean that the command may be tried again.
-			return 0, fmt.Errorf("%w: %s", ErrEndUnknown, err.Error())
+			return 0, fmt.Errorf("%w: %s", failure.ErrEndUnknown, err.Error())
 		case err != nil:
 			return 0, err
 		case channel == terminal.Control.End:
@@ -205,7 +206,7 @@ func (c *Client) Exec(ctx context.Context, command terminal.Command) (exitCode i
 		}
 		to := map[byte]io.Writer{terminal.Output: command.Stdout, terminal.Errors: command.Stderr}[channel]
 		if to == nil {
-			return 0, fmt.Errorf("%w: %s", ErrEndUnknown, ErrProtocol.Error())
+			return 0, fmt.Errorf("%w: %s", failure.ErrEndUnknown, failure.ErrProtocol.Error())
 		}
 		if _, err := to.Write(content); err != nil {
 			return 0, err

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -96,7 +97,7 @@ func TestLies(t *testing.T) {
 				if name == "a list" && what == "interfaces" && err == nil {
 					continue
 				}
-				if !errors.Is(err, ErrProtocol) && !errors.Is(err, ErrUnreachable) {
+				if !errors.Is(err, failure.ErrProtocol) && !errors.Is(err, failure.ErrUnreachable) {
 					t.Errorf("%s: got %v", what, err)
 				}
 				if err != nil && strings.ContainsAny(err.Error(), "\x1b\n\u202e") {
@@ -154,7 +155,7 @@ func TestLyingStream(t *testing.T) {
 			c := NewLocalClient("token", func(ctx context.Context) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "unix", path) })
 			console, err := c.Console(t.Context(), false)
 			assert.NoError(t, err)
-			if _, err := io.ReadAll(console); !errors.Is(err, ErrProtocol) || strings.Contains(err.Error(), "\x1b") {
+			if _, err := io.ReadAll(console); !errors.Is(err, failure.ErrProtocol) || strings.Contains(err.Error(), "\x1b") {
 				t.Errorf("a console: got %v", err)
 			}
 			_, err = c.Exec(t.Context(), terminal.Command{Args: []string{"true"}, Stdout: io.Discard, Stderr: io.Discard})

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/terminal"
 )
 
@@ -54,7 +55,7 @@ const (
 // NewLocalServer returns a server of a machine on this host, for clients with a token. It works until ctx
 // ends.
 func NewLocalServer(ctx context.Context, token string, m Local) *Server {
-	guest := newGuestHandler(m.Guest, inputWithin)
+	guest := newGuestHandler(m.Guest, failure.InputWithin)
 	mux := newHandler(m.Machine)
 	for _, path := range []string{consolePath, execPath, interfacesPath, networkPath} {
 		mux.Handle(path, guest)
@@ -117,7 +118,7 @@ func (f *fence) admitEpoch(text string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if epoch < f.highest {
-		return ErrFenced
+		return failure.ErrFenced
 	}
 	f.highest = epoch
 	return nil
@@ -223,7 +224,7 @@ func (c *Client) Quit(ctx context.Context) error {
 }
 
 // SetEpoch sets the epoch of the leader that the following calls are from; 0 is for no leader. A machine answers
-// ErrFenced to an epoch below one that it was called with.
+// failure.ErrFenced to an epoch below one that it was called with.
 func (c *Client) SetEpoch(epoch uint64) {
 	if c.header.Del(epochHeader); epoch != 0 {
 		c.header.Set(epochHeader, strconv.FormatUint(epoch, 10))
@@ -270,7 +271,7 @@ func (c *Client) Watch(ctx context.Context, onChange func()) error {
 	case err != nil:
 		return explainError(err)
 	case string(answer) != takenHead:
-		return ErrProtocol
+		return failure.ErrProtocol
 	}
 	for part := answer[:16]; ; {
 		if err := conn.SetReadDeadline(deadlineAfter(deadAfter)); err != nil {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -71,8 +72,8 @@ func TestLocalCalls(t *testing.T) {
 	if id, within := <-m.calls, <-m.calls; id != "17" || within != 1500*time.Millisecond {
 		t.Errorf("stopped by %v within %v", id, within)
 	}
-	m.stub.err = ErrNotRunning
-	assert.ErrorIs(t, "a refused start", c.Start(t.Context()), ErrNotRunning)
+	m.stub.err = failure.ErrNotRunning
+	assert.ErrorIs(t, "a refused start", c.Start(t.Context()), failure.ErrNotRunning)
 
 	stranger := NewLocalClient("another", dial)
 	for name, call := range map[string]func() error{
@@ -85,7 +86,7 @@ func TestLocalCalls(t *testing.T) {
 		"an empty one": func() error { return NewLocalClient("", dial).Start(t.Context()) },
 	} {
 		if name != "an empty one" || len(m.calls) == 0 {
-			assert.ErrorIs(t, name, call(), ErrProtocol)
+			assert.ErrorIs(t, name, call(), failure.ErrProtocol)
 		}
 	}
 }
@@ -103,14 +104,14 @@ func TestEpochs(t *testing.T) {
 	for _, epoch := range []uint64{7, 7, 9, 0, 9} {
 		assert.NoError(t, start(epoch))
 	}
-	assert.ErrorIs(t, "a lower epoch", start(8), ErrFenced)
+	assert.ErrorIs(t, "a lower epoch", start(8), failure.ErrFenced)
 	assert.NoError(t, start(0))
 	if len(m.calls) != 6 {
 		t.Errorf("%d calls reached the machine", len(m.calls))
 	}
 	c := NewLocalClient("token", dial)
 	c.header.Set(epochHeader, "-1")
-	assert.ErrorIs(t, "no number", c.Start(t.Context()), ErrProtocol)
+	assert.ErrorIs(t, "no number", c.Start(t.Context()), failure.ErrProtocol)
 }
 
 // TestWatch checks that who watches is told of each change, and of the machine's end.
@@ -134,5 +135,5 @@ func TestWatch(t *testing.T) {
 	<-m.changed
 	<-told
 	end()
-	assert.ErrorIs(t, "a watch of a machine that has ended", <-over, ErrUnreachable)
+	assert.ErrorIs(t, "a watch of a machine that has ended", <-over, failure.ErrUnreachable)
 }

@@ -22,6 +22,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/machine/failure"
 )
 
 // Port is a port of the host that leads to one of the guest.
@@ -121,10 +123,10 @@ type Network interface {
 	DialGuest(ctx context.Context, port uint16) (net.Conn, error)
 	// SetWanted changes the wanted configuration of the machine's edge, and returns the ports that it serves: of those that were
 	// wanted before, those that still are. Connections to where the guest may not connect any more are reset. What is
-	// older than what the machine knows changes nothing, and fails with ErrStale.
+	// older than what the machine knows changes nothing, and fails with failure.ErrStale.
 	SetWanted(ctx context.Context, w Wanted) (served []Port, err error)
 	// GiveSockets gives the machine, which cannot open ports, a listening socket for each of some ports. The caller
-	// closes them afterwards. Those that it serves already are left as they are; it fails with ErrStale, and serves
+	// closes them afterwards. Those that it serves already are left as they are; it fails with failure.ErrStale, and serves
 	// none of them, if they are not of the revision that it knows.
 	GiveSockets(ctx context.Context, of Revision, sockets map[Port]*os.File) error
 }
@@ -197,7 +199,7 @@ func serveDial(w http.ResponseWriter, r *http.Request, n Network) {
 	defer cancel()
 	guest, err := n.DialGuest(ctx, uint16(port))
 	if err != nil {
-		sendAnswer(w, nil, fmt.Errorf("%w: %w", ErrNoAnswer, err))
+		sendAnswer(w, nil, fmt.Errorf("%w: %w", failure.ErrNoAnswer, err))
 		return
 	}
 	client, err := takeConnection(w)
@@ -281,7 +283,7 @@ func serveSockets(ctx context.Context, w http.ResponseWriter, n Network) {
 		}
 		err = n.GiveSockets(ctx, m.Revision, sockets)
 	}
-	_ = SendMessage(conn, ending{Failure: failureName(err)})
+	_ = SendMessage(conn, ending{Failure: failure.NameOf(err)})
 }
 
 // CloseFiles closes files whose errors do not matter, such as those that were passed to another process.
@@ -303,7 +305,7 @@ func (c *Client) SetWanted(ctx context.Context, w Wanted) (served []Port, err er
 		return nil, err
 	}
 	if !areValid(answer.Ports) {
-		return nil, ErrProtocol
+		return nil, failure.ErrProtocol
 	}
 	return answer.Ports, nil
 }
@@ -319,7 +321,7 @@ func (c *Client) GiveSockets(ctx context.Context, revision Revision, sockets map
 	if err := c.exchangeMessage(ctx, socketsPath, m, &answer, files...); err != nil {
 		return err
 	}
-	return failureOf(answer.Failure)
+	return failure.ByName(answer.Failure)
 }
 
 // takeOver makes a request and returns its connection once that has left HTTP.
@@ -334,7 +336,7 @@ func (c *Client) takeOver(ctx context.Context, method, path string) (*net.UnixCo
 	defer stop()
 	taken, ok := conn.(*net.UnixConn)
 	if !ok {
-		return nil, errors.Join(ErrProtocol, conn.Close())
+		return nil, errors.Join(failure.ErrProtocol, conn.Close())
 	}
 	var head bytes.Buffer
 	_, _ = fmt.Fprintf(&head, "%s %s HTTP/1.1\r\nHost: machine\r\n", method, path)
@@ -361,7 +363,7 @@ func readTakenHead(reader io.Reader) error {
 			return explainError(err)
 		}
 		if head = append(head, b[0]); len(head) > maxHeader {
-			return ErrProtocol
+			return failure.ErrProtocol
 		}
 	}
 	if string(head) == takenHead {
@@ -369,8 +371,8 @@ func readTakenHead(reader io.Reader) error {
 	}
 	response, err := http.ReadResponse(bufio.NewReader(io.MultiReader(bytes.NewReader(head), io.LimitReader(reader, maxAnswer))), nil)
 	if err != nil {
-		return ErrProtocol
+		return failure.ErrProtocol
 	}
 	defer func() { _ = response.Body.Close() }()
-	return cmp.Or(readAnswer(response, nil), ErrProtocol)
+	return cmp.Or(readAnswer(response, nil), failure.ErrProtocol)
 }

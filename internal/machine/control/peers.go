@@ -19,6 +19,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
+
+	"cloudnative.tw/drover/internal/machine/failure"
 )
 
 // Switchboard connects a machine to others of its host.
@@ -250,7 +252,7 @@ func (l *PeerLink) makeCall(ctx context.Context, c peerCall, sockets ...*os.File
 	l.mu.Lock()
 	if l.isOver || len(l.waiting) == maxPeerCalls {
 		l.mu.Unlock()
-		return linkAnswer{}, ErrUnreachable
+		return linkAnswer{}, failure.ErrUnreachable
 	}
 	l.last++
 	c.ID = l.last
@@ -260,14 +262,14 @@ func (l *PeerLink) makeCall(ctx context.Context, c peerCall, sockets ...*os.File
 	l.mu.Unlock()
 	if err != nil { // a part of it may have been sent
 		l.Close()
-		return linkAnswer{}, ErrUnreachable
+		return linkAnswer{}, failure.ErrUnreachable
 	}
 	select {
 	case answer, isOpen := <-answered:
 		if !isOpen {
-			return answer, ErrUnreachable
+			return answer, failure.ErrUnreachable
 		}
-		return answer, failureOf(answer.Failure)
+		return answer, failure.ByName(answer.Failure)
 	case <-ctx.Done():
 		l.forgetCall(c.ID, answered)
 		return linkAnswer{}, ctx.Err()
@@ -299,7 +301,7 @@ func (l *PeerLink) Dial(ctx context.Context, protocol string, sourcePort uint16,
 	c := PeerConn{Protocol: protocol, From: netip.AddrPortFrom(netip.IPv4Unspecified(), sourcePort), To: destination}
 	answer, err := l.makeCall(ctx, peerCall{Conn: &c})
 	if err == nil && answer.socket == nil {
-		err = ErrProtocol
+		err = failure.ErrProtocol
 	}
 	return answer.socket, err
 }
@@ -344,11 +346,11 @@ func serveLink(ctx context.Context, conn *net.UnixConn, callsASecond rate.Limit,
 	defer func() { _ = conn.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	var sending sync.Mutex
-	send := func(id uint64, address netip.Addr, failure error, sockets ...*os.File) {
+	send := func(id uint64, address netip.Addr, err error, sockets ...*os.File) {
 		sending.Lock()
 		defer sending.Unlock()
 		_ = conn.SetWriteDeadline(deadlineAfter(callSendWithin))
-		if err := SendMessage(conn, peerAnswer{id, address, failureName(failure)}, sockets...); err != nil {
+		if err := SendMessage(conn, peerAnswer{id, address, failure.NameOf(err)}, sockets...); err != nil {
 			_ = conn.Close()
 		}
 	}
@@ -369,7 +371,7 @@ func serveLink(ctx context.Context, conn *net.UnixConn, callsASecond rate.Limit,
 		case places <- struct{}{}:
 		default: // more than the other end may make
 			CloseFiles(given...)
-			send(call.ID, netip.Addr{}, ErrFailed)
+			send(call.ID, netip.Addr{}, failure.ErrFailed)
 			continue
 		}
 		calls.Go(func() {
@@ -415,7 +417,7 @@ func serveJoin(ctx context.Context, w http.ResponseWriter, p Peer) {
 			p.Join(link)
 		}()
 	}
-	_ = SendMessage(conn, peerAnswer{Failure: failureName(err)})
+	_ = SendMessage(conn, peerAnswer{Failure: failure.NameOf(err)})
 }
 
 // Join gives the machine a link to a switchboard, by a socket for its calls and one for those to it.
@@ -424,7 +426,7 @@ func (c *Client) Join(ctx context.Context, calls, accepts *os.File) error {
 	if err := c.exchangeMessage(ctx, joinPath, struct{}{}, &answer, calls, accepts); err != nil {
 		return err
 	}
-	return failureOf(answer.Failure)
+	return failure.ByName(answer.Failure)
 }
 
 // exchangeMessage sends a message with sockets, and receives the answer.

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"testing"
 
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -39,14 +40,14 @@ func (j *joined) Accept(_ context.Context, c PeerConn, socket *os.File) error {
 
 func (*joined) SetWanted(_ context.Context, w Wanted) (served []Port, err error) {
 	if w.Revision.IsBefore(Revision{Epoch: 2}) {
-		return nil, ErrStale
+		return nil, failure.ErrStale
 	}
 	return w.Ports[1:], nil
 }
 
 func (j *joined) GiveSockets(_ context.Context, revision Revision, sockets map[Port]*os.File) error {
 	if revision != (Revision{2, 1}) {
-		return ErrStale
+		return failure.ErrStale
 	}
 	j.given = sockets
 	return nil
@@ -54,7 +55,7 @@ func (j *joined) GiveSockets(_ context.Context, revision Revision, sockets map[P
 
 func (*joined) DialGuest(_ context.Context, port uint16) (net.Conn, error) {
 	if port != 80 {
-		return nil, ErrRefused
+		return nil, failure.ErrRefused
 	}
 	guest, here := net.Pipe()
 	go func() { _, _ = io.Copy(here, here) }()
@@ -66,7 +67,7 @@ type exchange struct{ to *PeerLink }
 
 func (exchange) Lookup(_ context.Context, name string) (netip.Addr, error) {
 	if name != "b" {
-		return netip.Addr{}, ErrNoMachine
+		return netip.Addr{}, failure.ErrNoMachine
 	}
 	return netip.MustParseAddr("10.0.0.2"), nil
 }
@@ -100,7 +101,7 @@ func TestPeers(t *testing.T) {
 	if err != nil || address.String() != "10.0.0.2" {
 		t.Errorf("b is %s, %v", address, err)
 	}
-	assert.ErrorIs(t, "another name", assert.ErrorOf(link.Lookup(t.Context(), "c")), ErrNoMachine)
+	assert.ErrorIs(t, "another name", assert.ErrorOf(link.Lookup(t.Context(), "c")), failure.ErrNoMachine)
 	target := netip.MustParseAddrPort("10.0.0.2:80")
 	socket, err := link.Dial(t.Context(), TCP, 4000, target)
 	assert.NoError(t, err)
@@ -117,8 +118,8 @@ func TestPeers(t *testing.T) {
 	}
 	assert.Eventually(t, "the link has ended both ways", func(t testing.TB) error {
 		_, err := link.Lookup(t.Context(), "b")
-		assert.ErrorIs(t, "a call of the machine", err, ErrUnreachable)
-		assert.ErrorIs(t, "a call to it", to.Accept(t.Context(), PeerConn{}, socket), ErrUnreachable)
+		assert.ErrorIs(t, "a call of the machine", err, failure.ErrUnreachable)
+		assert.ErrorIs(t, "a call to it", to.Accept(t.Context(), PeerConn{}, socket), failure.ErrUnreachable)
 		return nil
 	})
 }
@@ -153,7 +154,7 @@ func TestHangingDials(t *testing.T) {
 		assert.NoError(t, SendMessage(here, peerCall{ID: 2000 + id, Conn: &PeerConn{TCP, at, at}}))
 	}
 	_, err = ReceiveMessage(here, &answer, 0)
-	if assert.NoError(t, err); answer.ID < 2000 || !errors.Is(failureOf(answer.Failure), ErrFailed) {
+	if assert.NoError(t, err); answer.ID < 2000 || !errors.Is(failure.ByName(answer.Failure), failure.ErrFailed) {
 		t.Errorf("the answer to one call too many is %+v", answer)
 	}
 	leave()
@@ -202,12 +203,12 @@ func TestNetworkCalls(t *testing.T) {
 	if err != nil || !slices.Equal(served, keys[1:]) {
 		t.Errorf("served are %+v, %v", served, err)
 	}
-	assert.ErrorIs(t, "an earlier revision", assert.ErrorOf(c.SetWanted(t.Context(), Wanted{Revision: Revision{1, 9}})), ErrStale)
+	assert.ErrorIs(t, "an earlier revision", assert.ErrorOf(c.SetWanted(t.Context(), Wanted{Revision: Revision{1, 9}})), failure.ErrStale)
 	assert.NoError(t, c.GiveSockets(t.Context(), Revision{2, 1}, map[Port]*os.File{keys[0]: socket}))
 	if len(m.given) != 1 || m.given[keys[0]] == nil {
 		t.Errorf("given are %+v", m.given)
 	}
-	assert.ErrorIs(t, "sockets of another revision", c.GiveSockets(t.Context(), Revision{2, 2}, nil), ErrStale)
+	assert.ErrorIs(t, "sockets of another revision", c.GiveSockets(t.Context(), Revision{2, 2}, nil), failure.ErrStale)
 	conn, err := c.DialGuest(t.Context(), 80)
 	assert.NoError(t, err)
 	assert.NoError(t, assert.ErrorOf(io.WriteString(conn, "hello")))
@@ -216,5 +217,5 @@ func TestNetworkCalls(t *testing.T) {
 		t.Errorf("the guest answers %q, %v", text, err)
 	}
 	assert.NoError(t, conn.Close())
-	assert.ErrorIs(t, "a port that the guest refuses", assert.ErrorOf(c.DialGuest(t.Context(), 81)), ErrRefused)
+	assert.ErrorIs(t, "a port that the guest refuses", assert.ErrorOf(c.DialGuest(t.Context(), 81)), failure.ErrRefused)
 }

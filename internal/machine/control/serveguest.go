@@ -12,6 +12,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/terminal"
 )
 
@@ -54,7 +55,7 @@ func (h *guestHandler) limitStreams(serve http.HandlerFunc) http.HandlerFunc {
 			defer func() { <-h.streams }()
 			serve(w, r)
 		default:
-			sendAnswer(w, nil, ErrBusy)
+			sendAnswer(w, nil, failure.ErrBusy)
 		}
 	}
 }
@@ -91,7 +92,7 @@ func (h *guestHandler) serveExec(w http.ResponseWriter, r *http.Request) {
 	}
 	stdin, input := io.Pipe()
 	if !h.guest.TakesInput() {
-		defer time.AfterFunc(h.inputWithin, func() { _ = input.CloseWithError(ErrInputOpen) }).Stop()
+		defer time.AfterFunc(h.inputWithin, func() { _ = input.CloseWithError(failure.ErrInputOpen) }).Stop()
 	}
 	sizes := make(chan terminal.Size, 1)
 	command := terminal.Command{

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/net/netutil"
+
+	"cloudnative.tw/drover/internal/machine/failure"
 )
 
 const (
@@ -38,7 +40,7 @@ func NewServer(ctx context.Context, c Credentials, m Machine, g Guest) (*Server,
 	if err != nil {
 		return nil, err
 	}
-	server := newHTTPServer(ctx, byAuthority(guest, newGuestHandler(g, inputWithin), newHandler(m)))
+	server := newHTTPServer(ctx, byAuthority(guest, newGuestHandler(g, failure.InputWithin), newHandler(m)))
 	server.TLSConfig = config
 	return &Server{ctx: ctx, http: server}, nil
 }
@@ -194,7 +196,7 @@ func sendAnswer(w http.ResponseWriter, answer any, err error) {
 	case errors.Is(err, errRequest):
 		code, answer = http.StatusBadRequest, nil
 	case err != nil:
-		code, answer = http.StatusUnprocessableEntity, ending{Failure: failureName(err)}
+		code, answer = http.StatusUnprocessableEntity, ending{Failure: failure.NameOf(err)}
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)

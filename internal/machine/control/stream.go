@@ -14,6 +14,7 @@ import (
 	"github.com/gorilla/websocket"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/terminal"
 )
 
@@ -73,7 +74,7 @@ func (s *stream) sendFrom(reader io.Reader) {
 
 // finish sends how the stream has ended. A connection ends its stream.
 func (s *stream) finish(code int, err error) {
-	text, _ := json.Marshal(ending{code, failureName(err)}) // a number and a word
+	text, _ := json.Marshal(ending{code, failure.NameOf(err)}) // a number and a word
 	s.Finish(text)
 }
 
@@ -81,10 +82,10 @@ func (s *stream) finish(code int, err error) {
 func readEnding(content []byte) (exitCode int, err error) {
 	var e ending
 	if json.Unmarshal(content, &e) != nil {
-		return 0, ErrProtocol
+		return 0, failure.ErrProtocol
 	}
-	err = failureOf(e.Failure)
-	if errors.Is(err, ErrProtocol) {
+	err = failure.ByName(e.Failure)
+	if errors.Is(err, failure.ErrProtocol) {
 		return 0, err
 	}
 	return e.ExitCode, err

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 )
 
 // counts are what an edge has seen.
@@ -32,7 +33,7 @@ var refusals = []struct {
 	{ErrNoEgress, control.RefusedNoEgress},
 	{ErrSpecial, control.RefusedSpecial},
 	{ErrNoUnicast, control.RefusedNoRoute},
-	{control.ErrNoMachine, control.RefusedNoMachine},
+	{failure.ErrNoMachine, control.RefusedNoMachine},
 	{errNoMemory, control.RefusedTooMany},
 	{errTooFast, control.RefusedTooMany},
 }

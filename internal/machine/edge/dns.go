@@ -20,6 +20,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 )
 
 const (
@@ -149,7 +150,7 @@ func (e *Edge) answerMachine(h dnsmessage.Header, q dnsmessage.Question, name st
 	switch {
 	case err != nil && !isOurs: // also while no Drover runs, which knows the machines
 		return nil
-	case errors.Is(err, control.ErrNoMachine):
+	case errors.Is(err, failure.ErrNoMachine):
 		return answerOf(h, &q, dnsmessage.RCodeNameError)
 	case err != nil:
 		return answerOf(h, &q, dnsmessage.RCodeServerFailure)
@@ -167,13 +168,13 @@ func (e *Edge) lookup(name string) (netip.Addr, error) {
 		return e.Address.Addr(), nil
 	}
 	if e.Peers == nil || name == "" {
-		return netip.Addr{}, control.ErrNoMachine
+		return netip.Addr{}, failure.ErrNoMachine
 	}
 	ctx, cancel := context.WithTimeout(e.context, resolveWithin)
 	defer cancel()
 	address, err := e.Peers.Lookup(ctx, name)
 	if err == nil && !e.Address.Masked().Contains(address) { // of another range, which leads elsewhere from here
-		return netip.Addr{}, control.ErrNoMachine
+		return netip.Addr{}, failure.ErrNoMachine
 	}
 	return address, err
 }

@@ -28,6 +28,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -177,7 +178,7 @@ func TestInward(t *testing.T) {
 	assert.ErrorIs(t, "a port that the guest refuses", err, unix.ECONNRESET)
 	w.want(t, control.Wanted{Revision: control.Revision{Epoch: 1, Number: 2}})
 	for _, earlier := range []control.Revision{{Epoch: 1, Number: 1}, {Number: 3}} {
-		assert.ErrorIs(t, "what an earlier leader wants", assert.ErrorOf(w.SetWanted(t.Context(), control.Wanted{Revision: earlier})), control.ErrStale)
+		assert.ErrorIs(t, "what an earlier leader wants", assert.ErrorOf(w.SetWanted(t.Context(), control.Wanted{Revision: earlier})), failure.ErrStale)
 	}
 	_, err = (&net.Dialer{}).DialContext(t.Context(), "tcp4", open[0])
 	assert.ErrorIs(t, "a port that was taken away", err, unix.ECONNREFUSED)
@@ -210,7 +211,7 @@ func (w *world) openPorts(t *testing.T, keys ...control.Port) (addresses []strin
 	}
 	wanted := control.Wanted{Revision: control.Revision{Epoch: 1, Number: 1}, Ports: keys}
 	w.want(t, wanted)
-	assert.ErrorIs(t, "sockets of another revision", w.GiveSockets(t.Context(), control.Revision{Epoch: 1}, sockets), control.ErrStale)
+	assert.ErrorIs(t, "sockets of another revision", w.GiveSockets(t.Context(), control.Revision{Epoch: 1}, sockets), failure.ErrStale)
 	sockets[control.Port{Protocol: control.TCP, HostPort: 1, Port: 1}] = sockets[keys[0]]
 	for range 2 { // the second time there are all
 		assert.NoError(t, w.GiveSockets(t.Context(), wanted.Revision, sockets))
@@ -234,7 +235,7 @@ func TestPolicy(t *testing.T) {
 		"0.0.0.0":         ErrSpecial, "127.0.0.1": ErrSpecial, "127.9.9.9": ErrSpecial, "169.254.169.254": ErrSpecial,
 		"168.63.129.16": ErrSpecial, "168.63.129.15": nil, "100.100.100.200": ErrSpecial, "100.100.100.100": nil,
 		"224.0.0.1": ErrSpecial, "255.255.255.255": ErrSpecial, "::1": ErrSpecial, "::ffff:198.51.100.7": ErrSpecial, "64:ff9b::1": ErrSpecial,
-		"172.30.0.1": ErrDenied, local: ErrNoUnicast, "10.213.0.1": control.ErrNoMachine, "10.213.77.7": control.ErrNoMachine,
+		"172.30.0.1": ErrDenied, local: ErrNoUnicast, "10.213.0.1": failure.ErrNoMachine, "10.213.77.7": failure.ErrNoMachine,
 	} {
 		err := w.checkOutside(netip.MustParseAddr(address))
 		assert.True(t, errors.Is(err, want) && (want != nil || err == nil), "%s: %v, want %v", address, err, want)
@@ -432,7 +433,7 @@ func TestNamesWithoutPeers(t *testing.T) {
 type noPeers struct{ machines }
 
 func (noPeers) Lookup(context.Context, string) (netip.Addr, error) {
-	return netip.Addr{}, control.ErrUnreachable
+	return netip.Addr{}, failure.ErrUnreachable
 }
 
 // machines is a table of peers.
@@ -442,11 +443,11 @@ func (m machines) Lookup(_ context.Context, name string) (netip.Addr, error) {
 	if a, ok := m[name]; ok {
 		return a, nil
 	}
-	return netip.Addr{}, control.ErrNoMachine
+	return netip.Addr{}, failure.ErrNoMachine
 }
 
 func (machines) Dial(context.Context, string, uint16, netip.AddrPort) (*os.File, error) {
-	return nil, control.ErrNoMachine
+	return nil, failure.ErrNoMachine
 }
 
 // serveNames is a resolver of the outside.

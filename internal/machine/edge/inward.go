@@ -22,6 +22,7 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 )
 
 // setPorts stops serving ports that are not wanted. The caller has the lock.
@@ -39,7 +40,7 @@ func (e *Edge) GiveSockets(_ context.Context, of control.Revision, sockets map[c
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if of != e.wanted.Revision {
-		return control.ErrStale
+		return failure.ErrStale
 	}
 	for key, socket := range sockets {
 		if e.ports[key] != nil || !slices.Contains(e.wanted.Ports, key) {
@@ -174,7 +175,7 @@ func connect(ctx context.Context, queue *waiter.Queue, endpoint tcpip.Endpoint, 
 	case nil:
 		return nil
 	case *tcpip.ErrConnectionRefused:
-		return control.ErrRefused
+		return failure.ErrRefused
 	}
 	return errors.New(problem.String())
 }

@@ -17,6 +17,7 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 )
 
 // Errors of connections that are too many.
@@ -139,7 +140,7 @@ func (e *Edge) dialPeer(ctx context.Context, protocol string, from uint16, to ne
 // Accept takes a connection of another machine to a port of the guest, which sees that machine's address and port.
 func (e *Edge) Accept(ctx context.Context, c control.PeerConn, socket *os.File) error {
 	if !e.Address.Masked().Contains(c.From.Addr()) || c.From.Addr() == e.Address.Addr() || c.From.Addr() == e.Gateway() {
-		return control.ErrNoMachine
+		return failure.ErrNoMachine
 	}
 	conn, err := net.FileConn(socket)
 	if err != nil {
@@ -152,7 +153,7 @@ func (e *Edge) Accept(ctx context.Context, c control.PeerConn, socket *os.File) 
 	case control.ICMP:
 		return e.acceptPings(c, conn)
 	default:
-		return errors.Join(control.ErrProtocol, conn.Close())
+		return errors.Join(failure.ErrProtocol, conn.Close())
 	}
 	guest, share, err := e.dialGuest(ctx, c.From, c.To.Port(), keptByConnections)
 	if err != nil {

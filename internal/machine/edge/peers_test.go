@@ -18,6 +18,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -28,13 +29,13 @@ type board struct {
 }
 
 func (board) Lookup(context.Context, string) (netip.Addr, error) {
-	return netip.Addr{}, control.ErrNoMachine
+	return netip.Addr{}, failure.ErrNoMachine
 }
 
 func (b board) Dial(ctx context.Context, protocol string, from uint16, to netip.AddrPort) (*os.File, error) {
 	peer := b.peers[to.Addr()]
 	if peer == nil {
-		return nil, control.ErrNoMachine
+		return nil, failure.ErrNoMachine
 	}
 	here, there, err := control.ConnectPeers(protocol)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"slices"
 
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 )
 
 // RouteTable tells what the kernel would do with packets to an address.
@@ -51,7 +52,7 @@ func (e *Edge) checkOutside(to netip.Addr) error {
 	case !to.Is4(): // in any form, mapped ones too
 		return ErrSpecial
 	case e.Address.Masked().Contains(to): // it is a machine's, or nobody's, and never the host's network's
-		return control.ErrNoMachine
+		return failure.ErrNoMachine
 	case slices.ContainsFunc(special, isIn):
 		return ErrSpecial
 	case egress.Deny:
@@ -88,7 +89,7 @@ func (e *Edge) replaceWanted(w control.Wanted) (served []control.Port, open map[
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if w.Revision.IsBefore(e.wanted.Revision) {
-		return nil, nil, control.ErrStale
+		return nil, nil, failure.ErrStale
 	}
 	e.wanted = w
 	e.setPorts(w.Ports)

@@ -18,6 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/guest/files"
 	"cloudnative.tw/drover/internal/guest/wire"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/terminal"
 )
 
@@ -42,7 +43,7 @@ func New(nonce []byte, take func(context.Context) (net.Conn, error)) *Agent {
 
 // openSession returns the session, and begins one if there is none.
 func (a *Agent) openSession(ctx context.Context) (*client.Client, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, answerWithin, control.ErrSilent)
+	ctx, cancel := context.WithTimeoutCause(ctx, answerWithin, failure.ErrSilent)
 	defer cancel()
 	select {
 	case a.turn <- struct{}{}:
@@ -66,13 +67,13 @@ func (a *Agent) openSession(ctx context.Context) (*client.Client, error) {
 
 // failures has the error that clients get for a failure of the guest; the first that fits counts.
 var failures = []struct{ from, to error }{
-	{client.ErrEndUnknown, control.ErrEndUnknown},
-	{client.ErrNotFound, control.ErrCommandNotFound},
-	{client.ErrNotExecutable, control.ErrCommandNotExecutable},
-	{client.ErrBusy, control.ErrBusy},
-	{client.ErrLost, control.ErrSilent},
-	{client.ErrBadAnswer, control.ErrBadAnswer},
-	{client.ErrRefused, control.ErrCommand},
+	{client.ErrEndUnknown, failure.ErrEndUnknown},
+	{client.ErrNotFound, failure.ErrCommandNotFound},
+	{client.ErrNotExecutable, failure.ErrCommandNotExecutable},
+	{client.ErrBusy, failure.ErrBusy},
+	{client.ErrLost, failure.ErrSilent},
+	{client.ErrBadAnswer, failure.ErrBadAnswer},
+	{client.ErrRefused, failure.ErrCommand},
 }
 
 func failureFor(err error) error {

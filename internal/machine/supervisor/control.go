@@ -10,6 +10,7 @@ import (
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
@@ -35,7 +36,7 @@ func (s *Supervisor) Status(ctx context.Context) (control.Status, error) {
 	}
 	used, err := s.process.Usage()
 	if err != nil {
-		return out, control.ErrFailed
+		return out, failure.ErrFailed
 	}
 	out.CPUNanoseconds, out.MemoryBytes = used.CPU.Nanoseconds(), used.MemoryBytes
 	if out.RunState, err = s.monitor.Status(ctx); err != nil {
@@ -75,14 +76,14 @@ func (s *Supervisor) changeState(ctx context.Context, command, state string) err
 	status, err := s.monitor.Status(ctx)
 	switch {
 	case err != nil:
-		return control.ErrFailed
+		return failure.ErrFailed
 	case status == state:
 		return nil
 	case status != statusRunning && status != machine.StatusPaused:
-		return control.ErrNotRunning
+		return failure.ErrNotRunning
 	}
 	if err := s.monitor.Execute(ctx, command, nil, nil); err != nil {
-		return control.ErrFailed
+		return failure.ErrFailed
 	}
 	s.Log.Info("Guest was changed by the control port", "runState", state)
 	return nil
@@ -95,7 +96,7 @@ func (s *Supervisor) Probe(ctx context.Context, port int32) error {
 	}
 	conn, err := s.Network.DialGuest(ctx, uint16(port)) //nolint:gosec // a port
 	if err != nil {
-		return fmt.Errorf("%w: %w", control.ErrNoAnswer, err)
+		return fmt.Errorf("%w: %w", failure.ErrNoAnswer, err)
 	}
 	_ = conn.Close() // which proves no less
 	return nil
@@ -104,7 +105,7 @@ func (s *Supervisor) Probe(ctx context.Context, port int32) error {
 // Grow implements control.Machine.
 func (s *Supervisor) Grow(ctx context.Context, sizes control.Sizes) (grown control.Sizes, err error) {
 	if s.Progress != nil && !s.isAttached() || s.IsStopping() {
-		return grown, control.ErrNotRunning
+		return grown, failure.ErrNotRunning
 	}
 	if err := s.waitAttached(ctx); err != nil {
 		return grown, err
@@ -118,13 +119,13 @@ func (s *Supervisor) Grow(ctx context.Context, sizes control.Sizes) (grown contr
 	}
 	for node := range wanted {
 		if _, ok := s.Disks[node]; !ok {
-			return grown, control.ErrUnknown
+			return grown, failure.ErrUnknown
 		}
 	}
 	have, err := growDisks(ctx, s.monitor, wanted)
 	if err != nil {
 		s.Log.Error(err, "Disks cannot be grown")
-		return grown, control.ErrFailed
+		return grown, failure.ErrFailed
 	}
 	grown = control.Sizes{RootDisk: have[launch.RootNode], Volumes: map[string]int64{}}
 	for name := range sizes.Volumes {

@@ -15,6 +15,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 )
 
 // guardedEdge is the machine's end of the network for others. It takes connections only while the guest runs.
@@ -44,7 +45,7 @@ func (e *guardedEdge) SetWanted(ctx context.Context, w control.Wanted) (served [
 // GiveSockets implements control.Network.
 func (e *guardedEdge) GiveSockets(ctx context.Context, revision control.Revision, sockets map[control.Port]*os.File) error {
 	err := e.network.GiveSockets(ctx, revision, sockets)
-	if err != nil && !errors.Is(err, control.ErrStale) {
+	if err != nil && !errors.Is(err, failure.ErrStale) {
 		e.log.Error(err, "Ports cannot be served")
 	}
 	e.watches.notifyAll()
@@ -87,7 +88,7 @@ func (l *Links) lastLink() (*control.PeerLink, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.all) == 0 {
-		return nil, control.ErrUnreachable
+		return nil, failure.ErrUnreachable
 	}
 	return l.all[len(l.all)-1], nil
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -21,7 +22,7 @@ type switchboard struct{ address netip.Addr }
 func (s switchboard) Lookup(context.Context, string) (netip.Addr, error) { return s.address, nil }
 
 func (switchboard) Dial(context.Context, string, uint16, netip.AddrPort) (*os.File, error) {
-	return nil, control.ErrRefused
+	return nil, failure.ErrRefused
 }
 
 // newLink returns a link, and the other end of it.
@@ -36,7 +37,7 @@ func newLink(t *testing.T) (*control.PeerLink, *net.UnixConn) {
 func TestLinks(t *testing.T) {
 	t.Parallel()
 	links := &Links{}
-	assert.ErrorIs(t, "without a link", assert.ErrorOf(links.Lookup(t.Context(), "a")), control.ErrUnreachable)
+	assert.ErrorIs(t, "without a link", assert.ErrorOf(links.Lookup(t.Context(), "a")), failure.ErrUnreachable)
 	first, last := netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("10.1.0.3")
 	check := func(what string, want netip.Addr) {
 		t.Helper()

@@ -21,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/agent"
 	"cloudnative.tw/drover/internal/machine/console"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/machine/imageagent"
 	"cloudnative.tw/drover/internal/terminal"
 )
@@ -65,28 +66,10 @@ func (g *guestAccess) setTime(ctx context.Context) error {
 	return g.agent.SetTime(ctx)
 }
 
-// guestFailures has the error that clients get for a failure of the agent.
-var guestFailures = []struct{ from, to error }{
-	{agent.ErrCommandNotFound, control.ErrCommandNotFound},
-	{agent.ErrCommandNotExecutable, control.ErrCommandNotExecutable},
-	{agent.ErrCommand, control.ErrCommand},
-	{agent.ErrNoAgent, control.ErrNoAgent},
-	{agent.ErrBusy, control.ErrBusy},
-	{agent.ErrDisabled, control.ErrDisabled},
-	{agent.ErrEndUnknown, control.ErrEndUnknown},
-	{agent.ErrOutputCut, control.ErrOutputCut},
-	{agent.ErrSilent, control.ErrSilent},
-	{agent.ErrBadAnswer, control.ErrBadAnswer},
-	{agent.ErrRefused, control.ErrDisabled},
-	{context.DeadlineExceeded, control.ErrSilent}, // of a call, which has less time than the agent
-}
-
-// guestFailure returns the error that clients get for a failure of the agent.
+// guestFailure returns the error that clients get for a failure of the agent. A call has less time than the agent.
 func guestFailure(err error) error {
-	for _, f := range guestFailures {
-		if errors.Is(err, f.from) {
-			return f.to
-		}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return failure.ErrSilent
 	}
 	return err
 }
@@ -112,7 +95,7 @@ func (g *guestAccess) Exec(ctx context.Context, c terminal.Command) (exitCode in
 	case g.image != nil:
 		return g.image.Exec(ctx, c)
 	case c.TTY:
-		return 0, control.ErrTerminal
+		return 0, failure.ErrTerminal
 	}
 	a := g.agent
 	err = a.CheckExec(ctx) // before a person has typed
@@ -135,7 +118,7 @@ const (
 type execMemory struct{ inputs, results *semaphore.Weighted }
 
 func newExecMemory() execMemory {
-	return execMemory{semaphore.NewWeighted(control.MaxInputs), semaphore.NewWeighted(maxResults)}
+	return execMemory{semaphore.NewWeighted(failure.MaxInputs), semaphore.NewWeighted(maxResults)}
 }
 
 // execCommand runs a command by an agent.
@@ -146,7 +129,7 @@ func (m execMemory) execCommand(ctx context.Context, a agent.Agent, c terminal.C
 	}
 	defer release()
 	result, err := a.Exec(ctx, agent.Command{Args: c.Args, Stdin: input, Results: m.results})
-	if err != nil && !errors.Is(err, agent.ErrOutputCut) {
+	if err != nil && !errors.Is(err, failure.ErrOutputCut) {
 		return 0, err
 	}
 	defer m.results.Release(1)
@@ -158,7 +141,7 @@ func (m execMemory) execCommand(ctx context.Context, a agent.Agent, c terminal.C
 		for part := range slices.Chunk(output.text, outputPart) {
 			select {
 			case <-late:
-				return result.ExitCode, control.ErrOutputCut
+				return result.ExitCode, failure.ErrOutputCut
 			default:
 			}
 			if _, writeErr := output.to.Write(part); writeErr != nil {
@@ -179,12 +162,12 @@ func (m execMemory) readInput(reader io.Reader) (input []byte, release func(), e
 		return nil, nil, err
 	}
 	if !m.inputs.TryAcquire(1) {
-		return nil, nil, control.ErrInputs
+		return nil, nil, failure.ErrInputs
 	}
 	release = func() { m.inputs.Release(1) }
-	input, err = io.ReadAll(io.LimitReader(io.MultiReader(bytes.NewReader(first), reader), agent.MaxInput+1))
-	if err == nil && len(input) > agent.MaxInput {
-		err = control.ErrInputLong
+	input, err = io.ReadAll(io.LimitReader(io.MultiReader(bytes.NewReader(first), reader), failure.MaxInput+1))
+	if err == nil && len(input) > failure.MaxInput {
+		err = failure.ErrInputLong
 	}
 	if err != nil {
 		release()
@@ -225,16 +208,16 @@ func (g *guestAccess) checkGuest(ctx context.Context) error {
 	status, err := g.monitor.Status(ctx)
 	switch {
 	case err != nil:
-		return control.ErrFailed
+		return failure.ErrFailed
 	case status == machine.StatusPaused:
-		return control.ErrPaused
+		return failure.ErrPaused
 	}
 	return nil
 }
 
 // isAgentMissing reports whether a guest cannot do what its agent is asked for, or boots.
 func isAgentMissing(err error) bool {
-	return errors.Is(err, agent.ErrNoAgent) || errors.Is(err, agent.ErrDisabled) || errors.Is(err, control.ErrSilent)
+	return errors.Is(err, failure.ErrNoAgent) || errors.Is(err, failure.ErrDisabled) || errors.Is(err, failure.ErrSilent)
 }
 
 // agentFreeWithin is how long a client waits for the agent while others talk to it, which is
@@ -258,7 +241,7 @@ func (l *agentLine) takeTurn(ctx context.Context) (net.Conn, error) {
 	case l.turn <- struct{}{}:
 		return &agentTurn{Conn: l.conn, line: l}, nil
 	case <-timer.C:
-		return nil, agent.ErrBusy
+		return nil, failure.ErrBusy
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}

@@ -13,6 +13,7 @@ import (
 
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 )
 
 // progress has the progress of a run and the requests to it. It may be used by several goroutines.
@@ -147,7 +148,7 @@ func (p *progress) currentStatus() control.Status {
 // checkRunning refuses what only a guest can get that was started and is not to stop.
 func (p *progress) checkRunning() error {
 	if p.currentStatus().State != control.StateRunning {
-		return control.ErrNotRunning
+		return failure.ErrNotRunning
 	}
 	return nil
 }

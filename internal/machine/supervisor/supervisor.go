@@ -23,6 +23,7 @@ import (
 
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/qmp"
 )
@@ -193,7 +194,7 @@ func (s *Supervisor) waitAttached(ctx context.Context) error {
 	case <-s.attached:
 		return nil
 	case <-ctx.Done():
-		return control.ErrFailed
+		return failure.ErrFailed
 	}
 }
 

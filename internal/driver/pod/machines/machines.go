@@ -21,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/crashpoint"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 )
 
 const (
@@ -153,7 +154,7 @@ func (m *Machines) callMachine(ctx context.Context, machine Machine, within time
 		return err
 	}
 	err = do(c, ctx)
-	if errors.Is(err, control.ErrIdentity) {
+	if errors.Is(err, failure.ErrIdentity) {
 		m.clients.Delete(machine.Pod) // they may date from when this host's clock was wrong
 	}
 	return driverError(err)

@@ -13,6 +13,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/machine/supervised"
 )
 
@@ -40,9 +41,9 @@ func (c Calls) callSupervisor(ctx context.Context, action string, do func(contex
 	err = point.Inject(func(ctx context.Context) error { return do(ctx, client) })(ctx)
 	point.End()
 	switch {
-	case errors.Is(err, control.ErrFenced), errors.Is(err, control.ErrStale):
+	case errors.Is(err, failure.ErrFenced), errors.Is(err, failure.ErrStale):
 		err = errors.Join(err, c.machine.Replace(ctx, client.Token()))
-	case errors.Is(err, control.ErrProtocol): // which that of another version may not understand
+	case errors.Is(err, failure.ErrProtocol): // which that of another version may not understand
 		_, stays := c.machine.ReplaceOutdated(ctx, client.Token())
 		err = errors.Join(err, stays)
 	}

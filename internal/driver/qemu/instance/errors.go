@@ -12,7 +12,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/memory"
 	"cloudnative.tw/drover/internal/machine/supervised"
@@ -35,9 +35,9 @@ var machineErrors = []struct {
 	{machine.ErrNoRoom, driver.ErrExhausted, ""},
 	{machine.ErrDiskFault, driver.ErrRetry, driver.ReasonDiskError},
 	{supervised.ErrNoQEMU, driver.ErrRetry, ""},
-	{control.ErrFenced, driver.ErrRetry, ""},
-	{control.ErrNotRunning, driver.ErrRetry, ""},
-	{control.ErrUnreachable, driver.ErrRetry, ""},
+	{failure.ErrFenced, driver.ErrRetry, ""},
+	{failure.ErrNotRunning, driver.ErrRetry, ""},
+	{failure.ErrUnreachable, driver.ErrRetry, ""},
 }
 
 // ContractError gives an error of package machine its kind and reason in the contract. It
