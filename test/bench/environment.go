@@ -8,13 +8,6 @@ import (
 	"errors"
 	"os"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-
-	"cloudnative.tw/drover/client/clientset/versioned"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -26,10 +19,8 @@ const (
 
 // Environment is an API server with VMs, and the report of what is measured there.
 type Environment struct {
-	*framework.Cluster
+	*framework.Environment
 	*Report
-	Kube   kubernetes.Interface
-	Client versioned.Interface
 	// VMs are measured, and Idle are others that are there meanwhile.
 	VMs, Idle *VMs
 	// Temp is a folder for what is measured.
@@ -60,19 +51,13 @@ func In(opts framework.ClusterOptions, measure func(context.Context, *Environmen
 
 // OpenEnvironment uses a cluster that runs.
 func OpenEnvironment(ctx context.Context, cluster *framework.Cluster, r *Report) (e *Environment, err error) {
-	e = &Environment{Cluster: cluster, Report: r}
-	config := rest.CopyConfig(cluster.Config)
-	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
-	if e.Kube, err = kubernetes.NewForConfig(config); err != nil {
-		return nil, err
-	}
-	if e.Client, err = versioned.NewForConfig(cluster.Config); err != nil {
+	e = &Environment{Report: r}
+	if e.Environment, err = framework.OpenEnvironment(cluster); err != nil {
 		return nil, err
 	}
 	e.VMs, e.Idle = e.vmsIn(Namespace), e.vmsIn(idleNamespace)
 	for _, name := range []string{Namespace, idleNamespace} {
-		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		if _, err := e.Kube.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil {
+		if _, err := e.AddNamespace(ctx, name); err != nil {
 			return nil, err
 		}
 	}
@@ -86,9 +71,4 @@ func (e *Environment) Close() error { return os.RemoveAll(e.Temp) }
 // AwaitQuiet waits until neither the API server nor the process has work left.
 func (e *Environment) AwaitQuiet(ctx context.Context, c *Controller) error {
 	return AwaitQuiet(ctx, append([]int{c.PID()}, e.pids...)...)
-}
-
-// APIMetrics returns the metrics of the API server.
-func (e *Environment) APIMetrics(ctx context.Context) (framework.Metrics, error) {
-	return e.Kube.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 }

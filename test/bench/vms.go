@@ -42,7 +42,7 @@ type VMs struct {
 
 // vmsIn returns those of a namespace: small ones.
 func (e *Environment) vmsIn(namespace string) *VMs {
-	return &VMs{e.Client.CloudnativeV1alpha1().VirtualMachines(namespace), usersAtOnce, func(name string) *api.VirtualMachine {
+	return &VMs{e.VMsIn(namespace), usersAtOnce, func(name string) *api.VirtualMachine {
 		return framework.NewVM(name).Namespace(namespace).Obj()
 	}}
 }

@@ -116,7 +116,7 @@ func newEmptyEnvironment(t testing.TB, dir string) *environment {
 func (w *environment) addUsers(count int, seed uint64) {
 	for n := range count {
 		w.users = append(w.users, &users.User{
-			VMs: w.VMClient.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault), Log: w.requests,
+			VMs: w.VMsIn(metav1.NamespaceDefault), Log: w.requests,
 			Random: users.NewRandom(seed, uint64(100+n)), Name: fmt.Sprintf("vm-%d", n),
 		})
 	}
@@ -199,7 +199,7 @@ func (w *environment) gatherEvidence(t testing.TB) Evidence {
 	for _, r := range w.ReadFakeServers(t) {
 		e.Servers = append(e.Servers, rules.ServerOf(r, time.Now()))
 	}
-	list, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
+	list, err := w.VMsIn("").List(t.Context(), metav1.ListOptions{})
 	assert.NoError(t, err)
 	for n := range list.Items {
 		e.VMs[list.Items[n].UID] = &list.Items[n]

@@ -119,7 +119,7 @@ func exploringAgain(kind string) search {
 			return r, err
 		}
 		cmd := exec.CommandContext(ctx, program, "-test.run=^TestFaults$/^"+kind+"$", "-size="+string(size))
-		cmd.Env = append(os.Environ(), l.Environment...)
+		cmd.Env = append(os.Environ(), l.Variables...)
 		out, err := cmd.CombinedOutput()
 		runs := runsPattern.FindSubmatch(out)
 		if runs == nil {

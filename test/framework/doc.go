@@ -4,7 +4,8 @@
 // Package framework has the parts that tests of all packages share, without importing a
 // package that they test: clusters, processes, VirtualMachines, engines and waits.
 //
-// Start with StartCluster in cluster.go, which runs the program drover as a child:
+// Start with Environment in environment.go, which every environment of tests has: an API
+// server and its clients. cluster.go runs the program drover for it as a child:
 // binary.go builds it, process.go runs it, endpoint.go asks it, proxy.go and relay.go
 // disturb its connections. builder.go builds VirtualMachines and checks.go checks them.
 // docker.go and qemu.go provide engines and guests, wait.go waits. Of the packages below,

@@ -40,7 +40,7 @@ func TestCopyFromAnotherCluster(t *testing.T) {
 	restore := func(name string) *api.VirtualMachine {
 		vm := backup.DeepCopy()
 		vm.Namespace, vm.Name = environment.CreateNamespace(t), name
-		vm, err := environment.VMClient.CloudnativeV1alpha1().VirtualMachines(vm.Namespace).Create(t.Context(), vm, metav1.CreateOptions{})
+		vm, err := environment.VMsIn(vm.Namespace).Create(t.Context(), vm, metav1.CreateOptions{})
 		assert.NoError(t, err)
 		return vm
 	}
@@ -48,7 +48,7 @@ func TestCopyFromAnotherCluster(t *testing.T) {
 		err := framework.RetryOnConflict(func() error {
 			now := getVM(t, vm.Namespace, vm.Name)
 			now.Status = *backup.Status.DeepCopy()
-			_, err := environment.VMClient.CloudnativeV1alpha1().VirtualMachines(vm.Namespace).UpdateStatus(t.Context(), now, metav1.UpdateOptions{})
+			_, err := environment.VMsIn(vm.Namespace).UpdateStatus(t.Context(), now, metav1.UpdateOptions{})
 			return err
 		})
 		assert.NoError(t, err)
@@ -72,7 +72,7 @@ func TestStatusChangedByHand(t *testing.T) {
 	ns := environment.CreateNamespace(t)
 	vm := environment.CreateActiveVM(t, newSmallVM("vm", ns, "fake"))
 	for _, patch := range []string{`{"status": {"phase": "Failed", "reason": "Invalid"}}`, `{"status": null}`} {
-		changed, err := environment.VMClient.CloudnativeV1alpha1().VirtualMachines(ns).Patch(t.Context(), vm.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
+		changed, err := environment.VMsIn(ns).Patch(t.Context(), vm.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
 		assert.NoError(t, err)
 		assert.Require(t, framework.IsActive(changed) != nil, "the patch %s changes nothing", patch)
 		environment.WaitForVM(t, vm, framework.IsActive, isBoundHere(vm))

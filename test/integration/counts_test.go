@@ -76,7 +76,7 @@ func TestGoroutinesEnd(t *testing.T) {
 // runLifecycles creates and deletes VMs.
 func runLifecycles(t *testing.T, w *testenv.Environment, name string) {
 	t.Helper()
-	vms := w.VMClient.CloudnativeV1alpha1().VirtualMachines(w.Namespace)
+	vms := w.VMsIn(w.Namespace)
 	for n := range livesAtATime {
 		w.CreateVM(t, newSmallVM(fmt.Sprintf("%s-%d", name, n), metav1.NamespaceDefault, "fake").ReadinessProbe(80))
 	}

@@ -34,7 +34,7 @@ var environment *testenv.Environment
 func waitForDeletions() error {
 	ctx := context.Background()
 	return assert.Poll(ctx, "the VirtualMachines of all tests are gone", func() error {
-		all, err := environment.VMClient.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+		all, err := environment.VMsIn(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 		if err == nil && len(all.Items) > 0 {
 			err = fmt.Errorf("%d VirtualMachines are left, the first is %s/%s: %s", len(all.Items), all.Items[0].Namespace, all.Items[0].Name, framework.FormatStatus(&all.Items[0]))
 		}

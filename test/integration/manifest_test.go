@@ -49,7 +49,7 @@ func TestManifest(t *testing.T) {
 
 func getVM(t *testing.T, ns, name string) *api.VirtualMachine {
 	t.Helper()
-	vm, err := environment.VMClient.CloudnativeV1alpha1().VirtualMachines(ns).Get(t.Context(), name, metav1.GetOptions{})
+	vm, err := environment.VMsIn(ns).Get(t.Context(), name, metav1.GetOptions{})
 	assert.NoError(t, err)
 	return vm
 }

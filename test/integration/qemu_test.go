@@ -85,7 +85,7 @@ func (m *machineEnvironment) checkManifest(t *testing.T) {
 	manifest, err := os.ReadFile("../../examples/test-vm.yaml")
 	assert.NoError(t, err)
 	m.MustRunKubectl(t, string(manifest), "apply", "-n", m.Namespace, "-f", "-")
-	vm, err := m.VMClient.CloudnativeV1alpha1().VirtualMachines(m.Namespace).Get(t.Context(), "test-vm", metav1.GetOptions{})
+	vm, err := m.VMsIn(m.Namespace).Get(t.Context(), "test-vm", metav1.GetOptions{})
 	assert.NoError(t, err)
 	vm = m.WaitForVM(t, vm, framework.IsActive)
 	m.waitForConsole(t, vm, "Hello from test-vm: Linux ")

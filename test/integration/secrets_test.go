@@ -52,7 +52,7 @@ func TestSecretsAreNotExposed(t *testing.T) {
 	checkNotIn(t, "the log", controller.Output())
 	// Parts of it in the dump of a message would not be found by the text.
 	assert.True(t, !strings.Contains(controller.Output(), "00000000  "), "the log has the content of a message")
-	objects, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines(w.Namespace).List(t.Context(), metav1.ListOptions{})
+	objects, err := w.VMsIn(w.Namespace).List(t.Context(), metav1.ListOptions{})
 	assert.NoError(t, err)
 	checkNotIn(t, "an object", toJSON(t, objects))
 	checkNotIn(t, "an event", toJSON(t, w.ListEvents(t, nil)))

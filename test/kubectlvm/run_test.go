@@ -66,7 +66,7 @@ func (u *runUser) deleteAll() {
 // onlyVM returns the only VM of the namespace.
 func (u *runUser) onlyVM() *api.VirtualMachine {
 	u.t.Helper()
-	list, err := u.env.VMClient.CloudnativeV1alpha1().VirtualMachines(u.namespace).List(u.t.Context(), metav1.ListOptions{})
+	list, err := u.env.VMsIn(u.namespace).List(u.t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 1 {
 		u.t.Fatalf("there are %d VMs, error %v", len(list.Items), err)
 	}

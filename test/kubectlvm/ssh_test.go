@@ -157,7 +157,7 @@ func TestSSHToMachine(t *testing.T) {
 		t.Fatalf("%v: %s", err, r.errs)
 	}
 	vm.Spec.Image.Kernel = &api.Kernel{Source: filepath.Join(guest, "vmlinuz"), Initrd: filepath.Join(guest, "initrd.img"), Cmdline: "root=/dev/vda rw console=ttyS0 panic=-1"}
-	vm, err := u.cluster.VMClient.CloudnativeV1alpha1().VirtualMachines("default").Create(t.Context(), vm, metav1.CreateOptions{})
+	vm, err := u.cluster.VMsIn("default").Create(t.Context(), vm, metav1.CreateOptions{})
 	assert.NoError(t, err)
 	t.Cleanup(func() { u.expectOutput(0, "virtualmachine.cloudnative.tw/web deleted\n", "", "delete", "web", "--yes") })
 	u.cluster.WaitForVM(t, vm, framework.IsActive)

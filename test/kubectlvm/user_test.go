@@ -170,7 +170,7 @@ func (u *user) getVM(name string) *api.VirtualMachine {
 // findVM is get for a VM that may not be there.
 func (u *user) findVM(name string) *api.VirtualMachine {
 	u.t.Helper()
-	vm, err := u.env.VMClient.CloudnativeV1alpha1().VirtualMachines(u.namespace).Get(u.t.Context(), name, metav1.GetOptions{})
+	vm, err := u.env.VMsIn(u.namespace).Get(u.t.Context(), name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

@@ -135,8 +135,8 @@ func unservedVM(name string) *framework.VMBuilder { return framework.NewVM(name)
 func startControllerAs(t *testing.T, w *testenv.Environment, args ...string) *testenv.ControllerProcess {
 	t.Helper()
 	as := &testenv.Environment{
-		Cluster: &framework.Cluster{Kubeconfig: testenv.WriteKubeconfig(t, accountUser(t, w))},
-		FakeDir: w.FakeDir,
+		Environment: &framework.Environment{Cluster: &framework.Cluster{Kubeconfig: testenv.WriteKubeconfig(t, accountUser(t, w))}},
+		FakeDir:     w.FakeDir,
 	}
 	args = append([]string{"--vm-driver=fake", "--usage-period=1s", "--leader-elect", "--lease-lock-namespace=" + namespace}, args...)
 	return as.StartControllerProcess(t, []string{"POD_NAME=drover-controller-0"}, args...)

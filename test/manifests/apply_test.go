@@ -211,7 +211,7 @@ func testAggregation(t *testing.T, w *testenv.Environment) {
 // with it.
 func checkUninstallKeepsVMs(t *testing.T, w *testenv.Environment) {
 	t.Helper()
-	vms := w.VMClient.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault)
+	vms := w.VMsIn(metav1.NamespaceDefault)
 	vm := framework.NewVM("stays").Obj()
 	_, err := vms.Create(t.Context(), vm, metav1.CreateOptions{})
 	assert.NoError(t, err)

@@ -108,7 +108,7 @@ func assertionPatch(pod string) []byte {
 // replaceAsserted replaces the object as kubectl replace does.
 func replaceAsserted(t *testing.T, w *testenv.Environment, pod string) request {
 	t.Helper()
-	vm, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines(usersNamespace).Get(t.Context(), "asserted", metav1.GetOptions{})
+	vm, err := w.VMsIn(usersNamespace).Get(t.Context(), "asserted", metav1.GetOptions{})
 	assert.NoError(t, err)
 	vm.APIVersion, vm.Kind, vm.Annotations = api.SchemeGroupVersion.String(), "VirtualMachine", nil
 	if pod != "" {
@@ -247,7 +247,7 @@ func runOn(t *testing.T, w *testenv.Environment, pod *corev1.Pod, node string) *
 
 func setAssertion(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine, pod string) {
 	t.Helper()
-	vms := w.VMClient.CloudnativeV1alpha1().VirtualMachines(vm.Namespace)
+	vms := w.VMsIn(vm.Namespace)
 	_, err := vms.Patch(t.Context(), vm.Name, types.MergePatchType, assertionPatch(pod), metav1.PatchOptions{})
 	assert.NoError(t, err)
 }

@@ -20,7 +20,6 @@ import (
 	"pgregory.net/rapid"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -116,9 +115,7 @@ func (u *users) runSequence(t *rapid.T) {
 	}
 }
 
-func (u *users) api() typed.VirtualMachineInterface {
-	return environment.VMClient.CloudnativeV1alpha1().VirtualMachines(u.ns)
-}
+func (u *users) api() framework.VMs { return environment.VMsIn(u.ns) }
 
 var actions = rapid.SampledFrom([]api.Action{api.ActionActive, api.ActionStopped, api.ActionPaused})
 
@@ -134,22 +131,11 @@ func (u *users) create(t *rapid.T, m *model) {
 
 // edit changes the spec of a VirtualMachine as a user does, who tries again at a conflict.
 func (u *users) edit(t *rapid.T, m *model, change func(*api.VirtualMachineSpec)) {
-	vms := u.api()
-	err := framework.RetryOnConflict(func() error {
-		vm, err := vms.Get(context.Background(), m.name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		change(&vm.Spec)
-		vm, err = vms.Update(context.Background(), vm, metav1.UpdateOptions{})
-		if err == nil {
-			m.spec, m.generation = &vm.Spec, vm.Generation
-		}
-		return err
-	})
+	vm, err := u.api().Change(context.Background(), m.name, func(vm *api.VirtualMachine) { change(&vm.Spec) })
 	if err != nil {
 		t.Fatalf("edit of %s: %v", m.name, err)
 	}
+	m.spec, m.generation = &vm.Spec, vm.Generation
 }
 
 func (u *users) changePower(t *rapid.T, m *model) {

@@ -138,10 +138,10 @@ func TestFairness(t *testing.T) {
 		t.Cleanup(func() { _ = ws.Close() })
 	}
 	assert.Eventually(t, "the seats are free", func(t testing.TB) error {
-		if seats := s.ReadAPIMetrics(t).Sum("apiserver_flowcontrol_current_executing_seats"); seats > 10 {
-			return fmt.Errorf("%v are taken", seats)
-		}
-		return nil
+		metrics, err := s.ReadAPIMetrics(t.Context())
+		assert.NoError(t, err)
+		seats := metrics.Sum("apiserver_flowcontrol_current_executing_seats")
+		return assert.ErrorUnless(seats <= 10, "%v are taken", seats)
 	})
 }
 

@@ -98,7 +98,7 @@ func (b *benchmark) openFleets(ctx context.Context) error {
 		},
 	}
 	for _, name := range []string{nameDrover, namePlain} {
-		log, err := bench.StartLog[*coordinationv1.Lease](ctx, cache.NewListWatchFromClient(b.Kube.CoordinationV1().RESTClient(),
+		log, err := bench.StartLog[*coordinationv1.Lease](ctx, cache.NewListWatchFromClient(b.KubeClient.CoordinationV1().RESTClient(),
 			"leases", metav1.NamespaceDefault, fields.OneTermEqualSelector(metav1.ObjectNameField, name)))
 		if err != nil {
 			return err

@@ -11,7 +11,6 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cloudnative.tw/drover/internal/driver/docker"
 	"cloudnative.tw/drover/test/bench"
@@ -44,7 +43,7 @@ func withEngine(measure func(context.Context, *bench.Environment, *engine) error
 		if err != nil {
 			return err
 		}
-		system, err := e.Kube.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
+		clusterID, err := e.ReadClusterID(ctx)
 		if err != nil {
 			return err
 		}
@@ -52,7 +51,7 @@ func withEngine(measure func(context.Context, *bench.Environment, *engine) error
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 			defer cancel()
 			removeLabelled(ctx, c, floorLabel)
-			removeLabelled(ctx, c, docker.LabelCluster+"="+string(system.UID))
+			removeLabelled(ctx, c, docker.LabelCluster+"="+clusterID)
 		}
 		clean()
 		defer clean()

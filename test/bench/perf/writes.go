@@ -131,7 +131,7 @@ func countDuring(ctx context.Context, e *bench.Environment, p *bench.Controller,
 }
 
 func readCounts(ctx context.Context, e *bench.Environment, p *bench.Controller) (counts, error) {
-	api, err := e.APIMetrics(ctx)
+	api, err := e.ReadAPIMetrics(ctx)
 	own, ownErr := p.Metrics(ctx)
 	return counts{
 		writes: vmWrites(api), calls: own.Sum("drover_driver_call_duration_seconds_count"),

@@ -119,7 +119,7 @@ func (f *fleet) addNodes(ctx context.Context, count int) error {
 		return node.Labels[simulatedNode] != "" && cluster.IsReady(node)
 	}, func(ctx context.Context) error {
 		return bench.ForEach(ctx, count, parallel, func(ctx context.Context, n int) error {
-			_, err := f.Kube.CoreV1().Nodes().Create(ctx, newNode(n), metav1.CreateOptions{})
+			_, err := f.KubeClient.CoreV1().Nodes().Create(ctx, newNode(n), metav1.CreateOptions{})
 			return err
 		})
 	})
@@ -129,7 +129,7 @@ func (f *fleet) addNodes(ctx context.Context, count int) error {
 
 // watched lists and watches objects of Kubernetes.
 func (f *fleet) watched(resource, namespace string) *cache.ListWatch {
-	return cache.NewListWatchFromClient(f.Kube.CoreV1().RESTClient(), resource, namespace, fields.Everything())
+	return cache.NewListWatchFromClient(f.KubeClient.CoreV1().RESTClient(), resource, namespace, fields.Everything())
 }
 
 // newNode is a node with room for a hundred pods.

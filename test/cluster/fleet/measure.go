@@ -73,7 +73,7 @@ func (f *fleet) measure(ctx context.Context, what string, do func() (time.Durati
 // readWrites reads the API server's counts. Writes are counted as etcd reports them: once for each
 // object of a collection that is deleted, and not for a request that changes nothing.
 func (f *fleet) readWrites(ctx context.Context) (p phase, err error) {
-	page, err := f.APIMetrics(ctx)
+	page, err := f.ReadAPIMetrics(ctx)
 	const written, requested = "apiserver_storage_events_received_total", "apiserver_request_total"
 	p.vms, p.pods = page.Sum(written, `resource="virtualmachines"`), page.Sum(written, `resource="pods"`)
 	for _, resource := range []string{"virtualmachines", "pods", "secrets", "persistentvolumeclaims", "namespaces", "events"} {
@@ -131,7 +131,7 @@ func (f *fleet) addRows(count int, up, down, podsUp, podsDown phase) {
 
 // measurePods measures pods like those of the VMs that nothing but Kubernetes looks after.
 func (f *fleet) measurePods(ctx context.Context, count int) (up, down phase, err error) {
-	pods, watched := f.Kube.CoreV1().Pods(bench.Namespace), f.watched("pods", bench.Namespace)
+	pods, watched := f.KubeClient.CoreV1().Pods(bench.Namespace), f.watched("pods", bench.Namespace)
 	up, err = f.measure(ctx, "bare pods run", func() (time.Duration, error) {
 		return bench.WaitForAll(ctx, watched, count, func(_ watch.EventType, p *corev1.Pod) bool {
 			return p.Status.Phase == corev1.PodRunning

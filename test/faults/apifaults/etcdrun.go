@@ -125,7 +125,7 @@ func (r *etcdRun) compactAll(ctx context.Context) error {
 
 // revision returns etcd's.
 func (r *etcdRun) revision(ctx context.Context) (int64, error) {
-	list, err := r.Kube.CoreV1().Namespaces().List(ctx, metav1.ListOptions{Limit: 1})
+	list, err := r.KubeClient.CoreV1().Namespaces().List(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
 		return 0, err
 	}
@@ -172,7 +172,7 @@ func restoreRaised(ctx context.Context, r *etcdRun) error {
 
 // raiseRevision writes until the revision is higher than one.
 func (r *etcdRun) raiseRevision(ctx context.Context, than int64) error {
-	configMaps := r.Kube.CoreV1().ConfigMaps(r.world.System)
+	configMaps := r.KubeClient.CoreV1().ConfigMaps(r.world.System)
 	filler := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "raise-"}}
 	for {
 		made, err := configMaps.Create(ctx, filler, metav1.CreateOptions{})

@@ -40,9 +40,9 @@ func (p Pair) Args(w *lab.World) []string {
 	return append(args, flag+strings.Join(drivers, ","))
 }
 
-// Environment implements lab.Engine.
-func (p Pair) Environment(w *lab.World) []string {
-	return append(p.Engine.Environment(w), p.Second.Environment(w)...)
+// Variables implements lab.Engine.
+func (p Pair) Variables(w *lab.World) []string {
+	return append(p.Engine.Variables(w), p.Second.Variables(w)...)
 }
 
 // Prepare implements lab.Engine.

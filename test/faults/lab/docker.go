@@ -76,8 +76,8 @@ func (Docker) Args(*World) []string {
 	return []string{"--vm-driver=docker", "--docker-image=" + framework.GuestPlain}
 }
 
-// Environment implements Engine.
-func (e Docker) Environment(w *World) []string { return e.world(w).proxy.Env() }
+// Variables implements Engine.
+func (e Docker) Variables(w *World) []string { return e.world(w).proxy.Env() }
 
 func (e Docker) world(w *World) *dockerWorld {
 	d, _ := e.worlds.Load(w)

@@ -46,8 +46,8 @@ type Program interface {
 	Runs(workload string) bool
 	// Args are the driver's flags.
 	Args(w *World) []string
-	// Environment is what controllers have in their environment for the driver.
-	Environment(w *World) []string
+	// Variables returns the environment variables of controllers, for the driver.
+	Variables(w *World) []string
 }
 
 // Requests are what users may ask of an engine.

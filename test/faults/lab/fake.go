@@ -64,8 +64,8 @@ func (e Fake) Args(w *World) []string {
 	return args
 }
 
-// Environment implements Engine.
-func (Fake) Environment(*World) []string { return nil }
+// Variables implements Engine.
+func (Fake) Variables(*World) []string { return nil }
 
 // Prepare implements Engine.
 func (e Fake) Prepare(_ context.Context, w *World) error {

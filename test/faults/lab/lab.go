@@ -23,26 +23,19 @@ import (
 	"sync/atomic"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-
-	"cloudnative.tw/drover/client/clientset/versioned"
 	"cloudnative.tw/drover/test/framework"
 )
 
 // Lab is a kube-apiserver and the program under test.
 type Lab struct {
-	*framework.Cluster
-	VMs  versioned.Interface
-	Kube kubernetes.Interface
+	*framework.Environment
 	// Program is a drover-controller with crash points.
 	Program string
 	// DecidesOtherwise is set if Program has another policy than these tests, so that its
 	// decisions cannot be derived again.
 	DecidesOtherwise bool
-	// Environment are further variables of the controllers, as name=value.
-	Environment []string
+	// Variables are further environment variables of the controllers, as name=value.
+	Variables []string
 
 	// replayed counts decisions that were derived again.
 	replayed *atomic.Int64
@@ -63,10 +56,10 @@ type shared struct {
 
 // With returns the same lab with counts of its own, whose controllers have further variables, as
 // name=value. It needs not be closed.
-func (l *Lab) With(environment ...string) *Lab {
+func (l *Lab) With(variables ...string) *Lab {
 	with := *l
 	with.replayed, with.slowestDeletion = new(atomic.Int64), new(atomic.Int64)
-	with.Environment = append(slices.Clone(l.Environment), environment...)
+	with.Variables = append(slices.Clone(l.Variables), variables...)
 	return &with
 }
 
@@ -87,11 +80,10 @@ func (l *Lab) addDeletion(took time.Duration) {
 // Open starts a lab, whose cluster has further flags. The caller must Close it.
 func Open(program string, clusterFlags ...string) (*Lab, error) {
 	l := &Lab{Program: program, replayed: new(atomic.Int64), slowestDeletion: new(atomic.Int64), shared: &shared{}}
-	cluster, err := framework.NewCluster(framework.ClusterOptions{Args: clusterFlags})
-	if err != nil {
+	var err error
+	if l.Environment, err = framework.NewEnvironment(framework.ClusterOptions{Args: clusterFlags}); err != nil {
 		return nil, err
 	}
-	l.Cluster = cluster
 	if err := l.open(); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
@@ -99,20 +91,13 @@ func Open(program string, clusterFlags ...string) (*Lab, error) {
 }
 
 func (l *Lab) open() (err error) {
-	config := rest.CopyConfig(l.Config)
-	if l.VMs, err = versioned.NewForConfig(config); err != nil {
-		return err
-	}
-	if l.Kube, err = kubernetes.NewForConfig(config); err != nil {
-		return err
-	}
 	if l.dir, err = os.MkdirTemp("", "drover-fl-"); err != nil { // short, as sockets need
 		return err
 	}
 	if err := os.Chmod(l.dir, 0o711); err != nil { // for the user of machines
 		return err
 	}
-	handler, err := newProxy(config, &l.worlds)
+	handler, err := newProxy(l.Config, &l.worlds)
 	if err != nil {
 		return err
 	}
@@ -164,13 +149,4 @@ contexts: [{name: world, context: {cluster: world, user: controller}}]
 current-context: world
 `, l.listener.Addr(), w.Name, process, l.certificates(), token)
 	return path, os.WriteFile(path, []byte(content), 0o600)
-}
-
-// createNamespace creates a namespace and returns its UID.
-func (l *Lab) createNamespace(ctx context.Context, name string) (string, error) {
-	ns, err := l.Kube.CoreV1().Namespaces().Create(ctx, namespace(name), metav1.CreateOptions{})
-	if err != nil {
-		return "", err
-	}
-	return string(ns.UID), nil
 }

@@ -69,8 +69,8 @@ func (Pod) Args(*World) []string {
 	return []string{"--vm-driver=pod", "--pod-access-mode=ReadWriteOnce", "--pod-kvm=never"}
 }
 
-// Environment implements Engine.
-func (Pod) Environment(*World) []string { return nil }
+// Variables implements Engine.
+func (Pod) Variables(*World) []string { return nil }
 
 // podStorage is the StorageClass of PVCs, which can grow.
 const podStorage = "growing"
@@ -153,9 +153,9 @@ func (e Pod) Prepare(ctx context.Context, w *World) error {
 	}
 	e.worlds.Store(w, p)
 	p.node = &podtest.Node{
-		Kube: w.Kube, Dir: filepath.Join(w.Dir, "node"), Program: e.tools.program, Image: e.tools.image, Network: p.network.Name, Address: p.network.Address,
+		Kube: w.KubeClient, Dir: filepath.Join(w.Dir, "node"), Program: e.tools.program, Image: e.tools.image, Network: p.network.Name, Address: p.network.Address,
 	}
-	p.kubelet = podtest.NewKubelet(w.Kube, w.Name)
+	p.kubelet = podtest.NewKubelet(w.KubeClient, w.Name)
 	p.kubelet.NodeName, p.kubelet.Log = w.Name, report(w)
 	p.node.Serve(p.kubelet)
 	p.kubelet.Begin, p.kubelet.Has = p.begin, p.has
@@ -172,18 +172,18 @@ func (w *World) makeForeignClaim(ctx context.Context) error {
 	}}
 	c.Name = foreignClaim
 	c.Labels = map[string]string{objects.LabelCluster: "another", objects.LabelUID: foreignUID, objects.LabelName: "vm-1"}
-	_, err := w.Kube.CoreV1().PersistentVolumeClaims(w.Name).Create(ctx, c, metav1.CreateOptions{})
+	_, err := w.KubeClient.CoreV1().PersistentVolumeClaims(w.Name).Create(ctx, c, metav1.CreateOptions{})
 	return err
 }
 
 // makePodsPossible makes what pods and PVCs need.
 func (w *World) makePodsPossible(ctx context.Context) error {
 	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: podStorage}, Provisioner: "test", AllowVolumeExpansion: new(true)}
-	if _, err := w.Kube.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+	if _, err := w.KubeClient.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
 	return assert.Poll(ctx, "pods can be created in "+w.Name, func() error {
-		_, err := w.Kube.CoreV1().ServiceAccounts(w.Name).Get(ctx, "default", metav1.GetOptions{})
+		_, err := w.KubeClient.CoreV1().ServiceAccounts(w.Name).Get(ctx, "default", metav1.GetOptions{})
 		return err
 	})
 }
@@ -306,11 +306,11 @@ func (p *podWorld) seeRoot(o metav1.Object, isGone bool) {
 // Inspect implements Engine. Effects are what the kubelet has seen.
 func (e Pod) Inspect(ctx context.Context, w *World, _ []rules.Process) (Observed, error) {
 	o, p := newObserved(), e.world(w)
-	claims, err := w.Kube.CoreV1().PersistentVolumeClaims(w.Name).List(ctx, metav1.ListOptions{})
+	claims, err := w.KubeClient.CoreV1().PersistentVolumeClaims(w.Name).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return o, err
 	}
-	pods, err := w.Kube.CoreV1().Pods(w.Name).List(ctx, metav1.ListOptions{})
+	pods, err := w.KubeClient.CoreV1().Pods(w.Name).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return o, err
 	}
@@ -412,9 +412,9 @@ func (p *podWorld) listLeft(ctx context.Context, uid types.UID) (left []string, 
 		left = append(left, fmt.Sprintf("process %d", pid))
 	}
 	selected := metav1.ListOptions{LabelSelector: objects.LabelUID + "=" + string(uid)}
-	secrets, secretErr := p.w.Kube.CoreV1().Secrets(p.w.Name).List(ctx, selected)
-	budgets, budgetErr := p.w.Kube.PolicyV1().PodDisruptionBudgets(p.w.Name).List(ctx, selected)
-	pods, podErr := p.w.Kube.CoreV1().Pods(p.w.Name).List(ctx, selected)
+	secrets, secretErr := p.w.KubeClient.CoreV1().Secrets(p.w.Name).List(ctx, selected)
+	budgets, budgetErr := p.w.KubeClient.PolicyV1().PodDisruptionBudgets(p.w.Name).List(ctx, selected)
+	pods, podErr := p.w.KubeClient.CoreV1().Pods(p.w.Name).List(ctx, selected)
 	if err := errors.Join(err, secretErr, budgetErr, podErr); err != nil {
 		return nil, err
 	}

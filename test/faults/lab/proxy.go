@@ -14,8 +14,6 @@ import (
 	"strings"
 	"sync"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
 	"cloudnative.tw/drover/test/framework"
@@ -107,8 +105,4 @@ func newProxy(config *rest.Config, worlds *worldsByName) (http.Handler, error) {
 		}
 		forward.ServeHTTP(rw, req.WithContext(context.WithValue(req.Context(), origin{}, sender{w, process})))
 	}), nil
-}
-
-func namespace(name string) *corev1.Namespace {
-	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 }

@@ -72,8 +72,8 @@ func (e QEMU) Args(w *World) []string {
 	}
 }
 
-// Environment implements Engine.
-func (QEMU) Environment(*World) []string { return nil }
+// Variables implements Engine.
+func (QEMU) Variables(*World) []string { return nil }
 
 // Prepare implements Engine.
 func (e QEMU) Prepare(ctx context.Context, w *World) error {

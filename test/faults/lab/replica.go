@@ -102,7 +102,7 @@ func (w *World) LearnFile(n int) string { return filepath.Join(w.Dir, fmt.Sprint
 func (r *Replicas) command(_ string, n int) (fleet.Command, error) {
 	args, err := r.world.Args(r.plan.Engine, n)
 	args = append(args, "--usage-period=1h", "--metrics-bind-address=0", r.world.RecordDecisions(n))
-	env := slices.Concat(r.world.Environment, r.plan.Engine.Environment(r.world))
+	env := slices.Concat(r.world.Variables, r.plan.Engine.Variables(r.world))
 	if point := r.plan.crash(n); point != "" {
 		env = append(env, "DROVER_CRASHPOINT="+point)
 	}

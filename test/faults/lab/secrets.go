@@ -30,7 +30,7 @@ var concealed = map[string]string{"user-data": Secret, "the token of the kubecon
 
 // checkSecrets looks for them in all that people can read.
 func (w *World) checkSecrets(ctx context.Context, e Evidence, seen Observed, versions []*api.VirtualMachine) ([]Violation, error) {
-	events, err := w.Kube.EventsV1().Events(w.Name).List(ctx, metav1.ListOptions{})
+	events, err := w.KubeClient.EventsV1().Events(w.Name).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}

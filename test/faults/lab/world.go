@@ -23,7 +23,6 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/framework/fleet"
@@ -70,10 +69,10 @@ func (l *Lab) NewWorld(ctx context.Context) (*World, error) {
 		return nil, err
 	}
 	var err error
-	if w.ClusterID, err = l.createNamespace(ctx, w.System); err != nil {
+	if w.ClusterID, err = l.AddNamespace(ctx, w.System); err != nil {
 		return nil, err
 	}
-	if _, err = l.createNamespace(ctx, name); err != nil {
+	if _, err = l.AddNamespace(ctx, name); err != nil {
 		return nil, err
 	}
 	l.worlds.byName.Store(name, w)
@@ -92,14 +91,14 @@ const (
 func (w *World) createSecret(ctx context.Context) error {
 	s := &corev1.Secret{StringData: map[string]string{SecretKey: "#cloud-config\npassword: " + Secret}}
 	s.Name = SecretName
-	_, err := w.Kube.CoreV1().Secrets(w.Name).Create(ctx, s, metav1.CreateOptions{})
+	_, err := w.KubeClient.CoreV1().Secrets(w.Name).Create(ctx, s, metav1.CreateOptions{})
 	return err
 }
 
 // DeleteNamespace requests the deletion of the namespace that has the VirtualMachines, and waits until
 // Kubernetes has requested theirs.
 func (w *World) DeleteNamespace(ctx context.Context) error {
-	if err := w.Kube.CoreV1().Namespaces().Delete(ctx, w.Name, metav1.DeleteOptions{}); err != nil {
+	if err := w.KubeClient.CoreV1().Namespaces().Delete(ctx, w.Name, metav1.DeleteOptions{}); err != nil {
 		return err
 	}
 	return w.WaitFor(ctx, "deletions", func(all map[string]*api.VirtualMachine) error {
@@ -115,7 +114,7 @@ func (w *World) DeleteNamespace(ctx context.Context) error {
 // WaitNamespaceGone waits until that namespace does not exist. Its VirtualMachines must be gone.
 func (w *World) WaitNamespaceGone(ctx context.Context) error {
 	return w.WaitFor(ctx, "namespace "+w.Name, func(map[string]*api.VirtualMachine) error {
-		ns, err := w.Kube.CoreV1().Namespaces().Get(ctx, w.Name, metav1.GetOptions{})
+		ns, err := w.KubeClient.CoreV1().Namespaces().Get(ctx, w.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
@@ -130,9 +129,7 @@ func (w *World) Close() error {
 	return os.RemoveAll(w.Dir)
 }
 
-func (w *World) virtualMachines() typed.VirtualMachineInterface {
-	return w.VMs.CloudnativeV1alpha1().VirtualMachines(w.Name)
-}
+func (w *World) virtualMachines() framework.VMs { return w.VMsIn(w.Name) }
 
 // rewatchDelay is how long the API server is left alone when a watch has ended.
 const rewatchDelay = 50 * time.Millisecond
@@ -214,7 +211,7 @@ func (w *World) Forget(ctx context.Context) error {
 	w.begin, w.versions, w.writes = time.Now(), nil, nil
 	w.gone, w.removed = map[string]time.Time{}, map[string]string{}
 	w.mu.Unlock()
-	return w.Kube.EventsV1().Events(w.Name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+	return w.KubeClient.EventsV1().Events(w.Name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
 }
 
 // since is when that began which is not forgotten.
@@ -232,7 +229,7 @@ func (w *World) Existing() map[string]*api.VirtualMachine {
 }
 
 // Lease is that of the world's replicas.
-func (w *World) Lease() fleet.Lease { return fleet.Lease{Kube: w.Kube, Namespace: w.System} }
+func (w *World) Lease() fleet.Lease { return fleet.Lease{Kube: w.KubeClient, Namespace: w.System} }
 
 // signal wakes who waits for a change. The caller holds the lock.
 func (w *World) signal() {
@@ -313,17 +310,11 @@ func (w *World) CreateVM(ctx context.Context, vm *api.VirtualMachine) error {
 
 // UpdateVM changes a VirtualMachine as a user does.
 func (w *World) UpdateVM(ctx context.Context, name string, change func(*api.VirtualMachine)) error {
-	return framework.RetryOnConflict(func() error {
-		vm, err := w.virtualMachines().Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		change(vm)
-		if vm, err = w.virtualMachines().Update(ctx, vm, metav1.UpdateOptions{}); err != nil {
-			return err
-		}
-		return w.waitVersion(ctx, vm)
-	})
+	written, err := w.virtualMachines().Change(ctx, name, change)
+	if err != nil {
+		return err
+	}
+	return w.waitVersion(ctx, written)
 }
 
 // waitVersion waits until the watch has shown what a user has just written, so that the
@@ -345,11 +336,7 @@ func isSince(vm, written *api.VirtualMachine) bool {
 
 // DeleteVM requests the deletion of a VirtualMachine.
 func (w *World) DeleteVM(ctx context.Context, name string) error {
-	err := w.virtualMachines().Delete(ctx, name, metav1.DeleteOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
+	return w.virtualMachines().Remove(ctx, name)
 }
 
 // NoteCopy notes that others than Drover have created a server. It is not judged.

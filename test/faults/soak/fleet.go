@@ -64,7 +64,7 @@ func startReplicas(w *lab.World, e lab.Engine, mayLose bool, broken func()) (*re
 		n := slices.Index(names, name)
 		args, err := w.Args(e, n)
 		return fleet.Command{
-			Program: w.Program, Env: slices.Concat(w.Environment, e.Environment(w)),
+			Program: w.Program, Env: slices.Concat(w.Variables, e.Variables(w)),
 			Args: slices.Concat(args, lease, []string{
 				"--usage-period=10s", "--metrics-bind-address=127.0.0.1:0", "--pprof-bind-address=127.0.0.1:0",
 			}),

@@ -17,10 +17,7 @@ import (
 	"github.com/moby/moby/client"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
-	"cloudnative.tw/drover/client/clientset/versioned"
 	"cloudnative.tw/drover/internal/driver/docker"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -31,9 +28,7 @@ const cleanupTimeout = time.Minute
 
 // Environment is a cluster and the engines on which its VMs run.
 type Environment struct {
-	*framework.Cluster
-	VMClient   versioned.Interface
-	KubeClient kubernetes.Interface
+	*framework.Environment
 	// ClusterID is the cluster's id, as servers carry it.
 	ClusterID string
 	// FakeDir is the fake engine's folder.
@@ -59,33 +54,24 @@ func New() (*Environment, error) {
 // NewWith starts a cluster that may include a controller, whose fake engine is not the one
 // of FakeDir. The caller must Close it.
 func NewWith(opts framework.ClusterOptions) (*Environment, error) {
-	cluster, err := framework.NewCluster(opts)
+	server, err := framework.NewEnvironment(opts)
 	if err != nil {
 		return nil, err
 	}
-	return open(&Environment{Cluster: cluster, Namespace: metav1.NamespaceDefault})
+	return open(&Environment{Environment: server, Namespace: metav1.NamespaceDefault})
 }
 
 func open(env *Environment) (*Environment, error) {
-	if err := env.openClients(); err != nil {
+	if err := env.prepareEngines(); err != nil {
 		return nil, errors.Join(err, env.Close())
 	}
 	return env, nil
 }
 
-func (env *Environment) openClients() (err error) {
-	config := rest.CopyConfig(env.Config)
-	if env.VMClient, err = versioned.NewForConfig(config); err != nil {
+func (env *Environment) prepareEngines() (err error) {
+	if env.ClusterID, err = env.ReadClusterID(context.Background()); err != nil {
 		return err
 	}
-	if env.KubeClient, err = kubernetes.NewForConfig(config); err != nil {
-		return err
-	}
-	system, err := env.KubeClient.CoreV1().Namespaces().Get(context.Background(), metav1.NamespaceSystem, metav1.GetOptions{})
-	if err != nil {
-		return err
-	}
-	env.ClusterID = string(system.UID)
 	if env.temp, err = os.MkdirTemp("", "drover-testenv-"); err != nil {
 		return err
 	}
@@ -116,7 +102,9 @@ func StartVirtual(t testing.TB) *Environment {
 	assert.NoError(t, serveVirtual())
 	cluster, of, err := virtual.New(t.Context())
 	assert.NoError(t, err)
-	env, err := open(&Environment{Cluster: cluster, Namespace: of.Namespace, virtual: of})
+	server, err := framework.OpenEnvironment(cluster)
+	assert.NoError(t, err)
+	env, err := open(&Environment{Environment: server, Namespace: of.Namespace, virtual: of})
 	assert.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, env.Close()) })
 	return env
@@ -184,8 +172,7 @@ func (env *Environment) CreateNamespace(t testing.TB) string {
 // CreateNamedNamespace creates a namespace of that name, as CreateNamespace does.
 func (env *Environment) CreateNamedNamespace(t testing.TB, name string) {
 	t.Helper()
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	assert.NoError(t, assert.ErrorOf(env.KubeClient.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{})))
+	assert.NoError(t, assert.ErrorOf(env.AddNamespace(t.Context(), name)))
 	env.DeleteNamespaceAtEnd(t, name)
 }
 
@@ -227,12 +214,4 @@ func (env *Environment) MustRunKubectl(t testing.TB, input string, args ...strin
 	out, errs, err := env.RunKubectl(t, input, args...)
 	assert.Require(t, err == nil, "kubectl %s: %v: %s", strings.Join(args, " "), err, errs)
 	return out
-}
-
-// ReadAPIMetrics reads the metrics of the API server.
-func (env *Environment) ReadAPIMetrics(t testing.TB) framework.Metrics {
-	t.Helper()
-	page, err := env.KubeClient.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
-	assert.NoError(t, err)
-	return page
 }

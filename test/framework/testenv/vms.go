@@ -20,14 +20,9 @@ import (
 	watchtools "k8s.io/client-go/tools/watch"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
-
-func (env *Environment) vmsIn(ns string) typed.VirtualMachineInterface {
-	return env.VMClient.CloudnativeV1alpha1().VirtualMachines(ns)
-}
 
 // CreateVM creates a VM and returns what the API server answered.
 func (env *Environment) CreateVM(t testing.TB, b *framework.VMBuilder) *api.VirtualMachine {
@@ -36,7 +31,7 @@ func (env *Environment) CreateVM(t testing.TB, b *framework.VMBuilder) *api.Virt
 	if vm.Namespace == metav1.NamespaceDefault {
 		vm.Namespace = env.Namespace
 	}
-	made, err := env.vmsIn(vm.Namespace).Create(t.Context(), vm, metav1.CreateOptions{})
+	made, err := env.VMsIn(vm.Namespace).Create(t.Context(), vm, metav1.CreateOptions{})
 	assert.NoError(t, err)
 	return made
 }
@@ -50,7 +45,7 @@ func (env *Environment) CreateActiveVM(t testing.TB, b *framework.VMBuilder) *ap
 // GetVM reads a VM; it is nil if there is none of that UID.
 func (env *Environment) GetVM(t testing.TB, vm *api.VirtualMachine) *api.VirtualMachine {
 	t.Helper()
-	now, err := env.vmsIn(vm.Namespace).Get(context.WithoutCancel(t.Context()), vm.Name, metav1.GetOptions{})
+	now, err := env.VMsIn(vm.Namespace).Get(context.WithoutCancel(t.Context()), vm.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err), err == nil && now.UID != vm.UID:
 		return nil
@@ -63,26 +58,15 @@ func (env *Environment) GetVM(t testing.TB, vm *api.VirtualMachine) *api.Virtual
 // UpdateVM changes a VM as a user does and returns it as written.
 func (env *Environment) UpdateVM(t testing.TB, vm *api.VirtualMachine, change func(*api.VirtualMachine)) *api.VirtualMachine {
 	t.Helper()
-	var next *api.VirtualMachine
-	err := framework.RetryOnConflict(func() (err error) {
-		if next, err = env.vmsIn(vm.Namespace).Get(t.Context(), vm.Name, metav1.GetOptions{}); err != nil {
-			return err
-		}
-		change(next)
-		next, err = env.vmsIn(vm.Namespace).Update(t.Context(), next, metav1.UpdateOptions{})
-		return err
-	})
+	written, err := env.VMsIn(vm.Namespace).Change(t.Context(), vm.Name, change)
 	assert.NoError(t, err)
-	return next
+	return written
 }
 
 // DeleteVM requests a VM's deletion and does not wait for it.
 func (env *Environment) DeleteVM(t testing.TB, vm *api.VirtualMachine) {
 	t.Helper()
-	err := env.vmsIn(vm.Namespace).Delete(t.Context(), vm.Name, metav1.DeleteOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		t.Fatal(err)
-	}
+	assert.NoError(t, env.VMsIn(vm.Namespace).Remove(t.Context(), vm.Name))
 }
 
 // WaitForVM waits until a VM passes all checks and returns it.
@@ -213,7 +197,7 @@ func (env *Environment) RecordHistory(t testing.TB, vm *api.VirtualMachine) *VMH
 // WatchVMs watches the VMs of a namespace that match a field selector, from a resourceVersion on, or from
 // now on where that is empty. When the API server closes the watch, it opens another where that one ended.
 func (env *Environment) WatchVMs(ctx context.Context, ns, selector, version string) (watch.Interface, error) {
-	vms := env.vmsIn(ns)
+	vms := env.VMsIn(ns)
 	if version == "" {
 		now, err := vms.List(ctx, metav1.ListOptions{})
 		if err != nil {
