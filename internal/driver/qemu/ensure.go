@@ -55,7 +55,7 @@ func (d *Driver) beginChange(ctx context.Context, t driver.Target) (*statedir.Lo
 	if err := kit.CheckContext(ctx); err != nil {
 		return nil, driver.Errorf(driver.ErrRetry, "%w", err)
 	}
-	if err := instance.CheckUID(t.UID); err != nil {
+	if err := record.CheckUID(t.UID); err != nil {
 		return nil, err
 	}
 	if err := d.StateDir.Reach(); err != nil {
@@ -194,7 +194,7 @@ func (c *convergence) createServer(ctx context.Context) error {
 		return instance.ContractError(err)
 	}
 	inst.Record = record.Record{
-		Format: record.Format, ClusterID: d.ClusterID, MachineType: machineType, UID: spec.UID, ID: instance.NewID(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
+		Format: record.Format, ClusterID: d.ClusterID, MachineType: machineType, UID: spec.UID, ID: record.NewID(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
 		GraceSeconds: graceSeconds(spec), Settings: record.SettingsOf(spec, requested), Root: root,
 	}
 	if err := inst.Save(); err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 )
 
 // Watch reports servers whose notification file is written, whose directory comes or
@@ -85,7 +86,7 @@ func (w *watch) handleNext(ctx context.Context) bool {
 }
 
 func (w *watch) handleFileEvent(ctx context.Context, event fsnotify.Event) {
-	uid := instance.UIDOf(event.Name)
+	uid := record.UIDOf(event.Name)
 	if uid == "" || event.Op == fsnotify.Chmod {
 		return
 	}

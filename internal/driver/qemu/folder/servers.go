@@ -12,6 +12,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
 )
 
@@ -93,7 +94,7 @@ func (a Admin) observeServer(inst *instance.Instance) (s driver.Server, ours boo
 // RemoveRetained ends the machine and removes its directory. The lock of its UID keeps a
 // release that is under way from being met halfway.
 func (a Admin) RemoveRetained(ctx context.Context, t driver.Target) error {
-	if err := instance.CheckUID(t.UID); err != nil {
+	if err := record.CheckUID(t.UID); err != nil {
 		return err
 	}
 	lock, err := a.dir.Lock(t.UID)

@@ -21,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/guests"
 	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
 )
@@ -66,7 +67,7 @@ func (g *Guests) findServer(ctx context.Context, uid types.UID, look func(*insta
 	if err := kit.CheckContext(ctx); err != nil {
 		return nil, err
 	}
-	if err := instance.CheckUID(uid); err != nil {
+	if err := record.CheckUID(uid); err != nil {
 		return nil, err
 	}
 	if err := g.host.StateDir.Reach(); err != nil {

@@ -9,15 +9,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
 	"golang.org/x/time/rate"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -122,7 +119,7 @@ func NewHost(c Config, dir *statedir.Dir) *Host {
 // InstanceAt returns the server whose directory is at a path. The name of the directory
 // begins with the UID. Nothing else of the server is known yet.
 func (h *Host) InstanceAt(path string) *Instance {
-	uid := UIDOf(path)
+	uid := record.UIDOf(path)
 	return &Instance{
 		Machine: machine.Machine{Path: path, UUID: string(uid), Staging: h.StateDir},
 		Record:  record.Record{UID: uid}, Host: h,
@@ -143,7 +140,7 @@ func (h *Host) AllInstances() ([]*Instance, error) {
 			return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
 		}
 		for _, entry := range entries {
-			if entry.IsDir() && UIDOf(entry.Name()) != "" {
+			if entry.IsDir() && record.UIDOf(entry.Name()) != "" {
 				instances = append(instances, h.InstanceAt(h.StateDir.Path(sub, entry.Name())))
 			}
 		}
@@ -164,31 +161,8 @@ func (h *Host) InstancesOf(uids []types.UID) ([]*Instance, error) {
 	return instances, nil
 }
 
-// UIDOf returns the UID in the name of a directory or a notification file; empty if there
-// is none.
-func UIDOf(path string) types.UID {
-	uid, _, _ := strings.Cut(filepath.Base(path), ".")
-	if CheckUID(types.UID(uid)) != nil {
-		return ""
-	}
-	return types.UID(uid)
-}
-
 // IsRetained reports whether a directory belongs to a released server.
 func IsRetained(path string) bool { return filepath.Base(filepath.Dir(path)) == RetainedDir }
-
-// NewID returns a name for a server or a run.
-func NewID() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "")[:16] }
-
-var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
-
-// CheckUID refuses a UID that is not a UUID, since it is the machine's SMBIOS UUID too.
-func CheckUID(uid types.UID) error {
-	if uuidPattern.MatchString(string(uid)) {
-		return nil
-	}
-	return driver.Errorf(driver.ErrInvalid, "metadata.uid is %.140q: it must be a UUID in small letters", string(uid))
-}
 
 // RetainedPath returns the directory of a released server.
 func (h *Host) RetainedPath(uid types.UID, id string) string {

@@ -78,7 +78,7 @@ func (inst *Instance) Load() (*Instance, error) {
 		return s, brokenError{fmt.Errorf("%s has the format %d of another version of Drover, and this one reads %d: have that version delete the server, or remove its folder with the disks",
 			inst.Machine.File(RecordFile), r.Format, record.Format)}
 	}
-	if r.ClusterID == "" || r.ID == "" || CheckUID(r.UID) != nil {
+	if r.ClusterID == "" || r.ID == "" || record.CheckUID(r.UID) != nil {
 		return s, brokenError{fmt.Errorf("repair %s: clusterID, uid or id is missing", inst.Machine.File(RecordFile))}
 	}
 	if r.UID != inst.UID {

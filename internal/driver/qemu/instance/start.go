@@ -277,7 +277,7 @@ func (s *start) recordRun() error {
 	if err := inst.Machine.SetLogAside(suffix); err != nil {
 		return err
 	}
-	inst.Phase, inst.Run, inst.StartedAt = record.PhaseStarting, NewID(), s.host.Clock.Now()
+	inst.Phase, inst.Run, inst.StartedAt = record.PhaseStarting, record.NewID(), s.host.Clock.Now()
 	inst.Stop, inst.Settings = nil, record.SettingsOf(s.spec, inst.Root.Image.Ref)
 	inst.Edge().setWanted(s.forwards)
 	inst.MachineType, inst.Accelerator = s.machine.Type, s.machine.Accel
