@@ -182,11 +182,10 @@ func poll(ctx context.Context, test, what string, check func() error) (took time
 func try(t testing.TB, check func(testing.TB) error) (err error) {
 	a := &attempt{TB: t}
 	defer func() {
-		switch cause := recover(); cause {
-		case nil:
-		case errAttemptEnded:
+		cause := recover()
+		if cause == errAttemptEnded {
 			err = a.err()
-		default:
+		} else if cause != nil {
 			panic(cause)
 		}
 	}()

@@ -329,10 +329,8 @@ func (s *scheduler) letGo(o *operation) bool {
 		s.finish(o)
 		return true
 	}
-	switch o.fate {
-	case fateNormal, fateSlow, fateUnanswered, fateFailedAfter:
+	if o.fate != fateLost && o.fate != fateRefused {
 		s.world.runCall(o)
-	case fateLost, fateRefused:
 	}
 	s.endOrHold(o)
 	return true

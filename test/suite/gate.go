@@ -100,12 +100,10 @@ func selectPackages(names []string) (front, behind []testPackage, err error) {
 		selected = append(selected, p)
 	}
 	for _, p := range selected {
-		switch p.kind {
-		case process:
+		if p.kind == process {
 			front = append(front, p)
-		case cached, raced:
+		} else if p.kind != full {
 			behind = append(behind, p)
-		case full:
 		}
 	}
 	return front, behind, nil

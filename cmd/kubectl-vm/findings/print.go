@@ -133,11 +133,9 @@ func Summarize(all []Finding) string {
 	}
 	var parts []string
 	for _, l := range []Level{LevelError, LevelWarning, LevelNote} {
-		switch n := counts[l]; n {
-		case 0:
-		case 1:
+		if n := counts[l]; n == 1 {
 			parts = append(parts, "1 "+string(l))
-		default:
+		} else if n > 1 {
 			parts = append(parts, fmt.Sprintf("%d %ss", n, l))
 		}
 	}

@@ -200,9 +200,9 @@ func restartPolicy(p driver.RestartPolicy) container.RestartPolicyMode {
 		return container.RestartPolicyOnFailure
 	case driver.RestartNever:
 		return container.RestartPolicyDisabled
-	case driver.RestartAlways:
+	default: // RestartAlways
+		return container.RestartPolicyUnlessStopped
 	}
-	return container.RestartPolicyUnlessStopped
 }
 
 // portMaps publishes ports, on all addresses of the host if none is given. An empty

@@ -56,9 +56,9 @@ func stateOf(p driver.Power) driver.State {
 		return driver.StateStopped
 	case driver.PowerPaused:
 		return driver.StatePaused
-	case driver.PowerOn:
+	default: // PowerOn
+		return driver.StateRunning
 	}
-	return driver.StateRunning
 }
 
 func testDeleteFromTwoCallers(t *testing.T, e *env) {

@@ -94,9 +94,9 @@ func (s Source) IsFetched() bool {
 	switch s.Kind {
 	case Web, RegistryDisk, Container, Catalogue, BuiltIn:
 		return true
-	case None, Unknown, File, Claim:
+	default: // None, Unknown, File and Claim
+		return false
 	}
-	return false
 }
 
 // IsContainer reports whether the source is the reference of a container image. The image may

@@ -82,12 +82,12 @@ func (r *Record) seen() string {
 			return fmt.Sprintf("%s has %d servers: %s.", engine, len(ids), strings.Join(ids, ", "))
 		}
 		return engine + " has " + serverText(&o.Server) + "."
-	case policy.Unknown:
+	default: // Unknown
+		if o.Cause == "" {
+			return engine + " was not listed yet."
+		}
+		return sentence(engine + " cannot be asked: " + o.Cause)
 	}
-	if o.Cause == "" {
-		return engine + " was not listed yet."
-	}
-	return sentence(engine + " cannot be asked: " + o.Cause)
 }
 
 // serverText describes a server as a part of a sentence.

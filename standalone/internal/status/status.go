@@ -326,9 +326,7 @@ func (d *Driver) countServers(servers []driver.Server, owners map[types.UID]bool
 			continue
 		}
 		d.Servers++
-		switch server.State {
-		case driver.StateStopped, driver.StatePending, driver.StateRemoving:
-		case driver.StateStarting, driver.StateRunning, driver.StatePaused, driver.StateStopping, driver.StateRestarting, driver.StateUnknown:
+		if s := server.State; s != driver.StateStopped && s != driver.StatePending && s != driver.StateRemoving {
 			d.Running++
 		}
 		if server.MayBeOrphan() && !owners[server.UID] {

@@ -70,10 +70,9 @@ func (d Disturbance) explains(got, want lab.Effects) bool {
 	case Restored:
 		again, undone := got.Creates-want.Creates, got.Deletes+got.Releases-want.Deletes-want.Releases
 		return isOnce(again) && isOnce(undone) && runs >= -1 && runs <= 1
-	case SupervisorKilled, SupervisorSuspended, SupervisorHalted, Halted:
-	case Paused, Resized, Renamed, Away, Exchanged, Copied, Superseded, ClockBehind:
+	default:
+		return runs == 0 && got == want
 	}
-	return runs == 0 && got == want
 }
 
 // endsNothing reports whether no server ends by a disturbance, such as one of a supervisor alone.

@@ -30,8 +30,7 @@ func disturbPod(e lab.Pod, w *lab.World, s lab.Server, d Disturbance) (undo func
 			return nil, ErrNoServer
 		}
 		return nil, signal(map[Disturbance]processes{Halted: qemus, SupervisorHalted: machines}[d], s, syscall.SIGSTOP)
-	case Stopped, Paused, Resized, Renamed, Away, Exchanged, Restored, Copied, Superseded, ClockBehind,
-		Removed, SupervisorKilled, BothKilled:
+	default:
+		return nil, unsupportedError(d)
 	}
-	return nil, unsupportedError(d)
 }

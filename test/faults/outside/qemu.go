@@ -51,9 +51,9 @@ func disturbQEMU(w *lab.World, dir, path string, s lab.Server, d Disturbance) (u
 			return nil, err
 		}
 		return nil, signal(qemus, s, syscall.SIGKILL)
-	case Stopped, Paused, Resized, Renamed, Away, Exchanged, Restored, Copied, Superseded, ClockBehind, ContainerKilled, Halted:
+	default:
+		return nil, unsupportedError(d)
 	}
-	return nil, unsupportedError(d)
 }
 
 // suspend halts processes of a machine until undo is called. Drover may end them meanwhile.

@@ -123,9 +123,9 @@ func waitError(waits control.Wait) error {
 		return errors.New("the guest waits: the volume of one of its disks is full")
 	case control.WaitDisk:
 		return errors.New("the guest waits: one of its disks fails")
-	case control.WaitNone:
+	default: // WaitNone
+		return nil
 	}
-	return nil
 }
 
 // maxHeld limits how many objects heldText names.

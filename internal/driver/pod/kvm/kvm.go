@@ -98,12 +98,11 @@ func (c Choice) AddTo(requirements *corev1.ResourceRequirements) {
 // Auto, and does not start with Require. If nodes cannot be listed, the pod requests no KVM: that is
 // better than not to start.
 func (c *Chooser) Choose(ctx context.Context, wants driver.Placement) Choice {
-	switch c.Mode {
-	case Never:
+	if c.Mode == Never {
 		return Choice{Accelerator: machine.AccelTCG}
-	case Require:
+	}
+	if c.Mode == Require {
 		return Choice{Accelerator: machine.AccelKVM, Resource: c.Resource}
-	case Auto:
 	}
 	nodes, err := c.readOffers(ctx)
 	if err != nil {
