@@ -21,6 +21,7 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
+	"cloudnative.tw/drover/internal/image/source"
 )
 
 // exitNotRun is the exit code of run if the exit code of the VM is not known, as in docker run.
@@ -204,14 +205,11 @@ var notInNames = regexp.MustCompile(`[^a-z0-9]+`)
 
 // nameFor returns a new name for a VM of an image, such as python-x7k2p.
 func nameFor(image string) string {
-	_, source, hasScheme := strings.Cut(image, "://")
-	if !hasScheme {
-		source = image
+	from := source.Parse(image)
+	if u, err := url.Parse(from.Name); err == nil && from.Kind == source.Web && u.Path != "" {
+		from.Name = u.Path // without a query
 	}
-	if u, err := url.Parse(image); err == nil && hasScheme && u.Path != "" {
-		source = u.Path
-	}
-	base, _, _ := strings.Cut(path.Base(source), "@")
+	base, _, _ := strings.Cut(path.Base(from.Name), "@")
 	base, _, _ = strings.Cut(base, ":")
 	base = strings.Trim(notInNames.ReplaceAllString(strings.ToLower(base), "-"), "-")
 	if base == "" {
