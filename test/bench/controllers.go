@@ -103,7 +103,7 @@ func (c *Controller) Metrics(ctx context.Context) (framework.Metrics, error) {
 	return get(ctx, c.metrics)
 }
 
-// StopWith ends the process and joins an error of what was done with it.
+// StopWith ends the process and joins an error of the work with it.
 func (c *Controller) StopWith(err error) error {
 	if err = errors.Join(err, c.Stop()); err != nil {
 		err = fmt.Errorf("%w; the process printed:\n%s", err, c.Output())

@@ -17,19 +17,19 @@ const (
 	idleNamespace = "idle"
 )
 
-// Environment is an API server with VMs, and the report of what is measured there.
+// Environment is an API server with VMs, and the report of the measurements there.
 type Environment struct {
 	*framework.Environment
 	*Report
 	// VMs are measured, and Idle are others that are there meanwhile.
 	VMs, Idle *VMs
-	// Temp is a folder for what is measured.
+	// Temp is a folder for the measured programs.
 	Temp string
 
 	pids []int // of the API server
 }
 
-// In returns the measurement of a suite beside an API server of its own, whose data are on a disk.
+// In returns the measurement of a suite beside a separate API server, whose data are on a disk.
 func In(opts framework.ClusterOptions, measure func(context.Context, *Environment) error) func(context.Context, *Report) error {
 	opts.Durable = true
 	return func(ctx context.Context, r *Report) (err error) {

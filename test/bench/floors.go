@@ -25,7 +25,7 @@ import (
 // else. It runs as the benchmark's program with the floor's name as first argument.
 type Floor func(ctx context.Context, cfg *rest.Config, args []string) error
 
-// floorReady is what a floor prints when its caches are filled.
+// floorReady is the line that a floor prints when its caches are filled.
 const floorReady = "the floor is ready"
 
 // SayReady is called by a floor when it is.

@@ -67,7 +67,7 @@ func (r *Row) CompareWith(name string, floor ...float64) *Row {
 	return r
 }
 
-// ratios are those of each turn.
+// ratios has one ratio for each turn.
 func (r *Row) ratios() (ratios Runs) {
 	for n, ours := range r.Ours {
 		if n < len(r.Floor) && r.Floor[n] > 0 {

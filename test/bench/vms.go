@@ -115,7 +115,7 @@ func (v *VMs) NewOne(ctx context.Context, name string, quiet func(context.Contex
 	return active, gone, err
 }
 
-// Step is what is done to the VM of a number.
+// Step is an action on the VM of a number.
 type Step func(v *VMs, ctx context.Context, n int) error
 
 // Each does something to each VM, several at a time.

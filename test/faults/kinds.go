@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package faults explores what faults do to Drover: it injects them one by one, and
-// compares what comes of them with what must hold.
+// compares their results with the rules.
 //
 // Start with kinds, the table of the kinds of fault; make faults prints what they explored.
 // Package lab has what they share, and crash is the first of them. docs/faults.md lists what
@@ -120,10 +120,10 @@ const oldList = "delete/fake/restart/DELETED virtualmachines vm-1#1/list of the 
 // alone are the workloads in which only the calls fail.
 var alone = []string{"create", "power", "resize", "restart", "replace", "delete", "create-delete", "recreate", "retain", "namespace"}
 
-// short are those of driver pod, whose machines take longest: all that can be done to one.
+// short has the workloads of driver pod, whose machines take longest: all that can be done to one.
 var short = []string{"create", "power", "restart", "delete"}
 
-// bound are those of a VirtualMachine that has a server, and the same to the end.
+// bound has the workloads of a VirtualMachine that has a server, and the same to the end.
 var bound = []string{"power", "resize", "restart", "replace", "delete", "recreate", "retain", "namespace"}
 
 // lively are the workloads whose faults are those of what controllers see of the API.

@@ -58,9 +58,8 @@ func (h *host) startControlled(t *testing.T, n network) (*guest, *control.Client
 	}
 	h.described.Control = &description.Control{Port: controlPort, Folder: folder}
 	g := h.start(t)
-	if g.Path, err = exec.LookPath("ip"); err != nil {
-		t.Fatal(err)
-	}
+	g.Path, err = exec.LookPath("ip")
+	assert.NoError(t, err)
 	g.Args = append([]string{"ip", "netns", "exec", n.name}, g.Args...)
 	config, err := client.ClientConfig(h.described.UUID)
 	guestConfig, guestErr := forGuest.ClientConfig(h.described.UUID)
@@ -97,9 +96,7 @@ func probeOnce(t testing.TB, c *control.Client, port int32) error {
 func (g *guest) checkControl(t *testing.T, n network, c *control.Client) {
 	t.Helper()
 	s := wantState(t, c, control.StateRunning)
-	if s.Accelerator != "tcg" || s.MemoryBytes < 16<<20 || s.StartedAt.IsZero() || time.Since(s.StartedAt) < 0 {
-		t.Errorf("the status is %+v", s)
-	}
+	assert.True(t, s.Accelerator == "tcg" && s.MemoryBytes >= 16<<20 && !s.StartedAt.IsZero() && time.Since(s.StartedAt) >= 0, "the status is %+v", s)
 	assert.Check(t, "a guest that answers is probed", func(t testing.TB) error { return probeOnce(t, c, 80) })
 	if later := wantState(t, c, control.StateRunning); later.CPUNanoseconds < s.CPUNanoseconds || s.CPUNanoseconds == 0 || !later.StartedAt.Equal(s.StartedAt) {
 		t.Errorf("the status was %+v and is %+v", s, later)
@@ -129,9 +126,8 @@ func (g *guest) checkReached(t *testing.T, n network, controls *control.Client) 
 	_, err = http.Get(fmt.Sprintf("http://%s:%d/agent?mode=honest", n.address, g.h.described.Forwards[0].HostPort)) //nolint:noctx,bodyclose // of a test
 	assert.NoError(t, err)
 	assert.Eventually(t, "the agent answers", func(testing.TB) error { return assert.ErrorOf(g.reach.Interfaces(t.Context())) })
-	if all, err := g.reach.Interfaces(t.Context()); err != nil || len(all) != 1 || all[0].Name != "eth0" || len(all[0].Addresses) == 0 {
-		t.Errorf("the interfaces are %+v, %v", all, err)
-	}
+	all, err := g.reach.Interfaces(t.Context())
+	assert.True(t, err == nil && len(all) == 1 && all[0].Name == "eth0" && len(all[0].Addresses) != 0, "the interfaces are %+v, %v", all, err)
 	for name, c := range map[string]struct {
 		stdin io.Reader
 		args  []string
@@ -169,9 +165,8 @@ func waitForOutput(t *testing.T, reader io.Reader, text string) {
 	var all []byte
 	for part := make([]byte, 1024); !bytes.Contains(all, []byte(text)); {
 		n, err := reader.Read(part)
-		if all = append(all, part[:n]...); err != nil {
-			t.Fatalf("after %q: %v", all, err)
-		}
+		all = append(all, part[:n]...)
+		assert.Require(t, err == nil, "after %q: %v", all, err)
 	}
 }
 
@@ -182,9 +177,7 @@ func testPause(t *testing.T, c *control.Client) {
 		assert.NoError(t, c.Pause(t.Context()))
 	}
 	wantState(t, c, control.StatePaused)
-	if err := probeOnce(t, c, 80); err == nil {
-		t.Error("a paused guest answers")
-	}
+	assert.True(t, probeOnce(t, c, 80) != nil, "a paused guest answers")
 	for range 2 {
 		assert.NoError(t, c.Resume(t.Context()))
 	}
@@ -199,9 +192,7 @@ func (g *guest) testGrow(t *testing.T, c *control.Client) {
 	for _, sizes := range []control.Sizes{{RootDisk: 8 << 20, Volumes: map[string]int64{"blank": 5 << 20}}, {RootDisk: 1 << 20}} {
 		assert.NoError(t, assert.ErrorOf(c.Grow(t.Context(), sizes)))
 		got, err := machine.Monitor{Executor: m}.DiskSizes(t.Context())
-		if err != nil || got[launch.RootNode] != 8<<20 || got[launch.VolumeNode("blank")] != 5<<20 {
-			t.Errorf("after %+v the sizes are %v, %v", sizes, got, err)
-		}
+		assert.True(t, err == nil && got[launch.RootNode] == 8<<20 && got[launch.VolumeNode("blank")] == 5<<20, "after %+v the sizes are %v, %v", sizes, got, err)
 	}
 	for _, name := range []string{"fixed", "none"} {
 		assert.ErrorIs(t, "the growth of volume "+name, assert.ErrorOf(c.Grow(t.Context(), control.Sizes{Volumes: map[string]int64{name: 4 << 20}})), failure.ErrUnknown)
@@ -216,9 +207,7 @@ func wantClosed(t *testing.T, n network, address string) {
 	// shorter than headerWithin: after that, the server closes any connection without a handshake.
 	script := fmt.Sprintf("exec 3<>/dev/tcp/%s/%d || exit 2; read -r -n 1 -t 4 <&3; [[ $? -eq 1 ]]", address, controlPort)
 	out, err := exec.CommandContext(t.Context(), "ip", "netns", "exec", n.name, "bash", "-c", script).CombinedOutput()
-	if err != nil {
-		t.Errorf("the connection to %s is not closed: %v: %s", address, err, out)
-	}
+	assert.True(t, err == nil, "the connection to %s is not closed: %v: %s", address, err, out)
 }
 
 // TestControlWhileStarting checks that a machine says how far its disk is, and that no guest can
@@ -254,9 +243,8 @@ func TestControlWhileStopping(t *testing.T) {
 	g, c := newHost(t, true).startControlled(t, newNetwork(t))
 	g.waitFor(t, "drover guest 1 A")
 	g.signal(t, syscall.SIGTERM)
-	if s := wantState(t, c, control.StateStopping); s.MemoryBytes == 0 {
-		t.Errorf("the status is %+v", s)
-	}
+	s := wantState(t, c, control.StateStopping)
+	assert.True(t, s.MemoryBytes != 0, "the status is %+v", s)
 	assert.ErrorIs(t, "the pause of a guest that is to stop", c.Pause(t.Context()), failure.ErrNotRunning)
 	g.signal(t, os.Interrupt)
 	g.wantEnd(t, 6, "Forced", "")
@@ -298,9 +286,8 @@ func (g *guest) probe(t testing.TB, arguments ...string) (string, error) {
 
 func (g *guest) wantRefused(t testing.TB, message string, arguments ...string) {
 	t.Helper()
-	if out, err := g.probe(t, arguments...); err == nil || !strings.Contains(out, message) {
-		t.Errorf("a probe of %q says %q, %v, want %q", arguments, out, err, message)
-	}
+	out, err := g.probe(t, arguments...)
+	assert.True(t, err != nil && strings.Contains(out, message), "a probe of %q says %q, %v, want %q", arguments, out, err, message)
 }
 
 // checkProbesOfStart launches the guest, and checks probes of it until it answers.
@@ -314,9 +301,7 @@ func (g *guest) checkProbesOfStart(t *testing.T) {
 		waited <- err
 	}()
 	g.launch(t)
-	if err := <-waited; err != nil {
-		t.Errorf("a probe that waits for the guest: %v", err)
-	}
+	assert.ErrorIs(t, "a probe that waits for the guest", <-waited, nil)
 	assert.Eventually(t, "the guest answers", func(t testing.TB) error {
 		_, err := g.probe(t, "-timeout", probeTimeout.String(), "80")
 		return err
@@ -326,9 +311,7 @@ func (g *guest) checkProbesOfStart(t *testing.T) {
 // checkProbes checks probes of a guest that answers at port 80, and leaves it paused.
 func (g *guest) checkProbes(t *testing.T) {
 	t.Helper()
-	if _, err := g.probe(t, "-started"); err != nil {
-		t.Errorf("a guest that answers has not started: %v", err)
-	}
+	assert.ErrorIs(t, "a guest that answers has not started", assert.ErrorOf(g.probe(t, "-started")), nil)
 	g.wantRefused(t, "there must be no port", "-started", "80")
 	g.wantRefused(t, "no TCP port 81 is in forwards", "81")
 	g.wantRefused(t, "the arguments are []")
@@ -357,14 +340,11 @@ func (g *guest) wantReadinessFollowed(t *testing.T) {
 		{`{"port":80,"timeout":1}`, `unknown field "timeout"`},
 	} {
 		assert.NoError(t, os.WriteFile(file, []byte(c.content), 0o600))
-		if out, err := g.probe(t, "-readiness", file); (err == nil) != (c.says == "") || !strings.Contains(out, c.says) {
-			t.Errorf("a probe by %s says %q, %v, want %q", c.content, out, err, c.says)
-		}
+		out, err := g.probe(t, "-readiness", file)
+		assert.True(t, (err == nil) == (c.says == "") && strings.Contains(out, c.says), "a probe by %s says %q, %v, want %q", c.content, out, err, c.says)
 	}
-	if out, err := g.probe(t, "-readiness", file, "80"); err == nil || !strings.Contains(out, "there must be none") {
-		t.Errorf("a probe by both says %q, %v", out, err)
-	}
-	if out, err := g.probe(t, "-readiness", filepath.Join(g.h.dir, "none")); err == nil || !strings.Contains(out, "no such file") {
-		t.Errorf("a probe by a file that is missing says %q, %v", out, err)
-	}
+	out, err := g.probe(t, "-readiness", file, "80")
+	assert.True(t, err != nil && strings.Contains(out, "there must be none"), "a probe by both says %q, %v", out, err)
+	out, err = g.probe(t, "-readiness", filepath.Join(g.h.dir, "none"))
+	assert.True(t, err != nil && strings.Contains(out, "no such file"), "a probe by a file that is missing says %q, %v", out, err)
 }

@@ -19,7 +19,7 @@ func testEngineID(t *testing.T, e *env) {
 	ids := map[string]bool{}
 	for _, d := range []driver.Driver{e.driver, e.driver, e.openDriver(t, string(newUID()))} {
 		identifier, ok := driver.As[driver.Identifier](d)
-		assert.Require(t, ok, "the driver is no driver.Identifier")
+		assert.Require(t, ok, "the driver does not implement driver.Identifier")
 		id, err := identifier.EngineID(t.Context())
 		assert.NoError(t, err)
 		ids[id] = true

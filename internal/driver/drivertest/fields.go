@@ -28,7 +28,7 @@ func testFieldsDeclared(t *testing.T, e *env) {
 func (e *env) supportedFields(t *testing.T) map[string]driver.Support {
 	t.Helper()
 	declarer, ok := driver.As[driver.FieldDeclarer](e.driver)
-	assert.Require(t, ok, "the driver is no driver.FieldDeclarer")
+	assert.Require(t, ok, "the driver does not implement driver.FieldDeclarer")
 	return declarer.SupportedFields()
 }
 

@@ -3,14 +3,14 @@
 
 // Package drivertest is the contract suite that every driver passes.
 //
-// A driver's own test fills in a Harness and calls Run:
+// The test of a driver fills in a Harness and calls Run:
 //
 //	func TestContract(t *testing.T) {
 //		drivertest.Run(t, drivertest.Harness{Open: ..., Spec: ..., ...})
 //	}
 //
 // Start with Harness. suite.go has the table of cases; the other files have the
-// cases by topic. Cases run in parallel on one engine: each uses its own UIDs and
+// cases by topic. Cases run in parallel on one engine: each uses separate UIDs and
 // cluster id, and removes what it created.
 package drivertest
 
@@ -21,7 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 )
 
-// Harness is what the suite needs to know about a driver and its engine. A case that
+// Harness describes a driver and its engine to the suite. A case that
 // needs a function which is nil fails, unless Skips gives the reason.
 type Harness struct {
 	// Open connects to the engine as another controller of that cluster would.
@@ -41,7 +41,7 @@ type Harness struct {
 	// OtherImage is an image, other than Spec's, that the engine can run.
 	OtherImage string
 	// IsDisk is set if the image of Spec is a disk. The fields of a command are not for disks, so the suite
-	// leaves them to the driver's own tests.
+	// leaves them to the tests of the driver.
 	IsDisk bool
 	// KeepsImage is set if the image of a server cannot change: Ensure refuses
 	// another one and applies the rest.
@@ -55,7 +55,7 @@ type Harness struct {
 	// OutOfBand acts on servers without the driver's knowledge.
 	OutOfBand OutOfBand
 
-	// Guest is what a guest can do for the cases of Consoler, LogReader, Executor, Dialer
+	// Guest has the abilities of a guest for the cases of Consoler, LogReader, Executor, Dialer
 	// and InterfaceLister, which apply to drivers that implement these.
 	Guest Guest
 
@@ -68,7 +68,7 @@ type Harness struct {
 	// choose one; zero means 3.
 	FailCode int
 
-	// Restarts is set if the engine has its own restarter, which follows
+	// Restarts is set if the engine has a restarter, which follows
 	// RestartPolicy.
 	Restarts bool
 

@@ -74,7 +74,7 @@ func (e *env) ensureUntil(t *testing.T, d driver.Driver, spec driver.ServerSpec,
 	return s
 }
 
-// stopGrace is what a guest has until its stop is forced, in cases that need that.
+// stopGrace is the time that a guest has until its stop is forced, in cases that need that.
 const stopGrace = time.Second
 
 // forceSoon makes a stop end soon, whatever the guest does.

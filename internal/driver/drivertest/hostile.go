@@ -15,7 +15,7 @@ import (
 )
 
 // testHostileNames uses names that Kubernetes allows and that would clash or be invalid
-// if a driver built its own names from them naively.
+// if a driver built names from them naively.
 func testHostileNames(t *testing.T, e *env) {
 	names := [][2]string{
 		{"c", "a-b"},

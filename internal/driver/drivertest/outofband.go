@@ -77,7 +77,7 @@ func testRemovedByHand(t *testing.T, e *env) {
 }
 
 // testEndsByItself checks that the end of a guest is reported as it was, and that the
-// engine's own restarter does what the policy requires and no more.
+// engine's restarter does exactly what the policy requires.
 func testEndsByItself(t *testing.T, e *env) {
 	streams.Require(t, e.OutOfBand.Exit != nil, "OutOfBand.Exit")
 	fails := cmp.Or(e.FailCode, 3)

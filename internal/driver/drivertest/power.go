@@ -136,8 +136,8 @@ func checkSize(t *testing.T, s driver.Server, spec driver.ServerSpec) {
 		"it has %+v and %v pending, want cpu %dm, memory %d and nothing", s.Applied, s.Pending, spec.CPUMilli, spec.MemoryBytes)
 }
 
-// testChangeImage checks that a new image waits for the next restart, or is refused for
-// good.
+// testChangeImage checks that a new image waits for the next restart, or is refused
+// without a retry.
 func testChangeImage(t *testing.T, e *env) {
 	streams.Require(t, e.OtherImage != "", "OtherImage")
 	spec := e.newSpec(t, "reimaged")

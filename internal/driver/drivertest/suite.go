@@ -113,7 +113,7 @@ func checkSkips(t *testing.T, skips map[string]string) {
 		known[c.name] = true
 	}
 	for name := range skips {
-		assert.True(t, known[name], "Harness.Skips names %q, which is no case of the suite", name)
+		assert.True(t, known[name], "Harness.Skips names %q, which is not a case of the suite", name)
 	}
 }
 

@@ -432,7 +432,7 @@ func TestEmptyRecordsAreRemoved(t *testing.T) {
 }
 
 // TestEmptyRecordsOfOthersStay checks that an empty record stays while another process has its
-// lock, and that empty files that are no records stay.
+// lock, and that empty files other than records stay.
 func TestEmptyRecordsOfOthersStay(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)

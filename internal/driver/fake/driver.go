@@ -170,7 +170,7 @@ func openStore(o Options) (store, error) {
 
 func newName() string { return string(uuid.NewUUID())[:18] }
 
-// EngineID returns the folder's or the memory's own UUID.
+// EngineID returns the UUID of the folder or of the memory.
 func (d *Driver) EngineID(ctx context.Context) (string, error) {
 	if err := kit.CheckContext(ctx); err != nil {
 		return "", err

@@ -4,7 +4,6 @@
 package pod
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -76,10 +75,8 @@ func TestMadeByALostPod(t *testing.T) {
 				return fmt.Errorf("the disk %q is recorded as %+v", disk, r)
 			}
 		}
-		if p := s.pod(t); string(p.UID) == run || objects.ReadSettings(p).MadeFrom == nil {
-			return errors.New("the pod may make a new root disk")
-		}
-		return nil
+		p := s.pod(t)
+		return assert.ErrorUnless(string(p.UID) != run && objects.ReadSettings(p).MadeFrom != nil, "the pod may make a new root disk")
 	})
 	got, err := s.ensure(t)
 	assert.True(t, err == nil && got.Refused == nil, "of an image that is not known, %+v is refused, %v", got.Refused, err)
@@ -243,9 +240,7 @@ func TestDisruption(t *testing.T) {
 func (s *server) waitStopped(t *testing.T) {
 	t.Helper()
 	assert.Eventually(t, s.Name+" has ended", func(t testing.TB) error {
-		if got := s.list(t); got.State != driver.StateStopped || got.Exit == nil {
-			return fmt.Errorf("it is %s", got.State)
-		}
-		return nil
+		got := s.list(t)
+		return assert.ErrorUnless(got.State == driver.StateStopped && got.Exit != nil, "it is %s", got.State)
 	})
 }

@@ -27,10 +27,7 @@ import (
 func (s *server) waitUntilBound(t *testing.T) {
 	t.Helper()
 	assert.Eventually(t, "the pod has a node", func(t testing.TB) error {
-		if s.pod(t).Spec.NodeName == "" {
-			return errors.New("it has none")
-		}
-		return nil
+		return assert.ErrorUnless(s.pod(t).Spec.NodeName != "", "it has none")
 	})
 }
 

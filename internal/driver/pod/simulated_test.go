@@ -206,9 +206,8 @@ func (e *contractEngine) guestActions(h drivertest.Harness) drivertest.Guest {
 			const text = "is anybody there?"
 			assert.NoError(t, assert.ErrorOf(io.WriteString(conn, text)))
 			got := make([]byte, len(text))
-			if _, err := io.ReadFull(conn, got); err != nil || !strings.EqualFold(string(got), text) {
-				t.Errorf("the guest repeats %q, %v", got, err)
-			}
+			_, err := io.ReadFull(conn, got)
+			assert.True(t, err == nil && strings.EqualFold(string(got), text), "the guest repeats %q, %v", got, err)
 		},
 	}
 }

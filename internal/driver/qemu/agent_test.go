@@ -34,18 +34,12 @@ import (
 // checkDevices checks that a guest finds its devices, and its network interface among them, at the
 // same addresses at each start.
 func checkDevices(t *testing.T, before, after *guestReport) {
-	if len(before.PCI) < 10 || !maps.Equal(before.PCI, after.PCI) {
-		t.Errorf("before the guest had %v, and now %v", before.PCI, after.PCI)
-	}
-	if len(before.Network) != 1 || !maps.Equal(before.Network, after.Network) {
-		t.Errorf("its network was %v, and is %v", before.Network, after.Network)
-	}
+	assert.True(t, len(before.PCI) >= 10 && maps.Equal(before.PCI, after.PCI), "before the guest had %v, and now %v", before.PCI, after.PCI)
+	assert.True(t, len(before.Network) == 1 && maps.Equal(before.Network, after.Network), "its network was %v, and is %v", before.Network, after.Network)
 	seed := before.Disks["vdd"] // whose size follows its content, which was changed
 	seed.Size = after.Disks["vdd"].Size
 	before.Disks["vdd"] = seed
-	if !maps.Equal(before.Disks, after.Disks) {
-		t.Errorf("its disks were %v, and are %v", before.Disks, after.Disks)
-	}
+	assert.True(t, maps.Equal(before.Disks, after.Disks), "its disks were %v, and are %v", before.Disks, after.Disks)
 }
 
 // set gives the agent a mode: see hack/guest/linux/agent.go.
@@ -127,9 +121,8 @@ func (g *linuxGuest) checkCommands(t *testing.T) {
 		"exit code":    {nil, []string{"exit", "7"}, ran{code: 7}},
 		"signal":       {nil, []string{"die"}, ran{code: 137}},
 	} {
-		if got := g.run(t, c.stdin, c.command...); got != c.want {
-			t.Errorf("%s: %d, %.40q, %.40q, %v", name, got.code, got.out, got.errors, got.err)
-		}
+		got := g.run(t, c.stdin, c.command...)
+		assert.True(t, got == c.want, "%s: %d, %.40q, %.40q, %v", name, got.code, got.out, got.errors, got.err)
 	}
 	for name, c := range map[string]struct {
 		stdin   io.Reader
@@ -145,15 +138,11 @@ func (g *linuxGuest) checkCommands(t *testing.T) {
 	} {
 		got := g.run(t, c.stdin, c.command...)
 		wantError(t, got.err, c.kind, c.says)
-		if got.out != "" {
-			t.Errorf("%s: it printed %q", name, got.out)
-		}
+		assert.Equal(t, name+": it printed", got.out, "")
 	}
 	cut := g.run(t, nil, "print", "4")
 	wantError(t, cut.err, driver.ErrUnsupported, "longer than 3 MiB", "use ssh", "the exit code is 0")
-	if cut.out != strings.Repeat("x", 3<<20) {
-		t.Errorf("%d bytes of the output came", len(cut.out))
-	}
+	assert.True(t, cut.out == strings.Repeat("x", 3<<20), "%d bytes of the output came", len(cut.out))
 	wantError(t, assert.ErrorOf(g.d.Exec(t.Context(), g.spec.UID, terminal.Command{Args: []string{"echo"}, TTY: true})), driver.ErrUnsupported, "terminal", "ssh", "console")
 }
 
@@ -167,25 +156,20 @@ func (g *linuxGuest) checkExecTogether(t *testing.T) {
 	for i := range 6 {
 		all.Go(func() {
 			word := fmt.Sprint("caller ", i)
-			if got := g.runOn(t.Context(), g.e.open(t), nil, "echo", word); got.out != word+"\n" {
-				t.Errorf("%s: %+v", word, got)
-			}
+			got := g.runOn(t.Context(), g.e.open(t), nil, "echo", word)
+			assert.True(t, got.out == word+"\n", "%s: %+v", word, got)
 		})
 	}
 	all.Wait()
 	assert.Eventually(t, "one command runs", func(t testing.TB) error {
-		if n := g.ask(t, "/processes"); n != "1" {
-			return fmt.Errorf("there are %s", n)
-		}
-		return nil
+		n := g.ask(t, "/processes")
+		return assert.ErrorUnless(n == "1", "there are %s", n)
 	})
 	leave()
 	assert.ErrorIs(t, "Exec", <-left, context.Canceled)
 	assert.Eventually(t, "the command ends", func(t testing.TB) error {
-		if n := g.ask(t, "/processes"); n != "0" {
-			return fmt.Errorf("%s run", n)
-		}
-		return nil
+		n := g.ask(t, "/processes")
+		return assert.ErrorUnless(n == "0", "%s run", n)
 	})
 	// A caller that types is not waited for.
 	ctx, leave = context.WithCancel(t.Context())
@@ -202,10 +186,8 @@ func (g *linuxGuest) checkExecIsLost(t *testing.T) {
 	lost := make(chan error, 1)
 	go func() { lost <- g.runOn(t.Context(), g.d, nil, "sleep").err }()
 	assert.Eventually(t, "the command runs", func(t testing.TB) error {
-		if n := g.ask(t, "/processes"); n != "1" {
-			return fmt.Errorf("there are %s", n)
-		}
-		return nil
+		n := g.ask(t, "/processes")
+		return assert.ErrorUnless(n == "1", "there are %s", n)
 	})
 	signalSupervisor(t, g.d.InstanceOf(g.spec.UID), syscall.SIGKILL)
 	err := <-lost
@@ -242,20 +224,17 @@ func (g *linuxGuest) checkHostileAgents(t *testing.T) {
 		g.set(t, c.mode)
 		wantError(t, assert.ErrorOf(g.d.Interfaces(t.Context(), g.spec.UID)), c.kind, c.says)
 		g.setHonest(t)
-		if got := g.run(t, nil, "echo", c.mode); got.out != c.mode+"\n" {
-			t.Errorf("after %s: %+v", c.mode, got)
-		}
+		got := g.run(t, nil, "echo", c.mode)
+		assert.True(t, got.out == c.mode+"\n", "after %s: %+v", c.mode, got)
 	}
 	g.set(t, "stale")
-	if got := g.run(t, nil, "echo", "after others"); got.out != "after others\n" {
-		t.Errorf("after what others have left: %+v", got)
-	}
+	got := g.run(t, nil, "echo", "after others")
+	assert.True(t, got.out == "after others\n", "after what others have left: %+v", got)
 	g.set(t, "disabled")
 	wantError(t, g.run(t, nil, "echo").err, driver.ErrUnsupported, "does not allow")
 	g.set(t, "lying")
-	if err := g.run(t, nil, "echo").err; err == nil || !strings.Contains(err.Error(), "may still run") || errors.Is(err, driver.ErrRetry) {
-		t.Errorf("a lie about a command is %v", err)
-	}
+	err := g.run(t, nil, "echo").err
+	assert.True(t, err != nil && strings.Contains(err.Error(), "may still run") && !errors.Is(err, driver.ErrRetry), "a lie about a command is %v", err)
 	g.set(t, "off")
 	assert.Eventually(t, "the agent is gone", func(t testing.TB) error {
 		_, err := g.d.Interfaces(t.Context(), g.spec.UID)
@@ -281,9 +260,8 @@ func (g *linuxGuest) checkAgentTaken(t *testing.T) {
 		defer close(held)
 		_, _ = g.d.Interfaces(holding, g.spec.UID)
 	}()
-	if s := reach(t, g.d, g.spec, driver.StateRunning); s.Err != nil {
-		t.Errorf("it is %+v", s)
-	}
+	s := reach(t, g.d, g.spec, driver.StateRunning)
+	assert.True(t, s.Err == nil, "it is %+v", s)
 	if used, err := g.d.Usage(t.Context(), g.spec.UID); len(used) != 1 || err != nil {
 		t.Errorf("it uses %+v, %v", used, err)
 	}
@@ -321,9 +299,8 @@ func dialAndRead(t *testing.T, d *Driver, uid types.UID, port int32, line, want 
 	defer func() { _ = conn.Close() }()
 	assert.NoError(t, assert.ErrorOf(io.WriteString(conn, line)))
 	text := make([]byte, len(want))
-	if _, err := io.ReadFull(conn, text); err != nil || string(text) != want {
-		t.Errorf("port %d answers %q, %v", port, text, err)
-	}
+	_, err = io.ReadFull(conn, text)
+	assert.True(t, err == nil && string(text) == want, "port %d answers %q, %v", port, text, err)
 }
 
 // checkDial checks connections to ports of a guest, which are open on all addresses of the host

@@ -72,9 +72,7 @@ func (c *container) prints(t *testing.T, text string) {
 		}
 		defer func() { _ = log.Close() }()
 		got, err := io.ReadAll(log)
-		if !strings.Contains(string(got), text) {
-			t.Errorf("it has printed %q", got)
-		}
+		assert.Contains(t, "it has printed", string(got), text)
 		return err
 	})
 }
@@ -102,9 +100,7 @@ func (c *container) checkFiles(t *testing.T) {
 	run := func(stdin io.Reader, want int, args ...string) string {
 		var out, errs bytes.Buffer
 		code, err := c.d.Exec(t.Context(), c.spec.UID, terminal.Command{Args: args, Stdin: stdin, Stdout: &out, Stderr: &errs})
-		if err != nil || code != want {
-			t.Errorf("%q ends with %d and prints %q, %v", args, code, errs.String(), err)
-		}
+		assert.True(t, err == nil && code == want, "%q ends with %d and prints %q, %v", args, code, errs.String(), err)
 		return out.String() + errs.String()
 	}
 	local := t.TempDir()
@@ -112,29 +108,23 @@ func (c *container) checkFiles(t *testing.T) {
 	var stream bytes.Buffer
 	assert.NoError(t, files.Pack(&stream, local+"/there"))
 	run(&stream, 0, files.WriteCommand, "sent")
-	if out, _ := c.exec(t, false, "", "stat -c '%U %s' /home/ann/sent"); out != "ann 1000000\n" {
-		t.Errorf("what was sent is %q", out)
-	}
+	out, _ := c.exec(t, false, "", "stat -c '%U %s' /home/ann/sent")
+	assert.True(t, out == "ann 1000000\n", "what was sent is %q", out)
 	back := run(strings.NewReader(""), 0, files.ReadCommand, "/home/ann/sent")
 	assert.NoError(t, files.Unpack(strings.NewReader(back), files.Destination{Folder: local, Name: "back"}))
-	if info, err := os.Stat(local + "/back"); err != nil || info.Size() != 1_000_000 {
-		t.Errorf("what came back is %+v, %v", info, err)
-	}
-	if says := run(strings.NewReader(""), 1, files.ReadCommand, "/none"); !strings.Contains(says, "no such file") {
-		t.Errorf("it says %q of a file that is not there", says)
-	}
-	if says := run(strings.NewReader(""), 1, files.WriteCommand); !strings.Contains(says, "one path") {
-		t.Errorf("it says %q to no path", says)
-	}
+	info, err := os.Stat(local + "/back")
+	assert.True(t, err == nil && info.Size() == 1_000_000, "what came back is %+v, %v", info, err)
+	says := run(strings.NewReader(""), 1, files.ReadCommand, "/none")
+	assert.True(t, strings.Contains(says, "no such file"), "it says %q of a file that is not there", says)
+	says = run(strings.NewReader(""), 1, files.WriteCommand)
+	assert.True(t, strings.Contains(says, "one path"), "it says %q to no path", says)
 }
 
 // wantExit waits until the machine has ended by itself.
 func (c *container) wantExit(t *testing.T, code int, reason string) {
 	t.Helper()
 	exit := reach(t, c.d, c.spec, driver.StateStopped).Exit
-	if exit == nil || exit.Code != code || exit.Reason != reason {
-		t.Errorf("it ended with %+v, want %d %s", exit, code, reason)
-	}
+	assert.True(t, exit != nil && exit.Code == code && exit.Reason == reason, "it ended with %+v, want %d %s", exit, code, reason)
 }
 
 // TestContainers runs the cases that driver docker runs with containers of the same images.
@@ -154,17 +144,14 @@ func TestContainer(t *testing.T) {
 	c := newContainer(t, v1.Config{Entrypoint: []string{"/bin/sh", "-c"}, User: "ann", WorkingDir: "/home/ann"})
 	c.spec.Args, c.spec.GracePeriod = []string{`trap 'exit 7' TERM; echo x >>boots; while :; do sleep 0.1; done`}, 10*time.Minute
 	first := reach(t, c.d, c.spec, driver.StateRunning)
-	if out, code := c.exec(t, false, "input\n", "cat; id -un; pwd; exit 3"); code != 3 || out != "input\nann\n/home/ann\n" {
-		t.Errorf("the code is %d, and it printed %q", code, out)
-	}
-	if out, code := c.exec(t, true, "", "sleep 0.1; stty size; kill -9 $$"); code != 137 || !strings.Contains(out, "40 100") {
-		t.Errorf("with a terminal the code is %d, and it printed %q", code, out)
-	}
+	out, code := c.exec(t, false, "input\n", "cat; id -un; pwd; exit 3")
+	assert.True(t, code == 3 && out == "input\nann\n/home/ann\n", "the code is %d, and it printed %q", code, out)
+	out, code = c.exec(t, true, "", "sleep 0.1; stty size; kill -9 $$")
+	assert.True(t, code == 137 && strings.Contains(out, "40 100"), "with a terminal the code is %d, and it printed %q", code, out)
 	c.checkFiles(t)
 	signalSupervisor(t, c.d.InstanceOf(c.spec.UID), syscall.SIGKILL)
-	if out, code := c.exec(t, false, "", "until test -s boots; do sleep 0.1; done; cat boots"); code != 0 || out != "x\n" {
-		t.Errorf("after the supervisor was killed the code is %d, and it printed %q", code, out)
-	}
+	out, code = c.exec(t, false, "", "until test -s boots; do sleep 0.1; done; cat boots")
+	assert.True(t, code == 0 && out == "x\n", "after the supervisor was killed the code is %d, and it printed %q", code, out)
 	c.spec.Power = driver.PowerOff
 	c.wantExit(t, 7, "Error")
 
@@ -206,9 +193,8 @@ func TestContainerIsEphemeral(t *testing.T) {
 	framework.PushImage(t, c.spec.Image.Source, framework.BusyBoxImage(t, v1.Config{Entrypoint: []string{"/bin/absent"}}))
 	c.spec.RestartRun = second.Run
 	third := reach(t, c.d, c.spec, driver.StateRunning)
-	if third.ImageID == second.ImageID || third.Refused != nil {
-		t.Errorf("the image is %s, was %s, and is refused with %+v", third.ImageID, second.ImageID, third.Refused)
-	}
+	assert.True(t, third.ImageID != second.ImageID && third.Refused == nil,
+		"the image is %s, was %s, and is refused with %+v", third.ImageID, second.ImageID, third.Refused)
 	c.spec.RestartRun = ""
 	c.wantExit(t, 127, "Error")
 	if kept := c.d.keptBy(t, c.spec); len(kept) != 2 { // the template, and one root
@@ -244,9 +230,7 @@ func TestContainerIsPruned(t *testing.T) {
 	prune := func(want int) {
 		removed, err := images.PruneImages(t.Context())
 		assert.NoError(t, err)
-		if len(removed) != want {
-			t.Errorf("it removed %+v, want %d", removed, want)
-		}
+		assert.True(t, len(removed) == want, "it removed %+v, want %d", removed, want)
 	}
 	if s, err := c.d.Ensure(t.Context(), c.spec); err != nil || s.State != driver.StatePending {
 		t.Fatalf("it is %s, %v", s.State, err)
@@ -279,9 +263,8 @@ func TestContainerIsPruned(t *testing.T) {
 	gone(t, c.d, c.spec)
 	_, err = images.PruneImages(t.Context())
 	assert.NoError(t, err)
-	if all, err := images.Images(); err != nil || len(all) != 0 {
-		t.Errorf("left are %+v, %v", all, err)
-	}
+	all, err := images.Images()
+	assert.True(t, err == nil && len(all) == 0, "left are %+v, %v", all, err)
 }
 
 // TestContainerFields checks that fields which mean nothing for an image are refused by name, before any machine is made.
@@ -334,7 +317,5 @@ func TestBuiltInImage(t *testing.T) {
 	spec.Image.Kernel, spec.Power = &driver.Kernel{Source: e.plain}, driver.PowerOff
 	s, err := d.Ensure(t.Context(), spec)
 	assert.NoError(t, err)
-	if s.State != driver.StateStopped || s.ImageID != "" {
-		t.Errorf("with another kernel it is %+v, want it there without an image", s)
-	}
+	assert.True(t, s.State == driver.StateStopped && s.ImageID == "", "with another kernel it is %+v, want it there without an image", s)
 }

@@ -131,10 +131,8 @@ func TestControllerKilled(t *testing.T) {
 		controller := plan.controller(t)
 		assert.NoError(t, controller.Start())
 		assert.Eventually(t, fmt.Sprintf("%d machines are there", atLeast), func(testing.TB) error {
-			if n := len(machines(d, plan.UIDs)); n < atLeast {
-				return fmt.Errorf("there are %d", n)
-			}
-			return nil
+			n := len(machines(d, plan.UIDs))
+			return assert.ErrorUnless(n >= atLeast, "there are %d", n)
 		})
 		assert.NoError(t, controller.Process.Kill())
 		_ = controller.Wait()

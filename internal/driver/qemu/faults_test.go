@@ -285,10 +285,7 @@ func TestDirectoryRemoved(t *testing.T) {
 		assert.NoError(t, os.RemoveAll(h.Machine.Path))
 		next(spec)
 		assert.Eventually(t, "the machine that lost its directory ends: "+name, func(testing.TB) error {
-			if proc.HasOption(pid, "-uuid", string(spec.UID)) {
-				return errors.New("it runs")
-			}
-			return nil
+			return assert.ErrorUnless(!proc.HasOption(pid, "-uuid", string(spec.UID)), "it runs")
 		})
 		gone(t, d, spec)
 	}

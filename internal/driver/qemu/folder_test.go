@@ -186,10 +186,7 @@ func TestStrayBehindALink(t *testing.T) {
 	assert.NoError(t, os.RemoveAll(h.Machine.Path))
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
 	assert.Eventually(t, "the machine ends", func(testing.TB) error {
-		if proc.HasOption(pid, "-uuid", string(spec.UID)) {
-			return errors.New("it runs")
-		}
-		return nil
+		return assert.ErrorUnless(!proc.HasOption(pid, "-uuid", string(spec.UID)), "it runs")
 	})
 }
 

@@ -77,9 +77,7 @@ func endMachines(t *testing.T, dir string) {
 		case !below(pid) || pid == os.Getpid():
 		case proc.HasOption(pid, installation.MachineOption, instance.BrokerDir):
 			assert.Eventually(t, "the broker ends", func(t testing.TB) error {
-				if below(pid) {
-					t.Errorf("process %d runs", pid)
-				}
+				assert.True(t, !below(pid), "process %d runs", pid)
 				return nil
 			})
 		default:
@@ -239,7 +237,5 @@ func gone(t *testing.T, d *Driver, spec driver.ServerSpec) {
 		}
 		return nil
 	})
-	if err := d.Delete(ctx, driver.Target{UID: spec.UID}, false); err == nil {
-		t.Error("Delete does not say that nothing is left")
-	}
+	assert.True(t, d.Delete(ctx, driver.Target{UID: spec.UID}, false) != nil, "Delete does not say that nothing is left")
 }

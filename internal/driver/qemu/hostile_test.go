@@ -393,10 +393,8 @@ func TestOneSupervisor(t *testing.T) {
 		before := reached.Load()
 		wanted := before + random.Int64N(4)
 		assert.Eventually(t, "the machine answers", func(testing.TB) error {
-			if n := reached.Load(); n < wanted {
-				return fmt.Errorf("it has %d times", n)
-			}
-			return nil
+			n := reached.Load()
+			return assert.ErrorUnless(n >= wanted, "it has %d times", n)
 		})
 		for _, pid := range supervisorsOf(spec.UID) {
 			_ = syscall.Kill(pid, syscall.SIGKILL)

@@ -404,10 +404,8 @@ func (g *linuxGuest) checkMemory(t *testing.T) {
 		assert.Eventually(t, fmt.Sprintf("the guest uses %d MiB and a little", mib), func(t testing.TB) error {
 			samples, err := g.d.Usage(t.Context(), g.spec.UID)
 			assert.NoError(t, err)
-			if used := samples[0].MemoryBytes; used == 0 || (used > eaten) != (mib > 0) {
-				return fmt.Errorf("it uses %d MiB", used>>20)
-			}
-			return nil
+			used := samples[0].MemoryBytes
+			return assert.ErrorUnless(used != 0 && (used > eaten) == (mib > 0), "it uses %d MiB", used>>20)
 		})
 	}
 	process, err := proc.ReadUsage(g.d.InstanceOf(g.spec.UID).Machine.PID())

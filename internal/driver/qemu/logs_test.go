@@ -97,10 +97,8 @@ func TestLogsStaySmall(t *testing.T) {
 		return nil
 	})
 	assert.Eventually(t, "the log stays small", func(t testing.TB) error {
-		if size, old := sizeOf(t, log), sizeOf(t, log+machine.OldLog); size > smallLogs || old > 2*smallLogs {
-			return fmt.Errorf("it has %d bytes, and %d before", size, old)
-		}
-		return nil
+		size, old := sizeOf(t, log), sizeOf(t, log+machine.OldLog)
+		return assert.ErrorUnless(size <= smallLogs && old <= 2*smallLogs, "it has %d bytes, and %d before", size, old)
 	})
 }
 

@@ -132,9 +132,8 @@ func TestOutput(t *testing.T) {
 	h := d.InstanceOf(spec.UID)
 	assert.NoError(t, h.Machine.Kill(t.Context()))
 	end := waitExit(t, e.open(t), spec.UID)
-	if end.Reason != exits.ReasonKilled || !strings.HasSuffix(end.Output, "xthe [1mlast  words of it; and more") || len(end.Output) != exits.OutputTail {
-		t.Errorf("it ended with %+v", end)
-	}
+	assert.True(t, end.Reason == exits.ReasonKilled && strings.HasSuffix(end.Output, "xthe [1mlast  words of it; and more") && len(end.Output) == exits.OutputTail,
+		"it ended with %+v", end)
 	assert.True(t, !strings.Contains(end.Output, "drover guest"), "it has the output of the guest")
 	again := waitExit(t, d, spec.UID)
 	assert.True(t, again.Output == end.Output && again.At.Equal(end.At), "it ended with %+v, and then with %+v", end, again)

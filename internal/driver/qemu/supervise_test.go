@@ -100,9 +100,8 @@ func TestRetained(t *testing.T) {
 			})
 			listed, err := d.List(t.Context())
 			assert.NoError(t, err)
-			if shown := len(listed) == 1; shown == c.killed || shown && (listed[0].State != driver.StateStopped || !listed[0].Retained) {
-				t.Errorf("listed: %+v", listed)
-			}
+			shown := len(listed) == 1
+			assert.True(t, shown != c.killed && (!shown || (listed[0].State == driver.StateStopped && listed[0].Retained)), "listed: %+v", listed)
 			for _, sub := range []string{exits.Dir, instance.NotificationsDir} {
 				if left, err := os.ReadDir(d.StateDir.Path(sub)); err != nil || len(left) != 0 {
 					t.Errorf("in %s is %v, %v", sub, left, err)
@@ -137,9 +136,7 @@ func TestReleasedWhenOff(t *testing.T) {
 	assert.NoError(t, d.Delete(t.Context(), spec.Target, true))
 	listed, err := d.List(t.Context())
 	assert.NoError(t, err)
-	if len(listed) != 1 || !listed[0].Retained || listed[0].State != driver.StateStopped {
-		t.Errorf("listed: %+v", listed)
-	}
+	assert.True(t, len(listed) == 1 && listed[0].Retained && listed[0].State == driver.StateStopped, "listed: %+v", listed)
 	for _, sub := range []string{exits.Dir, "locks"} {
 		if left, err := filepath.Glob(d.StateDir.Path(sub, string(spec.UID)+"*")); err != nil || len(left) != 0 {
 			t.Errorf("in %s is %v, %v", sub, left, err)
@@ -158,9 +155,8 @@ func TestReleasedAgain(t *testing.T) {
 	assert.ErrorIs(t, "another release", d.Delete(t.Context(), spec.Target, true), driver.ErrNotFound, "")
 	s.Retained = true
 	h := e.instanceFor(t, s)
-	if follows, err := h.Supervisor().IsSupervised(); err != nil || !follows {
-		t.Errorf("after the second release it is supervised: %t, %v", follows, err)
-	}
+	follows, err := h.Supervisor().IsSupervised()
+	assert.True(t, err == nil && follows, "after the second release it is supervised: %t, %v", follows, err)
 	assert.NoError(t, h.Machine.Kill(t.Context()))
 	assert.NoError(t, h.Supervisor().End(t.Context()))
 }
@@ -186,9 +182,7 @@ func TestStandbyForgets(t *testing.T) {
 		assert.NoError(t, assert.ErrorOf(d.List(t.Context())))
 		assert.NoError(t, assert.ErrorOf(d.List(t.Context(), stays.UID))) // not a complete list
 		for name, n := range remembered() {
-			if n != want {
-				t.Errorf("%d are %s, want %d", n, name, want)
-			}
+			assert.True(t, n == want, "%d are %s, want %d", n, name, want)
 		}
 		gone(t, leader, goes)
 	}
@@ -249,18 +243,16 @@ func TestSupervisorsReplaced(t *testing.T) {
 			}
 			keepWatching(t, d)
 			for uid, run := range runs {
-				if s := listAnswering(t, d, uid)[0]; s.Run != run || s.State != driver.StateRunning {
-					t.Errorf("it is %+v, and was in run %s", s, run)
-				}
+				s := listAnswering(t, d, uid)[0]
+				assert.True(t, s.Run == run && s.State == driver.StateRunning, "it is %+v, and was in run %s", s, run)
 			}
 			e.sendText(t, driver.Server{UID: ends.UID}, "x")
 			stops.Power = driver.PowerOff
 			ensure(t, d, stops)
 			for _, spec := range []driver.ServerSpec{ends, stops} {
 				waitStopped(t, d.InstanceOf(spec.UID))
-				if end := waitExit(t, d, spec.UID); end.Code != 0 {
-					t.Errorf("it ended with %+v", end)
-				}
+				end := waitExit(t, d, spec.UID)
+				assert.True(t, end.Code == 0, "it ended with %+v", end)
 				gone(t, d, spec)
 			}
 			fillsLog(t, d.InstanceOf(prints.UID))
@@ -283,10 +275,8 @@ func waitUpgraded(t *testing.T, inst *instance.Instance, before supervisorState,
 	t.Helper()
 	assert.Eventually(t, "the supervisor is replaced", func(t testing.TB) error {
 		pass()
-		if now := supervisorOf(t, inst); now.PID == before.PID || now.Program == before.Program || now.PID == 0 {
-			return fmt.Errorf("it is %+v, and was %+v", now, before)
-		}
-		return nil
+		now := supervisorOf(t, inst)
+		return assert.ErrorUnless(now.PID != before.PID && now.Program != before.Program && now.PID != 0, "it is %+v, and was %+v", now, before)
 	})
 }
 
@@ -303,13 +293,11 @@ func TestNewerSupervisor(t *testing.T) {
 	waitUpgraded(t, d.InstanceOf(spec.UID), before, func() {})
 	after := supervisorOf(t, d.InstanceOf(spec.UID))
 	keepWatching(t, d) // once more, with the machines of that time
-	if s := listAnswering(t, d, spec.UID)[0]; s.Run != run || s.State != driver.StateRunning {
-		t.Errorf("it is %+v, and was in run %s", s, run)
-	}
+	s := listAnswering(t, d, spec.UID)[0]
+	assert.True(t, s.Run == run && s.State == driver.StateRunning, "it is %+v, and was in run %s", s, run)
 	e.printWord(t, driver.Server{UID: spec.UID}, "zy")
-	if now := supervisorOf(t, d.InstanceOf(spec.UID)); now != after {
-		t.Errorf("the supervisor is %+v, and was %+v", now, after)
-	}
+	now := supervisorOf(t, d.InstanceOf(spec.UID))
+	assert.True(t, now == after, "the supervisor is %+v, and was %+v", now, after)
 }
 
 // TestEpochOfRestoredEtcd checks that a supervisor refuses a leader whose epoch is below one that changed its
@@ -328,12 +316,9 @@ func TestEpochOfRestoredEtcd(t *testing.T) {
 
 	assert.NoError(t, os.RemoveAll(filepath.Join(e.dir, "epochs")))
 	spec.Epoch = 5
-	if s := pause(t, d, spec); s.Run != run {
-		t.Errorf("it is %+v, and was in run %s", s, run)
-	}
-	if supervisorOf(t, inst) == before {
-		t.Error("the supervisor that knows a later leader is still there")
-	}
+	s := pause(t, d, spec)
+	assert.True(t, s.Run == run, "it is %+v, and was in run %s", s, run)
+	assert.True(t, supervisorOf(t, inst) != before, "the supervisor that knows a later leader is still there")
 }
 
 // TestSilence checks that the list says of a QEMU that it does not answer, and that the QEMU is reported again
@@ -356,9 +341,7 @@ func TestSilence(t *testing.T) {
 		t.Errorf("listed: %+v", listed)
 	}
 	assert.NoError(t, handle.Signal(syscall.SIGCONT))
-	if uid := <-changes; uid != spec.UID {
-		t.Errorf("notified of %q", uid)
-	}
+	assert.Equal(t, "notified of", <-changes, spec.UID)
 	assert.Eventually(t, "it answers", func(t testing.TB) error {
 		if listed, err = d.List(t.Context()); err != nil || len(listed) != 1 || listed[0].Err != nil {
 			return fmt.Errorf("listed: %+v, %w", listed, err)
@@ -392,9 +375,7 @@ func TestWatchEndsQuietly(t *testing.T) {
 	}
 	after, err := os.Stat(file)
 	assert.NoError(t, err)
-	if !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
-		t.Error("it sends a notification")
-	}
+	assert.True(t, os.SameFile(before, after) && before.ModTime().Equal(after.ModTime()), "it sends a notification")
 }
 
 // TestKilledAfterResume checks that other processes supervise a machine whose leader is
@@ -435,9 +416,8 @@ func TestSupervisorThatEnds(t *testing.T) {
 	for range 3 {
 		assert.ErrorIs(t, "a call before the wait is over", listOf(t, d)[spec.UID].Err, proc.ErrEndsSoon, "and is started again within 5s")
 	}
-	if last := supervisorOf(t, h); last != second {
-		t.Errorf("started was %+v after %+v", last, second)
-	}
+	last := supervisorOf(t, h)
+	assert.True(t, last == second, "started was %+v after %+v", last, second)
 	now.Step(100 * time.Millisecond)
 	assert.Eventually(t, "it is restarted after the wait", isFollowed)
 }
@@ -470,9 +450,7 @@ func TestNotifiesOnce(t *testing.T) {
 			defer cancel()
 			changes, err := d.Watch(ctx)
 			assert.NoError(t, err)
-			if uid := <-changes; uid != spec.UID {
-				t.Errorf("notified of %q", uid)
-			}
+			assert.Equal(t, "notified of", <-changes, spec.UID)
 			for range 100 { // long enough to see a notification that repeats itself
 				d.Notify(other.UID)
 				for uid := <-changes; uid != other.UID; uid = <-changes {

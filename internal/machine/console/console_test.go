@@ -37,9 +37,7 @@ func TestLogIsCut(t *testing.T) {
 	log, printed := 0, 0
 	c.LimitLog(most, func() { log = 0 })
 	c.followOutput(readerFunc(func([]byte) (int, error) {
-		if log > most {
-			t.Errorf("%d bytes are read after a log of %d", chunk, log)
-		}
+		assert.True(t, log <= most, "%d bytes are read after a log of %d", chunk, log)
 		if printed == all {
 			return 0, io.EOF
 		}
@@ -85,9 +83,8 @@ func TestConsoleReaders(t *testing.T) {
 		"latest": {latest, tail + 5, tail + 5},
 	} {
 		got, err := io.ReadAll(r.of)
-		if err != nil || len(got) < r.least || len(got) > r.most || !strings.HasSuffix(printed.String()+"last\n", string(got)) {
-			t.Errorf("%s: reads %d bytes, %v", name, len(got), err)
-		}
+		assert.True(t, err == nil && len(got) >= r.least && len(got) <= r.most && strings.HasSuffix(printed.String()+"last\n", string(got)),
+			"%s: reads %d bytes, %v", name, len(got), err)
 	}
 	for n, session := range []io.ReadWriteCloser{first, slow, late, latest} {
 		select {
@@ -116,9 +113,7 @@ func TestConsoleWriters(t *testing.T) {
 	failed := make(chan error)
 	go func() { failed <- assert.ErrorOf(writer.Write([]byte("for a guest that does not read"))) }()
 	assert.NoError(t, writer.Close())
-	if err := <-failed; err == nil {
-		t.Error("a closed session has typed")
-	}
+	assert.True(t, (<-failed) != nil, "a closed session has typed")
 	next := attach(t, c, true)
 	for name, typed := range map[string]func() error{
 		"a session":          func() error { return assert.ErrorOf(io.WriteString(next, "typed")) },
@@ -126,9 +121,8 @@ func TestConsoleWriters(t *testing.T) {
 	} {
 		go func() { failed <- typed() }()
 		got := make([]byte, len("typed"))
-		if _, err := io.ReadFull(guest, got); err != nil || string(got) != "typed" {
-			t.Errorf("%s: the guest reads %q, %v", name, got, err)
-		}
+		_, err := io.ReadFull(guest, got)
+		assert.True(t, err == nil && string(got) == "typed", "%s: the guest reads %q, %v", name, got, err)
 		assert.NoError(t, <-failed)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -136,7 +130,5 @@ func TestConsoleWriters(t *testing.T) {
 	assert.NoError(t, err)
 	go func() { failed <- assert.ErrorOf(waiting.Read(make([]byte, 1))) }()
 	cancel()
-	if err := <-failed; !errors.Is(err, context.Canceled) {
-		t.Errorf("a session whose caller has left reads %v", err)
-	}
+	assert.ErrorIs(t, "a session whose caller has left reads", <-failed, context.Canceled)
 }

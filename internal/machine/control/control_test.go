@@ -96,9 +96,8 @@ func TestCalls(t *testing.T) {
 		CPUNanoseconds: 1, MemoryBytes: 2, GuestMemoryBytes: 3, Copied: &Copied{4, 5},
 	}}
 	c := NewClient(serve(t, machine, m), clientConfig(t, client))
-	if got, err := c.Status(t.Context()); err != nil || !reflect.DeepEqual(got, m.status) {
-		t.Errorf("the status is %+v, %v, want %+v", got, err, m.status)
-	}
+	got, err := c.Status(t.Context())
+	assert.True(t, err == nil && reflect.DeepEqual(got, m.status), "the status is %+v, %v, want %+v", got, err, m.status)
 	sizes := Sizes{RootDisk: 5, Volumes: map[string]int64{"data": 6}}
 	calls := map[string]struct {
 		call func() error
@@ -114,15 +113,13 @@ func TestCalls(t *testing.T) {
 		m.err = failure
 		for name, c := range calls {
 			assert.ErrorIs(t, name, c.call(), failure)
-			if got := <-m.calls; !reflect.DeepEqual(got, c.want) {
-				t.Errorf("%s arrives as %v, want %v", name, got, c.want)
-			}
+			got := <-m.calls
+			assert.True(t, reflect.DeepEqual(got, c.want), "%s arrives as %v, want %v", name, got, c.want)
 		}
 	}
 	m.err = errors.New("words of QEMU")
-	if err := c.Pause(t.Context()); !errors.Is(err, failure.ErrFailed) || strings.Contains(err.Error(), "QEMU") {
-		t.Errorf("an unknown failure is %v", err)
-	}
+	err = c.Pause(t.Context())
+	assert.True(t, errors.Is(err, failure.ErrFailed) && !strings.Contains(err.Error(), "QEMU"), "an unknown failure is %v", err)
 }
 
 // TestLeftProbe checks that a machine stops waiting for a guest once the client has left.
@@ -136,12 +133,10 @@ func TestLeftProbe(t *testing.T) {
 	go func() { ended <- c.Probe(ctx, 7) }()
 	<-m.calls
 	cancel()
-	if err := <-ended; !errors.Is(err, failure.ErrUnreachable) || !errors.Is(err, context.Canceled) {
-		t.Errorf("a call that was ended returns %v", err)
-	}
-	if got := <-m.calls; got != "left" {
-		t.Errorf("the machine gets %v", got)
-	}
+	err := <-ended
+	assert.True(t, errors.Is(err, failure.ErrUnreachable) && errors.Is(err, context.Canceled), "a call that was ended returns %v", err)
+	got := <-m.calls
+	assert.True(t, got == "left", "the machine gets %v", got)
 }
 
 // TestIdentity checks that both ends take each other alone.
@@ -249,9 +244,7 @@ func TestAnswers(t *testing.T) {
 			s.StartTLS()
 			t.Cleanup(s.Close)
 			_, err := NewClient(s.Listener.Addr().String(), clientConfig(t, client)).Status(t.Context())
-			if !errors.Is(err, c.want) || err != nil && strings.Contains(err.Error(), "hunter2") {
-				t.Errorf("the status fails with %v, want %v", err, c.want)
-			}
+			assert.True(t, errors.Is(err, c.want) && (err == nil || !strings.Contains(err.Error(), "hunter2")), "the status fails with %v, want %v", err, c.want)
 		})
 	}
 }
@@ -276,9 +269,7 @@ func TestRequests(t *testing.T) {
 			m := &stub{calls: make(chan any, 1)}
 			w := httptest.NewRecorder()
 			newHandler(m).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), c.method, c.path, strings.NewReader(c.body)))
-			if w.Code != c.want || len(m.calls) > 0 {
-				t.Errorf("it is answered with %d, want %d; %d calls", w.Code, c.want, len(m.calls))
-			}
+			assert.True(t, w.Code == c.want && len(m.calls) == 0, "it is answered with %d, want %d; %d calls", w.Code, c.want, len(m.calls))
 		})
 	}
 }
@@ -294,14 +285,10 @@ func TestOutside(t *testing.T) {
 		"10.0.0.5": false, "::ffff:10.0.0.5": false, "fd00::5": false,
 		"127.0.0.1": false, "127.9.9.9": false, "::1": false, "::ffff:127.0.0.1": false,
 	} {
-		if got := l.isOutside(&net.TCPAddr{IP: net.ParseIP(from)}); got != want {
-			t.Errorf("%s is outside: %v, want %v", from, got, want)
-		}
+		assert.Equal(t, from+" is outside", l.isOutside(&net.TCPAddr{IP: net.ParseIP(from)}), want)
 	}
 	l.addresses = func() ([]net.Addr, error) { return nil, errors.New("no netlink") }
-	if l.isOutside(&net.TCPAddr{IP: net.ParseIP("10.0.0.6")}) || l.isOutside(&net.UnixAddr{}) {
-		t.Error("a connection of unknown origin is taken")
-	}
+	assert.True(t, !l.isOutside(&net.TCPAddr{IP: net.ParseIP("10.0.0.6")}) && !l.isOutside(&net.UnixAddr{}), "a connection of unknown origin is taken")
 }
 
 // TestServeRefusesItself checks that a listener closes connections from the same host, without an
@@ -340,9 +327,7 @@ func TestFull(t *testing.T) {
 	for _, conn := range idle {
 		_ = conn.Close()
 	}
-	if _, err := c.Status(t.Context()); err != nil {
-		t.Errorf("a listener whose clients have left answers with %v", err)
-	}
+	assert.ErrorIs(t, "a listener whose clients have left answers with", assert.ErrorOf(c.Status(t.Context())), nil)
 }
 
 func TestReadCredentials(t *testing.T) {
@@ -353,9 +338,8 @@ func TestReadCredentials(t *testing.T) {
 		assert.ErrorIs(t, "without "+file, assert.ErrorOf(ReadCredentials(folder)), os.ErrNotExist)
 		assert.NoError(t, os.WriteFile(filepath.Join(folder, file), content, 0o600))
 	}
-	if got, err := ReadCredentials(folder); err != nil || !reflect.DeepEqual(got, machine) {
-		t.Errorf("got %v, %v", got, err)
-	}
+	got, err := ReadCredentials(folder)
+	assert.True(t, err == nil && reflect.DeepEqual(got, machine), "got %v, %v", got, err)
 	machine.CA = []byte("none")
 	assert.ErrorSays(t, "without an authority", assert.ErrorOf(NewServer(t.Context(), machine, &stub{}, nil)), "ca.crt does not contain a certificate")
 }
@@ -364,9 +348,8 @@ func TestReadCredentials(t *testing.T) {
 func TestParseResolvers(t *testing.T) {
 	t.Parallel()
 	resolvers, domain, err := parseResolvers("search team.svc.cluster.local svc.cluster.local\nnameserver 10.96.0.10\n# nameserver 192.0.2.1\nnameserver\nnameserver fd00::a\noptions ndots:5\n")
-	if got := fmt.Sprintln(resolvers, domain, err); got != "[10.96.0.10:53 [fd00::a]:53] team.svc.cluster.local <nil>\n" {
-		t.Errorf("got %s", got)
-	}
+	got := fmt.Sprintln(resolvers, domain, err)
+	assert.True(t, got == "[10.96.0.10:53 [fd00::a]:53] team.svc.cluster.local <nil>\n", "got %s", got)
 	for _, text := range []string{"", "search team.svc.cluster.local\n", "nameserver\n", "nameserver dns.example\n"} {
 		_, _, err := parseResolvers(text)
 		assert.ErrorIs(t, text, err, ErrNoResolver, "does not name a nameserver")

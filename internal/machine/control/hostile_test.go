@@ -97,12 +97,8 @@ func TestLies(t *testing.T) {
 				if name == "a list" && what == "interfaces" && err == nil {
 					continue
 				}
-				if !errors.Is(err, failure.ErrProtocol) && !errors.Is(err, failure.ErrUnreachable) {
-					t.Errorf("%s: got %v", what, err)
-				}
-				if err != nil && strings.ContainsAny(err.Error(), "\x1b\n\u202e") {
-					t.Errorf("%s: the error repeats what it got: %q", what, err)
-				}
+				assert.True(t, errors.Is(err, failure.ErrProtocol) || errors.Is(err, failure.ErrUnreachable), "%s: got %v", what, err)
+				assert.True(t, err == nil || !strings.ContainsAny(err.Error(), "\x1b\n\u202e"), "%s: the error repeats what it got: %q", what, err)
 			}
 		})
 	}
@@ -155,13 +151,10 @@ func TestLyingStream(t *testing.T) {
 			c := NewLocalClient("token", func(ctx context.Context) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "unix", path) })
 			console, err := c.Console(t.Context(), false)
 			assert.NoError(t, err)
-			if _, err := io.ReadAll(console); !errors.Is(err, failure.ErrProtocol) || strings.Contains(err.Error(), "\x1b") {
-				t.Errorf("a console: got %v", err)
-			}
+			_, err = io.ReadAll(console)
+			assert.True(t, errors.Is(err, failure.ErrProtocol) && !strings.Contains(err.Error(), "\x1b"), "a console: got %v", err)
 			_, err = c.Exec(t.Context(), terminal.Command{Args: []string{"true"}, Stdout: io.Discard, Stderr: io.Discard})
-			if err == nil || strings.Contains(err.Error(), "\x1b") {
-				t.Errorf("a command: got %v", err)
-			}
+			assert.True(t, err != nil && !strings.Contains(err.Error(), "\x1b"), "a command: got %v", err)
 		})
 	}
 }

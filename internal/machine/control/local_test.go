@@ -61,17 +61,14 @@ func TestLocalCalls(t *testing.T) {
 	m := &localStub{stub: stub{calls: make(chan any, 2), status: Status{State: StateRunning, RunState: "running"}}}
 	dial := serveLocal(t, localOf(m))
 	c := NewLocalClient("token", dial)
-	if s, err := c.Status(t.Context()); err != nil || s.RunState != "running" {
-		t.Errorf("the status is %+v, %v", s, err)
-	}
+	s, err := c.Status(t.Context())
+	assert.True(t, err == nil && s.RunState == "running", "the status is %+v, %v", s, err)
 	assert.NoError(t, errors.Join(c.Start(t.Context()), c.Quit(t.Context())))
-	if first, second := <-m.calls, <-m.calls; first != "start" || second != "quit" {
-		t.Errorf("called were %v and %v", first, second)
-	}
+	first, second := <-m.calls, <-m.calls
+	assert.True(t, first == "start" && second == "quit", "called were %v and %v", first, second)
 	assert.NoError(t, c.Stop(t.Context(), "17", 1500*time.Millisecond))
-	if id, within := <-m.calls, <-m.calls; id != "17" || within != 1500*time.Millisecond {
-		t.Errorf("stopped by %v within %v", id, within)
-	}
+	id, within := <-m.calls, <-m.calls
+	assert.True(t, id == "17" && within == 1500*time.Millisecond, "stopped by %v within %v", id, within)
 	m.stub.err = failure.ErrNotRunning
 	assert.ErrorIs(t, "a refused start", c.Start(t.Context()), failure.ErrNotRunning)
 
@@ -106,9 +103,7 @@ func TestEpochs(t *testing.T) {
 	}
 	assert.ErrorIs(t, "a lower epoch", start(8), failure.ErrFenced)
 	assert.NoError(t, start(0))
-	if len(m.calls) != 6 {
-		t.Errorf("%d calls reached the machine", len(m.calls))
-	}
+	assert.Equal(t, "calls reached the machine", len(m.calls), 6)
 	c := NewLocalClient("token", dial)
 	c.header.Set(epochHeader, "-1")
 	assert.ErrorIs(t, "no number", c.Start(t.Context()), failure.ErrProtocol)

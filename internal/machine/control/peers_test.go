@@ -98,24 +98,19 @@ func TestPeers(t *testing.T) {
 	go func() { left <- ServeSwitchboard(ctx, answered, exchange{to}) }()
 	link := <-m.links
 	address, err := link.Lookup(t.Context(), "b")
-	if err != nil || address.String() != "10.0.0.2" {
-		t.Errorf("b is %s, %v", address, err)
-	}
+	assert.True(t, err == nil && address.String() == "10.0.0.2", "b is %s, %v", address, err)
 	assert.ErrorIs(t, "another name", assert.ErrorOf(link.Lookup(t.Context(), "c")), failure.ErrNoMachine)
 	target := netip.MustParseAddrPort("10.0.0.2:80")
 	socket, err := link.Dial(t.Context(), TCP, 4000, target)
 	assert.NoError(t, err)
-	if got, err := io.ReadAll(socket); err != nil || string(got) != "hello" {
-		t.Errorf("the socket has %q, %v", got, err)
-	}
+	got, err := io.ReadAll(socket)
+	assert.True(t, err == nil && string(got) == "hello", "the socket has %q, %v", got, err)
 	assert.NoError(t, socket.Close())
 	if got, want := <-m.accepted, (PeerConn{TCP, netip.MustParseAddrPort("10.0.0.1:4000"), target}); got != want {
 		t.Errorf("accepted is %+v, want %+v", got, want)
 	}
 	leave()
-	if err := <-left; err == nil {
-		t.Error("the call has ended without an error")
-	}
+	assert.True(t, (<-left) != nil, "the call has ended without an error")
 	assert.Eventually(t, "the link has ended both ways", func(t testing.TB) error {
 		_, err := link.Lookup(t.Context(), "b")
 		assert.ErrorIs(t, "a call of the machine", err, failure.ErrUnreachable)
@@ -158,9 +153,7 @@ func TestHangingDials(t *testing.T) {
 		t.Errorf("the answer to one call too many is %+v", answer)
 	}
 	leave()
-	if err := <-left; err == nil {
-		t.Error("the link has ended without an error")
-	}
+	assert.True(t, (<-left) != nil, "the link has ended without an error")
 }
 
 // TestUnreadCalls checks that as many calls as may wait for an answer have room in the queue to one who reads none, so
@@ -200,22 +193,17 @@ func TestNetworkCalls(t *testing.T) {
 	keys := []Port{{Protocol: TCP, HostIP: "127.0.0.1", HostPort: port, Port: 80}, {Protocol: UDP, HostPort: 1, Port: 53}}
 	denied := slices.Repeat([]netip.Prefix{netip.MustParsePrefix("255.255.255.255/32")}, 1000)
 	served, err := c.SetWanted(t.Context(), Wanted{Revision{2, 1}, keys, Egress{Denied: denied}})
-	if err != nil || !slices.Equal(served, keys[1:]) {
-		t.Errorf("served are %+v, %v", served, err)
-	}
+	assert.True(t, err == nil && slices.Equal(served, keys[1:]), "served are %+v, %v", served, err)
 	assert.ErrorIs(t, "an earlier revision", assert.ErrorOf(c.SetWanted(t.Context(), Wanted{Revision: Revision{1, 9}})), failure.ErrStale)
 	assert.NoError(t, c.GiveSockets(t.Context(), Revision{2, 1}, map[Port]*os.File{keys[0]: socket}))
-	if len(m.given) != 1 || m.given[keys[0]] == nil {
-		t.Errorf("given are %+v", m.given)
-	}
+	assert.True(t, len(m.given) == 1 && m.given[keys[0]] != nil, "given are %+v", m.given)
 	assert.ErrorIs(t, "sockets of another revision", c.GiveSockets(t.Context(), Revision{2, 2}, nil), failure.ErrStale)
 	conn, err := c.DialGuest(t.Context(), 80)
 	assert.NoError(t, err)
 	assert.NoError(t, assert.ErrorOf(io.WriteString(conn, "hello")))
 	text := make([]byte, 5)
-	if _, err := io.ReadFull(conn, text); err != nil || string(text) != "hello" {
-		t.Errorf("the guest answers %q, %v", text, err)
-	}
+	_, err = io.ReadFull(conn, text)
+	assert.True(t, err == nil && string(text) == "hello", "the guest answers %q, %v", text, err)
 	assert.NoError(t, conn.Close())
 	assert.ErrorIs(t, "a port that the guest refuses", assert.ErrorOf(c.DialGuest(t.Context(), 81)), failure.ErrRefused)
 }

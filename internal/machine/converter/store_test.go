@@ -83,9 +83,8 @@ func checkLeft(t *testing.T, s *image.Store, staging string, images int) {
 	t.Helper()
 	left, err := os.ReadDir(staging)
 	assert.NoError(t, err)
-	if all, err := s.List(); err != nil || len(all) != images || len(left) != 0 {
-		t.Errorf("the store has %v, %v, want %d, and %v is left behind", all, err, images, left)
-	}
+	all, err := s.List()
+	assert.True(t, err == nil && len(all) == images && len(left) == 0, "the store has %v, %v, want %d, and %v is left behind", all, err, images, left)
 }
 
 // TestStore checks that a store of images fetches a container image by the process, and leaves nothing of one that is
@@ -104,9 +103,8 @@ func TestStore(t *testing.T) {
 	root, err := s.OpenRoot(app)
 	assert.NoError(t, err)
 	defer func() { _ = root.Close() }()
-	if tree := filetree.Read(t, root.File); len(tree) != 2 || root.Config.Entrypoint[0] != "/app" {
-		t.Errorf("the root has %v and %+v", tree, root.Config)
-	}
+	tree := filetree.Read(t, root.File)
+	assert.True(t, len(tree) == 2 && root.Config.Entrypoint[0] == "/app", "the root has %v and %+v", tree, root.Config)
 	assert.ErrorIs(t, "Fetch", s.Fetch(t.Context(), push("odd", "a/.wh."), progress{}), image.ErrUnavailable, "no machine can have it as its root")
 	checkLeft(t, s, staging, 1)
 }
@@ -145,9 +143,7 @@ func TestKilled(t *testing.T) { //nolint:paralleltest // no other process of the
 			framework.PushImage(t, ref.Source.Name, imageOf(t, "app", contents...))
 			s, staging := newStore(t, registry)
 			assert.ErrorSays(t, "Fetch", s.Fetch(t.Context(), ref, progress{}), "the conversion has failed: signal: killed")
-			if kills {
-				t.Error("nothing was killed")
-			}
+			assert.True(t, !kills, "nothing was killed")
 			checkLeft(t, s, staging, 0)
 			assert.NoError(t, s.Fetch(t.Context(), ref, progress{}))
 			checkLeft(t, s, staging, 1)
@@ -156,9 +152,7 @@ func TestKilled(t *testing.T) { //nolint:paralleltest // no other process of the
 			assert.NoError(t, expected.Fetch(t.Context(), ref, progress{}))
 			have, _ := s.Path(ref)
 			want, _ := expected.Path(ref)
-			if framework.ReadFile(t, have) != framework.ReadFile(t, want) {
-				t.Error("the root is another one")
-			}
+			assert.True(t, framework.ReadFile(t, have) == framework.ReadFile(t, want), "the root is another one")
 		})
 	}
 }
@@ -261,9 +255,7 @@ func TestConversionsTogether(t *testing.T) {
 	all.Wait()
 	failed := errors.Join(errs...)
 	assert.ErrorSays(t, "Fetch", failed, "there is no room for it")
-	if free.bytes < reserve {
-		t.Errorf("%d bytes were free at the least, and %d must stay free", free.bytes, reserve)
-	}
+	assert.True(t, free.bytes >= reserve, "%d bytes were free at the least, and %d must stay free", free.bytes, reserve)
 	t.Logf("%d bytes were free at the least: %v", free.bytes, failed)
 	if errs[0] == nil || errs[1] == nil {
 		checkLeft(t, s, staging, 1)

@@ -31,9 +31,7 @@ func TestLease(t *testing.T) {
 	lease, err := dhcpv4.FromBytes(assert.Receive(t, "a lease", w.guest.leases))
 	assert.NoError(t, err)
 	checkLease(t, lease, dhcpv4.MessageTypeAck, w.NetworkConfig)
-	if lease.TransactionID != request.TransactionID || !bytes.Equal(lease.ClientHWAddr, w.MAC) {
-		t.Errorf("the lease is for another client: %s", lease.Summary())
-	}
+	assert.True(t, lease.TransactionID == request.TransactionID && bytes.Equal(lease.ClientHWAddr, w.MAC), "the lease is for another client: %s", lease.Summary())
 }
 
 // checkLease checks a message with the guest's lease.
@@ -86,13 +84,9 @@ func TestAnswers(t *testing.T) {
 		answer, _ := leaseAddress(c2.packet, c)
 		switch {
 		case answer == nil || c2.want == dhcpv4.MessageTypeNone:
-			if answer != nil || c2.want != dhcpv4.MessageTypeNone {
-				t.Errorf("%s: the answer is %v", name, answer)
-			}
+			assert.True(t, answer == nil && c2.want == dhcpv4.MessageTypeNone, "%s: the answer is %v", name, answer)
 		case c2.want == dhcpv4.MessageTypeNak:
-			if answer.MessageType() != dhcpv4.MessageTypeNak || !answer.YourIPAddr.IsUnspecified() {
-				t.Errorf("%s: the answer is %s", name, answer.Summary())
-			}
+			assert.True(t, answer.MessageType() == dhcpv4.MessageTypeNak && answer.YourIPAddr.IsUnspecified(), "%s: the answer is %s", name, answer.Summary())
 		default:
 			checkLease(t, answer, c2.want, c)
 		}
@@ -110,11 +104,8 @@ func FuzzDHCP(f *testing.F) {
 		if err != nil || answer == nil {
 			return
 		}
-		if own := c.Address.Addr().AsSlice(); answer.MessageType() != dhcpv4.MessageTypeNak && !answer.YourIPAddr.Equal(own) {
-			t.Errorf("it leases %s", answer.YourIPAddr)
-		}
-		if len(answer.ToBytes()) > c.MTU-28 {
-			t.Errorf("the answer has %d bytes", len(answer.ToBytes()))
-		}
+		own := c.Address.Addr().AsSlice()
+		assert.True(t, answer.MessageType() == dhcpv4.MessageTypeNak || answer.YourIPAddr.Equal(own), "it leases %s", answer.YourIPAddr)
+		assert.True(t, len(answer.ToBytes()) <= c.MTU-28, "the answer has %d bytes", len(answer.ToBytes()))
 	})
 }

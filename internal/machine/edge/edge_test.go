@@ -313,10 +313,7 @@ func TestSetWanted(t *testing.T) {
 type flippedRoutes struct{ areOwn atomic.Bool }
 
 func (r *flippedRoutes) CheckUnicast(netip.Addr) error {
-	if r.areOwn.Load() {
-		return errors.New("it is the host's own")
-	}
-	return nil
+	return assert.ErrorUnless(!r.areOwn.Load(), "it is the host's own")
 }
 
 // TestAddressOfHost checks that a flow ends once its address has become one of the host's, which the kernel would give

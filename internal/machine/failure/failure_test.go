@@ -24,9 +24,7 @@ func TestNames(t *testing.T) {
 		"CommandNotExecutable": failure.ErrCommandNotExecutable, "Command": failure.ErrCommand, "EndUnknown": failure.ErrEndUnknown,
 		"OutputCut": failure.ErrOutputCut, "Failed": failure.ErrFailed,
 	} {
-		if got := failure.NameOf(fmt.Errorf("a port: %w", want)); got != name {
-			t.Errorf("%v is sent as %q, want %q", want, got, name)
-		}
+		assert.Equal(t, fmt.Sprintf("%v is sent as", want), failure.NameOf(fmt.Errorf("a port: %w", want)), name)
 		assert.ErrorIs(t, name, failure.ByName(name), want)
 	}
 	for err, want := range map[error]string{
@@ -37,9 +35,7 @@ func TestNames(t *testing.T) {
 		fmt.Errorf("%w: %w", failure.ErrNoAnswer, failure.ErrRefused):             "Refused",
 		fmt.Errorf("%w: %w", failure.ErrCommandNotFound, failure.ErrAgentRefused): "CommandNotFound",
 	} {
-		if got := failure.NameOf(err); got != want {
-			t.Errorf("%v is sent as %q, want %q", err, got, want)
-		}
+		assert.Equal(t, fmt.Sprintf("%v is sent as", err), failure.NameOf(err), want)
 	}
 	assert.NoError(t, failure.ByName(""))
 	assert.ErrorIs(t, "another name", failure.ByName("hunter2"), failure.ErrProtocol, "an unknown failure")
@@ -55,8 +51,6 @@ func TestKinds(t *testing.T) {
 		failure.ErrAgentRefused:                            failure.Unsupported,
 		failure.ErrUnreachable:                             failure.Retry,
 	} {
-		if got := failure.KindOf(err); got != want {
-			t.Errorf("%v is of kind %d, want %d", err, got, want)
-		}
+		assert.Equal(t, fmt.Sprintf("%v is of kind", err), failure.KindOf(err), want)
 	}
 }

@@ -33,7 +33,7 @@ type figure struct {
 	to   func(handover) time.Duration
 	// isIn tells which handovers have such a time.
 	isIn func(handover) bool
-	// aim is the most that the percentile may be; 0 is no aim.
+	// aim is the most that the percentile may be; 0 means that there is no aim.
 	aim        time.Duration
 	percentile float64
 }

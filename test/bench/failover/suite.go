@@ -32,7 +32,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// Suites are that of a short Lease, and that of the default.
+// Suites has the suite of a short Lease, and the one of the default.
 var Suites = []bench.Suite{
 	{Name: "failover", Turns: 20, VMs: []int{0, 10000}, Measure: bench.In(framework.ClusterOptions{}, measureWith(leader.Settings{
 		Lease: 3 * time.Second, Renew: 1500 * time.Millisecond, Retry: 250 * time.Millisecond,

@@ -65,13 +65,13 @@ const (
 	list
 )
 
-// command is what is measured.
+// command is a measured command.
 type command struct {
 	name string
 	args []string
 	// lines are how many it prints at least.
 	lines int
-	// wall and cpu are what it took in each turn, in ms.
+	// wall and cpu are the times that it took in each turn, in ms.
 	wall, cpu []float64
 }
 

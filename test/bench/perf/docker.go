@@ -31,7 +31,7 @@ const (
 	cleanTimeout = 2 * time.Minute
 )
 
-// engine is the floor of the docker driver: the Docker API's own calls, for containers like
+// engine is the floor of the docker driver: the calls of the Docker API, for containers like
 // Drover's.
 type engine struct{ *client.Client }
 
@@ -74,7 +74,7 @@ func measureDocker(ctx context.Context, e *bench.Environment, floor *engine) err
 	}, "--vm-driver=docker", dockerImage)
 }
 
-// dockerSuite is what takes turns.
+// dockerSuite has the contenders that take turns.
 type dockerSuite struct {
 	*bench.Environment
 	engine     *engine

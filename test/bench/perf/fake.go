@@ -12,7 +12,7 @@ import (
 	"cloudnative.tw/drover/test/bench"
 )
 
-// round is what one turn of creating and deleting VMs took: times, and the CPU
+// round is the result of one turn of creating and deleting VMs: times, and the CPU
 // time of the controller and of all processes.
 type round struct{ active, gone, cpu, cpuAll, cpuGone time.Duration }
 

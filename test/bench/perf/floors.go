@@ -90,7 +90,7 @@ func (n *noopController) run(ctx context.Context, cfg *rest.Config) error {
 	return nil
 }
 
-// eventHandler queues new VMs and those that are deleted. Its own writes trigger nothing.
+// eventHandler queues new VMs and those that are deleted. The writes that it makes trigger nothing.
 func (n *noopController) eventHandler() cache.ResourceEventHandler {
 	add := func(object any) {
 		if vm, ok := object.(*api.VirtualMachine); ok {

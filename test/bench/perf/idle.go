@@ -20,7 +20,7 @@ const (
 )
 
 // measureIdle measures the cost of VMs at rest, and how long one more takes among them,
-// beside one in a cluster without others. Each number of VMs has a cluster of its own, so that
+// beside one in a cluster without others. Each number of VMs has a separate cluster, so that
 // they need not be deleted.
 func measureIdle(ctx context.Context, alone *bench.Environment) error {
 	for _, n := range alone.Sizes {

@@ -23,7 +23,7 @@ const (
 )
 
 // measureRestart measures how long a starting controller takes to know every VM's server,
-// and its memory, beside a bare cache. Each number of VMs has a cluster of its own, so that they
+// and its memory, beside a bare cache. Each number of VMs has a separate cluster, so that they
 // need not be deleted.
 func measureRestart(ctx context.Context, r *bench.Report) error {
 	for _, n := range r.Sizes {

@@ -21,7 +21,7 @@ import (
 // lateWrites is how long after an action's result it may still write.
 const lateWrites = 2 * time.Second
 
-// action is what a user does to VMs, its result, and how many writes it may take.
+// action is an action of a user on VMs, its result, and how many writes it may take.
 // slow is how many of its steps may take longer than 100 ms: a stop has two, the
 // signal and the guest's reaction.
 type action struct {
@@ -107,7 +107,7 @@ func vmWrites(page framework.Metrics) (sum float64) {
 	return sum
 }
 
-// counts are what a controller costs.
+// counts are the costs of a controller.
 type counts struct{ writes, calls, cpu, allocated float64 }
 
 // countDuring returns what an operation costs. Reading is not counted into the CPU time.

@@ -38,14 +38,14 @@ type model struct {
 // firstDescriptor is the first behind the standard streams.
 const firstDescriptor = 3
 
-// inherited is what QEMU gets as a descriptor: a listening socket or a file.
+// inherited is a file that QEMU gets as a descriptor: a listening socket or a file.
 type inherited struct {
 	// socket is the name of a socket.
 	socket string
-	// path is that of a file, and flags are how it is open.
+	// path is the path of a file, and flags are how it is open.
 	path  string
 	flags int
-	// name is that of the machine's copy, if the file is the machine's own.
+	// name is the name of the machine's copy, if the file belongs to the machine.
 	name string
 }
 

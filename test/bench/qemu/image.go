@@ -49,7 +49,7 @@ const (
 	transferred = 16 << 20
 )
 
-// imageBench is a benchmark of an image of a registry of its own.
+// imageBench is a benchmark of an image of a separate registry.
 type imageBench struct {
 	*benchmark
 	// sent is how many bytes of layers the registry has sent.
@@ -237,7 +237,7 @@ func (b *imageBench) compareCommands(ctx context.Context, vm *api.VirtualMachine
 	return nil
 }
 
-// commands are what commands took: in ms one that does nothing, in MB/s those that print and read.
+// commands are the durations of commands: in ms one that does nothing, in MB/s those that print and read.
 type commands struct{ trues, out, in []float64 }
 
 func (c *commands) measure(ctx context.Context, run runCommand) error {

@@ -171,10 +171,10 @@ func (b *networkBench) startUser(ctx context.Context, m model) (*contender, func
 	return b.startBeside(ctx, m, 0, "user network", port, "user,id=net,hostfwd=tcp:"+port+"-:80")
 }
 
-// passtName is what passt is called in tables.
+// passtName is the name of passt in tables.
 const passtName = "passt"
 
-// startPasst starts the model with passt, which gives it an address of its own.
+// startPasst starts the model with passt, which gives it a separate address.
 func (b *networkBench) startPasst(ctx context.Context, m model) (*contender, func() error, error) {
 	port, err := freePort(ctx)
 	if err != nil {

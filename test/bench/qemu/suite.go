@@ -37,7 +37,7 @@ const (
 	pollPeriod = time.Millisecond
 )
 
-// Suites are that of machines by turns, that of several at rest, and those of container images.
+// Suites has the suite of machines by turns, the one of several at rest, and those of container images.
 var Suites = []bench.Suite{
 	{Name: "qemu", Turns: 20, Measure: bench.In(framework.ClusterOptions{}, withGuest((*benchmark).compareStarts))},
 	{Name: "qemu-memory", Turns: 5, VMs: []int{20}, Measure: bench.In(framework.ClusterOptions{}, withGuest((*benchmark).measureMemory))},

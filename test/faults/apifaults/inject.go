@@ -25,7 +25,7 @@ import (
 	"cloudnative.tw/drover/test/faults/lab"
 )
 
-// Faults are what may happen at events.
+// Faults are the faults that may occur at events.
 type Faults struct {
 	// byName makes a fault of a name.
 	byName map[string]func() fault
@@ -94,7 +94,7 @@ type fault interface {
 	translate(e event) event
 }
 
-// noFault is none, and what others have in common.
+// noFault injects nothing, and has the parts that others share.
 type noFault struct{}
 
 func (noFault) begin() {}

@@ -61,7 +61,7 @@ func (f *oldLists) awaitCaughtUp() {
 	})
 }
 
-// translate records the versions of what the first process sees.
+// translate records the versions that the first process sees.
 func (f *oldLists) translate(e event) event {
 	f.mu.Lock()
 	defer f.mu.Unlock()

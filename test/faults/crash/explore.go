@@ -107,7 +107,7 @@ func Kind(s Settings) lab.Kind {
 	}
 }
 
-// tally is what was explored so far.
+// tally counts the cases that were explored so far.
 type tally struct {
 	mu        sync.Mutex
 	result    lab.Result
@@ -148,7 +148,7 @@ func (r *runner) exploreSingly(ctx context.Context, t *tally) error {
 	return r.runCases(ctx, t.cases, t)
 }
 
-// count adds the counts of what was explored to the result.
+// count adds the counts of the explored cases to the result.
 func (t *tally) count(pairs int) {
 	t.result.Points = len(t.reached)
 	t.result.Cases, t.result.Occurred = t.occurred+len(t.unreached), t.occurred
@@ -281,7 +281,7 @@ func someCases(workload string, points []string, faults Faults, limit int) []Cas
 }
 
 // possible returns the faults that a workload may have at a point. No other engine may be there when a VirtualMachine
-// is created, which would be bound to it. What is halted for good in a pod ends with that alone.
+// is created, which would be bound to it. A process in a pod that stays halted ends with that alone.
 func possible(workload string, faults []string) []string {
 	name, engine, _ := strings.Cut(workload, "/")
 	return slices.DeleteFunc(slices.Clone(faults), func(fault string) bool {

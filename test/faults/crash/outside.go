@@ -17,7 +17,7 @@ import (
 )
 
 // held begins the name of a fault at which a process halts at its point, while others than
-// Drover do something. released is the suffix of the file that lets it go on. Both are those of
+// Drover do something. released is the suffix of the file that lets it go on. Both come from
 // internal/crashpoint, which has them in a build with the tag faults only.
 const held, released = "held, ", ".released"
 
@@ -127,8 +127,8 @@ func (s *stage) awaitCalm(process int) error {
 // takes at most.
 const calmTime, calmWithin = 2 * time.Second, 15 * time.Second
 
-// differences returns in what a state is not what it is without faults, or after what others
-// than Drover have done.
+// differences returns how a state differs from one without faults, or after the actions of others
+// than Drover.
 func (s *stage) differences(got, want lab.State) []string {
 	got = s.work.withoutChance(got, want)
 	if s.disturbed == "" {

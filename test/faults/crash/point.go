@@ -28,7 +28,7 @@ const (
 )
 
 // crashPoint is a moment at a point: "<operation> <object>#<ordinal>/before" or after. In
-// place of the moment it may have a fault that is no crash.
+// place of the moment it may have a fault other than a crash.
 type crashPoint string
 
 // Case is a workload with the points at which its processes end.
@@ -54,7 +54,7 @@ func (c Case) String() string {
 func parseCase(name string) (Case, error) {
 	parts := strings.Split(name, "/")
 	if len(parts) < 3 || len(parts)%2 == 0 {
-		return Case{}, fmt.Errorf("%q is no case: it must be <workload>/<engine>/<recovery> and for each crash /<point>/before or after", name)
+		return Case{}, fmt.Errorf("%q is not a case: it must be <workload>/<engine>/<recovery> and for each crash /<point>/before or after", name)
 	}
 	c := Case{Workload: parts[0] + "/" + parts[1], Recovery: lab.Recovery(parts[2])}
 	for n := 3; n < len(parts); n += 2 {
@@ -63,10 +63,10 @@ func parseCase(name string) (Case, error) {
 	return c, nil
 }
 
-// What begins the line of a fault that is no crash, and of its end if it takes time.
+// How the line of a fault other than a crash begins, and that of its end if it takes time.
 const begins, ends = "!", "."
 
-// readPoints returns what a process has recorded, in order: its points, the faults that were no
+// readPoints returns what a process has recorded, in order: its points, the faults other than
 // crashes, and the ends of those that take time.
 func readPoints(path string) (points, begun, ended []string, err error) {
 	content, err := os.ReadFile(path)
@@ -109,7 +109,7 @@ func crashesOfMutations(point string) []string {
 	return nil
 }
 
-// Answers returns what may be answered to a request instead of what the API server answers:
+// Answers returns possible answers to a request, in place of the API server's:
 // see badAnswers in cmd/drover-controller/app.
 func Answers(point string) []string {
 	if !isRequest(point) {
@@ -128,7 +128,7 @@ func lasts(fault string) bool {
 }
 
 // Calls returns what may come of a call to a driver, the Docker Engine, QEMU or its supervisor: see callFaults
-// in internal/crashpoint. A Watch has no deadline of its own, because it lasts. What hangs for
+// in internal/crashpoint. A Watch lasts, so it does not have a deadline. What hangs for
 // Drover's 30 s is not among the first two, which the short form tries.
 func Calls(point string) []string {
 	switch {

@@ -20,7 +20,7 @@ import (
 // in the gate.
 const longRest, gateRest = time.Minute, 15 * time.Second
 
-// restingActions are those of the VirtualMachines that are watched at rest, by their names.
+// restingActions has the actions of the VirtualMachines that are watched at rest, by their names.
 var restingActions = map[string]api.Action{"vm-1": api.ActionActive, "vm-2": api.ActionStopped, "vm-3": api.ActionPaused}
 
 // RestKind returns a kind without a fault: a leader and a standby are watched at rest, on each of
@@ -81,7 +81,7 @@ func rest(ctx context.Context, l *lab.Lab, e lab.Engine, long time.Duration) (br
 	return broken, err
 }
 
-// bringToRest creates the VirtualMachines, and waits until no more is written.
+// bringToRest creates the VirtualMachines, and waits until nothing is written any longer.
 func bringToRest(ctx context.Context, w *lab.World, e lab.Engine) error {
 	for name := range restingActions {
 		if err := w.CreateVM(ctx, e.NewVM(name).Obj()); err != nil {

@@ -26,13 +26,13 @@ const (
 	restTime  = 3 * time.Second
 	restShare = 10
 	// stableTime is the same after a server has ended: Drover writes that a run is stable 10 s
-	// after it has begun, and what an engine restarts at most every 10 s.
+	// after it has begun, and an engine restarts some at most every 10 s.
 	stableTime = 11 * time.Second
-	// findTime is how long a state may differ in a search for what a bug breaks, which often lasts.
+	// findTime is how long a state may differ in a search for the effects of a bug, which often last.
 	findTime = 45 * time.Second
 )
 
-// outcome is what came of a run.
+// outcome is the result of a run.
 type outcome struct {
 	// crashed is how many processes ended at their points.
 	crashed int
@@ -208,7 +208,7 @@ func (s *stage) countFaults() int {
 }
 
 // awaitEnds waits for the ends of calls that hang or are late. A call that no timeout ends
-// would block for good what waits for it, and what a late one does must not escape Judge.
+// would block its waiters forever, and Judge must see the effects of a late one.
 func (s *stage) awaitEnds(ctx context.Context) []lab.Violation {
 	err := assert.Poll(ctx, "timeouts end the calls that hang", func() error {
 		var hanging []string

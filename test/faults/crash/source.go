@@ -10,7 +10,7 @@ import (
 	"cloudnative.tw/drover/test/faults/lab"
 )
 
-// Source has faults that are no crashes, at points that it sees itself.
+// Source has faults other than crashes, at points that it sees itself.
 type Source interface {
 	// Cases returns all cases of a workload that has some points.
 	Cases(workload string, points []string) []Case
@@ -63,5 +63,5 @@ func (noInjector) Await(context.Context) {}
 // Seen implements Injector.
 func (noInjector) Seen() ([]string, bool) { return nil, false }
 
-// isInjected reports whether points and faults are those of a Source.
+// isInjected reports whether a Source has the points and the faults.
 func (s *stage) isInjected() bool { return s.injector != Injector(noInjector{}) }

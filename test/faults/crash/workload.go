@@ -32,17 +32,17 @@ type stage struct {
 	engine   lab.Engine
 	replicas *lab.Replicas
 	injector Injector
-	// disturbed is what others than Drover have done, once they have.
+	// disturbed names the deeds of others than Drover, once they are done.
 	disturbed outside.Disturbance
 	// backsUp is set if a backup of the engine is made when the setup is over.
 	backsUp bool
 	image   string // to create with; empty means the engine's default
 }
 
-// step is what a user does, with a wait for the result.
+// step is one request of a user, with a wait for its result.
 type step func(ctx context.Context, s *stage) error
 
-// workload is what users do. Points count from the end of setup on.
+// workload is a sequence of users' requests. Points count from the end of setup on.
 type workload struct {
 	name  string
 	setup []step
@@ -58,7 +58,7 @@ type workload struct {
 	ends bool
 }
 
-// suits reports whether an engine has what the workload needs.
+// suits reports whether an engine can run the workload.
 func (w workload) suits(e lab.Engine) bool {
 	_, isPair := e.(Pair)
 	_, hasJobs := e.(lab.Jobs)
@@ -74,7 +74,7 @@ func (w workload) withoutChance(got, want lab.State) lab.State {
 	return got
 }
 
-// workloads are those of every engine.
+// workloads has the workloads of every engine.
 var workloads = []workload{
 	{name: "create", act: []step{create, waitApplied}},
 	{name: "power", setup: created, act: []step{

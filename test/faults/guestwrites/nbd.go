@@ -43,7 +43,7 @@ const (
 )
 
 const (
-	// exportSize is that of each disk: more than its file ever has. A file grows, and QEMU cannot
+	// exportSize is the size of each disk: more than its file ever has. A file grows, and QEMU cannot
 	// let a disk of NBD grow.
 	exportSize = 4 << 30
 	// maxLength is the longest write that QEMU sends, and more.
@@ -66,7 +66,7 @@ type request struct {
 	written int
 }
 
-// device is what a connection uses. Its calls come one at a time.
+// device is the disk that a connection uses. Its calls come one at a time.
 type device interface {
 	io.ReaderAt
 	io.Closer
@@ -144,7 +144,7 @@ func (s *nbdServer) note(err error) {
 	s.errs = append(s.errs, err)
 }
 
-// isDisconnect reports whether an error is that of a QEMU that was killed.
+// isDisconnect reports whether an error comes from a QEMU that was killed.
 func isDisconnect(err error) bool {
 	return errors.Is(err, errPowerCut) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) || errors.As(err, new(*net.OpError))
 }

@@ -15,13 +15,13 @@ import (
 	"cloudnative.tw/drover/hack/guest/blocks"
 )
 
-// sector is what a disk writes whole or not at all, in bytes.
+// sector is the size that a disk writes whole or not at all, in bytes.
 const sector = 512
 
 // errPowerCut is the end of a disk without power.
 var errPowerCut = errors.New("the power is cut")
 
-// claims are what a guest has shown that it had synced.
+// claims are the facts that a guest has shown that it had synced.
 type claims struct {
 	Synced, GrownAt [blocks.Disks]uint64
 }
@@ -211,7 +211,7 @@ func (s *session) Flush(written int) error {
 	return s.record.add(entry{disk: s.disk, isFlush: true, first: s.before + written})
 }
 
-// state is what a power cut may leave.
+// state is a possible state of a disk after a power cut.
 type state struct {
 	disks [blocks.Disks][]byte
 	shown claims

@@ -158,7 +158,7 @@ func findStaged(dir string) (paths []string, err error) {
 		return err
 	})
 	if err != nil {
-		err = fmt.Errorf("looking for what is left: %w", err)
+		err = fmt.Errorf("looking for leftovers: %w", err)
 	}
 	return paths, err
 }

@@ -17,7 +17,7 @@ import (
 // not get: a status code, or 0 for none.
 type BadAnswer func(method string) int
 
-// disturbance is what is wrong with the API server for the controllers of a world. Users
+// disturbance is a defect of the API server for the controllers of a world. Users
 // notice nothing.
 type disturbance struct {
 	mu       sync.Mutex

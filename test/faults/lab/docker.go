@@ -53,7 +53,7 @@ func NewSteppingDocker() Docker {
 	return e
 }
 
-// dockerWorld is what a world has of the engine.
+// dockerWorld is a world's share of the engine.
 type dockerWorld struct {
 	proxy *framework.DockerProxy
 	clock *dockerClock       // nil for one that does not step
@@ -204,7 +204,7 @@ func (d *dockerWorld) recordEvents(ctx context.Context, c *client.Client, w *Wor
 	}
 }
 
-// readEvents counts, in the engine's own record, what was done to the world's containers.
+// readEvents counts, in the engine's record, the actions on the world's containers.
 func (e Docker) readEvents(ctx context.Context, c *client.Client, w *World, o *Observed) error {
 	d := e.world(w)
 	if err := d.recordEvents(ctx, c, w, time.Now().Format(time.RFC3339Nano)); err != nil { // those that are on their way

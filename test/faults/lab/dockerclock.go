@@ -21,7 +21,7 @@ import (
 )
 
 // dockerClock is between controllers and a Docker Engine. Once it has stepped, times from then
-// on are those of a clock that is ahead or behind. Older times stay.
+// on come from a clock that is ahead or behind. Older times stay.
 type dockerClock struct {
 	server *http.Server
 

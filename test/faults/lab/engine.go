@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// Engine is what the servers of a world run on.
+// Engine runs the servers of a world.
 type Engine interface {
 	Place
 	Requests
@@ -32,7 +32,7 @@ type Place interface {
 	Program
 	// Prepare makes what is not Drover's, which must stay as it is (O6).
 	Prepare(ctx context.Context, w *World) error
-	// Inspect returns what has happened to servers, and what there is now.
+	// Inspect returns the history of servers, and their states now.
 	Inspect(ctx context.Context, w *World, processes []rules.Process) (Observed, error)
 	// CleanUp removes all servers.
 	CleanUp(ctx context.Context, w *World) error
@@ -50,11 +50,11 @@ type Program interface {
 	Variables(w *World) []string
 }
 
-// Requests are what users may ask of an engine.
+// Requests are the requests that users may make of an engine.
 type Requests interface {
 	// NewVM returns a VirtualMachine that runs on this engine.
 	NewVM(name string) *framework.VMBuilder
-	// Resize changes a spec in what a running server can follow.
+	// Resize changes those fields of a spec that a running server can follow.
 	Resize(vm *api.VirtualMachine)
 }
 
@@ -64,7 +64,7 @@ type Jobs interface {
 	NewJob(name string) *framework.VMBuilder
 }
 
-// Breakage is what can be wrong with an engine.
+// Breakage is a defect of an engine.
 type Breakage interface {
 	// BreakImage makes the creation of a server fail as a wrong image does, and returns the
 	// image to use for that; empty means any. RepairImage returns a good one.
@@ -100,7 +100,7 @@ func newObserved() Observed {
 type Server = rules.Server
 
 // Effects count what was done to the servers of a name. A change that was asked for again
-// after a crash and found done is none.
+// after a crash and found done does not count.
 type Effects struct {
 	Creates, Deletes, Releases, Runs int
 }

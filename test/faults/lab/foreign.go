@@ -40,7 +40,7 @@ const (
 // foreignFiles are files of an engine's folder that are not this world's.
 type foreignFiles map[string]string
 
-// foreignServers are those servers on the fake engine, and a file that is no server.
+// foreignServers are those servers on the fake engine, and a file that does not describe a server.
 var foreignServers = foreignFiles{
 	foreignUID + ".json":                            `{"clusterID": "another", "namespace": "default", "name": "vm-1", "state": "Running", "load": 0}`,
 	"retained/" + foreignReleasedUID + ".fake.json": `{"clusterID": "another", "namespace": "default", "name": "vm-1", "retained": true, "load": 0}`,
@@ -136,7 +136,7 @@ func (f foreignContainer) remove(ctx context.Context, c *client.Client) error {
 	return err
 }
 
-// startForeignRegistry starts a registry that has no image, as long as the tests run.
+// startForeignRegistry starts a registry without images, as long as the tests run.
 func startForeignRegistry() (address string, err error) {
 	listener, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {

@@ -14,20 +14,20 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// Size says how much of what a kind could explore it explores.
+// Size says which share of its cases a kind explores.
 type Size string
 
-// The sizes.
+// The sizes, from the smallest to the largest.
 const (
-	// SizeShort is what the gate explores.
+	// SizeShort is the size in the gate.
 	SizeShort Size = "short"
-	// SizeDefault is what the full tier explores.
+	// SizeDefault is the size in the full tier.
 	SizeDefault Size = "default"
-	// SizeFull is that of make faults-full: every point, with one of its faults.
+	// SizeFull is the size of make faults-full: every point, with one of its faults.
 	SizeFull Size = "full"
 	// SizeExhaustive has every fault at every point, for one kind at a time.
 	SizeExhaustive Size = "exhaustive"
-	// SizeSoak is that of make soak, which explores one kind at a time.
+	// SizeSoak is the size of make soak, which explores one kind at a time.
 	SizeSoak Size = "soak"
 )
 
@@ -39,7 +39,7 @@ type Kind struct {
 	// Unmarked is set for a kind whose controllers are as users have them, without crash
 	// points.
 	Unmarked bool
-	// Sizes are those in which it is explored.
+	// Sizes lists the sizes in which it is explored.
 	Sizes []Size
 	// NeedsOwnLab is set for a kind that disturbs all worlds. Other kinds share a Lab.
 	NeedsOwnLab bool
@@ -55,7 +55,7 @@ type Kind struct {
 // IsIn reports whether a kind is explored in a size.
 func (k Kind) IsIn(size Size) bool { return slices.Contains(k.Sizes, size) }
 
-// Result is what a kind has explored.
+// Result counts the explored cases of a kind.
 type Result struct {
 	// Points is how many different faults occurred.
 	Points int
@@ -65,7 +65,7 @@ type Result struct {
 	// Runs is how many runs that took.
 	Runs       int
 	Violations []Violation
-	// Notes are counts of the kind's own, such as a coverage.
+	// Notes are counts that only this kind has, such as a coverage.
 	Notes []string
 	Took  time.Duration
 }
@@ -108,7 +108,7 @@ func printColumns(w io.Writer, name, points, runs, violations, took string) {
 	_, _ = fmt.Fprintf(w, "%26s  %15s  %6s  %10s  %8s\n", name, points, runs, violations, took)
 }
 
-// PrintNotes prints the counts of the kind's own.
+// PrintNotes prints the counts that only this kind has.
 func (r Result) PrintNotes(w io.Writer, name string) {
 	for _, note := range slices.Sorted(slices.Values(r.Notes)) {
 		_, _ = fmt.Fprintf(w, "%s: %s\n", name, note)

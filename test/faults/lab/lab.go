@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package lab is where faults are injected into Drover: one kube-apiserver for many
-// worlds, each of which is to the controllers in it a cluster of its own.
+// worlds, each of which looks like a cluster to the controllers in it.
 //
 // Start with Lab in lab.go and World in world.go. proxy.go makes a namespace look like a
 // cluster; engine.go and fake.go have the engines; oracle.go says which rules were broken;
-// kind.go is what make faults prints.
+// kind.go has the output of make faults.
 package lab
 
 import (
@@ -45,7 +45,7 @@ type Lab struct {
 	*shared
 }
 
-// shared is what a Lab and those made by With have in common.
+// shared has the parts that a Lab and those made by With share.
 type shared struct {
 	dir      string
 	listener net.Listener
@@ -54,7 +54,7 @@ type shared struct {
 	count    atomic.Int64
 }
 
-// With returns the same lab with counts of its own, whose controllers have further variables, as
+// With returns the same lab with separate counts, whose controllers have further variables, as
 // name=value. It needs not be closed.
 func (l *Lab) With(variables ...string) *Lab {
 	with := *l

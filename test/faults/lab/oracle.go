@@ -21,7 +21,7 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// State is what two runs of one workload have in common.
+// State has the results that two runs of one workload must share.
 type State struct {
 	// VMs are the statuses by name, without what differs from run to run.
 	VMs map[string]string
@@ -32,7 +32,7 @@ type State struct {
 	Unreported map[string]int
 }
 
-// Differences returns in what a state differs from that of a run without faults (O7).
+// Differences returns how a state differs from that of a run without faults (O7).
 func (s State) Differences(want State) []string {
 	all := differences("%s is %s, want %s", s.VMs, want.VMs)
 	if got, want := strings.Join(s.Servers, "\n"), strings.Join(want.Servers, "\n"); got != want {
@@ -53,11 +53,11 @@ func differences[V comparable](format string, got, want map[string]V) (all []str
 	return all
 }
 
-// Evidence is what a world is judged by, besides what it has seen itself.
+// Evidence is the evidence by which a world is judged, besides its observations.
 type Evidence struct {
 	Engine    Engine
 	Processes []rules.Process
-	// Output is what the processes have printed.
+	// Output is the output of the processes.
 	Output string
 	// Decisions are the last of them, in sentences.
 	Decisions string
@@ -168,12 +168,12 @@ func Settle(ctx context.Context, judge func() ([]Violation, error)) (broken []Vi
 	return broken, err
 }
 
-// atRest is what WaitRest waits for.
+// atRest is the state that WaitRest waits for.
 const atRest = "nothing is written at rest"
 
 // WaitRest waits until nothing is written for a while (O8), but for those to a resource that is not
 // looked at, if it is named. What is only late, such as an event that client-go sends again, may
-// still be written: schedules, whose clock is none of the host, allow no write at all.
+// still be written: schedules, whose clock is not the host's, allow no write at all.
 func (w *World) WaitRest(ctx context.Context, during time.Duration, except ...string) error {
 	writes := func() []string {
 		return slices.DeleteFunc(w.Writes(), func(write string) bool { return slices.Contains(except, path.Base(write)) })

@@ -17,7 +17,7 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// TestForeignFiles checks that a change and a removal of what is not Drover's are found.
+// TestForeignFiles checks that a change and a removal of foreign files are found.
 func TestForeignFiles(t *testing.T) {
 	for name, files := range map[string]foreignFiles{"fake": foreignServers, "qemu": foreignMachines} {
 		for file := range files {

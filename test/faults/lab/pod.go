@@ -118,7 +118,7 @@ func (t *podTools) make(ctx context.Context, dir string) error {
 	return framework.AssembleBootGuest(ctx, filepath.Join(t.image, "disk"))
 }
 
-// podWorld is what a world's pods run on, and what was seen of them.
+// podWorld has the kubelet of a world's pods, and observations of them.
 type podWorld struct {
 	w       *World
 	network framework.Network
@@ -133,7 +133,7 @@ type podWorld struct {
 	broken []Violation
 }
 
-// claimSeen is a PVC of a root disk, which is what remains of a server while it is off.
+// claimSeen is a PVC of a root disk, the only part of a server that remains while it is off.
 type claimSeen struct {
 	uid                types.UID // of the VirtualMachine
 	at                 time.Time
@@ -303,7 +303,7 @@ func (p *podWorld) seeRoot(o metav1.Object, isGone bool) {
 	seen.isGone, seen.isReleased = isGone, o.GetLabels()[objects.LabelRetained] != ""
 }
 
-// Inspect implements Engine. Effects are what the kubelet has seen.
+// Inspect implements Engine. Effects come from the kubelet.
 func (e Pod) Inspect(ctx context.Context, w *World, _ []rules.Process) (Observed, error) {
 	o, p := newObserved(), e.world(w)
 	claims, err := w.KubeClient.CoreV1().PersistentVolumeClaims(w.Name).List(ctx, metav1.ListOptions{})

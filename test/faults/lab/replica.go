@@ -24,7 +24,7 @@ const requestTimeout = time.Minute
 // Recovery says who goes on after a crash.
 type Recovery string
 
-// The recoveries.
+// The recoveries after a crash.
 const (
 	// ByRestart starts the same replica again.
 	ByRestart Recovery = "restart"

@@ -57,12 +57,12 @@ func (d *secondDocker) release() error {
 
 func (d *secondDocker) host() string { return "unix://" + filepath.Join(d.dir, "docker.sock") }
 
-// start starts it in its own network namespace, where its bridge is not that of the other one.
+// start starts it in a separate network namespace, where its bridge is not that of the other one.
 func (d *secondDocker) start() (err error) {
 	if d.dir, err = os.MkdirTemp("", "drover-d2-"); err != nil { // short, as sockets need
 		return err
 	}
-	// Until version 23 an engine's id is that of a key, which all engines of a host share by default.
+	// Until version 23 an engine's id is derived from a key, which all engines of a host share by default.
 	config := filepath.Join(d.dir, "daemon.json")
 	if err := os.WriteFile(config, fmt.Appendf(nil, `{"deprecated-key-path": %q}`, filepath.Join(d.dir, "key.json")), 0o600); err != nil {
 		return err

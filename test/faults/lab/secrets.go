@@ -21,11 +21,11 @@ const (
 	Secret = "drover-secret-5c1b"
 	// token is in the kubeconfig.
 	token = "drover-token-90ae"
-	// foreignAnswer is in what a registry answers that is not Drover's.
+	// foreignAnswer is in the answers of a registry that is not Drover's.
 	foreignAnswer = "drover-answer-77d2"
 )
 
-// concealed are those texts, by what each is.
+// concealed has those texts by their descriptions.
 var concealed = map[string]string{"user-data": Secret, "the token of the kubeconfig": token, "the answer of a registry": foreignAnswer}
 
 // checkSecrets looks for them in all that people can read.

@@ -28,7 +28,7 @@ import (
 	"cloudnative.tw/drover/test/framework/fleet"
 )
 
-// World is to the controllers in it a cluster of its own, with an engine of its own. One
+// World looks like a cluster to the controllers in it, and has a separate engine. One
 // run takes place in it.
 type World struct {
 	*Lab
@@ -46,8 +46,8 @@ type World struct {
 	disturbed disturbance
 
 	mu       sync.Mutex
-	begin    time.Time     // of what is judged
-	changed  chan struct{} // closed at each change of what follows
+	begin    time.Time     // of the period that is judged
+	changed  chan struct{} // closed at each change of the fields below
 	now      map[string]*api.VirtualMachine
 	versions []*api.VirtualMachine
 	gone     map[string]time.Time // by UID, when the watch reported it; without what wasOvertaken
@@ -228,7 +228,7 @@ func (w *World) Existing() map[string]*api.VirtualMachine {
 	return maps.Clone(w.now)
 }
 
-// Lease is that of the world's replicas.
+// Lease returns the Lease of the world's replicas.
 func (w *World) Lease() fleet.Lease { return fleet.Lease{Kube: w.KubeClient, Namespace: w.System} }
 
 // signal wakes who waits for a change. The caller holds the lock.
@@ -247,7 +247,7 @@ func (w *World) WaitFor(ctx context.Context, what string, check func(map[string]
 }
 
 // checkAtChanges calls check at once and at each change, for a few seconds: some users go on in the
-// midst of what Drover does, and must not be late.
+// midst of Drover's work, and must not be late.
 func (w *World) checkAtChanges(ctx context.Context, check func(map[string]*api.VirtualMachine) error) error {
 	for end := time.Now().Add(5 * time.Second); ; {
 		w.mu.Lock()
@@ -264,7 +264,7 @@ func (w *World) checkAtChanges(ctx context.Context, check func(map[string]*api.V
 	}
 }
 
-// NotConvergedError is what had not become as it should be.
+// NotConvergedError says which state was not reached.
 type NotConvergedError struct {
 	What  string
 	Cause error

@@ -82,7 +82,7 @@ func keep(s State) (string, error) {
 	return dir, errors.Join(err, s.Write(dir), os.WriteFile(dir+marksSuffix, marks, 0o600))
 }
 
-// checkFolder opens the driver, compares what it has with what was done, and finishes what was
+// checkFolder opens the driver, compares its servers with the steps so far, and finishes what was
 // begun.
 func (c *checker) checkFolder(ctx context.Context, marks []string, dir string) error {
 	w, err := c.at(dir).open(c.program)
@@ -207,7 +207,7 @@ func lastStep(uid types.UID, done []step) (last *step) {
 	return last
 }
 
-// checkDisks checks that disks have what they had when their server's last step had ended.
+// checkDisks checks that disks have the content that they had after their server's last step.
 func (c *checker) checkDisks(w *workload, dir string, done []step, begun *step) error {
 	for uid := range w.specs {
 		last := lastStep(uid, done)

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// fileID identifies a file or folder, whatever its names. 0 is none.
+// fileID identifies a file or folder, whatever its names. 0 means that there is no file.
 type fileID int
 
 // rootID is the folder that is recorded.
@@ -71,7 +71,7 @@ type disk struct {
 	files   map[fileID]fileContent
 }
 
-// fileContent is what a file has: data, and zeros after it up to its size.
+// fileContent is the content of a file: data, and zeros after it up to its size.
 type fileContent struct {
 	data []byte
 	size int64

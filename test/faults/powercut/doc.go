@@ -8,10 +8,10 @@
 //
 // Start with Kind in kind.go. record.go runs a workload and reads what strace printed
 // (strace.go). disk.go is the model of a file system: what it has after a power cut. states.go
-// chooses which states to look at, and check.go opens the driver on them. workload.go has what
+// chooses which states to look at, and check.go opens the driver on them. workload.go has the steps that
 // the workloads of qemu.go and fake.go share.
 //
-// The model promises no more than POSIX does. Data of a file is on disk after an fsync of the
+// The model promises only what POSIX does. Data of a file is on disk after an fsync of the
 // file, and names in a folder after an fsync of the folder; a rename is atomic. Before that,
 // any part of it may be there. This is the model of ALICE (Pillai et al., OSDI 2014).
 package powercut

@@ -27,13 +27,13 @@ const clusterID = "cluster-1"
 // inputsEnv has the inputs of the process that runs a workload, in JSON.
 const inputsEnv = "DROVER_POWERCUT_INPUTS"
 
-// inputs are what a workload is made from.
+// inputs are the parts from which a workload is made.
 type inputs struct {
 	// Driver is qemu or fake, and Dir its folder.
 	Driver, Dir string
 	// Image is the file of an image, which URL serves.
 	Image, URL string
-	// Container is a container image, and Kernel the folder of what boots it.
+	// Container is a container image, and Kernel the folder of the files that boot it.
 	Container, Kernel string
 }
 

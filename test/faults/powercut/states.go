@@ -18,14 +18,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// sector is what a disk writes whole or not at all, in bytes.
+// sector is the size in bytes that a disk writes whole or not at all.
 const sector = 512
 
 // recent is how many of the last changes are lost, or written, one by one. Older ones have had
 // their turn, and files that are never synced would be tried again and again.
 const recent = 8
 
-// State is what a power cut may leave.
+// State is a possible state of disks after a power cut.
 type State struct {
 	// Marks are the marks that the workload had passed, in order.
 	Marks []string
@@ -85,10 +85,10 @@ func (s State) sum() (sum [32]byte) {
 	return [32]byte(hash.Sum(nil))
 }
 
-// Recording is what a workload changed, in order.
+// Recording has the changes of a workload, in order.
 type Recording struct{ ops []op }
 
-// Len returns how many changes there are; syncs and marks are none.
+// Len returns how many changes there are, not counting syncs and marks.
 func (r *Recording) Len() int {
 	n := 0
 	for _, o := range r.ops {
@@ -169,7 +169,7 @@ func (e *explorer) explorePrefix(n int) error {
 // choice is which changes are lost.
 type choice struct {
 	dropped sets.Set[int]
-	// torn has the length of what was written of a change.
+	// torn is the length of the written part of a change.
 	torn map[int]int
 	text string
 }

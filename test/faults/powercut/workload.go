@@ -56,7 +56,7 @@ type workload struct {
 	steps  []step
 	// folders have nothing in them once all servers are deleted.
 	folders []string
-	// disks are what guests write to in a server's folder; diskPath returns where one is,
+	// disks are the files in a server's folder to which guests write; diskPath returns where one is,
 	// below the driver's folder.
 	disks    []string
 	diskPath func(uid types.UID, disk string) string
@@ -70,7 +70,7 @@ type workload struct {
 	program *machine.Program
 }
 
-// run is what the process under strace does.
+// run runs in the process under strace.
 func (w *workload) run(ctx context.Context) error {
 	for _, s := range w.steps {
 		Mark("begin " + s.name)
@@ -145,7 +145,7 @@ func (w *workload) removeServer(ctx context.Context, uid types.UID, retain bool)
 	}
 }
 
-// guestData is what guests write to their disks and flush, in bytes.
+// guestData is the amount of data that guests write to their disks and flush, in bytes.
 const guestData = 4096
 
 // use returns a step in which a guest writes to a disk at its end, and flushes it.

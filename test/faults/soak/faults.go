@@ -93,7 +93,7 @@ func (s *soak) startFaults(ctx context.Context) (stop func() error) {
 // requestTimeout bounds a look at the Lease.
 const requestTimeout = 10 * time.Second
 
-// leading is that of the replicas, even if the fault ends meanwhile.
+// leading is the leader of the replicas, even if the fault ends meanwhile.
 func (s *soak) leading(ctx context.Context) (leads, stands *fleet.Process, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
 	defer cancel()
@@ -172,7 +172,7 @@ func killMachine(_ context.Context, s *soak, random *rand.Rand) error {
 	return signalIfThere(pid, syscall.SIGKILL)
 }
 
-// signalSupervisor kills the supervisor of any machine, or halts it for good, which ends nothing.
+// signalSupervisor kills the supervisor of any machine, or halts it without an end, which ends nothing.
 func signalSupervisor(signal syscall.Signal) func(context.Context, *soak, *rand.Rand) error {
 	return func(_ context.Context, s *soak, random *rand.Rand) error {
 		_, pid, err := s.chooseProcess(random, processlog.Supervisors)

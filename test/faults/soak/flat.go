@@ -24,7 +24,7 @@ var limits = map[string]struct {
 	share, number float64
 	skip          int
 }{
-	// Garbage was collected, so this is what is reachable.
+	// Garbage was collected, so this counts reachable memory only.
 	"heap": {0.10, 256 << 10, historyFull},
 	// This depends on when garbage was collected before.
 	"resident":    {0.25, 0, historyFull},

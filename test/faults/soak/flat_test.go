@@ -11,7 +11,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// TestCheckFlat checks that what grows with every round is found, and what grows at first or
+// TestCheckFlat checks that growth with every round is found, and growth at first or
 // for once is not.
 func TestCheckFlat(t *testing.T) {
 	const heap, descriptors = 10 << 20, 30
@@ -48,7 +48,7 @@ func TestCheckFlat(t *testing.T) {
 	}
 }
 
-// TestNeedsOf checks that a process without a metric is no process that needs nothing.
+// TestNeedsOf checks that a process without a metric does not count as one without needs.
 func TestNeedsOf(t *testing.T) {
 	var page string
 	for _, f := range fields {

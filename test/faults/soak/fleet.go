@@ -50,7 +50,7 @@ type replicas struct {
 	apiBack time.Time // when the API server could be reached again
 }
 
-// names are those of the replicas, in the order of their files.
+// names are the names of the replicas, in the order of their files.
 var names = []string{"replica-0", "replica-1"}
 
 // startReplicas starts two replicas, which may lose the Lease or not.

@@ -106,7 +106,7 @@ type request struct {
 	change  func(l *lifecycle, e lab.Engine, vm *api.VirtualMachine)
 }
 
-// requests are those that make sense, by what was requested last.
+// requests are the requests that make sense after the last one.
 var requests = map[api.Action][]request{
 	api.ActionActive:  {act(api.ActionStopped, 0), act(api.ActionPaused, 0), restart, resize, replace},
 	api.ActionStopped: {act(api.ActionActive, 1), act(api.ActionActive, 1), resize, replace},
@@ -170,7 +170,7 @@ func (l *lifecycle) end(ctx context.Context, s *soak) error {
 	return s.world.WaitGone(ctx, l.name)
 }
 
-// check compares what was done to the servers of the name with what was requested.
+// check compares the actions on the servers of the name with the requests.
 func (l *lifecycle) check(e lab.Effects, killed int) []lab.Violation {
 	switch {
 	case e.Creates > 1 || e.Creates == 0 && l.ready:

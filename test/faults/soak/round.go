@@ -144,7 +144,7 @@ func (s *soak) rest(ctx context.Context) error {
 	return s.world.Forget(ctx)
 }
 
-// explain makes violations of what has not converged, and leaves the logs.
+// explain makes violations of states that were not reached, and leaves the logs.
 func (s *soak) explain(err error) error {
 	if v := lab.ViolationOf(err); v != nil {
 		s.result.Violations, err = append(s.result.Violations, *v), errBroken

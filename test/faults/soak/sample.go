@@ -16,7 +16,7 @@ import (
 // scrapeTimeout bounds a look at a process.
 const scrapeTimeout = 30 * time.Second
 
-// needs are what a process needs, in the order of fields.
+// needs are the resources that a process needs, in the order of fields.
 type needs [4]float64
 
 // fields are the names of needs, and those in the metrics of a process.

@@ -3,9 +3,9 @@
 
 // Package soak runs thousands of VirtualMachines through their lives, many at a time, in
 // one world with two replicas, while faults that a seed chooses occur. All rules must hold
-// in the end of each round, and a process that lives on must need no more than before.
+// in the end of each round, and a process that lives on must not need more than before.
 //
-// Start with Kind. round.go is what takes place again and again; lifecycle.go is a
+// Start with Kind. round.go has the round that takes place again and again; lifecycle.go is a
 // VirtualMachine's life; faults.go has the faults, fleet.go the replicas; sample.go reads
 // what processes need, and flat.go says what is too much.
 package soak
@@ -29,7 +29,7 @@ import (
 
 var lifecyclesFlag = flag.Int("lifecycles", 0, "how many lifecycles a soak has; 0: as many as its size says")
 
-// defaultSeed chooses the faults and what users do. -case has another one.
+// defaultSeed chooses the faults and the users' requests. -case has another one.
 const defaultSeed = 1
 
 // Settings describe a soak.
@@ -128,7 +128,7 @@ func (s *soak) run(ctx context.Context, count int) (err error) {
 // errBroken ends a soak: after a rule was broken, others are for that alone.
 var errBroken = errors.New("a rule was broken")
 
-// phase runs rounds with processes of its own.
+// phase runs rounds with new processes.
 func (s *soak) phase(ctx context.Context, mayEnd bool, count int) (err error) {
 	steps, cancel := context.WithCancel(ctx)
 	defer cancel()

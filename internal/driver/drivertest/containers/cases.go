@@ -31,7 +31,7 @@ env | busybox sort
 for argument; do echo "<$argument>"; done
 `
 
-// baseImage is the image of a case that says nothing else. A label like those of Drover's own
+// baseImage is the image of a case that says nothing else. A label like those of Drover's
 // containers has no effect.
 func baseImage() v1.Config {
 	return v1.Config{
@@ -88,7 +88,7 @@ var jobs = map[string]job{
 // path is the PATH of an image that has none.
 const path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// printed is what report prints for a user.
+// printed is the output of report for a user.
 func printed(user string, lines ...string) string {
 	return user + " on test-vm\n" + strings.Join(lines, "\n") + "\n"
 }

@@ -25,13 +25,13 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// Harness is what the cases need to know of a driver.
+// Harness describes a driver to the cases.
 type Harness struct {
 	// Open returns a driver that takes images by tag from a registry without TLS on this host, and
 	// removes at the end of the test what the engine has of them.
 	Open func(t *testing.T, registry string) driver.Driver
 	// IsMachine is set if a server is a machine and not a container: it has a disk of the size that
-	// the spec says, its command is not process 1, and what the image lacks is noticed by the guest.
+	// the spec says, its command is not process 1, and the guest notices missing parts of the image.
 	// It takes seconds to boot, so the gate has some of the cases.
 	IsMachine bool
 }
@@ -132,7 +132,7 @@ func (e *env) wantEnd(t *testing.T, spec driver.ServerSpec, code int, message st
 func (e *env) log(t testing.TB, spec driver.ServerSpec) string {
 	t.Helper()
 	reader, ok := driver.As[driver.LogReader](e.driver)
-	assert.Require(t, ok, "the driver is no driver.LogReader")
+	assert.Require(t, ok, "the driver does not implement driver.LogReader")
 	log, err := reader.Logs(t.Context(), spec.UID, driver.LogOptions{})
 	assert.NoError(t, err)
 	defer func() { _ = log.Close() }()

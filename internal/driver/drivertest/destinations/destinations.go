@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package destinations has the cases of what a guest reaches, and of who reaches it: a program in the guest tries every
+// Package destinations has the cases of destinations that a guest reaches, and of senders that reach it: a program in the guest tries every
 // way out, and the test every way in. They are the same for all drivers; what comes of them stands in tables.
 //
-// Start with outward and inward in tables.go, and with Run here. The program is test/prober. Packets go to this host
-// and to network namespaces of the test's own alone, unless a driver is broken.
+// Start with outward and inward in tables.go, and with Run here. The program is test/prober. Packets go only to this host
+// and to network namespaces that the test makes, unless a driver is broken.
 package destinations
 
 import (
@@ -33,15 +33,15 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// Egress is what an operator sets.
+// Egress has the settings of an operator.
 type Egress struct {
 	Deny   bool
 	Denied []string
 }
 
-// Harness is what the cases need to know of a driver.
+// Harness describes a driver to the cases.
 type Harness struct {
-	// Open returns a driver of an engine of its own, which takes images by tag from a registry without TLS on this host.
+	// Open returns the driver of a new engine, which takes images by tag from a registry without TLS on this host.
 	Open func(t *testing.T, registry string, egress Egress) driver.Driver
 	// IsMachine is set if a server is a machine, which has an edge, and not a container.
 	IsMachine bool
@@ -50,7 +50,7 @@ type Harness struct {
 	PreparePod func(t *testing.T, around Surroundings, spec *driver.ServerSpec)
 }
 
-// Surroundings are what is around a pod.
+// Surroundings are the addresses around a pod.
 type Surroundings struct {
 	// Hosts are the addresses of the node, which is this host.
 	Hosts []string
@@ -60,7 +60,7 @@ type Surroundings struct {
 	Prober string
 }
 
-// Run runs the cases. The gate has one guest, and what it can try alone.
+// Run runs the cases. The gate has one guest, which tries what needs no other.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
 	framework.RequireRoot(t, "make a network namespace, which is another host")
@@ -73,7 +73,7 @@ func Run(t *testing.T, h Harness) {
 	t.Run("denied", func(t *testing.T) { w.tryWith(t, "denied", Egress{Denied: []string{w.outside + "/32"}}) })
 }
 
-// world is the host and what is beside it.
+// world is the host and its surroundings.
 type world struct {
 	Harness
 
@@ -89,7 +89,7 @@ type world struct {
 	heard []string // by those listeners
 }
 
-// theHost is what its listeners answer.
+// theHost is the answer of the host's listeners.
 const theHost = "the host"
 
 func newWorld(t *testing.T, h Harness) *world {
@@ -112,7 +112,7 @@ func newWorld(t *testing.T, h Harness) *world {
 // serveOutside answers on the other host.
 func (w *world) serveOutside(t *testing.T) {
 	t.Helper()
-	server := exec.CommandContext(context.WithoutCancel(t.Context()), "ip", "netns", "exec", w.network, w.prober, "serve", "outside") //nolint:gosec // its own program
+	server := exec.CommandContext(context.WithoutCancel(t.Context()), "ip", "netns", "exec", w.network, w.prober, "serve", "outside") //nolint:gosec // a program of this repository
 	assert.NoError(t, server.Start())
 	t.Cleanup(func() {
 		_ = server.Process.Kill()
@@ -221,7 +221,7 @@ func tryFrom(t testing.TB, prober []string, targets ...target) (results []string
 	t.Helper()
 	input, err := json.Marshal(targets)
 	assert.NoError(t, err)
-	cmd := exec.CommandContext(t.Context(), prober[0], append(prober[1:], "try")...) //nolint:gosec // its own program
+	cmd := exec.CommandContext(t.Context(), prober[0], append(prober[1:], "try")...) //nolint:gosec // a program of this repository
 	cmd.Stdin = bytes.NewReader(input)
 	out, err := cmd.Output()
 	assert.NoError(t, errors.Join(err, json.Unmarshal(out, &results)))
@@ -275,7 +275,7 @@ func (w *world) newGuest(t *testing.T, d driver.Driver, namespace, name string) 
 func (g *guest) run(t testing.TB, stdin string, command ...string) string {
 	t.Helper()
 	executor, ok := driver.As[driver.Executor](g.driver)
-	assert.Require(t, ok, "the driver is no driver.Executor")
+	assert.Require(t, ok, "the driver does not implement driver.Executor")
 	var out, errs bytes.Buffer
 	code, err := executor.Exec(t.Context(), g.spec.UID, terminal.Command{Args: command, Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &errs})
 	assert.Require(t, err == nil && code == 0, "%q ends with %d, %v, and prints %s", command, code, err, errs.String())

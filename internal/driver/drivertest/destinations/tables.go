@@ -17,12 +17,12 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// outward is what comes of each protocol and destination: who answers, or a word of test/prober's for what else. Rows
+// outward has the result of each protocol and destination: who answers, or test/prober's word for another result. Rows
 // without a text for a driver are not tried there.
 var outward = []struct {
 	// to is an address, or some of those that places returns.
 	protocol, to string
-	// qemu is what comes of it in a machine, docker in a container, and pod in the machine of a pod, where that differs.
+	// qemu is the result in a machine, docker in a container, and pod in the machine of a pod, where that differs.
 	qemu, docker, pod string
 	// byPolicy is for machines with an egress that differs: deny or denied.
 	byPolicy map[string]string

@@ -46,7 +46,7 @@ func (e *Env) print(t *testing.T, s driver.Server) string {
 	return text
 }
 
-// Reading is what was read of a stream so far, and the error that ended it.
+// Reading has the content that was read of a stream so far, and the error that ended it.
 type Reading struct {
 	mu   sync.Mutex
 	text string

@@ -38,7 +38,7 @@ var Cases = []struct {
 	{"StreamsLost", testStreamsLost},
 }
 
-// Env is what a case acts on.
+// Env has the driver that a case acts on.
 type Env struct {
 	Guest  Guest
 	Driver driver.Driver

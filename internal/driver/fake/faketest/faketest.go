@@ -106,7 +106,7 @@ func EnsureWithEpoch(t *testing.T, d driver.Driver, uid types.UID, epoch uint64)
 	return err
 }
 
-// OutOfBand is what a person can do to an engine in memory or in a folder.
+// OutOfBand has the actions of a person on an engine in memory or in a folder.
 type OutOfBand struct {
 	Edit   func(t *testing.T, uid types.UID, change func(*fake.Record))
 	Remove func(t *testing.T, s driver.Server)

@@ -26,7 +26,7 @@ type execution struct {
 	over bool // nothing more may be written
 }
 
-// commands are what a simulated server can run.
+// commands are the commands that a simulated server can run.
 var commands = map[string]func(x *execution, ctx context.Context, args []string) (exitCode int, err error){
 	"cat":  (*execution).cat,
 	"echo": func(x *execution, _ context.Context, args []string) (int, error) { return x.print(x.Stdout, args) },

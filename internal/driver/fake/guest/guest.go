@@ -3,7 +3,7 @@
 
 // Package guest simulates what runs in the servers of the fake driver: a console that repeats
 // what is typed, a log, a few commands, ports that repeat what they receive, and a network
-// interface. It is for trying Drover out and for tests of what uses streams.
+// interface. It is for trying Drover out and for tests of users of streams.
 //
 // Start with Access, whose exported methods are optional interfaces of the driver contract.
 // What a server prints is in the memory of the process.
@@ -24,7 +24,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// Server is what a guest knows of its server.
+// Server has the facts that a guest knows of its server.
 type Server struct {
 	UID           types.UID
 	ID, Name, Run string
@@ -36,7 +36,7 @@ type Server struct {
 // Access reaches into the guests of one cluster.
 type Access struct {
 	Clock clock.Clock
-	// Find returns the server of a UID. Its errors are those of the contract.
+	// Find returns the server of a UID. It returns the errors of the contract.
 	Find func(ctx context.Context, uid types.UID) (Server, error)
 }
 

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// textSize is how much of what a server printed is kept, tailSize what a console begins
+	// textSize is how much of a server's output is kept, tailSize what a console begins
 	// with.
 	textSize = 64 << 10
 	tailSize = 4 << 10
@@ -26,7 +26,7 @@ const (
 // screens has the screens of servers by their IDs, for all drivers of this process.
 var screens driver.SyncMap[string, *screen]
 
-// screen is what a server prints in one run. It repeats what is typed to it.
+// screen is the text that a server prints in one run. It repeats what is typed to it.
 type screen struct {
 	run    string
 	before []byte // printed in the run before

@@ -99,7 +99,7 @@ func open(address string, what byte, size uint64) (net.Conn, error) {
 	return conn, err
 }
 
-// block is what is sent and received at a time.
+// block is the amount of data that is sent and received at a time.
 const block = 256 << 10
 
 func send(to io.Writer, size int64) error {
