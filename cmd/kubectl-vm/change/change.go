@@ -13,7 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
@@ -124,23 +123,12 @@ func (c *changeOptions) reportEffect(ctx context.Context, vm *api.VirtualMachine
 	if !c.wait {
 		return c.printFields(made, func(changedField) string { return "" })
 	}
-	ctx, cancel := vms.WithTimeout(ctx, c.timeout)
-	defer cancel()
-	last, failed := vm, error(nil)
-	w := &vms.Waiter{
-		Open:  map[types.UID]*vms.AwaitedVM{vm.UID: {VM: vm, Reached: whenPassed(vm.Generation)}},
-		Ended: func(one *vms.AwaitedVM, err error) { last, failed = one.VM, err },
-	}
-	line := kit.NewProgressLine(c.ErrOut, c.Clock, w.Describe)
-	err := vms.AwaitVMs(ctx, c.Options, w)
-	line.Stop()
+	last, err := vms.AwaitVM(ctx, c.Options, c.timeout, &vms.Waiter{}, &vms.AwaitedVM{VM: vm, Reached: whenPassed(vm.Generation)})
 	switch {
-	case err != nil:
-		return err
-	case errors.Is(failed, vms.ErrTimeout):
+	case errors.Is(err, vms.ErrTimeout):
 		return c.printFields(made, func(changedField) string { return "not applied yet" })
-	case failed != nil:
-		return fmt.Errorf("%s: %w", vm.Name, failed)
+	case err != nil:
+		return fmt.Errorf("%s: %w", vm.Name, err)
 	}
 	if err := c.printFields(made, func(f changedField) string { return c.effectOf(f, last) }); err != nil {
 		return err

@@ -211,15 +211,11 @@ func (d *deleteOptions) releaseServer(ctx context.Context, chosen *vms.SelectedV
 
 // awaitDeletion waits until the VMs are gone.
 func (d *deleteOptions) awaitDeletion(ctx context.Context, w *vms.Waiter) error {
-	ctx, cancel := vms.WithTimeout(ctx, d.timeout)
-	defer cancel()
-	line := kit.NewProgressLine(d.ErrOut, d.Clock, w.Describe)
-	defer line.Stop()
 	w.Seen = func(vm *api.VirtualMachine) {
 		if text := blockedText(vm); text != d.blocked[vm.UID] {
 			d.blocked[vm.UID] = text
 			if text != "" {
-				line.PrintAbove(d.ErrOut, "%s: the deletion waits: %s", vm.Name, text)
+				w.PrintAbove(d.ErrOut, "%s: the deletion waits: %s", vm.Name, text)
 			}
 		}
 	}
@@ -227,14 +223,14 @@ func (d *deleteOptions) awaitDeletion(ctx context.Context, w *vms.Waiter) error 
 		switch {
 		case err != nil:
 			d.failed = true
-			line.PrintAbove(d.ErrOut, "error: %s: it is still being deleted: %s", one.VM.Name, d.DescribeError(err))
+			w.PrintAbove(d.ErrOut, "error: %s: it is still being deleted: %s", one.VM.Name, d.DescribeError(err))
 		case d.keepServer:
-			line.PrintAbove(d.Out, "%s deleted, its server %s is kept", d.NameOf(one.VM), serverName(one.VM))
+			w.PrintAbove(d.Out, "%s deleted, its server %s is kept", d.NameOf(one.VM), serverName(one.VM))
 		default:
-			line.PrintAbove(d.Out, "%s deleted", d.NameOf(one.VM))
+			w.PrintAbove(d.Out, "%s deleted", d.NameOf(one.VM))
 		}
 	}
-	return vms.AwaitVMs(ctx, d.Options, w)
+	return vms.AwaitVMs(ctx, d.Options, d.timeout, w)
 }
 
 // serverName returns the engine's name of a server.

@@ -106,28 +106,24 @@ func (p *powerOptions) reportRequest(chosen *vms.SelectedVM) {
 
 // awaitChanges waits for the VMs, and reports each.
 func (p *powerOptions) awaitChanges(ctx context.Context, w *vms.Waiter) error {
-	ctx, cancel := vms.WithTimeout(ctx, p.timeout)
-	defer cancel()
-	line := kit.NewProgressLine(p.ErrOut, p.Clock, w.Describe)
-	defer line.Stop()
 	w.Ended = func(one *vms.AwaitedVM, err error) {
 		switch {
 		case errors.Is(err, vms.ErrTimeout):
 			p.failed = true
-			line.PrintAbove(p.ErrOut, "error: %s: %s: %s", one.VM.Name, err, vms.ActivityText(one.VM))
+			w.PrintAbove(p.ErrOut, "error: %s: %s: %s", one.VM.Name, err, vms.ActivityText(one.VM))
 		case err != nil:
 			p.failed = true
-			line.PrintAbove(p.ErrOut, "error: %s", vms.DescribeFailure(p.Options, one.VM.Name, err))
+			w.PrintAbove(p.ErrOut, "error: %s", vms.DescribeFailure(p.Options, one.VM.Name, err))
 		default:
 			if !one.Unchanged {
-				line.PrintAbove(p.Out, "%s %s", p.NameOf(one.VM), p.verb.done)
+				w.PrintAbove(p.Out, "%s %s", p.NameOf(one.VM), p.verb.done)
 			}
 			if text := unappliedText(p.Program, one.VM); text != "" {
-				line.PrintAbove(p.ErrOut, "%s %s", kit.ScreenOf(p.ErrOut).Paint("Warning:", kit.Yellow), text)
+				w.PrintAbove(p.ErrOut, "%s %s", kit.ScreenOf(p.ErrOut).Paint("Warning:", kit.Yellow), text)
 			}
 		}
 	}
-	return vms.AwaitVMs(ctx, p.Options, w)
+	return vms.AwaitVMs(ctx, p.Options, p.timeout, w)
 }
 
 // unappliedText says what of a VM's spec does not apply yet.

@@ -119,11 +119,7 @@ type destination struct {
 
 // findReachableVM returns a VM that accepts connections.
 func findReachableVM(ctx context.Context, o *kit.Options, name string) (*api.VirtualMachine, error) {
-	namespace, err := o.Namespace()
-	if err != nil {
-		return nil, err
-	}
-	vm, err := vms.GetVM(ctx, o, namespace, name)
+	vm, err := vms.FindVM(ctx, o, name)
 	if err != nil {
 		return nil, err
 	}

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
@@ -34,26 +32,13 @@ func (c *createOptions) awaitReady(ctx context.Context, vm *api.VirtualMachine) 
 
 // awaitGoal shows the progress of a VM until it is as awaited, and returns it as it is then.
 func (c *createOptions) awaitGoal(ctx context.Context, vm *api.VirtualMachine, reached vms.Goal) (*api.VirtualMachine, error) {
-	ctx, cancel := vms.WithTimeout(ctx, c.timeout)
-	defer cancel()
 	now := c.Clock.Now()
 	p := &progress{clock: c.Clock, began: now, stepBegan: now, printed: now, screen: kit.ScreenOf(c.ErrOut), program: c.Program, vm: vm}
-	line := kit.NewProgressLine(c.ErrOut, c.Clock, p.describeProgress)
-	defer line.Stop()
-	p.print = func(text string) { line.PrintAbove(c.ErrOut, "%s", text) }
-	var last *api.VirtualMachine
-	var failed error
-	err := vms.AwaitVMs(ctx, c.Options, &vms.Waiter{
-		Open:  map[types.UID]*vms.AwaitedVM{vm.UID: {VM: vm, Reached: reached}},
-		Seen:  p.observeVM,
-		Ended: func(one *vms.AwaitedVM, err error) { last, failed = one.VM, err },
-	})
-	line.Stop()
+	w := &vms.Waiter{Seen: p.observeVM, Describe: p.describeProgress}
+	p.print = func(text string) { w.PrintAbove(c.ErrOut, "%s", text) }
+	last, err := vms.AwaitVM(ctx, c.Options, c.timeout, w, &vms.AwaitedVM{VM: vm, Reached: reached})
 	if err != nil {
-		return nil, err
-	}
-	if failed != nil {
-		return nil, c.explainFailure(ctx, last, failed)
+		return nil, c.explainFailure(ctx, last, err)
 	}
 	return last, nil
 }

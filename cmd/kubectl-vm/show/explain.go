@@ -86,15 +86,7 @@ func asUnexplained(err error) error {
 }
 
 func (e *explainOptions) explainName(ctx context.Context, arg string) error {
-	name, err := vms.ParseName(arg)
-	if err != nil {
-		return asUnexplained(err)
-	}
-	namespace, err := e.Namespace()
-	if err != nil {
-		return asUnexplained(err)
-	}
-	vm, err := vms.GetVM(ctx, e.Options, namespace, name)
+	vm, err := vms.FindVM(ctx, e.Options, arg)
 	if err != nil {
 		return asUnexplained(err)
 	}

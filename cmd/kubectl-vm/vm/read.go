@@ -38,6 +38,19 @@ func GetVM(ctx context.Context, o *kit.Options, namespace, name string) (*api.Vi
 	return vm, nil
 }
 
+// FindVM returns the VM that an argument names, in the namespace of the command line.
+func FindVM(ctx context.Context, o *kit.Options, arg string) (*api.VirtualMachine, error) {
+	name, err := ParseName(arg)
+	if err != nil {
+		return nil, err
+	}
+	namespace, err := o.Namespace()
+	if err != nil {
+		return nil, err
+	}
+	return GetVM(ctx, o, namespace, name)
+}
+
 // notFoundError means that there is no VM of a name.
 type notFoundError struct{ namespace, name string }
 

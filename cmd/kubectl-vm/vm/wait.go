@@ -4,9 +4,11 @@
 package vm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"time"
 
@@ -90,22 +92,43 @@ type AwaitedVM struct {
 	Unchanged bool
 }
 
-// Waiter waits for VMs.
+// Waiter waits for VMs, and shows on a line of progress what goes on.
 type Waiter struct {
-	mu   sync.Mutex // for describe, which the progress line calls
+	mu   sync.Mutex // guards Open, which the line of progress reads
 	Open map[types.UID]*AwaitedVM
 	// Ended is called for each VM whose wait has ended.
 	Ended func(one *AwaitedVM, err error)
 	// Seen, if any, is called for each version of a VM.
 	Seen func(vm *api.VirtualMachine)
+	// Describe, if any, returns the line of progress.
+	Describe func() string
+
+	line *kit.ProgressLine
 }
 
-// AwaitVMs waits until the wait for every VM has ended. What ends it before is an error of those
-// that are left, unless it is the user's Ctrl-C, which is returned.
-func AwaitVMs(ctx context.Context, o *kit.Options, w *Waiter) error {
+// AwaitVM waits for one VM, and returns its last version and the error that ended the wait. The
+// user's Ctrl-C is such an error, too.
+func AwaitVM(ctx context.Context, o *kit.Options, timeout time.Duration, w *Waiter, vm *AwaitedVM) (last *api.VirtualMachine, err error) {
+	w.Open = map[types.UID]*AwaitedVM{vm.VM.UID: vm}
+	w.Ended = func(_ *AwaitedVM, failed error) { err = failed }
+	stopped := AwaitVMs(ctx, o, timeout, w)
+	return vm.VM, cmp.Or(stopped, err)
+}
+
+// AwaitVMs waits until the wait for every VM has ended. What ends it before, such as the timeout, of
+// which 0 means none, is an error of those that are left, unless it is the user's Ctrl-C, which is returned.
+func AwaitVMs(ctx context.Context, o *kit.Options, timeout time.Duration, w *Waiter) error {
 	if len(w.Open) == 0 {
 		return nil
 	}
+	ctx, cancel := withTimeout(ctx, timeout)
+	defer cancel()
+	describe := w.Describe
+	if describe == nil {
+		describe = w.describeOpen
+	}
+	w.line = kit.NewProgressLine(o.ErrOut, o.Clock, describe)
+	defer w.line.Stop()
 	namespace, opts := w.findScope()
 	err := followVMs(ctx, o, namespace, opts, observer{onList: w.observeList, onEvent: w.observeEvent})
 	if errors.Is(err, context.Canceled) {
@@ -206,8 +229,13 @@ func (w *Waiter) endWait(vm *AwaitedVM, err error) {
 	w.Ended(vm, err)
 }
 
-// Describe returns what is waited for, in one line.
-func (w *Waiter) Describe() string {
+// PrintAbove prints a line above the line of progress, while the wait lasts.
+func (w *Waiter) PrintAbove(out io.Writer, format string, args ...any) {
+	w.line.PrintAbove(out, format, args...)
+}
+
+// describeOpen returns what is waited for, in one line.
+func (w *Waiter) describeOpen() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, one := range w.Open {

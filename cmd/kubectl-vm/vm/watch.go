@@ -139,8 +139,8 @@ func causeOf(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// WithTimeout limits a wait to --timeout, of which 0 means no limit.
-func WithTimeout(ctx context.Context, within time.Duration) (context.Context, context.CancelFunc) {
+// withTimeout limits a wait to --timeout, of which 0 means no limit.
+func withTimeout(ctx context.Context, within time.Duration) (context.Context, context.CancelFunc) {
 	if within <= 0 {
 		return context.WithCancel(ctx)
 	}
