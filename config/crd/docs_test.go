@@ -83,7 +83,7 @@ const fence = "```"
 
 // fencedLines returns the lines between a fence, which is the first line, and its end, without the fence's indentation.
 func fencedLines(lines []string) (content []string) {
-	indentation := lines[0][:strings.Index(lines[0], fence)]
+	indentation, _, _ := strings.Cut(lines[0], fence)
 	for _, line := range lines[1:] {
 		if strings.TrimSpace(line) == fence {
 			break

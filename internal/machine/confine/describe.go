@@ -95,7 +95,7 @@ func runFilter(filter []bpf.Instruction, arch, number uint32, arguments ...uint3
 	binary.BigEndian.PutUint32(data[callNumber:], number)
 	binary.BigEndian.PutUint32(data[callArch:], arch)
 	for i, argument := range arguments {
-		binary.BigEndian.PutUint32(data[lowerHalf(uint32(i)):], argument) //nolint:gosec // at most six
+		binary.BigEndian.PutUint32(data[lowerHalf(uint32(i)):], argument)
 	}
 	return machine.Run(data)
 }
