@@ -32,7 +32,7 @@ func (a *Agent) exec(e wire.Exec, frames *wire.Reader, out io.Writer) (wire.Resp
 	if err != nil {
 		return wire.Response{}, err
 	}
-	command.Files, command.Terminal = ends.theirs, e.TTY
+	command.Files, command.Terminal = ends.theirs[:], e.TTY
 	p, err := a.Table.Start(command)
 	ends.closeTheirs()
 	if err != nil {

@@ -13,6 +13,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"cloudnative.tw/drover/internal/guest/files"
 	"cloudnative.tw/drover/internal/guest/wire"
 )
@@ -89,10 +91,20 @@ func (a *Agent) writeFiles(path string, frames *wire.Reader) (note string, err e
 	to.Own = func(root *os.Root, name string, mode fs.FileMode) error {
 		err := root.Lchown(name, int(user.UID), int(user.GID))
 		if err == nil && mode.Type() != fs.ModeSymlink {
-			err = root.Chmod(name, mode.Perm())
+			err = setMode(root, name, mode.Perm())
 		}
 		return err
 	}
 	err = files.Unpack(&dataReader{frames: frames}, to)
 	return to.Overwritten.Describe(), err
+}
+
+// setMode sets the mode of a file or folder by a descriptor: Root.Chmod may need /proc/self, which in the guest is of a PID
+// namespace without this process.
+func setMode(root *os.Root, name string, mode fs.FileMode) error {
+	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Chmod(mode), f.Close())
 }

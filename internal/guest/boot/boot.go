@@ -7,9 +7,8 @@
 // image's entrypoint, serves the host by the agent, and ends the machine with the entrypoint.
 //
 // Start with Main. machine.setUp has the order of the boot (setup.go), machine.run what happens
-// while the entrypoint runs (run.go), and machine.finish the end. Where the entrypoint is an init
-// such as systemd, that becomes the first process, and a child of it serves the host
-// (handover.go).
+// while the entrypoint runs (run.go), and machine.finish the end. The processes of the image have a
+// PID namespace, whose process 1 is the entrypoint itself if that is an init such as systemd (init.go).
 package boot
 
 import (
@@ -27,12 +26,12 @@ import (
 
 // Main runs a machine until its end. It returns only where that fails, and the kernel panics then.
 func Main(ctx context.Context) {
-	m := &machine{table: process.NewTable(), pressed: make(chan struct{}, 1)}
-	go m.table.Reap()
-	if os.Getpid() != 1 {
-		warn(m.serveBeside(ctx))
+	if os.Args[0] == initName {
+		warn(runInit())
 		return
 	}
+	m := &machine{table: process.NewTable(), pressed: make(chan struct{}, 1)}
+	go m.table.Reap()
 	result, err := m.boot(ctx)
 	if err != nil {
 		result = failureOf(err)
@@ -51,6 +50,8 @@ type machine struct {
 	result, log *os.File
 	// pressed has a press of the power button.
 	pressed chan struct{}
+	// restarts is set if the image has asked for another boot.
+	restarts bool
 }
 
 // boot runs the entrypoint, and returns how it ended.
@@ -62,10 +63,6 @@ func (m *machine) boot(ctx context.Context) (config.Result, error) {
 	if err != nil {
 		return config.Result{}, err
 	}
-	if isInit(command.Path) {
-		return config.Result{}, m.handOver(command)
-	}
-	go m.serveAgent(m.base(), m.agent)
 	return m.run(command)
 }
 
@@ -90,17 +87,23 @@ func warn(err error) {
 
 // Waits of the end, each for a host that is slow.
 const (
-	outputWithin = 10 * time.Second
-	resultWithin = 10 * time.Second
+	outputWithin    = 10 * time.Second
+	namespaceWithin = 10 * time.Second
+	resultWithin    = 10 * time.Second
 )
 
 // finish reports the result, leaves the disk in order and ends the machine.
 func (m *machine) finish(result config.Result) {
-	within(resultWithin, func() { warn(m.report(result)) })
+	if !m.restarts {
+		within(resultWithin, func() { warn(m.report(result)) })
+	}
 	if m.root != nil {
 		m.root.Sync()
 		// Held for ever: its journal is empty, and nothing changes it any more.
 		warn(m.root.Freeze())
+	}
+	if m.restarts {
+		warn(system.Restart())
 	}
 	warn(system.PowerOff())
 }

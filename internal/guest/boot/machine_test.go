@@ -154,7 +154,7 @@ func (m *machine) start() {
 // arguments returns QEMU's. The network has no way out.
 func (m *machine) arguments(guest framework.ImageGuest) []string {
 	args := []string{
-		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "q35,usb=off,vmport=off", "-accel", "tcg,tb-size=64", "-cpu", "max", "-m", "128",
+		"-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35,usb=off,vmport=off", "-accel", "tcg,tb-size=64", "-cpu", "max", "-m", "128",
 		"-kernel", guest.Kernel, "-initrd", guest.Initramfs, "-append", "console=ttyS0 panic=-1 quiet no_timer_check cryptomgr.notests 8250.nr_uarts=1",
 		"-fw_cfg", "name=" + config.File + ",file=" + m.path("config"),
 		"-netdev", "user,id=net,restrict=on", "-device", "virtio-net-pci,netdev=net,romfile=", "-device", "virtio-rng-pci", "-device", "pvpanic",

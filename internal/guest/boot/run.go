@@ -69,12 +69,13 @@ func (m *machine) run(c process.Command) (config.Result, error) {
 	if err := theirs.Chown(int(c.User.UID), int(c.User.GID)); err != nil {
 		return config.Result{}, err
 	}
-	c.Files = [3]*os.File{input, theirs, theirs}
-	p, err := m.table.Start(c)
+	c.Files = []*os.File{input, theirs, theirs}
+	initProcess, p, err := m.start(c)
 	if err != nil {
 		return config.Result{}, err
 	}
 	_, _ = input.Close(), theirs.Close()
+	go m.serveAgent(m.base(), m.agent)
 	copied := make(chan struct{})
 	go func() {
 		defer close(copied)
@@ -82,9 +83,51 @@ func (m *machine) run(c process.Command) (config.Result, error) {
 	}()
 	warn(m.report(config.Result{Kind: config.KindStarted}))
 	m.follow(p)
-	warn(system.KillAll())
+	end := m.endNamespace(initProcess, p.End())
 	within(outputWithin, func() { <-copied })
-	return config.Result{Kind: config.KindExited, Code: p.End().Code, Signal: p.End().Signal}, nil
+	return config.Result{Kind: config.KindExited, Code: end.Code, Signal: end.Signal}, nil
+}
+
+// start starts the entrypoint: as process 1 of a PID namespace if it is an init, else beside a process 1 that reaps
+// orphans.
+func (m *machine) start(c process.Command) (initProcess, entrypoint *process.Process, err error) {
+	namespace, err := process.NewNamespace()
+	if err != nil {
+		return nil, nil, err
+	}
+	m.table.Enter(namespace)
+	stopSignal, isInit := findInit(c.Path)
+	if isInit {
+		if m.config.StopSignal == "" {
+			m.config.StopSignal = stopSignal
+		}
+		p, err := m.startInit(&program{c.Path, c.Args, c.Env, c.Dir, c.User}, [3]*os.File(c.Files))
+		return p, p, err
+	}
+	if initProcess, err = m.startInit(nil, [3]*os.File{c.Files[0], os.Stderr, os.Stderr}); err != nil {
+		return nil, nil, err
+	}
+	entrypoint, err = m.table.Start(c)
+	return initProcess, entrypoint, err
+}
+
+// endNamespace ends all processes of the image, and returns the end of its run. reboot(2) in the namespace has ended its
+// process 1 by SIGHUP for a restart, and by SIGINT for a shutdown, which is a success: pid_namespaces(7).
+func (m *machine) endNamespace(initProcess *process.Process, end process.End) process.End {
+	warn(errors.Join(initProcess.Signal(syscall.SIGKILL), system.KillAll()))
+	within(namespaceWithin, func() { <-initProcess.Done() })
+	select {
+	case <-initProcess.Done():
+	default:
+		return end
+	}
+	switch syscall.Signal(initProcess.End().Signal) {
+	case syscall.SIGHUP:
+		m.restarts = true
+	case syscall.SIGINT:
+		return process.End{}
+	}
+	return end
 }
 
 // report writes a line for the host.

@@ -105,10 +105,9 @@ func TestReadClaim(t *testing.T) {
 	t.Parallel()
 	const started = `{"kind":"started"}` + "\n"
 	for text, want := range map[string]Claim{
-		"":                                   {},
-		started:                              {Started: true},
-		`{"kind":"started","handover":true}`: {Started: true, Handover: true},
-		started + `{"kind":"exited"}`:        {Started: true, Ended: true},
+		"":                            {},
+		started:                       {Started: true},
+		started + `{"kind":"exited"}`: {Started: true, Ended: true},
 		started + `{"kind":"exited","code":3,"message":"a\u001b[2J\nb"}` + "\n":                    {Started: true, Ended: true, Code: 3, Message: "a[2J b"},
 		started + `{"kind":"exited","code":143,"signal":15}`:                                       {Started: true, Ended: true, Code: 143, Signal: 15},
 		started + `{"kind":"exited","code":1}` + "\n" + `{"kind":"exited","code":0}`:               {Started: true, Ended: true, Code: 1},

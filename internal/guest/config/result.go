@@ -41,16 +41,13 @@ type Result struct {
 	Signal int `json:"signal,omitempty"`
 	// Message is for people.
 	Message string `json:"message,omitempty"`
-	// Handover says, with KindStarted, that the entrypoint is an init which runs in place of Drover's.
-	// No end will be reported: such a machine has completed once its guest has shut down.
-	Handover bool `json:"handover,omitempty"`
 }
 
 // Claim is what the guest says of its run, checked and bounded. It counts only once QEMU's own
 // events say that the guest has shut down.
 type Claim struct {
-	// Started is set once the entrypoint has run, Handover where it is an init of its own.
-	Started, Handover bool
+	// Started is set once the entrypoint has run.
+	Started bool
 	// Ended is set once the guest has named an end, and Failed if it was that of a run that did not start.
 	Ended, Failed bool
 	// Code is 0 to 255; Signal is 0 where none ended the entrypoint.
@@ -89,9 +86,7 @@ func ReadClaim(r io.Reader) (Claim, error) {
 func (c *Claim) add(r Result) {
 	switch r.Kind {
 	case KindStarted:
-		if !c.Started {
-			c.Started, c.Handover = true, r.Handover
-		}
+		c.Started = true
 	case KindFailed, KindExited:
 		if !r.isPossible(c.Started) {
 			return

@@ -32,7 +32,7 @@ type Command struct {
 	Dir  string
 	User users.User
 	// Files become the descriptors from 0 on.
-	Files [3]*os.File
+	Files []*os.File
 	// Terminal makes the first file the terminal that controls the program.
 	Terminal bool
 }
@@ -51,11 +51,20 @@ type Table struct {
 	running map[int]*Process
 	// started wakes Reap after a time without children.
 	started chan struct{}
+	// namespace starts processes, nil for those in this program's PID namespace.
+	namespace *Namespace
 }
 
 // NewTable returns an empty table. Something has to call Reap.
 func NewTable() *Table {
 	return &Table{running: map[int]*Process{}, started: make(chan struct{}, 1)}
+}
+
+// Enter has all processes from now on started in a PID namespace.
+func (t *Table) Enter(n *Namespace) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.namespace = n
 }
 
 // Process is a program that was started.
@@ -106,7 +115,7 @@ func (t *Table) Start(c Command) (*Process, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	pid, err := syscall.ForkExec(c.Path, c.Args, attributes) //nolint:gosec // it is what the machine is for
+	pid, err := t.namespace.forkExec(c.Path, c.Args, attributes)
 	if err != nil {
 		return nil, &Error{Path: c.Path, Err: err}
 	}

@@ -33,7 +33,7 @@ func command(t *testing.T, script string) Command {
 	assert.NoError(t, err)
 	t.Cleanup(func() { _ = null.Close() })
 	me := users.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), Groups: []uint32{uint32(os.Getgid())}} //nolint:gosec // IDs
-	return Command{Path: "/bin/sh", Args: []string{"sh", "-c", script}, Dir: "/", User: me, Files: [3]*os.File{null, null, null}}
+	return Command{Path: "/bin/sh", Args: []string{"sh", "-c", script}, Dir: "/", User: me, Files: []*os.File{null, null, null}}
 }
 
 // TestEnds checks that each process gets its own end, though many end at a time.

@@ -35,6 +35,10 @@ type mount struct {
 
 const noPrograms = unix.MS_NOSUID | unix.MS_NOEXEC | unix.MS_NODEV
 
+const procDir = "/proc"
+
+var procMount = mount{"proc", procDir, noPrograms, ""}
+
 // early are what the initramfs needs.
 var early = []mount{
 	{"sysfs", "/sys", noPrograms, ""},
@@ -43,13 +47,21 @@ var early = []mount{
 
 // late are what a program finds, as a container engine has them.
 var late = []mount{
-	{"proc", "/proc", noPrograms, ""},
+	procMount,
 	{"sysfs", "/sys", noPrograms, ""},
 	{"cgroup2", "/sys/fs/cgroup", noPrograms, "nsdelegate"},
 	{"devtmpfs", "/dev", unix.MS_NOSUID, "mode=0755"},
 	{"devpts", "/dev/pts", unix.MS_NOSUID | unix.MS_NOEXEC, "mode=0620,gid=5,ptmxmode=0666"},
 	{"tmpfs", "/dev/shm", noPrograms, "mode=1777,size=65536k"},
 	{"mqueue", "/dev/mqueue", noPrograms, ""},
+}
+
+// MountProc replaces /proc by the one of this process's PID namespace.
+func MountProc() error {
+	if err := unix.Unmount(procDir, unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("unmount %s: %w", procDir, err)
+	}
+	return procMount.mount()
 }
 
 // MountEarly mounts what the initramfs needs.

@@ -58,5 +58,8 @@ func watchKeys(device *os.File, pressed func()) {
 // PowerOff ends the machine. It returns only if the kernel refuses.
 func PowerOff() error { return unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF) }
 
+// Restart boots the machine again. It returns only if the kernel refuses.
+func Restart() error { return unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART) }
+
 // KillAll ends all processes but this one, if it is the first.
 func KillAll() error { return unix.Kill(-1, unix.SIGKILL) }

@@ -163,19 +163,6 @@ func SwitchRoot() error {
 	return unix.Chdir("/")
 }
 
-// Fd returns the descriptor of the data disk's file system, and whether there is one.
-func (r *Root) Fd() (uintptr, bool) { return uintptr(max(r.data, 0)), r.data >= 0 }
-
-// RootOf returns the root of another process of this machine, by that descriptor.
-func RootOf(data int, isThere bool) (*Root, error) {
-	if !isThere {
-		return &Root{data: -1}, nil
-	}
-	unix.CloseOnExec(data)
-	var fs unix.Statfs_t
-	return &Root{data: data}, unix.Fstatfs(data, &fs)
-}
-
 // Sync writes all that programs have written to the disks.
 func (r *Root) Sync() { unix.Sync() }
 

@@ -237,7 +237,7 @@ func (r Run) AddResult(exit *driver.Exit) error {
 		return err
 	case claim.Ended:
 		exit.Code = claim.Code
-	case !claim.Handover:
+	default:
 		exit.Code = config.CodeFailed
 	}
 	if exit.Code != 0 {

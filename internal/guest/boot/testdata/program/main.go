@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -82,8 +83,13 @@ func main() {
 		fmt.Println("left orphans")
 	case "orphan":
 		check(exec.Command("/proc/self/exe", "exit", "0").Start())
-	case "flood": // the result, by the descriptor of the first process
+	case "flood":
 		flood()
+	case "reboot":
+		number, _ := strconv.ParseUint(arg(2), 0, 32)
+		check(unix.Reboot(int(number)))
+	case "kill all":
+		check(syscall.Kill(-1, syscall.SIGKILL))
 	case "zombies":
 		fmt.Println(zombies())
 	}
@@ -153,23 +159,24 @@ func zombies() (n int) {
 	return n
 }
 
-// flood writes as much as it can to the first device that the first process has open.
+// flood writes as much as it can to the disk for the result.
 func flood() {
-	first, err := unix.PidfdOpen(1, 0)
+	serials, err := filepath.Glob("/sys/block/*/serial")
 	check(err)
-	for n := 3; n < 100; n++ {
-		link, err := os.Readlink(fmt.Sprintf("/proc/1/fd/%d", n))
-		if name := path.Base(link); err != nil || !strings.HasPrefix(name, "vd") && !strings.HasPrefix(name, "vport") {
+	for _, file := range serials {
+		if strings.TrimSpace(readFile(file)) != arg(2) {
 			continue
 		}
-		fd, err := unix.PidfdGetfd(first, n, 0)
+		disk := "/dev/" + path.Base(path.Dir(file))
+		f, err := os.OpenFile(disk, os.O_WRONLY, 0)
 		check(err)
 		total := 0
 		for err == nil && total < 64<<20 {
-			n, err = unix.Write(fd, make([]byte, 64<<10))
-			total += max(n, 0)
+			var n int
+			n, err = f.Write(make([]byte, 64<<10))
+			total += n
 		}
-		fmt.Printf("wrote %d bytes to %s\n", total, link)
+		fmt.Printf("wrote %d bytes to %s\n", total, disk)
 		return
 	}
 }
