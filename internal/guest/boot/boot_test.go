@@ -237,7 +237,7 @@ func TestEnds(t *testing.T) {
 		"init":           {func(c *config.Config) { c.Args = []string{"/sbin/init", "report"} }, config.Claim{Started: true, Ended: true}, "", false},
 		"power off":      {reboot(unix.LINUX_REBOOT_CMD_POWER_OFF), config.Claim{Started: true, Ended: true}, "", false},
 		"halt":           {reboot(unix.LINUX_REBOOT_CMD_HALT), config.Claim{Started: true, Ended: true}, "", false},
-		"power off, init": {func(c *config.Config) {
+		"an init that powers off": {func(c *config.Config) {
 			c.Args = []string{"/sbin/init", "reboot", fmt.Sprint(unix.LINUX_REBOOT_CMD_POWER_OFF)}
 		}, config.Claim{Started: true, Ended: true}, "", false},
 	} {
