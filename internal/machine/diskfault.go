@@ -31,6 +31,9 @@ func DiskFaultOf(event qmp.Event) (fault DiskFault, ok bool) {
 // IsResume reports whether an event says that the guest was resumed, or started.
 func IsResume(event qmp.Event) bool { return event.Name == "RESUME" }
 
+// IsReset reports whether an event says that the machine boots again.
+func IsReset(event qmp.Event) bool { return event.Name == "RESET" }
+
 // FindDiskFault returns the error that a guest waits for; known is the one that was
 // reported, or none.
 func FindDiskFault(ctx context.Context, c Executor, known DiskFault) DiskFault {

@@ -219,6 +219,26 @@ n=0; while test $n -lt 10000; do echo "$n $line"; n=$((n+1)); done; echo last wo
 	c.prints(t, "last words")
 }
 
+// TestContainerReboots checks that reboot(2) in a container image's machine boots it again within its run.
+func TestContainerReboots(t *testing.T) {
+	t.Parallel()
+	tier.Full(t, "it takes two boots; the gate reboots a machine in package boot")
+	c := newContainer(t, v1.Config{Entrypoint: []string{"/bin/sh", "-c", "echo x >>/boots; echo boot $(wc -l </boots); sleep 100000"}, Env: []string{"PATH=/bin"}})
+	first := reach(t, c.d, c.spec, driver.StateRunning)
+	c.prints(t, "boot 1")
+	_, _ = c.d.Exec(t.Context(), c.spec.UID, terminal.Command{Args: []string{"busybox", "reboot", "-f"}, Stdout: io.Discard, Stderr: io.Discard})
+	c.prints(t, "boot 2")
+	if out, code := c.exec(t, false, "", "cat /boots"); code != 0 || out != "x\nx\n" {
+		t.Errorf("the code is %d, and it printed %q", code, out)
+	}
+	if now := reach(t, c.d, c.spec, driver.StateRunning); now.Run != first.Run {
+		t.Errorf("the run was %s and is %s", first.Run, now.Run)
+	}
+	_, _ = c.d.Exec(t.Context(), c.spec.UID, terminal.Command{Args: []string{"busybox", "poweroff", "-f"}, Stdout: io.Discard, Stderr: io.Discard})
+	c.wantExit(t, 0, "Completed")
+	gone(t, c.d, c.spec)
+}
+
 // TestContainerIsPruned removes images while a machine is created, starts and runs: one that was fetched and not yet used
 // is fetched again, and one that is used stays.
 func TestContainerIsPruned(t *testing.T) {

@@ -36,6 +36,15 @@ type Agent struct {
 	session *client.Client
 }
 
+// EndSession ends the session with a program that no longer runs, since its machine boots again.
+func (a *Agent) EndSession() {
+	a.turn <- struct{}{}
+	defer func() { <-a.turn }()
+	if a.session != nil {
+		_ = a.session.Close()
+	}
+}
+
 // New returns the agent of a guest to which take leads.
 func New(nonce []byte, take func(context.Context) (net.Conn, error)) *Agent {
 	return &Agent{take: take, nonce: nonce, turn: make(chan struct{}, 1)}

@@ -209,6 +209,9 @@ func (s *Supervisor) onEvent(ctx context.Context, event qmp.Event) {
 	if machine.IsResume(event) {
 		go s.setGuestClock(ctx)
 	}
+	if machine.IsReset(event) && s.guest.image != nil {
+		go s.guest.image.EndSession()
+	}
 	if machine.ChangesState(event) {
 		s.wakeUp()
 	}
