@@ -67,7 +67,7 @@ func sizeChange(vm *api.VirtualMachine, size corev1.ResourceList) *specChange {
 	for _, name := range []corev1.ResourceName{api.ResourceCPU, api.ResourceMemory, api.ResourceRootDisk} {
 		want, asked := size[name]
 		have, found := vm.Spec.Resource[name]
-		if !asked || found && have.Cmp(want) == 0 {
+		if !asked || (found && have.Cmp(want) == 0) {
 			continue
 		}
 		resources[string(name)] = want.String()

@@ -166,7 +166,7 @@ func (c *createOptions) createObjects(ctx context.Context, wanted *apply.Virtual
 	}
 	vm, err := client.Apply(ctx, wanted, metav1.ApplyOptions{FieldManager: change.FieldManager, DryRun: c.dryRun.RequestOption()})
 	if secret != nil && !c.dryRun.IsEnabled() {
-		settleSecret(ctx, c.Options, vm, secret, err)
+		ownOrDeleteSecret(ctx, c.Options, vm, secret, err)
 	}
 	return vm, err
 }

@@ -35,7 +35,7 @@ func whenRun(generation int64, known string) vms.Goal {
 
 // hasEnded reports whether the run of a VM is over, and Drover starts none after it.
 func hasEnded(vm *api.VirtualMachine) bool {
-	isOff := vm.Status.Phase == api.PhaseStopped || vm.Status.Phase == api.PhaseFailed && vm.Status.Reason == api.ReasonExited
+	isOff := vm.Status.Phase == api.PhaseStopped || (vm.Status.Phase == api.PhaseFailed && vm.Status.Reason == api.ReasonExited)
 	return isOff && vm.Status.Server != nil && vm.Status.Server.Terminated != nil
 }
 
@@ -51,9 +51,9 @@ func runOf(vm *api.VirtualMachine) string {
 type jobLog struct {
 	*kit.Options
 	vm      string
-	run     string // whose log is printed
-	printed int64  // how much of it is printed
-	lost    error  // what has interrupted it
+	run     string // the run of the VM to which the log belongs
+	printed int64  // number of bytes of the log that are printed
+	lost    error  // the error that interrupted the log
 }
 
 // printLog prints the log of a run until that is over. The loss of the log is not the end of the job.

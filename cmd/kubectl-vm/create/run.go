@@ -50,7 +50,7 @@ func NewRunCommand(o *kit.Options) *cobra.Command {
 		Args:    runArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name := ""
-			if dash := cmd.ArgsLenAtDash(); dash == 1 || dash < 0 && len(args) == 1 {
+			if dash := cmd.ArgsLenAtDash(); dash == 1 || (dash < 0 && len(args) == 1) {
 				name, args = args[0], args[1:]
 			}
 			r.flags.Words = args

@@ -20,8 +20,8 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 )
 
-// settleTimeout is how long it may take to give a Secret its owner, or to remove it.
-const settleTimeout = 10 * time.Second
+// secretTimeout is how long it may take to give a Secret its owner, or to remove it.
+const secretTimeout = 10 * time.Second
 
 // newSecret returns the Secret with the data of a VM, or nil if there are none.
 func newSecret(namespace, name string, data map[string][]byte) *corev1.Secret {
@@ -35,11 +35,11 @@ func newSecret(namespace, name string, data map[string][]byte) *corev1.Secret {
 	}
 }
 
-// settleSecret makes the VM the owner of the Secret, or removes that if the API server has refused
+// ownOrDeleteSecret makes the VM the owner of the Secret, or removes that if the API server has refused
 // the VM. After any other failure the VM may exist, and need it. All of that is done after Ctrl-C
 // too.
-func settleSecret(ctx context.Context, o *kit.Options, vm *api.VirtualMachine, secret *corev1.Secret, failed error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+func ownOrDeleteSecret(ctx context.Context, o *kit.Options, vm *api.VirtualMachine, secret *corev1.Secret, failed error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), secretTimeout)
 	defer cancel()
 	problem := ""
 	var err error

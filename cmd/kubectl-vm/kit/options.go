@@ -196,5 +196,5 @@ func isLocal(address string) bool {
 		return false
 	}
 	ip, err := netip.ParseAddr(u.Hostname())
-	return u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
+	return u.Hostname() == "localhost" || (err == nil && ip.IsLoopback())
 }

@@ -93,7 +93,7 @@ func needsPerson(vm *api.VirtualMachine, known advice.Advice, now time.Time) boo
 	}
 	since := vms.ConditionOf(vm, api.ConditionReady).LastTransitionTime
 	op := vm.Status.Operation
-	return op != nil && op.Attempts >= manyAttempts || !since.IsZero() && now.Sub(since.Time) > patience
+	return (op != nil && op.Attempts >= manyAttempts) || (!since.IsZero() && now.Sub(since.Time) > patience)
 }
 
 // isUnseen reports whether no controller has seen the VM, or its last change.

@@ -83,7 +83,7 @@ func (s *ConsoleSession) stayConnected(ctx context.Context) error {
 		s.printNote("%s. Connecting again, from the last lines on; Ctrl-] leaves.", describeEnd(err))
 		connected, err = s.connectAgain(ctx)
 	}
-	if hasEnded := ctx.Err() != nil || s.terminal == nil && EndReason(err) == streams.ReasonServerStopped; !hasEnded {
+	if hasEnded := ctx.Err() != nil || (s.terminal == nil && EndReason(err) == streams.ReasonServerStopped); !hasEnded {
 		return err
 	}
 	return nil

@@ -30,7 +30,7 @@ func ParseForward(text string) (Forward, error) {
 	}
 	l, err := strconv.ParseUint(local, 10, 16)
 	r, remoteErr := strconv.ParseUint(remote, 10, 16)
-	if err != nil || remoteErr != nil || r == 0 || !both && l == 0 {
+	if err != nil || remoteErr != nil || r == 0 || (!both && l == 0) {
 		return Forward{}, fmt.Errorf("port %q: it must be REMOTE, LOCAL:REMOTE, or :REMOTE for any free local port; a port is 1 to 65535", text)
 	}
 	return Forward{Local: uint16(l), Remote: uint16(r)}, nil

@@ -78,7 +78,7 @@ func phaseOf(action api.Action) api.Phase {
 // and a spec what its user wrote.
 func isRestartHandled(vm *api.VirtualMachine) bool {
 	want, have := vm.Spec.RestartedAt, vm.Status.RestartedAt
-	return want.IsZero() || have != nil && want.Truncate(time.Second).Equal(have.Time)
+	return want.IsZero() || (have != nil && want.Truncate(time.Second).Equal(have.Time))
 }
 
 // AwaitedVM is a VM that is waited for.
