@@ -7,12 +7,12 @@ import (
 	"context"
 	"io"
 	"net"
-	"net/netip"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"cloudnative.tw/drover/internal/guest/report"
 	"cloudnative.tw/drover/internal/terminal"
 )
 
@@ -188,15 +188,7 @@ type InterfaceLister interface {
 	//
 	// Errors: ErrNotFound, ErrUnsupported for a guest that runs no agent, and ErrRetry for a
 	// server that does not run or has to be restarted first.
-	Interfaces(ctx context.Context, uid types.UID) ([]Interface, error)
-}
-
-// Interface is a network interface of a server.
-type Interface struct {
-	Name string `json:"name"`
-	MAC  string `json:"mac,omitempty"`
-	// Addresses are IP addresses with the length of their prefix, as in 10.0.2.15/24.
-	Addresses []netip.Prefix `json:"addresses,omitempty"`
+	Interfaces(ctx context.Context, uid types.UID) ([]report.Interface, error)
 }
 
 // NetworkReporter reports the traffic of servers' networks. It is optional.
@@ -205,36 +197,7 @@ type NetworkReporter interface {
 	// engine chooses, at the latest the start of the run.
 	//
 	// Errors: ErrNotFound, and ErrRetry for a server that does not run.
-	NetworkStatistics(ctx context.Context, uid types.UID) (NetworkStatistics, error)
-}
-
-// NetworkStatistics are the figures of a server's network. In is the direction to the server.
-type NetworkStatistics struct {
-	PacketsIn  int64 `json:"packetsIn"`
-	BytesIn    int64 `json:"bytesIn"`
-	PacketsOut int64 `json:"packetsOut"`
-	BytesOut   int64 `json:"bytesOut"`
-	// Dropped counts packets that were not relayed, such as malformed ones and those with a source
-	// address that the server does not have.
-	Dropped int64 `json:"dropped"`
-	// Connections counts open TCP connections, and Flows open flows of UDP and of pings.
-	Connections int64 `json:"connections"`
-	Flows       int64 `json:"flows"`
-	// Refused counts the connections, packets and names that were refused. LastRefused has the
-	// most recent ones, the newest last.
-	Refused     int64            `json:"refused"`
-	LastRefused []NetworkRefusal `json:"lastRefused,omitempty"`
-}
-
-// NetworkRefusal is a connection, packet or name that was refused to a server. Target is an address
-// with a port, an address alone, or a name.
-type NetworkRefusal struct {
-	// Protocol is a word such as tcp, udp or dns, and Reason a CamelCase word such as Denied.
-	Protocol string    `json:"protocol"`
-	Target   string    `json:"target"`
-	Reason   string    `json:"reason"`
-	Count    int64     `json:"count"`
-	Last     time.Time `json:"last"`
+	NetworkStatistics(ctx context.Context, uid types.UID) (report.NetworkStatistics, error)
 }
 
 // Object is an object of a cluster that a server consists of. A driver that creates such objects

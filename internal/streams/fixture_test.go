@@ -39,6 +39,7 @@ import (
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fencing"
+	"cloudnative.tw/drover/internal/guest/report"
 	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -292,8 +293,8 @@ type stub struct {
 	exec       func(context.Context, terminal.Command) (int, error)
 	dial       func(context.Context, int32) (net.Conn, error)
 	logs       func(context.Context, driver.LogOptions) (io.ReadCloser, error)
-	interfaces func(context.Context) ([]driver.Interface, error)
-	statistics func(context.Context) (driver.NetworkStatistics, error)
+	interfaces func(context.Context) ([]report.Interface, error)
+	statistics func(context.Context) (report.NetworkStatistics, error)
 	servers    []driver.Server
 }
 
@@ -317,11 +318,11 @@ func (s *stub) Logs(ctx context.Context, _ types.UID, o driver.LogOptions) (io.R
 	return s.logs(ctx, o)
 }
 
-func (s *stub) Interfaces(ctx context.Context, _ types.UID) ([]driver.Interface, error) {
+func (s *stub) Interfaces(ctx context.Context, _ types.UID) ([]report.Interface, error) {
 	return s.interfaces(ctx)
 }
 
-func (s *stub) NetworkStatistics(ctx context.Context, _ types.UID) (driver.NetworkStatistics, error) {
+func (s *stub) NetworkStatistics(ctx context.Context, _ types.UID) (report.NetworkStatistics, error) {
 	return s.statistics(ctx)
 }
 

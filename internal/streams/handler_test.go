@@ -17,6 +17,7 @@ import (
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/guest/report"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -36,7 +37,7 @@ func TestAnswers(t *testing.T) {
 			}
 			return nil, driver.Errorf(driver.ErrUnavailable, "the engine is away")
 		}
-		d.interfaces = func(context.Context) ([]driver.Interface, error) { return nil, driver.ErrNotFound }
+		d.interfaces = func(context.Context) ([]report.Interface, error) { return nil, driver.ErrNotFound }
 	})
 	f.create(t, framework.NewVM("unbound").Namespace("demo"))
 	f.create(t, framework.NewVM("elsewhere").Namespace("demo").Bound("other/engine-1"))
@@ -165,9 +166,9 @@ func TestBeforeAndAfter(t *testing.T) {
 func TestStatistics(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
-	f.driver.statistics = func(context.Context) (driver.NetworkStatistics, error) {
-		last := driver.NetworkRefusal{Protocol: "tcp", Target: "10.0.0.5:22", Reason: "Denied", Count: 14, Last: time.Unix(1, 0).UTC()}
-		return driver.NetworkStatistics{PacketsIn: 1, BytesIn: 2, PacketsOut: 3, BytesOut: 4, Dropped: 5, Connections: 6, Flows: 7, Refused: 8, LastRefused: []driver.NetworkRefusal{last}}, nil
+	f.driver.statistics = func(context.Context) (report.NetworkStatistics, error) {
+		last := report.Refusal{Protocol: "tcp", Target: "10.0.0.5:22", Reason: "Denied", Count: 14, Last: time.Unix(1, 0).UTC()}
+		return report.NetworkStatistics{PacketsIn: 1, BytesIn: 2, PacketsOut: 3, BytesOut: 4, Dropped: 5, Connections: 6, Flows: 7, Refused: 8, LastRefused: []report.Refusal{last}}, nil
 	}
 	response := f.request(t, f.url(streams.Interfaces, "statistics=true"))
 	defer func() { _ = response.Body.Close() }()
@@ -185,7 +186,7 @@ func TestStatistics(t *testing.T) {
 func TestInterfaces(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
-	f.driver.interfaces = func(context.Context) ([]driver.Interface, error) { return nil, nil }
+	f.driver.interfaces = func(context.Context) ([]report.Interface, error) { return nil, nil }
 	response := f.request(t, f.url(streams.Interfaces, ""))
 	defer func() { _ = response.Body.Close() }()
 	text, err := io.ReadAll(response.Body)

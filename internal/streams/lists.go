@@ -18,6 +18,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/guest/report"
 	"cloudnative.tw/drover/internal/policy/decisions"
 )
 
@@ -123,7 +124,7 @@ func (c *call) serveInterfaces() error {
 		return err
 	}
 	if list == nil {
-		list = []driver.Interface{}
+		list = []report.Interface{}
 	}
 	return c.writeJSON(list)
 }

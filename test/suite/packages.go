@@ -71,6 +71,7 @@ var packages = []testPackage{
 	{"internal/guest/datadisk", cached, 32},
 	{"internal/guest/files", cached, 32},
 	{"internal/guest/initramfs", cached, 32},
+	{"internal/guest/report", cached, 32},
 	{"internal/guest/system", cached, 32},
 	{"internal/guest/users", cached, 32},
 	{"internal/image/catalogue", cached, 32},

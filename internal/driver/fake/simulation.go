@@ -15,6 +15,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/kit"
+	"cloudnative.tw/drover/internal/guest/report"
 )
 
 // forcedExit is the code of a run that was ended by force.
@@ -131,10 +132,10 @@ func addressOf(uid types.UID) string {
 	return fmt.Sprintf("10.%d.%d.%d", sum[0], sum[1], 1+sum[2]%254)
 }
 
-func interfaceOf(uid types.UID) driver.Interface {
+func interfaceOf(uid types.UID) report.Interface {
 	address := netip.MustParseAddr(addressOf(uid))
 	last := address.As4()
-	return driver.Interface{
+	return report.Interface{
 		Name: "eth0", MAC: net.HardwareAddr{2, 0, last[0], last[1], last[2], last[3]}.String(),
 		Addresses: []netip.Prefix{netip.PrefixFrom(address, 8)},
 	}

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/guest/report"
 	"cloudnative.tw/drover/internal/machine/agent"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/failure"
@@ -179,7 +180,7 @@ func (g Guests) Exec(ctx context.Context, uid types.UID, command terminal.Comman
 }
 
 // Interfaces implements driver.InterfaceLister, by the guest's agent.
-func (g Guests) Interfaces(ctx context.Context, uid types.UID) ([]driver.Interface, error) {
+func (g Guests) Interfaces(ctx context.Context, uid types.UID) ([]report.Interface, error) {
 	c, err := g.Reach(ctx, uid)
 	if err != nil {
 		return nil, err
@@ -188,29 +189,18 @@ func (g Guests) Interfaces(ctx context.Context, uid types.UID) ([]driver.Interfa
 	if err != nil {
 		return nil, g.classifyError(err)
 	}
-	found := make([]driver.Interface, len(reported))
-	for n, i := range reported {
-		found[n] = driver.Interface(i)
-	}
-	return found, nil
+	return reported, nil
 }
 
 // NetworkStatistics implements driver.NetworkReporter, by the machine's supervisor.
-func (g Guests) NetworkStatistics(ctx context.Context, uid types.UID) (driver.NetworkStatistics, error) {
+func (g Guests) NetworkStatistics(ctx context.Context, uid types.UID) (report.NetworkStatistics, error) {
 	c, err := g.Reach(ctx, uid)
 	if err != nil {
-		return driver.NetworkStatistics{}, err
+		return report.NetworkStatistics{}, err
 	}
 	n, err := c.NetworkStatistics(ctx)
 	if err != nil {
-		return driver.NetworkStatistics{}, g.classifyError(err)
+		return report.NetworkStatistics{}, g.classifyError(err)
 	}
-	out := driver.NetworkStatistics{
-		PacketsIn: n.PacketsIn, BytesIn: n.BytesIn, PacketsOut: n.PacketsOut, BytesOut: n.BytesOut, Dropped: n.Dropped,
-		Connections: n.Connections, Flows: n.Flows, Refused: n.Refused,
-	}
-	for _, r := range n.LastRefused {
-		out.LastRefused = append(out.LastRefused, driver.NetworkRefusal(r))
-	}
-	return out, nil
+	return n, nil
 }

@@ -16,7 +16,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
-	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/guest/report"
 	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
@@ -149,13 +149,13 @@ func (*simulatedGuest) Exec(ctx context.Context, c terminal.Command) (exitCode i
 }
 
 // Interfaces implements control.Guest.
-func (*simulatedGuest) Interfaces(context.Context) ([]control.Interface, error) {
-	return []control.Interface{{Name: "eth0", MAC: "52:54:00:12:34:56", Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.2.15/24")}}}, nil
+func (*simulatedGuest) Interfaces(context.Context) ([]report.Interface, error) {
+	return []report.Interface{{Name: "eth0", MAC: "52:54:00:12:34:56", Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.2.15/24")}}}, nil
 }
 
 // NetworkStatistics implements control.Guest.
-func (*simulatedGuest) NetworkStatistics(context.Context) (control.NetworkStatistics, error) {
-	return control.NetworkStatistics{PacketsIn: 7}, nil
+func (*simulatedGuest) NetworkStatistics(context.Context) (report.NetworkStatistics, error) {
+	return report.NetworkStatistics{PacketsIn: 7}, nil
 }
 
 // listenEcho repeats what connections to echoPort of an address send, until ctx ends.

@@ -22,8 +22,8 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/guest/report"
 	"cloudnative.tw/drover/internal/machine/confine"
-	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -173,7 +173,7 @@ func checkStatistics(t *testing.T, d *Driver, a *networkGuest) {
 	n, err := d.NetworkStatistics(t.Context(), a.spec.UID)
 	assert.NoError(t, err)
 	assert.True(t, n.PacketsIn != 0 && n.BytesIn > n.PacketsIn && n.PacketsOut != 0 && n.Refused >= int64(len(n.LastRefused)), "the figures of a are %+v", n)
-	if last := n.LastRefused[len(n.LastRefused)-1]; last.Protocol != "tcp" || last.Target != "169.254.169.254:80" || last.Reason != control.RefusedSpecial || last.Count < 1 {
+	if last := n.LastRefused[len(n.LastRefused)-1]; last.Protocol != "tcp" || last.Target != "169.254.169.254:80" || last.Reason != report.RefusedSpecial || last.Count < 1 {
 		t.Errorf("the last that was refused is %+v", last)
 	}
 }
@@ -232,7 +232,7 @@ func TestEgressFlags(t *testing.T) {
 	assert.Eventually(t, "no name of the outside is resolved", func(t testing.TB) error {
 		_, _ = a.get(t, "http://www.example.test/")
 		n, err := d.NetworkStatistics(t.Context(), a.spec.UID)
-		assert.True(t, err != nil || slices.ContainsFunc(n.LastRefused, func(r driver.NetworkRefusal) bool { return r.Reason == control.RefusedNoEgress }),
+		assert.True(t, err != nil || slices.ContainsFunc(n.LastRefused, func(r report.Refusal) bool { return r.Reason == report.RefusedNoEgress }),
 			"refused were %+v", n.LastRefused)
 		return err
 	})

@@ -6,12 +6,10 @@ package client
 import (
 	"context"
 	"fmt"
-	"net"
-	"net/netip"
 	"slices"
 	"time"
 
-	"cloudnative.tw/drover/internal/guest/config"
+	"cloudnative.tw/drover/internal/guest/report"
 	"cloudnative.tw/drover/internal/guest/wire"
 )
 
@@ -22,7 +20,7 @@ const (
 )
 
 // Interfaces returns the guest's network interfaces, without the loopback one.
-func (c *Client) Interfaces(ctx context.Context) ([]wire.Interface, error) {
+func (c *Client) Interfaces(ctx context.Context) ([]report.Interface, error) {
 	r, err := c.ask(ctx, wire.Request{Op: wire.OpInterfaces})
 	if err != nil {
 		return nil, err
@@ -34,14 +32,8 @@ func (c *Client) Interfaces(ctx context.Context) ([]wire.Interface, error) {
 }
 
 // isImpossible reports whether no interface can have these values. They may be shown on a terminal.
-func isImpossible(i wire.Interface) bool {
-	if i.Name == "" || i.Name != config.Printable(i.Name, maxName) || len(i.Addresses) > maxInterfaces {
-		return true
-	}
-	if mac, err := net.ParseMAC(i.MAC); i.MAC != "" && (err != nil || mac.String() != i.MAC) {
-		return true
-	}
-	return slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return !p.IsValid() || p.Addr().Zone() != "" })
+func isImpossible(i report.Interface) bool {
+	return !i.IsValid() || len(i.Name) > maxName || len(i.Addresses) > maxInterfaces
 }
 
 // SetTime sets the guest's clock.

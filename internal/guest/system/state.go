@@ -15,16 +15,16 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cloudnative.tw/drover/internal/guest/wire"
+	"cloudnative.tw/drover/internal/guest/report"
 )
 
 // Interfaces returns the network interfaces that have addresses of other hosts' networks.
-func Interfaces() ([]wire.Interface, error) {
+func Interfaces() ([]report.Interface, error) {
 	all, err := net.Interfaces()
 	if err != nil {
 		return nil, err
 	}
-	var found []wire.Interface
+	var found []report.Interface
 	for _, i := range all {
 		if i.Flags&net.FlagLoopback != 0 {
 			continue
@@ -33,7 +33,7 @@ func Interfaces() ([]wire.Interface, error) {
 		if err != nil {
 			return nil, err
 		}
-		entry := wire.Interface{Name: i.Name, MAC: i.HardwareAddr.String()}
+		entry := report.Interface{Name: i.Name, MAC: i.HardwareAddr.String()}
 		for _, a := range addresses {
 			if prefix, err := netip.ParsePrefix(a.String()); err == nil {
 				entry.Addresses = append(entry.Addresses, prefix)

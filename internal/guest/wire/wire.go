@@ -11,7 +11,9 @@
 // Response. The host opens all streams.
 package wire
 
-import "net/netip"
+import (
+	"cloudnative.tw/drover/internal/guest/report"
+)
 
 // Operations of a Request.
 const (
@@ -87,14 +89,7 @@ type Response struct {
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 	// Code and Signal are how a program ended: 128 and the signal's number for one that a signal ended.
-	Code       int         `json:"code,omitempty"`
-	Signal     int         `json:"signal,omitempty"`
-	Interfaces []Interface `json:"interfaces,omitempty"`
-}
-
-// Interface is a network interface of the guest.
-type Interface struct {
-	Name      string         `json:"name"`
-	MAC       string         `json:"mac,omitempty"`
-	Addresses []netip.Prefix `json:"addresses,omitempty"`
+	Code       int                `json:"code,omitempty"`
+	Signal     int                `json:"signal,omitempty"`
+	Interfaces []report.Interface `json:"interfaces,omitempty"`
 }

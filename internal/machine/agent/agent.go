@@ -22,6 +22,7 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/internal/guest/report"
 	"cloudnative.tw/drover/internal/machine/failure"
 )
 
@@ -100,17 +101,9 @@ func (a Agent) SetTime(ctx context.Context) error {
 	})
 }
 
-// Interface is a network interface of the guest.
-type Interface struct {
-	Name string
-	// MAC is empty where the interface has none.
-	MAC       string
-	Addresses []netip.Prefix
-}
-
 // Interfaces returns the guest's network interfaces, without those whose addresses are all
 // loopback ones.
-func (a Agent) Interfaces(ctx context.Context) ([]Interface, error) {
+func (a Agent) Interfaces(ctx context.Context) ([]report.Interface, error) {
 	var reported []reportedInterface
 	err := a.withConversation(ctx, func(c *conversation) error {
 		return c.executeCommand("guest-network-get-interfaces", nil, &reported)
@@ -118,13 +111,13 @@ func (a Agent) Interfaces(ctx context.Context) ([]Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	found := make([]Interface, 0, len(reported))
+	found := make([]report.Interface, 0, len(reported))
 	for _, r := range reported {
 		i, err := r.checkReported()
 		if err != nil {
 			return nil, err
 		}
-		if !i.isLoopback() {
+		if !isLoopback(i) {
 			found = append(found, i)
 		}
 	}
@@ -142,9 +135,9 @@ type reportedInterface struct {
 }
 
 // checkReported refuses what no interface has. What it returns may be shown on a terminal.
-func (r reportedInterface) checkReported() (Interface, error) {
-	i := Interface{Name: r.Name}
-	if r.Name == "" || r.Name != printableText(r.Name, maxName) {
+func (r reportedInterface) checkReported() (report.Interface, error) {
+	i := report.Interface{Name: r.Name}
+	if r.Name == "" || r.Name != printableText(r.Name, report.MaxName) {
 		return i, fmt.Errorf("%w: the name of an interface is %.80q", failure.ErrBadAnswer, r.Name)
 	}
 	if r.MAC != "" {
@@ -165,7 +158,7 @@ func (r reportedInterface) checkReported() (Interface, error) {
 	return i, nil
 }
 
-func (i Interface) isLoopback() bool {
+func isLoopback(i report.Interface) bool {
 	for _, a := range i.Addresses {
 		if !a.Addr().IsLoopback() {
 			return false
@@ -173,9 +166,6 @@ func (i Interface) isLoopback() bool {
 	}
 	return len(i.Addresses) > 0 || i.Name == "lo"
 }
-
-// maxName is how long the name of an interface may be. Windows has long ones.
-const maxName = 256
 
 // printableText returns the beginning of a text of the guest without control characters, which
 // could be commands to a terminal.

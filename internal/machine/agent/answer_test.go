@@ -15,6 +15,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"cloudnative.tw/drover/internal/guest/report"
 	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/test/assert"
 )
@@ -169,7 +170,7 @@ func checkInterfaces(c *conversation) error {
 		if err != nil {
 			return err
 		}
-		if i.Name != printableText(i.Name, maxName) || i.Name == "" {
+		if i.Name != printableText(i.Name, report.MaxName) || i.Name == "" {
 			return &lieError{i}
 		}
 		for _, a := range i.Addresses {

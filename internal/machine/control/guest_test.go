@@ -27,6 +27,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"cloudnative.tw/drover/internal/guest/report"
 	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
@@ -52,13 +53,13 @@ func (g *guestStub) Console(ctx context.Context, types bool) (io.ReadWriteCloser
 
 func (g *guestStub) TakesInput() bool { return g.streams }
 
-func (g *guestStub) Interfaces(context.Context) ([]Interface, error) {
-	return []Interface{{"eth0", "52:54:00:12:34:56", []netip.Prefix{netip.MustParsePrefix("10.0.2.15/24")}}}, g.err
+func (g *guestStub) Interfaces(context.Context) ([]report.Interface, error) {
+	return []report.Interface{{Name: "eth0", MAC: "52:54:00:12:34:56", Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.2.15/24")}}}, g.err
 }
 
-func (g *guestStub) NetworkStatistics(context.Context) (NetworkStatistics, error) {
-	last := Refusal{Protocol: TCP, Target: "10.0.0.5:22", Reason: RefusedDenied, Count: 14, Last: time.Unix(1, 0).UTC()}
-	return NetworkStatistics{BytesIn: 3, Refused: 15, LastRefused: []Refusal{last}}, g.err
+func (g *guestStub) NetworkStatistics(context.Context) (report.NetworkStatistics, error) {
+	last := report.Refusal{Protocol: TCP, Target: "10.0.0.5:22", Reason: report.RefusedDenied, Count: 14, Last: time.Unix(1, 0).UTC()}
+	return report.NetworkStatistics{BytesIn: 3, Refused: 15, LastRefused: []report.Refusal{last}}, g.err
 }
 
 // Exec prints its input, and its arguments to the standard error. Without input it waits.
@@ -332,20 +333,20 @@ func TestNetworkStatistics(t *testing.T) {
 	t.Parallel()
 	want, err := (&guestStub{}).NetworkStatistics(t.Context())
 	assert.NoError(t, err)
-	for name, change := range map[string]func(*NetworkStatistics){
-		"":                   func(*NetworkStatistics) {},
-		"a later reason":     func(n *NetworkStatistics) { n.LastRefused[0].Reason = "OfALaterVersion" },
-		"a long name":        func(n *NetworkStatistics) { n.LastRefused[0].Target = strings.Repeat("x", MaxTarget) },
-		"less than none":     func(n *NetworkStatistics) { n.Flows = -1 },
-		"too many refusals":  func(n *NetworkStatistics) { n.LastRefused = slices.Repeat(n.LastRefused, MaxRefusals+1) },
-		"an escape":          func(n *NetworkStatistics) { n.LastRefused[0].Target = "\x1b[2J" },
-		"right to left":      func(n *NetworkStatistics) { n.LastRefused[0].Target = "a\u202eb" },
-		"a longer name":      func(n *NetworkStatistics) { n.LastRefused[0].Target = strings.Repeat("x", MaxTarget+1) },
-		"a sentence":         func(n *NetworkStatistics) { n.LastRefused[0].Reason = "call this number" },
-		"no reason":          func(n *NetworkStatistics) { n.LastRefused[0].Reason = "" },
-		"an odd protocol":    func(n *NetworkStatistics) { n.LastRefused[0].Protocol = "tcp\n" },
-		"refused, but never": func(n *NetworkStatistics) { n.LastRefused[0].Count = 0 },
-		"refused at no time": func(n *NetworkStatistics) { n.LastRefused[0].Last = time.Time{} },
+	for name, change := range map[string]func(*report.NetworkStatistics){
+		"":                   func(*report.NetworkStatistics) {},
+		"a later reason":     func(n *report.NetworkStatistics) { n.LastRefused[0].Reason = "OfALaterVersion" },
+		"a long name":        func(n *report.NetworkStatistics) { n.LastRefused[0].Target = strings.Repeat("x", report.MaxTarget) },
+		"less than none":     func(n *report.NetworkStatistics) { n.Flows = -1 },
+		"too many refusals":  func(n *report.NetworkStatistics) { n.LastRefused = slices.Repeat(n.LastRefused, report.MaxRefusals+1) },
+		"an escape":          func(n *report.NetworkStatistics) { n.LastRefused[0].Target = "\x1b[2J" },
+		"right to left":      func(n *report.NetworkStatistics) { n.LastRefused[0].Target = "a\u202eb" },
+		"a longer name":      func(n *report.NetworkStatistics) { n.LastRefused[0].Target = strings.Repeat("x", report.MaxTarget+1) },
+		"a sentence":         func(n *report.NetworkStatistics) { n.LastRefused[0].Reason = "call this number" },
+		"no reason":          func(n *report.NetworkStatistics) { n.LastRefused[0].Reason = "" },
+		"an odd protocol":    func(n *report.NetworkStatistics) { n.LastRefused[0].Protocol = "tcp\n" },
+		"refused, but never": func(n *report.NetworkStatistics) { n.LastRefused[0].Count = 0 },
+		"refused at no time": func(n *report.NetworkStatistics) { n.LastRefused[0].Last = time.Time{} },
 	} {
 		n := want
 		n.LastRefused = slices.Clone(want.LastRefused)
@@ -364,22 +365,6 @@ func TestNetworkStatistics(t *testing.T) {
 		default:
 			assert.ErrorIs(t, name, err, failure.ErrProtocol)
 		}
-	}
-}
-
-// TestOddInterfaces checks that no interface is taken which no guest has.
-func TestOddInterfaces(t *testing.T) {
-	t.Parallel()
-	for name, i := range map[string]Interface{
-		"without a name": {}, "a long name": {Name: strings.Repeat("x", maxName+1)}, "escape": {Name: "\x1b]0;x\a"}, "right to left": {Name: "a\u202eb"}, "no UTF-8": {Name: "a\xc3"},
-		"a MAC": {Name: "x", MAC: "\x1b[2J"}, "another form of it": {Name: "x", MAC: "52-54-00-12-34-56"}, "no address": {Name: "x", Addresses: []netip.Prefix{{}}},
-	} {
-		if i.isValid() {
-			t.Errorf("%s: it is taken", name)
-		}
-	}
-	if i := (Interface{"以太网", "52:54:00:12:34:56", []netip.Prefix{netip.MustParsePrefix("fe80::1/64")}}); !i.isValid() {
-		t.Errorf("%+v is refused", i)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"cloudnative.tw/drover/internal/guest/report"
 	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/terminal"
 )
@@ -26,23 +27,23 @@ import (
 var _ Guest = (*Client)(nil)
 
 // Interfaces implements Guest.
-func (c *Client) Interfaces(ctx context.Context) (all []Interface, err error) {
+func (c *Client) Interfaces(ctx context.Context) (all []report.Interface, err error) {
 	if err = c.makeCall(ctx, http.MethodGet, interfacesPath, nil, &all); err != nil {
 		return nil, err
 	}
-	if slices.ContainsFunc(all, func(i Interface) bool { return !i.isValid() }) {
+	if slices.ContainsFunc(all, func(i report.Interface) bool { return !i.IsValid() }) {
 		return nil, failure.ErrProtocol
 	}
 	return all, nil
 }
 
 // NetworkStatistics implements Guest.
-func (c *Client) NetworkStatistics(ctx context.Context) (n NetworkStatistics, err error) {
+func (c *Client) NetworkStatistics(ctx context.Context) (n report.NetworkStatistics, err error) {
 	if err = c.makeCall(ctx, http.MethodGet, networkPath, nil, &n); err != nil {
-		return NetworkStatistics{}, err
+		return report.NetworkStatistics{}, err
 	}
-	if !n.isValid() {
-		return NetworkStatistics{}, failure.ErrProtocol
+	if !n.IsValid() {
+		return report.NetworkStatistics{}, failure.ErrProtocol
 	}
 	return n, nil
 }

@@ -9,10 +9,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
-	"time"
 )
 
 // NetworkConfig configures an edge for as long as it runs.
@@ -102,72 +100,4 @@ func parseResolvers(text string) (resolvers []netip.AddrPort, domain string, err
 		return nil, domain, ErrNoResolver
 	}
 	return resolvers, domain, nil
-}
-
-// NetworkStatistics are the figures of a machine's network since its supervisor was started. The guest receives what
-// the edge sends.
-type NetworkStatistics struct {
-	PacketsIn  int64 `json:"packetsIn"`
-	BytesIn    int64 `json:"bytesIn"`
-	PacketsOut int64 `json:"packetsOut"`
-	BytesOut   int64 `json:"bytesOut"`
-	// Dropped are packets with an address that the guest does not have, or broken ones.
-	Dropped int64 `json:"dropped"`
-	// Connections are open connections of TCP, and Flows open flows of UDP and of pings.
-	Connections int64 `json:"connections"`
-	Flows       int64 `json:"flows"`
-	// Refused counts the connections, packets and names that were refused, and LastRefused has the last of them.
-	Refused     int64     `json:"refused"`
-	LastRefused []Refusal `json:"lastRefused,omitempty"`
-}
-
-// Refusal is a connection, packet or name that was refused to the guest.
-type Refusal struct {
-	// Protocol is a word such as tcp, udp or dns, and Target an address with a port, or a name.
-	Protocol string `json:"protocol"`
-	Target   string `json:"target"`
-	// Reason is one of the words below, or one of a later version.
-	Reason string `json:"reason"`
-	// Count is how often it was asked for lately.
-	Count int64     `json:"count"`
-	Last  time.Time `json:"last"`
-}
-
-// Values of Refusal.Reason.
-const (
-	RefusedDenied    = "Denied"    // the operator has denied the range
-	RefusedNoEgress  = "NoEgress"  // the operator allows other machines alone
-	RefusedSpecial   = "Special"   // it is an address for special use
-	RefusedNoRoute   = "NoRoute"   // the host lacks a route to another host there
-	RefusedNoMachine = "NoMachine" // there is no machine that the guest may know
-	RefusedTooMany   = "TooMany"   // the machine has too many connections
-	RefusedNoAnswer  = "NoAnswer"  // there was no answer, or a refusal, from there
-)
-
-const (
-	// MaxRefusals is how many refusals are remembered.
-	MaxRefusals = 8
-	// MaxTarget is how long the target of one is, in bytes.
-	MaxTarget = 255
-)
-
-// IsOfTarget reports whether the target of a refusal may have a character.
-func IsOfTarget(r rune) bool {
-	return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune(".:-_[]?", r)
-}
-
-// refusalWord matches the protocol and the reason of a refusal.
-var refusalWord = regexp.MustCompile(`^[A-Za-z]{1,32}$`)
-
-func (r Refusal) isValid() bool {
-	isOdd := func(r rune) bool { return !IsOfTarget(r) }
-	return refusalWord.MatchString(r.Protocol) && refusalWord.MatchString(r.Reason) && len(r.Target) <= MaxTarget &&
-		!strings.ContainsFunc(r.Target, isOdd) && r.Count > 0 && !r.Last.IsZero()
-}
-
-// isValid reports whether figures have only harmless text and no negative numbers.
-func (n *NetworkStatistics) isValid() bool {
-	figures := []int64{n.PacketsIn, n.BytesIn, n.PacketsOut, n.BytesOut, n.Dropped, n.Connections, n.Flows, n.Refused}
-	return slices.Min(figures) >= 0 && len(n.LastRefused) <= MaxRefusals &&
-		!slices.ContainsFunc(n.LastRefused, func(r Refusal) bool { return !r.isValid() })
 }

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/guest/report"
 	"cloudnative.tw/drover/internal/machine/failure"
 )
 
@@ -21,7 +21,7 @@ type counts struct {
 
 	mu      sync.Mutex
 	refused int64
-	last    []control.Refusal
+	last    []report.Refusal
 }
 
 // refusals are the names of errors.
@@ -29,13 +29,13 @@ var refusals = []struct {
 	err  error
 	name string
 }{
-	{ErrDenied, control.RefusedDenied},
-	{ErrNoEgress, control.RefusedNoEgress},
-	{ErrSpecial, control.RefusedSpecial},
-	{ErrNoUnicast, control.RefusedNoRoute},
-	{failure.ErrNoMachine, control.RefusedNoMachine},
-	{errNoMemory, control.RefusedTooMany},
-	{errTooFast, control.RefusedTooMany},
+	{ErrDenied, report.RefusedDenied},
+	{ErrNoEgress, report.RefusedNoEgress},
+	{ErrSpecial, report.RefusedSpecial},
+	{ErrNoUnicast, report.RefusedNoRoute},
+	{failure.ErrNoMachine, report.RefusedNoMachine},
+	{errNoMemory, report.RefusedTooMany},
+	{errTooFast, report.RefusedTooMany},
 }
 
 // refusalOf returns the name of why a connection was not made.
@@ -45,15 +45,15 @@ func refusalOf(err error) string {
 			return r.name
 		}
 	}
-	return control.RefusedNoAnswer
+	return report.RefusedNoAnswer
 }
 
 // Statistics returns the figures of now.
-func (e *Edge) Statistics() control.NetworkStatistics {
+func (e *Edge) Statistics() report.NetworkStatistics {
 	c := &e.counts
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return control.NetworkStatistics{
+	return report.NetworkStatistics{
 		PacketsIn: c.sent.Load(), BytesIn: c.sentBytes.Load(), PacketsOut: c.received.Load(), BytesOut: c.receivedBytes.Load(),
 		Dropped: c.dropped.Load(), Connections: c.connections.Load(), Flows: c.flows.Load(),
 		Refused: c.refused, LastRefused: slices.Clone(c.last),
@@ -67,18 +67,18 @@ func (e *Edge) noteRefusal(protocol, target string, why error) {
 	defer c.mu.Unlock()
 	c.refused++
 	target = strings.Map(func(r rune) rune {
-		if !control.IsOfTarget(r) {
+		if !report.IsOfTarget(r) {
 			return '?'
 		}
 		return r
-	}, target[:min(len(target), control.MaxTarget)])
-	r := control.Refusal{Target: target, Protocol: protocol, Reason: refusalOf(why), Last: e.Clock.Now(), Count: 1}
-	i := slices.IndexFunc(c.last, func(o control.Refusal) bool { return o.Target == target && o.Protocol == protocol })
+	}, target[:min(len(target), report.MaxTarget)])
+	r := report.Refusal{Target: target, Protocol: protocol, Reason: refusalOf(why), Last: e.Clock.Now(), Count: 1}
+	i := slices.IndexFunc(c.last, func(o report.Refusal) bool { return o.Target == target && o.Protocol == protocol })
 	if i >= 0 {
 		r.Count += c.last[i].Count
 		c.last = slices.Delete(c.last, i, i+1)
 	}
-	if len(c.last) == control.MaxRefusals {
+	if len(c.last) == report.MaxRefusals {
 		c.last = slices.Delete(c.last, 0, 1)
 	}
 	c.last = append(c.last, r)

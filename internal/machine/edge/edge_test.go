@@ -27,6 +27,7 @@ import (
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"cloudnative.tw/drover/internal/guest/report"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/test/assert"
@@ -152,7 +153,7 @@ func TestManyDials(t *testing.T) {
 	}
 	assert.ErrorSays(t, "one more", assert.ErrorOf(w.dial(t, netip.AddrPortFrom(outsider, 80))), "refused")
 	last := w.Statistics().LastRefused
-	assert.True(t, len(last) == 1 && last[0].Reason == control.RefusedTooMany, "refused were %+v", last)
+	assert.True(t, len(last) == 1 && last[0].Reason == report.RefusedTooMany, "refused were %+v", last)
 }
 
 // TestInward checks that a port of the host leads to the guest, that a connection is reset if the guest has no server at
@@ -243,7 +244,7 @@ func TestPolicy(t *testing.T) {
 	_, err := w.dial(t, netip.AddrPortFrom(netip.MustParseAddr(local), 22))
 	assert.ErrorSays(t, "a connection to the host", err, "refused")
 	last := w.Statistics().LastRefused
-	if len(last) != 1 || last[0].Target != local+":22" || last[0].Protocol != control.TCP || last[0].Reason != control.RefusedNoRoute || last[0].Count != 1 {
+	if len(last) != 1 || last[0].Target != local+":22" || last[0].Protocol != control.TCP || last[0].Reason != report.RefusedNoRoute || last[0].Count != 1 {
 		t.Errorf("what was refused is %+v", last)
 	}
 	w.want(t, control.Wanted{Egress: control.Egress{Deny: true}})
@@ -293,7 +294,7 @@ func TestSetWanted(t *testing.T) {
 	assert.NoError(t, answers(open[1]))
 	assert.Eventually(t, "packets of a flow that was open are refused", func(t testing.TB) error {
 		_, _ = io.WriteString(flow, "hello")
-		if last := w.Statistics().LastRefused; !slices.ContainsFunc(last, func(r control.Refusal) bool { return r.Protocol == control.UDP && r.Reason == control.RefusedDenied }) {
+		if last := w.Statistics().LastRefused; !slices.ContainsFunc(last, func(r report.Refusal) bool { return r.Protocol == control.UDP && r.Reason == report.RefusedDenied }) {
 			t.Errorf("refused were %+v", last)
 		}
 		return nil
@@ -335,7 +336,7 @@ func TestAddressOfHost(t *testing.T) {
 	assert.Eventually(t, "packets are refused", func(t testing.TB) error {
 		_, _ = io.WriteString(flow, "second")
 		last := w.Statistics().LastRefused
-		assert.True(t, slices.ContainsFunc(last, func(r control.Refusal) bool { return r.Reason == control.RefusedNoRoute }), "refused were %+v", last)
+		assert.True(t, slices.ContainsFunc(last, func(r report.Refusal) bool { return r.Reason == report.RefusedNoRoute }), "refused were %+v", last)
 		return nil
 	})
 	assert.NoError(t, assert.ErrorOf(server.WriteTo([]byte("own"), server.LocalAddr())))

@@ -16,8 +16,8 @@ import (
 
 	"cloudnative.tw/drover/internal/guest/client"
 	"cloudnative.tw/drover/internal/guest/files"
+	"cloudnative.tw/drover/internal/guest/report"
 	"cloudnative.tw/drover/internal/guest/wire"
-	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/terminal"
 )
@@ -105,11 +105,34 @@ func (a *Agent) Exec(ctx context.Context, c terminal.Command) (exitCode int, err
 	}
 	sizing, endSizing := context.WithCancel(ctx)
 	defer endSizing()
-	sizes := control.ConvertSizes(sizing, c.Resize, func(s terminal.Size) wire.Size { return wire.Size{Rows: s.Height, Columns: s.Width} })
 	exit, err := session.Exec(ctx, client.Command{
-		Exec: wire.Exec{Args: c.Args, TTY: c.TTY}, Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, Resize: sizes,
+		Exec: wire.Exec{Args: c.Args, TTY: c.TTY}, Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, Resize: convertSizes(sizing, c.Resize),
 	})
 	return exit.Code, failureFor(err)
+}
+
+// convertSizes returns sizes as the guest takes them, until sizes is closed or ctx ends.
+func convertSizes(ctx context.Context, sizes <-chan terminal.Size) <-chan wire.Size {
+	converted := make(chan wire.Size)
+	go func() {
+		for {
+			var size terminal.Size
+			isOpen := false
+			select {
+			case size, isOpen = <-sizes:
+			case <-ctx.Done():
+			}
+			if !isOpen {
+				return
+			}
+			select {
+			case converted <- wire.Size{Rows: size.Height, Columns: size.Width}:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return converted
 }
 
 // copyFiles runs a command that Drover's program in the guest serves itself.
@@ -130,17 +153,13 @@ func copyFiles(ctx context.Context, session *client.Client, c terminal.Command) 
 }
 
 // Interfaces returns the guest's network interfaces.
-func (a *Agent) Interfaces(ctx context.Context) ([]control.Interface, error) {
+func (a *Agent) Interfaces(ctx context.Context) ([]report.Interface, error) {
 	session, err := a.openSession(ctx)
 	if err != nil {
 		return nil, failureFor(err)
 	}
 	found, err := session.Interfaces(ctx)
-	all := make([]control.Interface, len(found))
-	for n, i := range found {
-		all[n] = control.Interface(i)
-	}
-	return all, failureFor(err)
+	return found, failureFor(err)
 }
 
 // SetTime sets the guest's clock.

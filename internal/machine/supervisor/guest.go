@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/semaphore"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/internal/guest/report"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/agent"
 	"cloudnative.tw/drover/internal/machine/console"
@@ -177,7 +178,7 @@ func (m execMemory) readInput(reader io.Reader) (input []byte, release func(), e
 }
 
 // Interfaces implements control.Guest.
-func (g *guestAccess) Interfaces(ctx context.Context) ([]control.Interface, error) {
+func (g *guestAccess) Interfaces(ctx context.Context) ([]report.Interface, error) {
 	if err := g.checkGuest(ctx); err != nil {
 		return nil, guestFailure(err)
 	}
@@ -185,17 +186,13 @@ func (g *guestAccess) Interfaces(ctx context.Context) ([]control.Interface, erro
 		return g.image.Interfaces(ctx)
 	}
 	found, err := g.agent.Interfaces(ctx)
-	all := make([]control.Interface, len(found))
-	for n, i := range found {
-		all[n] = control.Interface(i)
-	}
-	return all, guestFailure(err)
+	return found, guestFailure(err)
 }
 
 // NetworkStatistics implements control.Guest.
-func (g *guestAccess) NetworkStatistics(context.Context) (control.NetworkStatistics, error) {
+func (g *guestAccess) NetworkStatistics(context.Context) (report.NetworkStatistics, error) {
 	if err := g.progress.checkRunning(); err != nil {
-		return control.NetworkStatistics{}, err
+		return report.NetworkStatistics{}, err
 	}
 	return g.network.Statistics(), nil
 }

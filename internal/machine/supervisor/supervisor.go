@@ -21,6 +21,7 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/internal/guest/report"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/failure"
@@ -79,7 +80,7 @@ type Network interface {
 	// Served returns the ports that it serves, of a revision of the wanted configuration.
 	Served() (of control.Revision, ports []control.Port)
 	// Statistics returns its figures.
-	Statistics() control.NetworkStatistics
+	Statistics() report.NetworkStatistics
 }
 
 // Config has the settings of a supervisor.

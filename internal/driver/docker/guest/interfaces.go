@@ -10,12 +10,12 @@ import (
 	"github.com/moby/moby/api/types/network"
 	"k8s.io/apimachinery/pkg/types"
 
-	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/guest/report"
 )
 
 // Interfaces implements driver.InterfaceLister. The engine reports an interface by its
 // network, not by the name that it has in the container.
-func (a *Access) Interfaces(ctx context.Context, uid types.UID) ([]driver.Interface, error) {
+func (a *Access) Interfaces(ctx context.Context, uid types.UID) ([]report.Interface, error) {
 	c, err := a.findContainer(ctx, uid)
 	if err != nil {
 		return nil, err
@@ -23,11 +23,11 @@ func (a *Access) Interfaces(ctx context.Context, uid types.UID) ([]driver.Interf
 	if !c.hasProcess() {
 		return nil, c.checkRunning()
 	}
-	var all []driver.Interface
+	var all []report.Interface
 	names, networks := c.sortedNetworks()
 	for _, name := range names {
 		n := networks[name]
-		all = append(all, driver.Interface{Name: name, MAC: n.MacAddress.String(), Addresses: prefixesOf(n)})
+		all = append(all, report.Interface{Name: name, MAC: n.MacAddress.String(), Addresses: prefixesOf(n)})
 	}
 	return all, nil
 }

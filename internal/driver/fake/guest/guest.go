@@ -22,6 +22,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/guest/report"
 )
 
 // Server has the facts that a guest knows of its server.
@@ -30,7 +31,7 @@ type Server struct {
 	ID, Name, Run string
 	State         driver.State
 	Ports         []int32
-	Interface     driver.Interface
+	Interface     report.Interface
 }
 
 // Access reaches into the guests of one cluster.
@@ -138,10 +139,10 @@ type connection struct {
 func (c connection) CloseWrite() error { return c.server.SetReadDeadline(time.Unix(1, 0)) }
 
 // Interfaces implements driver.InterfaceLister.
-func (a *Access) Interfaces(ctx context.Context, uid types.UID) ([]driver.Interface, error) {
+func (a *Access) Interfaces(ctx context.Context, uid types.UID) ([]report.Interface, error) {
 	s, err := a.findRunning(ctx, uid)
 	if err != nil {
 		return nil, err
 	}
-	return []driver.Interface{s.Interface}, nil
+	return []report.Interface{s.Interface}, nil
 }
