@@ -114,9 +114,8 @@ func TestBlocks(t *testing.T) {
 		"    cat <<E\n    apiVersion: cloudnative.tw/v1\n":     {{"", 2, "of a block without a fence", ""}},
 		"    kubectl patch vm NAME --type merge -p '{}'\n":     {{"", 1, markFragment, "{}"}},
 	} {
-		if got := blocksOf("", text); !slices.Equal(got, want) {
-			t.Errorf("%q has %+v, want %+v", text, got, want)
-		}
+		got := blocksOf("", text)
+		assert.True(t, slices.Equal(got, want), "%q has %+v, want %+v", text, got, want)
 	}
 }
 

@@ -153,9 +153,7 @@ func TestPauseThatTakesLong(t *testing.T) {
 				}
 				return nil
 			})
-			if err != nil {
-				t.Error(err)
-			}
+			assert.ReportError(t, err)
 			return live()
 		}
 		spec.Power = driver.PowerOn // starts first, pauses in the next call

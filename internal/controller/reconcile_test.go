@@ -526,9 +526,7 @@ func TestSlowCreateShowsCreating(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Error(err)
-		}
+		assert.ReportError(t, err)
 		return live()
 	}
 	g.wantWrites(3, func() { g.reconcile() })

@@ -512,9 +512,7 @@ func awaitTimer(t *testing.T, timers *testingclock.FakeClock) {
 	err := assert.Poll(t.Context(), "a timer", func() error {
 		return assert.ErrorUnless(timers.HasWaiters(), "there is none")
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, err)
 }
 
 // TestProgressIsReportedAfterItsDelay checks the instant, and that no timer is left.

@@ -88,9 +88,7 @@ func TestForgedAnnotation(t *testing.T) {
 		s, err := live()
 		vm := g.vm() // a tenant who watches the VM, in those milliseconds
 		vm.Annotations[api.AnnotationBound] = "other/" + other.Get("").EngineID + "/uid-1"
-		if e := g.api.Update(context.Background(), vm); e != nil {
-			t.Error(e)
-		}
+		assert.ReportError(t, g.api.Update(context.Background(), vm))
 		return s, err
 	}
 	_, _ = g.pass()

@@ -182,9 +182,7 @@ func TestOnlyCreationsAreConfirmed(t *testing.T) {
 	g.engine.withLock(func() { g.engine.beforeEngineID = func(context.Context) error { return errors.New("too busy") } })
 	spec := newSpec()
 	spec.ID, spec.Power = s.ID, driver.PowerOff
-	if _, err := g.inv.Ensure(t.Context(), spec); err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, assert.ErrorOf(g.inv.Ensure(t.Context(), spec)))
 	seen := g.inv.Get("a")
 	assert.True(t, seen.Answer == Present && seen.Server.State != s.State, "the answer is %+v", seen)
 }

@@ -154,9 +154,7 @@ func checkWrittenLease(t *testing.T) {
 	assert.NoError(t, d.get())
 	for range 2 { // the second relies on the answer to the first
 		advance(2 * time.Second)
-		if err := d.update(); err != nil {
-			t.Error(err)
-		}
+		assert.ReportError(t, d.update())
 		lease, _ = d.api.get()
 		check("renewed", "me", 15, acquired, time.Now())
 	}
@@ -492,9 +490,7 @@ func TestStandingByIsLogged(t *testing.T) {
 		d.holdBy("other")
 		for _, holder := range []string{"other", "other", "third", "", "third", "me"} {
 			d.api.edit(func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = &holder })
-			if _, err := d.Confirm(t.Context()); err != nil {
-				t.Error(err)
-			}
+			assert.ReportError(t, assert.ErrorOf(d.Confirm(t.Context())))
 		}
 		assert.Require(t, len(lines) == 3, "logged %q, want a line for each change of the leader", lines)
 		for n, leader := range []string{"other", "third", "third"} {

@@ -409,9 +409,7 @@ func TestInspectingAsPlainUser(t *testing.T) {
 		assert.True(t, !ok || stat.Uid == user.Uid, "root left %s", path)
 		return err
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, err)
 }
 
 // checkDoctorOfAPI checks that drover doctor finds a webhook that does not answer, and a deleted definition of

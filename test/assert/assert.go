@@ -9,7 +9,7 @@
 // or patience with the host, for which limit.go has the only limit.
 //
 // Start with Eventually. Poll is the same for code that runs without a test. Of the assertions,
-// NoError and Require end the test; True, Equal, Contains, ErrorIs and ErrorSays let it go on.
+// NoError and Require end the test; the others let it go on.
 package assert
 
 import (
@@ -49,6 +49,14 @@ func NoError(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// ReportError fails the test, which goes on, if err is not nil. Any goroutine may call it.
+func ReportError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
 	}
 }
 

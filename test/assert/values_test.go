@@ -33,6 +33,8 @@ func TestAssertions(t *testing.T) {
 		"said":              {func(t testing.TB) { ErrorSays(t, "call", kind, "ref") }, nil},
 		"said otherwise":    {func(t testing.TB) { ErrorSays(t, "call", kind, "denied") }, []string{`"denied"`}},
 		"said for nothing":  {func(t testing.TB) { ErrorSays(t, "call", kind, "") }, []string{"refused"}},
+		"reported error":    {func(t testing.TB) { ReportError(t, kind) }, []string{"refused"}},
+		"nothing to report": {func(t testing.TB) { ReportError(t, nil) }, nil},
 		"made error":        {func(t testing.TB) { NoError(t, ErrorUnless(false, "%d of %d", 1, 2)) }, []string{"1 of 2"}},
 		"made no error":     {func(t testing.TB) { NoError(t, ErrorUnless(true, "never")) }, nil},
 		"fatal error":       {func(t testing.TB) { NoError(t, kind); t.Log("goes on") }, []string{"refused"}},

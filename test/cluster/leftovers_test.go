@@ -156,9 +156,7 @@ func checkEnd(t *testing.T, dir string, before []string, end func(*cluster.Clust
 	left, settings := leftovers(t, p)
 	checkSeen(t, left)
 	assert.True(t, slices.Equal(before, settings), "the cluster changed %q to %q", before, settings)
-	if err := end(c); err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, end(c))
 	checkNothingLeft(t, p, before)
 }
 

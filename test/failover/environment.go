@@ -154,21 +154,21 @@ func (w *environment) runWithFaults(t testing.TB, inject faultFunc) Evidence {
 	var recorder, userGroup sync.WaitGroup
 	for name := range w.commands {
 		_, err := w.replicas.Start(name)
-		reportError(t, err)
+		assert.ReportError(t, err)
 	}
-	recorder.Go(func() { reportError(t, w.recordObjects(cluster)) })
+	recorder.Go(func() { assert.ReportError(t, w.recordObjects(cluster)) })
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	stop := make(chan struct{})
 	for _, u := range w.users {
 		userGroup.Go(func() {
 			if err := u.Run(ctx, stop); !w.unjudged {
-				reportError(t, err)
+				assert.ReportError(t, err)
 			}
 		})
 	}
 	faults, err := inject(ctx, w)
-	reportError(t, err)
+	assert.ReportError(t, err)
 	close(stop)
 	if w.unjudged {
 		cancel()
@@ -182,14 +182,6 @@ func (w *environment) runWithFaults(t testing.TB, inject faultFunc) Evidence {
 	w.storeLogs(t)
 	t.Logf("the environment lasted %s", time.Since(begin).Round(time.Second))
 	return e
-}
-
-// reportError fails the test from any goroutine.
-func reportError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Error(err)
-	}
 }
 
 // gatherEvidence records the final state, before the replicas stop.
@@ -238,7 +230,7 @@ func (w *environment) recordObjects(ctx context.Context) error {
 func (w *environment) storeLogs(t testing.TB) {
 	t.Helper()
 	output := w.replicas.Output()
-	reportError(t, os.WriteFile(filepath.Join(w.dir, "replicas.log"), []byte(output), 0o600))
+	assert.ReportError(t, os.WriteFile(filepath.Join(w.dir, "replicas.log"), []byte(output), 0o600))
 	assert.True(t, !strings.Contains(output, journal.EntryLost), "a replica could not write an entry into the journal")
 	for _, text := range w.replicas.Failures() {
 		t.Error(text)

@@ -78,7 +78,7 @@ func (w *machineEnvironment) makeEngine(t testing.TB, asPlainUser bool) {
 	var err error
 	w.log, err = processlog.NewLog(w.recorder())
 	assert.NoError(t, err)
-	t.Cleanup(func() { reportError(t, w.log.Close()) })
+	t.Cleanup(func() { assert.ReportError(t, w.log.Close()) })
 }
 
 // copyProgram copies a program to where every user may execute it.
@@ -119,10 +119,10 @@ func (w *machineEnvironment) endMachines(t testing.TB) {
 	t.Helper()
 	for uid := range w.requests.Requested() {
 		pids, err := processlog.Processes(uid)
-		reportError(t, err)
+		assert.ReportError(t, err)
 		for _, pid := range pids {
 			t.Errorf("a machine was left running: process %d", pid)
-			reportError(t, syscall.Kill(pid, syscall.SIGKILL))
+			assert.ReportError(t, syscall.Kill(pid, syscall.SIGKILL))
 		}
 	}
 }
@@ -153,7 +153,7 @@ func (w *machineEnvironment) listLeftovers(t testing.TB) []string {
 	var all []string
 	for uid, requested := range w.requests.Requested() {
 		pids, err := processlog.Processes(uid)
-		reportError(t, err)
+		assert.ReportError(t, err)
 		for _, pid := range pids {
 			all = append(all, fmt.Sprintf("process %d of %s (%s), %s", pid, uid, requested.Name, describeProcess(pid)))
 		}
@@ -172,7 +172,7 @@ func (w *machineEnvironment) listLeftovers(t testing.TB) []string {
 		}
 		return err
 	})
-	reportError(t, err)
+	assert.ReportError(t, err)
 	return all
 }
 

@@ -129,9 +129,7 @@ func TestFaults(t *testing.T) {
 			}
 			explored[n] = &r
 			printResult(k.Name, r)
-			if err != nil {
-				t.Error(err)
-			}
+			assert.ReportError(t, err)
 			for _, v := range r.Violations {
 				t.Errorf("%s\n  again: go test ./test/faults -run 'TestFaults/%s' -case '%s'\n%s", v, k.Name, v.Case, v.History)
 			}

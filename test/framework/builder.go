@@ -4,15 +4,24 @@
 package framework
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
 	testingclock "k8s.io/utils/clock/testing"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/assert"
 )
 
 // VMBuilder makes VirtualMachines for tests.
@@ -134,3 +143,81 @@ func (b *VMBuilder) Status(change func(*api.VirtualMachineStatus)) *VMBuilder {
 
 // NewFakeClock returns a clock that stands still until the test moves it.
 func NewFakeClock(now time.Time) *testingclock.FakeClock { return testingclock.NewFakeClock(now) }
+
+// VMCheck returns nil, or an error that describes what is wrong.
+type VMCheck func(*api.VirtualMachine) error
+
+// IsActive requires that the VM runs and is ready, and that its status is about the
+// latest spec.
+func IsActive(vm *api.VirtualMachine) error {
+	return errors.Join(
+		HasPhase(api.PhaseActive, api.ReasonRunning)(vm),
+		HasCondition(api.ConditionReady, metav1.ConditionTrue)(vm),
+	)
+}
+
+// HasPhase requires phase and reason, for the latest spec.
+func HasPhase(phase api.Phase, reason string) VMCheck {
+	return func(vm *api.VirtualMachine) error {
+		s := &vm.Status
+		return assert.ErrorUnless(s.Phase == phase && s.Reason == reason && s.ObservedGeneration == vm.Generation,
+			"phase %q, reason %q, generation %d: want %q, %q, %d", s.Phase, s.Reason, s.ObservedGeneration, phase, reason, vm.Generation)
+	}
+}
+
+// HasCondition requires a condition of the latest spec; with an empty status it must be
+// absent.
+func HasCondition(kind string, status metav1.ConditionStatus) VMCheck {
+	return func(vm *api.VirtualMachine) error {
+		c := meta.FindStatusCondition(vm.Status.Conditions, kind)
+		switch {
+		case c == nil && status == "":
+			return nil
+		case c == nil || c.Status != status || c.ObservedGeneration != vm.Generation:
+			return fmt.Errorf("condition %s is %+v: want %q", kind, c, status)
+		}
+		return nil
+	}
+}
+
+// HasMessage requires a text in the status's message.
+func HasMessage(text string) VMCheck {
+	return func(vm *api.VirtualMachine) error {
+		return assert.ErrorUnless(strings.Contains(vm.Status.Message, text), "message %q: want %q in it", vm.Status.Message, text)
+	}
+}
+
+// HasUsage requires that the server was sampled.
+func HasUsage(vm *api.VirtualMachine) error {
+	return assert.ErrorUnless(vm.Status.Server != nil && vm.Status.Server.Usage != nil, "the status lacks the usage")
+}
+
+// FormatStatus returns a VM's status in readable form.
+func FormatStatus(vm *api.VirtualMachine) string {
+	text, err := json.Marshal(vm.Status)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}
+
+// conflictBackoff is for changes while a controller writes too: each of its writes may come
+// in between, and the backoff of client-go gives up after the fourth.
+var conflictBackoff = wait.Backoff{Duration: 20 * time.Millisecond, Factor: 1, Jitter: 1, Steps: 500}
+
+// RetryOnConflict calls change, which reads and writes an object, until there is no conflict.
+func RetryOnConflict(change func() error) (err error) {
+	_ = retry.RetryOnConflict(conflictBackoff, func() error { // which drops errors of a context
+		err = change()
+		return err
+	})
+	return err
+}
+
+// Sleep waits, and ends early when ctx does.
+func Sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}

@@ -9,8 +9,11 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
 	"math/big"
 	"net"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"testing"
@@ -86,4 +89,18 @@ func earlierOf(a, b time.Time) time.Time {
 		return a
 	}
 	return b
+}
+
+// TrustTestServers makes this process trust the web servers of tests, which all have the same certificate,
+// and no others. It has to be called before the process speaks TLS, thus in TestMain.
+func TrustTestServers() (remove func(), err error) {
+	server := httptest.NewTLSServer(nil)
+	server.Close()
+	trusted, err := os.CreateTemp("", "drover-test-*.pem")
+	if err != nil {
+		return nil, err
+	}
+	err = errors.Join(pem.Encode(trusted, &pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), trusted.Close(),
+		os.Setenv("SSL_CERT_FILE", trusted.Name()))
+	return func() { _ = os.Remove(trusted.Name()) }, err
 }

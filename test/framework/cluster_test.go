@@ -35,9 +35,7 @@ func TestClusterDataSurvivesStopAndKill(t *testing.T) {
 			assert.NoError(t, end())
 			assert.NoError(t, c.Start())
 			assert.Equal(t, "cluster moved from "+host+" to", c.Config.Host, host)
-			if _, err := newClient(t, c).CoreV1().ConfigMaps("default").Get(t.Context(), name, metav1.GetOptions{}); err != nil {
-				t.Error(err)
-			}
+			assert.ReportError(t, assert.ErrorOf(newClient(t, c).CoreV1().ConfigMaps("default").Get(t.Context(), name, metav1.GetOptions{})))
 		})
 	}
 }
@@ -48,9 +46,7 @@ func TestVirtualClusters(t *testing.T) {
 	virtual, err := shared.ServeVirtual()
 	assert.NoError(t, err)
 	defer func() {
-		if err := virtual.Close(); err != nil {
-			t.Error(err)
-		}
+		assert.ReportError(t, virtual.Close())
 	}()
 	ids := map[types.UID]bool{}
 	for range 2 {
@@ -64,9 +60,7 @@ func TestVirtualClusters(t *testing.T) {
 		list, err := vms.VirtualMachines(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
 		assert.True(t, err == nil && len(list.Items) == 1, "there are %d VirtualMachines, error %v", len(list.Items), err)
 		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "lease", Namespace: metav1.NamespaceSystem}}
-		if _, err := client.CoordinationV1().Leases(metav1.NamespaceSystem).Create(t.Context(), lease, metav1.CreateOptions{}); err != nil {
-			t.Error(err)
-		}
+		assert.ReportError(t, assert.ErrorOf(client.CoordinationV1().Leases(metav1.NamespaceSystem).Create(t.Context(), lease, metav1.CreateOptions{})))
 		assert.Equal(t, "writes", virtual.CountWrites(of), 1)
 	}
 }

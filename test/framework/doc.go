@@ -5,9 +5,9 @@
 // package that they test: clusters, processes, VirtualMachines, engines and waits.
 //
 // Start with Environment in environment.go, which every environment of tests has: an API
-// server and its clients. cluster.go runs the program drover for it as a child:
-// binary.go builds it, process.go runs it, endpoint.go asks it, proxy.go and relay.go
-// disturb its connections. builder.go builds VirtualMachines and checks.go checks them.
-// docker.go and qemu.go provide engines and guests, wait.go waits. Of the packages below,
-// testenv adds the controller, and fleet several replicas of it.
+// server and its clients. cluster.go runs the program drover for it as a child, virtual.go
+// makes namespaces look like clusters, proxy.go disturbs connections, and process.go runs
+// other programs. builder.go builds VirtualMachines and checks them. docker.go and qemu.go
+// provide engines and guests, host.go has locks, folders and users of this host. Of the
+// packages below, testenv adds the controller, and fleet several replicas of it.
 package framework

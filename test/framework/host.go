@@ -8,17 +8,22 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/rand"
 
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework/filelock"
 )
 
 // RequireRoot skips a test that only root can run.
@@ -152,4 +157,240 @@ func (n Network) Close(ctx context.Context) error {
 	defer networks.Unlock()
 	networks.used[n.index] = false
 	return err
+}
+
+// tryLock takes a lock that a user's tests share on this host, in whatever checkout and TMPDIR. It
+// returns nil if another has it.
+func tryLock(name string) (unlock func(), err error) {
+	dir := fmt.Sprintf("/tmp/.drover-test-locks-%d", os.Getuid())
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	return filelock.TryLock(filepath.Join(dir, name))
+}
+
+var leases struct {
+	sync.Mutex
+	all []func() // a lock that nothing refers to is lost
+}
+
+// leaseName takes a lock until this process ends, and reports whether it was free.
+func leaseName(name string) (bool, error) {
+	unlock, err := tryLock(name)
+	if unlock == nil {
+		return false, err
+	}
+	leases.Lock()
+	defer leases.Unlock()
+	leases.all = append(leases.all, unlock)
+	return true, nil
+}
+
+// maxStarts is how many clusters start on this host at a time: more would take longer, all of them.
+const maxStarts = 2
+
+// lockStart waits until this process may start a cluster, and returns what to call when that is done.
+func lockStart() (unlock func(), err error) {
+	err = assert.Poll(context.Background(), "a turn to start a cluster", func() error {
+		for n := range maxStarts {
+			if unlock, err = tryLock(fmt.Sprintf("start-%d", n)); err != nil || unlock != nil {
+				return err
+			}
+		}
+		return fmt.Errorf("%d others start on this host", maxStarts)
+	})
+	return unlock, err
+}
+
+// ShortTempDir is t.TempDir for a folder that has sockets: their paths may have 107 bytes, and
+// t.TempDir spends many on the test's name.
+func ShortTempDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "") //nolint:usetesting // t.TempDir has the test's name in it
+	if err == nil {
+		err = os.Chmod(dir, 0o755) // #nosec -- as t.TempDir has it: machines have different users
+	}
+	assert.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, os.RemoveAll(dir)) })
+	return dir
+}
+
+// ListTree returns all files below a path with the attributes that a change of them changes.
+func ListTree(t testing.TB, path string) []string {
+	t.Helper()
+	var all []string
+	assert.NoError(t, filepath.WalkDir(path, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		info, err := entry.Info()
+		if err == nil {
+			all = append(all, fmt.Sprint(path, info.Mode(), info.Size(), info.ModTime()))
+		}
+		return err
+	}))
+	return all
+}
+
+// FreeAddress returns a loopback address with a free port, chosen as FreePort does.
+func FreeAddress(t testing.TB) string {
+	t.Helper()
+	address, err := FindFreeAddress(t.Context())
+	assert.NoError(t, err)
+	return address
+}
+
+// FindFreeAddress is FreeAddress without a test.
+func FindFreeAddress(ctx context.Context) (string, error) {
+	port, err := findFreePort(ctx)
+	return fmt.Sprintf("127.0.0.1:%d", port), err
+}
+
+// FreePort returns a TCP port that is free now on all addresses, IPv4 and IPv6. Nothing
+// takes it until it is needed: outgoing connections and a Docker engine that chooses a port
+// use the range of ephemeral ports, which begins above, and other tests on this host lease
+// ports too, until their process ends. It is for programs that cannot say which port they
+// have got.
+func FreePort(t testing.TB) int32 {
+	t.Helper()
+	port, err := findFreePort(t.Context())
+	assert.NoError(t, err)
+	return port
+}
+
+func findFreePort(ctx context.Context) (int32, error) {
+	for range 100 {
+		port := rand.IntnRange(10_000, 30_000)
+		leased, err := leaseName(fmt.Sprintf("port-%d", port))
+		if err != nil {
+			return 0, err
+		}
+		if !leased {
+			continue
+		}
+		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", fmt.Sprintf(":%d", port))
+		if err == nil {
+			return int32(port), listener.Close() //nolint:gosec // below 30,000
+		}
+	}
+	return 0, errors.New("none of 100 ports from 10000 to 30000 is free")
+}
+
+// plainUserID is the ID of a user who exists nowhere else.
+const plainUserID = 2100065800
+
+// PublicDir returns a folder for a program that machines' users execute: all users can
+// search it.
+func PublicDir(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	assert.NoError(t, errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)))
+	return dir
+}
+
+// PublicProgram returns a program in a folder that all users can search: those above a checkout may be
+// closed to others, as root's home is.
+func PublicProgram(t testing.TB, path string) string {
+	t.Helper()
+	public := filepath.Join(PublicDir(t), filepath.Base(path))
+	if os.Link(path, public) == nil {
+		return public
+	}
+	content, err := os.ReadFile(path) // #nosec -- a test's
+	assert.NoError(t, errors.Join(err, WriteProgram(public, content)))
+	return public
+}
+
+// PlainUser returns a user who is not root, for programs that root starts. It skips a test
+// that is not run by root: its user is plain already.
+func PlainUser(t testing.TB) *syscall.Credential {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("not root: the other subtest covers this user")
+	}
+	return &syscall.Credential{Uid: plainUserID, Gid: plainUserID}
+}
+
+// RunAsPlainUser runs some of a package's tests again, as a user who is not root: all of Test, and of
+// Test/A|B the subtests A and B. They find hack/ of the repository, and standalone/go.mod, which marks
+// its root.
+func RunAsPlainUser(t *testing.T, tests ...string) {
+	t.Helper()
+	runAsPlainUser(t, PlainUser(t), LinuxGuest{}, tests)
+}
+
+// RunWithGuestAsPlainUser is RunAsPlainUser for tests that boot the Linux guest.
+func RunWithGuestAsPlainUser(t *testing.T, tests ...string) {
+	t.Helper()
+	user := PlainUser(t)
+	runAsPlainUser(t, user, BuildLinuxGuest(t, t.TempDir()), tests)
+}
+
+func runAsPlainUser(t *testing.T, user *syscall.Credential, guest LinuxGuest, tests []string) {
+	t.Helper()
+	root, err := RepositoryRoot()
+	assert.NoError(t, err)
+	dir, err := os.MkdirTemp("", "drover-plain-") //nolint:usetesting // Sockets want short paths.
+	assert.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, os.RemoveAll(dir)) })
+	work, program := filepath.Join(dir, "repository"), filepath.Join(dir, "test")
+	self, err := os.Executable()
+	assert.NoError(t, err)
+	assert.NoError(t, errors.Join(
+		os.CopyFS(filepath.Join(work, "hack"), os.DirFS(filepath.Join(root, "hack"))),
+		os.Mkdir(filepath.Join(work, "standalone"), 0o700), CopyFile(filepath.Join(root, "standalone", "go.mod"), filepath.Join(work, "standalone", "go.mod")),
+		CopyFile(self, program), guest.copyTo(filepath.Join(dir, "guest")), ChownAll(dir, user),
+	))
+	var patterns, names []string
+	for _, test := range tests {
+		name, subtests, _ := strings.Cut(test, "/")
+		names = append(names, name)
+		patterns = append(patterns, "^"+name+"$")
+		if subtests != "" {
+			patterns[len(patterns)-1] += "/^(" + subtests + ")$"
+		}
+	}
+	cmd := exec.CommandContext(t.Context(), program, "-test.v", "-test.run="+strings.Join(patterns, "|"))
+	cmd.Dir, cmd.Env = work, append(os.Environ(), "HOME="+dir)
+	if guest.Kernel != "" {
+		cmd.Env = append(cmd.Env, builtGuestEnv+"="+filepath.Join(dir, "guest"))
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: user}
+	out, err := cmd.CombinedOutput()
+	assert.Require(t, err == nil, "as user %d: %v\n%s", user.Uid, err, out)
+	for _, name := range names {
+		assert.True(t, strings.Contains(string(out), "--- PASS: "+name+" "), "as user %d %s did not pass:\n%s", user.Uid, name, out)
+	}
+}
+
+// CopyFile copies a file, which only its owner may use.
+func CopyFile(source, target string) error {
+	content, err := os.ReadFile(source)
+	return errors.Join(err, writeProgram(target, content, 0o700))
+}
+
+// WriteProgram writes a program that can be started at once.
+func WriteProgram(path string, content []byte) error { return writeProgram(path, content, 0o755) }
+
+// writeProgram allows no fork while it writes: a child has the descriptor, open for writing, until its
+// exec, and as long the kernel refuses to execute the file (ETXTBSY).
+func writeProgram(path string, content []byte, mode os.FileMode) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(path, content, mode)
+}
+
+// ChownAll gives a folder and all in it to a user.
+func ChownAll(dir string, user *syscall.Credential) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	return fs.WalkDir(root.FS(), ".", func(path string, _ fs.DirEntry, err error) error {
+		return errors.Join(err, root.Lchown(path, int(user.Uid), int(user.Gid)))
+	})
 }

@@ -9,12 +9,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
+	"testing"
+	"time"
+
+	"github.com/prometheus/procfs"
 
 	"cloudnative.tw/drover/test/assert"
 )
@@ -181,4 +189,174 @@ func (p *childProcess) killTree() error {
 		return nil
 	}
 	return err
+}
+
+// How long a program may take; Helm and images are built if they are not there yet.
+const (
+	CommandTimeout = 3 * time.Minute
+	BuildTimeout   = 10 * time.Minute
+)
+
+// RunCommand runs a program to its end and returns what it printed.
+func RunCommand(t testing.TB, within time.Duration, env []string, name string, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	var out, errOut bytes.Buffer
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	err = cmd.Run()
+	return out.String(), errOut.String(), err
+}
+
+// MustRunCommand is RunCommand for a program that must succeed.
+func MustRunCommand(t testing.TB, within time.Duration, env []string, name string, args ...string) (stdout, stderr string) {
+	t.Helper()
+	stdout, stderr, err := RunCommand(t, within, env, name, args...)
+	assert.Require(t, err == nil, "%s %s: %v\n%s%s", filepath.Base(name), strings.Join(args, " "), err, stdout, stderr)
+	return stdout, stderr
+}
+
+// RunKubectl runs the kubectl in bin/drover, which must succeed.
+func RunKubectl(t testing.TB, kubeconfig string, args ...string) (stdout, stderr string) {
+	t.Helper()
+	binary, err := DroverBinary()
+	assert.NoError(t, err)
+	return MustRunCommand(t, CommandTimeout, []string{"KUBECONFIG=" + kubeconfig}, binary, append([]string{"kubectl"}, args...)...)
+}
+
+// helm is the path of the Helm that hack/tools/helm pins, once it is built.
+var helm struct {
+	sync.Mutex
+	path string
+}
+
+// HelmPath returns the Helm that hack/tools pins, which is built if it is not there yet.
+func HelmPath(t testing.TB) string {
+	t.Helper()
+	helm.Lock()
+	defer helm.Unlock()
+	if helm.path == "" {
+		root, err := RepositoryRoot()
+		assert.NoError(t, err)
+		out, _ := MustRunCommand(t, BuildTimeout, nil, filepath.Join(root, "hack", "tool.sh"), "helm")
+		helm.path = strings.TrimSpace(out)
+	}
+	return helm.path
+}
+
+// RunHelm runs Helm, which must succeed.
+func RunHelm(t testing.TB, kubeconfig string, args ...string) (stdout, stderr string) {
+	t.Helper()
+	stdout, stderr, err := TryHelm(t, kubeconfig, args...)
+	assert.Require(t, err == nil, "helm %s: %v\n%s%s", strings.Join(args, " "), err, stdout, stderr)
+	return stdout, stderr
+}
+
+// TryHelm runs Helm without the settings of the user who tests.
+func TryHelm(t testing.TB, kubeconfig string, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	dir := t.TempDir() // not the settings of the tester
+	env := []string{"KUBECONFIG=" + kubeconfig, "HELM_CACHE_HOME=" + dir, "HELM_CONFIG_HOME=" + dir, "HELM_DATA_HOME=" + dir}
+	return RunCommand(t, CommandTimeout, env, HelmPath(t), args...)
+}
+
+// listening is the state of a socket that takes connections, in /proc/net/tcp.
+const listening = 10
+
+// Get is GetFrom for the process.
+func (p *Process) Get(ctx context.Context, path string) ([]byte, error) {
+	return GetFrom(ctx, p.PID(), path)
+}
+
+// GetFrom requests a path from a process by HTTP, at whichever of its addresses has it: tests let
+// programs choose their ports.
+func GetFrom(ctx context.Context, pid int, path string) ([]byte, error) {
+	addresses, err := listenAddresses(pid)
+	if err != nil {
+		return nil, err
+	}
+	errs := []error{fmt.Errorf("process %d does not have %s", pid, path)}
+	for _, address := range addresses {
+		content, err := getOnce(ctx, "http://"+address+path)
+		if err == nil {
+			return content, nil
+		}
+		errs = append(errs, err)
+	}
+	return nil, errors.Join(errs...)
+}
+
+// listenAddresses returns where a process takes connections by TCP over IPv4.
+func listenAddresses(pid int) (addresses []string, err error) {
+	proc, err := procfs.NewProc(pid)
+	if err != nil {
+		return nil, err
+	}
+	files, err := proc.FileDescriptorTargets()
+	if err != nil {
+		return nil, err
+	}
+	open := strings.Join(files, " ")
+	kernel, err := procfs.NewDefaultFS()
+	if err != nil {
+		return nil, err
+	}
+	sockets, err := kernel.NetTCP() //nolint:staticcheck // netlink, its replacement, would be a library for one table
+	for _, s := range sockets {
+		if s.St == listening && strings.Contains(open, fmt.Sprintf("socket:[%d]", s.Inode)) {
+			addresses = append(addresses, net.JoinHostPort(s.LocalAddr.String(), strconv.FormatUint(s.LocalPort, 10)))
+		}
+	}
+	return addresses, err
+}
+
+// oneRequest keeps no connection open, which would count as one of the process.
+var oneRequest = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+
+func getOnce(ctx context.Context, url string) ([]byte, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := oneRequest.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	content, err := io.ReadAll(answer.Body)
+	if err = errors.Join(err, answer.Body.Close()); err == nil && answer.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s says %s", url, answer.Status)
+	}
+	return content, err
+}
+
+// Metrics is a page of a program's metrics.
+type Metrics []byte
+
+// Sum returns the sum of the metrics of that name whose labels contain all of the texts.
+func (m Metrics) Sum(name string, labels ...string) (sum float64) {
+	for line := range strings.Lines(string(m)) {
+		line = strings.TrimSpace(line)
+		if !strings.HasPrefix(line, name+"{") && !strings.HasPrefix(line, name+" ") {
+			continue
+		}
+		has := true
+		for _, text := range labels {
+			has = has && strings.Contains(line, text)
+		}
+		value, err := strconv.ParseFloat(line[strings.LastIndex(line, " ")+1:], 64)
+		if has && err == nil {
+			sum += value
+		}
+	}
+	return sum
+}
+
+// ReadMetrics reads the page of the process.
+func (p *Process) ReadMetrics(t testing.TB) Metrics {
+	t.Helper()
+	page, err := p.Get(t.Context(), "/metrics")
+	assert.NoError(t, err)
+	return page
 }

@@ -76,9 +76,7 @@ func checkObject(t *testing.T, vm *api.VirtualMachine) {
 		api.ConditionReady: metav1.ConditionTrue, api.ConditionRunning: metav1.ConditionTrue, api.ConditionObserved: metav1.ConditionTrue,
 		api.ConditionRestartRequired: "", api.ConditionDeletionBlocked: "", api.ConditionStalled: "",
 	} {
-		if err := framework.HasCondition(kind, want)(vm); err != nil {
-			t.Error(err)
-		}
+		assert.ReportError(t, framework.HasCondition(kind, want)(vm))
 	}
 	assert.Contains(t, "message, want a note on rootDisk", s.Message, "rootDisk 40G")
 	assert.True(t, slices.Equal(vm.Finalizers, []string{api.FinalizerServer}) && strings.HasPrefix(vm.Annotations[api.AnnotationBound], "docker/"),

@@ -25,9 +25,7 @@ func TestCreateAndWait(t *testing.T) {
 	wantTexts(t, r.out, "virtualmachine.cloudnative.tw/web created\n", "virtualmachine.cloudnative.tw/web is ready after ", "ports 18080:80\n")
 	assert.True(t, !strings.Contains(r.out+r.errs, "\x1b"), "there are escape sequences without a terminal: %q", r.out+r.errs)
 	vm := u.getVM("web")
-	if err := framework.IsActive(vm); err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, framework.IsActive(vm))
 	cpu, memory, disk := vm.Spec.Resource[api.ResourceCPU], vm.Spec.Resource[api.ResourceMemory], vm.Spec.Resource[api.ResourceRootDisk]
 	if cpu.String() != "500m" || memory.String() != "64Mi" || disk.String() != "1G" || vm.Spec.RestartPolicy != api.RestartOnFailure || vm.Labels["tier"] != "front" {
 		t.Errorf("the VM is %+v, labels %v", vm.Spec, vm.Labels)

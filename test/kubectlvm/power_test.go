@@ -50,9 +50,7 @@ func TestStartAgain(t *testing.T) {
 	endRun(t, vm)
 	u.waitFor("job", framework.HasPhase(api.PhaseStopped, api.ReasonCompleted))
 	u.mustRun("start", "job", "--wait")
-	if err := framework.IsActive(u.getVM("job")); err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, framework.IsActive(u.getVM("job")))
 }
 
 func TestSeveralVMs(t *testing.T) {
@@ -66,9 +64,7 @@ func TestSeveralVMs(t *testing.T) {
 	assert.Equal(t, "stop -l printed", u.mustRun("stop", "-l", "n in (b,none)"), "virtualmachine.cloudnative.tw/b stopping\n")
 	u.mustRun("stop", "--all", "--wait")
 	for _, name := range []string{"a", "b", "c"} {
-		if err := framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)(u.getVM(name)); err != nil {
-			t.Error(err)
-		}
+		assert.ReportError(t, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)(u.getVM(name)))
 	}
 	u.mustFail(0, []string{"No VMs found with labels \"n=none\""}, "start", "-l", "n=none")
 	u.mustFail(1, []string{"no VM is named"}, "start")

@@ -89,9 +89,7 @@ func testRunEnds(t *testing.T, u *runUser) {
 		if code == 0 {
 			check = framework.HasPhase(api.PhaseStopped, api.ReasonCompleted)
 		}
-		if err := check(vm); err != nil {
-			t.Error(err)
-		}
+		assert.ReportError(t, check(vm))
 	}
 }
 

@@ -163,9 +163,7 @@ func testPermissions(t *testing.T, w *testenv.Environment) {
 		}
 	}
 	for _, p := range permissions {
-		if err := check(t, p); err != nil {
-			t.Error(err)
-		}
+		assert.ReportError(t, check(t, p))
 	}
 	t.Run("list the Lease by its name", func(t *testing.T) {
 		leases := controller.client.CoordinationV1().Leases(namespace)

@@ -52,9 +52,7 @@ func loadImage(t *testing.T) string {
 		"--out", out, "--tag", tag, "--platforms", "linux/"+runtime.GOARCH)
 	docker(t, "load", "--input", filepath.Join(out, "drover-controller-linux-"+runtime.GOARCH+".tar"))
 	t.Cleanup(func() {
-		if err := exec.CommandContext(context.WithoutCancel(t.Context()), "docker", "image", "rm", "--force", tag).Run(); err != nil {
-			t.Error(err)
-		}
+		assert.ReportError(t, exec.CommandContext(context.WithoutCancel(t.Context()), "docker", "image", "rm", "--force", tag).Run())
 	})
 	return tag
 }

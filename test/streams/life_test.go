@@ -109,9 +109,7 @@ func TestIdleSession(t *testing.T) {
 			go func() { answering <- readUntil(console, "still here") }() // which answers pings
 			time.Sleep(requestTimeout)
 			assert.NoError(t, console.WriteMessage(websocket.BinaryMessage, []byte("\x00still here\n")))
-			if err := <-answering; err != nil {
-				t.Error(err)
-			}
+			assert.ReportError(t, <-answering)
 			var text []byte
 			for buffer := make([]byte, 1024); !bytes.Contains(text, []byte("still here")); {
 				n, err := log.Body.Read(buffer)
@@ -164,9 +162,7 @@ func TestStop(t *testing.T) {
 	assert.Contains(t, "the console ends with", readEnd(t, console), `"reason":"ServiceUnavailable"`)
 	text, err := io.ReadAll(log.Body)
 	assert.True(t, err != nil, "the log ends as if %q was all", text)
-	if err := <-stopped; err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, <-stopped)
 	assert.True(t, !strings.Contains(s.Output(), "did not stop in"), "a part did not stop: %s", s.Output())
 }
 

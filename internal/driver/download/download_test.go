@@ -179,9 +179,7 @@ func TestFetchOutlivesCaller(t *testing.T) {
 		done <- ctx.Err()
 		return nil
 	})
-	if err := assert.Receive(t, "the fetch ends", done); err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, assert.Receive(t, "the fetch ends", done))
 }
 
 // TestStall checks that a fetch may be slow, but not without progress.
@@ -289,9 +287,7 @@ func TestTurnGivenUp(t *testing.T) {
 	r.Concurrency = 1
 	r.beginIn("one", "a", "b", "c")
 	a := r.began(1)["a"]
-	if err := r.Abandon(t.Context(), "b"); err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, r.Abandon(t.Context(), "b"))
 	a.end <- nil
 	assert.Equal(t, "began", r.next().key, "c")
 }

@@ -123,9 +123,7 @@ func TestContractOfALateEngine(t *testing.T) {
 
 func renameFile(t *testing.T, from, to string) {
 	t.Helper()
-	if err := os.Rename(from, to); err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, os.Rename(from, to))
 }
 
 func outOfBandIn(dir string) faketest.OutOfBand {
@@ -140,9 +138,7 @@ func outOfBandIn(dir string) faketest.OutOfBand {
 			if s.Retained {
 				path = filepath.Join(dir, "retained", string(s.UID)+"."+s.ID+".json")
 			}
-			if err := os.Remove(path); err != nil {
-				t.Error(err)
-			}
+			assert.ReportError(t, os.Remove(path))
 		},
 	}
 }

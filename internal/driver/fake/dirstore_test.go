@@ -426,9 +426,7 @@ func TestEmptyRecordsAreRemoved(t *testing.T) {
 	next := faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
 	servers, err := next.List(t.Context())
 	assert.True(t, err == nil && len(servers) == 1 && servers[0].UID == "uid-1", "it has %+v, %v", servers, err)
-	if _, err := os.Stat(f.path("notes")); err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, assert.ErrorOf(os.Stat(f.path("notes"))))
 }
 
 // TestEmptyRecordsOfOthersStay checks that an empty record stays while another process has its
@@ -444,9 +442,7 @@ func TestEmptyRecordsOfOthersStay(t *testing.T) {
 	f.writeFile(t, ".hidden.json", "")
 	faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
 	for _, name := range []string{"uid-0.json", ".hidden.json"} {
-		if _, err := os.Stat(f.path(name)); err != nil {
-			t.Error(err)
-		}
+		assert.ReportError(t, assert.ErrorOf(os.Stat(f.path(name))))
 	}
 	lock.Release()
 	faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})

@@ -116,9 +116,7 @@ func TestFencedCallsAreCounted(t *testing.T) {
 		drover_fenced_calls_total{driver="some",method="Delete"} 3
 		drover_fenced_calls_total{driver="some",method="Ensure"} 3
 	`
-	if err := testutil.GatherAndCompare(reg, strings.NewReader(want)); err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, testutil.GatherAndCompare(reg, strings.NewReader(want)))
 }
 
 func TestRefusalIsLoggedOnce(t *testing.T) {

@@ -130,9 +130,7 @@ func TestSharedJournal(t *testing.T) {
 		}()
 	}
 	for range drivers {
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		assert.ReportError(t, <-done)
 	}
 	n := len(readJournal(t, path))
 	assert.True(t, n == drivers*servers, "%d entries, want %d", n, drivers*servers)

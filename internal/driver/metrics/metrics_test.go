@@ -139,15 +139,11 @@ func TestInFlight(t *testing.T) {
 			# TYPE drover_driver_calls_in_flight gauge
 			drover_driver_calls_in_flight{driver="some",method="Delete"} %d
 		`, n)
-		if err := testutil.GatherAndCompare(reg, strings.NewReader(text), "drover_driver_calls_in_flight"); err != nil {
-			t.Error(err)
-		}
+		assert.ReportError(t, testutil.GatherAndCompare(reg, strings.NewReader(text), "drover_driver_calls_in_flight"))
 	}
 	want(1)
 	close(leave)
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, <-done)
 	want(0)
 }
 

@@ -41,9 +41,7 @@ func TestContract(t *testing.T) {
 			t.Cleanup(func() { endMachines(t, filepath.Dir(dir)) })
 			move := func(from, to string) func() {
 				return func() {
-					if err := os.Rename(from, to); err != nil {
-						t.Error(err)
-					}
+					assert.ReportError(t, os.Rename(from, to))
 				}
 			}
 			return drivertest.Losable{

@@ -118,9 +118,7 @@ func TestClose(t *testing.T) {
 	})
 	assert.Require(t, err == nil && s.State == driver.StatePending, "it is %+v, %v", s, err)
 	<-begun
-	if err := Close(t.Context(), opened); err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, Close(t.Context(), opened))
 	<-ended
 	left, err := os.ReadDir(filepath.Join(own.Dir, "tmp"))
 	assert.True(t, err == nil && len(left) == 0, "left behind: %v, %v", left, err)

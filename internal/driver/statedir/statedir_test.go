@@ -44,9 +44,7 @@ func TestIdentity(t *testing.T) {
 				return
 			}
 			id, err := d.ID()
-			if err != nil {
-				t.Error(err)
-			}
+			assert.ReportError(t, err)
 			ids.Store(id, true)
 		})
 	}
@@ -220,9 +218,7 @@ func TestSweepRace(t *testing.T) {
 					return
 				}
 				half := filepath.Join(tmp, "half")
-				if err := errors.Join(os.WriteFile(half, nil, 0o600), d.Replace(path, nil), os.Remove(half)); err != nil {
-					t.Error(err)
-				}
+				assert.ReportError(t, errors.Join(os.WriteFile(half, nil, 0o600), d.Replace(path, nil), os.Remove(half)))
 				remove()
 			}
 		})

@@ -41,9 +41,7 @@ func TestSynchronize(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				g := &guest{before: before, answer: func(string, map[string]any) string { return `{"return":[]}` }}
-				if _, err := g.agent().Interfaces(t.Context()); err != nil {
-					t.Error(err)
-				}
+				assert.ReportError(t, assert.ErrorOf(g.agent().Interfaces(t.Context())))
 				g.checkClosed(t)
 			})
 		})

@@ -234,9 +234,7 @@ func TestRealQEMU(t *testing.T) {
 	var status struct{ Status string }
 	err := c.Execute(t.Context(), "query-status", nil, &status)
 	assert.True(t, err == nil && status.Status == "prelaunch", "got the status %q and error %v", status.Status, err)
-	if err := c.Execute(t.Context(), "cont", nil, nil); err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, c.Execute(t.Context(), "cont", nil, nil))
 	assert.Equal(t, "got the event", <-events, "RESUME")
 	_, ok := errors.AsType[*qmp.Error](c.Execute(t.Context(), "no-such-command", nil, nil))
 	assert.True(t, ok, "QEMU took a command that there is not")
@@ -274,8 +272,6 @@ func TestOneAtATime(t *testing.T) {
 	assert.ErrorIs(t, "the client that is served", first.Execute(t.Context(), "query-status", nil, nil), nil)
 	first.Close()
 	for range 6 {
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
+		assert.ReportError(t, <-served)
 	}
 }

@@ -41,9 +41,7 @@ func loadConfig(t *testing.T, path string) *rest.Config {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", path)
 	assert.NoError(t, err)
-	if _, err := rest.TransportFor(config); err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, assert.ErrorOf(rest.TransportFor(config)))
 	assert.Equal(t, "server", config.Host, server)
 	info, err := os.Stat(path)
 	assert.NoError(t, err)

@@ -71,9 +71,7 @@ func assertServes(t *testing.T, s *Store) {
 		assert.ErrorIs(t, filepath.Base(user)+" calls", connectTLS(t.Context(), server, client), nil)
 	}
 	for _, host := range s.Hosts() {
-		if err := keyPair(t, s.Serving()).Leaf.VerifyHostname(host); err != nil {
-			t.Error(err)
-		}
+		assert.ReportError(t, keyPair(t, s.Serving()).Leaf.VerifyHostname(host))
 	}
 }
 
@@ -328,9 +326,7 @@ func TestSplit(t *testing.T) {
 	cert, key, err := Split(s.Admin())
 	assert.NoError(t, err)
 	assert.True(t, !bytes.Contains(cert, []byte("PRIVATE")) && !bytes.Contains(key, []byte("CERTIFICATE")), "certificate and key are not apart")
-	if _, err := tls.X509KeyPair(cert, key); err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, assert.ErrorOf(tls.X509KeyPair(cert, key)))
 }
 
 // startRenewal runs RenewPeriodically; each value on the channel is one check.
@@ -341,9 +337,7 @@ func startRenewal(t *testing.T, s *Store) (looks <-chan []string, ended <-chan e
 	t.Cleanup(cancel)
 	go func() {
 		end <- s.RenewPeriodically(ctx, func(renewed []string, err error) {
-			if err != nil {
-				t.Error(err)
-			}
+			assert.ReportError(t, err)
 			took <- renewed
 		})
 	}()

@@ -154,9 +154,7 @@ func gather(t *testing.T, path string) *Status {
 	h := doctor.NewHost(datadir.Layout(path), "v1", clock.RealClock{})
 	s, err := Gather(t.Context(), h)
 	assert.NoError(t, err)
-	if _, err := json.Marshal(s); err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, assert.ErrorOf(json.Marshal(s)))
 	return s
 }
 

@@ -78,9 +78,7 @@ func TestStartAndStopOrder(t *testing.T) {
 		cancel()
 		return nil
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, err)
 	d.assertRecords(
 		t, "first runs", "first ready", "step done", "step ready", "second runs", "second ready", "up",
 		"stopping", "second ends", "second stopped", "first ends", "first stopped",

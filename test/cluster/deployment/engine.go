@@ -88,9 +88,7 @@ func endEngine(t testing.TB, process *framework.Process) {
 	if t.Failed() {
 		t.Logf("dockerd printed:\n%s", process.Output())
 	}
-	if err := process.Kill(); err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, process.Kill())
 }
 
 // connect waits until the engine answers.

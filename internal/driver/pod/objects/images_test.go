@@ -113,9 +113,7 @@ func TestDescribedImages(t *testing.T) {
 	} {
 		i := driver.Image{Source: source, Checksum: checksum}
 		template, spec := &Template{ImageMaxBytes: 1 << 30}, driver.ServerSpec{Image: i, RootDiskBytes: 1, Volumes: []driver.Volume{{Name: "data", SizeBytes: 1, Image: &i}}}
-		if err := template.CheckSpec(spec); err != nil {
-			t.Error(err)
-		}
+		assert.ReportError(t, template.CheckSpec(spec))
 		p, err := template.NewPod(spec, Run{Nonce: "nonce"})
 		assert.NoError(t, err)
 		isImage := func(v corev1.Volume) bool { return v.Image != nil }

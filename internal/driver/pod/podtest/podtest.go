@@ -121,9 +121,7 @@ func (e *Engine) remove(t *testing.T, s driver.Server) {
 	for n := 0; listErr == nil && n < len(claims.Items); n++ {
 		err = errors.Join(err, ignoreNotFound(core.PersistentVolumeClaims(s.Namespace).Delete(ctx, claims.Items[n].Name, metav1.DeleteOptions{})))
 	}
-	if err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, err)
 }
 
 func ignoreNotFound(err error) error {

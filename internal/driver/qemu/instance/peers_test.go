@@ -65,10 +65,7 @@ func TestOtherEgressIsReported(t *testing.T) {
 		t.Helper()
 		for range n {
 			assert.Eventually(t, "the follower waits", func(testing.TB) error {
-				if !now.HasWaiters() {
-					return errors.New("it does not")
-				}
-				return nil
+				return assert.ErrorUnless(now.HasWaiters(), "it does not")
 			})
 			now.Step(egressEvery)
 		}

@@ -31,9 +31,7 @@ func TestRemoveFrozen(t *testing.T) {
 	for _, root := range roots {
 		freeze(t, filepath.Join(root, group, "below"), process.Process.Pid)
 	}
-	if err := Remove(group); err != nil {
-		t.Error(err)
-	}
+	assert.ReportError(t, Remove(group))
 	assert.True(t, <-ended != nil, "the process was not killed")
 	for _, root := range roots {
 		assert.ErrorIs(t, group+" is left in "+root, assert.ErrorOf(os.Stat(filepath.Join(root, group))), fs.ErrNotExist)
