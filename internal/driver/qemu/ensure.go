@@ -254,8 +254,11 @@ func (c *convergence) convergeServer(ctx context.Context) (driver.Server, error)
 // hasEndedDuring reports whether a step that waits for the guest has nothing to wait for any
 // more. After a stop the QEMU may be gone already, since its supervisor makes it quit too.
 func hasEndedDuring(s step, inst *instance.Instance) bool {
-	return inst.On && !inst.IsAlive() || s == stepStop && !inst.On
+	return isLeftOver(inst) || s == stepStop && !inst.On
 }
+
+// isLeftOver reports whether a QEMU is on whose guest has ended.
+func isLeftOver(inst *instance.Instance) bool { return inst.On && !inst.IsAlive() }
 
 // mayStart reports whether a start is requested. The exit of a run is reported before
 // another run follows it, since the caller applies the restart policy. A caller that asks
@@ -364,7 +367,7 @@ const (
 func nextStep(s *instance.Instance, spec driver.ServerSpec) step {
 	_, mustGrow := s.SizesToGrow(spec)
 	switch {
-	case s.On && !s.IsAlive():
+	case isLeftOver(s):
 		return stepReap
 	case !s.IsAlive() && spec.Power == driver.PowerOff:
 		return stepNone
