@@ -34,7 +34,7 @@ import (
 func TestContainerTree(t *testing.T) {
 	t.Parallel()
 	show := filepath.Join(t.TempDir(), "show")
-	assert.NoError(t, framework.BuildProgram(show, "test/framework/filetree/show"))
+	assert.NoError(t, framework.BuildStatic(show, "test/framework/filetree/show"))
 	program := layerOf(t, entry{tar.Header{Name: "show", Mode: 0o755}, framework.ReadFile(t, show)})
 	for name, c := range map[string]struct {
 		layers func(testing.TB) [][]byte

@@ -47,13 +47,13 @@ func TestSourceOfKernel(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "kernel")
 	assert.NoError(t, os.WriteFile(path, []byte("kernel"), 0o600))
-	for source, says := range map[string]string{
+	for source, want := range map[string]string{
 		path: "", "file://" + path: "",
 		"oci://" + path: "it must be the absolute path of a file, or file:// before one", "kernel": "it must be the absolute path",
 		dir + "/../kernel": "without .., . and doubled /", "/etc/hosts": "images may be in " + dir,
 		"https://user:hunter2@host" + path: `spec.image.kernel.source is "https://host` + path + `": it must be`,
 	} {
 		err := disks.NewStore(dir, nil, []string{dir}).CheckKernel(driver.ServerSpec{MemoryBytes: 16 << 20, Image: driver.Image{Kernel: &driver.Kernel{Source: source}}})
-		assert.ErrorSays(t, source, err, says)
+		assert.ErrorSays(t, source, err, want)
 	}
 }
