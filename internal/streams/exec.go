@@ -5,6 +5,7 @@ package streams
 
 import (
 	"io"
+	"net/url"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/terminal"
@@ -16,7 +17,7 @@ func (c *call) serveExec() error {
 	if err != nil {
 		return err
 	}
-	o, err := c.execOptions()
+	o, err := readExecOptions(c.r.URL.Query())
 	if err != nil {
 		return err
 	}
@@ -38,8 +39,9 @@ type execOptions struct {
 	stdin, stdout, stderr, tty bool
 }
 
-func (c *call) execOptions() (execOptions, error) {
-	p := parameters{Values: c.r.URL.Query()}
+// readExecOptions reads the parameters of a command.
+func readExecOptions(query url.Values) (execOptions, error) {
+	p := parameters{Values: query}
 	o := execOptions{
 		command: p.Values["command"],
 		stdin:   p.readFlag("stdin"), stdout: p.readFlag("stdout"), stderr: p.readFlag("stderr"), tty: p.readFlag("tty"),

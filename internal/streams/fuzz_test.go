@@ -179,7 +179,7 @@ func FuzzRequest(f *testing.F) {
 		if path != streams.Path(c.namespace, c.name, c.stream) || len(validation.NameIsDNSSubdomain(c.name, false))+len(validation.ValidateNamespaceName(c.namespace, false)) > 0 {
 			t.Errorf("%q is a stream of %s/%s", path, c.namespace, c.name)
 		}
-		if o, err := c.execOptions(); err != nil {
+		if o, err := readExecOptions(c.r.URL.Query()); err != nil {
 			checkRefusal(t, err)
 		} else if len(o.command) == 0 || o.command[0] == "" {
 			t.Errorf("%q runs %q", query, o.command)

@@ -36,7 +36,7 @@ func (c *call) serveServers(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	err := c.writeJSON(c.listServers(ctx))
+	err := c.writeJSON(listServers(ctx, c.Drivers))
 	c.logStream(err) // no line if nothing was answered
 	return err
 }
@@ -54,12 +54,12 @@ func (c *call) writeJSON(value any) error {
 }
 
 // listServers asks all engines at the same time. One that does not answer has an error.
-func (c *call) listServers(ctx context.Context) streams.ServerList {
-	names := slices.Sorted(maps.Keys(c.Drivers))
+func listServers(ctx context.Context, drivers map[string]driver.Driver) streams.ServerList {
+	names := slices.Sorted(maps.Keys(drivers))
 	list := streams.ServerList{Drivers: make([]streams.DriverServers, len(names))}
 	var all sync.WaitGroup
 	for i, name := range names {
-		all.Go(func() { list.Drivers[i] = describeEngine(ctx, name, c.Drivers[name]) })
+		all.Go(func() { list.Drivers[i] = describeEngine(ctx, name, drivers[name]) })
 	}
 	all.Wait()
 	return list

@@ -75,7 +75,7 @@ func (c *call) overWebSocket(run func(*session) error) error {
 	if err != nil {
 		return errClientLeft // it has its answer
 	}
-	s := &session{Stream: c.newTerminal(ws), call: c, sizes: make(chan terminal.Size, 1)}
+	s := &session{Stream: newTerminal(c, ws), call: c, sizes: make(chan terminal.Size, 1)}
 	var input *io.PipeWriter
 	s.stdin, input = io.Pipe()
 	go s.ServeInput(input, s.sizes)
@@ -90,7 +90,7 @@ func (c *call) overWebSocket(run func(*session) error) error {
 }
 
 // newTerminal returns the stream over a WebSocket.
-func (c *call) newTerminal(ws *websocket.Conn) *terminal.Stream {
+func newTerminal(c *call, ws *websocket.Conn) *terminal.Stream {
 	return terminal.New(c.ctx, c.end, ws, terminal.Settings{
 		Protocol: terminal.Kubernetes, Clock: c.Clock, MaxMessage: maxMessage, Explain: explainEnd,
 		PingEvery: c.times.ping, SilentWithin: c.times.silence, SendWithin: c.times.write, LingerFor: c.times.linger,

@@ -45,7 +45,7 @@ func (c *call) readVM(ctx context.Context) (*api.VirtualMachine, error) {
 func (c *call) findDriver(ctx context.Context) error {
 	bound := policy.BindingOf(c.vm)
 	if bound.Driver == "" {
-		return c.noServer()
+		return newStatusError(http.StatusConflict, metav1.StatusReasonConflict, "the server of VirtualMachine %s/%s does not exist yet", c.namespace, c.name)
 	}
 	d, ok := c.Drivers[bound.Driver]
 	if !ok {
@@ -66,10 +66,6 @@ func (c *call) findDriver(ctx context.Context) error {
 	}
 	c.driver = d
 	return nil
-}
-
-func (c *call) noServer() error {
-	return newStatusError(http.StatusConflict, metav1.StatusReasonConflict, "the server of VirtualMachine %s/%s does not exist yet", c.namespace, c.name)
 }
 
 // capability returns the driver's implementation of a stream.
