@@ -23,7 +23,7 @@ import (
 )
 
 func main() {
-	if err := run(context.Background(), os.Args[1]); err != nil {
+	if err := run(context.Background(), os.Args[1]); err != nil { //nolint:forbidigo // The program has no other context.
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -223,13 +223,14 @@ func limitRows(names map[uintptr]string) (rows []row) {
 
 func gapRows() string {
 	const newest = 20
-	text := "| before ABI | not denied |\n| --- | --- |\n"
+	var text strings.Builder
+	text.WriteString("| before ABI | not denied |\n| --- | --- |\n")
 	for abi := 1; abi <= newest; abi++ {
 		if without, with := confine.Gaps(abi-1), confine.Gaps(abi); len(without) > len(with) {
-			text += fmt.Sprintf("| %d | %s |\n", abi, without[0])
+			_, _ = fmt.Fprintf(&text, "| %d | %s |\n", abi, without[0])
 		}
 	}
-	return text
+	return text.String()
 }
 
 // podContexts returns the security contexts of a machine's pod.
@@ -258,7 +259,7 @@ func callNames(ctx context.Context) (map[uintptr]string, error) {
 		if spec, ok := n.(*ast.ValueSpec); ok && len(spec.Values) == 1 {
 			if value, ok := spec.Values[0].(*ast.BasicLit); ok {
 				if number, err := strconv.Atoi(value.Value); err == nil {
-					names[uintptr(number)] = strings.ToLower(strings.TrimPrefix(spec.Names[0].Name, "SYS_")) //nolint:gosec // positive
+					names[uintptr(number)] = strings.ToLower(strings.TrimPrefix(spec.Names[0].Name, "SYS_"))
 				}
 			}
 		}
