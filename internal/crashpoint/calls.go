@@ -54,13 +54,13 @@ func (p Point) Inject(do func(context.Context) error) func(context.Context) erro
 	return func(ctx context.Context) (err error) {
 		if fault.hangs {
 			<-ctx.Done()
-			points().note("." + p.name + "/" + name)
+			points().noteLine("." + p.name + "/" + name)
 			return ctx.Err()
 		}
 		if fault.late {
 			time.AfterFunc(lateBy, func() {
 				_ = do(context.WithoutCancel(ctx))
-				points().note("." + p.name + "/" + name)
+				points().noteLine("." + p.name + "/" + name)
 			})
 		}
 		for range fault.times {

@@ -73,7 +73,7 @@ func NameObject(uid, name string) {
 func Begin(operation, object string) Point {
 	p := Point{points().count(operation, object)}
 	crashAt(p.name + "/before")
-	p.hold()
+	p.holdProcess()
 	return p
 }
 
@@ -82,19 +82,19 @@ func Begin(operation, object string) Point {
 func (p Point) Chosen(faults ...string) string {
 	for _, fault := range faults {
 		if p.name+"/"+fault == points().crash {
-			points().note("!" + p.name + "/" + fault)
+			points().noteLine("!" + p.name + "/" + fault)
 			return fault
 		}
 	}
 	return ""
 }
 
-// hold halts the operation, if the point is the chosen one, until the tests release it.
-func (p Point) hold() {
+// holdProcess halts the operation, if the point is the chosen one, until the tests release it.
+func (p Point) holdProcess() {
 	if !strings.HasPrefix(points().crash, p.name+"/held") {
 		return
 	}
-	points().note("!" + points().crash)
+	points().noteLine("!" + points().crash)
 	for begin := time.Now(); time.Since(begin) < maxHold; time.Sleep(holdPeriod) {
 		if _, err := os.Stat(os.Getenv(LearnEnv) + releasedSuffix); err == nil {
 			return
@@ -126,8 +126,8 @@ func (r *recorder) count(operation, object string) string {
 	return name
 }
 
-// note adds a line to the record of points.
-func (r *recorder) note(line string) {
+// noteLine adds a line to the record of points.
+func (r *recorder) noteLine(line string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.writeLine(line)

@@ -54,7 +54,7 @@ func TestHiddenProcess(t *testing.T) {
 	m := Machine{Path: t.TempDir(), UUID: "0c6f2f4a-0000-4000-8000-000000000001", Staging: folder(t.TempDir())}
 	lock, err := m.ClaimRun()
 	assert.NoError(t, err)
-	config := launch.Config{UUID: m.UUID, ID: "x", Type: "q35", Accel: AccelTCG, CPUs: 1, MemoryBytes: 16 << 20}
+	config := launch.MachineConfig{UUID: m.UUID, ID: "x", Type: "q35", Accel: AccelTCG, CPUs: 1, MemoryBytes: 16 << 20}
 	program := &Program{Name: hides, Users: users, Log: logr.Discard()}
 	endpoints, closeAll, err := m.openEndpoints(lock)
 	assert.NoError(t, err)

@@ -35,7 +35,7 @@ const (
 // the caller finds it running. QEMU inherits the run lock, and opens no path. onStarted is called
 // once the process runs, before it answers, and ended receives how it ended, for a program that
 // stays as long as its QEMU.
-func (m Machine) Start(ctx context.Context, program *Program, c launch.Config, files *launch.Files, runLock *os.File, onStarted func()) (ended <-chan string, err error) {
+func (m Machine) Start(ctx context.Context, program *Program, c launch.MachineConfig, files *launch.Files, runLock *os.File, onStarted func()) (ended <-chan string, err error) {
 	endpoints, closeAll, err := m.openEndpoints(runLock)
 	if err == nil {
 		ended, err = m.startProcess(ctx, program, c, endpoints, files)
@@ -61,7 +61,7 @@ func (m Machine) Start(ctx context.Context, program *Program, c launch.Config, f
 }
 
 // startProcess starts QEMU confined; ended receives how that process ended.
-func (m Machine) startProcess(ctx context.Context, program *Program, c launch.Config, endpoints launch.Endpoints, files *launch.Files) (ended <-chan string, err error) {
+func (m Machine) startProcess(ctx context.Context, program *Program, c launch.MachineConfig, endpoints launch.Endpoints, files *launch.Files) (ended <-chan string, err error) {
 	policy, err := program.confinement.Find(ctx, program.Log, program.Name)
 	if err != nil {
 		return nil, err
@@ -76,7 +76,7 @@ func (m Machine) startProcess(ctx context.Context, program *Program, c launch.Co
 		return nil, err
 	}
 	defer func() { _ = log.Close() }()
-	order := launch.Order{Program: program.Name, Policy: policy, Users: program.Users, Dir: m.Path, Temp: tmp, Output: log}
+	order := launch.Invocation{Program: program.Name, Policy: policy, Users: program.Users, Dir: m.Path, Temp: tmp, Output: log}
 	point := crashpoint.Begin("start QEMU", m.UUID)
 	qemu, err := launch.Start(ctx, c, order, endpoints, files)
 	point.End()

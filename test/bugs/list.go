@@ -39,8 +39,8 @@ var All = []Bug{
 		"internal/policy/deletion.go", "isStillWaiting(in) && in.Now.Before(nextTry(in)):\n", "isStillWaiting(in) && BUG:\n		d.Action.Step, d.Status.Blocked = StepNone, true\n	case op.Type == d.Action.Operation && isStillWaiting(in) && in.Now.Before(nextTry(in)):\n",
 	}}},
 	{"epochs-not-compared", "O5", []Edit{
-		{"internal/driver/fake/memorystore.go", "m.epochs[by.clusterID]); err != nil {", "m.epochs[by.clusterID]); err != nil && !BUG {"},
-		{"internal/driver/fake/dirstore.go", "by.epoch); err != nil {", "by.epoch); err != nil && !BUG {"},
+		{"internal/driver/fake/memorystore.go", "m.epochs[leader.clusterID]); err != nil {", "m.epochs[leader.clusterID]); err != nil && !BUG {"},
+		{"internal/driver/fake/dirstore.go", "leader.epoch); err != nil {", "leader.epoch); err != nil && !BUG {"},
 	}},
 	{"guard-ignored", "O5", []Edit{{
 		"internal/driver/fencing/enter.go", "	return gate.Enter(ctx)\n",

@@ -113,7 +113,7 @@ func tryAll() error {
 // classify returns a word for an error, which tests compare.
 func classify(err error) string {
 	isAnyOf := func(all ...error) bool {
-		return slices.ContainsFunc(all, func(one error) bool { return errors.Is(err, one) })
+		return slices.ContainsFunc(all, func(known error) bool { return errors.Is(err, known) })
 	}
 	var unknown *net.DNSError
 	switch {

@@ -332,7 +332,7 @@ func (f *faults) edit() {
 	if edits[name](w, r) {
 		f.count(name)
 		w.trace("FAULT %s: the server of %s", name, r.Name)
-		w.judge.history[r.UID] = append(w.judge.history[r.UID], moment{time.Now(), find(w.memory.Records(), r.UID)})
+		w.judge.history[r.UID] = append(w.judge.history[r.UID], moment{time.Now(), findRecord(w.memory.Records(), r.UID)})
 	}
 }
 

@@ -133,9 +133,9 @@ func (g *gate) drop(which func(*operation) bool) (dropped []*operation) {
 	return dropped
 }
 
-// settle waits until all goroutines are blocked, and returns the operations that wait, in
+// awaitOperations waits until all goroutines are blocked, and returns the operations that wait, in
 // an order that does not depend on the runtime.
-func (g *gate) settle() []*operation {
+func (g *gate) awaitOperations() []*operation {
 	synctest.Wait()
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -148,8 +148,8 @@ func (g *gate) settle() []*operation {
 }
 
 // sleepUntil advances the clock to a time, or to the first operation that arrives before.
-func (g *gate) sleepUntil(at time.Time) {
-	timer := time.NewTimer(time.Until(at))
+func (g *gate) sleepUntil(until time.Time) {
+	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
 	select {
 	case <-g.arrived:
@@ -198,7 +198,7 @@ type scheduler struct {
 
 // step takes one step: it lets one operation go, or advances the clock up to limit.
 func (s *scheduler) step(limit time.Time) {
-	ready, next := s.collect(s.settle(), limit)
+	ready, next := s.collect(s.awaitOperations(), limit)
 	if len(ready) > 0 && s.random.IntN(24) == 0 {
 		s.advance(time.Now().Add(time.Duration(1 + s.random.Int64N(int64(5*time.Millisecond)))))
 		return
@@ -215,8 +215,8 @@ func (s *scheduler) step(limit time.Time) {
 	s.sleepUntil(next)
 }
 
-func (s *scheduler) advance(at time.Time) {
-	time.Sleep(time.Until(at))
+func (s *scheduler) advance(until time.Time) {
+	time.Sleep(time.Until(until))
 }
 
 // collect decides the fate of new operations, and returns those that may go now and the

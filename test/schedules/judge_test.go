@@ -91,7 +91,7 @@ func (j *judge) leaseWritten(p *process, before, holder string, sent time.Time) 
 	}
 }
 
-func find(all []fake.Record, uid types.UID) *fake.Record {
+func findRecord(all []fake.Record, uid types.UID) *fake.Record {
 	n := slices.IndexFunc(all, func(r fake.Record) bool { return r.UID == uid && !r.Retained })
 	if n < 0 {
 		return nil
@@ -101,7 +101,7 @@ func find(all []fake.Record, uid types.UID) *fake.Record {
 
 // engineCalled checks a call that the engine has carried out.
 func (j *judge) engineCalled(p *process, method string, t driver.Target, records []fake.Record, err error) {
-	before, after := find(records, t.UID), find(j.world.memory.Records(), t.UID)
+	before, after := findRecord(records, t.UID), findRecord(j.world.memory.Records(), t.UID)
 	if errors.Is(err, driver.ErrFenced) {
 		j.world.faults.count("calls refused by the fence")
 	}
@@ -183,7 +183,7 @@ func (j *judge) followAPI() {
 		if _, known := j.specs[vm.UID][vm.Generation]; !known {
 			j.specs[vm.UID][vm.Generation] = time.Now()
 		}
-		if vm.DeletionTimestamp != nil && !controllerutil.ContainsFinalizer(vm, api.FinalizerServer) && !j.world.users.wanted[vm.UID].forced && find(j.world.memory.Records(), vm.UID) != nil {
+		if vm.DeletionTimestamp != nil && !controllerutil.ContainsFinalizer(vm, api.FinalizerServer) && !j.world.users.wanted[vm.UID].forced && findRecord(j.world.memory.Records(), vm.UID) != nil {
 			j.violate(rules.O1, "%s loses its finalizer while its server exists", vm.Name)
 		}
 	}
@@ -241,7 +241,7 @@ func (j *judge) checkApplied(vm *api.VirtualMachine) error {
 	if vm.DeletionTimestamp != nil {
 		return errors.New("it is being deleted")
 	}
-	r := find(j.world.memory.Records(), vm.UID)
+	r := findRecord(j.world.memory.Records(), vm.UID)
 	if r == nil {
 		return rules.CheckApplied(vm, nil)
 	}
@@ -273,13 +273,13 @@ const foreignUID types.UID = "99999999-0000-4000-8000-000000000000"
 // addForeign adds a server that is not Drover's.
 func (j *judge) addForeign() error {
 	err := j.world.memory.Edit(foreignUID, func(r *fake.Record) { r.ClusterID, r.State, r.Name = "another", driver.StateRunning, "other" })
-	j.foreign = find(j.world.memory.Records(), foreignUID)
+	j.foreign = findRecord(j.world.memory.Records(), foreignUID)
 	return err
 }
 
 // checkForeign checks that what is not Drover's is as it was.
 func (j *judge) checkForeign() {
-	if have := find(j.world.memory.Records(), foreignUID); !reflect.DeepEqual(have, j.foreign) {
+	if have := findRecord(j.world.memory.Records(), foreignUID); !reflect.DeepEqual(have, j.foreign) {
 		j.violate(rules.O6, "a server of another cluster is %+v, and was %+v", have, j.foreign)
 	}
 }

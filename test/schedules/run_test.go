@@ -111,7 +111,7 @@ func (w *world) checkRest() error {
 // runUntil runs until a time, a condition or the first violation.
 func (w *world) runUntil(end time.Time, over func() bool) error {
 	for time.Now().Before(end) && len(w.judge.violations) == 0 && !over() {
-		w.gate.settle()
+		w.gate.awaitOperations()
 		if err := w.superviseReplicas(!w.faults.enabled); err != nil {
 			return err
 		}
@@ -130,7 +130,7 @@ func (w *world) runUntil(end time.Time, over func() bool) error {
 // stop ends all processes, so that no goroutine is left.
 func (w *world) stop() {
 	for _, p := range w.processes() {
-		w.gate.settle()
+		w.gate.awaitOperations()
 		p.kill()
 	}
 	for len(w.dying) > 0 {

@@ -241,7 +241,7 @@ func (w *world) superviseReplicas(healthy bool) error {
 
 // end ends the process of a replica, which is started again later.
 func (w *world) end(r *replica) {
-	w.gate.settle()
+	w.gate.awaitOperations()
 	r.process.kill()
 	r.process, r.startAt = nil, time.Now().Add(time.Duration(w.random.Int64N(int64(6*time.Second))))
 	w.stopKilled()
@@ -249,7 +249,7 @@ func (w *world) end(r *replica) {
 
 // stopKilled stops the goroutines of killed processes.
 func (w *world) stopKilled() {
-	w.gate.settle()
+	w.gate.awaitOperations()
 	left := len(w.dying)
 	w.dying = slices.DeleteFunc(w.dying, func(p *process) bool {
 		if p.up.Load() {
@@ -258,7 +258,7 @@ func (w *world) stopKilled() {
 		return p.up.Load()
 	})
 	if len(w.dying) < left {
-		w.gate.settle()
+		w.gate.awaitOperations()
 		w.seedLegacyRandom()
 	}
 }

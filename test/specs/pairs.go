@@ -143,5 +143,5 @@ func areExclusive(a, b string, exclusive [][]string) bool {
 }
 
 func groupMember(path string, group []string) int {
-	return slices.IndexFunc(group, func(one string) bool { return path == one || strings.HasPrefix(path, one+".") })
+	return slices.IndexFunc(group, func(member string) bool { return path == member || strings.HasPrefix(path, member+".") })
 }

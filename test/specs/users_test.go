@@ -179,7 +179,7 @@ func (u *users) tryNonsense(t *rapid.T, m *model) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := u.put(m.name, spec); !apierrors.IsInvalid(err) && !apierrors.IsBadRequest(err) {
+	if _, err := u.putObject(m.name, spec); !apierrors.IsInvalid(err) && !apierrors.IsBadRequest(err) {
 		t.Fatalf("%s: %.100v: %v", f.Path, value, err)
 	}
 }
@@ -248,7 +248,7 @@ func (u *users) rest(t *rapid.T, m *model) {
 	}
 	m.checkRun(t, vm, r.Run)
 	if wantPending != (len(vm.Status.PendingFields) > 0) || wantPending && wantState == driver.StateStopped {
-		t.Fatalf("%s has %+v, wants %+v: %s", m.name, r.Config, m.spec, framework.FormatStatus(vm))
+		t.Fatalf("%s has %+v, wants %+v: %s", m.name, r.ServerConfig, m.spec, framework.FormatStatus(vm))
 	}
 	m.run, m.mayRestart, m.mustRestart = r.Run, false, false
 	if wantState == driver.StateStopped {

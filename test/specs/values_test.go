@@ -127,7 +127,7 @@ func (s *suite) create(spec map[string]any) (string, *api.VirtualMachine, error)
 	if err != nil {
 		return name, nil, err
 	}
-	vm, err := s.settle(name, made.GetGeneration())
+	vm, err := s.awaitGeneration(name, made.GetGeneration())
 	return name, vm, err
 }
 
@@ -148,14 +148,14 @@ var strict = metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}
 
 // replace replaces the spec, and waits until it settles.
 func (s *suite) replace(name string, spec map[string]any) (*api.VirtualMachine, error) {
-	generation, err := s.put(name, spec)
+	generation, err := s.putObject(name, spec)
 	if err != nil {
 		return nil, err
 	}
-	return s.settle(name, generation)
+	return s.awaitGeneration(name, generation)
 }
 
-func (s *suite) put(name string, spec map[string]any, dryRun ...string) (int64, error) {
+func (s *suite) putObject(name string, spec map[string]any, dryRun ...string) (int64, error) {
 	next := s.object(name, spec)
 	for {
 		now, err := s.vms.Get(context.Background(), name, metav1.GetOptions{})
@@ -173,7 +173,7 @@ func (s *suite) put(name string, spec map[string]any, dryRun ...string) (int64, 
 	}
 }
 
-func (s *suite) settle(name string, generation int64) (*api.VirtualMachine, error) {
+func (s *suite) awaitGeneration(name string, generation int64) (*api.VirtualMachine, error) {
 	return s.states.wait("settled", name, func(vm *api.VirtualMachine) bool {
 		return vm != nil && vm.Status.ObservedGeneration >= generation && outcome(vm) != ""
 	})
@@ -570,7 +570,7 @@ func (s *suite) refuse(name string, f Field, value any, in map[string]any) {
 		s.failf("%s: %v", f.Path, err)
 		return
 	}
-	_, err = s.put(name, spec, metav1.DryRunAll)
+	_, err = s.putObject(name, spec, metav1.DryRunAll)
 	s.checkRefused(f, value, err)
 }
 

@@ -56,7 +56,7 @@ func TestStrangers(t *testing.T) {
 func TestProxyHeaders(t *testing.T) {
 	t.Parallel()
 	for name, s := range servers() {
-		user := s.at(rest.AnonymousClientConfig(s.Config))
+		user := s.configOf(rest.AnonymousClientConfig(s.Config))
 		user.WrapTransport = func(next http.RoundTripper) http.RoundTripper {
 			return roundTripper(func(r *http.Request) (*http.Response, error) {
 				r.Header.Set("X-Remote-User", "drover-admin")
@@ -85,7 +85,7 @@ func TestFlood(t *testing.T) {
 	flooder.Dial, user.Dial = dial, dial
 	for i := range 100 {
 		flooder.BearerToken = fmt.Sprintf("no.token.%d", i)
-		response := s.get(t, s.at(flooder), streams.Path("default", "vm", streams.Log)) //nolint:bodyclose // it is closed
+		response := s.get(t, s.configOf(flooder), streams.Path("default", "vm", streams.Log)) //nolint:bodyclose // it is closed
 		assert.Require(t, response.StatusCode == http.StatusUnauthorized, "a wrong token is answered %d", response.StatusCode)
 	}
 	code, text := s.open(t, user, s.createVM(t), streams.Log)
@@ -136,7 +136,7 @@ func TestNewCertificate(t *testing.T) { // not parallel: it restarts the control
 	assert.NoError(t, err)
 	s.ca = ca
 	assert.Eventually(t, "the new certificate is used", func(t testing.TB) error {
-		client, err := rest.HTTPClientFor(s.at(s.Config))
+		client, err := rest.HTTPClientFor(s.configOf(s.Config))
 		if err != nil {
 			return err
 		}
@@ -178,7 +178,7 @@ func TestPaths(t *testing.T) {
 			streams.PathPrefix + "/namespaces/%00/virtualmachines/vm/log":                              http.StatusBadRequest,
 			streams.PathPrefix + "/namespaces/default/pods/vm/log":                                     http.StatusNotFound,
 		} {
-			if response := s.get(t, s.at(s.Config), path); response.StatusCode != want { //nolint:bodyclose // it is closed
+			if response := s.get(t, s.configOf(s.Config), path); response.StatusCode != want { //nolint:bodyclose // it is closed
 				t.Errorf("%s: %s is answered %d", name, path, response.StatusCode)
 			}
 		}

@@ -47,7 +47,7 @@ func TestKubectlsClient(t *testing.T) {
 
 func (s *server) connect(t *testing.T, namespace string, stream streams.Stream, query string, o remotecommand.StreamOptions) error {
 	t.Helper()
-	config := s.at(s.Config)
+	config := s.configOf(s.Config)
 	e, err := remotecommand.NewWebSocketExecutor(config, http.MethodGet, config.Host+streams.Path(namespace, "vm", stream)+"?"+query)
 	assert.NoError(t, err)
 	return e.StreamWithContext(t.Context(), o)
@@ -62,7 +62,7 @@ func TestReboot(t *testing.T) {
 			namespace := s.createVM(t)
 			console := s.mustDial(t, namespace, streams.Console)
 			typeAndRead(t, console, "before")
-			log := s.get(t, s.at(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true") //nolint:bodyclose // get closes it
+			log := s.get(t, s.configOf(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true") //nolint:bodyclose // get closes it
 			vm := framework.NewVM("vm").Namespace(namespace).Obj()
 			s.setAction(t, namespace, api.ActionStopped)
 			end := readEnd(t, console)
@@ -104,7 +104,7 @@ func TestIdleSession(t *testing.T) {
 			t.Parallel()
 			namespace := s.createVM(t)
 			console := s.mustDial(t, namespace, streams.Console)
-			log := s.get(t, s.at(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true") //nolint:bodyclose // get closes it
+			log := s.get(t, s.configOf(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true") //nolint:bodyclose // get closes it
 			answering := make(chan error, 1)
 			go func() { answering <- readUntil(console, "still here") }() // which answers pings
 			time.Sleep(requestTimeout)
@@ -130,7 +130,7 @@ func TestFairness(t *testing.T) {
 	s.Bind(t, namespace, "edit", subject)
 	checkStreams(t, s, user, namespace, s.CreateNamespace(t), roles["edit"])
 	for range 30 {
-		ws, response, err := s.dial(t, s.at(user), streams.Path(namespace, "vm", streams.Console))
+		ws, response, err := s.dial(t, s.configOf(user), streams.Path(namespace, "vm", streams.Console))
 		assert.NoError(t, err)
 		_ = response.Body.Close()
 		t.Cleanup(func() { _ = ws.Close() })
@@ -155,8 +155,8 @@ func TestStop(t *testing.T) {
 	namespace := s.createVM(t)
 	console := s.mustDial(t, namespace, streams.Console)
 	typeAndRead(t, console, "hello")
-	s.mustDial(t, namespace, streams.Console)                                                  // and never reads
-	log := s.get(t, s.at(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true") //nolint:bodyclose // get closes it
+	s.mustDial(t, namespace, streams.Console)                                                        // and never reads
+	log := s.get(t, s.configOf(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true") //nolint:bodyclose // get closes it
 	stopped := make(chan error, 1)
 	go func() { stopped <- s.Stop() }()
 	assert.Contains(t, "the console ends with", readEnd(t, console), `"reason":"ServiceUnavailable"`)

@@ -122,8 +122,8 @@ func (s *server) startController() (stop func() error, err error) {
 	return func() error { return controller.Stop() }, err
 }
 
-// at returns the configuration of a user of the API server for its server of streams.
-func (s *server) at(user *rest.Config) *rest.Config {
+// configOf returns the configuration of a user of the API server for its server of streams.
+func (s *server) configOf(user *rest.Config) *rest.Config {
 	user = rest.CopyConfig(user)
 	user.Host = s.url
 	if s.ca != nil {

@@ -143,7 +143,7 @@ func (s *server) open(t testing.TB, user *rest.Config, namespace string, stream 
 
 func (s *server) openNamed(t testing.TB, user *rest.Config, namespace, name string, stream streams.Stream) (code int, text string) {
 	t.Helper()
-	user = s.at(user)
+	user = s.configOf(user)
 	path := streams.Path(namespace, name, stream) + "?" + queries[stream]
 	if slices.Contains(writeStreams, stream) {
 		ws, response, err := s.dial(t, user, path) //nolint:bodyclose // bodyOf closes it
@@ -183,7 +183,7 @@ func (s *server) dial(t testing.TB, user *rest.Config, path string) (*websocket.
 // mustDial opens a WebSocket of VirtualMachine vm, as the administrator.
 func (s *server) mustDial(t *testing.T, namespace string, stream streams.Stream) *websocket.Conn {
 	t.Helper()
-	ws, response, err := s.dial(t, s.at(s.Config), streams.Path(namespace, "vm", stream)+"?"+queries[stream])
+	ws, response, err := s.dial(t, s.configOf(s.Config), streams.Path(namespace, "vm", stream)+"?"+queries[stream])
 	assert.Require(t, err == nil, "%s is not opened: %v", stream, err)
 	_ = response.Body.Close()
 	t.Cleanup(func() { _ = ws.Close() })

@@ -83,7 +83,7 @@ const endPatience = 10 * time.Second
 // leaves is not waited for.
 func (m *mark) sweep(ctx context.Context) (left []string) {
 	for begin := time.Now(); ctx.Err() == nil && time.Since(begin) < endPatience; time.Sleep(endPatience / 20) {
-		if left = m.find(); len(left) == 0 {
+		if left = m.findMarked(); len(left) == 0 {
 			break
 		}
 	}
@@ -96,7 +96,7 @@ func (m *mark) sweep(ctx context.Context) (left []string) {
 
 func (m *mark) remove() error { return errors.Join(os.RemoveAll(m.temp), os.RemoveAll(m.dir)) }
 
-func (m *mark) find() []string {
+func (m *mark) findMarked() []string {
 	var left []string
 	for _, pid := range m.processes() {
 		line, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))

@@ -150,7 +150,7 @@ func printShards(ctx context.Context, _ []string) error {
 	_, _ = fmt.Fprintln(w, "SHARD\tLAST FULL RUN\tCOMMIT\tSECONDS\tSTATE")
 	for _, s := range shards {
 		state := "up to date"
-		if slices.ContainsFunc(stale, func(one shard) bool { return one.name == s.name }) {
+		if slices.ContainsFunc(stale, func(other shard) bool { return other.name == s.name }) {
 			state = "stale"
 		}
 		r := runs[s.name]

@@ -80,7 +80,7 @@ func TestSweepFindsItsOwn(t *testing.T) {
 	marked := startSleep(t, runEnv+"="+m.name, t.TempDir())
 	inFolder := startSleep(t, "OTHER=1", m.temp)
 	assert.NoError(t, os.Mkdir(filepath.Join(m.temp, "folder"), 0o700))
-	left := strings.Join(m.find(), "\n")
+	left := strings.Join(m.findMarked(), "\n")
 	assert.True(t, strings.Contains(left, "folder "+filepath.Join(m.temp, "folder")) && strings.Count(left, "process ") == 2,
 		"found\n%s\nwant two processes and a folder", left)
 	m.end()

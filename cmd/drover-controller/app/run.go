@@ -102,11 +102,11 @@ func useLog(ctx context.Context, log logr.Logger) context.Context {
 }
 
 // addRunnables adds what this process runs to the manager.
-func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, of controller.Options) error {
-	if err := addDriverControllers(ctx, mgr, o, of); err != nil {
+func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, settings controller.Options) error {
+	if err := addDriverControllers(ctx, mgr, o, settings); err != nil {
 		return err
 	}
-	if err := addStreams(ctx, mgr, o, of); err != nil {
+	if err := addStreams(ctx, mgr, o, settings); err != nil {
 		return err
 	}
 	listed := apiserver.AnnounceWait(ctrl.Log, "Waiting until all VirtualMachines are listed", "do", "see the errors above; if the API server forbids it, apply this version's RBAC")
@@ -257,8 +257,8 @@ func closeOpenedDrivers(ctx context.Context, opened []registry.Opened) {
 
 // addDriverControllers adds a per-driver controller for each inventory to the
 // manager.
-func addDriverControllers(ctx context.Context, mgr ctrl.Manager, o *Options, of controller.Options) error {
-	reconcilers, err := controller.Setup(ctx, mgr, of)
+func addDriverControllers(ctx context.Context, mgr ctrl.Manager, o *Options, settings controller.Options) error {
+	reconcilers, err := controller.Setup(ctx, mgr, settings)
 	if err != nil {
 		return err
 	}

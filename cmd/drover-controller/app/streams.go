@@ -78,7 +78,7 @@ func (o *StreamsOptions) validateAddresses() error {
 }
 
 // addStreams adds what serves streams, if anything does, to the manager.
-func addStreams(ctx context.Context, mgr ctrl.Manager, o *Options, of controller.Options) error {
+func addStreams(ctx context.Context, mgr ctrl.Manager, o *Options, settings controller.Options) error {
 	if o.Streams.Address == "" && o.Streams.Serve == nil {
 		return nil
 	}
@@ -87,11 +87,11 @@ func addStreams(ctx context.Context, mgr ctrl.Manager, o *Options, of controller
 		return err
 	}
 	drivers := map[string]driver.Driver{}
-	for _, i := range of.Inventories {
+	for _, i := range settings.Inventories {
 		drivers[i.Name] = i.Driver
 	}
 	handler := streams.New(streams.Options{
-		Authorizer: rights, Cached: mgr.GetClient(), Live: mgr.GetAPIReader(), Drivers: drivers, Decisions: of.Decisions.History,
+		Authorizer: rights, Cached: mgr.GetClient(), Live: mgr.GetAPIReader(), Drivers: drivers, Decisions: settings.Decisions.History,
 		PerVM: o.Streams.PerVM, Total: o.Streams.Total, Clock: clock.RealClock{}, Log: ctrl.Log.WithName("streams"),
 	})
 	if o.Streams.Serve != nil {

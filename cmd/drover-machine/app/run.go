@@ -59,7 +59,7 @@ func (r *run) newSupervisor(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.supervisor = supervisor.New(supervisor.Config{
+	r.supervisor = supervisor.New(supervisor.Options{
 		Network: network, Disks: r.describedSizes(), GracePeriod: time.Duration(r.GracePeriodSeconds) * time.Second,
 		Progress: r.progress.copied, Clock: clock.RealClock{}, Log: r.log,
 	})
@@ -266,15 +266,15 @@ func (r *run) newProgram() (*machine.Program, error) {
 }
 
 // prepareMachine makes what the machine needs, and opens the files that QEMU is to get.
-func (r *run) prepareMachine(ctx context.Context, program *machine.Program, files *launch.Files) (launch.Config, error) {
+func (r *run) prepareMachine(ctx context.Context, program *machine.Program, files *launch.Files) (launch.MachineConfig, error) {
 	accelerator, err := machine.NewAccelerator(r.Accelerator, program, clock.RealClock{}, r.log).Choose(ctx)
 	if err != nil {
-		return launch.Config{}, err
+		return launch.MachineConfig{}, err
 	}
 	chooseType := func(pinned string) (string, error) { return program.MachineType(ctx, pinned) }
 	machineType, root, err := r.prepareRoot(ctx, chooseType, files)
 	if err != nil {
-		return launch.Config{}, err
+		return launch.MachineConfig{}, err
 	}
 	config := r.Config(accelerator, machineType)
 	config.Root = root
@@ -338,7 +338,7 @@ func (r *run) readSeed() (machine.Seed, error) {
 }
 
 // logStart says on which accelerator the machine runs, and which privileges could not be taken from its QEMU.
-func (r *run) logStart(c launch.Config) {
+func (r *run) logStart(c launch.MachineConfig) {
 	confinement := "unknown"
 	if found, err := r.machine.FindConfinement(); err == nil && found != nil {
 		confinement = found.Describe()

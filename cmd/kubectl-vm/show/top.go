@@ -64,15 +64,15 @@ func (t *topOptions) showUsage(ctx context.Context) error {
 }
 
 // sortByUsage sorts VMs, those that use most first, or by their names.
-func sortByUsage(all []api.VirtualMachine, by string) {
+func sortByUsage(all []api.VirtualMachine, column string) {
 	key := func(vm *api.VirtualMachine) float64 {
 		u, known := usageOf(vm)
 		switch {
-		case by == sortByName:
+		case column == sortByName:
 			return 0
 		case !known:
 			return -1
-		case by == sortByMemory:
+		case column == sortByMemory:
 			return u.bytes
 		}
 		return u.cpus

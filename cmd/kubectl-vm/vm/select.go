@@ -127,8 +127,8 @@ func (s *Selection) findNamed(ctx context.Context, o *kit.Options, namespace str
 	for i, name := range s.Names {
 		all[i] = &SelectedVM{Namespace: namespace, Name: name}
 	}
-	ForEach(all, func(one *SelectedVM) {
-		one.VM, one.Err = GetVM(ctx, o, namespace, one.Name)
+	ForEach(all, func(selected *SelectedVM) {
+		selected.VM, selected.Err = GetVM(ctx, o, namespace, selected.Name)
 	}, nil)
 	return all
 }

@@ -81,8 +81,8 @@ func TestShutDownLeavesWhatIsDue(t *testing.T) {
 // held are requests that workers have, by namespace.
 type held map[string][]reconcile.Request
 
-// take has workers take requests as long as one gets any.
-func (h held) take(l *lines) {
+// takeObject has workers take requests as long as one gets any.
+func (h held) takeObject(l *lines) {
 	for l.busy < l.workers && l.nextLine() != nil {
 		_ = l.pickRequest()
 		r := l.Pop()
@@ -111,7 +111,7 @@ func TestNamespacesShareWorkers(t *testing.T) {
 				for n := range 48 {
 					l.Push(in(namespace, n))
 				}
-				if handedOutTo.take(l); len(handedOutTo[namespace]) != want {
+				if handedOutTo.takeObject(l); len(handedOutTo[namespace]) != want {
 					t.Errorf("namespace %s has %d workers, want %d", namespace, len(handedOutTo[namespace]), want)
 				}
 			}
@@ -131,7 +131,7 @@ func TestRoutineBesideDeletions(t *testing.T) {
 			l.Push(r)
 		}
 	}
-	handedOutTo.take(l)
+	handedOutTo.takeObject(l)
 	l.setPriority(in("small", 1), PriorityRoutine)
 	l.Push(in("small", 1))
 	handedOut := 0
@@ -142,7 +142,7 @@ func TestRoutineBesideDeletions(t *testing.T) {
 			handedOut++
 			break
 		}
-		handedOutTo.take(l)
+		handedOutTo.takeObject(l)
 	}
 	if limit := turnPeriod * 9; handedOut > limit { // each of the others had its turn before
 		t.Errorf("it got a worker after %d others, want at most %d", handedOut, limit)

@@ -31,8 +31,8 @@ func newLanes(t *testing.T) *rig {
 	return r
 }
 
-// settle waits until all running fetches watch the clock, and so the last reviews have ended.
-func (r *rig) settle(running int) {
+// awaitRunning waits until all running fetches watch the clock, and so the last reviews have ended.
+func (r *rig) awaitRunning(running int) {
 	r.t.Helper()
 	assert.Eventually(r.t, "the fetches watch the clock", func(testing.TB) error {
 		return unless(r.clock.Waiters() == 2*running)
@@ -42,7 +42,7 @@ func (r *rig) settle(running int) {
 // step lets time pass for the running fetches.
 func (r *rig) step(running int, after time.Duration) {
 	r.t.Helper()
-	r.settle(running)
+	r.awaitRunning(running)
 	r.clock.Step(after)
 }
 
@@ -121,7 +121,7 @@ func TestFastFetchKeepsItsPlace(t *testing.T) {
 	for range time.Minute/review - 1 {
 		fast.Received(enough)
 		r.step(1, review)
-		r.settle(1)
+		r.awaitRunning(1)
 		r.waits("next", true)
 	}
 	fast.Received(enough)
@@ -131,7 +131,7 @@ func TestFastFetchKeepsItsPlace(t *testing.T) {
 	next.Received(3)
 	r.beginIn("three", "last")
 	r.step(2, 10*review)
-	r.settle(2)
+	r.awaitRunning(2)
 	r.waits("last", true)
 	wantRunning(t, fast, next)
 	next.end <- nil
@@ -188,7 +188,7 @@ func TestManySlowFetchesOfOne(t *testing.T) {
 	for range 3 {
 		r.step(2*share, review)
 	}
-	r.settle(2 * share)
+	r.awaitRunning(2 * share)
 	r.beginIn("other", "x", "y", "z")
 	for _, key := range []string{"x", "y", "z"} {
 		r.run(key).end <- nil
@@ -235,11 +235,11 @@ func TestSlowPlaceIsLostToAnother(t *testing.T) {
 	r.beginIn("fourth", "g")
 	g := r.run("g")
 	r.step(5, review)
-	r.settle(5)
+	r.awaitRunning(5)
 	wantRunning(t, all["a"], all["d"], e, f, g)
 	r.step(5, time.Hour)
 	awaitEnd(t, all["d"])
-	r.settle(4)
+	r.awaitRunning(4)
 	wantRunning(t, all["a"], e, f, g)
 }
 
@@ -259,12 +259,12 @@ func TestLostPlaceIsKeptLonger(t *testing.T) {
 		o := r.run(string(other))
 		o.Received(enough)
 		r.step(2, turn<<losses-2*review)
-		r.settle(2)
+		r.awaitRunning(2)
 		wantRunning(t, a, o)
 		o.Received(1)
 		r.step(2, 2*review)
 		awaitEnd(t, a)
-		r.settle(1)
+		r.awaitRunning(1)
 		o.end <- nil
 	}
 }

@@ -287,7 +287,7 @@ func uidOf(base string) (uid types.UID, released, ok bool) {
 	return types.UID(stem), released, isJSON && driver.CheckUID(types.UID(stem)) == nil
 }
 
-func (s *dirStore) changeRecord(uid types.UID, by leaderEpoch, edit func(*Record) (*Record, error)) error {
+func (s *dirStore) changeRecord(uid types.UID, leader leaderEpoch, edit func(*Record) (*Record, error)) error {
 	if err := s.checkReachable(); err != nil {
 		return err
 	}
@@ -296,7 +296,7 @@ func (s *dirStore) changeRecord(uid types.UID, by leaderEpoch, edit func(*Record
 		return s.classifyError(err)
 	}
 	defer lock.Release()
-	if err := s.dir.Admit(by.clusterID, by.epoch); err != nil {
+	if err := s.dir.Admit(leader.clusterID, leader.epoch); err != nil {
 		return s.classifyError(err)
 	}
 	old, stamp, err := s.readForChange(uid)

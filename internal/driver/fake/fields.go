@@ -12,7 +12,7 @@ import (
 )
 
 // configs are the configuration of a server's last run and the one of its spec.
-type configs struct{ has, wants Config }
+type configs struct{ has, wants ServerConfig }
 
 // fields are recorded, all of them: nothing is unsupported.
 var fields = slices.Concat(driver.Fields[configs]{
@@ -74,5 +74,5 @@ func pendingOf(r Record, spec driver.ServerSpec) []string {
 	if !r.isOn() || spec.PowerOnly {
 		return nil
 	}
-	return fields.Pending(configs{r.Config, configOf(spec)})
+	return fields.Pending(configs{r.ServerConfig, configOf(spec)})
 }

@@ -131,16 +131,16 @@ func (m *Memory) listRecords(_ context.Context, uids ...types.UID) ([]Record, er
 	return some, nil
 }
 
-func (m *Memory) changeRecord(uid types.UID, by leaderEpoch, edit func(*Record) (*Record, error)) error {
+func (m *Memory) changeRecord(uid types.UID, leader leaderEpoch, edit func(*Record) (*Record, error)) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.checkReachable(); err != nil {
 		return err
 	}
-	if err := statedir.CompareEpochs(by.epoch, m.epochs[by.clusterID]); err != nil {
+	if err := statedir.CompareEpochs(leader.epoch, m.epochs[leader.clusterID]); err != nil {
 		return err
 	}
-	m.epochs[by.clusterID] = max(m.epochs[by.clusterID], by.epoch)
+	m.epochs[leader.clusterID] = max(m.epochs[leader.clusterID], leader.epoch)
 	old := m.findRecord(uid)
 	next, err := edit(m.findRecord(uid))
 	if err != nil || reflect.DeepEqual(old, next) {

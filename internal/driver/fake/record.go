@@ -52,11 +52,11 @@ type Record struct {
 
 	RestartPolicy driver.RestartPolicy `json:"restartPolicy,omitempty"`
 	// Config is the configuration that the last run was started with.
-	Config
+	ServerConfig
 }
 
-// Config is the part of a server that only a start can change.
-type Config struct {
+// ServerConfig is the part of a server that only a start can change.
+type ServerConfig struct {
 	Image           string   `json:"image,omitempty"`
 	ImageChecksum   string   `json:"imageChecksum,omitempty"`
 	Kernel          *Kernel  `json:"kernel,omitempty"`
@@ -106,8 +106,8 @@ type Exit struct {
 }
 
 // configOf returns the configuration of a server that is started from spec.
-func configOf(spec driver.ServerSpec) Config {
-	c := Config{
+func configOf(spec driver.ServerSpec) ServerConfig {
+	c := ServerConfig{
 		Image: spec.Image.Source, ImageChecksum: spec.Image.Checksum,
 		HasUserData: !spec.UserData.IsZero(), HasNetworkData: !spec.NetworkData.IsZero(),
 		Command: spec.Command, Args: spec.Args, WorkingDir: spec.WorkingDir,

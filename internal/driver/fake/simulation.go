@@ -44,7 +44,7 @@ func (s simulation) applySpec(r Record, spec driver.ServerSpec, now time.Time) R
 		has := kit.Observed{State: r.State, Run: r.Run, IsStopping: r.State == driver.StateStopping, StopBy: spec.StopBy}
 		switch kit.NextStep(has, spec, now) {
 		case kit.StepStart:
-			r.Config = configOf(spec)
+			r.ServerConfig = configOf(spec)
 			r.State, r.Run, r.Exit = driver.StateRunning, "run-"+s.newName(), nil
 			r.StartedAt, r.UpAt = now.UTC(), now.Add(s.bootTime).UTC()
 		case kit.StepStop:
@@ -57,7 +57,7 @@ func (s simulation) applySpec(r Record, spec driver.ServerSpec, now time.Time) R
 			r.State = driver.StateRunning
 		default:
 			if !r.isOn() {
-				r.Config = configOf(spec)
+				r.ServerConfig = configOf(spec)
 			}
 			return r
 		}

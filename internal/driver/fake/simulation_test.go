@@ -44,7 +44,7 @@ func newSpec(power driver.Power) driver.ServerSpec {
 func newTestRecord(state driver.State) Record {
 	r := Record{
 		UID: "uid", State: state, Run: "old", StartedAt: now.Add(-time.Hour), UpAt: now.Add(-time.Hour),
-		CPUMilli: 2000, MemoryBytes: 4e9, Config: configOf(newSpec(driver.PowerOn)),
+		CPUMilli: 2000, MemoryBytes: 4e9, ServerConfig: configOf(newSpec(driver.PowerOn)),
 	}
 	switch state {
 	case driver.StateStopping:

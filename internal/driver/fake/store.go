@@ -27,7 +27,7 @@ type store interface {
 	// moved away: it is no longer the record of its uid. If a newer leader has
 	// changed the engine it returns ErrFenced; that check is part of the atomic
 	// operation.
-	changeRecord(uid types.UID, by leaderEpoch, edit func(*Record) (*Record, error)) error
+	changeRecord(uid types.UID, leader leaderEpoch, edit func(*Record) (*Record, error)) error
 	// watchRecords queues the UIDs of records that change, until ctx ends. The queue is shut
 	// down when the engine is lost or events may have been lost.
 	watchRecords(ctx context.Context) (*kit.Queue, error)

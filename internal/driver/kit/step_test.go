@@ -17,8 +17,8 @@ func TestNextStep(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1000, 0)
 	early, late := now.Add(-time.Second), now.Add(time.Second)
-	stopping := func(by time.Time) Observed {
-		return Observed{State: driver.StateRunning, Run: "run", IsStopping: true, StopBy: by}
+	stopping := func(deadline time.Time) Observed {
+		return Observed{State: driver.StateRunning, Run: "run", IsStopping: true, StopBy: deadline}
 	}
 	in := func(state driver.State) Observed { return Observed{State: state, Run: "run"} }
 	for name, c := range map[string]struct {

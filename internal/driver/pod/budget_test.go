@@ -43,7 +43,7 @@ func (s *server) wantNeedsEnsure(t *testing.T, want bool) {
 	t.Helper()
 	all, err := s.d.List(t.Context())
 	assert.NoError(t, err)
-	n := slices.IndexFunc(all, func(one driver.Server) bool { return one.UID == s.UID })
+	n := slices.IndexFunc(all, func(other driver.Server) bool { return other.UID == s.UID })
 	if one := s.list(t); one.NeedsEnsure != want || n < 0 || all[n].NeedsEnsure != want {
 		t.Errorf("the server needs an Ensure: %t, in the list of all: %+v, want %t", one.NeedsEnsure, all[max(n, 0)], want)
 	}

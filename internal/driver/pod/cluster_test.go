@@ -68,8 +68,8 @@ type world struct {
 // namespacePrefix begins the names of the namespaces that worlds have for themselves.
 const namespacePrefix = "pods-"
 
-// has reports whether an object is of the world, and so no other world's kubelet acts on it.
-func (w *world) has(o metav1.Object) bool {
+// hasObject reports whether an object is of the world, and so no other world's kubelet acts on it.
+func (w *world) hasObject(o metav1.Object) bool {
 	return w.namespace == o.GetNamespace() || w.namespace == "" && !strings.HasPrefix(o.GetNamespace(), namespacePrefix)
 }
 
@@ -110,7 +110,7 @@ func newWorldIn(t *testing.T, c *framework.Cluster) *world {
 func startKubelet(t *testing.T, w *world) *podtest.Kubelet {
 	t.Helper()
 	k := podtest.NewKubelet(w.kube, w.namespace)
-	k.Has, k.Log, k.NodeName = w.has, t.Logf, nodeName
+	k.Has, k.Log, k.NodeName = w.hasObject, t.Logf, nodeName
 	assert.NoError(t, k.Start(nil))
 	t.Cleanup(k.Stop)
 	return k

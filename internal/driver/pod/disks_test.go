@@ -38,8 +38,8 @@ func (s *server) claims(t testing.TB) map[string]corev1.PersistentVolumeClaim {
 	return all
 }
 
-// settle waits until the volumes have grown, and calls Ensure as long as the driver asks for it.
-func (s *server) settle(t *testing.T) {
+// awaitRest waits until the volumes have grown, and calls Ensure as long as the driver asks for it.
+func (s *server) awaitRest(t *testing.T) {
 	t.Helper()
 	assert.Eventually(t, s.Name+" is settled", func(t testing.TB) error {
 		for name, c := range s.claims(t) {
@@ -74,7 +74,7 @@ func TestVolumes(t *testing.T) {
 	s.usage(t)
 	s.RootDiskBytes, s.Volumes[0].SizeBytes = 8<<20, 4<<20
 	s.reach(t, driver.StateRunning)
-	s.settle(t)
+	s.awaitRest(t)
 	for name, want := range map[string]int64{"": 8 << 20, "data": 4 << 20} {
 		claim := s.claims(t)[name]
 		got := claim.Spec.Resources.Requests[corev1.ResourceStorage]

@@ -20,8 +20,8 @@ import (
 // backup is a finalizer of another program.
 const backup = "backup.example/hold"
 
-// hold adds the finalizer of another program to an object of the server, by a patch of its metadata.
-func hold(t *testing.T, finalizers []string, patch func(content []byte) error) (release func()) {
+// holdObjects adds the finalizer of another program to an object of the server, by a patch of its metadata.
+func holdObjects(t *testing.T, finalizers []string, patch func(content []byte) error) (release func()) {
 	t.Helper()
 	write := func(all []string) {
 		t.Helper()
@@ -36,7 +36,7 @@ func hold(t *testing.T, finalizers []string, patch func(content []byte) error) (
 
 func (s *server) holdPod(t *testing.T) (release func()) {
 	t.Helper()
-	return hold(t, s.pod(t).Finalizers, func(content []byte) error {
+	return holdObjects(t, s.pod(t).Finalizers, func(content []byte) error {
 		return assert.ErrorOf(s.w.kube.CoreV1().Pods(s.Namespace).Patch(t.Context(), s.base(), types.MergePatchType, content, metav1.PatchOptions{}))
 	})
 }
@@ -75,7 +75,7 @@ func TestHeldObjects(t *testing.T) {
 	assert.True(t, s.reach(t, driver.StateRunning).Run != first.Run, "the run has not changed")
 
 	claims := s.w.kube.CoreV1().PersistentVolumeClaims(s.Namespace)
-	release = hold(t, []string{podtest.Protection}, func(content []byte) error {
+	release = holdObjects(t, []string{podtest.Protection}, func(content []byte) error {
 		return assert.ErrorOf(claims.Patch(t.Context(), s.base(), types.MergePatchType, content, metav1.PatchOptions{}))
 	})
 	s.Power = driver.PowerOff

@@ -85,7 +85,7 @@ func (e *engine) instanceFor(t *testing.T, s driver.Server) *instance.Instance {
 	if s.Retained {
 		path = dir.Path(instance.RetainedDir, string(s.UID)+"."+s.ID)
 	}
-	return instance.NewHost(instance.Config{Clock: clock.RealClock{}}, dir).InstanceAt(path)
+	return instance.NewHost(instance.Options{Clock: clock.RealClock{}}, dir).InstanceAt(path)
 }
 
 func (e *engine) engineActions() drivertest.OutOfBand {

@@ -273,7 +273,7 @@ func (d *Driver) Abandon(ctx context.Context, uid types.UID) error {
 }
 
 func (o Options) newHost(users *launch.Users, dir *statedir.Dir) *instance.Host {
-	h := instance.NewHost(instance.Config{ClusterID: o.ClusterID, Accelerator: o.Accel, Binary: o.Binary, Users: users, Clock: o.Clock, Log: o.Log}, dir)
+	h := instance.NewHost(instance.Options{ClusterID: o.ClusterID, Accelerator: o.Accel, Binary: o.Binary, Users: users, Clock: o.Clock, Log: o.Log}, dir)
 	h.InstallSupervisor = func() (*installation.Program, error) {
 		return installation.InstallProgram(dir.Path(programsDir), o.MachineProgram)
 	}

@@ -65,7 +65,7 @@ func (n *node) encodeInode(number int) []byte {
 	}
 	order.PutUint16(b[4:], uint16(n.Mode))   //nolint:gosec // was checked
 	order.PutUint64(b[8:], uint64(n.size())) //nolint:gosec // positive
-	order.PutUint32(b[16:], n.place())
+	order.PutUint32(b[16:], n.placement())
 	order.PutUint32(b[20:], uint32(number+1)) //nolint:gosec // positive
 	order.PutUint32(b[24:], n.UID)
 	order.PutUint32(b[28:], n.GID)
@@ -75,8 +75,8 @@ func (n *node) encodeInode(number int) []byte {
 	return append(b, xattrs...)
 }
 
-// place returns the number of the inode's first block, or of its device.
-func (n *node) place() uint32 {
+// placement returns the number of the inode's first block, or of its device.
+func (n *node) placement() uint32 {
 	switch n.Type() {
 	case unix.S_IFREG:
 		return n.Data.block

@@ -130,8 +130,8 @@ func (n *node) size() int64 {
 	return n.contentSize()
 }
 
-// place determines the place of everything behind the data.
-func (p *plan) place(dataEnd int64) {
+// placeNodes determines the place of everything behind the data.
+func (p *plan) placeNodes(dataEnd int64) {
 	p.contentStart = dataEnd
 	at := dataEnd
 	for k := range p.nodes {

@@ -100,7 +100,7 @@ func (w *Writer) Finish(root *Inode, seed string) (size int64, err error) {
 		return 0, err
 	}
 	dataEnd := max(w.length, BlockSize)
-	p.place(dataEnd)
+	p.placeNodes(dataEnd)
 	if p.end > w.limit {
 		return 0, fmt.Errorf("%w: it has %d bytes, and may have %d", ErrTooLarge, p.end, w.limit)
 	}

@@ -210,8 +210,8 @@ func startIdle(t *testing.T, user *User) *exec.Cmd {
 	return cmd
 }
 
-func openHandle(of *exec.Cmd) (*os.File, error) {
-	fd, err := unix.PidfdOpen(of.Process.Pid, 0)
+func openHandle(cmd *exec.Cmd) (*os.File, error) {
+	fd, err := unix.PidfdOpen(cmd.Process.Pid, 0)
 	return os.NewFile(uintptr(fd), "handle"), err
 }
 

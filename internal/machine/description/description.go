@@ -165,8 +165,8 @@ func (m *Machine) setDefaults() {
 }
 
 // Config returns the machine without its files.
-func (m *Machine) Config(accelerator, machineType string) launch.Config {
-	return launch.Config{
+func (m *Machine) Config(accelerator, machineType string) launch.MachineConfig {
+	return launch.MachineConfig{
 		UUID: m.UUID, ID: m.Name,
 		Type: machineType, Accel: accelerator, CPUs: m.CPUs, MemoryBytes: m.MemoryBytes,
 	}

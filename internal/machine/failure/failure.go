@@ -127,8 +127,8 @@ var (
 	ErrProtocol = declare("", Retry, "the machine's answer is not understood")
 )
 
-// find returns the first failure that an error wraps, nil if it wraps none.
-func find(err error) *failure {
+// findFailure returns the first failure that an error wraps, nil if it wraps none.
+func findFailure(err error) *failure {
 	for _, f := range all {
 		if errors.Is(err, f) {
 			return f
@@ -142,7 +142,7 @@ func NameOf(err error) string {
 	if err == nil {
 		return ""
 	}
-	if f := find(err); f != nil && f.name != "" {
+	if f := findFailure(err); f != nil && f.name != "" {
 		return f.name
 	}
 	return NameOf(ErrFailed)
@@ -163,7 +163,7 @@ func ByName(name string) error {
 
 // KindOf returns the kind of an error, Other for one that is not a failure of a machine.
 func KindOf(err error) Kind {
-	if f := find(err); f != nil {
+	if f := findFailure(err); f != nil {
 		return f.kind
 	}
 	return Other

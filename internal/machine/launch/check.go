@@ -31,7 +31,7 @@ var (
 
 // check refuses a description that QEMU would misunderstand, or that does not name the
 // descriptor of each file exactly once.
-func (c Config) check(files *Files) error {
+func (c MachineConfig) check(files *Files) error {
 	if err := c.checkMachine(); err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func (c Config) check(files *Files) error {
 	return cmp.Or(c.checkGuest(), c.checkFormats(), c.checkDescriptors(files))
 }
 
-func (c Config) checkMachine() error {
+func (c MachineConfig) checkMachine() error {
 	switch {
 	case !uuidPattern.MatchString(c.UUID):
 		return fmt.Errorf("uuid is %.80q: it must be a UUID in small letters", c.UUID)
@@ -68,7 +68,7 @@ func (c Config) checkMachine() error {
 	return nil
 }
 
-func (c Config) checkGuest() error {
+func (c MachineConfig) checkGuest() error {
 	if c.Guest != nil && (c.Kernel == nil || c.AgentFD == 0 || c.SeedFD != 0) {
 		return errors.New("guest is set: it needs kernel and agentFD, and no seedFD")
 	}
@@ -76,7 +76,7 @@ func (c Config) checkGuest() error {
 }
 
 // drives returns the root disk and the volumes.
-func (c Config) drives() []Drive {
+func (c MachineConfig) drives() []Drive {
 	var all []Drive
 	if c.Root != nil {
 		all = append(all, *c.Root)
@@ -87,7 +87,7 @@ func (c Config) drives() []Drive {
 	return all
 }
 
-func (c Config) checkFormats() error {
+func (c MachineConfig) checkFormats() error {
 	for _, d := range c.drives() {
 		if d.Format != "" && (d.Format != formatRaw || d.Backing != nil) {
 			return fmt.Errorf("the format of a disk is %.80q: it must be %q, on top of no image, or empty for qcow2", d.Format, formatRaw)
@@ -100,7 +100,7 @@ func (c Config) checkFormats() error {
 }
 
 // diskFDs returns the descriptors that QEMU takes from sets, of disks and of the result.
-func (c Config) diskFDs() []int {
+func (c MachineConfig) diskFDs() []int {
 	var all []int
 	for _, d := range c.drives() {
 		all = append(all, d.FD)
@@ -118,7 +118,7 @@ func (c Config) diskFDs() []int {
 }
 
 // reopenedFDs returns the descriptors whose files QEMU opens again.
-func (c Config) reopenedFDs() []int {
+func (c MachineConfig) reopenedFDs() []int {
 	var all []int
 	if c.Kernel != nil {
 		all = append(all, c.Kernel.FD)
@@ -133,14 +133,14 @@ func (c Config) reopenedFDs() []int {
 }
 
 // socketFDs returns the descriptors that QEMU takes as they are.
-func (c Config) socketFDs() []int {
+func (c MachineConfig) socketFDs() []int {
 	if c.AgentFD == 0 {
 		return nil
 	}
 	return []int{c.AgentFD}
 }
 
-func (c Config) checkDescriptors(files *Files) error {
+func (c MachineConfig) checkDescriptors(files *Files) error {
 	used := slices.Concat(c.diskFDs(), c.reopenedFDs(), c.socketFDs())
 	for i, fd := range used {
 		if fd < firstFD || fd >= firstFD+len(files.files) || slices.Contains(used[:i], fd) {

@@ -16,9 +16,9 @@ import (
 	guestconfig "cloudnative.tw/drover/internal/guest/config"
 )
 
-// Config describes a machine: all that QEMU's command line depends on. It names files by the
+// MachineConfig describes a machine: all that QEMU's command line depends on. It names files by the
 // numbers of their descriptors in QEMU, and no path.
-type Config struct {
+type MachineConfig struct {
 	UUID        string   `json:"uuid"`
 	ID          string   `json:"id"`          // part of QEMU's name
 	Type        string   `json:"type"`        // of the machine, with its version
@@ -101,7 +101,7 @@ func seedArguments(fd int) []string {
 
 // Arguments returns QEMU's arguments for a description; files are those that it names, opened. It
 // refuses what QEMU would misunderstand.
-func (c Config) Arguments(files *Files) ([]string, error) {
+func (c MachineConfig) Arguments(files *Files) ([]string, error) {
 	if err := c.check(files); err != nil {
 		return nil, err
 	}
@@ -113,7 +113,7 @@ const Sandbox = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecont
 
 // arguments returns the command line. Text that a user chose is in JSON or in a separate
 // argument, never in an option with commas.
-func (c Config) arguments() []string {
+func (c MachineConfig) arguments() []string {
 	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none",
 		"-name", "drover-" + c.ID,
@@ -165,7 +165,7 @@ func (c Config) arguments() []string {
 }
 
 // rootDevice returns what the guest sees of the root disk.
-func (c Config) rootDevice() Object {
+func (c MachineConfig) rootDevice() Object {
 	if c.Guest != nil {
 		return Object{"serial": guestconfig.DataSerial}
 	}
@@ -176,7 +176,7 @@ func (c Config) rootDevice() Object {
 const serialChardev = "serial"
 
 // consoleArguments returns what leads to the serial port.
-func (c Config) consoleArguments() []string {
+func (c MachineConfig) consoleArguments() []string {
 	if c.Guest != nil {
 		return kernelLogArguments()
 	}
@@ -184,7 +184,7 @@ func (c Config) consoleArguments() []string {
 }
 
 // agentPort returns the name by which the agent finds its port.
-func (c Config) agentPort() string {
+func (c MachineConfig) agentPort() string {
 	if c.Guest != nil {
 		return guestconfig.AgentPort
 	}
@@ -269,7 +269,7 @@ func (o Object) Text() string {
 
 // networkArguments returns the guest's network interface, whose frames QEMU carries over a socket that others connect to.
 // QEMU has no other network. The guest does not boot from it.
-func (c Config) networkArguments() []string {
+func (c MachineConfig) networkArguments() []string {
 	return []string{
 		"-netdev", fmt.Sprintf("stream,id=net,server=on,addr.type=fd,addr.str=%d", networkFD),
 		"-device", Object{"driver": "virtio-net-pci", "netdev": "net", "mac": MACAddress(c.UUID).String(), "romfile": ""}.Text(),

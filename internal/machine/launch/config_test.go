@@ -35,7 +35,7 @@ func decode(t *testing.T, args []string, flag, mentions string) map[string]any {
 
 func TestArguments(t *testing.T) {
 	t.Parallel()
-	m := Config{
+	m := MachineConfig{
 		UUID: "0c6f2f4a-0000-4000-8000-000000000001", ID: "0123456789abcdef", Type: "pc-q35-7.2", Accel: AccelTCG, CPUs: 3, MemoryBytes: 4e9,
 		Root: &Drive{FD: 9, Backing: &Layer{FD: 10, Format: formatQcow2}},
 	}
@@ -82,13 +82,13 @@ func TestDisksPause(t *testing.T) {
 // cache mode. Mode unsafe is the option no-flush of any node, which nodes below inherit.
 func TestDisksAreFlushed(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(*Config){
-		"plain":           func(*Config) {},
-		"raw":             func(c *Config) { c.Root = &Drive{FD: firstFD, Format: formatRaw} },
-		"qcow2 on qcow2":  func(c *Config) { c.Root.Backing.Format = formatQcow2 },
-		"read-only":       func(c *Config) { c.Volumes[0].ReadOnly = true },
-		"KVM":             func(c *Config) { c.Accel = AccelKVM },
-		"volume on image": func(c *Config) { c.Volumes[0].Backing = &Layer{FD: 99, Format: formatRaw} },
+	for name, change := range map[string]func(*MachineConfig){
+		"plain":           func(*MachineConfig) {},
+		"raw":             func(c *MachineConfig) { c.Root = &Drive{FD: firstFD, Format: formatRaw} },
+		"qcow2 on qcow2":  func(c *MachineConfig) { c.Root.Backing.Format = formatQcow2 },
+		"read-only":       func(c *MachineConfig) { c.Volumes[0].ReadOnly = true },
+		"KVM":             func(c *MachineConfig) { c.Accel = AccelKVM },
+		"volume on image": func(c *MachineConfig) { c.Volumes[0].Backing = &Layer{FD: 99, Format: formatRaw} },
 	} {
 		c := plainConfig()
 		change(&c)
@@ -99,7 +99,7 @@ func TestDisksAreFlushed(t *testing.T) {
 
 // checkFlushes checks that no cache mode keeps flushes from a disk. It returns how many disks
 // there are.
-func (c Config) checkFlushes(t *testing.T) (disks int) {
+func (c MachineConfig) checkFlushes(t *testing.T) (disks int) {
 	t.Helper()
 	args := c.arguments()
 	for _, node := range decodeAll(t, args, "-blockdev") {
@@ -160,8 +160,8 @@ func TestSeedSerial(t *testing.T) {
 }
 
 // plainConfig describes a machine with everything that a machine can have.
-func plainConfig() Config {
-	return Config{
+func plainConfig() MachineConfig {
+	return MachineConfig{
 		UUID: "0c6f2f4a-0000-4000-8000-000000000001", ID: "x", Type: "pc-q35-7.2", Accel: AccelTCG, CPUs: 1, MemoryBytes: 16 << 20,
 		Root:    &Drive{FD: firstFD, Backing: &Layer{FD: firstFD + 1, Format: formatRaw}},
 		Volumes: []Volume{{"x", Drive{FD: firstFD + 2}}},
@@ -179,27 +179,27 @@ func TestCheck(t *testing.T) {
 	t.Parallel()
 	assert.ErrorIs(t, "a good one is refused", plainConfig().check(plainFiles()), nil)
 	for name, c := range map[string]struct {
-		change func(*Config)
+		change func(*MachineConfig)
 		says   string
 	}{
-		"uuid":              {func(c *Config) { c.UUID = "x" }, "uuid"},
-		"id":                {func(c *Config) { c.ID = "a,b" }, "id is"},
-		"type":              {func(c *Config) { c.Type = "q35,usb=on" }, "type is"},
-		"accelerator":       {func(c *Config) { c.Accel = "tcg,x=y" }, "accelerator"},
-		"no CPU":            {func(c *Config) { c.CPUs = 0 }, "cpus"},
-		"memory":            {func(c *Config) { c.MemoryBytes = 1 }, "memoryBytes"},
-		"command line":      {func(c *Config) { c.Kernel.Cmdline = "a\x00b" }, "kernel.cmdline"},
-		"volume":            {func(c *Config) { c.Volumes[0].Name = "a,b" }, "volumes[0].name"},
-		"the seed's name":   {func(c *Config) { c.Volumes[0].Name = SeedSerial }, "volumes[0].name"},
-		"many volumes":      {func(c *Config) { c.Volumes = make([]Volume, maxVolumes+1) }, "volumes"},
-		"format":            {func(c *Config) { c.Root.Backing.Format = "vmdk" }, "format"},
-		"format of a disk":  {func(c *Config) { c.Volumes[0].Format, c.Volumes[0].Backing = "vmdk", nil }, "format of a disk"},
-		"raw on an image":   {func(c *Config) { c.Root.Format = formatRaw }, "on top of no image"},
-		"standard output":   {func(c *Config) { c.Root.FD = 1 }, "descriptor 1"},
-		"a disk twice":      {func(c *Config) { c.Volumes[0].FD = c.Root.FD }, "descriptor 9"},
-		"a descriptor less": {func(c *Config) { c.SeedFD = 0 }, "7 files for 6"},
-		"a socket twice":    {func(c *Config) { c.AgentFD = c.SeedFD }, "descriptor 14"},
-		"too high":          {func(c *Config) { c.SeedFD = 100 }, "descriptor 100"},
+		"uuid":              {func(c *MachineConfig) { c.UUID = "x" }, "uuid"},
+		"id":                {func(c *MachineConfig) { c.ID = "a,b" }, "id is"},
+		"type":              {func(c *MachineConfig) { c.Type = "q35,usb=on" }, "type is"},
+		"accelerator":       {func(c *MachineConfig) { c.Accel = "tcg,x=y" }, "accelerator"},
+		"no CPU":            {func(c *MachineConfig) { c.CPUs = 0 }, "cpus"},
+		"memory":            {func(c *MachineConfig) { c.MemoryBytes = 1 }, "memoryBytes"},
+		"command line":      {func(c *MachineConfig) { c.Kernel.Cmdline = "a\x00b" }, "kernel.cmdline"},
+		"volume":            {func(c *MachineConfig) { c.Volumes[0].Name = "a,b" }, "volumes[0].name"},
+		"the seed's name":   {func(c *MachineConfig) { c.Volumes[0].Name = SeedSerial }, "volumes[0].name"},
+		"many volumes":      {func(c *MachineConfig) { c.Volumes = make([]Volume, maxVolumes+1) }, "volumes"},
+		"format":            {func(c *MachineConfig) { c.Root.Backing.Format = "vmdk" }, "format"},
+		"format of a disk":  {func(c *MachineConfig) { c.Volumes[0].Format, c.Volumes[0].Backing = "vmdk", nil }, "format of a disk"},
+		"raw on an image":   {func(c *MachineConfig) { c.Root.Format = formatRaw }, "on top of no image"},
+		"standard output":   {func(c *MachineConfig) { c.Root.FD = 1 }, "descriptor 1"},
+		"a disk twice":      {func(c *MachineConfig) { c.Volumes[0].FD = c.Root.FD }, "descriptor 9"},
+		"a descriptor less": {func(c *MachineConfig) { c.SeedFD = 0 }, "7 files for 6"},
+		"a socket twice":    {func(c *MachineConfig) { c.AgentFD = c.SeedFD }, "descriptor 14"},
+		"too high":          {func(c *MachineConfig) { c.SeedFD = 100 }, "descriptor 100"},
 	} {
 		config := plainConfig()
 		c.change(&config)
@@ -217,13 +217,13 @@ func FuzzConfig(f *testing.F) {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		var c Config
+		var c MachineConfig
 		if json.Unmarshal(text, &c) != nil || c.check(&Files{files: make([]*os.File, len(c.diskFDs())+len(c.reopenedFDs())+len(c.socketFDs()))}) != nil {
 			return
 		}
 		again, err := json.Marshal(c)
 		assert.NoError(t, err)
-		var back Config
+		var back MachineConfig
 		err = json.Unmarshal(again, &back)
 		assert.True(t, err == nil && slices.Equal(back.arguments(), c.arguments()), "%s comes back as %s: %v", text, again, err)
 		c.checkArguments(t)
@@ -233,7 +233,7 @@ func FuzzConfig(f *testing.F) {
 
 // checkArguments checks that no other options are used than every machine has, and that
 // texts are where they belong.
-func (c Config) checkArguments(t *testing.T) {
+func (c MachineConfig) checkArguments(t *testing.T) {
 	t.Helper()
 	args := c.arguments()
 	known := plainConfig().arguments()

@@ -23,10 +23,10 @@ type Confinement struct {
 	LandlockABI int `json:"landlockABI,omitempty"`
 }
 
-func (o Order) confinementOf(as *confine.User) Confinement {
+func (o Invocation) confinementOf(user *confine.User) Confinement {
 	c := Confinement{UserID: uint32(os.Geteuid()), LandlockABI: o.Policy.ABI} //nolint:gosec // a user ID
-	if as != nil {
-		c.UserID, c.HasUniqueID = as.ID, o.Users.last != 0
+	if user != nil {
+		c.UserID, c.HasUniqueID = user.ID, o.Users.last != 0
 	}
 	return c
 }

@@ -56,8 +56,8 @@ func (f *Files) Close() {
 	}
 }
 
-// at returns the file of a descriptor that a checked Config names.
-func (f *Files) at(fd int) *os.File { return f.files[fd-firstFD] }
+// fileOf returns the file of a descriptor that a checked Config names.
+func (f *Files) fileOf(fd int) *os.File { return f.files[fd-firstFD] }
 
 // fdsetName returns the name by which QEMU opens a descriptor that is in a set. It takes
 // the descriptor as if it had opened the name.

@@ -293,7 +293,7 @@ func attack(t *testing.T, self string, abi int, isOwn bool) map[string]string {
 	out, err := os.Create(filepath.Join(dir, "out"))
 	assert.NoError(t, err)
 	defer func() { _ = out.Close() }()
-	order := Order{Program: self, Policy: policy, Users: users, Dir: dir, Temp: t.TempDir(), Output: out}
+	order := Invocation{Program: self, Policy: policy, Users: users, Dir: dir, Temp: t.TempDir(), Output: out}
 	hostile, err := Start(t.Context(), config, order, Endpoints{out, out, out, out, out, out}, files)
 	assert.NoError(t, err)
 	assert.NoError(t, hostile.Wait())
@@ -315,7 +315,7 @@ func publicCopy(t *testing.T) string {
 }
 
 // makeTargets makes a machine's directory, and the targets of its hostile program.
-func makeTargets(t *testing.T) (dir string, config Config, files *Files) {
+func makeTargets(t *testing.T) (dir string, config MachineConfig, files *Files) {
 	t.Helper()
 	dir, other := privateDir(t), privateDir(t)
 	x := targets{Parent: os.Getpid(), Other: startOther(t), Abstract: fmt.Sprint("drover-hostile-", os.Getpid(), t.Name())}

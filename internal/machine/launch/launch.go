@@ -29,8 +29,8 @@ import (
 // KVMDevice is the device that gives guests the processor's virtualisation.
 const KVMDevice = "/dev/kvm"
 
-// Order says how to start a machine.
-type Order struct {
+// Invocation says how to start a machine.
+type Invocation struct {
 	// Program is the QEMU to start.
 	Program string
 	// Policy is sufficient for every machine on that QEMU, except for rights that this one needs
@@ -54,31 +54,31 @@ type Started struct {
 
 // Start starts the QEMU of a machine in a new session. QEMU does not inherit this program's
 // environment, and of its files only the given ones, which the caller closes.
-func Start(ctx context.Context, c Config, o Order, in Endpoints, files *Files) (*Started, error) {
+func Start(ctx context.Context, c MachineConfig, o Invocation, in Endpoints, files *Files) (*Started, error) {
 	arguments, err := c.Arguments(files)
 	if err != nil {
 		return nil, fmt.Errorf("the machine cannot be started as it is described: %w", err)
 	}
 	given := slices.Clone(files.files)
 	for _, fd := range c.reopenedFDs() {
-		readable, err := o.makeReadable(files.at(fd))
+		readable, err := o.makeReadable(files.fileOf(fd))
 		if err != nil {
 			return nil, fmt.Errorf("copying a file that QEMU is to read: %w", err)
 		}
-		if readable != files.at(fd) {
+		if readable != files.fileOf(fd) {
 			defer func() { _ = readable.Close() }()
 		}
 		given[fd-firstFD] = readable
 	}
 	started := &Started{Cmd: o.command(ctx, arguments, slices.Concat(in.files(), given))}
-	err = o.Users.StartAs(func(as *confine.User) error {
-		started.Confinement = o.confinementOf(as)
-		return explainStart(confine.Start(started.Cmd, o.policyOf(c, as, given)), as)
+	err = o.Users.StartAs(func(user *confine.User) error {
+		started.Confinement = o.confinementOf(user)
+		return explainStart(confine.Start(started.Cmd, o.policyOf(c, user, given)), user)
 	})
 	return started, err
 }
 
-func (o Order) command(ctx context.Context, arguments []string, files []*os.File) *exec.Cmd {
+func (o Invocation) command(ctx context.Context, arguments []string, files []*os.File) *exec.Cmd {
 	cmd := confine.Command(context.WithoutCancel(ctx), o.Program, arguments...)
 	cmd.Stdout, cmd.Stderr = o.Output, o.Output
 	cmd.ExtraFiles = files
@@ -88,39 +88,39 @@ func (o Order) command(ctx context.Context, arguments []string, files []*os.File
 // StartProbe starts a program that tries a KVM device, as confined as the QEMU of a machine
 // that uses the device.
 func StartProbe(cmd *exec.Cmd, policy confine.Policy, users *Users, device string) error {
-	return users.StartAs(func(as *confine.User) error {
-		return explainStart(confine.Start(cmd, withKVM(policy, as, device)), as)
+	return users.StartAs(func(user *confine.User) error {
+		return explainStart(confine.Start(cmd, withKVM(policy, user, device)), user)
 	})
 }
 
 // withKVM lets the user use a KVM device, and gives it the device's group.
-func withKVM(policy confine.Policy, as *confine.User, device string) confine.Policy {
-	policy.Devices, policy.User = append(slices.Clone(policy.Devices), device), as
-	if as != nil {
-		as.Groups = deviceGroups(device)
+func withKVM(policy confine.Policy, user *confine.User, device string) confine.Policy {
+	policy.Devices, policy.User = append(slices.Clone(policy.Devices), device), user
+	if user != nil {
+		user.Groups = deviceGroups(device)
 	}
 	return policy
 }
 
 // explainStart says what an error of a start as another user means.
-func explainStart(err error, as *confine.User) error {
+func explainStart(err error, user *confine.User) error {
 	switch {
-	case as == nil || err == nil || errors.Is(err, confine.ErrNotRestricted):
+	case user == nil || err == nil || errors.Is(err, confine.ErrNotRestricted):
 		return err
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EINVAL):
-		return fmt.Errorf("%w: Drover cannot start it as user ID %d: that takes root with CAP_SETUID, CAP_SETGID and CAP_SETPCAP, and an ID that exists in this user namespace: %w", ErrNoUser, as.ID, err)
+		return fmt.Errorf("%w: Drover cannot start it as user ID %d: that takes root with CAP_SETUID, CAP_SETGID and CAP_SETPCAP, and an ID that exists in this user namespace: %w", ErrNoUser, user.ID, err)
 	case errors.Is(err, unix.EACCES):
-		return fmt.Errorf("user ID %d may not execute the program: every user must be able to: %w", as.ID, err)
+		return fmt.Errorf("user ID %d may not execute the program: every user must be able to: %w", user.ID, err)
 	}
 	return err
 }
 
 // policyOf returns the policy of every machine with the rights that this one needs in addition.
-func (o Order) policyOf(c Config, as *confine.User, files []*os.File) confine.Policy {
+func (o Invocation) policyOf(c MachineConfig, user *confine.User, files []*os.File) confine.Policy {
 	policy := o.Policy
-	policy.Dir, policy.User = o.Dir, as
+	policy.Dir, policy.User = o.Dir, user
 	if c.Accel == AccelKVM {
-		policy = withKVM(policy, as, KVMDevice)
+		policy = withKVM(policy, user, KVMDevice)
 	}
 	policy.Reopen = nil
 	for _, fd := range c.reopenedFDs() {
@@ -141,7 +141,7 @@ func deviceGroups(path string) []uint32 {
 
 // makeReadable returns a file that machines' users may open again for reading: the given
 // one, or a copy whose path has been removed.
-func (o Order) makeReadable(file *os.File) (*os.File, error) {
+func (o Invocation) makeReadable(file *os.File) (*os.File, error) {
 	info, err := file.Stat()
 	if err != nil || !o.Users.AreSeparate() || info.Mode().Perm()&0o004 != 0 {
 		return file, err

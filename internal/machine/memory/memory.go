@@ -84,7 +84,7 @@ type Demand struct {
 func (r *Reservations) Take(id string, want Demand, findRoom func() (Room, error)) (release func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.admit(want, findRoom); err != nil {
+	if err := r.admitDemand(want, findRoom); err != nil {
 		return nil, err
 	}
 	if r.starting == nil {
@@ -102,11 +102,11 @@ func (r *Reservations) Take(id string, want Demand, findRoom func() (Room, error
 func (r *Reservations) Check(want Demand, findRoom func() (Room, error)) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.admit(want, findRoom)
+	return r.admitDemand(want, findRoom)
 }
 
-// admit requires the lock.
-func (r *Reservations) admit(want Demand, findRoom func() (Room, error)) error {
+// admitDemand requires the lock.
+func (r *Reservations) admitDemand(want Demand, findRoom func() (Room, error)) error {
 	have, err := findRoom()
 	if err != nil {
 		return nil //nolint:nilerr // A host whose memory is unknown is tried.

@@ -125,7 +125,7 @@ func runOnHost(ctx context.Context, open NetworkOpener, log logr.Logger) error {
 	if err := servePorts(ctx, network, config); err != nil {
 		log.Error(err, "Ports cannot be served")
 	}
-	s := New(Config{
+	s := New(Options{
 		Disks: config.Disks, Clock: clock.RealClock{}, Log: log, LogBytes: config.LogBytes, GuestNonce: config.GuestNonce, Network: network, Links: links,
 		RecordEnd: func(e End) error { return writeEnd(record, e) },
 	})

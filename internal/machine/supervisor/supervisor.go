@@ -83,8 +83,8 @@ type Network interface {
 	Statistics() report.NetworkStatistics
 }
 
-// Config has the settings of a supervisor.
-type Config struct {
+// Options has the settings of a supervisor.
+type Options struct {
 	// Network is the edge of the machine's network.
 	Network Network
 	// Links lead to other machines, where there are any.
@@ -109,7 +109,7 @@ type Config struct {
 
 // Supervisor follows one QEMU.
 type Supervisor struct {
-	Config
+	Options
 
 	// The connections to QEMU, which are set once attached is closed.
 	attached chan struct{}
@@ -131,9 +131,9 @@ var (
 )
 
 // New returns a supervisor of a QEMU that may be yet to start.
-func New(c Config) *Supervisor {
+func New(c Options) *Supervisor {
 	s := &Supervisor{
-		Config: c, attached: make(chan struct{}), changed: make(chan struct{}, 1), faults: make(chan machine.DiskFault, 1),
+		Options: c, attached: make(chan struct{}), changed: make(chan struct{}, 1), faults: make(chan machine.DiskFault, 1),
 		progress: progress{clock: c.Clock, gracePeriod: c.GracePeriod},
 	}
 	s.guest = guestAccess{progress: &s.progress, network: c.Network, nonce: c.GuestNonce, clock: c.Clock, memory: newExecMemory()}

@@ -18,7 +18,7 @@ import (
 // TestWaits checks that the status says what a guest waits for.
 func TestWaits(t *testing.T) {
 	t.Parallel()
-	s := New(Config{Clock: clock.RealClock{}, Log: logr.Discard()})
+	s := New(Options{Clock: clock.RealClock{}, Log: logr.Discard()})
 	f := follower{supervisor: s}
 	for _, c := range []struct {
 		cause error

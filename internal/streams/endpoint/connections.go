@@ -72,7 +72,7 @@ func excessOf(strangers []*connection) *connection {
 		counts[one.network]++
 		most = max(most, counts[one.network])
 	}
-	return strangers[slices.IndexFunc(strangers, func(one *connection) bool { return counts[one.network] == most })]
+	return strangers[slices.IndexFunc(strangers, func(stranger *connection) bool { return counts[stranger.network] == most })]
 }
 
 // admitUser gives a connection of a stranger one of the users' places.

@@ -61,8 +61,8 @@ func newFigures(lease time.Duration) []figure {
 	}
 }
 
-// of returns a figure of the handovers that have it, in ms.
-func (f figure) of(seen []handover) (times []float64) {
+// timesOf returns a figure of the handovers that have it, in ms.
+func (f figure) timesOf(seen []handover) (times []float64) {
 	for _, h := range seen {
 		if f.isIn(h) {
 			times = append(times, bench.Milliseconds(f.to(h)-f.from(h)))
@@ -78,7 +78,7 @@ func (b *benchmark) addRows() {
 		times := map[circumstances][]float64{}
 		for _, vms := range b.Sizes {
 			ours, plain := circumstances{nameDrover, vms, f.sig}, circumstances{namePlain, vms, f.sig}
-			times[ours], times[plain] = f.of(b.handovers[ours]), f.of(b.handovers[plain])
+			times[ours], times[plain] = f.timesOf(b.handovers[ours]), f.timesOf(b.handovers[plain])
 			b.addRow(f, what, ours, times[ours], times[plain])
 			for _, name := range []string{nameDrover, namePlain} {
 				bare, full := times[circumstances{name, 0, f.sig}], times[circumstances{name, vms, f.sig}]

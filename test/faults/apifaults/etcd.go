@@ -129,7 +129,7 @@ func (r *etcdRun) run(ctx context.Context, want lab.State) (broken []lab.Violati
 		return []lab.Violation{{Case: r.name, Rule: "O10", Text: late.Error(), History: r.replicas.Decisions()}}, nil
 	}
 	if err == nil {
-		broken, err = r.judge(ctx, want)
+		broken, err = r.checkState(ctx, want)
 	}
 	return broken, err
 }
@@ -192,8 +192,8 @@ func (r *etcdRun) waitApplied(ctx context.Context, names ...string) error {
 	return nil
 }
 
-// judge returns the rules that are broken at rest.
-func (r *etcdRun) judge(ctx context.Context, want lab.State) ([]lab.Violation, error) {
+// checkState returns the rules that are broken at rest.
+func (r *etcdRun) checkState(ctx context.Context, want lab.State) ([]lab.Violation, error) {
 	if r.past {
 		want = r.snapshot
 	}

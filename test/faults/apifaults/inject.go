@@ -123,8 +123,8 @@ type injector struct {
 	over     chan struct{}  // closed when it is over
 }
 
-func newInjector(recovery lab.Recovery, event string, of fault) *injector {
-	i := &injector{event: event, fault: of, counts: map[string]int{}, begun: make(chan struct{}), over: make(chan struct{})}
+func newInjector(recovery lab.Recovery, event string, injected fault) *injector {
+	i := &injector{event: event, fault: injected, counts: map[string]int{}, begun: make(chan struct{}), over: make(chan struct{})}
 	if recovery == lab.ByStandby {
 		i.process = 1
 	}

@@ -117,7 +117,7 @@ func (s *nbdServer) readReports() {
 			s.add(conn)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) { // else it was killed
-			s.note(err)
+			s.noteError(err)
 		}
 	}
 }
@@ -133,12 +133,12 @@ func (s *nbdServer) add(conn net.Conn) {
 		delete(s.conns, conn)
 		s.mu.Unlock()
 		if err = errors.Join(err, conn.Close()); err != nil && !isDisconnect(err) {
-			s.note(err)
+			s.noteError(err)
 		}
 	})
 }
 
-func (s *nbdServer) note(err error) {
+func (s *nbdServer) noteError(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.errs = append(s.errs, err)

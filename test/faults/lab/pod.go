@@ -158,8 +158,8 @@ func (e Pod) Prepare(ctx context.Context, w *World) error {
 	p.kubelet = podtest.NewKubelet(w.KubeClient, w.Name)
 	p.kubelet.NodeName, p.kubelet.Log = w.Name, report(w)
 	p.node.Serve(p.kubelet)
-	p.kubelet.Begin, p.kubelet.Has = p.begin, p.has
-	return errors.Join(w.makeForeignClaim(ctx), w.makePodsPossible(ctx), p.kubelet.Start(p.see))
+	p.kubelet.Begin, p.kubelet.Has = p.begin, p.hasObject
+	return errors.Join(w.makeForeignClaim(ctx), w.makePodsPossible(ctx), p.kubelet.Start(p.noteObject))
 }
 
 // foreignClaim is the PVC of a server of another cluster.
@@ -193,8 +193,8 @@ func (e Pod) world(w *World) *podWorld {
 	return p.(*podWorld)
 }
 
-// has reports whether an object is of this cluster.
-func (p *podWorld) has(o metav1.Object) bool {
+// hasObject reports whether an object is of this cluster.
+func (p *podWorld) hasObject(o metav1.Object) bool {
 	return o.GetLabels()[objects.LabelCluster] == p.w.ClusterID
 }
 
@@ -267,9 +267,9 @@ func (p *podWorld) countRuns(uid types.UID) (count int) {
 	return count
 }
 
-// see judges a change of a pod or a PVC.
-func (p *podWorld) see(o metav1.Object, isGone bool) {
-	if !p.has(o) {
+// noteObject judges a change of a pod or a PVC.
+func (p *podWorld) noteObject(o metav1.Object, isGone bool) {
+	if !p.hasObject(o) {
 		return
 	}
 	var epoch uint64
@@ -317,7 +317,7 @@ func (e Pod) Inspect(ctx context.Context, w *World, _ []rules.Process) (Observed
 	foreign := 0
 	for n := range claims.Items {
 		switch c := &claims.Items[n]; {
-		case !p.has(c) && c.DeletionTimestamp == nil && c.Labels[objects.LabelRetained] == "":
+		case !p.hasObject(c) && c.DeletionTimestamp == nil && c.Labels[objects.LabelRetained] == "":
 			foreign++
 		case c.Labels[objects.LabelVolume] == "":
 			s, err := p.serverOf(ctx, c, pods.Items)
@@ -359,7 +359,7 @@ func (p *podWorld) serverOf(ctx context.Context, c *corev1.PersistentVolumeClaim
 		Released: c.Labels[objects.LabelRetained] != "",
 	}
 	running, err := processlog.Processes(uid)
-	n := slices.IndexFunc(pods, func(of corev1.Pod) bool { return of.Name == c.Name && p.has(&of) })
+	n := slices.IndexFunc(pods, func(of corev1.Pod) bool { return of.Name == c.Name && p.hasObject(&of) })
 	s.Config = fmt.Sprintf("root=%s QEMUs=%d machines=%d", size.String(), len(running), len(p.machines(uid)))
 	if n < 0 {
 		return s, err

@@ -24,7 +24,7 @@ import (
 // worldsByName has the worlds that send requests.
 type worldsByName struct{ byName sync.Map }
 
-func (s *worldsByName) find(name string) *World {
+func (s *worldsByName) findWorld(name string) *World {
 	w, ok := s.byName.Load(name)
 	if !ok {
 		return nil
@@ -37,7 +37,7 @@ func (s *worldsByName) find(name string) *World {
 type Interceptor func(process int, req *http.Request, next http.RoundTripper) (*http.Response, error)
 
 // Intercept has all requests of processes go through an Interceptor. No process may run yet.
-func (w *World) Intercept(by Interceptor) { w.intercept = by }
+func (w *World) Intercept(interceptor Interceptor) { w.intercept = interceptor }
 
 // interceptedTransport sends requests through the Interceptors of their worlds.
 type interceptedTransport struct{ next http.RoundTripper }
@@ -81,7 +81,7 @@ func newProxy(config *rest.Config, worlds *worldsByName) (http.Handler, error) {
 		name, path, _ := strings.Cut(strings.TrimPrefix(req.URL.Path, "/"), "/")
 		number, path, _ := strings.Cut(path, "/")
 		process, err := strconv.Atoi(number)
-		w := worlds.find(name)
+		w := worlds.findWorld(name)
 		if w == nil || err != nil {
 			http.NotFound(rw, req)
 			return

@@ -50,7 +50,7 @@ func (c *checker) check(ctx context.Context, s State) error {
 	if broken == nil {
 		return nil
 	}
-	kept, err := keep(s)
+	kept, err := keepState(s)
 	if err != nil {
 		return err
 	}
@@ -72,8 +72,8 @@ func ruleOf(broken error) rules.Rule {
 	return rules.O10
 }
 
-// keep leaves a state for Replay.
-func keep(s State) (string, error) {
+// keepState leaves a state for Replay.
+func keepState(s State) (string, error) {
 	dir, err := os.MkdirTemp("", "drover-powercut-state-")
 	if err != nil {
 		return "", err
@@ -85,7 +85,7 @@ func keep(s State) (string, error) {
 // checkFolder opens the driver, compares its servers with the steps so far, and finishes what was
 // begun.
 func (c *checker) checkFolder(ctx context.Context, marks []string, dir string) error {
-	w, err := c.at(dir).open(c.program)
+	w, err := c.inputsIn(dir).open(c.program)
 	if err != nil {
 		return err
 	}
@@ -242,7 +242,7 @@ func (c *checker) checkRemoval(ctx context.Context, w *workload, dir string) err
 			return fmt.Errorf("server %s cannot be deleted: %w", spec.Name, err)
 		}
 	}
-	if _, err := c.at(dir).open(c.program); err != nil { // which also clears up
+	if _, err := c.inputsIn(dir).open(c.program); err != nil { // which also clears up
 		return fmt.Errorf("opened again: %w", err)
 	}
 	for _, name := range w.folders {

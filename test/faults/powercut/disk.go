@@ -134,8 +134,8 @@ func (d *disk) setEntry(e entry) {
 	folder[e.name] = e.file
 }
 
-// find returns the file of a path below the root, or 0.
-func (d *disk) find(path string) fileID {
+// findFile returns the file of a path below the root, or 0.
+func (d *disk) findFile(path string) fileID {
 	at := rootID
 	for name := range strings.SplitSeq(path, "/") {
 		if name != "" && name != "." {

@@ -191,7 +191,7 @@ func (e *environment) addImage(ctx context.Context) error {
 		return err
 	}
 	// All drivers share what the first has learned of QEMU, which takes as long as all else.
-	first, err := newQEMUWorkload(e.at(filepath.Join(e.dir, "first")), nil)
+	first, err := newQEMUWorkload(e.inputsIn(filepath.Join(e.dir, "first")), nil)
 	if err != nil {
 		return err
 	}
@@ -213,8 +213,8 @@ func (e *environment) addContainer(ctx context.Context) error {
 	return err
 }
 
-// at returns the inputs for another folder.
-func (e *environment) at(dir string) inputs {
+// inputsIn returns the inputs for another folder.
+func (e *environment) inputsIn(dir string) inputs {
 	in := e.inputs
 	in.Dir = dir
 	return in
@@ -233,7 +233,7 @@ func (e *environment) close() {
 // record runs the workload under strace.
 func (e *environment) record(ctx context.Context) (*Recording, error) {
 	dir := filepath.Join(e.dir, "engine")
-	text, err := json.Marshal(e.at(dir))
+	text, err := json.Marshal(e.inputsIn(dir))
 	if err := errors.Join(err, os.Mkdir(dir, 0o700)); err != nil {
 		return nil, err
 	}

@@ -98,7 +98,7 @@ func (r *recorder) resolve(c call, n int) (folder fileID, name string, ok bool) 
 	if !ok || path == "" {
 		return 0, "", false
 	}
-	return r.disk.find(filepath.Dir(path)), filepath.Base(path), true
+	return r.disk.findFile(filepath.Dir(path)), filepath.Base(path), true
 }
 
 func (r *recorder) add(o op) {
@@ -145,7 +145,7 @@ func (r *recorder) recordDescriptor(c call) error {
 		}
 		return nil
 	}
-	file := r.disk.find(short)
+	file := r.disk.findFile(short)
 	switch c.name {
 	case "read":
 		r.positions[fd] += c.result

@@ -59,14 +59,14 @@ func (s State) Write(folder string) error {
 
 // FileAt returns the content of a file of the state by its path, and whether it is there.
 func (s State) FileAt(path string) ([]byte, bool) {
-	file := s.disk.find(path)
+	file := s.disk.findFile(path)
 	_, isFolder := s.disk.folders[file]
 	return s.disk.files[file].bytes(), file != 0 && !isFolder
 }
 
 // filesIn returns the paths of the files in a folder of the state.
 func (s State) filesIn(folder string) (paths []string) {
-	for name := range s.disk.folders[s.disk.find(folder)] {
+	for name := range s.disk.folders[s.disk.findFile(folder)] {
 		paths = append(paths, filepath.Join(folder, name))
 	}
 	slices.Sort(paths)

@@ -62,9 +62,9 @@ func checkFlat(all []sample) (broken []lab.Violation, notes []string) {
 }
 
 // least returns the least of one need.
-func least(of []sample, need int) float64 {
-	lowest := of[0].needs[need]
-	for _, s := range of {
+func least(all []sample, need int) float64 {
+	lowest := all[0].needs[need]
+	for _, s := range all {
 		lowest = min(lowest, s.needs[need])
 	}
 	return lowest

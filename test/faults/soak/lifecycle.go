@@ -154,8 +154,8 @@ func (l *lifecycle) change(ctx context.Context, s *soak) error {
 	return s.world.WaitVM(ctx, l.name, isApplied)
 }
 
-// settle waits until the last request is done.
-func (l *lifecycle) settle(ctx context.Context, s *soak) error {
+// awaitState waits until the last request is done.
+func (l *lifecycle) awaitState(ctx context.Context, s *soak) error {
 	if l.hasty {
 		l.atLeast, l.ready = 1, true
 	}

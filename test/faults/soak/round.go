@@ -31,10 +31,10 @@ func (s *soak) round(ctx context.Context, count int) error {
 	held, err := s.liveAll(ctx, all)
 	err = errors.Join(err, stop())
 	if err == nil {
-		err = s.each(held, func(l *lifecycle) error { return l.settle(ctx, s) })
+		err = s.each(held, func(l *lifecycle) error { return l.awaitState(ctx, s) })
 	}
 	if err == nil {
-		err = s.judge(ctx, nil)
+		err = s.checkLifecycles(ctx, nil)
 	}
 	if err != nil {
 		return s.explain(err)
@@ -43,7 +43,7 @@ func (s *soak) round(ctx context.Context, count int) error {
 	err = s.each(held, func(l *lifecycle) error { return l.end(ctx, s) })
 	err = errors.Join(err, stop())
 	if err == nil {
-		err = s.judge(ctx, all)
+		err = s.checkLifecycles(ctx, all)
 	}
 	if err == nil {
 		err = s.rest(ctx)
@@ -90,7 +90,7 @@ func (s *soak) each(all []*lifecycle, do func(*lifecycle) error) error {
 	return inParallel(all, func(_ int, l *lifecycle) error { return do(l) })
 }
 
-func inParallel[T any](all []T, do func(n int, of T) error) error {
+func inParallel[T any](all []T, do func(n int, item T) error) error {
 	errs := make([]error, len(all))
 	var running sync.WaitGroup
 	for n, of := range all {
@@ -100,8 +100,8 @@ func inParallel[T any](all []T, do func(n int, of T) error) error {
 	return errors.Join(errs...)
 }
 
-// judge waits until all rules hold. The lifecycles are those that have ended.
-func (s *soak) judge(ctx context.Context, ended []*lifecycle) error {
+// checkLifecycles waits until all rules hold. The lifecycles are those that have ended.
+func (s *soak) checkLifecycles(ctx context.Context, ended []*lifecycle) error {
 	broken, err := lab.Settle(ctx, func() ([]lab.Violation, error) {
 		state, broken, err := s.world.JudgeEvidence(ctx, s.replicas.evidence(s.Engine))
 		for _, l := range ended {
@@ -132,7 +132,7 @@ func (s *soak) rest(ctx context.Context) error {
 		return err
 	}
 	s.world.CloseIdle()
-	if err := s.log.rest(ctx, s); err != nil {
+	if err := s.log.awaitIdle(ctx, s); err != nil {
 		return err
 	}
 	if qemu, ok := s.Engine.(lab.QEMU); ok { // released machines need memory and CPU

@@ -48,12 +48,12 @@ func (s *samples) addDone() {
 	s.done++
 }
 
-// rest takes a sample of each process after garbage was collected.
-func (s *samples) rest(ctx context.Context, of *soak) error {
+// awaitIdle takes a sample of each process after garbage was collected.
+func (s *samples) awaitIdle(ctx context.Context, running *soak) error {
 	for _, name := range names {
-		err := s.take(ctx, of, name)
-		if err != nil && of.replicas.mayLose {
-			err = assert.Poll(ctx, name+" has started again", func() error { return s.take(ctx, of, name) })
+		err := s.takeSample(ctx, running, name)
+		if err != nil && running.replicas.mayLose {
+			err = assert.Poll(ctx, name+" has started again", func() error { return s.takeSample(ctx, running, name) })
 		}
 		if err != nil {
 			return fmt.Errorf("sample of %s: %w", name, err)
@@ -62,17 +62,17 @@ func (s *samples) rest(ctx context.Context, of *soak) error {
 	return nil
 }
 
-func (s *samples) take(ctx context.Context, of *soak, name string) error {
+func (s *samples) takeSample(ctx context.Context, running *soak, name string) error {
 	taken := sample{replica: name}
-	if p := of.replicas.Running()[name]; p != nil {
+	if p := running.replicas.Running()[name]; p != nil {
 		taken.pid = p.PID()
 	}
 	for range 2 { // what has a finalizer goes with the second collection
-		if _, err := of.replicas.get(ctx, name, "/debug/pprof/heap?gc=1"); err != nil {
+		if _, err := running.replicas.get(ctx, name, "/debug/pprof/heap?gc=1"); err != nil {
 			return err
 		}
 	}
-	page, err := of.replicas.get(ctx, name, "/metrics")
+	page, err := running.replicas.get(ctx, name, "/metrics")
 	if err != nil {
 		return err
 	}

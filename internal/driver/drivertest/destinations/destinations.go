@@ -181,7 +181,7 @@ func (w *world) listen(t *testing.T, address string) string {
 			if err != nil {
 				return
 			}
-			w.note("tcp", conn.RemoteAddr())
+			w.noteSource("tcp", conn.RemoteAddr())
 			go func() {
 				_, _ = conn.Read(make([]byte, 1))
 				_, _ = conn.Write([]byte(theHost))
@@ -196,14 +196,14 @@ func (w *world) listen(t *testing.T, address string) string {
 			if err != nil {
 				return
 			}
-			w.note("udp", from)
+			w.noteSource("udp", from)
 			_, _ = packets.WriteTo([]byte(theHost), from)
 		}
 	}()
 	return fmt.Sprint(listener.Addr().(*net.TCPAddr).Port)
 }
 
-func (w *world) note(protocol string, from net.Addr) {
+func (w *world) noteSource(protocol string, from net.Addr) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.heard = append(w.heard, fmt.Sprintf("%s from %s", protocol, from))

@@ -120,9 +120,9 @@ type console struct {
 	leave context.CancelCauseFunc
 }
 
-func (a *Access) newConsole(ctx context.Context, of Server, at int) *console {
+func (a *Access) newConsole(ctx context.Context, attached Server, at int) *console {
 	ctx, end := context.WithCancelCause(ctx)
-	c := &console{screen: screenOf(of), access: a, of: of, at: at, ctx: ctx, leave: end}
+	c := &console{screen: screenOf(attached), access: a, of: attached, at: at, ctx: ctx, leave: end}
 	context.AfterFunc(ctx, func() { c.release(c) })
 	return c
 }

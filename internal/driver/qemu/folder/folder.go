@@ -51,7 +51,7 @@ func Open(path string, c clock.WithTicker) (*Folder, error) {
 	}
 	return &Folder{
 		dir:    dir,
-		host:   instance.NewHost(instance.Config{Users: &launch.Users{}, Clock: c, Log: logr.Discard()}, dir),
+		host:   instance.NewHost(instance.Options{Users: &launch.Users{}, Clock: c, Log: logr.Discard()}, dir),
 		images: &image.Store{Dir: dir.Path(), Sub: ImagesDir, Clock: c},
 	}, nil
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // PrepareRun returns the description of the machine that a start would run.
-func PrepareRun(ctx context.Context, inst *Instance, spec driver.ServerSpec, files *launch.Files) (launch.Config, error) {
+func PrepareRun(ctx context.Context, inst *Instance, spec driver.ServerSpec, files *launch.Files) (launch.MachineConfig, error) {
 	s := &start{inst: inst, host: inst.Host, spec: spec, files: files}
 	err := s.prepareRun(ctx, Platform{"pc-q35-7.2", launch.AccelTCG})
 	return s.machine, err

@@ -182,10 +182,10 @@ func (h *fuzzHost) below(x choices) choices {
 }
 
 // prepare makes a server that is off, and opens what its run would get.
-func (h *fuzzHost) prepare(t *testing.T, spec driver.ServerSpec, files *launch.Files) (launch.Config, error) {
+func (h *fuzzHost) prepare(t *testing.T, spec driver.ServerSpec, files *launch.Files) (launch.MachineConfig, error) {
 	t.Helper()
 	if _, err := h.Ensure(t.Context(), spec); err != nil {
-		return launch.Config{}, err
+		return launch.MachineConfig{}, err
 	}
 	inst, err := h.InstanceOf(spec.UID).Load()
 	assert.NoError(t, err)
@@ -208,7 +208,7 @@ func expectedShapes(t *testing.T, x choices) []string {
 	t.Helper()
 	fd := 9
 	next := func() int { fd++; return fd - 1 }
-	c := launch.Config{
+	c := launch.MachineConfig{
 		UUID: "0c6f2f4a-0000-4000-8000-000000000000", ID: "plain", Type: "pc-q35-7.2", Accel: launch.AccelTCG, CPUs: 1, MemoryBytes: 64 << 20,
 		Volumes: []launch.Volume{{Name: "plain", Drive: launch.Drive{FD: next()}}, {Name: "data", Drive: launch.Drive{FD: next(), ReadOnly: true}}},
 		Kernel:  &launch.Kernel{FD: next()}, SeedFD: next(),

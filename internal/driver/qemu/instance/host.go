@@ -46,8 +46,8 @@ const (
 	BrokerDir = "broker"
 )
 
-// Config are the settings that instances share.
-type Config struct {
+// Options are the settings that instances share.
+type Options struct {
 	ClusterID string
 	// Accelerator is machine.AccelAuto, machine.AccelKVM or machine.AccelTCG.
 	Accelerator string
@@ -61,7 +61,7 @@ type Config struct {
 
 // Host has the state and settings that the instances in a folder share.
 type Host struct {
-	Config
+	Options
 
 	StateDir *statedir.Dir
 	Exits    *exits.Store
@@ -100,10 +100,10 @@ type Host struct {
 
 // NewHost returns the host of the instances in a folder. To start any of them it needs
 // images, disks, choose and reserve too.
-func NewHost(c Config, dir *statedir.Dir) *Host {
+func NewHost(c Options, dir *statedir.Dir) *Host {
 	program := &machine.Program{Name: c.Binary, Users: c.Users, Log: c.Log}
 	h := &Host{
-		Config: c, StateDir: dir, Program: program, Exits: &exits.Store{StateDir: dir, Clock: c.Clock, Log: c.Log},
+		Options: c, StateDir: dir, Program: program, Exits: &exits.Store{StateDir: dir, Clock: c.Clock, Log: c.Log},
 		Accelerator: machine.NewAccelerator(c.Accelerator, program, c.Clock, c.Log),
 		LogBound:    defaultLogBound, FindGroups: cgroup.Find, FindGroupMemory: cgroup.MemoryLeft,
 		starts: proc.NewStarts(c.Clock),

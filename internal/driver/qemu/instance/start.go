@@ -77,7 +77,7 @@ type start struct {
 	host *Host
 	spec driver.ServerSpec
 	// machine is the machine that is to run, and files are the files that QEMU is to get.
-	machine launch.Config
+	machine launch.MachineConfig
 	files   *launch.Files
 	// forwards are the host ports of the run, and sockets those that were opened for it.
 	forwards []hostports.Forward
@@ -93,7 +93,7 @@ func (s *start) prepareRun(ctx context.Context, platform Platform) error {
 		return err
 	}
 	defer release()
-	s.machine = launch.Config{
+	s.machine = launch.MachineConfig{
 		UUID: string(s.inst.UID), ID: s.inst.ID, Type: platform.MachineType, Accel: platform.Accelerator,
 		CPUs: wholeCPUs(s.spec.CPUMilli), MemoryBytes: s.spec.MemoryBytes,
 	}
