@@ -27,7 +27,7 @@ const (
 // maxStreams limits the streams of a machine.
 const maxStreams = 32
 
-var upgrader = websocket.Upgrader{ReadBufferSize: 4 << 10, WriteBufferSize: terminal.ChunkSize}
+var upgrader = websocket.Upgrader{ReadBufferSize: 4 << 10, WriteBufferSize: terminal.ChunkSize + 1}
 
 // guestHandler serves the calls and streams of Guest.
 type guestHandler struct {
