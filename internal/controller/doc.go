@@ -15,7 +15,7 @@
 //	report.go     one status write if something changed, then the events
 //
 // outcome.go records the outcome of an action, status.go builds the status, and
-// events.go the events. memory.go keeps facts that this process knows from earlier passes,
+// events.go the events. memory.go and facttimes/ keep facts of earlier passes of this process,
 // and vmclient/ the objects that it has written itself.
 //
 // setup.go sets up a controller for each driver and fills the queue of a new

@@ -15,7 +15,7 @@ import (
 //
 // countShortRun (internal/controller/outcome.go) counts a start after a crash in
 // status.operation, whose failure is then Exited, and countUntilStable (power.go) keeps the
-// count until the run is stable, which internal/controller/memory.go measures by this
+// count until the run is stable, which internal/controller/facttimes measures by this
 // process's clock. Only starts by Drover count: under docker the engine itself restarts a
 // container that ended, and a server gets here where the engine does not, or has given up.
 const stableRun = 10 * time.Second
