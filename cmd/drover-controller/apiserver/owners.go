@@ -45,6 +45,7 @@ func CachedOwners(reader client.Reader, options ...client.ListOption) inventory.
 // ownerIndex finds VirtualMachines in the cache by their UIDs.
 const ownerIndex = "metadata.uid"
 
+// IndexOwners makes the cache find VirtualMachines by their UID.
 func IndexOwners(ctx context.Context, mgr ctrl.Manager) error {
 	return mgr.GetFieldIndexer().IndexField(ctx, &api.VirtualMachine{}, ownerIndex, func(o client.Object) []string { return []string{string(o.GetUID())} })
 }
