@@ -24,10 +24,10 @@ import (
 	"cloudnative.tw/drover/internal/guest/wire"
 )
 
-// Agent is what answers the host.
+// Agent answers the host.
 type Agent struct {
 	Table *process.Table
-	// Base is what the entrypoint runs with, and commands where they say nothing else.
+	// Base has the settings of the entrypoint, which are the defaults of commands.
 	Base Base
 	// Lookup returns the user of a text as an image has it.
 	Lookup func(text string) (users.User, error)
@@ -35,7 +35,7 @@ type Agent struct {
 	slots chan struct{}
 }
 
-// Base is what commands have in common with the entrypoint.
+// Base has the settings that commands share with the entrypoint.
 type Base struct {
 	Env []string
 	// Defaults are entries for names that Env does not have. HOME is the user's.
@@ -44,8 +44,8 @@ type Base struct {
 	Dir      string
 }
 
-// Serve serves whoever comes by a port with the nonce, until the port fails. A read that returns io.EOF
-// means that the host has no connection, not that there will be none.
+// Serve serves every host that sends the nonce through a port, until the port fails. A read that returns io.EOF
+// means that the host is not connected at the moment.
 func (a *Agent) Serve(port io.ReadWriter, nonce []byte) error {
 	a.slots = make(chan struct{}, wire.MaxStreams)
 	s := &server{agent: a, port: port}
@@ -72,7 +72,7 @@ type server struct {
 	port  io.ReadWriter
 	// input takes what belongs to the session, nil without one.
 	input *io.PipeWriter
-	// over is closed once the session writes no more, nil before the first.
+	// over is closed once the session has stopped writing; it is nil before the first session.
 	over chan struct{}
 }
 
@@ -89,7 +89,7 @@ func (s *server) end() {
 	}
 }
 
-// begin begins a session, once the one before writes no more.
+// begin begins a session, once the one before has stopped writing.
 func (s *server) begin(id []byte) {
 	s.end()
 	in, out := io.Pipe()

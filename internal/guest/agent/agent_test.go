@@ -209,7 +209,7 @@ func TestRefused(t *testing.T) {
 		`the interpreter or loader that it names is not`:        {wire.Exec{Args: []string{script}}, client.ErrNotFound},
 		`neither a program for this processor nor a script`:     {wire.Exec{Args: []string{rubbish}}, client.ErrNotExecutable},
 		`user is "nobody"`:                                      {wire.Exec{Args: []string{"true"}, User: &nobody}, client.ErrRefused},
-		`the working directory "/no/folder" is no folder`:       {wire.Exec{Args: []string{"true"}, WorkingDir: "/no/folder"}, client.ErrRefused},
+		`the working directory "/no/folder" is not a folder`:    {wire.Exec{Args: []string{"true"}, WorkingDir: "/no/folder"}, client.ErrRefused},
 		`names no program`:                                      {wire.Exec{}, client.ErrRefused},
 	} {
 		_, err := c.Exec(t.Context(), client.Command{Exec: test.exec, Stdout: io.Discard, Stderr: io.Discard})
@@ -277,7 +277,7 @@ func readUntil(r io.Reader, text string) error {
 	return nil
 }
 
-// TestReconnect checks that a new connection gets a session of its own, whatever was on its way in
+// TestReconnect checks that a new connection gets a new session, whatever was on its way in
 // the one before, and that nothing of the old one comes.
 func TestReconnect(t *testing.T) {
 	t.Parallel()

@@ -61,13 +61,13 @@ func (a *Agent) commandOf(e wire.Exec) (process.Command, error) {
 		c.Dir = e.WorkingDir
 	}
 	if info, err := os.Stat(c.Dir); err != nil || !info.IsDir() {
-		return c, fmt.Errorf("the working directory %.200q is no folder of the guest", c.Dir)
+		return c, fmt.Errorf("the working directory %.200q is not a folder of the guest", c.Dir)
 	}
 	c.Path, err = process.LookPath(e.Args[0], c.Dir, c.Env)
 	return c, err
 }
 
-// ends are both ends of what a program reads and writes.
+// ends are both ends of a program's input and output.
 type ends struct {
 	theirs [3]*os.File
 	// input is nil for a program without input, errors for one with a terminal.
@@ -121,7 +121,7 @@ func closeAll(files ...*os.File) {
 	}
 }
 
-// follow passes input and output on until the program has ended and what it wrote is on its way. A
+// follow passes input and output on until the program has ended and all of its output was sent. A
 // child of the program's that keeps the pipes open does not hold that back.
 func (s *ends) follow(p *process.Process, frames *wire.Reader, out io.Writer) wire.Response {
 	defer s.closeOurs()
@@ -148,7 +148,7 @@ func (s *ends) follow(p *process.Process, frames *wire.Reader, out io.Writer) wi
 	return wire.Response{Code: p.End().Code, Signal: p.End().Signal}
 }
 
-// takeInput passes input on until the host leaves. A program that takes no more input loses it.
+// takeInput passes input on until the host leaves. Input that the program does not read is lost.
 func (s *ends) takeInput(frames *wire.Reader, out io.Writer) {
 	queue := newInput()
 	defer queue.close()
@@ -176,7 +176,7 @@ func (s *ends) takeInput(frames *wire.Reader, out io.Writer) {
 	}
 }
 
-// endOfText is what a terminal takes for the end of its input, Ctrl-D.
+// endOfText ends the input of a terminal: Ctrl-D.
 const endOfText = 4
 
 func (s *ends) endInput() {
@@ -214,10 +214,10 @@ func startPump(from *os.File, out io.Writer, kind wire.Kind) *pump {
 	return p
 }
 
-// maxRest is what a pipe holds at most (/proc/sys/fs/pipe-max-size). More has been written after the end.
+// maxRest is the most that a pipe holds, in bytes (/proc/sys/fs/pipe-max-size). More has been written after the end.
 const maxRest = 1 << 20
 
-// finish passes on what the program has written before its end, and no more.
+// finish passes on the output that the program wrote before its end.
 func (p *pump) finish() {
 	_ = p.from.SetReadDeadline(time.Unix(1, 0))
 	<-p.done

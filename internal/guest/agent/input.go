@@ -14,12 +14,12 @@ import (
 	"cloudnative.tw/drover/internal/guest/wire"
 )
 
-// input is what a program has not taken yet, at most wire.InputWindow.
+// input is the input that a program has not taken yet, at most wire.InputWindow bytes.
 type input struct {
 	mu     sync.Mutex
 	change *sync.Cond
 	waits  []byte
-	// sent is what has been added and not reported as taken.
+	// sent is how many bytes have been added and not been reported as taken.
 	sent   int
 	closed bool
 }
@@ -43,7 +43,7 @@ func (i *input) add(p []byte) bool {
 	return true
 }
 
-// close says that no more comes.
+// close ends the input.
 func (i *input) close() {
 	i.mu.Lock()
 	defer i.mu.Unlock()

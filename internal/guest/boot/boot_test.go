@@ -137,7 +137,7 @@ func checkUsers(m *machine, c *client.Client) {
 	assert.ErrorIs(m.t, "a user that is not there", err, client.ErrRefused, `"nobody"`)
 }
 
-// checkExec checks how commands end, and what they read and write.
+// checkExec checks the ends of commands, their input and output.
 func checkExec(m *machine, c *client.Client) {
 	t := m.t
 	for _, test := range []struct {
@@ -179,7 +179,7 @@ func checkState(m *machine, c *client.Client) {
 	assert.NoError(t, c.Reseed(t.Context(), []byte("a seed")))
 }
 
-// checkFiles copies a folder into a guest that has no tar, and back.
+// checkFiles copies a folder into a guest without tar, and back.
 func checkFiles(m *machine, c *client.Client) {
 	t := m.t
 	folder := t.TempDir()
@@ -200,7 +200,7 @@ func checkFiles(m *machine, c *client.Client) {
 }
 
 // checkReconnect checks that a new connection of the host, without the guest seeing the end of the one
-// before in time, gets a session of its own.
+// before in time, gets a new session.
 func checkReconnect(m *machine, c *client.Client) *client.Client {
 	ended := make(chan error, 1)
 	go func() {
@@ -244,7 +244,7 @@ func TestEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if !test.inGate {
-				tier.Full(t, "each end takes a boot of its own; the gate has one, and the codes as the agent's commands have them")
+				tier.Full(t, "each end takes a boot; the gate has one, and the codes as the agent's commands have them")
 			}
 			m := newMachine(t, 0)
 			test.change(&m.config)
@@ -280,7 +280,7 @@ func TestFloodedResult(t *testing.T) {
 // over, and that this is reported.
 func TestGrace(t *testing.T) {
 	t.Parallel()
-	tier.Full(t, "it takes a boot of its own; the gate has one that ends at the stop signal")
+	tier.Full(t, "it takes another boot; the gate has one that ends at the stop signal")
 	m := newMachine(t, 64<<20)
 	m.config.Args, m.config.GraceSeconds = []string{"program", "stubborn"}, 1
 	m.start()
@@ -293,7 +293,7 @@ func TestGrace(t *testing.T) {
 // TestInit checks that an init is process 1 of the image, and gets its stop signal at the power button.
 func TestInit(t *testing.T) {
 	t.Parallel()
-	tier.Full(t, "it takes a boot of its own, for few images")
+	tier.Full(t, "it takes another boot, for few images")
 	m := newMachine(t, 64<<20)
 	m.config.Args, m.config.StopSignal = []string{"/sbin/init", "serve"}, "SIGQUIT"
 	m.start()

@@ -159,7 +159,7 @@ func obeyOrder(ready io.Closer) error {
 	if order.Program != nil {
 		return order.Program.execute()
 	}
-	// The kernel reaps the children of a process that ignores their ends.
+	// A process that ignores the ends of its children has them reaped by the kernel.
 	signal.Ignore()
 	if err := errors.Join(os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0o600), ready.Close()); err != nil {
 		return err
@@ -179,5 +179,5 @@ func (p *program) execute() error {
 	if err := errors.Join(unix.Chdir(p.Dir), syscall.Setgroups(groups), syscall.Setresgid(gid, gid, gid), syscall.Setresuid(uid, uid, uid)); err != nil {
 		return err
 	}
-	return &process.Error{Path: p.Path, Err: syscall.Exec(p.Path, p.Args, p.Env)} //nolint:gosec // it is what the machine is for
+	return &process.Error{Path: p.Path, Err: syscall.Exec(p.Path, p.Args, p.Env)} //nolint:gosec // the machine is for it
 }

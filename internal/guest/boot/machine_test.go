@@ -234,7 +234,7 @@ func (m *machine) exec(c *client.Client, change func(*client.Command), args ...s
 	return exit, out.String()
 }
 
-// report is what the program sees.
+// report returns the report of the program.
 type report struct {
 	UID, GID                                                            int
 	Groups                                                              []int

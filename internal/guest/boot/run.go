@@ -21,7 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/guest/system"
 )
 
-// base is what the entrypoint and the agent's commands have in common.
+// base returns the settings that the agent's commands share with the entrypoint.
 func (m *machine) base() agent.Base {
 	dir := "/"
 	if m.config.WorkingDir != "" {

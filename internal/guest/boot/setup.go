@@ -52,7 +52,7 @@ func (m *machine) configureLink() error {
 		err = link.Configure(m.config.Network)
 	}
 	if err != nil {
-		return fmt.Errorf("the machine has no address: %w", err)
+		return fmt.Errorf("the machine gets no address: %w", err)
 	}
 	return nil
 }

@@ -25,17 +25,17 @@ import (
 
 // Kinds of failure; test with errors.Is.
 var (
-	// ErrLost : the connection has ended, or the guest has left its protocol. A new one may succeed.
+	// ErrLost means that the connection has ended, or the guest has left its protocol. A new one may succeed.
 	ErrLost = errors.New("the connection to the guest's agent is lost")
-	// ErrBadAnswer : the guest has sent what cannot be right.
+	// ErrBadAnswer means that the guest has sent an impossible answer.
 	ErrBadAnswer = errors.New("the guest's agent gives an invalid answer")
-	// ErrRefused : the guest says why it cannot do what it was asked for.
+	// ErrRefused means that the guest cannot do what was asked, and says why.
 	ErrRefused = errors.New("the guest's agent refuses")
-	// ErrBusy : the guest serves as many requests as it can.
+	// ErrBusy means that the guest serves as many requests as it can.
 	ErrBusy = errors.New("the guest's agent is busy with other callers")
-	// ErrNotFound : the program is not in the image.
+	// ErrNotFound means that the program is not in the image.
 	ErrNotFound = errors.New("the command is not found in the guest")
-	// ErrNotExecutable : the program is there and cannot be executed.
+	// ErrNotExecutable means that the program exists and cannot be executed.
 	ErrNotExecutable = errors.New("the command cannot be executed in the guest")
 )
 
@@ -46,7 +46,7 @@ const settleWithin = 30 * time.Second
 // Client has a session with the agent of a machine.
 type Client struct {
 	session *yamux.Session
-	// slots are taken by streams that exist, those that the guest has still to end among them.
+	// slots has a value for each stream that exists, even if only the guest has still to end it.
 	slots chan struct{}
 }
 
@@ -83,7 +83,7 @@ func (c *Client) Close() error { return c.session.Close() }
 // Done is closed once the session has ended.
 func (c *Client) Done() <-chan struct{} { return c.session.CloseChan() }
 
-// call is a request and what comes back.
+// call is a request and its answer.
 type call struct {
 	client *Client
 	stream *yamux.Stream
@@ -224,7 +224,7 @@ func response(payload []byte) (r wire.Response, err error) {
 	return r, fmt.Errorf("%w: %s", ErrRefused, message)
 }
 
-// ask sends a request that has no data, and returns the response.
+// ask sends a request without data, and returns the response.
 func (c *Client) ask(ctx context.Context, r wire.Request) (wire.Response, error) {
 	k, err := c.begin(ctx, r)
 	if err != nil {

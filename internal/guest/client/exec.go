@@ -16,7 +16,7 @@ import (
 
 // Command is a program to run beside the entrypoint.
 type Command struct {
-	// Exec is what is sent to the guest. Its field Stdin is derived from Stdin below.
+	// Exec is sent to the guest. Its field Stdin is derived from Stdin below.
 	wire.Exec
 
 	// Stdin is nil for a command without input. It is read until io.EOF. A Read may go on when Exec
@@ -34,7 +34,7 @@ type Exit struct {
 	Code, Signal int
 }
 
-// ErrEndUnknown : the connection was lost while the command ran. The guest hangs up on it.
+// ErrEndUnknown means that the connection was lost while the command ran. The guest hangs up on it.
 var ErrEndUnknown = errors.New("how the command ends is not known")
 
 // Exec runs a command until it ends. If ctx ends before, the guest sends SIGHUP to its process group.

@@ -15,7 +15,7 @@ import (
 )
 
 // ReadFiles writes a file or folder of the guest as a tar stream, whose names begin with that of the
-// file. The stream is as long as the guest likes, and its names are what it likes.
+// file. The guest chooses the length of the stream and its names.
 func (c *Client) ReadFiles(ctx context.Context, path string, to io.Writer) error {
 	k, err := c.begin(ctx, wire.Request{Op: wire.OpRead, Path: path})
 	if err != nil {
@@ -77,7 +77,7 @@ func (c *Client) WriteFiles(ctx context.Context, path string, from io.Reader, no
 	}
 }
 
-// errSource : the caller's stream has failed.
+// errSource means that the caller's stream has failed.
 var errSource = errors.New("reading the files")
 
 func sourceError(sent <-chan error) error {

@@ -13,7 +13,7 @@ import (
 	"cloudnative.tw/drover/internal/guest/wire"
 )
 
-// Limits of what a guest says of itself.
+// Limits of answers.
 const (
 	maxInterfaces = 256
 	maxName       = 64

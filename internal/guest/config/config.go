@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package config is what the host and the program in a machine's initramfs (cmd/drover-guest) say
-// to each other about one run of a container image as a machine.
+// Package config defines the messages of the host and of the program in a machine's initramfs (cmd/drover-guest)
+// about one run of a container image as a machine.
 //
 // Start with Config, which the host writes and QEMU hands to the guest by fw_cfg. The guest answers
 // with one Result a line (result.go) on a serial port that the host backs by a file, so the end of
@@ -44,7 +44,7 @@ const (
 	ResultSerial = "drover-result"
 )
 
-// Version is the version of what host and guest need of each other: this format, disks and ports. It is raised with each
+// Version is the version of the interface between host and guest: this format, disks and ports. It is raised with each
 // change of these. hack/guest.sh reads it here, and writes it beside the guest for the host.
 const Version = 3
 
@@ -81,12 +81,12 @@ type Config struct {
 	User string `json:"user,omitempty"`
 	// WorkingDir is absolute, or empty for the root. It is made where it is missing.
 	WorkingDir string `json:"workingDir,omitempty"`
-	// StopSignal is what the entrypoint gets at the press of the power button, as in an image:
+	// StopSignal is sent to the entrypoint when the power button is pressed. It is written as in an image:
 	// "SIGQUIT", "QUIT", "3", "SIGRTMIN+3". Empty means SIGTERM.
 	StopSignal string `json:"stopSignal,omitempty"`
 	// GraceSeconds is how long the entrypoint may go on after the stop signal. Then it gets SIGKILL, so
 	// that the guest can still report it and leave its disk in order. 0 means no limit of the guest's:
-	// the host has one of its own in any case, which has to be longer.
+	// the host has a separate limit in any case, which has to be longer.
 	GraceSeconds int64   `json:"graceSeconds,omitempty"`
 	Network      Network `json:"network"`
 	Disks        Disks   `json:"disks"`
@@ -142,7 +142,7 @@ func Decode(text []byte) (Config, error) {
 		Version int `json:"version"`
 	}
 	if err := json.Unmarshal(text, &head); err != nil {
-		return c, fmt.Errorf("the configuration is no JSON: %w", err)
+		return c, fmt.Errorf("the configuration is not valid JSON: %w", err)
 	}
 	if head.Version != Version {
 		return c, fmt.Errorf("version is %d, want %d: the initramfs is of another Drover", head.Version, Version)

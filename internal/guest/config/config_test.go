@@ -78,7 +78,7 @@ func TestDecode(t *testing.T) {
 	assert.NoError(t, err)
 	version := fmt.Sprintf(`"version":%d`, Version)
 	for says, changed := range map[string]string{
-		"no JSON":                "{",
+		"not valid JSON":         "{",
 		"version is 1":           strings.Replace(string(text), version, `"version":1`, 1),
 		"unknown field \"more\"": strings.Replace(string(text), version, version+`,"more":1`, 1),
 		"at most 1048576":        strings.Repeat(" ", MaxBytes+1),
@@ -100,7 +100,7 @@ func TestParseSignal(t *testing.T) {
 	}
 }
 
-// TestReadClaim checks what counts of what a guest says.
+// TestReadClaim checks which results of a guest count.
 func TestReadClaim(t *testing.T) {
 	t.Parallel()
 	const started = `{"kind":"started"}` + "\n"

@@ -14,21 +14,21 @@ import (
 
 // Kinds of Result.
 const (
-	// KindStarted : the entrypoint runs.
+	// KindStarted means that the entrypoint runs.
 	KindStarted = "started"
-	// KindFailed : the entrypoint was not started. Message says why.
+	// KindFailed means that the entrypoint was not started. Message says why.
 	KindFailed = "failed"
-	// KindExited : the entrypoint has ended.
+	// KindExited means that the entrypoint has ended.
 	KindExited = "exited"
 )
 
 // Codes of a run that did not start, as container engines have them.
 const (
-	// CodeFailed : the machine could not be set up, such as for a user that the image does not have.
+	// CodeFailed means that the machine could not be set up, such as for a user that the image does not have.
 	CodeFailed = 128
-	// CodeNotExecutable : the entrypoint is there and cannot be executed.
+	// CodeNotExecutable means that the entrypoint exists and cannot be executed.
 	CodeNotExecutable = 126
-	// CodeNotFound : the entrypoint, or the interpreter that it names, is not in the image.
+	// CodeNotFound means that the entrypoint, or the interpreter that it names, is not in the image.
 	CodeNotFound = 127
 )
 
@@ -43,12 +43,12 @@ type Result struct {
 	Message string `json:"message,omitempty"`
 }
 
-// Claim is what the guest says of its run, checked and bounded. It counts only once QEMU's own
-// events say that the guest has shut down.
+// Claim is the guest's report of its run, checked and bounded. It counts only once the events of QEMU
+// say that the guest has shut down.
 type Claim struct {
 	// Started is set once the entrypoint has run.
 	Started bool
-	// Ended is set once the guest has named an end, and Failed if it was that of a run that did not start.
+	// Ended is set once the guest has named an end, and Failed if the run did not start.
 	Ended, Failed bool
 	// Code is 0 to 255; Signal is 0 where none ended the entrypoint.
 	Code, Signal int

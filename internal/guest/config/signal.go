@@ -47,7 +47,7 @@ func ParseSignal(name string) (int, error) {
 		}
 	}
 	if !known || number < 1 || number > maxSignal {
-		return 0, fmt.Errorf("%.40q is no signal: want a name such as SIGTERM or SIGRTMIN+3, or a number from 1 to %d", name, maxSignal)
+		return 0, fmt.Errorf("%.40q is not a signal: want a name such as SIGTERM or SIGRTMIN+3, or a number from 1 to %d", name, maxSignal)
 	}
 	return number, nil
 }

@@ -45,7 +45,7 @@ func (n *Namespace) serve(made chan<- error) {
 
 // forkExec is syscall.ForkExec in the namespace, or in this program's if n is nil.
 func (n *Namespace) forkExec(path string, args []string, attributes *syscall.ProcAttr) (pid int, err error) {
-	fork := func() { pid, err = syscall.ForkExec(path, args, attributes) } //nolint:gosec // it is what the machine is for
+	fork := func() { pid, err = syscall.ForkExec(path, args, attributes) } //nolint:gosec // the machine is for it
 	if n == nil {
 		fork()
 		return pid, err

@@ -40,7 +40,7 @@ func LookPath(name, dir string, env []string) (string, error) {
 	return "", fmt.Errorf("%.200q is %w in the folders of PATH, %.400q", name, ErrNotFound, folders)
 }
 
-// check reports why a file is no program.
+// check returns an error if a file is not a program.
 func check(name, path string) error {
 	info, err := os.Stat(path)
 	switch {

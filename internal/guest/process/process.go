@@ -101,7 +101,7 @@ func (p *Process) SignalGroup(signal syscall.Signal) error {
 	return syscall.Kill(-p.PID, signal)
 }
 
-// Start starts a program in a session of its own.
+// Start starts a program in a new session.
 func (t *Table) Start(c Command) (*Process, error) {
 	attributes := &syscall.ProcAttr{
 		Dir: c.Dir, Env: c.Env,
@@ -168,9 +168,9 @@ func endOf(status unix.WaitStatus) End {
 
 // Kinds of failure to start a program; test with errors.Is.
 var (
-	// ErrNotFound : the program, or the interpreter that it names, is not there.
+	// ErrNotFound means that the program, or the interpreter that it names, is not there.
 	ErrNotFound = errors.New("not found")
-	// ErrNotExecutable : it is there and cannot be executed.
+	// ErrNotExecutable means that it exists and cannot be executed.
 	ErrNotExecutable = errors.New("not executable")
 )
 

@@ -36,7 +36,7 @@ func command(t *testing.T, script string) Command {
 	return Command{Path: "/bin/sh", Args: []string{"sh", "-c", script}, Dir: "/", User: me, Files: []*os.File{null, null, null}}
 }
 
-// TestEnds checks that each process gets its own end, though many end at a time.
+// TestEnds checks that each process has the right end, though many end at a time.
 func TestEnds(t *testing.T) {
 	t.Parallel()
 	var group sync.WaitGroup
@@ -68,11 +68,11 @@ func TestSignal(t *testing.T) {
 	assert.NoError(t, errors.Join(p.Signal(syscall.SIGKILL), p.SignalGroup(syscall.SIGKILL)))
 }
 
-// TestLookPath checks which files are programs, and what is said of others.
+// TestLookPath checks which files are programs, and the errors of others.
 func TestLookPath(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	assert.NoError(t, os.MkdirAll(filepath.Join(dir, "first", "tool"), 0o750)) // a folder is no program
+	assert.NoError(t, os.MkdirAll(filepath.Join(dir, "first", "tool"), 0o750)) // a folder is not a program
 	assert.NoError(t, os.MkdirAll(filepath.Join(dir, "second"), 0o750))
 	tool := filepath.Join(dir, "second", "tool")
 	assert.NoError(t, os.WriteFile(tool, nil, 0o700))

@@ -27,11 +27,11 @@ const (
 const ModulesOrder = "modules.order"
 
 // LoadModules loads the modules of the initramfs in their order. A module that the kernel has
-// already, or that names no device here, is no error.
+// already, or that names no device here, is not an error.
 func LoadModules() error {
 	order, err := os.ReadFile(filepath.Join(modulesDir, ModulesOrder))
 	if err != nil {
-		return fmt.Errorf("the initramfs has no list of modules: %w", err)
+		return fmt.Errorf("the initramfs lacks the list of modules: %w", err)
 	}
 	for name := range strings.FieldsSeq(string(order)) {
 		if err := loadModule(filepath.Join(modulesDir, filepath.Base(name))); err != nil {

@@ -17,17 +17,17 @@ import (
 // maxFiles is how many files a program may have open, as container engines have it.
 const maxFiles = 1 << 20
 
-// settings are what container engines set in a network namespace of their own, and what a machine
-// must not have.
+// settings are settings of the kernel that container engines make in a network namespace, and some that a
+// machine needs to be safe.
 var settings = map[string]string{
 	"/proc/sys/net/ipv4/ip_unprivileged_port_start": "0",
 	"/proc/sys/net/ipv4/ping_group_range":           "0 2147483647",
-	// The kernel runs no program of the image to load modules.
+	// Without a program here the kernel does not run one of the image to load modules.
 	"/proc/sys/kernel/modprobe": "",
 }
 
 // SetLimits sets the limits of programs, which processes inherit, and the kernel's settings. warn
-// gets what is no reason to stop.
+// gets errors that are not a reason to stop.
 func SetLimits(warn func(error)) error {
 	for path, value := range settings {
 		if err := os.WriteFile(path, []byte(value+"\n"), 0o600); err != nil {
@@ -127,7 +127,7 @@ func ReadEtc(name string) ([]byte, error) {
 	defer func() { _ = f.Close() }()
 	info, err := f.Stat()
 	if err != nil || !info.Mode().IsRegular() || info.Size() > most {
-		return nil, fmt.Errorf("%s of the image is no file of at most %d bytes: %w", path, most, errors.Join(err, unix.EINVAL))
+		return nil, fmt.Errorf("%s of the image is not a regular file of at most %d bytes: %w", path, most, errors.Join(err, unix.EINVAL))
 	}
 	content := make([]byte, info.Size())
 	n, err := f.Read(content)

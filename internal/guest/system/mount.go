@@ -39,13 +39,13 @@ const procDir = "/proc"
 
 var procMount = mount{"proc", procDir, noPrograms, ""}
 
-// early are what the initramfs needs.
+// early are the file systems that the initramfs needs.
 var early = []mount{
 	{"sysfs", "/sys", noPrograms, ""},
 	{"devtmpfs", "/dev", unix.MS_NOSUID, "mode=0755"},
 }
 
-// late are what a program finds, as a container engine has them.
+// late are the file systems that a program finds, as under a container engine.
 var late = []mount{
 	procMount,
 	{"sysfs", "/sys", noPrograms, ""},

@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// Names is what the files of /etc say of hosts.
+// Names is the content of the files of /etc that name hosts.
 type Names struct {
-	// Address is the machine's own, not valid where it has none.
+	// Address is the machine's address. It is not valid if the machine has none.
 	Address   netip.Addr
 	Resolvers []netip.Addr
 	Search    []string
@@ -32,7 +32,7 @@ func (n Names) hosts(hostname string) string {
 	return b.String()
 }
 
-// resolvers is the text of /etc/resolv.conf, empty where the image's own shall stay.
+// resolvers is the text of /etc/resolv.conf. It is empty if the file of the image stays.
 func (n Names) resolvers() string {
 	var b strings.Builder
 	for _, r := range n.Resolvers {

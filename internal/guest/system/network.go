@@ -39,7 +39,7 @@ func FindLink() (Link, error) {
 		}
 		<-time.After(lookEvery)
 	}
-	return Link{}, errors.New("the machine has no network interface")
+	return Link{}, errors.New("the machine lacks a network interface")
 }
 
 // SetUp sets the interface up.

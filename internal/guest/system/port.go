@@ -17,7 +17,7 @@ import (
 // Port is a virtio-serial port that connections of the host come to and leave.
 type Port struct {
 	fd, poll int
-	// isAway is set once Read has said that the host has no connection.
+	// isAway is set once Read has said that the host is not connected.
 	isAway bool
 }
 
@@ -55,7 +55,7 @@ const (
 	leftRounds = 50
 )
 
-// Read reads what has come. It returns io.EOF where the host has no connection; the next call then
+// Read reads what has come. It returns io.EOF where the host is not connected; the next call then
 // waits for one.
 func (p *Port) Read(b []byte) (int, error) {
 	for rounds := 0; ; {

@@ -18,7 +18,7 @@ const (
 	eventKey   = 1
 	keyPower   = 116
 	keyPressed = 1
-	// eventLength is that of struct input_event with 64-bit times; type, code and value are at its end.
+	// eventLength is the size of struct input_event with 64-bit times; type, code and value are at its end.
 	eventLength = 24
 )
 

@@ -30,8 +30,8 @@ type Root struct {
 	data int
 }
 
-// MountRoot mounts the image's disk and, above it, what the machine writes. warn gets what is no
-// reason to stop.
+// MountRoot mounts the image's disk and, above it, the disk to which the machine writes. warn gets errors
+// that are not a reason to stop.
 func MountRoot(disks config.Disks, warn func(error)) (*Root, error) {
 	device, err := FindDisk(disks.Root)
 	if err != nil {
@@ -108,7 +108,7 @@ func ioctl(fd int, request uintptr, argument unsafe.Pointer) error {
 }
 
 // mountOverlay puts the writable folder above the image. Folders of the image can be renamed, which
-// container engines allow less often. All files have one device and numbers of their own (xino), as
+// container engines allow less often. All files have one device and different numbers (xino), as
 // where both folders are of one file system: programs that stay on a file system or look for hard
 // links compare them.
 func mountOverlay() error {

@@ -11,7 +11,7 @@ import (
 	"io"
 )
 
-// Kind is what a frame is.
+// Kind is the kind of a frame.
 type Kind byte
 
 // Kinds of frames.
@@ -27,7 +27,7 @@ const (
 	frameKinds
 )
 
-// ErrFrame : the other end has sent what is no frame.
+// ErrFrame means that the other end has sent invalid data in place of a frame.
 var ErrFrame = errors.New("invalid frame")
 
 // headerLength is the length of a frame's header: its kind and its length.

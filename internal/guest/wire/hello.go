@@ -12,8 +12,8 @@ import (
 )
 
 // A hello is the run's nonce and the number of a session, which the host chooses at random. The guest
-// looks for the nonce in all that comes: wherever it is, a new session begins, and what was
-// before belongs to no one. It answers with the number, for which the host looks likewise.
+// looks for the nonce in all data: wherever it is, a new session begins, and the data before it
+// is dropped. It answers with the number, for which the host looks likewise.
 
 // idLength is the length of a session's number, in bytes.
 const idLength = 16
@@ -21,7 +21,7 @@ const idLength = 16
 // answerMark comes before the number in the guest's answer.
 var answerMark = []byte("drover-guest/1\n")
 
-// ErrNoAnswer : the guest has sent much, and no answer to the hello.
+// ErrNoAnswer means that the guest has sent much data, but not an answer to the hello.
 var ErrNoAnswer = errors.New("the guest sends something other than an answer to the greeting")
 
 // maxStale is how much of an earlier session may come before the answer: what QEMU and the guest's
@@ -57,7 +57,7 @@ func Answer(w io.Writer, id []byte) error {
 	return err
 }
 
-// Sessions divides what comes by the guest's port.
+// Sessions divides the data of the guest's port into sessions.
 type Sessions struct {
 	// Data gets what belongs to the current session.
 	Data func(p []byte)
@@ -107,9 +107,9 @@ type finder struct {
 	held int
 }
 
-// find returns what of p comes before the mark, and what comes after it. It holds nothing back: the other end may
-// wait for an answer to what looks like the beginning of the mark. If that is what it is, it goes to a session
-// that is over.
+// find returns the part of p before the mark, and the part after it. It holds nothing back: data that looks like
+// the beginning of the mark may be a message for which the other end awaits an answer. If it is the mark, it goes
+// to a session that is over.
 func (f *finder) find(p []byte) (before, rest []byte, found bool) {
 	stream, held := p, f.held
 	if held > 0 {

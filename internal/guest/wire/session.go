@@ -79,7 +79,7 @@ type Filter struct {
 	err    error
 }
 
-// ErrSession : the guest has sent what no session has.
+// ErrSession means that the guest has sent data that no session has.
 var ErrSession = fmt.Errorf("%w of the session", ErrFrame)
 
 // Read reads what has been checked.

@@ -69,7 +69,7 @@ func TestSessionsWaitForNothing(t *testing.T) {
 	}
 }
 
-// FuzzSessions checks that all that is no hello arrives, and nothing twice. The beginning of a hello may arrive, too.
+// FuzzSessions checks that all data but hellos arrives, and only once. The beginning of a hello may arrive, too.
 func FuzzSessions(f *testing.F) {
 	f.Add([]byte("aab"), []byte("aaaab"), uint8(2))
 	f.Fuzz(func(t *testing.T, nonce, data []byte, piece uint8) {
@@ -83,7 +83,7 @@ func FuzzSessions(f *testing.F) {
 		}
 		pieces = append(pieces, nonce, make([]byte, idLength))
 		got := feed(nonce, pieces...)
-		// The mark may also be found where data and the nonce after it meet.
+		// The mark may also be found where the data and the next nonce meet, so both begin it.
 		if len(got.data) == 0 || !bytes.HasPrefix(slices.Concat(data, nonce), got.data[0]) || max(len(data)-len(got.data[0]), len(got.data[0])-len(data)) >= len(nonce) {
 			t.Errorf("%q in %q: got %q", nonce, pieces, got.data)
 		}
@@ -93,7 +93,7 @@ func FuzzSessions(f *testing.F) {
 // maxNonce is the longest nonce of the fuzzing.
 const maxNonce = 64
 
-// TestFrames checks that frames pass, and that what is none is refused before it takes memory.
+// TestFrames checks that frames pass, and that other data is refused before it takes memory.
 func TestFrames(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
@@ -169,7 +169,7 @@ type rwc struct {
 	io.Closer
 }
 
-// echo is a guest that sends back what comes by a stream.
+// echo is a guest that sends back the data of a stream.
 func echo(guest net.Conn, nonce []byte) {
 	in, out := io.Pipe()
 	s := NewSessions(nonce)

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// report is what a program sees of its machine.
+// report describes the machine as a program sees it.
 type report struct {
 	UID, GID int
 	Groups   []int
