@@ -260,7 +260,10 @@ func (u *User) DeleteVM(ctx context.Context) error {
 	}
 	u.vm = nil
 	return u.WaitFor(ctx, func(vm *api.VirtualMachine) error {
-		return assert.ErrorUnless(vm == nil, "it was deleted and still exists: %s", framework.FormatStatus(vm))
+		if vm != nil {
+			return fmt.Errorf("it was deleted and still exists: %s", framework.FormatStatus(vm))
+		}
+		return nil
 	})
 }
 
