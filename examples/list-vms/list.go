@@ -29,7 +29,7 @@ type options struct {
 }
 
 // listVMs prints the VirtualMachines and, with opts.watch, their changes until ctx
-// ends, which is no error.
+// ends, which is not an error.
 func listVMs(ctx context.Context, client versioned.Interface, opts options, out io.Writer) error {
 	if err := checkAccess(ctx, client, opts); err != nil {
 		return err

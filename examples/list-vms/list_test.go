@@ -124,7 +124,7 @@ func create(t *testing.T, client versioned.Interface, name string) *v1alpha1.Vir
 	vm, err := vms.Apply(t.Context(), wanted, metav1.ApplyOptions{FieldManager: "test"})
 	assert.NoError(t, err)
 	t.Cleanup(func() {
-		// The test's own context has ended by now, and the VM may have gone.
+		// The context of the test has ended by now, and the VM may have gone.
 		_ = vms.Delete(context.Background(), name, metav1.DeleteOptions{})
 	})
 	return vm
@@ -138,7 +138,7 @@ func setPhase(t *testing.T, client versioned.Interface, vm *v1alpha1.VirtualMach
 	assert.NoError(t, err)
 }
 
-// scan reads lines until there are no more.
+// scan reads all lines.
 func scan(reader io.Reader) <-chan string {
 	lines := make(chan string, 1000)
 	go func() {

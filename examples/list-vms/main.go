@@ -7,7 +7,7 @@
 //
 //	go run ./examples/list-vms --kubeconfig DIR/kubeconfig --watch
 //
-// Start with run in list.go, which is all that a program of your own needs.
+// Start with run in list.go, which is all that your program needs.
 package main
 
 import (

@@ -28,7 +28,7 @@ const user = "65532:65532"
 // packagesLabel has the Debian packages that the image has files of, with versions.
 const packagesLabel = "cloudnative.tw/debian-packages"
 
-// content is what an image is made of. drover-controller is the only file in its image:
+// content is the content of an image. drover-controller is the only file in its image:
 // kubeconfigs and certificates of engines define which servers it trusts.
 type content struct {
 	program, version string
@@ -73,7 +73,7 @@ func newImage(c content, p *v1.Platform) (v1.Image, error) {
 	}
 	if c.packages != "" {
 		config.Config.Labels[packagesLabel] = c.packages
-		delete(config.Config.Labels, "org.opencontainers.image.licenses") // each package has its own
+		delete(config.Config.Labels, "org.opencontainers.image.licenses") // each package has a separate one
 	}
 	return mutate.ConfigFile(image, config)
 }
@@ -98,7 +98,7 @@ func readFolder(root string) ([]file, error) {
 			return err
 		}
 		if !info.Mode().IsRegular() {
-			return fmt.Errorf("%s is no regular file", filepath.Join(root, name))
+			return fmt.Errorf("%s is not a regular file", filepath.Join(root, name))
 		}
 		content, err := os.ReadFile(filepath.Join(root, name))
 		mode := int64(0o644)

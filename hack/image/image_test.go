@@ -92,7 +92,7 @@ func TestImageOfFolder(t *testing.T) {
 		t.Errorf("files are %v, want %v", modes, want)
 	}
 	noError(t, os.Symlink("qemu", filepath.Join(root, "link")))
-	if _, err := newImage(c, &v1.Platform{}); err == nil || !strings.Contains(err.Error(), "link is no regular file") {
+	if _, err := newImage(c, &v1.Platform{}); err == nil || !strings.Contains(err.Error(), "link is not a regular file") {
 		t.Errorf("with a link, the error is %v", err)
 	}
 }

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bench has what the suites of benchmarks share: their flags, the API server, processes
+// Package bench has the common parts of the suites of benchmarks: their flags, the API server, processes
 // and VMs that are measured, statistics, and the report.
 //
 // Start with the suites: perf/suites.go, failover/suite.go and qemu/suite.go, which the program

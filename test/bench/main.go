@@ -50,8 +50,8 @@ func runMain(ctx context.Context, args []string, suites []Suite, floors map[stri
 		return floors[args[0]].run(ctx, args[1], args[2:])
 	}
 	flags := pflag.NewFlagSet("bench", pflag.ContinueOnError)
-	turns := flags.Int("turns", 0, "how often compared programs take turns, in place of each suite's own number")
-	vms := flags.IntSlice("vms", nil, "numbers of VMs, in rising order, in place of each suite's own")
+	turns := flags.Int("turns", 0, "how often compared programs take turns, in place of the number of each suite")
+	vms := flags.IntSlice("vms", nil, "numbers of VMs, in rising order, in place of the numbers of each suite")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}

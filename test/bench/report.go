@@ -59,7 +59,7 @@ func (r *Report) AddDifference(what string, vms int, unit string, more, base []f
 	return r.AddRow(what, vms, unit, by).CompareWith("noise", noise)
 }
 
-// CompareWith compares the row with what was measured in the same turns, if anything was.
+// CompareWith compares the row with measurements of the same turns, if there are any.
 func (r *Row) CompareWith(name string, floor ...float64) *Row {
 	if len(floor) > 0 {
 		r.Beside, r.Floor = name, floor

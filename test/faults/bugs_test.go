@@ -29,7 +29,7 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// search looks for what a bug breaks.
+// search looks for the effect of a bug.
 type search func(context.Context, *lab.Lab) (lab.Result, error)
 
 // exploring explores faults of some workloads, crashes if there are none.
@@ -137,7 +137,7 @@ func findKind(name string) lab.Kind {
 	return kinds[slices.IndexFunc(kinds, func(k lab.Kind) bool { return k.Name == name })]
 }
 
-// shortSoak is a soak that is long enough for what leaks with each VirtualMachine.
+// shortSoak is a soak that is long enough to find leaks with each VirtualMachine.
 func shortSoak(ctx context.Context, l *lab.Lab) (lab.Result, error) {
 	return soak.Kind(soak.Settings{
 		Engine: lab.Fake{}, Parallel: 8, Round: 4, Rest: time.Second, Lifecycles: map[lab.Size]int{lab.SizeDefault: 48},
@@ -202,12 +202,12 @@ var withoutBugs = map[string]string{
 	"watch events":            "what a single event leaves undone, another read makes up for: a Lease that is watched once, or a recreation that is not noticed, break no rule",
 	"two leaders, qemu":       "the call of the halted leader often times out before a machine has changed; its folder compares epochs as that of fake does",
 	"two leaders, pod":        "a halted leader decided from old versions of objects, which the API server refuses; TestTwoLeaders compares epochs",
-	"calls of drivers, qemu":  "its faults and rules are those of docker",
+	"calls of drivers, qemu":  "it has the faults and rules of docker",
 	"rest":                    "it looks for longer at what crash points look at, and TestSeededBugs of schedules breaks that rule",
 	"clock of Docker":         "TestClockIsShown of package lab shows that it steps",
-	"crash points, container": "its rules are those of crash points, qemu; it has found two bugs of its own, which docs/faults.md names",
-	"soak, docker":            "its rules are those of fake",
-	"soak, qemu":              "its rules are those of fake",
+	"crash points, container": "it has the rules of crash points, qemu; it has found two more bugs, which docs/faults.md names",
+	"soak, docker":            "it has the rules of fake",
+	"soak, qemu":              "it has the rules of fake",
 }
 
 // TestEveryKindHasABug checks that the table has a bug for each kind of fault.

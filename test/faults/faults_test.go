@@ -186,7 +186,7 @@ func explore(ctx context.Context, k lab.Kind, l *lab.Lab) (lab.Result, error) {
 	return r, err
 }
 
-// TestNoTraceInNormalBuild checks that what users get has no crash points, unlike a controller with
+// TestNoTraceInNormalBuild checks that the programs of users are without crash points, unlike a controller with
 // them.
 func TestNoTraceInNormalBuild(t *testing.T) {
 	t.Parallel()

@@ -5,7 +5,7 @@
 // compares their results with the rules.
 //
 // Start with kinds, the table of the kinds of fault; make faults prints what they explored.
-// Package lab has what they share, and crash is the first of them. docs/faults.md lists what
+// Package lab has their common parts, and crash is the first of them. docs/faults.md lists what
 // was found.
 package faults
 
@@ -107,7 +107,7 @@ var atPoints = []crash.Settings{
 	},
 }
 
-// ofAPI have faults of what controllers see of the API.
+// ofAPI have faults in the controllers' view of the API.
 var ofAPI = []crash.Settings{
 	{Name: "watch events", Parallel: 16, Engines: fake, Source: apifaults.WatchEvents, Workloads: lively, Short: 2, Default: 2},
 	{Name: "old lists", Parallel: 1, Engines: fake, Source: apifaults.OldLists, Short: 1, Only: oldList},
@@ -126,7 +126,7 @@ var short = []string{"create", "power", "restart", "delete"}
 // bound has the workloads of a VirtualMachine that has a server, and the same to the end.
 var bound = []string{"power", "resize", "restart", "replace", "delete", "recreate", "retain", "namespace"}
 
-// lively are the workloads whose faults are those of what controllers see of the API.
+// lively are the workloads with the faults of ofAPI.
 var lively = []string{
 	"create", "power", "resize", "restart", "replace", "delete", "create-delete", "recreate", "retain", "namespace", "delete-outage", "image",
 }

@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// Target is what is tried.
+// Target is the address that is tried.
 type Target struct {
 	// Protocol is tcp, udp, ping, or name for a question to the guest's resolver.
 	Protocol string

@@ -30,8 +30,8 @@ const (
 	agentStalled  = "stalled"  // it answers nothing but synchronizations
 	agentStale    = "stale"    // it is honest, and first sends what others have not read
 	agentWrongID  = "wrong-id" // it synchronizes with other numbers
-	agentGarbage  = "garbage"  // it answers what is no JSON
-	agentEndless  = "endless"  // an answer has no end
+	agentGarbage  = "garbage"  // its answers are not valid JSON
+	agentEndless  = "endless"  // an answer never ends
 	agentDeep     = "deep"     // an answer is nested deep
 	agentLying    = "lying"    // answers have the right form and impossible values
 	agentDisabled = "disabled" // its commands are disabled

@@ -125,7 +125,7 @@ func (d *blockDisk) writeRound(synced [blocks.Disks]uint64) error {
 // scratchWrites is how many clusters a round writes to without a sync.
 const scratchWrites = 3
 
-// scribble writes to clusters of its own, and discards older ones, so that there is always
+// scribble writes to separate clusters, and discards older ones, so that there is always
 // something that is not synced.
 func (d *blockDisk) scribble() error {
 	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)

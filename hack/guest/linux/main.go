@@ -54,7 +54,7 @@ type report struct {
 	MemoryKiB uint64            `json:"memoryKiB"`
 	Disks     map[string]disk   `json:"disks"` // by name, such as vda
 	Seed      map[string]string `json:"seed"`  // the files of a cloud-init disk
-	// PCI has what each device is, by its address.
+	// PCI has the description of each device, by its address.
 	PCI map[string]string `json:"pci"`
 	// Network has the PCI address of each network interface, by its name.
 	Network map[string]string `json:"network"`
@@ -104,7 +104,7 @@ func mountFilesystems() error {
 	return nil
 }
 
-// loadModules retries until no more modules can be loaded: some need others.
+// loadModules retries until nothing else can be loaded: some modules need others.
 func loadModules(dir string) {
 	left, _ := filepath.Glob(filepath.Join(dir, "*.ko"))
 	for before := -1; before != len(left); {
@@ -273,10 +273,10 @@ var (
 	keptConnections = &http.Transport{}
 )
 
-// fetch answers with what the guest gets from a URL.
+// fetch answers with the guest's response from a URL.
 func fetch(w http.ResponseWriter, url string, by *http.Transport) {
 	client := http.Client{Timeout: fetchWithin, Transport: by}
-	answer, err := client.Get(url) //nolint:noctx,gosec // bounded, and what the test asks for
+	answer, err := client.Get(url) //nolint:noctx,gosec // bounded, and the test asks for it
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadGateway)
 		return

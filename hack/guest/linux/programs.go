@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// programs are what the guest agent can run: the init under other names.
+// programs are the programs that the guest agent can run: the init under other names.
 var programs = map[string]func(args []string) error{
 	"echo": func(args []string) error {
 		_, err := fmt.Println(strings.Join(args, " "))

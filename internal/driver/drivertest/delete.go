@@ -15,20 +15,20 @@ import (
 
 func testDeleteGone(t *testing.T, e *env) {
 	never := driver.Target{UID: newUID()}
-	wantKind(t, "Delete of what never was", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), never, false) })
-	wantKind(t, "Release of what never was", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), never, true) })
+	wantKind(t, "Delete of a server that never existed", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), never, false) })
+	wantKind(t, "Release of a server that never existed", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), never, true) })
 
 	spec := e.newSpec(t, "gone")
 	first := e.ensureState(t, spec, driver.StateRunning)
 	e.deleteUntilGone(t, e.driver, spec.UID)
-	wantKind(t, "Delete with the ID of what is gone", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), driver.Target{UID: spec.UID, ID: first.ID}, false) })
+	wantKind(t, "Delete with the ID of a removed server", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), driver.Target{UID: spec.UID, ID: first.ID}, false) })
 
 	if !e.FixedID {
 		byID := spec
 		byID.ID = first.ID
-		wantKind(t, "Ensure with the ID of what is gone", driver.ErrNotFound, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), byID)) })
+		wantKind(t, "Ensure with the ID of a removed server", driver.ErrNotFound, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), byID)) })
 		left := listServers(t, e.driver)
-		assert.True(t, len(left) == 0, "Ensure of what is gone made %s", describeServers(left...))
+		assert.True(t, len(left) == 0, "Ensure of a removed server made %s", describeServers(left...))
 	}
 	again := e.ensureState(t, spec, driver.StateRunning)
 	e.checkMadeAgain(t, again, first)

@@ -103,7 +103,7 @@ func testFieldsPending(t *testing.T, e *env) {
 // whatever they are.
 func testFieldsOfCommand(t *testing.T, e *env) {
 	if !e.runsCommands(e.supportedFields(t)) {
-		t.Skip("the image has no command")
+		t.Skip("the image lacks a command")
 	}
 	mark := "s3cr3t-" + string(newUID())
 	spec := e.newSpec(t, "command")

@@ -190,7 +190,7 @@ func testLoseEngine(t *testing.T, e *env) {
 	if e.ResumesWatch {
 		w.drainEvents()
 		e.ensureState(t, spec, driver.StateRunning)
-		w.waitForEvent(t, spec.UID, "a start, to the watch of before the outage")
+		w.waitForEvent(t, spec.UID, "a start, to the earlier watch")
 	}
 }
 
@@ -237,7 +237,7 @@ func testUsage(t *testing.T, e *env) {
 	})
 	assert.True(t, u.UID == on.UID && u.Run == s.Run && !u.At.IsZero() && u.CPU >= 0, "Usage: got %+v, want UID %s, run %s and a time", u, on.UID, s.Run)
 	assert.True(t, u.MemoryBytes > 0 && u.MemoryBytes <= on.MemoryBytes,
-		"it uses %d bytes of memory, want more than 0 and no more than its %d", u.MemoryBytes, on.MemoryBytes)
+		"it uses %d bytes of memory, want more than 0 and at most its %d", u.MemoryBytes, on.MemoryBytes)
 	none := usageOf(t, e.driver)
 	assert.True(t, len(none) == 0, "Usage of no UID: got %+v", none)
 }

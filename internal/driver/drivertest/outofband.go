@@ -71,7 +71,7 @@ func testRemovedByHand(t *testing.T, e *env) {
 		all := listServers(t, e.driver, spec.UID)
 		return assert.ErrorUnless(len(all) == 0, "it shows %s", describeServers(all...))
 	})
-	wantKind(t, "Delete of what was removed by hand", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), spec.Target, false) })
+	wantKind(t, "Delete of a server that was removed by hand", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), spec.Target, false) })
 	again := e.ensureState(t, spec, driver.StateRunning)
 	e.checkMadeAgain(t, again, first)
 }

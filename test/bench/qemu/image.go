@@ -194,9 +194,9 @@ func (b *imageBench) reportMemory(vm *api.VirtualMachine, d *direct) error {
 		figures = append(figures, m)
 	}
 	own := func(n int) float64 { return bench.Megabytes(figures[n].Anonymous) }
-	b.AddRow("QEMU's own memory, the guest's included", 1, "MB", own(0)).CompareWith("QEMU alone", own(1))
+	b.AddRow("memory of QEMU, the guest's included", 1, "MB", own(0)).CompareWith("QEMU alone", own(1))
 	b.AddRow("resident memory of its supervisor", 1, "MB", bench.Megabytes(figures[2].Resident))
-	b.AddRow("of this, the supervisor's own", 1, "MB", own(2))
+	b.AddRow("of this, of the supervisor alone", 1, "MB", own(2))
 	return nil
 }
 

@@ -151,7 +151,7 @@ func (b *networkBench) startEdge(ctx context.Context, name string) (*contender, 
 		return nil, nil, err
 	}
 	if len(vm.Status.Ports) == 0 {
-		return nil, nil, fmt.Errorf("VM %s has no port: %+v", vm.Name, vm.Status)
+		return nil, nil, fmt.Errorf("VM %s lacks a port: %+v", vm.Name, vm.Status)
 	}
 	run, err := b.runByAPI(ctx, vm)
 	if err != nil {
@@ -429,6 +429,6 @@ func (b *networkBench) reportEdge(ctx context.Context, when string, edge *conten
 	}
 	b.AddRow("CPU of the supervisor at rest "+when, 1, "% of a CPU", 100*(after[1]-before[1])/restFor.Seconds()).AtMost(restPercent)
 	b.AddRow("resident memory of the supervisor "+when, 1, "MB", bench.Megabytes(m.Resident))
-	b.AddRow("of this, the supervisor's own", 1, "MB", bench.Megabytes(m.Anonymous))
+	b.AddRow("of this, of the supervisor alone", 1, "MB", bench.Megabytes(m.Anonymous))
 	return nil
 }

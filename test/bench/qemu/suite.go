@@ -52,7 +52,7 @@ type benchmark struct {
 	engine string
 	log    *bench.Log[*api.VirtualMachine]
 	args   []string // of a controller
-	// quiet waits until what is measured has no work left.
+	// quiet waits until the measured programs are at rest.
 	quiet func(context.Context) error
 }
 
@@ -130,7 +130,7 @@ func (b *benchmark) reportTimes(what string, ours []float64, beside string, alon
 
 // times holds what several turns took, in ms.
 type times struct {
-	// up : until VM is Active, or QEMU answers; output : until the guest printed.
+	// up is the time until VM is Active, or QEMU answers; output is the time until the guest printed.
 	up, output []float64
 }
 

@@ -52,7 +52,7 @@ type phase struct {
 	vms, pods, requests float64
 }
 
-// measure returns what an operation took, and what was written until the controller was quiet.
+// measure returns the cost of an operation, and the writes until the controller was quiet.
 func (f *fleet) measure(ctx context.Context, what string, do func() (time.Duration, error)) (p phase, err error) {
 	before, err := f.readWrites(ctx)
 	if err == nil {
@@ -153,7 +153,7 @@ func (f *fleet) measurePods(ctx context.Context, count int) (up, down phase, err
 	return up, down, err
 }
 
-// measureRest measures what happens while nothing should, the memory, and what one more VM takes.
+// measureRest measures the work at rest, the memory, and the cost of one more VM.
 func (f *fleet) measureRest(ctx context.Context, count int, alone []float64) error {
 	rest, err := f.measure(ctx, "a rest ends", func() (time.Duration, error) { return restTime, bench.Pause(ctx, restTime) })
 	if err != nil {

@@ -24,7 +24,7 @@ import (
 )
 
 // EtcdKind is the kind of fault in which the API server and its etcd are killed, are full, or
-// come back with another past, in the midst of what users have requested.
+// come back with another past, in the midst of users' requests.
 func EtcdKind(name string) lab.Kind {
 	return lab.Kind{
 		Name: name, NeedsOwnLab: true, Sizes: []lab.Size{lab.SizeDefault, lab.SizeFull},
@@ -55,7 +55,7 @@ type etcdCase struct {
 // frozenLosses is how many lost VirtualMachines freeze the sweep, which then keeps servers.
 const frozenLosses = 5
 
-// etcdCases returns all cases. The first has no fault: its end is that of the others.
+// etcdCases returns all cases. The first is without a fault: the others must end like it.
 func etcdCases() []etcdCase {
 	all := []etcdCase{
 		{name: "none", later: 1},
@@ -134,7 +134,7 @@ func (r *etcdRun) run(ctx context.Context, want lab.State) (broken []lab.Violati
 	return broken, err
 }
 
-// users' VirtualMachines, by what is requested of them.
+// users' VirtualMachines, by the requests for them.
 const (
 	deleted   = "deleted"
 	restarted = "restarted"

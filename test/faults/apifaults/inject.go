@@ -199,7 +199,7 @@ func (i *injector) roundTrip(process int, req *http.Request, next http.RoundTrip
 	return res, err
 }
 
-// count counts an event of a process, and reports whether it is that of the fault.
+// count counts an event of a process, and reports whether the fault happens at it.
 func (i *injector) count(process int, resource string, e event) (chosen bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -114,7 +114,7 @@ func (f *oldLists) waitUntilCaughtUp(req *http.Request) {
 	}
 }
 
-// refuseInitialEvents answers as an API server that has no lists by watches, or whose cache is
+// refuseInitialEvents answers as an API server without lists by watches, or whose cache is
 // too old for one: client-go then lists with version 0, which may be any.
 func refuseInitialEvents(*http.Request) (*http.Response, error) {
 	answer := httptest.NewRecorder()

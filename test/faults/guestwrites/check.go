@@ -73,7 +73,7 @@ func checkDisks(ctx context.Context, dir string, shown claims) error {
 // checkDisk checks a disk: its format, and the blocks of the rounds that the guest had synced.
 func checkDisk(ctx context.Context, path string, synced, grownAt uint64) error {
 	const leaks = 3        // which a power cut may leave
-	disk := launch.Object{ // without the image below, which has no blocks and may be gone
+	disk := launch.Object{ // without the image below, which lacks blocks and may be gone
 		"driver": "qcow2", "backing": nil, "file": launch.Object{"driver": "file", "filename": path},
 	}
 	name := "json:" + disk.Text()

@@ -10,7 +10,7 @@
 // qemu-img and by the guest's blocks (check.go). One of them takes the place of the disks, and
 // Drover and the guest go on with it (run.go).
 //
-// QEMU's own filter blklogwrites records writes too, but not what was in progress, nor the order
+// The filter blklogwrites of QEMU records writes too, but not what was in progress, nor the order
 // of what was written to two disks.
 package guestwrites
 

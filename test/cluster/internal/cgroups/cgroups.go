@@ -132,7 +132,7 @@ func removeOnce(dir string) error {
 	return err
 }
 
-// thaw lets frozen processes go on, as those of a paused container: in version 1 they do not
+// thaw lets frozen processes go on, such as the processes of a paused container: in version 1 they do not
 // end before.
 func thaw(dir string) {
 	state := filepath.Join(dir, "freezer.state")

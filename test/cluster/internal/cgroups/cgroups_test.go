@@ -14,7 +14,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestRemoveFrozen removes a group, in all hierarchies, whose process is frozen, as that of
+// TestRemoveFrozen removes a group, in all hierarchies, whose process is frozen, as in
 // a container that is paused.
 func TestRemoveFrozen(t *testing.T) {
 	t.Parallel()
@@ -42,7 +42,7 @@ func TestRemoveFrozen(t *testing.T) {
 func freeze(t *testing.T, group string, pid int) {
 	t.Helper()
 	if _, err := os.Stat(filepath.Join(group, "cgroup.controllers")); err == nil {
-		// Version 2 has no processes beside groups with controllers.
+		// Version 2 forbids processes beside groups with controllers.
 		group = filepath.Join(group, "process")
 		assert.NoError(t, os.Mkdir(group, 0o755))
 	}

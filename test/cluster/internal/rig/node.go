@@ -34,7 +34,7 @@ type machine struct {
 	process *processes.Process
 }
 
-// powerOn starts the node's process tree, in namespaces of its own. It returns when the
+// powerOn starts the node's process tree, in separate namespaces. It returns when the
 // kubelet has been started.
 func (m *machine) powerOn(ctx context.Context) error {
 	m.mu.Lock()

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package rig runs a cluster: the control plane, and a process tree for each node. It is
-// the first process of namespaces of its own, so that the kernel ends everything with it.
+// the first process of separate namespaces, so that the kernel ends everything with it.
 package rig
 
 import (
@@ -132,7 +132,7 @@ func (r *rig) powerOnAll(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// mountPrivately keeps mounts of the cluster from the host, and shows its own processes
+// mountPrivately keeps mounts of the cluster from the host, and shows its processes
 // in /proc.
 func mountPrivately() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
