@@ -6,7 +6,6 @@
 package main
 
 import (
-	"context"
 	"runtime/debug"
 
 	"cloudnative.tw/drover/internal/guest/boot"
@@ -17,5 +16,5 @@ const gcPercent = 20
 
 func main() {
 	debug.SetGCPercent(gcPercent)
-	boot.Main(context.Background())
+	boot.Main()
 }

@@ -494,7 +494,7 @@ func TestExpectedSize(t *testing.T) {
 	}
 	var expected *expectation
 	registry := framework.NewRegistry(t, blobs(func(w http.ResponseWriter, _ *http.Request, blob []byte) {
-		assert.True(t, !(!bytes.HasPrefix(blob, []byte("{"))) || (expected.total.Load() == size && expected.refuse == nil),
+		assert.True(t, bytes.HasPrefix(blob, []byte("{")) || (expected.total.Load() == size && expected.refuse == nil),
 			"it has stated %d bytes, and asks for a layer", expected.total.Load())
 		_, _ = w.Write(blob)
 	}))

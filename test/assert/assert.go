@@ -191,7 +191,7 @@ func try(t testing.TB, check func(testing.TB) error) (err error) {
 	a := &attempt{TB: t}
 	defer func() {
 		cause := recover()
-		if cause == errAttemptEnded {
+		if cause == errAttemptEnded { //nolint:errorlint // The value of a panic is not wrapped.
 			err = a.err()
 		} else if cause != nil {
 			panic(cause)

@@ -245,12 +245,15 @@ func BuildLayers(t testing.TB, base []byte, commands ...string) (layers [][]byte
 // exports counts the images that are in the engine for a moment.
 var exports atomic.Int64
 
-// ExportImage returns the archive of all files that a container of an image has. Nothing is left of both. The error
-// is the engine's if it does not take the image.
-func ExportImage(t testing.TB, image v1.Image) ([]byte, error) {
+// ExportLayers returns the archive of all files that a container of an image of layers has. Nothing is left of both. The
+// error is the engine's if it does not take the image.
+func ExportLayers(t testing.TB, layers ...[]byte) ([]byte, error) {
 	t.Helper()
 	c, ctx := DockerClient(t), t.Context()
 	tag, err := name.NewTag(ImageName(fmt.Sprintf("exported-%d-%d", os.Getpid(), exports.Add(1))))
+	assert.NoError(t, err)
+	// The label gives the image an ID of which no other test removes the last tag.
+	image, err := LayersImage(v1.Config{Entrypoint: []string{"/none"}, Labels: map[string]string{"exported": tag.Name()}}, layers...)
 	assert.NoError(t, err)
 	var archive bytes.Buffer
 	assert.NoError(t, tarball.Write(tag, image, &archive))

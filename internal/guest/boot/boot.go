@@ -12,7 +12,6 @@
 package boot
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -25,14 +24,14 @@ import (
 )
 
 // Main runs a machine until its end. It returns only where that fails, and the kernel panics then.
-func Main(ctx context.Context) {
+func Main() {
 	if os.Args[0] == initName {
 		warn(runInit())
 		return
 	}
 	m := &machine{table: process.NewTable(), pressed: make(chan struct{}, 1)}
 	go m.table.Reap()
-	result, err := m.boot(ctx)
+	result, err := m.boot()
 	if err != nil {
 		result = failureOf(err)
 		warn(err)
@@ -55,7 +54,7 @@ type machine struct {
 }
 
 // boot runs the entrypoint, and returns how it ended.
-func (m *machine) boot(ctx context.Context) (config.Result, error) {
+func (m *machine) boot() (config.Result, error) {
 	if err := m.setUp(); err != nil {
 		return config.Result{}, err
 	}

@@ -121,10 +121,9 @@ func (m *machine) endNamespace(initProcess *process.Process, end process.End) pr
 	default:
 		return end
 	}
-	switch syscall.Signal(initProcess.End().Signal) {
-	case syscall.SIGHUP:
-		m.restarts = true
-	case syscall.SIGINT:
+	ended := syscall.Signal(initProcess.End().Signal)
+	m.restarts = ended == syscall.SIGHUP
+	if ended == syscall.SIGINT {
 		return process.End{}
 	}
 	return end

@@ -154,7 +154,7 @@ func (r promptReader) Read(p []byte) (n int, err error) {
 	}
 	var readErr error
 	err = conn.Read(func(fd uintptr) bool {
-		n, readErr = unix.Read(int(fd), p) //nolint:gosec // a descriptor
+		n, readErr = unix.Read(int(fd), p)
 		return !errors.Is(readErr, unix.EINTR)
 	})
 	if err = errors.Join(err, readErr); err == nil && n == 0 {

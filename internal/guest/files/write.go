@@ -154,16 +154,16 @@ func copyAttributes(root *os.Root, name string, to *os.File) error {
 	}
 	defer func() { _ = from.Close() }()
 	var stat unix.Stat_t
-	if err := unix.Fstat(int(from.Fd()), &stat); err != nil { //nolint:gosec // a descriptor
+	if err := unix.Fstat(int(from.Fd()), &stat); err != nil {
 		return err
 	}
 	if err := to.Chown(int(stat.Uid), int(stat.Gid)); err != nil {
 		return withoutPath(err)
 	}
-	if err := unix.Fchmod(int(to.Fd()), uint32(stat.Mode&0o7777)); err != nil { //nolint:gosec,unconvert // a descriptor; the mode has 16 bits on other systems
+	if err := unix.Fchmod(int(to.Fd()), uint32(stat.Mode&0o7777)); err != nil { //nolint:unconvert // The mode has 16 bits on other systems
 		return err
 	}
-	return copyXattrs(int(from.Fd()), int(to.Fd())) //nolint:gosec // descriptors
+	return copyXattrs(int(from.Fd()), int(to.Fd()))
 }
 
 func copyXattrs(from, to int) error {

@@ -41,7 +41,7 @@ func copyTo(t testing.TB, place, content string) string {
 
 func readText(t testing.TB, file string) string {
 	t.Helper()
-	content, err := os.ReadFile(file) //nolint:gosec // of a test
+	content, err := os.ReadFile(file)
 	assert.NoError(t, err)
 	return string(content)
 }
@@ -54,7 +54,7 @@ func TestKeptAttributes(t *testing.T) {
 	assert.NoError(t, os.Chown(file, 1000, 1001))
 	assert.NoError(t, unix.Chmod(file, 0o4750))
 	assert.NoError(t, unix.Setxattr(file, "user.note", []byte("kept"), 0))
-	old, err := os.Open(file) //nolint:gosec // of a test
+	old, err := os.Open(file)
 	assert.NoError(t, err)
 	defer func() { _ = old.Close() }()
 	assert.Equal(t, "it says", copyTo(t, file, "new"), "")

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/test/assert"
@@ -22,9 +21,7 @@ import (
 // error is Docker's if it refuses a layer.
 func unpackByEngine(t testing.TB, layers ...[]byte) (filetree.Tree, error) {
 	t.Helper()
-	image, err := framework.LayersImage(v1.Config{Entrypoint: []string{"/none"}}, layers...)
-	assert.NoError(t, err)
-	exported, err := framework.ExportImage(t, image)
+	exported, err := framework.ExportLayers(t, layers...)
 	if err != nil {
 		return nil, err
 	}

@@ -60,10 +60,19 @@ func (g *generator) pickPath() string {
 func (g *generator) addEntry(name string, k kind) {
 	old, isUsed := g.kinds[name]
 	isFolder := k == kindFolder || k == kindOpaque
-	if !g.hasFolders(name) || isUsed && (old != kindRemoved || k == kindRemoved) || !isFolder && g.isAbove(name) || isFolder && isUsed {
+	switch {
+	case !g.hasFolders(name), !isFolder && g.isAbove(name), k == kindLink && len(g.files) == 0:
+		return
+	case isUsed && (old != kindRemoved || k == kindRemoved || isFolder):
 		return
 	}
-	folder, base := path.Split(name)
+	g.addToLayer(name, k)
+	if g.kinds[name] = k; isFolder {
+		g.kinds[name] = kindFolder
+	}
+}
+
+func (g *generator) addToLayer(name string, k kind) {
 	switch k {
 	case kindFile:
 		g.layer.file(name, strings.Repeat(name, g.random.IntN(3)))
@@ -73,21 +82,17 @@ func (g *generator) addEntry(name string, k kind) {
 	case kindSymlink:
 		g.layer.symlink(name, []string{"/a", "../b", "/a/b/c", "none", "/c/d"}[g.random.IntN(5)])
 	case kindLink:
-		if len(g.files) == 0 {
-			return
-		}
 		g.layer.link(name, g.files[g.random.IntN(len(g.files))])
 	case kindRemoved:
+		folder, base := path.Split(name)
 		g.layer.file(folder+".wh."+base, "")
 	case kindOpaque:
 		g.layer.folder(name+"/").file(name+"/.wh..wh..opq", "")
-		k = kindFolder
-	case kindCapability:
+	default:
 		g.layer.add(tar.Header{Name: name, Mode: 0o755, Format: tar.FormatPAX, PAXRecords: map[string]string{
 			"SCHILY.xattr.security.capability": "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00",
 		}}, name)
 	}
-	g.kinds[name] = k
 }
 
 // hasFolders reports whether all above a path are folders, or are not in the layer.

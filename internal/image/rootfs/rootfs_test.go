@@ -173,13 +173,13 @@ func TestGenerated(t *testing.T) {
 	t.Parallel()
 	first, images := uint64(1), 8
 	if tier.IsFull() {
-		first, images = rand.Uint64(), 300
+		first, images = rand.Uint64(), 300 //nolint:gosec // of a test
 	}
 	for k := range images {
-		seed := first + uint64(k) //nolint:gosec // small
+		seed := first + uint64(k)
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
 			t.Parallel()
-			checkConverted(t, generateLayers(t, rand.New(rand.NewPCG(seed, 0)))...)
+			checkConverted(t, generateLayers(t, rand.New(rand.NewPCG(seed, 0)))...) //nolint:gosec // of a test
 		})
 	}
 }

@@ -81,6 +81,7 @@ func answerType(request *dhcpv4.DHCPv4, server, address net.IP) dhcpv4.MessageTy
 			return dhcpv4.MessageTypeNak
 		}
 		return dhcpv4.MessageTypeAck
+	default:
+		return dhcpv4.MessageTypeNone
 	}
-	return dhcpv4.MessageTypeNone
 }
