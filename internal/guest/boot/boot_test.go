@@ -92,7 +92,8 @@ func checkWorld(m *machine, c *client.Client) {
 	for what, ok := range map[string]bool{
 		"folder": r.Dir == "/srv/made", "host name": r.Hostname == "box", "hosts": strings.Contains(r.Hosts, "10.0.2.15\tbox\n"),
 		"resolvers": r.Resolv == "nameserver 192.0.2.53\nsearch example.org\n", "root": strings.HasPrefix(r.Mounts, "overlay / overlay rw"),
-		"cgroups": strings.Contains(r.Mounts, "/sys/fs/cgroup cgroup2"), "shared memory": strings.Contains(r.Mounts, "/dev/shm tmpfs rw,nosuid,nodev,noexec,relatime,size=65536k"),
+		"cgroups": strings.Contains(r.Mounts, "/sys/fs/cgroup cgroup2"), "shared memory": strings.Contains(r.Mounts, "/dev/shm tmpfs rw,nosuid,nodev,noexec,relatime,inode64 0 0\n"),
+		"settings":     r.Settings == "1\n262144\n8192\n524288\n",
 		"capabilities": strings.HasSuffix(r.Caps, "1ffffffffff"), "modprobe": r.Modprobe == "\n", "input": r.Stdin == "/dev/null",
 		"limits": strings.Contains(strings.Join(strings.Fields(r.Limits), " "), "Max open files 1048576 1048576"),
 	} {

@@ -240,7 +240,7 @@ type report struct {
 	Groups                                                              []int
 	Env                                                                 []string
 	Dir, Hostname, Hosts, Resolv, Mounts, Limits, Caps, Modprobe, Stdin string
-	Inits                                                               string
+	Inits, Settings                                                     string
 	Disk                                                                int64
 	Terminal                                                            bool
 }

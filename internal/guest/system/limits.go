@@ -17,11 +17,18 @@ import (
 // maxFiles is how many files a program may have open, as container engines have it.
 const maxFiles = 1 << 20
 
-// settings are settings of the kernel that container engines make in a network namespace, and some that a
-// machine needs to be safe.
+// settings are settings of the kernel: of container engines in a network namespace, of hosts that are prepared for
+// usual servers, and of machines to be safe.
 var settings = map[string]string{
 	"/proc/sys/net/ipv4/ip_unprivileged_port_start": "0",
 	"/proc/sys/net/ipv4/ping_group_range":           "0 2147483647",
+	// Redis asks for it, and the kubelet sets it: a fork may share the memory of a large process.
+	"/proc/sys/vm/overcommit_memory": "1",
+	// The least that Elasticsearch and OpenSearch start with.
+	"/proc/sys/vm/max_map_count": "262144",
+	// As systemd and distributions for workstations set them: programs that watch folders fail with the kernel's.
+	"/proc/sys/fs/inotify/max_user_instances": "8192",
+	"/proc/sys/fs/inotify/max_user_watches":   "524288",
 	// Without a program here the kernel does not run one of the image to load modules.
 	"/proc/sys/kernel/modprobe": "",
 }

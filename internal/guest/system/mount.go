@@ -52,7 +52,7 @@ var late = []mount{
 	{"cgroup2", "/sys/fs/cgroup", noPrograms, "nsdelegate"},
 	{"devtmpfs", "/dev", unix.MS_NOSUID, "mode=0755"},
 	{"devpts", "/dev/pts", unix.MS_NOSUID | unix.MS_NOEXEC, "mode=0620,gid=5,ptmxmode=0666"},
-	{"tmpfs", "/dev/shm", noPrograms, "mode=1777,size=65536k"},
+	{"tmpfs", "/dev/shm", noPrograms, "mode=1777"}, // of half the memory: tmpfs(5)
 	{"mqueue", "/dev/mqueue", noPrograms, ""},
 }
 

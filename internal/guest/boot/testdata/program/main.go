@@ -35,6 +35,7 @@ type report struct {
 	Limits   string
 	Caps     string
 	Modprobe string
+	Settings string // of the kernel, for usual servers
 	Disk     uint64 // bytes of the root
 	Stdin    string
 	Terminal bool
@@ -133,6 +134,9 @@ func newReport() report {
 	r.Hostname, _ = os.Hostname()
 	r.Hosts, r.Resolv, r.Mounts = readFile("/etc/hosts"), readFile("/etc/resolv.conf"), readFile("/proc/mounts")
 	r.Limits, r.Modprobe = readFile("/proc/self/limits"), readFile("/proc/sys/kernel/modprobe")
+	for _, name := range []string{"vm/overcommit_memory", "vm/max_map_count", "fs/inotify/max_user_instances", "fs/inotify/max_user_watches"} {
+		r.Settings += readFile("/proc/sys/" + name)
+	}
 	for line := range strings.Lines(readFile("/proc/self/status")) {
 		if caps, ok := strings.CutPrefix(line, "CapEff:"); ok {
 			r.Caps = strings.TrimSpace(caps)
