@@ -338,6 +338,22 @@ func TestSlowLinks(t *testing.T) {
 	assert.True(t, result.Reason == rootfs.ReasonContent && strings.Contains(result.Message, "too many symbolic links"), "got %+v", result)
 }
 
+// TestManyAttributes checks that further names of a file with many attributes do not take time without an end.
+func TestManyAttributes(t *testing.T) {
+	t.Parallel()
+	records := map[string]string{}
+	for k := range 4000 {
+		records[fmt.Sprintf("SCHILY.xattr.user.%d", k)] = "v"
+	}
+	a := newArchive(t).add(tar.Header{Name: "file", Format: tar.FormatPAX, PAXRecords: records}, "")
+	for k := range 15_000 {
+		a.add(tar.Header{Name: fmt.Sprint(k), Typeflag: tar.TypeLink, Linkname: "file", Format: tar.FormatPAX, PAXRecords: map[string]string{"SCHILY.xattr.user.0": "v"}}, "")
+	}
+	layers := [][]byte{a.bytes()}
+	_, result := convertRequest(t, requestOf(layers), layers)
+	assert.True(t, result.Reason == rootfs.ReasonContent && strings.Contains(result.Message, "too many further names"), "got %+v", result)
+}
+
 // TestRemovedData checks that what a higher layer removes is not in the file.
 func TestRemovedData(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,7 @@
 package rootfs
 
 import (
+	"errors"
 	"maps"
 	"path"
 	"strings"
@@ -18,8 +19,9 @@ const (
 	maxDepth = 512
 	// maxLinks is how many symbolic links a path may lead through, as in Linux.
 	maxLinks = 40
-	// maxSteps is how much is done to follow the paths of all entries of an image: links that
-	// lead through links cost much and take little.
+	// maxSteps is how many steps it may take to follow the paths of all entries of an image, and to
+	// check attributes: links that lead through links, and links to files with many attributes, cost much
+	// and take few bytes.
 	maxSteps = 50_000_000
 )
 
@@ -123,7 +125,7 @@ func (t *tree) putEntry(e *entry, below *tree) error {
 		if file, err = t.findTwin(e, below); err != nil {
 			return err
 		}
-		if err := describeTwin(file, e.inode); err != nil {
+		if err := t.describeTwin(file, e.inode); err != nil {
 			return newContentError("the file %s: %w", quoteName(e.path), err)
 		}
 	}
@@ -151,16 +153,23 @@ func (t *tree) describeFolder(folder, described *erofs.Inode) {
 
 // describeTwin gives a file the attributes that the entry of a further name states, as container
 // engines do. Builders state the same ones.
-func describeTwin(file, described *erofs.Inode) error {
+func (t *tree) describeTwin(file, described *erofs.Inode) error {
 	file.UID, file.GID = described.UID, described.GID
 	if file.Type() != unix.S_IFLNK {
 		file.Mode = file.Type() | described.Mode&^unix.S_IFMT
 		file.Seconds, file.Nanoseconds = described.Seconds, described.Nanoseconds
 	}
+	if len(described.Xattrs) == 0 {
+		return nil
+	}
 	if file.Xattrs == nil {
 		file.Xattrs = map[string]string{}
 	}
 	maps.Copy(file.Xattrs, described.Xattrs)
+	// All attributes are checked again for each name.
+	if t.count.steps += len(file.Xattrs); t.count.steps > maxSteps {
+		return errors.New("the files have too many further names with extended attributes")
+	}
 	return file.Check()
 }
 
