@@ -136,6 +136,7 @@ var packages = []testPackage{
 	{"internal/guest/wire", raced, 32},
 	{"internal/image", raced, 32},
 	{"internal/inventory", raced, 32},
+	{"internal/machine/imageagent", raced, 32},
 	{"internal/leader", raced, 32},
 	{"internal/logrepeat", raced, 32},
 	{"internal/streams", raced, 32},

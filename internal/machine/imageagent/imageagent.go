@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"cloudnative.tw/drover/internal/guest/client"
@@ -33,15 +34,14 @@ type Agent struct {
 	nonce []byte
 
 	turn    chan struct{} // has a value while a session is looked for
-	session *client.Client
+	session atomic.Pointer[client.Client]
 }
 
-// EndSession ends the session with a program that no longer runs, since its machine boots again.
+// EndSession ends the session with a program that no longer runs, since its machine boots again. It does not wait, so
+// that it cannot end the session with the next program.
 func (a *Agent) EndSession() {
-	a.turn <- struct{}{}
-	defer func() { <-a.turn }()
-	if a.session != nil {
-		_ = a.session.Close()
+	if session := a.session.Load(); session != nil {
+		go func() { _ = session.Close() }()
 	}
 }
 
@@ -60,18 +60,20 @@ func (a *Agent) openSession(ctx context.Context) (*client.Client, error) {
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	if a.session != nil {
+	if session := a.session.Load(); session != nil {
 		select {
-		case <-a.session.Done():
+		case <-session.Done():
 		default:
-			return a.session, nil
+			return session, nil
 		}
 	}
 	conn, err := a.take(ctx)
-	if err == nil {
-		a.session, err = client.New(ctx, conn, a.nonce)
+	if err != nil {
+		return nil, err
 	}
-	return a.session, err
+	session, err := client.New(ctx, conn, a.nonce)
+	a.session.Store(session)
+	return session, err
 }
 
 // failures has the error that clients get for a failure of the guest; the first that fits counts.

@@ -211,7 +211,7 @@ func (s *Supervisor) onEvent(ctx context.Context, event qmp.Event) {
 		go s.setGuestClock(ctx)
 	}
 	if machine.IsReset(event) && s.guest.image != nil {
-		go s.guest.image.EndSession()
+		s.guest.image.EndSession()
 	}
 	if machine.ChangesState(event) {
 		s.wakeUp()
