@@ -19,13 +19,13 @@ import (
 
 var (
 	errDeclined = errors.New("nothing was deleted")
-	errUnasked  = errors.New("nothing was deleted: there is no terminal to ask on, so confirm with --yes")
+	errNotAsked = errors.New("nothing was deleted: there is no terminal to ask on, so confirm with --yes")
 )
 
 // AskUser asks whether something is to be deleted, and returns an error unless the answer is yes.
 func (o *Options) AskUser(ctx context.Context, question string) error {
 	if !isInteractive(o.In, o.ErrOut) {
-		return errUnasked
+		return errNotAsked
 	}
 	_, _ = fmt.Fprintf(o.ErrOut, "%s [y/N] ", question)
 	answer, err := readAnswer(ctx, o.In, o.ErrOut)

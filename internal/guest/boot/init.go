@@ -6,7 +6,6 @@
 package boot
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -149,7 +148,7 @@ func obeyOrder(ready io.Closer) error {
 		return err
 	}
 	var order initOrder
-	if err := json.NewDecoder(bytes.NewReader(text)).Decode(&order); err != nil {
+	if err := json.Unmarshal(text, &order); err != nil {
 		return err
 	}
 	// The one of the namespace, in place of the one that shows all processes of the machine.
@@ -176,7 +175,8 @@ func (p *program) execute() error {
 		groups[n] = int(group)
 	}
 	uid, gid := int(p.User.UID), int(p.User.GID)
-	if err := errors.Join(unix.Chdir(p.Dir), syscall.Setgroups(groups), syscall.Setresgid(gid, gid, gid), syscall.Setresuid(uid, uid, uid)); err != nil {
+	// The folder is entered as the user, as syscall.ForkExec does for all other programs.
+	if err := errors.Join(syscall.Setgroups(groups), syscall.Setresgid(gid, gid, gid), syscall.Setresuid(uid, uid, uid), unix.Chdir(p.Dir)); err != nil {
 		return err
 	}
 	return &process.Error{Path: p.Path, Err: syscall.Exec(p.Path, p.Args, p.Env)} //nolint:gosec // the machine is for it

@@ -114,7 +114,7 @@ func (m *machine) start(c process.Command) (initProcess, entrypoint *process.Pro
 // endNamespace ends all processes of the image, and returns the end of its run. reboot(2) in the namespace has ended its
 // process 1 by SIGHUP for a restart, and by SIGINT for a shutdown, which is a success: pid_namespaces(7).
 func (m *machine) endNamespace(initProcess *process.Process, end process.End) process.End {
-	warn(errors.Join(initProcess.Signal(syscall.SIGKILL), system.KillAll()))
+	warn(system.KillAll())
 	within(namespaceWithin, func() { <-initProcess.Done() })
 	select {
 	case <-initProcess.Done():
