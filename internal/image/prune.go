@@ -116,12 +116,12 @@ type fileLock struct{ file *os.File }
 
 // lockFile locks a file as flock(2) does, without waiting: EWOULDBLOCK means that another
 // process has the lock. Flags may have O_CREATE.
-func lockFile(path string, flags, how int) (*fileLock, error) {
+func lockFile(path string, flags, operation int) (*fileLock, error) {
 	f, err := os.OpenFile(path, flags|os.O_RDWR, 0o600) //nolint:gosec // in the store
 	if err != nil {
 		return nil, err
 	}
-	if err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB); err != nil {
+	if err := syscall.Flock(int(f.Fd()), operation|syscall.LOCK_NB); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return &fileLock{f}, nil

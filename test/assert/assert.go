@@ -25,10 +25,10 @@ import (
 // Eventually calls check again and again until it returns nil and has failed nothing. If that
 // never happens, it fails the test with the last error of check. A failed assertion inside check,
 // such as Fatal of the testing.TB that check gets, means "not yet". It returns how long it took.
-func Eventually(t testing.TB, what string, check func(t testing.TB) error) time.Duration {
+func Eventually(t testing.TB, condition string, check func(t testing.TB) error) time.Duration {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context()) // cleanups wait, too
-	took, err := poll(ctx, t.Name(), what, func() error { return try(t, check) })
+	took, err := poll(ctx, t.Name(), condition, func() error { return try(t, check) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,10 +37,10 @@ func Eventually(t testing.TB, what string, check func(t testing.TB) error) time.
 
 // Check calls check once, and fails the test if check returns an error or fails an assertion: it
 // is for a condition that must hold now, since a consequence of it was seen already.
-func Check(t testing.TB, what string, check func(t testing.TB) error) {
+func Check(t testing.TB, condition string, check func(t testing.TB) error) {
 	t.Helper()
 	if err := try(t, check); err != nil {
-		t.Fatalf("%s: %v", what, err)
+		t.Fatalf("%s: %v", condition, err)
 	}
 }
 
@@ -85,10 +85,10 @@ func Equal[T comparable](t testing.TB, what string, got, want T) {
 }
 
 // Contains fails the test unless a text has another in it.
-func Contains(t testing.TB, what, got, want string) {
+func Contains(t testing.TB, subject, got, want string) {
 	t.Helper()
 	if !strings.Contains(got, want) {
-		t.Errorf("%s: got %q, want %q in it", what, got, want)
+		t.Errorf("%s: got %q, want %q in it", subject, got, want)
 	}
 }
 
@@ -101,24 +101,24 @@ func format(value any) string {
 }
 
 // ErrorIs fails the test unless err is of a kind, which is nil for no error, and has all texts.
-func ErrorIs(t testing.TB, what string, err, kind error, says ...string) {
+func ErrorIs(t testing.TB, subject string, err, kind error, says ...string) {
 	t.Helper()
 	if !errors.Is(err, kind) {
-		t.Errorf("%s: got the error %v, want the kind %v", what, err, kind)
+		t.Errorf("%s: got the error %v, want the kind %v", subject, err, kind)
 		return
 	}
 	for _, text := range says {
 		if !strings.Contains(fmt.Sprint(err), text) {
-			t.Errorf("%s: got the error %v, want %q in it", what, err, text)
+			t.Errorf("%s: got the error %v, want %q in it", subject, err, text)
 		}
 	}
 }
 
 // ErrorSays fails the test unless err has a text, or, if the text is empty, unless there is no error.
-func ErrorSays(t testing.TB, what string, err error, says string) {
+func ErrorSays(t testing.TB, subject string, err error, says string) {
 	t.Helper()
 	if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
-		t.Errorf("%s: got the error %v, want %q", what, err, says)
+		t.Errorf("%s: got the error %v, want %q", subject, err, says)
 	}
 }
 
@@ -154,8 +154,8 @@ func Receive[T any](t testing.TB, what string, from <-chan T) (v T) {
 
 // Poll is Eventually without a test: if check does not succeed within the limit, or before ctx
 // ends, it returns an error with the name of the condition and the last error of check.
-func Poll(ctx context.Context, what string, check func() error) error {
-	_, err := poll(ctx, "", what, check)
+func Poll(ctx context.Context, condition string, check func() error) error {
+	_, err := poll(ctx, "", condition, check)
 	return err
 }
 
@@ -166,22 +166,22 @@ const (
 	maxPause = 500 * time.Millisecond
 )
 
-func poll(ctx context.Context, test, what string, check func() error) (took time.Duration, err error) {
+func poll(ctx context.Context, test, condition string, check func() error) (took time.Duration, err error) {
 	for begin := time.Now(); ; {
 		err = check()
 		took = time.Since(begin)
 		if err == nil {
-			record(test, what, took)
+			record(test, condition, took)
 			return took, nil
 		}
 		if isOver(took) {
-			record(test, what, took)
-			return took, fmt.Errorf("%s: not within %s, at last: %w", what, took.Round(time.Second), err)
+			record(test, condition, took)
+			return took, fmt.Errorf("%s: not within %s, at last: %w", condition, took.Round(time.Second), err)
 		}
 		select {
 		case <-time.After(min(max(took/10, minPause), maxPause)):
 		case <-ctx.Done():
-			return took, fmt.Errorf("%s: %w after %s, at last: %w", what, context.Cause(ctx), took.Round(time.Second), err)
+			return took, fmt.Errorf("%s: %w after %s, at last: %w", condition, context.Cause(ctx), took.Round(time.Second), err)
 		}
 	}
 }

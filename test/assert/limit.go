@@ -49,7 +49,7 @@ const shortestRecorded = time.Second
 
 var recording sync.Mutex
 
-func record(test, what string, took time.Duration) {
+func record(test, condition string, took time.Duration) {
 	path := os.Getenv(WaitsEnv)
 	if path == "" || took < shortestRecorded {
 		return
@@ -61,5 +61,5 @@ func record(test, what string, took time.Duration) {
 		return // the figures are a help, not a result
 	}
 	defer func() { _ = f.Close() }()
-	_, _ = fmt.Fprintf(f, "%06.3f\t%s\t%s\n", took.Seconds()/limit.Seconds(), test, strings.ReplaceAll(what, "\n", " "))
+	_, _ = fmt.Fprintf(f, "%06.3f\t%s\t%s\n", took.Seconds()/limit.Seconds(), test, strings.ReplaceAll(condition, "\n", " "))
 }

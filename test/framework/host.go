@@ -27,10 +27,10 @@ import (
 )
 
 // RequireRoot skips a test that only root can run.
-func RequireRoot(t testing.TB, why string) {
+func RequireRoot(t testing.TB, reason string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("only root can " + why)
+		t.Skip("only root can " + reason)
 	}
 }
 

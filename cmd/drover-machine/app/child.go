@@ -75,6 +75,6 @@ func (c *child) explainStart(err error) error {
 }
 
 // describeEnd returns how QEMU has ended, with its last output.
-func describeEnd(how, output string) string {
-	return strings.TrimSuffix("QEMU ended with "+how+": "+output, ": ")
+func describeEnd(ending, output string) string {
+	return strings.TrimSuffix("QEMU ended with "+ending+": "+output, ": ")
 }

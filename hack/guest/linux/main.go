@@ -86,9 +86,9 @@ func main() {
 	powerOff()
 }
 
-func logLine(what string, err error) {
+func logLine(action string, err error) {
 	if err != nil {
-		fmt.Printf("drover linux guest: %s: %v\n", what, err)
+		fmt.Printf("drover linux guest: %s: %v\n", action, err)
 	}
 }
 
@@ -150,7 +150,7 @@ func countBoot(path string) (int, error) {
 
 // mountDisk mounts an ext4 file system, and reports whether it was unmounted before.
 // Its journal, and that flag, show whether a guest was cut off.
-func mountDisk(device, at string) error {
+func mountDisk(device, folder string) error {
 	const superblock, magicAt, incompatAt, needsRecovery = 1024, 0x38, 0x60, 0x4
 	f, err := os.Open(device) //nolint:gosec // of this guest
 	if err != nil {
@@ -166,13 +166,13 @@ func mountDisk(device, at string) error {
 		state = "not clean"
 	}
 	fmt.Printf("drover linux guest: its file system was %s\n", state)
-	if err := os.MkdirAll(at, 0o750); err != nil {
+	if err := os.MkdirAll(folder, 0o750); err != nil {
 		return err
 	}
-	if err := unix.Mount(device, at, "ext4", 0, ""); err != nil {
+	if err := unix.Mount(device, folder, "ext4", 0, ""); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(at, "boot"), []byte(state), 0o600)
+	return os.WriteFile(filepath.Join(folder, "boot"), []byte(state), 0o600)
 }
 
 func newReport(boots int) report {
@@ -274,8 +274,8 @@ var (
 )
 
 // fetch answers with the guest's response from a URL.
-func fetch(w http.ResponseWriter, url string, by *http.Transport) {
-	client := http.Client{Timeout: fetchWithin, Transport: by}
+func fetch(w http.ResponseWriter, url string, transport *http.Transport) {
+	client := http.Client{Timeout: fetchWithin, Transport: transport}
 	answer, err := client.Get(url) //nolint:noctx,gosec // bounded, and the test asks for it
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadGateway)

@@ -22,9 +22,9 @@ import (
 var errRemovalUnderWay = errors.New("none: removal is under way")
 
 // WaitForClose waits until Watch has closed its channel.
-func WaitForClose(t testing.TB, events <-chan types.UID, why string) {
+func WaitForClose(t testing.TB, events <-chan types.UID, reason string) {
 	t.Helper()
-	assert.Eventually(t, "Watch closes, since "+why, func(testing.TB) error {
+	assert.Eventually(t, "Watch closes, since "+reason, func(testing.TB) error {
 		for {
 			select {
 			case _, open := <-events:
@@ -53,10 +53,10 @@ func (e *env) ensureNewRun(t *testing.T, spec driver.ServerSpec, old string) dri
 	})
 }
 
-func (e *env) ensureUntil(t *testing.T, d driver.Driver, spec driver.ServerSpec, what string, ok func(driver.Server) bool) driver.Server {
+func (e *env) ensureUntil(t *testing.T, d driver.Driver, spec driver.ServerSpec, condition string, ok func(driver.Server) bool) driver.Server {
 	t.Helper()
 	var s driver.Server
-	assert.Eventually(t, "Ensure to reach "+what, func(testing.TB) error {
+	assert.Eventually(t, "Ensure to reach "+condition, func(testing.TB) error {
 		var err error
 		s, err = d.Ensure(t.Context(), spec)
 		switch {
@@ -130,10 +130,10 @@ func usageOf(t *testing.T, d driver.Driver, uids ...types.UID) (samples []driver
 }
 
 // waitForServer waits until List returns the server in the expected condition.
-func (e *env) waitForServer(t *testing.T, uid types.UID, what string, ok func(driver.Server) bool) driver.Server {
+func (e *env) waitForServer(t *testing.T, uid types.UID, condition string, ok func(driver.Server) bool) driver.Server {
 	t.Helper()
 	var last driver.Server
-	assert.Eventually(t, "List to show "+what, func(testing.TB) error {
+	assert.Eventually(t, "List to show "+condition, func(testing.TB) error {
 		servers := listServers(t, e.driver, uid)
 		if len(servers) != 1 || !ok(servers[0]) {
 			return fmt.Errorf("it shows %s", describeServers(servers...))
@@ -264,15 +264,15 @@ func isPassing(err error) bool {
 }
 
 // wantKind checks the kind of a call's error, nil for none, and that it has all texts.
-func wantKind(t *testing.T, what string, kind error, call func() error, says ...string) {
+func wantKind(t *testing.T, subject string, kind error, call func() error, says ...string) {
 	t.Helper()
-	assert.ErrorIs(t, what, errorOf(t, what, kind, call), kind, says...)
+	assert.ErrorIs(t, subject, errorOf(t, subject, kind, call), kind, says...)
 }
 
 // errorOf returns the error of a call, which it repeats while the error passes and is not of a kind.
-func errorOf(t *testing.T, what string, kind error, call func() error) (err error) {
+func errorOf(t *testing.T, subject string, kind error, call func() error) (err error) {
 	t.Helper()
-	assert.Eventually(t, what, func(testing.TB) error {
+	assert.Eventually(t, subject, func(testing.TB) error {
 		if err = call(); isPassing(err) && !errors.Is(err, kind) {
 			return err
 		}

@@ -86,10 +86,10 @@ func (e *env) ensureInvalid(t *testing.T, spec driver.ServerSpec) error {
 	return err
 }
 
-func wantConcealed(t *testing.T, what string, value any, mark string) {
+func wantConcealed(t *testing.T, subject string, value any, mark string) {
 	t.Helper()
 	encoded, err := json.Marshal(value)
 	assert.NoError(t, err)
 	text := fmt.Sprintf("%v %+v %#v %s", value, value, value, encoded)
-	assert.True(t, !strings.Contains(text, mark), "%s shows the secret", what)
+	assert.True(t, !strings.Contains(text, mark), "%s shows the secret", subject)
 }

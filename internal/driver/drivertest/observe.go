@@ -37,18 +37,18 @@ func testListComplete(t *testing.T, e *env) {
 	wantUIDs(t, "List after a Delete", listServers(t, e.driver), specs[:5])
 }
 
-func wantUIDs(t *testing.T, what string, got []driver.Server, want []driver.ServerSpec) {
+func wantUIDs(t *testing.T, subject string, got []driver.Server, want []driver.ServerSpec) {
 	t.Helper()
 	names := map[types.UID]string{}
 	for _, spec := range want {
 		names[spec.UID] = spec.Name
 	}
 	for _, s := range got {
-		assert.True(t, names[s.UID] == s.Name, "%s: got %s, which is not wanted or is there twice", what, describeServers(s))
+		assert.True(t, names[s.UID] == s.Name, "%s: got %s, which is not wanted or is there twice", subject, describeServers(s))
 		delete(names, s.UID)
 	}
 	for uid, name := range names {
-		t.Errorf("%s: %s (%s) is missing", what, name, uid)
+		t.Errorf("%s: %s (%s) is missing", subject, name, uid)
 	}
 }
 
@@ -71,13 +71,13 @@ func openWatch(t *testing.T, d driver.Driver) *watcher {
 }
 
 // waitForEvent waits until Watch sends uid.
-func (w *watcher) waitForEvent(t *testing.T, uid types.UID, what string) {
+func (w *watcher) waitForEvent(t *testing.T, uid types.UID, condition string) {
 	t.Helper()
-	assert.Eventually(t, "Watch reports "+what, func(testing.TB) error {
+	assert.Eventually(t, "Watch reports "+condition, func(testing.TB) error {
 		for {
 			select {
 			case got, open := <-w.uids:
-				assert.Require(t, open, "Watch closed before it reported %s", what)
+				assert.Require(t, open, "Watch closed before it reported %s", condition)
 				if got == uid {
 					return nil
 				}

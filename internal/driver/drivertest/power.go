@@ -195,9 +195,9 @@ func testCancelled(t *testing.T, e *env) {
 	e.ensureState(t, spec, driver.StateRunning)
 }
 
-func wantError(t *testing.T, what string, err error) {
+func wantError(t *testing.T, subject string, err error) {
 	t.Helper()
-	assert.True(t, err != nil, "%s with a context that is over: got no error", what)
+	assert.True(t, err != nil, "%s with a context that is over: got no error", subject)
 }
 
 // testCancelledMidway checks that the next call can complete whatever an interrupted one

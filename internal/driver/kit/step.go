@@ -35,42 +35,42 @@ type Observed struct {
 
 // NextStep returns the step that brings a server closer to its spec. A stop that was begun is
 // completed even if the spec has changed since, because a signal cannot be taken back.
-func NextStep(has Observed, wants driver.ServerSpec, now time.Time) Step {
+func NextStep(observed Observed, spec driver.ServerSpec, now time.Time) Step {
 	switch {
-	case has.State == driver.StateRemoving, has.State == driver.StateStopped && wants.Power == driver.PowerOff:
+	case observed.State == driver.StateRemoving, observed.State == driver.StateStopped && spec.Power == driver.PowerOff:
 		return StepNone
-	case has.State == driver.StateStopped:
+	case observed.State == driver.StateStopped:
 		return StepStart
-	case has.IsStopping || endsRun(wants, has.Run):
-		return stepToEnd(has, wants, now)
-	case wants.Power == driver.PowerPaused && has.State == driver.StateRunning:
+	case observed.IsStopping || endsRun(spec, observed.Run):
+		return stepToEnd(observed, spec, now)
+	case spec.Power == driver.PowerPaused && observed.State == driver.StateRunning:
 		return StepPause
-	case wants.Power == driver.PowerOn && has.State == driver.StatePaused:
+	case spec.Power == driver.PowerOn && observed.State == driver.StatePaused:
 		return StepResume
 	}
 	return StepNone
 }
 
-func stepToEnd(has Observed, wants driver.ServerSpec, now time.Time) Step {
-	switch by := StopDeadline(has, wants); {
-	case !by.IsZero() && !now.Before(by):
+func stepToEnd(observed Observed, spec driver.ServerSpec, now time.Time) Step {
+	switch deadline := StopDeadline(observed, spec); {
+	case !deadline.IsZero() && !now.Before(deadline):
 		return StepKill
-	case has.IsStopping:
+	case observed.IsStopping:
 		return StepWait
 	}
 	return StepStop
 }
 
 // endsRun reports whether a spec asks for the end of a run that is under way.
-func endsRun(wants driver.ServerSpec, run string) bool {
-	return wants.Power == driver.PowerOff || wants.RestartRun != "" && wants.RestartRun == run
+func endsRun(spec driver.ServerSpec, run string) bool {
+	return spec.Power == driver.PowerOff || spec.RestartRun != "" && spec.RestartRun == run
 }
 
 // StopDeadline returns when the stop of a run is forced: as the spec says while it asks for
 // the stop, otherwise as the spec said when the stop began.
-func StopDeadline(has Observed, wants driver.ServerSpec) time.Time {
-	if has.IsStopping && !endsRun(wants, has.Run) {
-		return has.StopBy
+func StopDeadline(observed Observed, spec driver.ServerSpec) time.Time {
+	if observed.IsStopping && !endsRun(spec, observed.Run) {
+		return observed.StopBy
 	}
-	return wants.StopBy
+	return spec.StopBy
 }

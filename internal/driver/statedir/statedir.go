@@ -195,12 +195,12 @@ type Lock struct {
 // TryLock locks a file, shared (syscall.LOCK_SH) or exclusively (LOCK_EX), and
 // creates it if it is missing. It does not wait: EWOULDBLOCK means that another
 // caller has the lock.
-func TryLock(path string, how int) (*Lock, error) {
+func TryLock(path string, operation int) (*Lock, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600) //nolint:gosec // The path is the caller's.
 	if err != nil {
 		return nil, err
 	}
-	if err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB); err != nil {
+	if err := syscall.Flock(int(f.Fd()), operation|syscall.LOCK_NB); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return &Lock{f}, nil

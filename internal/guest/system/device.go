@@ -79,7 +79,7 @@ func FindPort(name string) (string, error) {
 }
 
 // find waits for the device whose attribute has a value.
-func find(pattern, value, what string) (string, error) {
+func find(pattern, value, kind string) (string, error) {
 	for range lookWithin / lookEvery {
 		paths, err := filepath.Glob(pattern)
 		if err != nil {
@@ -94,7 +94,7 @@ func find(pattern, value, what string) (string, error) {
 		}
 		<-time.After(lookEvery)
 	}
-	return "", fmt.Errorf("the machine has no %s %q", what, value)
+	return "", fmt.Errorf("the machine has no %s %q", kind, value)
 }
 
 func exists(path string) bool {

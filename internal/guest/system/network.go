@@ -83,7 +83,7 @@ func setUp(name string) error {
 	})
 }
 
-func setAddress(socket int, what uint, name string, address netip.Addr) error {
+func setAddress(socket int, command uint, name string, address netip.Addr) error {
 	request, err := unix.NewIfreq(name)
 	if err != nil {
 		return err
@@ -91,7 +91,7 @@ func setAddress(socket int, what uint, name string, address netip.Addr) error {
 	if err := request.SetInet4Addr(address.AsSlice()); err != nil {
 		return err
 	}
-	if err := unix.IoctlIfreq(socket, what, request); err != nil {
+	if err := unix.IoctlIfreq(socket, command, request); err != nil {
 		return fmt.Errorf("give %s the address %s: %w", name, address, err)
 	}
 	return nil

@@ -116,13 +116,13 @@ func groupsOf(name string, group []byte) (ids []uint32) {
 }
 
 // parseID returns the number that a text is, if it is one. One that is too large is an error.
-func parseID(what, text string) (id uint32, isNumber bool, err error) {
+func parseID(kind, text string) (id uint32, isNumber bool, err error) {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
 		return 0, false, nil //nolint:nilerr // it is a name
 	}
 	if n < 0 || n > maxID {
-		return 0, true, fmt.Errorf("%s is %d, want 0 to %d", what, n, maxID)
+		return 0, true, fmt.Errorf("%s is %d, want 0 to %d", kind, n, maxID)
 	}
 	return uint32(n), true, nil
 }

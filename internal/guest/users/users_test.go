@@ -61,7 +61,7 @@ func TestLookup(t *testing.T) {
 // TestNobody checks that a user that cannot be is refused by name.
 func TestNobody(t *testing.T) {
 	t.Parallel()
-	for text, says := range map[string]string{
+	for text, message := range map[string]string{
 		"nobody":         `user is "nobody"`,
 		"app:wheel":      `the group "wheel"`,
 		"-1":             "user is -1",
@@ -70,7 +70,7 @@ func TestNobody(t *testing.T) {
 		"far":            `user is "far"`,
 		"app:staff:more": `the group "staff:more"`,
 	} {
-		assert.ErrorSays(t, text, assert.ErrorOf(Lookup(text, []byte(passwd), []byte(group))), says)
+		assert.ErrorSays(t, text, assert.ErrorOf(Lookup(text, []byte(passwd), []byte(group))), message)
 	}
 	got, err := Lookup("", nil, nil)
 	assert.NoError(t, err)

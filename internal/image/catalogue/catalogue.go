@@ -192,10 +192,10 @@ func parse(content []byte) ([]Image, error) {
 }
 
 // decode reads JSON that has known fields only.
-func decode(body []byte, into any) error {
+func decode(body []byte, result any) error {
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	decoder.DisallowUnknownFields()
-	return decoder.Decode(into)
+	return decoder.Decode(result)
 }
 
 var (

@@ -185,8 +185,8 @@ func (w *Writer) removeDead(p *plan, dataEnd int64) error {
 }
 
 // writeAt writes at an offset. Nothing may have been written behind it yet.
-func (w *Writer) writeAt(at int64, content []byte) error {
-	if err := w.padTo(at); err != nil {
+func (w *Writer) writeAt(offset int64, content []byte) error {
+	if err := w.padTo(offset); err != nil {
 		return err
 	}
 	n, err := w.buffer.Write(content)
@@ -195,9 +195,9 @@ func (w *Writer) writeAt(at int64, content []byte) error {
 }
 
 // padTo writes zeros up to an offset.
-func (w *Writer) padTo(at int64) error {
-	for w.length < at {
-		n, err := w.buffer.Write(zeroBlock[:min(at-w.length, BlockSize)])
+func (w *Writer) padTo(offset int64) error {
+	for w.length < offset {
+		n, err := w.buffer.Write(zeroBlock[:min(offset-w.length, BlockSize)])
 		w.length += int64(n)
 		if err != nil {
 			return err

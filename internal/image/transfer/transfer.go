@@ -40,8 +40,8 @@ func (l Limit) Check(total int64) error {
 }
 
 // Exceeded returns the error for content that turned out to be larger than the limit.
-func (l Limit) Exceeded(what string) error {
-	return &ContentError{fmt.Errorf("%s %d bytes, which is all that %s allows", what, l.Bytes, l.Option), true}
+func (l Limit) Exceeded(subject string) error {
+	return &ContentError{fmt.Errorf("%s %d bytes, which is all that %s allows", subject, l.Bytes, l.Option), true}
 }
 
 // ContentError says why content is unusable. Fetching the same content again changes nothing.

@@ -54,14 +54,14 @@ func NewProbeServer(ctx context.Context, m Machine) *Server {
 }
 
 // byAuthority serves the clients of the guest's authority by one handler, and all others by another.
-func byAuthority(guest *x509.Certificate, guests, others http.Handler) http.Handler {
+func byAuthority(guest *x509.Certificate, guests, rest http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		chain := r.TLS.VerifiedChains[0]
 		if chain[len(chain)-1].Equal(guest) {
 			guests.ServeHTTP(w, r)
 			return
 		}
-		others.ServeHTTP(w, r)
+		rest.ServeHTTP(w, r)
 	})
 }
 

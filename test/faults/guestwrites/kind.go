@@ -10,8 +10,8 @@
 // qemu-img and by the guest's blocks (check.go). One of them takes the place of the disks, and
 // Drover and the guest go on with it (run.go).
 //
-// The filter blklogwrites of QEMU records writes too, but not what was in progress, nor the order
-// of what was written to two disks.
+// The filter blklogwrites of QEMU records writes too, but neither those in progress nor the order
+// of writes to two disks.
 package guestwrites
 
 import (

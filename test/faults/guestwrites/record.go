@@ -37,7 +37,7 @@ type entry struct {
 	// isFlush is set for a flush, which makes the first writes of the disk durable.
 	isFlush bool
 	first   int
-	// shown is what the guest had shown with it, and before.
+	// shown has the claims of the guest until this write, the ones made with it included.
 	shown claims
 }
 
@@ -50,8 +50,8 @@ type record struct {
 	writes  [blocks.Disks]int
 	entries []entry
 	start   claims // what the guest had shown before
-	// booted is what it had synced when the QEMU of a disk was started, and lost what it did not
-	// find then.
+	// booted has the last round that the guest had synced when the QEMU of a disk was started,
+	// and lost describes the blocks that were missing then.
 	booted [blocks.Disks]uint64
 	lost   []string
 	// left is how many entries there are until the power is cut, -1 for none. off is closed
@@ -226,8 +226,8 @@ func keepAll(int) func(int) bool  { return func(int) bool { return true } }
 func keepNone(int) func(int) bool { return func(int) bool { return false } }
 
 // keepByChance loses half of the writes and tears a quarter of them. Each sector of a torn one
-// is there or not: so a sector that was written twice may have any of what it had, as if
-// writes had changed their order.
+// is there or not: so a sector that was written twice may have either content, as if the writes
+// had changed their order.
 func keepByChance(random *rand.Rand) choice {
 	return func(sectors int) func(int) bool {
 		switch random.IntN(4) {

@@ -115,7 +115,7 @@ func TestPowerCut(t *testing.T) {
 	assert.True(t, n == 1, "there are %d entries", n)
 }
 
-// writeRound writes the blocks of a round to a disk that is its own content.
+// writeRound writes the blocks of a round to a disk whose file is its content.
 func writeRound(raw *os.File, b blocks.Block) (err error) {
 	for area := range blocks.AreasOf(b.Count, b.GrownAt) {
 		b.Area = uint32(area)
@@ -133,7 +133,7 @@ func writeZeros(size int, at int64) func(raw *os.File) error {
 	}
 }
 
-// TestCheck checks that a lost block, a torn one and an old one are found, and that what the next round does is none of these.
+// TestCheck checks that lost, torn and old blocks are found, and that blocks of the next round are not reported.
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	const synced = 40

@@ -23,7 +23,7 @@ func TryLock(path string) (unlock func(), err error) {
 	return unlock, err
 }
 
-func lock(path string, how int) (unlock func(), err error) {
+func lock(path string, operation int) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { // #nosec -- others run programs in it
 		return nil, err
 	}
@@ -31,7 +31,7 @@ func lock(path string, how int) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := syscall.Flock(int(f.Fd()), how); err != nil {
+	if err := syscall.Flock(int(f.Fd()), operation); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return func() {

@@ -118,9 +118,9 @@ func (r *Reading) WaitForEnd(t testing.TB, kind error) {
 }
 
 // Require fails the case if the harness lacks something and Skips gives no reason.
-func Require(t *testing.T, isSupported bool, what string) {
+func Require(t *testing.T, isSupported bool, capability string) {
 	t.Helper()
-	assert.Require(t, isSupported, "the harness has no %s: set it, or give the reason in Skips under the name of this case", what)
+	assert.Require(t, isSupported, "the harness has no %s: set it, or give the reason in Skips under the name of this case", capability)
 }
 
 // checkRuns checks that a server is still in the same run.

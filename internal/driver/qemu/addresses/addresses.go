@@ -110,11 +110,11 @@ type Pool struct {
 
 // Take returns the address of a machine, with the length of the range's prefix. It is the address that the machine has
 // or had last, unless another machine has it now.
-func (p *Pool) Take(uid types.UID, had netip.Prefix) (netip.Prefix, error) {
+func (p *Pool) Take(uid types.UID, previous netip.Prefix) (netip.Prefix, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if had.Bits() == p.Range.Bits() && p.Range.Contains(had.Addr()) && p.reserveAddress(uid, had.Addr()) == nil {
-		return had, nil
+	if previous.Bits() == p.Range.Bits() && p.Range.Contains(previous.Addr()) && p.reserveAddress(uid, previous.Addr()) == nil {
+		return previous, nil
 	}
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(uid))

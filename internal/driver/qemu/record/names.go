@@ -14,8 +14,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// UIDOf returns the UID in the name of a directory or a notification file; empty if there
-// is none.
+// UIDOf returns the UID in the name of a directory or a notification file, and "" if the name
+// has none.
 func UIDOf(path string) types.UID {
 	uid, _, _ := strings.Cut(filepath.Base(path), ".")
 	if CheckUID(types.UID(uid)) != nil {

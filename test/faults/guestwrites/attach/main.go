@@ -5,10 +5,10 @@
 // of writable disks are replaced on its command line by exports of an NBD server, which
 // records what QEMU writes. All else stays as Drover has it, cache modes included.
 //
-// QEMU may have no sockets but those it inherits. So the program reports to the server by a pipe
+// QEMU may use only the sockets that it inherits. So the program reports to the server by a pipe
 // beside itself how many connections it needs, and takes them at the socket of the guest's
 // network. The path by which it was started ends with a dash and the server's process: others may
-// connect there too. The name of an export is that of the block node. QEMU sends flushes to an NBD
+// connect there too. An export has the name of the block node. QEMU sends flushes to an NBD
 // server even if a cache mode says that it flushes no file. The name of such an export ends with
 // noFlush.
 package main
