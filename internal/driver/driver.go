@@ -5,6 +5,7 @@ package driver
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"time"
@@ -135,8 +136,24 @@ type LogReader interface {
 	//
 	// Errors: ErrNotFound, ErrInvalid for a negative number of lines, ErrUnsupported for an
 	// engine that keeps no log, and ErrRetry where nothing was printed yet, or no previous
-	// run is known.
+	// run is known. Reading fails with a LostOutputError where output was removed before it
+	// was read.
 	Logs(ctx context.Context, uid types.UID, o LogOptions) (io.ReadCloser, error)
+}
+
+// SplitLog is a log that keeps standard output and standard error apart. Read returns both.
+type SplitLog interface {
+	io.ReadCloser
+	// ReadStream is Read, and reports whether the output is of standard error.
+	ReadStream(p []byte) (n int, isStderr bool, err error)
+}
+
+// LostOutputError reports how many bytes of a log were removed before they were read. The next
+// Read returns what comes after them.
+type LostOutputError struct{ Stdout, Stderr int64 }
+
+func (e *LostOutputError) Error() string {
+	return fmt.Sprintf("%d bytes of standard output and %d of standard error were removed before they were read", e.Stdout, e.Stderr)
 }
 
 // LogOptions select a part of a log.
@@ -146,8 +163,15 @@ type LogOptions struct {
 	// Previous selects what came before the current log: the run before of a container, the
 	// part of a machine's log that was cut off.
 	Previous bool
-	// TailLines is how many lines from the end to return; nil means all.
+	// TailLines is how many lines from the end to return, of each stream where they are kept
+	// apart; nil means all.
 	TailLines *int64
+	// Attached is for a caller who needs all that the run has printed. Output that was removed
+	// is an error then, and a caller who reads slowly holds the server back where the driver
+	// can do that.
+	Attached bool
+	// SkipStdout and SkipStderr are how many bytes of the run an attached caller has already.
+	SkipStdout, SkipStderr int64
 }
 
 // Check returns ErrInvalid for options that no log can honour.

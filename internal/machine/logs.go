@@ -9,12 +9,12 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"slices"
 	"strings"
 	"time"
 	"unicode"
 
 	"cloudnative.tw/drover/internal/atomicfile"
+	"cloudnative.tw/drover/internal/machine/output"
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
@@ -148,37 +148,8 @@ func (o LogOptions) findPart(log *os.File) (begin, end int64, err error) {
 	if o.TailLines == nil {
 		return 0, info.Size(), nil
 	}
-	begin, err = findTail(log, info.Size(), *o.TailLines)
+	begin, err = output.FindTail(log, 0, info.Size(), *o.TailLines)
 	return begin, info.Size(), err
-}
-
-// findTail returns where the last lines of a file begin. What comes after the last end of a
-// line is a line too.
-func findTail(file io.ReaderAt, size, lines int64) (int64, error) {
-	if lines == 0 {
-		return size, nil
-	}
-	block := make([]byte, 64<<10)
-	for end := size; end > 0; {
-		begin := max(0, end-int64(len(block)))
-		part := block[:end-begin]
-		_, err := file.ReadAt(part, begin)
-		if errors.Is(err, io.EOF) { // it was cut meanwhile
-			return 0, nil
-		}
-		if err != nil {
-			return 0, err
-		}
-		for i, b := range slices.Backward(part) {
-			if at := begin + int64(i) + 1; b == '\n' && at < size {
-				if lines--; lines == 0 {
-					return at, nil
-				}
-			}
-		}
-		end = begin
-	}
-	return 0, nil
 }
 
 // followedLog waits for further output.

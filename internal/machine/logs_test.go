@@ -6,7 +6,6 @@ package machine
 import (
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"cloudnative.tw/drover/test/assert"
@@ -37,31 +36,4 @@ func TestCutLog(t *testing.T) {
 			assert.True(t, err == nil && string(got) == want, "%s has %q, %v; want %q", name, got, err, want)
 		}
 	}
-}
-
-// TestFindTail checks where the last lines begin, also across blocks.
-func TestFindTail(t *testing.T) {
-	t.Parallel()
-	long := strings.Repeat("x", 70<<10) + "\n"
-	for name, c := range map[string]struct {
-		text  string
-		lines int64
-		want  string
-	}{
-		"none":         {"a\nb\n", 0, ""},
-		"one":          {"a\nb\n", 1, "b\n"},
-		"open":         {"a\nb", 1, "b"},
-		"two":          {"a\nb\nc\n", 2, "b\nc\n"},
-		"empty ones":   {"a\n\n\n", 2, "\n\n"},
-		"all":          {"a\nb\n", 2, "a\nb\n"},
-		"more":         {"a\nb\n", 9, "a\nb\n"},
-		"of nothing":   {"", 1, ""},
-		"across block": {"a\n" + long + "b\n", 2, long + "b\n"},
-		"the largest":  {"a\n", 1<<63 - 1, "a\n"},
-	} {
-		at, err := findTail(strings.NewReader(c.text), int64(len(c.text)), c.lines)
-		assert.True(t, err == nil && c.text[at:] == c.want, "%s: got %d, %v", name, at, err)
-	}
-	at, err := findTail(strings.NewReader("a"), 100, 1)
-	assert.True(t, at == 0 && err == nil, "of a log that is cut meanwhile: %d, %v", at, err)
 }

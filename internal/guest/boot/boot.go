@@ -45,8 +45,10 @@ type machine struct {
 	table  *process.Table
 	root   *system.Root
 	agent  *system.Port
-	// result and log are nil until they are open.
-	result, log *os.File
+	// result is nil until it is open.
+	result *os.File
+	// output has the entrypoint's standard output and standard error.
+	output [2]output
 	// pressed has a press of the power button.
 	pressed chan struct{}
 	// restarts is set if the image has asked for another boot.

@@ -35,7 +35,8 @@ func TestMachine(t *testing.T) {
 	m.config.Network.Resolvers, m.config.Network.Search = []netip.Addr{netip.MustParseAddr("192.0.2.53")}, []string{"example.org"}
 	m.start()
 	c := m.dial()
-	m.waitLog("serving +\non stderr\n")
+	m.waitLog("serving +\n")
+	m.waitFor("errors", "on stderr\n")
 	checkWorld(m, c)
 	checkUsers(m, c)
 	checkExec(m, c)
@@ -298,7 +299,8 @@ func TestInit(t *testing.T) {
 	m := newMachine(t, 64<<20)
 	m.config.Args, m.config.StopSignal = []string{"/sbin/init", "serve"}, "SIGQUIT"
 	m.start()
-	m.waitLog("serving +\non stderr\n")
+	m.waitLog("serving +\n")
+	m.waitFor("errors", "on stderr\n")
 	c := m.dial()
 	assert.Equal(t, "the first process", m.report(c, nil).Inits, "/sbin/init serve ")
 	m.pressPower()

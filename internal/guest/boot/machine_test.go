@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -130,7 +131,7 @@ func (m *machine) start() {
 	text, err := config.Encode(m.config)
 	assert.NoError(m.t, err)
 	assert.NoError(m.t, os.WriteFile(m.path("config"), text, 0o600))
-	assert.NoError(m.t, os.WriteFile(m.path("log"), nil, 0o600))
+	assert.NoError(m.t, errors.Join(os.WriteFile(m.path("log"), nil, 0o600), os.WriteFile(m.path("errors"), nil, 0o600)))
 	assert.NoError(m.t, os.WriteFile(m.path("result"), make([]byte, config.ResultBytes), 0o600))
 	args := m.arguments(guest)
 	m.console, m.ended = &bytes.Buffer{}, make(chan error, 1)
@@ -165,7 +166,7 @@ func (m *machine) arguments(guest framework.ImageGuest) []string {
 		args = append(args, disk(config.DataSerial, m.path("data"), false)...)
 	}
 	args = append(args, disk(config.ResultSerial, m.path("result"), false)...)
-	for id, port := range map[string]string{"log": config.LogPort, "agent": config.AgentPort} {
+	for id, port := range map[string]string{"log": config.StdoutPort, "errors": config.StderrPort, "agent": config.AgentPort} {
 		backend := "file,id=" + id + ",path=" + m.path(id)
 		if id == "agent" {
 			backend = "socket,id=agent,server=on,wait=off,path=" + m.path("agent")
@@ -257,7 +258,13 @@ func (m *machine) report(c *client.Client, change func(*client.Command)) (r repo
 // waitLog waits for a text in the log.
 func (m *machine) waitLog(text string) {
 	m.t.Helper()
-	assert.Eventually(m.t, fmt.Sprintf("%q in the log", text), func(testing.TB) error {
-		return assert.ErrorUnless(strings.Contains(m.read("log"), text), "it is not there")
+	m.waitFor("log", text)
+}
+
+// waitFor waits for a text in a file of output.
+func (m *machine) waitFor(file, text string) {
+	m.t.Helper()
+	assert.Eventually(m.t, fmt.Sprintf("%q in the file %s", text, file), func(testing.TB) error {
+		return assert.ErrorUnless(strings.Contains(m.read(file), text), "it is not there")
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"sync"
 	"syscall"
 	"time"
 
@@ -57,34 +58,34 @@ func (m *machine) serveAgent(base agent.Base, port io.ReadWriter) {
 
 // run runs the entrypoint until it ends.
 func (m *machine) run(c process.Command) (config.Result, error) {
-	output, theirs, err := os.Pipe()
-	if err != nil {
-		return config.Result{}, err
-	}
 	input, err := os.Open(os.DevNull)
 	if err != nil {
 		return config.Result{}, err
 	}
-	// A program of another user than root can open /dev/stdout.
-	if err := theirs.Chown(int(c.User.UID), int(c.User.GID)); err != nil {
-		return config.Result{}, err
+	c.Files = []*os.File{input}
+	for stream := range m.output {
+		theirs, err := m.output[stream].openPipe(c.User)
+		if err != nil {
+			return config.Result{}, err
+		}
+		c.Files = append(c.Files, theirs)
 	}
-	c.Files = []*os.File{input, theirs, theirs}
 	initProcess, p, err := m.start(c)
 	if err != nil {
 		return config.Result{}, err
 	}
-	_, _ = input.Close(), theirs.Close()
+	for _, f := range c.Files {
+		_ = f.Close()
+	}
 	go m.serveAgent(m.base(), m.agent)
-	copied := make(chan struct{})
-	go func() {
-		defer close(copied)
-		m.copyOutput(output)
-	}()
+	var copying sync.WaitGroup
+	for stream := range m.output {
+		copying.Go(m.output[stream].copyAll)
+	}
 	warn(m.report(config.Result{Kind: config.KindStarted}))
 	m.follow(p)
 	end := m.endNamespace(initProcess, p.End())
-	within(outputWithin, func() { <-copied })
+	within(outputWithin, copying.Wait)
 	return config.Result{Kind: config.KindExited, Code: end.Code, Signal: end.Signal}, nil
 }
 
@@ -160,24 +161,6 @@ func (m *machine) follow(p *process.Process) {
 			}
 		case <-late:
 			warn(p.Signal(syscall.SIGKILL))
-		}
-	}
-}
-
-// chunk is how much output is passed on at a time.
-const chunk = 32 << 10
-
-// copyOutput passes the output on to the log's port until all that write to it have ended.
-func (m *machine) copyOutput(output *os.File) {
-	buffer := make([]byte, chunk)
-	for {
-		n, err := output.Read(buffer)
-		if n > 0 {
-			_, failed := m.log.Write(buffer[:n])
-			warn(failed)
-		}
-		if err != nil {
-			return
 		}
 	}
 }

@@ -61,8 +61,10 @@ func (m *machine) openPorts() (err error) {
 	if m.result, err = system.OpenResult(config.ResultSerial); err != nil {
 		return err
 	}
-	if m.log, err = system.OpenPort(config.LogPort); err != nil {
-		return err
+	for stream, name := range [...]string{config.StdoutPort, config.StderrPort} {
+		if m.output[stream].port, err = system.OpenPort(name); err != nil {
+			return err
+		}
 	}
 	m.agent, err = system.OpenDuplex(config.AgentPort)
 	return err

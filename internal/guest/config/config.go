@@ -27,8 +27,8 @@ const File = "opt/cloudnative.tw/config"
 
 // Names of the ports on the virtio-serial bus. A port without a reader on the host holds its writer back.
 const (
-	// LogPort takes the output of the entrypoint, both streams in the order in which they were written.
-	LogPort = "cloudnative.tw.log"
+	// StdoutPort and StderrPort take the output of the entrypoint.
+	StdoutPort, StderrPort = "cloudnative.tw.stdout", "cloudnative.tw.stderr"
 	// AgentPort leads to the agent.
 	AgentPort = "cloudnative.tw.agent"
 )
@@ -46,7 +46,7 @@ const (
 
 // Version is the version of the interface between host and guest: this format, disks and ports. It is raised with each
 // change of these. hack/guest.sh reads it here, and writes it beside the guest for the host.
-const Version = 3
+const Version = 4
 
 // Limits of a Config.
 const (

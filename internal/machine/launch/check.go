@@ -99,8 +99,8 @@ func (c MachineConfig) checkFormats() error {
 	return nil
 }
 
-// diskFDs returns the descriptors that QEMU takes from sets, of disks and of the result.
-func (c MachineConfig) diskFDs() []int {
+// setFDs returns the descriptors that QEMU takes from sets: of disks, of the result and of the output.
+func (c MachineConfig) setFDs() []int {
 	var all []int
 	for _, d := range c.drives() {
 		all = append(all, d.FD)
@@ -112,7 +112,7 @@ func (c MachineConfig) diskFDs() []int {
 		all = append(all, c.SeedFD)
 	}
 	if c.Guest != nil {
-		all = append(all, c.Guest.ImageFD, c.Guest.ResultFD)
+		all = append(all, c.Guest.ImageFD, c.Guest.ResultFD, c.Guest.OutputFDs[0], c.Guest.OutputFDs[1])
 	}
 	return all
 }
@@ -141,7 +141,7 @@ func (c MachineConfig) socketFDs() []int {
 }
 
 func (c MachineConfig) checkDescriptors(files *Files) error {
-	used := slices.Concat(c.diskFDs(), c.reopenedFDs(), c.socketFDs())
+	used := slices.Concat(c.setFDs(), c.reopenedFDs(), c.socketFDs())
 	for i, fd := range used {
 		if fd < firstFD || fd >= firstFD+len(files.files) || slices.Contains(used[:i], fd) {
 			return fmt.Errorf("descriptor %d: each one from %d to %d must be used once", fd, firstFD, firstFD+len(files.files)-1)

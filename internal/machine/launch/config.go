@@ -136,7 +136,7 @@ func (c MachineConfig) arguments() []string {
 	args = append(args, c.consoleArguments()...)
 	args = append(args, fdsetArguments(serialLogFD)...)
 	args = append(args, c.networkArguments()...)
-	for _, fd := range c.diskFDs() {
+	for _, fd := range c.setFDs() {
 		args = append(args, fdsetArguments(fd)...)
 	}
 	if c.Root != nil {

@@ -218,7 +218,7 @@ func FuzzConfig(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		var c MachineConfig
-		if json.Unmarshal(text, &c) != nil || c.check(&Files{files: make([]*os.File, len(c.diskFDs())+len(c.reopenedFDs())+len(c.socketFDs()))}) != nil {
+		if json.Unmarshal(text, &c) != nil || c.check(&Files{files: make([]*os.File, len(c.setFDs())+len(c.reopenedFDs())+len(c.socketFDs()))}) != nil {
 			return
 		}
 		again, err := json.Marshal(c)

@@ -5,13 +5,12 @@ package launch
 
 import (
 	"fmt"
-	"slices"
 
 	guestconfig "cloudnative.tw/drover/internal/guest/config"
 )
 
 // Guest has the files that the machine of a container image has for the program that its kernel starts (package guest).
-// The output of the image's command takes the place of the serial console. The kernel's messages are in QEMU's output.
+// The kernel's messages are in QEMU's output, and the serial console has nothing.
 type Guest struct {
 	// ImageFD is a raw disk with the image's files, which the guest cannot write to.
 	ImageFD int `json:"imageFD"`
@@ -19,6 +18,8 @@ type Guest struct {
 	ConfigFD int `json:"configFD"`
 	// ResultFD is a raw disk that gets the results of the run (guest/config.Result).
 	ResultFD int `json:"resultFD"`
+	// OutputFDs are files that get what the image's command prints, by package output's streams. They append.
+	OutputFDs [2]int `json:"outputFDs"`
 }
 
 // Names of the disks in QEMU: of the image, and of the results.
@@ -39,12 +40,19 @@ func (g Guest) diskArguments() []string {
 		"-fw_cfg", fmt.Sprintf("name=%s,file=%s", guestconfig.File, reopenName(g.ConfigFD)))
 }
 
-// portArguments returns the devices that follow the agent's: the disk of the results, and the port of the output.
+// portArguments returns the devices that follow the agent's: the disk of the results, and the ports of the output. QEMU
+// writes to a file whatever comes, whether another process runs or not.
 func (g Guest) portArguments() []string {
 	node := Object{
 		"driver": formatRaw, "node-name": resultNode,
 		"file": Object{"driver": "file", "filename": fdsetName(g.ResultFD)}, // its room stays taken: without discard
 	}
 	device := diskDevice(resultNode, Object{"serial": guestconfig.ResultSerial, "bus": "pcie.0", "addr": resultFunction})
-	return slices.Concat([]string{"-blockdev", node.Text(), "-device", device}, portArguments(serialChardev, guestconfig.LogPort))
+	args := []string{"-blockdev", node.Text(), "-device", device}
+	for stream, port := range [...]string{guestconfig.StdoutPort, guestconfig.StderrPort} {
+		name := fmt.Sprint("output", stream)
+		args = append(args, "-chardev", fmt.Sprintf("file,id=%s,path=%s,append=on", name, fdsetName(g.OutputFDs[stream])))
+		args = append(args, portArguments(name, port)...)
+	}
+	return args
 }

@@ -18,6 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/output"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/supervisor"
 )
@@ -117,6 +118,15 @@ func (s *start) openLogs() (err error) {
 	} {
 		if *to, err = s.keepFile(create(name, os.O_RDWR)); err != nil {
 			return err
+		}
+	}
+	if s.invocation.Config.OutputBytes > 0 {
+		for _, name := range output.FileNames {
+			f, err := s.keepFile(create(name, os.O_RDWR))
+			if err != nil {
+				return err
+			}
+			s.invocation.Command = append(s.invocation.Command, f)
 		}
 	}
 	old, err := create(logFile+machine.OldLog, os.O_WRONLY)

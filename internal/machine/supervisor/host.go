@@ -24,6 +24,7 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/machine/output"
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
@@ -42,12 +43,13 @@ const (
 	outputFD
 	outputAsideFD
 	networkFD
-	// firstPortFD is the descriptor of the first port's socket. The descriptor of the program comes after the last of them.
+	// firstPortFD is the descriptor of the first port's socket. After the last of them come those of the output, and that of
+	// the program.
 	firstPortFD
 )
 
 // Version is the version of the messages between the driver and the program on a host.
-const Version = 6
+const Version = 7
 
 // HostConfig has the settings that the program on a host gets.
 type HostConfig struct {
@@ -61,6 +63,8 @@ type HostConfig struct {
 	StartedAt time.Time `json:"startedAt,omitzero"`
 	// LogBytes bounds each log.
 	LogBytes int64 `json:"logBytes"`
+	// OutputBytes bounds each stream of the output of a container image's command. Without such output it is 0.
+	OutputBytes int64 `json:"outputBytes,omitempty"`
 	// StopID is the ID of a stop that was begun, empty for none; StopWithin is the rest of its time, 0 for ever.
 	StopID     string        `json:"stopID,omitempty"`
 	StopWithin time.Duration `json:"stopWithin,omitempty"`
@@ -107,7 +111,10 @@ func runOnHost(ctx context.Context, open NetworkOpener, log logr.Logger) error {
 	if err != nil {
 		return err
 	}
-	programFD := firstPortFD + len(config.Ports)
+	programFD := config.firstOutputFD()
+	if config.OutputBytes > 0 {
+		programFD += len(output.FileNames)
+	}
 	for fd := lockFD; fd < programFD; fd++ {
 		unix.CloseOnExec(fd)
 	}
@@ -134,6 +141,7 @@ func runOnHost(ctx context.Context, open NetworkOpener, log logr.Logger) error {
 		{os.NewFile(outputFD, machine.LogFile), os.NewFile(outputAsideFD, "aside"), config.LogBytes},
 	}}
 	go process.awaitEnd()
+	go keepOutput(ctx, config, log)
 	if config.StopID != "" { // its time goes on while QEMU does not answer
 		_ = s.Stop(ctx, config.StopID, config.StopWithin)
 	}
@@ -157,6 +165,21 @@ func runOnHost(ctx context.Context, open NetworkOpener, log logr.Logger) error {
 // local returns the machine as its control port serves it.
 func (s *Supervisor) local() control.Local {
 	return control.Local{Machine: s, Run: s, Guest: &s.guest, Network: &s.edge, Peer: &s.edge}
+}
+
+// firstOutputFD is the descriptor of the first file of the output.
+func (c HostConfig) firstOutputFD() int { return firstPortFD + len(c.Ports) }
+
+// keepOutput bounds the output of a container image's command.
+func keepOutput(ctx context.Context, c HostConfig, log logr.Logger) {
+	if c.OutputBytes <= 0 {
+		return
+	}
+	var files []*output.Bounded
+	for stream, name := range output.FileNames {
+		files = append(files, &output.Bounded{File: os.NewFile(uintptr(c.firstOutputFD()+stream), name), Most: c.OutputBytes})
+	}
+	output.Keep(ctx, files, func(err error) { log.Error(err, "Output cannot be bounded") })
 }
 
 // servePorts serves the ports whose sockets the program is given.

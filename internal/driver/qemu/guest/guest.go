@@ -49,7 +49,8 @@ func (g *Guests) clientOf(ctx context.Context, uid types.UID) (*control.Client, 
 	return s.Supervisor().Reach(ctx)
 }
 
-// Logs implements driver.LogReader. The log has the output of all runs.
+// Logs implements driver.LogReader. The log of a container image has the output of one run, and a serial console's that of
+// all runs.
 func (g *Guests) Logs(ctx context.Context, uid types.UID, o driver.LogOptions) (io.ReadCloser, error) {
 	if err := o.Check(); err != nil {
 		return nil, err
@@ -58,7 +59,10 @@ func (g *Guests) Logs(ctx context.Context, uid types.UID, o driver.LogOptions) (
 	if err != nil {
 		return nil, err
 	}
-	log, err := s.Machine.OpenLog(ctx, machine.LogOptions(o))
+	if s.Guest != nil && s.Guest.Output != nil {
+		return g.openOutput(ctx, s, o)
+	}
+	log, err := s.Machine.OpenLog(ctx, machine.LogOptions{Follow: o.Follow, Previous: o.Previous, TailLines: o.TailLines})
 	return log, classifyError(ctx, err)
 }
 

@@ -32,6 +32,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/installation"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/memory"
+	"cloudnative.tw/drover/internal/machine/output"
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
@@ -87,7 +88,8 @@ type Host struct {
 	installed         *installation.Program
 	installFailed     error // until installAgain, when it is tried again
 	installAgain      time.Time
-	LogBound          int64
+	// LogBound bounds each log of a machine, and OutputBound each stream of what the command of a container image prints.
+	LogBound, OutputBound int64
 	// GuestDir is the folder of the kernel that boots container images.
 	GuestDir string
 	Memory   memory.Reservations
@@ -105,7 +107,7 @@ func NewHost(c Options, dir *statedir.Dir) *Host {
 	h := &Host{
 		Options: c, StateDir: dir, Program: program, Exits: &exits.Store{StateDir: dir, Clock: c.Clock, Log: c.Log},
 		Accelerator: machine.NewAccelerator(c.Accelerator, program, c.Clock, c.Log),
-		LogBound:    defaultLogBound, FindGroups: cgroup.Find, FindGroupMemory: cgroup.MemoryLeft,
+		LogBound:    defaultLogBound, OutputBound: output.DefaultBound, FindGroups: cgroup.Find, FindGroupMemory: cgroup.MemoryLeft,
 		starts: proc.NewStarts(c.Clock),
 	}
 	h.Broker = broker.Place{

@@ -24,6 +24,7 @@ import (
 	"cloudnative.tw/drover/internal/guest/config"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/internal/machine/output"
 )
 
 // StartRun begins a run. It records what it is about to do, starts QEMU with the guest still
@@ -55,6 +56,9 @@ func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) erro
 	defer func() { _ = runLock.Close() }()
 	if err := inst.Supervisor().End(ctx); err != nil { // that of the last run
 		return err
+	}
+	if err := s.openOutput(); err != nil {
+		return inst.Host.StateDir.Explain(err)
 	}
 	if err := s.recordRun(); err != nil {
 		return inst.Host.StateDir.Explain(err)
@@ -347,6 +351,25 @@ func (s *start) openResult() error {
 	}
 	s.machine.Guest.ResultFD = s.files.Add(f)
 	return nil
+}
+
+// openOutput opens the files of the command's output for QEMU, and notes where that of this run begins.
+func (s *start) openOutput() error {
+	if s.machine.Guest == nil {
+		return nil
+	}
+	files, begin, err := output.Create(s.inst.Machine.File)
+	for stream, f := range files {
+		s.machine.Guest.OutputFDs[stream] = s.files.Add(f)
+	}
+	s.guest.Output = &record.Output{Begin: begin}
+	if last := s.inst.Guest; last != nil && last.Output != nil {
+		s.guest.Output.Previous = &last.Output.Begin
+		if s.inst.Phase == record.PhaseStarting { // its guest did nothing
+			s.guest.Output.Previous = last.Output.Previous
+		}
+	}
+	return err
 }
 
 // restoreRecord restores the earlier record of a server whose QEMU did not come up.

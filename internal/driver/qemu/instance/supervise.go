@@ -56,6 +56,9 @@ func (inst *Instance) Supervisor() supervised.Machine {
 	}
 	if inst.Guest != nil {
 		p.Config.GuestNonce = inst.Guest.Nonce
+		if inst.Guest.Output != nil {
+			p.Config.OutputBytes = inst.Host.OutputBound
+		}
 	}
 	if inst.Phase == record.PhaseOn {
 		p.Config.StartedAt = inst.StartedAt

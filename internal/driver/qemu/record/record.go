@@ -26,6 +26,7 @@ import (
 	"cloudnative.tw/drover/internal/image/source"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/internal/machine/output"
 )
 
 // Phase is how far a server's run has come; empty before the first.
@@ -92,6 +93,14 @@ type Guest struct {
 	Nonce []byte `json:"nonce"`
 	// Kernel is the digest of the kernel.
 	Kernel string `json:"kernel"`
+	// Output is nil for a run that an earlier version has started, whose output is in the serial log.
+	Output *Output `json:"output,omitempty"`
+}
+
+// Output has the positions at which the output of a run and of the run before begins. Previous is nil without one.
+type Output struct {
+	Begin    output.Positions  `json:"begin"`
+	Previous *output.Positions `json:"previous,omitempty"`
 }
 
 // Settings are the parts of the spec that take a restart to change.

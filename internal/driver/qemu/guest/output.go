@@ -1,0 +1,68 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package guest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/machine/output"
+)
+
+// openOutput opens what the command of a container image has printed.
+func (g *Guests) openOutput(ctx context.Context, s *instance.Instance, o driver.LogOptions) (io.ReadCloser, error) {
+	selected := output.Options{From: s.Guest.Output.Begin, TailLines: o.TailLines, MissesNone: o.Attached}
+	if o.Attached {
+		selected.From[output.Stdout] += o.SkipStdout
+		selected.From[output.Stderr] += o.SkipStderr
+	}
+	switch {
+	case o.Previous && s.Guest.Output.Previous == nil:
+		return nil, driver.Errorf(driver.ErrRetry, "there was no run before this one")
+	case o.Previous:
+		selected.From, selected.To = *s.Guest.Output.Previous, &s.Guest.Output.Begin
+	case o.Follow:
+		selected.IsOver = func() (bool, error) { return isOver(s) }
+	}
+	log, err := output.Open(ctx, s.Machine.File, selected)
+	if err != nil {
+		return nil, classifyError(ctx, err)
+	}
+	return splitLog{log}, nil
+}
+
+// splitLog has the errors of the driver's contract.
+type splitLog struct{ *output.Reader }
+
+// Read implements io.Reader.
+func (l splitLog) Read(p []byte) (int, error) {
+	n, _, err := l.ReadStream(p)
+	return n, err
+}
+
+// ReadStream implements driver.SplitLog.
+func (l splitLog) ReadStream(p []byte) (n int, isStderr bool, err error) {
+	n, isStderr, err = l.Reader.ReadStream(p)
+	if lost, ok := errors.AsType[*output.LostError](err); ok {
+		err = &driver.LostOutputError{Stdout: lost.Bytes[output.Stdout], Stderr: lost.Bytes[output.Stderr]}
+	}
+	return n, isStderr, err
+}
+
+// isOver reports whether the run of a server has ended.
+func isOver(s *instance.Instance) (bool, error) {
+	on, err := s.Machine.IsRunning()
+	if err != nil || !on {
+		return true, err
+	}
+	now, err := s.Host.InstanceOf(s.UID).Load()
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	return err == nil && now.Run != s.Run, err
+}

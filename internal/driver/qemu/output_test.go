@@ -1,0 +1,93 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/assert"
+)
+
+// numbers returns what seq prints.
+func numbers(last int) []byte {
+	var text bytes.Buffer
+	for n := range last {
+		fmt.Fprintln(&text, n+1)
+	}
+	return text.Bytes()
+}
+
+// readSplit reads a log to its end, by stream.
+func readSplit(t *testing.T, log io.ReadCloser) (text [2]bytes.Buffer, err error) {
+	t.Helper()
+	defer func() { _ = log.Close() }()
+	split, ok := log.(driver.SplitLog)
+	assert.Require(t, ok, "the log of %T has one stream", log)
+	buffer := make([]byte, 32<<10)
+	for {
+		n, isStderr, err := split.ReadStream(buffer)
+		if stream := 0; n > 0 {
+			if isStderr {
+				stream = 1
+			}
+			text[stream].Write(buffer[:n])
+		}
+		if err != nil {
+			return text, err
+		}
+	}
+}
+
+// TestContainerOutputIsWhole checks that all that a container image's command prints can be read while its supervisor is
+// killed, and afterwards, each stream by itself; and that the log of the run before is kept.
+func TestContainerOutputIsWhole(t *testing.T) {
+	t.Parallel()
+	const last = 2_000_000
+	c := newContainer(t, v1.Config{Entrypoint: []string{"/bin/sh", "-c", `seq 1 "$0" & seq 1 1000 >&2; wait; exit 3`}, Env: []string{"PATH=/bin"}})
+	c.spec.Args = []string{fmt.Sprint(last)}
+	first := reach(t, c.d, c.spec, driver.StateRunning)
+	keepWatching(t, c.d)
+	followed, err := c.d.Logs(t.Context(), c.spec.UID, driver.LogOptions{Follow: true, Attached: true})
+	assert.NoError(t, err)
+	began := time.Now()
+	go func() {
+		c.prints(t, "\n100000\n")
+		signalSupervisor(t, c.d.InstanceOf(c.spec.UID), syscall.SIGKILL)
+	}()
+	got, err := readSplit(t, followed)
+	t.Logf("%d bytes in %s", got[0].Len(), time.Since(began))
+	assert.ErrorIs(t, "the end", err, io.EOF)
+	want := [2][]byte{numbers(last), numbers(1000)}
+	wantOutput(t, got, want)
+	c.wantExit(t, 3, "Error")
+	again, err := readSplit(t, openLog(t, c.d, c.spec, driver.LogOptions{}))
+	assert.ErrorIs(t, "the end", err, io.EOF)
+	wantOutput(t, again, want)
+	wantError(t, assert.ErrorOf(c.d.Logs(t.Context(), c.spec.UID, driver.LogOptions{Previous: true})), driver.ErrRetry, "no run before")
+
+	c.spec.Args, c.spec.RestartRun = []string{"2"}, first.Run
+	reach(t, c.d, c.spec, driver.StateRunning)
+	c.spec.RestartRun = ""
+	c.wantExit(t, 3, "Error")
+	for previous, want := range map[bool][2][]byte{true: want, false: {numbers(2), numbers(1000)}} {
+		got, err := readSplit(t, openLog(t, c.d, c.spec, driver.LogOptions{Previous: previous}))
+		assert.ErrorIs(t, "the end", err, io.EOF)
+		wantOutput(t, got, want)
+	}
+}
+
+func wantOutput(t *testing.T, got [2]bytes.Buffer, want [2][]byte) {
+	t.Helper()
+	for stream := range want {
+		assert.True(t, bytes.Equal(got[stream].Bytes(), want[stream]), "stream %d has %d bytes, want %d", stream, got[stream].Len(), len(want[stream]))
+	}
+}

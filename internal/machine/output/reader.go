@@ -1,0 +1,243 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package output
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/atomicfile"
+)
+
+// pollEvery is the interval between two looks for further output.
+const pollEvery = 50 * time.Millisecond
+
+// LostError reports that output was removed before it was read, and how many bytes of each stream. The reader goes on
+// behind it.
+type LostError struct{ Bytes Positions }
+
+func (e *LostError) Error() string {
+	return fmt.Sprintf("%d bytes of standard output and %d of standard error were removed before they were read", e.Bytes[Stdout], e.Bytes[Stderr])
+}
+
+// Options select what a Reader reads.
+type Options struct {
+	// From is where to begin, and To where to end; nil means the present end. With IsOver there is no end before that.
+	From Positions
+	To   *Positions
+	// TailLines is how many lines of each stream to read at most; nil means all.
+	TailLines *int64
+	// IsOver reports whether no output can come any more. If it is nil, the reader does not wait for any.
+	IsOver func() (bool, error)
+	// MissesNone makes output behind From that is there no more a loss, which the reader reports.
+	MissesNone bool
+	// Hold holds the guest back until ctx ends. It is called when the reader is HoldAfter bytes behind; nil means never.
+	Hold      func(ctx context.Context)
+	HoldAfter int64
+}
+
+// Reader reads the output of a command, both streams in the order in which it finds them.
+type Reader struct {
+	Options
+
+	ctx   context.Context
+	files [2]*os.File
+	at    Positions
+	end   Positions
+	first int // the stream that is looked at first
+
+	mu       sync.Mutex
+	release  context.CancelFunc // ends holding the guest back; nil while it is not held
+	isClosed bool
+}
+
+// Open opens a reader of the files in a machine's directory. Reading ends with ctx.
+func Open(ctx context.Context, path func(name string) string, o Options) (*Reader, error) {
+	r := &Reader{Options: o, ctx: ctx, at: o.From}
+	for stream, name := range FileNames {
+		f, _, err := atomicfile.Open(path(name))
+		if err != nil {
+			return nil, errors.Join(err, r.Close())
+		}
+		r.files[stream] = f
+		if err := r.selectPart(stream, f); err != nil {
+			return nil, errors.Join(err, r.Close())
+		}
+	}
+	return r, nil
+}
+
+// selectPart finds where to begin and to end in a stream.
+func (r *Reader) selectPart(stream int, f *os.File) error {
+	size, err := sizeOf(f)
+	if err != nil {
+		return err
+	}
+	if r.end[stream] = size; r.To != nil {
+		r.end[stream] = min(r.To[stream], size)
+	}
+	if !r.MissesNone {
+		r.at[stream], err = r.findKept(stream, r.From[stream])
+	}
+	if err == nil && r.TailLines != nil {
+		r.at[stream], err = FindTail(f, r.at[stream], r.end[stream], *r.TailLines)
+	}
+	return err
+}
+
+// findKept returns the first position from one on whose output is still there.
+func (r *Reader) findKept(stream int, from int64) (int64, error) {
+	at, err := unix.Seek(int(r.files[stream].Fd()), from, unix.SEEK_DATA)
+	if errors.Is(err, unix.ENXIO) { // there is none
+		return from, nil
+	}
+	return at, err
+}
+
+// Read implements io.Reader.
+func (r *Reader) Read(p []byte) (int, error) {
+	n, _, err := r.ReadStream(p)
+	return n, err
+}
+
+// ReadStream is Read, and reports whether the output is of standard error. An error may be a LostError, behind which the
+// reader goes on.
+func (r *Reader) ReadStream(p []byte) (n int, isStderr bool, err error) {
+	for isOver := r.IsOver == nil; ; {
+		for _, stream := range [2]int{r.first, 1 - r.first} {
+			if n, err := r.readAvailable(stream, p); n > 0 || err != nil {
+				r.first = 1 - stream
+				return n, stream == Stderr, errors.Join(err, r.holdGuest())
+			}
+		}
+		if isOver {
+			return 0, false, io.EOF
+		}
+		if isOver, err = r.IsOver(); err != nil { // what came before is read once more
+			return 0, false, err
+		}
+		if !isOver && !r.waitForMore() {
+			return 0, false, context.Cause(r.ctx)
+		}
+	}
+}
+
+func (r *Reader) waitForMore() bool {
+	timer := time.NewTimer(pollEvery)
+	defer timer.Stop()
+	select {
+	case <-r.ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// readAvailable reads what is there of a stream, without waiting. Room that is freed meanwhile reads as zeros, so it is
+// looked for afterwards.
+func (r *Reader) readAvailable(stream int, p []byte) (int, error) {
+	at := r.at[stream]
+	if r.IsOver == nil {
+		p = p[:max(0, min(int64(len(p)), r.end[stream]-at))]
+	}
+	n, err := r.files[stream].ReadAt(p, at)
+	if n == 0 {
+		return 0, ignoreEOF(err)
+	}
+	kept, err := r.findKept(stream, at)
+	if err != nil {
+		return 0, err
+	}
+	if kept > at {
+		var lost LostError
+		lost.Bytes[stream], r.at[stream] = kept-at, kept
+		return 0, &lost
+	}
+	r.at[stream] += int64(n)
+	return n, nil
+}
+
+func ignoreEOF(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+// holdGuest holds the guest back while the reader is far behind.
+func (r *Reader) holdGuest() error {
+	if r.Hold == nil {
+		return nil
+	}
+	var behind int64
+	for stream, f := range r.files {
+		size, err := sizeOf(f)
+		if err != nil {
+			return err
+		}
+		behind = max(behind, size-r.at[stream])
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.release == nil && behind > r.HoldAfter && !r.isClosed:
+		var ctx context.Context
+		ctx, r.release = context.WithCancel(r.ctx)
+		go r.Hold(ctx)
+	case r.release != nil && behind <= r.HoldAfter/4:
+		r.release()
+		r.release = nil
+	}
+	return nil
+}
+
+// Close implements io.Closer. The guest goes on.
+func (r *Reader) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.isClosed {
+		return os.ErrClosed
+	}
+	r.isClosed = true
+	if r.release != nil {
+		r.release()
+	}
+	for _, f := range r.files {
+		_ = f.Close() // which is only read
+	}
+	return nil
+}
+
+// FindTail returns where the last lines begin of what a file has from begin to end. What comes after the last end of a
+// line is a line too.
+func FindTail(file io.ReaderAt, begin, end, lines int64) (int64, error) {
+	if lines == 0 {
+		return end, nil
+	}
+	block := make([]byte, 64<<10)
+	for to := end; to > begin; {
+		from := max(begin, to-int64(len(block)))
+		part := block[:to-from]
+		if _, err := file.ReadAt(part, from); err != nil {
+			return begin, ignoreEOF(err) // it was cut meanwhile
+		}
+		for i, b := range slices.Backward(part) {
+			if at := from + int64(i) + 1; b == '\n' && at < end {
+				if lines--; lines == 0 {
+					return at, nil
+				}
+			}
+		}
+		to = from
+	}
+	return begin, nil
+}
