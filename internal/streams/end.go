@@ -94,6 +94,9 @@ func asFailure(err error) *apierrors.StatusError {
 	if known, ok := errors.AsType[*apierrors.StatusError](err); ok {
 		return known
 	}
+	if lost, ok := errors.AsType[*driver.LostOutputError](err); ok {
+		return newStatusError(http.StatusGone, streams.ReasonOutputLost, "%s", streams.FormatLostOutput(lost.Stdout, lost.Stderr))
+	}
 	switch {
 	case errors.Is(err, driver.ErrNotFound):
 		return newStatusError(http.StatusConflict, metav1.StatusReasonConflict, "there is no server: %v", err)

@@ -158,7 +158,7 @@ func testRunOutage(t *testing.T, u *runUser) {
 	j := behind.start(t.Context(), u.runArgs("job")...)
 	j.out.waitFor(t, "the demo guest is up\n")
 	proxy.Disconnect()
-	j.errs.waitFor(t, "Warning: the log was interrupted, and is completed at the end: ")
+	j.errs.waitFor(t, "Warning: the log was interrupted, and goes on as soon as it can be read again: ")
 	id := u.getVM("job").Status.Server.ID
 	assert.NoError(t, assert.ErrorOf(u.engine.ContainerKill(t.Context(), id, client.ContainerKillOptions{Signal: "SIGTERM"})))
 	u.waitFor("job", framework.HasPhase(api.PhaseStopped, api.ReasonCompleted))

@@ -4,6 +4,7 @@
 package v1alpha1
 
 import (
+	"fmt"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,7 +28,23 @@ const (
 	// ReasonUnsupported says that the driver, or the server as it is, does not offer the
 	// stream, with code 501.
 	ReasonUnsupported metav1.StatusReason = "Unsupported"
+	// ReasonOutputLost is the end of a log whose next part was removed before it was read, with
+	// code 410. ParseLostOutput reads its message. A log that is opened again goes on behind it.
+	ReasonOutputLost metav1.StatusReason = "OutputLost"
 )
+
+const lostOutput = "%d bytes of standard output and %d of standard error were removed before they were read"
+
+// FormatLostOutput returns the message of ReasonOutputLost.
+func FormatLostOutput(stdout, stderr int64) string { return fmt.Sprintf(lostOutput, stdout, stderr) }
+
+// ParseLostOutput reads how many bytes of each stream were lost from a message.
+func ParseLostOutput(message string) (stdout, stderr int64, err error) {
+	if _, err = fmt.Sscanf(message, lostOutput, &stdout, &stderr); err != nil || stdout < 0 || stderr < 0 {
+		return 0, 0, fmt.Errorf("the message %.200q does not say how much is lost", message)
+	}
+	return stdout, stderr, nil
+}
 
 // SplitReason splits the message of a Status of channel 3 into its reason and the rest. The
 // reason is empty if the text does not begin with one.

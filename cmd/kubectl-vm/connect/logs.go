@@ -12,10 +12,12 @@ import (
 	"strconv"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/tools/remotecommand"
 
 	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
+	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
 )
 
@@ -58,25 +60,53 @@ func (l *logsOptions) printLog(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	_, err = CopyLog(ctx, l.Out, from, l.query, 0)
-	return err
+	return from.WrapError(ctx, CopyLog(ctx, from, l.Out, l.ErrOut, l.query, nil))
 }
 
-// CopyLog prints the log of a VM without its first bytes, and returns how many were printed.
-func CopyLog(ctx context.Context, out io.Writer, from vms.Target, part LogQuery, skip int64) (int64, error) {
+// Progress is how many bytes of a run's output a job has printed, or lost, by stream.
+type Progress struct{ Stdout, Stderr int64 }
+
+// CopyLog prints the log of a VM. A job has its progress: it goes on from there, and does without none of the output.
+func CopyLog(ctx context.Context, from vms.Target, out, errOut io.Writer, part LogQuery, job *Progress) error {
 	query := url.Values{"follow": {strconv.FormatBool(part.Follow)}, "previous": {strconv.FormatBool(part.Previous)}}
 	if part.Tail >= 0 {
 		query.Set("tailLines", strconv.FormatInt(part.Tail, 10))
 	}
+	if job == nil {
+		job = &Progress{}
+	} else {
+		query.Set("attached", "true")
+		query.Set("skipStdout", strconv.FormatInt(job.Stdout, 10))
+		query.Set("skipStderr", strconv.FormatInt(job.Stderr, 10))
+	}
+	stdout := &countedWriter{out, &job.Stdout}
+	err := from.CopyStream(ctx, streamsapi.Log, query, remotecommand.StreamOptions{Stdout: stdout, Stderr: &countedWriter{errOut, &job.Stderr}})
+	if !errors.Is(err, streams.ErrNoWebSocket) {
+		return err
+	}
 	log, err := from.OpenStream(ctx, streamsapi.Log, query)
 	if err != nil {
-		return 0, from.WrapError(ctx, err)
+		return err
 	}
 	defer func() { _ = log.Close() }()
-	if _, err := io.CopyN(io.Discard, log, skip); err != nil {
-		return 0, ignoreEOF(err)
+	if _, err := io.CopyN(io.Discard, log, job.Stdout); err != nil {
+		return ignoreEOF(err)
 	}
-	return io.Copy(out, log)
+	_, err = io.Copy(stdout, log)
+	return err
+}
+
+// countedWriter counts what it writes.
+type countedWriter struct {
+	to      io.Writer
+	written *int64
+}
+
+// Write implements io.Writer.
+func (w *countedWriter) Write(p []byte) (int, error) {
+	n, err := w.to.Write(p)
+	*w.written += int64(n)
+	return n, err
 }
 
 // ignoreEOF returns nil for the end of a log.

@@ -5,13 +5,20 @@ package create
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/cmd/kubectl-vm/connect"
 	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
+	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
 )
 
@@ -52,36 +59,74 @@ type jobLog struct {
 	*kit.Options
 	vm      string
 	run     string // the run of the VM to which the log belongs
-	printed int64  // number of bytes of the log that are printed
-	lost    error  // the error that interrupted the log
+	printed connect.Progress
+	isLost  bool  // some of the output was lost
+	broken  error // the error that interrupted the log
 }
+
+// repeatEvery is the time between two tries to go on with an interrupted log, and repeats is how often that fails before
+// the log is completed at the end of the run.
+const (
+	repeatEvery = time.Second
+	repeats     = 30
+)
 
 // printLog prints the log of a run until that is over. The loss of the log is not the end of the job.
 func (l *jobLog) printLog(ctx context.Context) error {
-	l.printed = 0
-	if l.lost = l.copyLog(ctx, true); l.lost == nil {
-		return nil
+	l.printed = connect.Progress{}
+	for failed, isSaid := 0, false; failed < repeats; failed++ {
+		before := l.printed
+		if l.broken = l.copyLog(ctx, true); l.broken == nil {
+			return nil
+		}
+		if err := l.stopReason(ctx); err != nil {
+			return err
+		}
+		if !mayRepeat(l.broken) {
+			return nil
+		}
+		if l.printed != before {
+			failed = 0
+		}
+		if !isSaid {
+			isSaid = true
+			l.PrintWarning(fmt.Sprintf("the log was interrupted, and goes on as soon as it can be read again: %s", l.DescribeError(l.broken)))
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(repeatEvery):
+		}
 	}
-	if err := l.stopReason(ctx); err != nil {
-		return err
-	}
-	l.PrintWarning(fmt.Sprintf("the log was interrupted, and is completed at the end: %s", l.DescribeError(l.lost)))
 	return nil
 }
 
-// printMissing prints what is missing of an interrupted log.
-func (l *jobLog) printMissing(ctx context.Context) error {
-	if l.lost == nil {
-		return nil
+// mayRepeat reports whether a log may go on once it is opened again: the connection was lost, or the server is not there
+// for the moment.
+func mayRepeat(err error) bool {
+	switch streams.EndReason(err) {
+	case "", metav1.StatusReasonTimeout, metav1.StatusReasonServiceUnavailable:
+	default:
+		return false
 	}
-	err := l.copyLog(ctx, false)
-	if err == nil {
-		return nil
+	status := apierrors.APIStatus(nil)
+	return !errors.As(streams.Cause(err), &status) || status.Status().Code >= http.StatusInternalServerError
+}
+
+// printMissing prints what is missing of an interrupted log. It fails if that cannot be done, or output was lost.
+func (l *jobLog) printMissing(ctx context.Context) error {
+	if l.broken != nil {
+		l.broken = l.copyLog(ctx, false)
 	}
 	if stopped := l.stopReason(ctx); stopped != nil {
 		return stopped
 	}
-	l.PrintWarning(fmt.Sprintf("the end of the log is missing: %s", l.DescribeError(err)))
+	switch {
+	case l.broken != nil:
+		return &kit.ExitError{Code: exitNotRun, Err: fmt.Errorf("the end of the log is missing: %s", l.DescribeError(l.broken))}
+	case l.isLost:
+		return &kit.ExitError{Code: exitNotRun}
+	}
 	return nil
 }
 
@@ -93,13 +138,24 @@ func (l *jobLog) stopReason(ctx context.Context) error {
 	return printable.NewOutput(l.Out).Err()
 }
 
-// copyLog prints what is not printed yet of the log.
+// copyLog prints what is not printed yet of the log. It says what is lost, and goes on behind it.
 func (l *jobLog) copyLog(ctx context.Context, follow bool) error {
-	from, err := vms.FindTarget(ctx, l.Options, l.vm, streamsapi.Log)
-	if err != nil {
-		return err
+	for {
+		from, err := vms.FindTarget(ctx, l.Options, l.vm, streamsapi.Log)
+		if err != nil {
+			return err
+		}
+		err = connect.CopyLog(ctx, from, l.Out, l.ErrOut, connect.LogQuery{Follow: follow, Tail: -1}, &l.printed)
+		if streams.EndReason(err) != streamsapi.ReasonOutputLost {
+			return from.WrapError(ctx, err)
+		}
+		stdout, stderr, badMessage := streamsapi.ParseLostOutput(streams.Cause(err).Error())
+		if badMessage != nil {
+			return badMessage
+		}
+		l.isLost = true
+		l.printed.Stdout += stdout
+		l.printed.Stderr += stderr
+		l.PrintWarning(streams.Cause(err).Error())
 	}
-	n, err := connect.CopyLog(ctx, l.Out, from, connect.LogQuery{Follow: follow, Tail: -1}, l.printed)
-	l.printed += n
-	return err
 }

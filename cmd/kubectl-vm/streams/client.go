@@ -212,6 +212,22 @@ func (c *Client) Connect(ctx context.Context, u *url.URL, o remotecommand.Stream
 	return err
 }
 
+// ErrNoWebSocket means that the server sends a stream as a plain response only, as that of a pod's log does.
+var ErrNoWebSocket = errors.New("the server opens no WebSocket for this stream")
+
+// Copy is Connect for a stream that servers may also send as a plain response.
+func (c *Client) Copy(ctx context.Context, u *url.URL, o remotecommand.StreamOptions) error {
+	if c.pod != "" {
+		return ErrNoWebSocket
+	}
+	err := c.Connect(ctx, u, o)
+	refused := (*httpstream.UpgradeFailureError)(nil)
+	if errors.As(err, &refused) && strings.HasPrefix(refused.Cause.Error(), websocket.ErrBadHandshake.Error()+" (200 ") {
+		return ErrNoWebSocket
+	}
+	return err
+}
+
 // ConnectPort copies between conn and a TCP port of a VM until one of them ends.
 func (c *Client) ConnectPort(ctx context.Context, namespace, name string, port uint16, conn io.ReadWriter) error {
 	number := strconv.Itoa(int(port))

@@ -130,6 +130,12 @@ func (t Target) OpenStream(ctx context.Context, s streamsapi.Stream, query url.V
 	return t.Client.Get(ctx, t.Namespace, t.Name, s, query)
 }
 
+// CopyStream copies a stream that is only read by a WebSocket, which keeps standard output and standard error apart. It
+// fails with streams.ErrNoWebSocket where the server sends the stream as a plain response.
+func (t Target) CopyStream(ctx context.Context, s streamsapi.Stream, query url.Values, o remotecommand.StreamOptions) error {
+	return t.Client.Copy(ctx, t.Client.URL(t.Namespace, t.Name, s, query), o)
+}
+
 // RunCommand runs a command in the VM. query has the command and which streams it has.
 func (t Target) RunCommand(ctx context.Context, query url.Values, o remotecommand.StreamOptions) error {
 	return t.Client.Connect(ctx, t.Client.URL(t.Namespace, t.Name, streamsapi.Exec, query), o)
