@@ -5,6 +5,7 @@ package qemu
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"syscall"
@@ -14,6 +15,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/output"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -90,4 +92,47 @@ func wantOutput(t *testing.T, got [2]bytes.Buffer, want [2][]byte) {
 	for stream := range want {
 		assert.True(t, bytes.Equal(got[stream].Bytes(), want[stream]), "stream %d has %d bytes, want %d", stream, got[stream].Len(), len(want[stream]))
 	}
+}
+
+// TestContainerOutputIsHeldBack checks that a command waits for an attached reader who reads nothing, goes on once that
+// leaves, and that one who follows the log learns how much of it was removed.
+func TestContainerOutputIsHeldBack(t *testing.T) {
+	t.Parallel()
+	const bound, last = 2 << 20, 1_500_000
+	c := newContainer(t, v1.Config{Entrypoint: []string{"/bin/sh", "-c", `until test -e /dev/shm/go; do sleep 0.1; done; seq 1 "$0"`}, Env: []string{"PATH=/bin"}})
+	c.d.OutputBound = bound
+	c.spec.Args = []string{fmt.Sprint(last)}
+	reach(t, c.d, c.spec, driver.StateRunning)
+	keepWatching(t, c.d)
+	attach := func(skip int64) driver.SplitLog {
+		return openLog(t, c.d, c.spec, driver.LogOptions{Follow: true, Attached: true, SkipStdout: skip}).(driver.SplitLog) //nolint:forcetypeassert // its contract
+	}
+	attached, follower := attach(0), openLog(t, c.d, c.spec, driver.LogOptions{Follow: true})
+	c.exec(t, false, "", "touch /dev/shm/go")
+	path := c.d.InstanceOf(c.spec.UID).Machine.File(output.FileNames[output.Stdout])
+	assert.Eventually(t, "the output stops", func(t testing.TB) error {
+		before := sizeOf(t, path)
+		time.Sleep(time.Second) // nothing shows that nothing comes
+		return assert.ErrorUnless(before > bound/4 && sizeOf(t, path) == before, "there are %d bytes, and %d before", sizeOf(t, path), before)
+	})
+	held := sizeOf(t, path)
+	assert.True(t, held < bound, "the command is held after %d bytes", held)
+	got, err := io.ReadAll(io.LimitReader(attached, held))
+	assert.True(t, err == nil && bytes.Equal(got, numbers(last)[:held]), "the first %d bytes are %d others, %v", held, len(got), err)
+	assert.Eventually(t, "the output goes on", func(t testing.TB) error {
+		return assert.ErrorUnless(sizeOf(t, path) > held, "it does not")
+	})
+	assert.NoError(t, attached.Close())
+	c.wantExit(t, 0, "Completed")
+
+	want := numbers(last)
+	_, lostErr := readSplit(t, attach(held))
+	lost, ok := errors.AsType[*driver.LostOutputError](lostErr)
+	assert.Require(t, ok && lost.Stderr == 0 && lost.Stdout > 0, "the rest is read with %v", lostErr)
+	rest, err := readSplit(t, attach(held+lost.Stdout))
+	assert.ErrorIs(t, "the end", err, io.EOF)
+	wantOutput(t, rest, [2][]byte{want[held+lost.Stdout:]})
+	_, lostErr = readSplit(t, follower)
+	_, ok = errors.AsType[*driver.LostOutputError](lostErr)
+	assert.True(t, ok, "the follower ends with %v", lostErr)
 }

@@ -31,6 +31,8 @@ type Agent struct {
 	Base Base
 	// Lookup returns the user of a text as an image has it.
 	Lookup func(text string) (users.User, error)
+	// HoldOutput holds the output of the entrypoint back until release is called.
+	HoldOutput func() (release func())
 
 	slots chan struct{}
 }
@@ -177,6 +179,9 @@ func (a *Agent) answer(r wire.Request, frames *wire.Reader, out io.Writer) (resp
 		err = system.Reseed(r.Seed[:min(len(r.Seed), wire.MaxSeed)])
 	case wire.OpRead:
 		err = a.readFiles(r.Path, out)
+	case wire.OpHold:
+		defer a.HoldOutput()()
+		_, _, err = frames.Next() // the host sends nothing
 	case wire.OpWrite:
 		response.Message, err = a.writeFiles(r.Path, frames)
 	default:

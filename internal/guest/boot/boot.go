@@ -49,6 +49,7 @@ type machine struct {
 	result *os.File
 	// output has the entrypoint's standard output and standard error.
 	output [2]output
+	gate   gate
 	// pressed has a press of the power button.
 	pressed chan struct{}
 	// restarts is set if the image has asked for another boot.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"sync"
 
 	"cloudnative.tw/drover/internal/guest/users"
 )
@@ -30,11 +31,12 @@ func (o *output) openPipe(u users.User) (theirs *os.File, err error) {
 	return theirs, theirs.Chown(int(u.UID), int(u.GID))
 }
 
-// copyAll passes the output on until all that write to it have ended.
-func (o *output) copyAll() {
+// copyAll passes the output on until all that write to it have ended, and waits while it is held back.
+func (o *output) copyAll(g *gate) {
 	buffer := make([]byte, chunk)
 	for {
 		n, err := o.pipe.Read(buffer)
+		g.wait()
 		if n > 0 {
 			_, failed := o.port.Write(buffer[:n])
 			warn(failed)
@@ -45,5 +47,55 @@ func (o *output) copyAll() {
 			}
 			return
 		}
+	}
+}
+
+// gate is closed while anyone holds the output back. The entrypoint waits then, once its pipe is full.
+type gate struct {
+	mu      sync.Mutex
+	holders int
+	opened  chan struct{} // closed when the last holder leaves; nil while there is none
+	isOver  bool
+}
+
+// hold closes the gate until release is called.
+func (g *gate) hold() (release func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.holders++; g.holders == 1 && !g.isOver {
+		g.opened = make(chan struct{})
+	}
+	return func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if g.holders--; g.holders == 0 {
+			g.open()
+		}
+	}
+}
+
+// open needs mu.
+func (g *gate) open() {
+	if g.opened != nil {
+		close(g.opened)
+		g.opened = nil
+	}
+}
+
+// openForGood opens the gate, which nobody can close from then on.
+func (g *gate) openForGood() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.isOver = true
+	g.open()
+}
+
+// wait waits while the gate is closed.
+func (g *gate) wait() {
+	g.mu.Lock()
+	opened := g.opened
+	g.mu.Unlock()
+	if opened != nil {
+		<-opened
 	}
 }

@@ -52,7 +52,7 @@ func (m *machine) command() (process.Command, error) {
 
 // serveAgent answers the host until the machine ends.
 func (m *machine) serveAgent(base agent.Base, port io.ReadWriter) {
-	a := &agent.Agent{Table: m.table, Base: base, Lookup: lookup}
+	a := &agent.Agent{Table: m.table, Base: base, Lookup: lookup, HoldOutput: m.gate.hold}
 	warn(fmt.Errorf("the agent has ended: %w", a.Serve(port, m.config.Nonce)))
 }
 
@@ -80,10 +80,11 @@ func (m *machine) run(c process.Command) (config.Result, error) {
 	go m.serveAgent(m.base(), m.agent)
 	var copying sync.WaitGroup
 	for stream := range m.output {
-		copying.Go(m.output[stream].copyAll)
+		copying.Go(func() { m.output[stream].copyAll(&m.gate) })
 	}
 	warn(m.report(config.Result{Kind: config.KindStarted}))
 	m.follow(p)
+	m.gate.openForGood() // what is left is little
 	end := m.endNamespace(initProcess, p.End())
 	within(outputWithin, copying.Wait)
 	return config.Result{Kind: config.KindExited, Code: end.Code, Signal: end.Signal}, nil

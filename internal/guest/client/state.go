@@ -42,6 +42,12 @@ func (c *Client) SetTime(ctx context.Context, now time.Time) error {
 	return err
 }
 
+// HoldOutput holds the output of the entrypoint back, until ctx or the session ends.
+func (c *Client) HoldOutput(ctx context.Context) error {
+	_, err := c.ask(ctx, wire.Request{Op: wire.OpHold})
+	return err
+}
+
 // Reseed mixes a seed into the guest's random numbers, which another machine of the same snapshot
 // would have, too.
 func (c *Client) Reseed(ctx context.Context, seed []byte) error {

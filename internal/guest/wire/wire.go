@@ -23,6 +23,7 @@ const (
 	OpReseed     = "reseed"     // Seed for the guest's random numbers
 	OpRead       = "read"       // Path; answered by frames of a tar stream
 	OpWrite      = "write"      // Path; frames of a tar stream
+	OpHold       = "hold"       // holds the entrypoint's output back until the host closes the stream
 )
 
 // Limits of both ends.

@@ -23,6 +23,10 @@ import (
 	"cloudnative.tw/drover/internal/terminal"
 )
 
+// HoldCommand is a command that Drover's program in the guest serves itself: it holds the output of the image's command
+// back until its caller leaves.
+const HoldCommand = "drover:hold"
+
 // answerWithin is how long the program may take to begin a session. One that boots answers as soon as it can.
 const answerWithin = 10 * time.Second
 
@@ -101,6 +105,9 @@ func (a *Agent) Exec(ctx context.Context, c terminal.Command) (exitCode int, err
 	session, err := a.openSession(ctx)
 	if err != nil {
 		return 0, failureFor(err)
+	}
+	if len(c.Args) == 1 && c.Args[0] == HoldCommand {
+		return 0, failureFor(session.HoldOutput(ctx))
 	}
 	if files.IsCommand(c.Args) {
 		return copyFiles(ctx, session, c)

@@ -50,19 +50,19 @@ type Reader struct {
 	Options
 
 	ctx   context.Context
+	leave context.CancelFunc
 	files [2]*os.File
-	at    Positions
 	end   Positions
 	first int // the stream that is looked at first
 
-	mu       sync.Mutex
-	release  context.CancelFunc // ends holding the guest back; nil while it is not held
-	isClosed bool
+	mu sync.Mutex // guards changes of at
+	at Positions
 }
 
 // Open opens a reader of the files in a machine's directory. Reading ends with ctx.
 func Open(ctx context.Context, path func(name string) string, o Options) (*Reader, error) {
-	r := &Reader{Options: o, ctx: ctx, at: o.From}
+	r := &Reader{Options: o, at: o.From}
+	r.ctx, r.leave = context.WithCancel(ctx)
 	for stream, name := range FileNames {
 		f, _, err := atomicfile.Open(path(name))
 		if err != nil {
@@ -72,6 +72,9 @@ func Open(ctx context.Context, path func(name string) string, o Options) (*Reade
 		if err := r.selectPart(stream, f); err != nil {
 			return nil, errors.Join(err, r.Close())
 		}
+	}
+	if r.Hold != nil {
+		go r.watchLag()
 	}
 	return r, nil
 }
@@ -116,7 +119,7 @@ func (r *Reader) ReadStream(p []byte) (n int, isStderr bool, err error) {
 		for _, stream := range [2]int{r.first, 1 - r.first} {
 			if n, err := r.readAvailable(stream, p); n > 0 || err != nil {
 				r.first = 1 - stream
-				return n, stream == Stderr, errors.Join(err, r.holdGuest())
+				return n, stream == Stderr, err
 			}
 		}
 		if isOver {
@@ -159,10 +162,11 @@ func (r *Reader) readAvailable(stream int, p []byte) (int, error) {
 	}
 	if kept > at {
 		var lost LostError
-		lost.Bytes[stream], r.at[stream] = kept-at, kept
+		lost.Bytes[stream] = kept - at
+		r.move(stream, kept)
 		return 0, &lost
 	}
-	r.at[stream] += int64(n)
+	r.move(stream, at+int64(n))
 	return n, nil
 }
 
@@ -173,44 +177,52 @@ func ignoreEOF(err error) error {
 	return err
 }
 
-// holdGuest holds the guest back while the reader is far behind.
-func (r *Reader) holdGuest() error {
-	if r.Hold == nil {
-		return nil
+// watchLag holds the guest back while the reader is far behind, also one that does not read at all.
+func (r *Reader) watchLag() {
+	isHeld, release := false, func() {}
+	defer func() { release() }()
+	for r.ctx.Err() == nil {
+		behind, err := r.lag()
+		switch {
+		case err != nil:
+			return
+		case !isHeld && behind > r.HoldAfter:
+			var ctx context.Context
+			isHeld = true
+			ctx, release = context.WithCancel(r.ctx)
+			go r.Hold(ctx)
+		case isHeld && behind <= r.HoldAfter/4:
+			isHeld = false
+			release()
+		}
+		r.waitForMore()
 	}
-	var behind int64
+}
+
+// lag returns how many bytes of a stream the reader is behind at most.
+func (r *Reader) lag() (behind int64, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for stream, f := range r.files {
 		size, err := sizeOf(f)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		behind = max(behind, size-r.at[stream])
 	}
+	return behind, nil
+}
+
+// move moves the reader to a position.
+func (r *Reader) move(stream int, to int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	switch {
-	case r.release == nil && behind > r.HoldAfter && !r.isClosed:
-		var ctx context.Context
-		ctx, r.release = context.WithCancel(r.ctx)
-		go r.Hold(ctx)
-	case r.release != nil && behind <= r.HoldAfter/4:
-		r.release()
-		r.release = nil
-	}
-	return nil
+	r.at[stream] = to
 }
 
 // Close implements io.Closer. The guest goes on.
 func (r *Reader) Close() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.isClosed {
-		return os.ErrClosed
-	}
-	r.isClosed = true
-	if r.release != nil {
-		r.release()
-	}
+	r.leave()
 	for _, f := range r.files {
 		_ = f.Close() // which is only read
 	}

@@ -8,10 +8,16 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/machine/imageagent"
 	"cloudnative.tw/drover/internal/machine/output"
+	"cloudnative.tw/drover/internal/machine/proc"
+	"cloudnative.tw/drover/internal/terminal"
 )
 
 // openOutput opens what the command of a container image has printed.
@@ -29,11 +35,32 @@ func (g *Guests) openOutput(ctx context.Context, s *instance.Instance, o driver.
 	case o.Follow:
 		selected.IsOver = func() (bool, error) { return isOver(s) }
 	}
+	if o.Follow && o.Attached {
+		selected.HoldAfter = g.host.OutputBound / holdPart
+		selected.Hold = func(ctx context.Context) { g.holdOutput(ctx, s.UID) }
+	}
 	log, err := output.Open(ctx, s.Machine.File, selected)
 	if err != nil {
 		return nil, classifyError(ctx, err)
 	}
 	return splitLog{log}, nil
+}
+
+// holdPart is which part of the output that is kept an attached reader may be behind until the guest is held back.
+const holdPart = 4
+
+// holdAgain is the time between two tries to hold a guest back, whose supervisor may be replaced meanwhile.
+const holdAgain = time.Second / 4
+
+// holdOutput holds the output of a command back until ctx ends. Where that fails, the reader may lose output, and is
+// told so.
+func (g *Guests) holdOutput(ctx context.Context, uid types.UID) {
+	for ctx.Err() == nil {
+		if c, err := g.clientOf(ctx, uid); err == nil {
+			_, _ = c.Exec(ctx, terminal.Command{Args: []string{imageagent.HoldCommand}, Stdout: io.Discard, Stderr: io.Discard})
+		}
+		proc.Pause(ctx, holdAgain)
+	}
 }
 
 // splitLog has the errors of the driver's contract.
