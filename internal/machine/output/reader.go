@@ -187,16 +187,19 @@ func (r *Reader) watchLag() {
 		case err != nil:
 			return
 		case !isHeld && behind > r.HoldAfter:
-			var ctx context.Context
-			isHeld = true
-			ctx, release = context.WithCancel(r.ctx)
-			go r.Hold(ctx)
+			isHeld, release = true, r.startHolding()
 		case isHeld && behind <= r.HoldAfter/4:
 			isHeld = false
 			release()
 		}
 		r.waitForMore()
 	}
+}
+
+func (r *Reader) startHolding() (release func()) {
+	ctx, release := context.WithCancel(r.ctx)
+	go r.Hold(ctx)
+	return release
 }
 
 // lag returns how many bytes of a stream the reader is behind at most.

@@ -46,6 +46,30 @@ func (g *Guests) openOutput(ctx context.Context, s *instance.Instance, o driver.
 	return splitLog{log}, nil
 }
 
+// consoleLines is how many earlier lines of each stream a console begins with.
+const consoleLines = 50
+
+// Console implements driver.Consoler. That of a container image shows the output of its command, and takes no input.
+func (g *Guests) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser, error) {
+	s, err := g.findRunning(ctx, uid)
+	if err != nil {
+		return nil, err
+	}
+	if s.Guest == nil || s.Guest.Output == nil {
+		return g.Guests.Console(ctx, uid)
+	}
+	log, err := g.openOutput(ctx, s, driver.LogOptions{Follow: true, TailLines: new(int64(consoleLines))})
+	return outputConsole{log}, err
+}
+
+// outputConsole is a console that only shows.
+type outputConsole struct{ io.ReadCloser }
+
+// Write implements io.Writer.
+func (outputConsole) Write([]byte) (int, error) {
+	return 0, driver.Errorf(driver.ErrUnsupported, "the command of a container image takes no input: run another beside it, as by exec -it")
+}
+
 // holdPart is which part of the output that is kept an attached reader may be behind until the guest is held back.
 const holdPart = 4
 
