@@ -212,7 +212,7 @@ func (c *Client) Connect(ctx context.Context, u *url.URL, o remotecommand.Stream
 	return err
 }
 
-// ErrNoWebSocket means that the server sends a stream as a plain response only, as that of a pod's log does.
+// ErrNoWebSocket means that the server sends a stream as a plain response only, such as the log of a pod.
 var ErrNoWebSocket = errors.New("the server opens no WebSocket for this stream")
 
 // Copy is Connect for a stream that servers may also send as a plain response.

@@ -19,13 +19,14 @@ import (
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/image/source"
 	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/internal/machine/output"
 )
 
 // DefaultOptions returns the options that flags can change.
 func DefaultOptions() *Options {
 	return &Options{
 		Image: source.BuiltInText, Accel: AccelAuto, Binary: DefaultBinary, Egress: EgressAllow, User: launch.DefaultUser, UserIDs: launch.DefaultUserIDs,
-		Fetch: image.Policy{MaxSize: image.DefaultMaxSize},
+		Fetch: image.Policy{MaxSize: image.DefaultMaxSize}, OutputBound: output.DefaultBound,
 	}
 }
 
@@ -42,6 +43,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&o.EgressDenied, "qemu-egress-denied", o.EgressDenied, "qemu: IPv4 ranges that guests never connect to, such as the ranges of a cluster's Services and of containers on this host")
 	fs.StringSliceVar(&o.Resolvers, "qemu-resolvers", o.Resolvers, "qemu: up to three IP addresses of name servers, with or without a port, that are asked for names of the outside; none means those of this host's /etc/resolv.conf")
 	fs.StringVar(&o.ReserveMemory, "qemu-reserve-memory", o.ReserveMemory, "qemu: memory of the host that no machine is given, such as 2Gi; empty means the larger of 5 % and 512Mi")
+	fs.Var(sizeFlag{&o.OutputBound}, "qemu-log-max-size", "qemu: how much output of a container image's command is kept, of standard output and of standard error each; the oldest goes")
 	fs.StringVar(&o.Binary, "qemu-binary", o.Binary, "qemu: program that runs a machine; every user must be able to execute it if Drover is root")
 	fs.StringVar(&o.GuestKernel, "qemu-kernel", o.GuestKernel, "qemu: folder of the kernel that boots container images, with vmlinux, initramfs, kernel.json and image.tar; empty means the folder guest beside this program")
 	fs.StringVar(&o.User, "qemu-user", o.User, "qemu: user that machines run as if Drover is root; with --qemu-uid-range they have its group alone. Otherwise machines run as Drover's user")

@@ -100,7 +100,7 @@ func TestContainerOutputIsHeldBack(t *testing.T) {
 	t.Parallel()
 	const bound, last = 2 << 20, 1_500_000
 	c := newContainer(t, v1.Config{Entrypoint: []string{"/bin/sh", "-c", `until test -e /dev/shm/go; do sleep 0.1; done; seq 1 "$0"`}, Env: []string{"PATH=/bin"}})
-	c.d.OutputBound = bound
+	c.d.Host.OutputBound = bound
 	c.spec.Args = []string{fmt.Sprint(last)}
 	reach(t, c.d, c.spec, driver.StateRunning)
 	keepWatching(t, c.d)

@@ -32,6 +32,7 @@
 //	  supervisor.json      which supervisor was started last, and the token that it asks for
 //	  supervisor.log       what the supervisor printed
 //	  qemu.log             what QEMU printed
+//	  stdout.log, stderr.log   the output of a container image's command: see package output
 //	  *.log.1              what a log held before it was cut, or in the previous run
 //	  qemu.log.failed      what QEMU printed at the last start that failed
 //	retained/<uid>.<id>/   a server that was released; end is the supervisor's record
@@ -82,6 +83,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/converter"
 	"cloudnative.tw/drover/internal/machine/installation"
 	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/internal/machine/output"
 )
 
 // Names in the driver's folder, beside those of package instance.
@@ -150,6 +152,8 @@ type Options struct {
 	// ReserveMemory is the part of the host's memory that guests do not get, a quantity;
 	// empty means the larger of 5 % and 512 MiB.
 	ReserveMemory string
+	// OutputBound is how much output of a container image's command is kept, of each stream; 0 means output.DefaultBound.
+	OutputBound int64
 	// JournalFile gets a line for every change: see package journal. Empty means none.
 	JournalFile string
 	// Clock is the time source; nil means the real clock.
@@ -183,6 +187,9 @@ var (
 	_ driver.NetworkReporter = (*Driver)(nil)
 )
 
+// minOutputBound is the least output that is kept of a stream.
+const minOutputBound = 1 << 20
+
 // New opens the driver's folder, and creates it if it is missing.
 func New(o Options) (*Driver, error) {
 	o = o.withDefaults()
@@ -191,6 +198,8 @@ func New(o Options) (*Driver, error) {
 		return nil, errors.New("the qemu driver needs a cluster id")
 	case o.Dir == "":
 		return nil, errors.New("the qemu driver needs a folder")
+	case o.OutputBound < minOutputBound:
+		return nil, fmt.Errorf("--qemu-log-max-size is %d: it must be %d bytes or more", o.OutputBound, minOutputBound)
 	case o.Accel != AccelAuto && o.Accel != machine.AccelKVM && o.Accel != machine.AccelTCG:
 		return nil, fmt.Errorf("the qemu driver's accelerator is %q: it must be %s, %s or %s", o.Accel, machine.AccelAuto, machine.AccelKVM, machine.AccelTCG)
 	}
@@ -216,7 +225,7 @@ func New(o Options) (*Driver, error) {
 	host := o.newHost(users, dir)
 	d := &Driver{Options: o, Host: host, Guests: guest.New(host), hostPorts: ports}
 	d.OpenPort, d.ReservedOf, d.GuestDir = ports.Open, reserve, o.GuestKernel
-	d.EgressPolicy = egress
+	d.EgressPolicy, d.Host.OutputBound = egress, o.OutputBound
 	d.Addresses = &addresses.Pool{Range: network, Dir: dir.Path(instance.AddressesDir), IsGone: func(uid types.UID) bool { return d.InstanceOf(uid).IsGone() }}
 	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.Notify}
 	d.Images = disks.NewImageStore(dir, cacheDir, o.Clock, d.fetches, sources)
@@ -286,6 +295,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Binary == "" {
 		o.Binary = DefaultBinary
+	}
+	if o.OutputBound == 0 {
+		o.OutputBound = output.DefaultBound
 	}
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}

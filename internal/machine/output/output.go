@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package output keeps what the command of a container image's machine prints: standard output and standard error,
+// Package output keeps the output of the command in a container image's machine: standard output and standard error,
 // each in a file to which QEMU appends.
 //
 // A position is an offset in such a file. Positions only grow, also from run to run: the supervisor frees the room of the
@@ -90,7 +90,7 @@ type Bounded struct {
 	// Most is how much output is kept, in bytes.
 	Most int64
 
-	// size is what the file had lately. The room before freed was freed, and the room before taken was taken.
+	// size is the last size of the file. The room before freed was freed, and the room before taken was taken.
 	size, freed, taken int64
 }
 
@@ -146,7 +146,7 @@ func Keep(ctx context.Context, files []*Bounded, onFailure func(error)) {
 	}
 }
 
-// freeRoom frees the room of what comes before a position.
+// freeRoom frees the room of the output before a position.
 func (b *Bounded) freeRoom(before int64) error {
 	if before = before / step * step; before <= b.freed {
 		return nil

@@ -150,8 +150,8 @@ func TestFastReaderGetsAll(t *testing.T) {
 	}
 }
 
-// TestReadsOneRun checks that a run's output begins where it was when the run was started, and that the log of what is
-// kept begins with that, which is no loss.
+// TestReadsOneRun checks that a run's output begins where it was when the run was started, and that the log begins with
+// the oldest output that is kept, which is not reported as a loss.
 func TestReadsOneRun(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, 128<<10)

@@ -38,7 +38,7 @@ type Options struct {
 	TailLines *int64
 	// IsOver reports whether no output can come any more. If it is nil, the reader does not wait for any.
 	IsOver func() (bool, error)
-	// MissesNone makes output behind From that is there no more a loss, which the reader reports.
+	// MissesNone is for a reader who needs all from From on: output that was removed is a LostError then.
 	MissesNone bool
 	// Hold holds the guest back until ctx ends. It is called when the reader is HoldAfter bytes behind; nil means never.
 	Hold      func(ctx context.Context)
@@ -232,7 +232,7 @@ func (r *Reader) Close() error {
 	return nil
 }
 
-// FindTail returns where the last lines begin of what a file has from begin to end. What comes after the last end of a
+// FindTail returns where the last lines of a file begin, between begin and end. What comes after the last end of a
 // line is a line too.
 func FindTail(file io.ReaderAt, begin, end, lines int64) (int64, error) {
 	if lines == 0 {

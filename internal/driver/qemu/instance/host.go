@@ -88,7 +88,7 @@ type Host struct {
 	installed         *installation.Program
 	installFailed     error // until installAgain, when it is tried again
 	installAgain      time.Time
-	// LogBound bounds each log of a machine, and OutputBound each stream of what the command of a container image prints.
+	// LogBound bounds each log of a machine, and OutputBound each stream of output of a container image's command.
 	LogBound, OutputBound int64
 	// GuestDir is the folder of the kernel that boots container images.
 	GuestDir string
