@@ -24,6 +24,9 @@ var enabled = os.Getenv(Variable)
 // IsEnabled reports whether a bug is enabled. It is called by the code that an overlay adds.
 func IsEnabled(name string) bool { return enabled == name }
 
+// IsSeeded reports whether any bug is enabled.
+func IsSeeded() bool { return enabled != "" }
+
 // Bug is a change of a source file that must not go unnoticed.
 type Bug struct {
 	Name string

@@ -169,4 +169,13 @@ var All = []Bug{
 		"internal/driver/pod/instance/state.go", "	if last, ok := i.reader.LastStatus(i.Pod.UID); ok {\n		return last.State == control.StatePaused\n",
 		"	if last, ok := i.reader.LastStatus(i.Pod.UID); ok && !BUG {\n		return last.State == control.StatePaused\n",
 	}}},
+	{"freed-output-as-zeros", "", []Edit{{"internal/machine/output/reader.go", "	if kept > at {\n", "	if kept > at && !BUG {\n"}}},
+	{"output-never-freed", "", []Edit{{"internal/machine/output/output.go", "before / step * step; before <= b.freed {\n", "before / step * step; before <= b.freed || BUG {\n"}}},
+	{"slow-reader-not-waited-for", "", []Edit{{"internal/machine/output/reader.go", "		case !isHeld && behind > r.HoldAfter:\n", "		case !isHeld && behind > r.HoldAfter && !BUG:\n"}}},
+	{"last-output-missed", "", []Edit{{
+		"internal/machine/output/reader.go", "		if !isOver && !r.waitForMore() {\n", "		if isOver && BUG {\n			return 0, false, io.EOF\n		}\n		if !isOver && !r.waitForMore() {\n",
+	}}},
+	{"output-of-all-runs", "", []Edit{{
+		"internal/driver/qemu/instance/start.go", "	s.guest.Output = &record.Output{Begin: begin}\n", "	s.guest.Output = &record.Output{Begin: begin}\n	if BUG {\n		s.guest.Output.Begin = output.Positions{}\n	}\n",
+	}}},
 }

@@ -84,6 +84,7 @@ var packages = []testPackage{
 	{"internal/inotify", cached, 32},
 	{"internal/machine/description", cached, 32},
 	{"internal/machine/memory", cached, 32},
+	{"internal/machine/output", cached, 32},
 	{"internal/driver/qemu/addresses", cached, 32},
 	{"internal/policy", cached, 32},
 	{"internal/policy/decisions", cached, 32},

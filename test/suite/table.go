@@ -30,9 +30,9 @@ var shards = []shard{
 	},
 	{
 		name:  "guest",
-		steps: []step{{of: "internal/guest/boot"}, {of: "internal/image/rootfs", pattern: "TestGenerated"}, {of: "internal/driver/qemu", pattern: "TestContainerTree"}, {of: "test/kubectlvm", pattern: "TestCopyToMachine"}},
+		steps: []step{{of: "internal/guest/boot"}, {of: "internal/machine/output"}, {of: "internal/image/rootfs", pattern: "TestGenerated"}, {of: "internal/driver/qemu", pattern: "TestContainerTree"}, {of: "test/kubectlvm", pattern: "TestCopyToMachine"}},
 		short: step{of: "internal/guest/boot"},
-		paths: []string{"go.mod", "cmd/drover-guest", "internal/guest", "internal/image", "internal/machine/converter", "hack/guest", "hack/guest.sh", "hack/guest-kernel.sh", "hack/debian-layers.sh", "test/assert", "test/framework"},
+		paths: []string{"go.mod", "cmd/drover-guest", "internal/guest", "internal/image", "internal/machine/converter", "internal/machine/output", "hack/guest", "hack/guest.sh", "hack/guest-kernel.sh", "hack/debian-layers.sh", "test/assert", "test/framework"},
 	},
 	{
 		name:  "docker",

@@ -41,7 +41,7 @@ func readSplit(t *testing.T, log io.ReadCloser) (text [2]bytes.Buffer, err error
 			if isStderr {
 				stream = 1
 			}
-			text[stream].Write(buffer[:n])
+			_, _ = text[stream].Write(buffer[:n])
 		}
 		if err != nil {
 			return text, err

@@ -27,8 +27,10 @@ const File = "opt/cloudnative.tw/config"
 
 // Names of the ports on the virtio-serial bus. A port without a reader on the host holds its writer back.
 const (
-	// StdoutPort and StderrPort take the output of the entrypoint.
-	StdoutPort, StderrPort = "cloudnative.tw.stdout", "cloudnative.tw.stderr"
+	// StdoutPort takes the standard output of the entrypoint.
+	StdoutPort = "cloudnative.tw.stdout"
+	// StderrPort takes its standard error.
+	StderrPort = "cloudnative.tw.stderr"
 	// AgentPort leads to the agent.
 	AgentPort = "cloudnative.tw.agent"
 )

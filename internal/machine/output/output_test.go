@@ -10,14 +10,18 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/machine/output"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/bugs"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // machine has the files of a machine's output, as QEMU, its supervisor and readers have them.
@@ -147,6 +151,44 @@ func TestFastReaderGetsAll(t *testing.T) {
 		m.bound()
 		got, lost, err := read(r, len(part[0])+len(part[1]))
 		assert.True(t, err == nil && lost == output.Positions{} && got == part, "round %d: it got %d and %d bytes, and lost %v, %v", round, len(got[0]), len(got[1]), lost, err)
+	}
+}
+
+// TestReadsLastOutput checks that a reader gets what is printed just before nothing more can come.
+func TestReadsLastOutput(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, 1<<20)
+	printOnce := sync.OnceFunc(func() { m.print(output.Stderr, 7, 1) })
+	r := m.open(t.Context(), output.Options{IsOver: func() (bool, error) {
+		printOnce()
+		return true, nil
+	}})
+	got, _, err := read(r, 1000)
+	assert.True(t, errors.Is(err, io.EOF) && got[1] == "line 000000007\n", "it reads %q, %v", got, err)
+}
+
+// TestSeededBugs checks that the tests of this package find the bugs of its files.
+func TestSeededBugs(t *testing.T) {
+	t.Parallel()
+	if bugs.IsSeeded() {
+		t.Skip("this is such a test")
+	}
+	tier.Full(t, "it builds the tests once more")
+	root, err := filepath.Abs("../../..")
+	assert.NoError(t, err)
+	overlay, err := bugs.WriteOverlay(root, t.TempDir())
+	assert.NoError(t, err)
+	program := filepath.Join(t.TempDir(), "output.test")
+	out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay="+overlay, "-o", program, ".").CombinedOutput()
+	assert.Require(t, err == nil, "the tests are not built: %v\n%s", err, out)
+	for _, bug := range bugs.All {
+		if filepath.Base(filepath.Dir(bug.Edits[0].File)) != "output" {
+			continue
+		}
+		cmd := exec.CommandContext(t.Context(), program, "-test.timeout=20s")
+		cmd.Env = append(os.Environ(), bugs.Variable+"="+bug.Name)
+		out, err := cmd.CombinedOutput()
+		assert.True(t, err != nil, "no test finds %s:\n%s", bug.Name, out)
 	}
 }
 

@@ -74,7 +74,7 @@ func Open(ctx context.Context, path func(name string) string, o Options) (*Reade
 		}
 	}
 	if r.Hold != nil {
-		go r.watchLag()
+		go r.watchLag() //nolint:contextcheck // it is derived from ctx
 	}
 	return r, nil
 }
