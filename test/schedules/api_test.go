@@ -249,8 +249,8 @@ func (w *watcher) ResultChan() <-chan watch.Event { return w.out }
 
 // Stop implements watch.Interface.
 func (w *watcher) Stop() {
-	w.process.world.gate.mu.Lock()
-	defer w.process.world.gate.mu.Unlock()
+	w.process.environment.gate.mu.Lock()
+	defer w.process.environment.gate.mu.Unlock()
 	w.stopped.Store(true)
 }
 

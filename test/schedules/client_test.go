@@ -23,7 +23,7 @@ import (
 
 // request sends a request to the API server.
 func request[T any](ctx context.Context, p *process, k kind, name string, do func(s *apiServer) (T, error)) (T, error) {
-	return call(ctx, p, k, p.name+" "+name, func() (T, error) { return do(p.world.api) })
+	return call(ctx, p, k, p.name+" "+name, func() (T, error) { return do(p.environment.api) })
 }
 
 // copyInto copies an answer into the caller's object.
@@ -115,7 +115,7 @@ func (w statusWriter) Update(ctx context.Context, object client.Object, _ ...cli
 		before := s.objects[keyOf(sent)]
 		stored, err := s.update(sent, true)
 		if err == nil {
-			w.process.world.judge.statusWritten(w.process, before.(*api.VirtualMachine), stored.(*api.VirtualMachine)) //nolint:forcetypeassert // of this resource
+			w.process.environment.judge.statusWritten(w.process, before.(*api.VirtualMachine), stored.(*api.VirtualMachine)) //nolint:forcetypeassert // of this resource
 		}
 		return stored, err
 	})
@@ -150,7 +150,7 @@ func (l vmLister) ListWithContext(ctx context.Context, o metav1.ListOptions) (ru
 	return request(ctx, l.process, kindRead, "LIST vms for the cache from "+o.ResourceVersion, func(s *apiServer) (runtime.Object, error) {
 		at := s.version
 		if o.ResourceVersion == "0" {
-			at -= l.world.chooseLag(at - s.first)
+			at -= l.environment.chooseLag(at - s.first)
 		}
 		return listVMs(s, at), nil
 	})
@@ -172,7 +172,7 @@ func openWatch(ctx context.Context, p *process, name string, key resourceKey, o 
 	w, err := request(ctx, p, kindRead, name, func(s *apiServer) (*watcher, error) {
 		w, err := s.watch(p, name, key, from)
 		if err == nil {
-			p.world.watchers = append(p.world.watchers, w)
+			p.environment.watchers = append(p.environment.watchers, w)
 		}
 		return w, err
 	})
@@ -253,7 +253,7 @@ func (c leaseClient) write(ctx context.Context, verb, name string, do func(s *ap
 		before := holderOf(s.objects[c.key(name)])
 		stored, err := do(s)
 		if err == nil && name == leaseName {
-			c.world.judge.leaseWritten(c.process, before, holderOf(stored), sent)
+			c.environment.judge.leaseWritten(c.process, before, holderOf(stored), sent)
 		}
 		return stored, err
 	})

@@ -19,7 +19,7 @@
 // Then it waits again. Between two steps goroutines run in any order, which must not show:
 //
 //   - A select never has two ready cases. Messages go through channels without a buffer, and
-//     only into a goroutine that is waiting there (clock_test.go, world_test.go).
+//     only into a goroutine that is waiting there (clock_test.go, environment_test.go).
 //   - Names tell operations apart by their purpose, not by when they came. Two that
 //     nothing tells apart go together.
 //   - client-go draws jitter from math/rand, which is seeded again wherever the runtime's

@@ -29,7 +29,7 @@ type engineClient struct {
 
 // connected returns the driver of the engine that is there now.
 func (e engineClient) connected() *fake.Driver {
-	if e.process.world.exchangedAt.IsZero() {
+	if e.process.environment.exchangedAt.IsZero() {
 		return e.driver
 	}
 	return e.other
@@ -46,7 +46,7 @@ func engineCall[T any](ctx context.Context, e engineClient, k kind, name string,
 
 // Ensure implements driver.Driver.
 func (e engineClient) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
-	e.process.world.judge.callBegins(e.process)
+	e.process.environment.judge.callBegins(e.process)
 	began := time.Now()
 	name := fmt.Sprintf("Ensure %s %s", spec.Name, spec.Power)
 	if spec.RestartRun != "" {
@@ -59,7 +59,7 @@ func (e engineClient) Ensure(ctx context.Context, spec driver.ServerSpec) (drive
 
 // Delete implements driver.Driver.
 func (e engineClient) Delete(ctx context.Context, t driver.Target, retain bool) error {
-	e.process.world.judge.callBegins(e.process)
+	e.process.environment.judge.callBegins(e.process)
 	began := time.Now()
 	name := fmt.Sprintf("Delete %s retain %v", shortUID(t.UID), retain)
 	_, err := engineCall(ctx, e, kindEngineWrite, name, func(ctx context.Context) (driver.Server, error) {
@@ -70,13 +70,13 @@ func (e engineClient) Delete(ctx context.Context, t driver.Target, retain bool) 
 
 // record passes what a call did to the judge.
 func record(p *process, method string, t driver.Target, began time.Time, do func() (driver.Server, error)) (driver.Server, error) {
-	before, exchanged := p.world.memory.Records(), !p.world.exchangedAt.IsZero()
+	before, exchanged := p.environment.memory.Records(), !p.environment.exchangedAt.IsZero()
 	server, err := do()
 	if exchanged {
-		p.world.judge.otherCalled(p, began)
+		p.environment.judge.otherCalled(p, began)
 		return server, err
 	}
-	p.world.judge.engineCalled(p, method, t, before, err)
+	p.environment.judge.engineCalled(p, method, t, before, err)
 	return server, err
 }
 
@@ -132,9 +132,9 @@ func (e engineClient) Watch(ctx context.Context) (<-chan types.UID, error) {
 		return nil, err
 	}
 	s := &stream{process: e.process, ctx: ctx, out: make(chan types.UID), changed: map[types.UID]bool{}}
-	e.process.world.gate.mu.Lock()
-	e.process.world.streams = append(e.process.world.streams, s)
-	e.process.world.gate.mu.Unlock()
+	e.process.environment.gate.mu.Lock()
+	e.process.environment.streams = append(e.process.environment.streams, s)
+	e.process.environment.gate.mu.Unlock()
 	go s.receive(events)
 	return s.out, nil
 }
@@ -162,10 +162,10 @@ func (s *stream) receive(events <-chan types.UID) {
 	}
 	for uid := range events {
 		note(func() { s.changed[uid] = true })
-		s.process.world.gate.wake()
+		s.process.environment.gate.wake()
 	}
 	note(func() { s.ended = true })
-	s.process.world.gate.wake()
+	s.process.environment.gate.wake()
 }
 
 // messages returns what may be delivered next.

@@ -19,8 +19,8 @@ import (
 
 // faults decides which faults happen.
 type faults struct {
-	world  *world
-	random *rand.Rand
+	environment *environment
+	random      *rand.Rand
 	// share of calls that get a separate fate.
 	share   float64
 	enabled bool
@@ -37,8 +37,8 @@ type healing struct {
 	end func()
 }
 
-func newFaults(w *world, random *rand.Rand) *faults {
-	f := &faults{world: w, random: random, enabled: true, counts: map[string]int{}}
+func newFaults(env *environment, random *rand.Rand) *faults {
+	f := &faults{environment: env, random: random, enabled: true, counts: map[string]int{}}
 	f.share = []float64{0, 0.02, 0.08, 0.25}[random.IntN(4)]
 	f.next = time.Now().Add(f.upTo(15 * time.Second))
 	return f
@@ -51,8 +51,8 @@ func (f *faults) between(a, b time.Duration) time.Duration { return a + f.upTo(b
 func (f *faults) count(kind string) { f.counts[kind]++ }
 
 // decideFate decides what becomes of a call.
-func (w *world) decideFate(o *operation) {
-	f := w.faults
+func (env *environment) decideFate(o *operation) {
+	f := env.faults
 	if !f.enabled || !o.kind.isCall() || o.kind == kindWork || f.share == 0 {
 		return
 	}
@@ -89,41 +89,41 @@ func (f *faults) strike(p *process) {
 const lateLimit = 25 * time.Second
 
 // decideLate decides whether a call whose caller has given up is on its way nevertheless.
-func (w *world) decideLate(o *operation) {
+func (env *environment) decideLate(o *operation) {
 	if o.late {
 		return
 	}
 	o.late = true
-	if !w.faults.enabled || !o.kind.isWrite() || w.faults.random.IntN(2) == 0 {
+	if !env.faults.enabled || !o.kind.isWrite() || env.faults.random.IntN(2) == 0 {
 		o.fate = fateLost
 		return
 	}
-	o.fate, o.notUntil = fateNormal, time.Now().Add(w.faults.upTo(lateLimit))
-	w.faults.count("late call")
+	o.fate, o.notUntil = fateNormal, time.Now().Add(env.faults.upTo(lateLimit))
+	env.faults.count("late call")
 }
 
 // survive lets a call of a process that was killed take effect if it was sent already.
-func (w *world) survive(o *operation) {
-	if !o.kind.isWrite() || o.done || o.fate == fateLost || w.faults.random.IntN(3) > 0 {
+func (env *environment) survive(o *operation) {
+	if !o.kind.isWrite() || o.done || o.fate == fateLost || env.faults.random.IntN(3) > 0 {
 		return
 	}
-	w.faults.count("call of a dead process")
-	w.gate.add(&operation{name: o.name + " (sent before its end)", run: o.run, notUntil: time.Now().Add(w.faults.upTo(lateLimit)), known: true})
+	env.faults.count("call of a dead process")
+	env.gate.add(&operation{name: o.name + " (sent before its end)", run: o.run, notUntil: time.Now().Add(env.faults.upTo(lateLimit)), known: true})
 }
 
-func (w *world) countFault(o *operation) {
+func (env *environment) countFault(o *operation) {
 	if o.fate != fateNormal {
-		w.faults.count("call " + o.fate.String())
+		env.faults.count("call " + o.fate.String())
 	}
 }
 
 // chooseLag returns by how many versions a list of the cache is old.
-func (w *world) chooseLag(most uint64) uint64 {
-	if !w.faults.enabled || most == 0 || w.faults.random.IntN(3) > 0 {
+func (env *environment) chooseLag(most uint64) uint64 {
+	if !env.faults.enabled || most == 0 || env.faults.random.IntN(3) > 0 {
 		return 0
 	}
-	w.faults.count("old list")
-	return w.faults.random.Uint64N(min(most, 60) + 1)
+	env.faults.count("old list")
+	return env.faults.random.Uint64N(min(most, 60) + 1)
 }
 
 // eventDelays bound how late an event may be: no API server promises to be up to date.
@@ -190,8 +190,8 @@ func (f *faults) target() *process {
 	if f.victim != nil {
 		return f.victim
 	}
-	all := f.world.processes()
-	if leader := f.world.leader(); leader != nil && f.random.IntN(4) > 0 {
+	all := f.environment.processes()
+	if leader := f.environment.leader(); leader != nil && f.random.IntN(4) > 0 {
 		return leader
 	}
 	if len(all) == 0 {
@@ -204,7 +204,7 @@ func (f *faults) target() *process {
 func (f *faults) on(kind string, do func(p *process)) {
 	if p := f.target(); p != nil {
 		f.count(kind)
-		f.world.trace("FAULT %s: %s", kind, p.name)
+		f.environment.trace("FAULT %s: %s", kind, p.name)
 		do(p)
 	}
 }
@@ -228,7 +228,7 @@ func (f *faults) freeze() {
 	f.on("frozen", func(p *process) {
 		p.frozen.Store(true)
 		f.endAfter(f.between(time.Second, 40*time.Second), func() {
-			f.world.trace("%s goes on", p.name)
+			f.environment.trace("%s goes on", p.name)
 			p.frozen.Store(false)
 		})
 	})
@@ -240,7 +240,7 @@ func (f *faults) suspend() {
 		p.frozen.Store(true)
 		began := time.Now()
 		f.endAfter(f.between(time.Second, 40*time.Second), func() {
-			f.world.trace("%s goes on, its clock behind", p.name)
+			f.environment.trace("%s goes on, its clock behind", p.name)
 			p.clock.behind.Add(int64(time.Since(began)))
 			p.frozen.Store(false)
 		})
@@ -249,36 +249,36 @@ func (f *faults) suspend() {
 
 func (f *faults) loseEngine() {
 	f.count("engine outage")
-	f.world.trace("FAULT the engine is out of reach")
-	f.world.memory.SetAvailable(false)
+	f.environment.trace("FAULT the engine is out of reach")
+	f.environment.memory.SetAvailable(false)
 	f.endAfter(f.between(100*time.Millisecond, 20*time.Second), func() {
-		f.world.trace("the engine is back")
-		f.world.memory.SetAvailable(true)
+		f.environment.trace("the engine is back")
+		f.environment.memory.SetAvailable(true)
 	})
 }
 
 func (f *faults) loseAPI() {
 	f.count("API outage")
-	f.world.trace("FAULT the API is down")
+	f.environment.trace("FAULT the API is down")
 	f.apiDown = true
-	f.world.closeWatches(func(*watcher) bool { return true })
+	f.environment.closeWatches(func(*watcher) bool { return true })
 	f.endAfter(f.between(100*time.Millisecond, 25*time.Second), func() {
-		f.world.trace("the API is back")
+		f.environment.trace("the API is back")
 		f.apiDown = false
 	})
 }
 
 func (f *faults) closeWatches() {
 	f.count("watches closed")
-	f.world.trace("FAULT all watches end")
-	f.world.closeWatches(func(*watcher) bool { return true })
+	f.environment.trace("FAULT all watches end")
+	f.environment.closeWatches(func(*watcher) bool { return true })
 }
 
 func (f *faults) compact() {
 	f.count("log compacted")
-	f.world.trace("FAULT the log is compacted")
-	f.world.api.first = f.world.api.version
-	f.world.closeWatches(func(s *watcher) bool { return s.process.replica.name == "a" })
+	f.environment.trace("FAULT the log is compacted")
+	f.environment.api.first = f.environment.api.version
+	f.environment.closeWatches(func(s *watcher) bool { return s.process.replica.name == "a" })
 }
 
 // cut cuts a process off from the API.
@@ -287,75 +287,75 @@ func (f *faults) cut() {
 		until := time.Now().Add(f.between(time.Second, 40*time.Second))
 		p.cutUntil = until
 		f.endAfter(time.Until(until), func() {
-			f.world.trace("%s reaches the API", p.name)
+			f.environment.trace("%s reaches the API", p.name)
 			p.cutUntil = time.Time{}
 		})
 	})
 }
 
 // edits are the changes of people to servers, by name. Each reports whether it had an effect.
-var edits = map[string]func(w *world, r fake.Record) bool{
-	"ended by hand": func(w *world, r fake.Record) bool {
+var edits = map[string]func(env *environment, r fake.Record) bool{
+	"ended by hand": func(env *environment, r fake.Record) bool {
 		if rules.StateAt(&r, time.Now()) != driver.StateRunning {
 			return false
 		}
-		w.users.wanted[r.UID].AtMost++
-		return w.memory.Edit(r.UID, func(r *fake.Record) {
+		env.users.wanted[r.UID].AtMost++
+		return env.memory.Edit(r.UID, func(r *fake.Record) {
 			r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 137, Reason: "killed", At: time.Now()}
 		}) == nil
 	},
-	"paused by hand": func(w *world, r fake.Record) bool {
-		return rules.StateAt(&r, time.Now()) == driver.StateRunning && w.memory.Edit(r.UID, func(r *fake.Record) { r.State = driver.StatePaused }) == nil
+	"paused by hand": func(env *environment, r fake.Record) bool {
+		return rules.StateAt(&r, time.Now()) == driver.StateRunning && env.memory.Edit(r.UID, func(r *fake.Record) { r.State = driver.StatePaused }) == nil
 	},
-	"removed by hand": func(w *world, r fake.Record) bool {
-		want := w.users.wanted[r.UID]
+	"removed by hand": func(env *environment, r fake.Record) bool {
+		want := env.users.wanted[r.UID]
 		want.lost = true
 		want.AtMost++
-		w.judge.creates[r.UID]--
-		w.memory.Remove(r.UID)
+		env.judge.creates[r.UID]--
+		env.memory.Remove(r.UID)
 		return true
 	},
-	"resized by hand": func(w *world, r fake.Record) bool {
-		return w.memory.Edit(r.UID, func(r *fake.Record) { r.CPUMilli = 250 }) == nil
+	"resized by hand": func(env *environment, r fake.Record) bool {
+		return env.memory.Edit(r.UID, func(r *fake.Record) { r.CPUMilli = 250 }) == nil
 	},
 }
 
 // edit changes or removes a server behind Drover's back.
 func (f *faults) edit() {
-	w := f.world
-	servers := slices.DeleteFunc(w.memory.Records(), func(r fake.Record) bool { return r.Retained || r.UID == foreignUID })
+	env := f.environment
+	servers := slices.DeleteFunc(env.memory.Records(), func(r fake.Record) bool { return r.Retained || r.UID == foreignUID })
 	if len(servers) == 0 {
 		return
 	}
 	r, names := servers[f.random.IntN(len(servers))], slices.Sorted(maps.Keys(edits))
 	name := names[f.random.IntN(len(names))]
-	if edits[name](w, r) {
+	if edits[name](env, r) {
 		f.count(name)
-		w.trace("FAULT %s: the server of %s", name, r.Name)
-		w.judge.history[r.UID] = append(w.judge.history[r.UID], moment{time.Now(), findRecord(w.memory.Records(), r.UID)})
+		env.trace("FAULT %s: the server of %s", name, r.Name)
+		env.judge.history[r.UID] = append(env.judge.history[r.UID], moment{time.Now(), findRecord(env.memory.Records(), r.UID)})
 	}
 }
 
 // exchange puts another engine in the engine's place for a while. Which engine a VirtualMachine
 // without a binding gets is left to whoever does that, so none is without.
 func (f *faults) exchange() {
-	w := f.world
+	env := f.environment
 	unbound := func(object client.Object) bool {
 		vm, ok := object.(*api.VirtualMachine)
 		return ok && vm.Annotations[api.AnnotationBound] == ""
 	}
-	if !w.exchangedAt.IsZero() || slices.ContainsFunc(w.api.list(vms, w.api.version), unbound) {
+	if !env.exchangedAt.IsZero() || slices.ContainsFunc(env.api.list(vms, env.api.version), unbound) {
 		return
 	}
 	f.count("engine exchanged")
-	w.trace("FAULT another engine is in the engine's place")
-	w.exchangedAt = time.Now()
-	w.memory.SetAvailable(false) // ends its connections
-	w.memory.SetAvailable(true)
+	env.trace("FAULT another engine is in the engine's place")
+	env.exchangedAt = time.Now()
+	env.memory.SetAvailable(false) // ends its connections
+	env.memory.SetAvailable(true)
 	f.endAfter(f.between(100*time.Millisecond, []time.Duration{time.Second, 20 * time.Second, 90 * time.Second}[f.random.IntN(3)]), func() {
-		w.trace("the engine is back in its place")
-		w.exchangedAt = time.Time{}
-		w.other.SetAvailable(false)
-		w.other.SetAvailable(true)
+		env.trace("the engine is back in its place")
+		env.exchangedAt = time.Time{}
+		env.other.SetAvailable(false)
+		env.other.SetAvailable(true)
 	})
 }

@@ -28,7 +28,7 @@ const connectionTimeout = 45 * time.Second
 // operation is something that waits at the gate: a call of a process, or a message to it.
 type operation struct {
 	name  string
-	owner *process // nil for the world
+	owner *process // nil for the environment
 	kind  kind
 	// run takes effect, on the scheduler's goroutine. It reports whether it could.
 	run func() bool
@@ -103,12 +103,12 @@ func call[T any](ctx context.Context, p *process, k kind, name string, do func()
 	o := &operation{name: name, owner: p, kind: k, answer: make(chan struct{}, 1)}
 	o.run = func() bool { got.value, got.err = do(); return true }
 	o.fail = func(err error) { got = result{err: err} }
-	p.world.gate.add(o)
+	p.environment.gate.add(o)
 	select {
 	case <-o.answer:
 		return got.value, got.err
 	case <-ctx.Done():
-		p.world.gate.leave(o)
+		p.environment.gate.leave(o)
 		return none, context.Cause(ctx)
 	}
 }
@@ -189,8 +189,8 @@ func (f fate) String() string { return fateNames[f] }
 // scheduler lets operations go, one at a time, in the order that a seed decides.
 type scheduler struct {
 	*gate
-	world  *world
-	random *rand.Rand
+	environment *environment
+	random      *rand.Rand
 	// weight of the operations of an owner and a kind, so that some schedules starve some.
 	weights map[string]float64
 	steps   int
@@ -241,12 +241,12 @@ func (s *scheduler) collect(all []*operation, limit time.Time) (ready []*operati
 	}
 	s.drop(func(o *operation) bool { return o.left && (o.done || o.fate == fateLost) })
 	ready = slices.DeleteFunc(ready, func(o *operation) bool { return o.left && (o.done || o.fate == fateLost) })
-	due, at := s.world.dueTimers(now)
+	due, at := s.environment.dueTimers(now)
 	ready = append(ready, due...)
 	if !at.IsZero() {
 		next = earliest(next, at)
 	}
-	ready = append(ready, s.world.watchEvents()...)
+	ready = append(ready, s.environment.watchEvents()...)
 	slices.SortStableFunc(ready, func(a, b *operation) int { return cmp.Compare(a.name, b.name) })
 	return ready, next
 }
@@ -256,10 +256,10 @@ func (s *scheduler) decideFates(all []*operation) {
 	for _, o := range all {
 		if !o.known {
 			o.known = true
-			s.world.decideFate(o)
+			s.environment.decideFate(o)
 		}
 		if o.left && !o.done {
-			s.world.decideLate(o)
+			s.environment.decideLate(o)
 		}
 	}
 }
@@ -321,16 +321,16 @@ func (s *scheduler) letGo(o *operation) bool {
 			return false
 		}
 		s.remove(o)
-		s.world.trace("%s", o.name)
+		s.environment.trace("%s", o.name)
 		return true
 	}
 	if o.done {
-		s.world.trace("%s: answered", o.name)
+		s.environment.trace("%s: answered", o.name)
 		s.finish(o)
 		return true
 	}
 	if o.fate != fateLost && o.fate != fateRefused {
-		s.world.runCall(o)
+		s.environment.runCall(o)
 	}
 	s.endOrHold(o)
 	return true
@@ -338,17 +338,17 @@ func (s *scheduler) letGo(o *operation) bool {
 
 // endOrHold ends a call that was let go, or holds its answer.
 func (s *scheduler) endOrHold(o *operation) {
-	s.world.countFault(o)
+	s.environment.countFault(o)
 	late := ""
 	if o.left {
 		late = " (late)"
 	}
-	s.world.trace("%s%s %s", o.name, late, o.fate)
+	s.environment.trace("%s%s %s", o.name, late, o.fate)
 	switch {
 	case o.left, o.fate == fateNormal:
 		s.finish(o)
 	case o.fate == fateRefused, o.fate == fateFailedAfter:
-		o.fail(s.world.failureOf(o))
+		o.fail(s.environment.failureOf(o))
 		s.finish(o)
 	case o.fate == fateSlow:
 		o.done, o.notUntil = true, time.Now().Add(time.Duration(s.random.Int64N(int64(3*time.Second))))

@@ -23,10 +23,10 @@ import (
 
 // judge watches what happens and compares it with the rules.
 type judge struct {
-	world      *world
-	violations []rules.Violation
-	epoch      uint64
-	holders    []string
+	environment *environment
+	violations  []rules.Violation
+	epoch       uint64
+	holders     []string
 	// renewed is when each process sent its last successful renewal.
 	renewed map[*process]time.Time
 	history map[types.UID][]moment
@@ -46,9 +46,9 @@ type moment struct {
 	record *fake.Record
 }
 
-func newJudge(w *world) *judge {
+func newJudge(env *environment) *judge {
 	return &judge{
-		world: w, renewed: map[*process]time.Time{}, history: map[types.UID][]moment{}, specs: map[types.UID]map[int64]time.Time{},
+		environment: env, renewed: map[*process]time.Time{}, history: map[types.UID][]moment{}, specs: map[types.UID]map[int64]time.Time{},
 		creates: map[types.UID]int{}, runs: map[types.UID][]string{},
 	}
 }
@@ -59,15 +59,15 @@ func (j *judge) violate(rule rules.Rule, format string, args ...any) {
 
 func (j *judge) report(broken ...rules.Violation) {
 	for _, v := range broken {
-		j.world.trace("VIOLATION %s", v)
+		j.environment.trace("VIOLATION %s", v)
 	}
 	j.violations = append(j.violations, broken...)
 }
 
 // callBegins checks that a process that begins a call to the engine holds the Lease.
 func (j *judge) callBegins(p *process) {
-	j.world.gate.mu.Lock()
-	defer j.world.gate.mu.Unlock()
+	j.environment.gate.mu.Lock()
+	defer j.environment.gate.mu.Unlock()
 	if p.clock.behind.Load() > 0 || p.isDead() {
 		return // such a process cannot know, and only the fence stops it
 	}
@@ -101,9 +101,9 @@ func findRecord(all []fake.Record, uid types.UID) *fake.Record {
 
 // engineCalled checks a call that the engine has carried out.
 func (j *judge) engineCalled(p *process, method string, t driver.Target, records []fake.Record, err error) {
-	before, after := findRecord(records, t.UID), findRecord(j.world.memory.Records(), t.UID)
+	before, after := findRecord(records, t.UID), findRecord(j.environment.memory.Records(), t.UID)
 	if errors.Is(err, driver.ErrFenced) {
-		j.world.faults.count("calls refused by the fence")
+		j.environment.faults.count("calls refused by the fence")
 	}
 	if err != nil {
 		return
@@ -127,11 +127,11 @@ func (j *judge) engineCalled(p *process, method string, t driver.Target, records
 // otherCalled checks a call that the other engine has carried out: a process that calls it must
 // have read its id, unless that was just exchanged.
 func (j *judge) otherCalled(p *process, began time.Time) {
-	if all := j.world.other.Records(); len(all) > 0 && began.Sub(j.world.exchangedAt) > identityTime {
-		j.violate(rules.O6, "%s has created %s on another engine, which was there for %s", p.name, all[0].ID, began.Sub(j.world.exchangedAt))
+	if all := j.environment.other.Records(); len(all) > 0 && began.Sub(j.environment.exchangedAt) > identityTime {
+		j.violate(rules.O6, "%s has created %s on another engine, which was there for %s", p.name, all[0].ID, began.Sub(j.environment.exchangedAt))
 	}
-	for _, r := range j.world.other.Records() {
-		j.world.other.Remove(r.UID)
+	for _, r := range j.environment.other.Records() {
+		j.environment.other.Remove(r.UID)
 	}
 }
 
@@ -143,25 +143,25 @@ func (j *judge) created(p *process, uid types.UID) {
 	if j.creates[uid] > 1 {
 		j.violate(rules.O3, "%s creates the server of %s for the %d. time", p.name, shortUID(uid), j.creates[uid])
 	}
-	if !slices.ContainsFunc(j.world.api.log, func(c change) bool {
+	if !slices.ContainsFunc(j.environment.api.log, func(c change) bool {
 		return c.object.GetUID() == uid && controllerutil.ContainsFinalizer(c.object, api.FinalizerServer)
 	}) {
 		j.violate(rules.O1, "%s creates the server of %s before its finalizer", p.name, shortUID(uid))
 	}
-	if j.world.objectOf(uid) == nil && !j.world.users.wanted[uid].forced {
+	if j.environment.objectOf(uid) == nil && !j.environment.users.wanted[uid].forced {
 		j.violate(rules.O1, "%s creates the server of %s, whose VirtualMachine is gone", p.name, shortUID(uid))
 	}
 }
 
 func (j *judge) deleted(p *process, uid types.UID) {
-	if vm := j.world.objectOf(uid); vm != nil && vm.DeletionTimestamp == nil {
+	if vm := j.environment.objectOf(uid); vm != nil && vm.DeletionTimestamp == nil {
 		j.violate(rules.O3, "%s removes the server of %s, which no user has deleted", p.name, vm.Name)
 	}
 }
 
 // objectOf returns the VirtualMachine of a UID.
-func (w *world) objectOf(uid types.UID) *api.VirtualMachine {
-	for _, object := range w.api.objects {
+func (env *environment) objectOf(uid types.UID) *api.VirtualMachine {
+	for _, object := range env.api.objects {
 		if vm, ok := object.(*api.VirtualMachine); ok && vm.UID == uid {
 			return vm
 		}
@@ -172,8 +172,8 @@ func (w *world) objectOf(uid types.UID) *api.VirtualMachine {
 // followAPI checks the changes of objects since the last call.
 func (j *judge) followAPI() {
 	j.checkForeign()
-	for ; j.checked < len(j.world.api.log); j.checked++ {
-		vm, ok := j.world.api.log[j.checked].object.(*api.VirtualMachine)
+	for ; j.checked < len(j.environment.api.log); j.checked++ {
+		vm, ok := j.environment.api.log[j.checked].object.(*api.VirtualMachine)
 		if !ok {
 			continue
 		}
@@ -183,7 +183,7 @@ func (j *judge) followAPI() {
 		if _, known := j.specs[vm.UID][vm.Generation]; !known {
 			j.specs[vm.UID][vm.Generation] = time.Now()
 		}
-		if vm.DeletionTimestamp != nil && !controllerutil.ContainsFinalizer(vm, api.FinalizerServer) && !j.world.users.wanted[vm.UID].forced && findRecord(j.world.memory.Records(), vm.UID) != nil {
+		if vm.DeletionTimestamp != nil && !controllerutil.ContainsFinalizer(vm, api.FinalizerServer) && !j.environment.users.wanted[vm.UID].forced && findRecord(j.environment.memory.Records(), vm.UID) != nil {
 			j.violate(rules.O1, "%s loses its finalizer while its server exists", vm.Name)
 		}
 	}
@@ -217,7 +217,7 @@ func (j *judge) statusWritten(p *process, before, vm *api.VirtualMachine) {
 		j.violate(rules.O8, "%s writes the status of %s, in which nothing has changed", p.name, vm.Name)
 	}
 	s := vm.Status.Server
-	if s != nil && s.ID != "" && !j.hadState(vm.UID, j.world.began, func(state driver.State, r *fake.Record) bool {
+	if s != nil && s.ID != "" && !j.hadState(vm.UID, j.environment.began, func(state driver.State, r *fake.Record) bool {
 		return r.ID == s.ID && string(state) == s.State
 	}) {
 		j.violate(rules.O11, "%s reports %s of %s as %s, which it never was", p.name, s.ID, vm.Name, s.State)
@@ -241,7 +241,7 @@ func (j *judge) checkApplied(vm *api.VirtualMachine) error {
 	if vm.DeletionTimestamp != nil {
 		return errors.New("it is being deleted")
 	}
-	r := findRecord(j.world.memory.Records(), vm.UID)
+	r := findRecord(j.environment.memory.Records(), vm.UID)
 	if r == nil {
 		return rules.CheckApplied(vm, nil)
 	}
@@ -250,7 +250,7 @@ func (j *judge) checkApplied(vm *api.VirtualMachine) error {
 
 // unsettled returns the rule that is broken unless something is still done, or nil.
 func (j *judge) unsettled() *rules.Violation {
-	for _, object := range j.world.api.list(vms, j.world.api.version) {
+	for _, object := range j.environment.api.list(vms, j.environment.api.version) {
 		vm, rule := object.(*api.VirtualMachine), rules.O10 //nolint:forcetypeassert // of this resource
 		if vm.DeletionTimestamp != nil {
 			rule = rules.O4
@@ -259,8 +259,8 @@ func (j *judge) unsettled() *rules.Violation {
 			return new(rules.Broken(rule, "%s: %v", vm.Name, err))
 		}
 	}
-	for _, r := range j.world.memory.Records() {
-		if !r.Retained && r.UID != foreignUID && j.world.objectOf(r.UID) == nil {
+	for _, r := range j.environment.memory.Records() {
+		if !r.Retained && r.UID != foreignUID && j.environment.objectOf(r.UID) == nil {
 			return new(rules.Broken(rules.O2, "the server %s of %s lacks a VirtualMachine", r.ID, r.Name))
 		}
 	}
@@ -272,24 +272,24 @@ const foreignUID types.UID = "99999999-0000-4000-8000-000000000000"
 
 // addForeign adds a server that is not Drover's.
 func (j *judge) addForeign() error {
-	err := j.world.memory.Edit(foreignUID, func(r *fake.Record) { r.ClusterID, r.State, r.Name = "another", driver.StateRunning, "other" })
-	j.foreign = findRecord(j.world.memory.Records(), foreignUID)
+	err := j.environment.memory.Edit(foreignUID, func(r *fake.Record) { r.ClusterID, r.State, r.Name = "another", driver.StateRunning, "other" })
+	j.foreign = findRecord(j.environment.memory.Records(), foreignUID)
 	return err
 }
 
 // checkForeign checks that what is not Drover's is as it was.
 func (j *judge) checkForeign() {
-	if have := findRecord(j.world.memory.Records(), foreignUID); !reflect.DeepEqual(have, j.foreign) {
+	if have := findRecord(j.environment.memory.Records(), foreignUID); !reflect.DeepEqual(have, j.foreign) {
 		j.violate(rules.O6, "a server of another cluster is %+v, and was %+v", have, j.foreign)
 	}
 }
 
 // checkOutcome checks the number of creations, removals and starts.
 func (j *judge) checkOutcome() {
-	for uid, want := range j.world.users.wanted {
-		vm := j.world.objectOf(uid)
+	for uid, want := range j.environment.users.wanted {
+		vm := j.environment.objectOf(uid)
 		if vm != nil && !want.deleted {
-			j.world.users.settlePending(vm, want)
+			j.environment.users.settlePending(vm, want)
 		}
 		if vm == nil && !want.deleted {
 			j.violate(rules.O7, "%s is gone, and no user has deleted it", want.Name)
@@ -304,7 +304,7 @@ func (j *judge) checkOutcome() {
 
 // checkRelease checks that a server was released if that was requested.
 func (j *judge) checkRelease(uid types.UID, want *wanted) {
-	retained := slices.ContainsFunc(j.world.memory.Records(), func(r fake.Record) bool { return r.UID == uid && r.Retained })
+	retained := slices.ContainsFunc(j.environment.memory.Records(), func(r fake.Record) bool { return r.UID == uid && r.Retained })
 	if retained && !want.retain || !retained && want.deleted && want.retain && j.creates[uid] > 0 && !want.lost {
 		j.violate(rules.O7, "the server of %s is released: %v; requested: %v", want.Name, retained, want.retain)
 	}
@@ -313,13 +313,13 @@ func (j *judge) checkRelease(uid types.UID, want *wanted) {
 // newRecorder returns a recorder for the decisions of a process, which outlives it.
 func (p *process) newRecorder(epoch func() uint64) *recorder.Recorder {
 	r := recorder.New(recorder.Options{Replica: p.name, Version: "schedules", Epoch: epoch, Clock: p.clock})
-	p.world.judge.recorders = append(p.world.judge.recorders, r)
+	p.environment.judge.recorders = append(p.environment.judge.recorders, r)
 	return r
 }
 
 // decisions returns those that were kept of all processes, the newest last.
 func (j *judge) decisions() (all []decisions.Record) {
-	for _, name := range j.world.users.names {
+	for _, name := range j.environment.users.names {
 		for _, r := range j.recorders {
 			all = append(all, r.History(client.ObjectKey{Namespace: "default", Name: name}).Decisions...)
 		}
@@ -330,6 +330,6 @@ func (j *judge) decisions() (all []decisions.Record) {
 
 // replayDecisions derives them again.
 func (j *judge) replayDecisions(all []decisions.Record) {
-	j.world.faults.counts["decisions derived again"] += len(all)
+	j.environment.faults.counts["decisions derived again"] += len(all)
 	j.report(rules.CheckDecisions(all)...)
 }

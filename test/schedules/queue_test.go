@@ -45,7 +45,7 @@ func (q *gatedQueue) AddWithOpts(o priorityqueue.AddOpts, items ...reconcile.Req
 		if o.After > 0 || o.RateLimited {
 			name += " later"
 		}
-		q.process.world.gate.add(&operation{name: name, owner: q.process, kind: kindRequest, run: func() bool {
+		q.process.environment.gate.add(&operation{name: name, owner: q.process, kind: kindRequest, run: func() bool {
 			q.PriorityQueue.AddWithOpts(o, item)
 			return true
 		}})

@@ -51,22 +51,22 @@ func settings() leader.Settings {
 
 // replica is a place where a process of Drover runs, one after the other.
 type replica struct {
-	world   *world
-	name    string
-	process *process // nil while there is none
-	started int
-	startAt time.Time
+	environment *environment
+	name        string
+	process     *process // nil while there is none
+	started     int
+	startAt     time.Time
 }
 
 // process is a process of Drover.
 type process struct {
-	replica *replica
-	world   *world
-	name    string
-	clock   *processClock
-	lock    *leader.Lock
-	ctx     context.Context
-	cancel  context.CancelFunc
+	replica     *replica
+	environment *environment
+	name        string
+	clock       *processClock
+	lock        *leader.Lock
+	ctx         context.Context
+	cancel      context.CancelFunc
 
 	endAt    time.Time // when it is over after it was killed or has lost the Lease
 	doomed   bool      // it was killed
@@ -109,7 +109,7 @@ func (p *process) hasEnded(random *rand.Rand) bool {
 // start starts a process of the replica.
 func (r *replica) start() error {
 	r.started++
-	p := &process{replica: r, world: r.world, name: fmt.Sprintf("%s.%d", r.name, r.started)}
+	p := &process{replica: r, environment: r.environment, name: fmt.Sprintf("%s.%d", r.name, r.started)}
 	p.clock = &processClock{process: p}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	mgr, err := p.newManager()
@@ -147,8 +147,8 @@ func (p *process) newManager() (ctrl.Manager, error) {
 		Claims: leaseClient{p, metav1.NamespaceSystem},
 	})
 	mgr, err := ctrl.NewManager(&rest.Config{Host: "nowhere", QPS: -1}, ctrl.Options{
-		Scheme: p.world.scheme, Logger: logr.Discard(),
-		MapperProvider: func(*rest.Config, *http.Client) (meta.RESTMapper, error) { return p.world.mapper, nil },
+		Scheme: p.environment.scheme, Logger: logr.Discard(),
+		MapperProvider: func(*rest.Config, *http.Client) (meta.RESTMapper, error) { return p.environment.mapper, nil },
 		Cache:          cache.Options{NewInformer: p.newInformer},
 		NewClient: func(_ *rest.Config, o client.Options) (client.Client, error) {
 			return vmClient{process: p, cache: o.Cache.Reader}, nil
@@ -216,7 +216,7 @@ func (p *process) addController(mgr ctrl.Manager) error {
 	}
 	p.inventory = inv
 	reconcilers, err := controller.Setup(p.ctx, mgr, controller.Options{
-		Inventories: []*inventory.Inventory{inv}, Threads: workers, Clock: p.clock, Recorder: p.world, Epoch: guard.Epoch, MayAct: guard.Check, NewQueue: newQueue(p),
+		Inventories: []*inventory.Inventory{inv}, Threads: workers, Clock: p.clock, Recorder: p.environment, Epoch: guard.Epoch, MayAct: guard.Check, NewQueue: newQueue(p),
 		Decisions: p.newRecorder(guard.Epoch),
 	})
 	if err != nil {
@@ -234,18 +234,18 @@ func (p *process) addController(mgr ctrl.Manager) error {
 // mayBindToOther reports whether the process binds to the other engine, or is about to: which
 // engine answers it has from its inventory, and not from the engine.
 func (p *process) mayBindToOther() bool {
-	return p.otherIDs.Load() > 0 || p.inventory.Get("").EngineID == p.world.otherID
+	return p.otherIDs.Load() > 0 || p.inventory.Get("").EngineID == p.environment.otherID
 }
 
 // openEngines opens the engine, or the one that has taken its place.
 func (p *process) openEngines() (engineClient, error) {
 	open := func(memory *fake.Memory) (*fake.Driver, error) {
 		return fake.New(fake.Options{
-			ClusterID: "cluster", Memory: memory, BootTime: bootTime, ShutdownTime: stopTime, NewName: p.world.newName, Log: logr.Discard(),
+			ClusterID: "cluster", Memory: memory, BootTime: bootTime, ShutdownTime: stopTime, NewName: p.environment.newName, Log: logr.Discard(),
 		})
 	}
-	engine, err := open(p.world.memory)
-	other, otherErr := open(p.world.other)
+	engine, err := open(p.environment.memory)
+	other, otherErr := open(p.environment.other)
 	return engineClient{p, engine, other}, errors.Join(err, otherErr)
 }
 
@@ -282,7 +282,7 @@ func (p *process) run(mgr ctrl.Manager) {
 	_ = mgr.Start(ctx)
 	cancel()
 	p.ended.Store(true)
-	p.world.gate.wake()
+	p.environment.gate.wake()
 	unwatch()
 	<-watched
 }
@@ -292,12 +292,12 @@ func (p *process) run(mgr ctrl.Manager) {
 func (p *process) kill() {
 	p.dead.Store(true)
 	p.frozen.Store(false)
-	for _, o := range p.world.gate.drop(func(o *operation) bool { return o.owner == p }) {
-		p.world.survive(o)
+	for _, o := range p.environment.gate.drop(func(o *operation) bool { return o.owner == p }) {
+		p.environment.survive(o)
 		if o.answer != nil {
 			o.fail(errKilled)
 			o.answer <- struct{}{}
 		}
 	}
-	p.world.dying = append(p.world.dying, p)
+	p.environment.dying = append(p.environment.dying, p)
 }

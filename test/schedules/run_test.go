@@ -44,97 +44,97 @@ const (
 
 // Run runs a schedule, inside a bubble of testing/synctest.
 func Run(o Options) (Result, error) {
-	w, err := newWorld(o)
+	env, err := newEnvironment(o)
 	if err != nil {
 		return Result{}, err
 	}
-	err = w.run()
-	all := w.judge.decisions()
-	w.judge.replayDecisions(all)
-	w.stop()
+	err = env.run()
+	all := env.judge.decisions()
+	env.judge.replayDecisions(all)
+	env.stop()
 	return Result{
-		Seed: o.Seed, Violations: w.judge.violations, Steps: w.scheduler.steps,
-		Handovers: max(0, len(w.judge.holders)-1), Actions: w.users.actions, Faults: w.faults.counts,
+		Seed: o.Seed, Violations: env.judge.violations, Steps: env.scheduler.steps,
+		Handovers: max(0, len(env.judge.holders)-1), Actions: env.users.actions, Faults: env.faults.counts,
 		History: rules.FormatDecisions(all),
 	}, err
 }
 
-func (w *world) run() error {
-	if err := w.judge.addForeign(); err != nil {
+func (env *environment) run() error {
+	if err := env.judge.addForeign(); err != nil {
 		return err
 	}
-	faultTime := minFaultTime + time.Duration(w.random.Int64N(int64(maxFaultTime-minFaultTime)))
-	if err := w.runUntil(time.Now().Add(faultTime), func() bool { return false }); err != nil {
+	faultTime := minFaultTime + time.Duration(env.random.Int64N(int64(maxFaultTime-minFaultTime)))
+	if err := env.runUntil(time.Now().Add(faultTime), func() bool { return false }); err != nil {
 		return err
 	}
-	w.trace("users and faults stop")
-	w.users.active, w.faults.enabled = false, false
-	w.faults.inject()
-	converged := func() bool { return w.judge.unsettled() == nil }
-	if err := w.runUntil(time.Now().Add(convergeLimit), converged); err != nil {
+	env.trace("users and faults stop")
+	env.users.active, env.faults.enabled = false, false
+	env.faults.inject()
+	converged := func() bool { return env.judge.unsettled() == nil }
+	if err := env.runUntil(time.Now().Add(convergeLimit), converged); err != nil {
 		return err
 	}
-	if len(w.judge.violations) > 0 {
+	if len(env.judge.violations) > 0 {
 		return nil // the schedule has ended there
 	}
-	if left := w.judge.unsettled(); left != nil {
-		w.judge.violate(left.Rule, "%s after faults have stopped, %s", convergeLimit, left.Text)
+	if left := env.judge.unsettled(); left != nil {
+		env.judge.violate(left.Rule, "%s after faults have stopped, %s", convergeLimit, left.Text)
 		return nil
 	}
-	w.judge.checkOutcome()
-	if !w.checksRest {
+	env.judge.checkOutcome()
+	if !env.checksRest {
 		return nil
 	}
-	return w.checkRest()
+	return env.checkRest()
 }
 
 // checkRest checks that nothing is written, or changes, once all is as requested. What was
 // under way when it became so may still end.
-func (w *world) checkRest() error {
-	if err := w.runUntil(time.Now().Add(usageDelay), func() bool { return false }); err != nil {
+func (env *environment) checkRest() error {
+	if err := env.runUntil(time.Now().Add(usageDelay), func() bool { return false }); err != nil {
 		return err
 	}
-	writes := w.api.writes
-	if err := w.runUntil(time.Now().Add(restPeriod), func() bool { return false }); err != nil {
+	writes := env.api.writes
+	if err := env.runUntil(time.Now().Add(restPeriod), func() bool { return false }); err != nil {
 		return err
 	}
-	if n := w.api.writes - writes; n > 0 {
-		w.judge.violate(rules.O8, "%d writes in %s of rest", n, restPeriod)
+	if n := env.api.writes - writes; n > 0 {
+		env.judge.violate(rules.O8, "%d writes in %s of rest", n, restPeriod)
 	}
-	if left := w.judge.unsettled(); left != nil {
-		w.judge.violate(rules.O10, "after all was as requested, %s", left.Text)
+	if left := env.judge.unsettled(); left != nil {
+		env.judge.violate(rules.O10, "after all was as requested, %s", left.Text)
 	}
-	w.judge.checkOutcome()
+	env.judge.checkOutcome()
 	return nil
 }
 
 // runUntil runs until a time, a condition or the first violation.
-func (w *world) runUntil(end time.Time, over func() bool) error {
-	for time.Now().Before(end) && len(w.judge.violations) == 0 && !over() {
-		w.gate.awaitOperations()
-		if err := w.superviseReplicas(!w.faults.enabled); err != nil {
+func (env *environment) runUntil(end time.Time, over func() bool) error {
+	for time.Now().Before(end) && len(env.judge.violations) == 0 && !over() {
+		env.gate.awaitOperations()
+		if err := env.superviseReplicas(!env.faults.enabled); err != nil {
 			return err
 		}
-		w.faults.inject()
-		w.users.act()
-		limit := w.faults.nextDue(w.nextStart(end))
-		if w.users.active {
-			limit = earliest(limit, w.users.next)
+		env.faults.inject()
+		env.users.act()
+		limit := env.faults.nextDue(env.nextStart(end))
+		if env.users.active {
+			limit = earliest(limit, env.users.next)
 		}
-		w.scheduler.step(limit)
-		w.judge.followAPI()
+		env.scheduler.step(limit)
+		env.judge.followAPI()
 	}
 	return nil
 }
 
 // stop ends all processes, so that no goroutine is left.
-func (w *world) stop() {
-	for _, p := range w.processes() {
-		w.gate.awaitOperations()
+func (env *environment) stop() {
+	for _, p := range env.processes() {
+		env.gate.awaitOperations()
 		p.kill()
 	}
-	for len(w.dying) > 0 {
-		w.stopKilled()
+	for len(env.dying) > 0 {
+		env.stopKilled()
 		time.Sleep(time.Second)
 	}
 	time.Sleep(time.Minute) // what only waits for its time ends

@@ -20,11 +20,11 @@ import (
 
 // users act on a few names, each as one user of one VirtualMachine at a time.
 type users struct {
-	world  *world
-	random *rand.Rand
-	names  []string
-	next   time.Time
-	active bool
+	environment *environment
+	random      *rand.Rand
+	names       []string
+	next        time.Time
+	active      bool
 	// wanted has the requests for each VirtualMachine that ever existed.
 	wanted     map[types.UID]*wanted
 	actions    int
@@ -48,8 +48,8 @@ type wanted struct {
 	pending int
 }
 
-func newUsers(w *world, random *rand.Rand) *users {
-	u := &users{world: w, random: random, active: true, wanted: map[types.UID]*wanted{}}
+func newUsers(env *environment, random *rand.Rand) *users {
+	u := &users{environment: env, random: random, active: true, wanted: map[types.UID]*wanted{}}
 	for n := range 1 + random.IntN(3) {
 		u.names = append(u.names, fmt.Sprintf("vm%d", n+1))
 	}
@@ -77,7 +77,7 @@ func (u *users) act() {
 		return
 	}
 	roll, detail := u.random.IntN(100), u.random.IntN(1000)
-	vm := u.world.object(name)
+	vm := u.environment.object(name)
 	switch {
 	case vm == nil:
 		u.create(name, detail)
@@ -105,19 +105,19 @@ func (u *users) act() {
 // create creates a VirtualMachine, unless that may be bound to another engine: one that is there, or
 // whose end a process has not noticed.
 func (u *users) create(name string, detail int) {
-	if !u.world.exchangedAt.IsZero() || slices.ContainsFunc(u.world.processes(), (*process).mayBindToOther) {
+	if !u.environment.exchangedAt.IsZero() || slices.ContainsFunc(u.environment.processes(), (*process).mayBindToOther) {
 		return
 	}
 	vm := framework.NewVM(name).GracePeriod(int64(1 + detail%20)).Obj()
 	vm.Spec.Action = []api.Action{api.ActionActive, api.ActionActive, api.ActionActive, api.ActionStopped, api.ActionPaused}[detail%5]
 	vm.Spec.DeletionPolicy, vm.Spec.RestartPolicy = api.DeletionDelete, api.RestartAlways
 	vm.Status.ObservedGeneration = -1
-	made, err := u.world.api.create(vm)
+	made, err := u.environment.api.create(vm)
 	if err != nil {
 		panic(err)
 	}
 	u.actions++
-	u.world.trace("USER %s is created, %s, as %s", name, vm.Spec.Action, shortUID(made.GetUID()))
+	u.environment.trace("USER %s is created, %s, as %s", name, vm.Spec.Action, shortUID(made.GetUID()))
 	want := &wanted{Requested: rules.Requested{Name: name}}
 	u.wanted[made.GetUID()] = want
 	if vm.Spec.Action != api.ActionStopped {
@@ -133,15 +133,15 @@ func (u *users) delete(vm *api.VirtualMachine) {
 	want.deleted, want.retain = true, vm.Spec.DeletionPolicy == api.DeletionRetain
 	u.settlePending(vm, want)
 	u.actions++
-	u.world.trace("USER %s is deleted", vm.Name)
-	if err := u.world.api.delete(keyOf(vm)); err != nil {
+	u.environment.trace("USER %s is deleted", vm.Name)
+	if err := u.environment.api.delete(keyOf(vm)); err != nil {
 		panic(err)
 	}
 }
 
 // deleteJustCreated deletes what was just created.
 func (u *users) deleteJustCreated() {
-	vm := u.world.object(u.deleteNext)
+	vm := u.environment.object(u.deleteNext)
 	u.deleteNext = ""
 	if vm != nil && vm.DeletionTimestamp == nil {
 		u.delete(vm)
@@ -162,7 +162,7 @@ func (u *users) removeFinalizer(vm *api.VirtualMachine) {
 
 // settlePending adds the last request to those that must have happened, if it has completed.
 func (u *users) settlePending(vm *api.VirtualMachine, want *wanted) (applied bool) {
-	applied = u.world.judge.checkApplied(vm) == nil
+	applied = u.environment.judge.checkApplied(vm) == nil
 	if applied {
 		want.AtLeast += want.pending
 	}
@@ -190,7 +190,7 @@ func (u *users) restart(vm *api.VirtualMachine) {
 	}
 	u.stamps++
 	next, want := vm.DeepCopy(), u.wanted[vm.UID]
-	next.Spec.RestartedAt = new(metav1.NewTime(u.world.began.Add(time.Duration(u.stamps) * time.Second).Truncate(time.Second)))
+	next.Spec.RestartedAt = new(metav1.NewTime(u.environment.began.Add(time.Duration(u.stamps) * time.Second).Truncate(time.Second)))
 	if u.settlePending(vm, want) {
 		want.pending = 1
 	}
@@ -200,8 +200,8 @@ func (u *users) restart(vm *api.VirtualMachine) {
 
 func (u *users) update(vm *api.VirtualMachine, what string) {
 	u.actions++
-	u.world.trace("USER %s %s", vm.Name, what)
-	if _, err := u.world.api.update(vm, false); err != nil {
+	u.environment.trace("USER %s %s", vm.Name, what)
+	if _, err := u.environment.api.update(vm, false); err != nil {
 		panic(err)
 	}
 }

@@ -62,7 +62,7 @@ func (c Case) disturbance() outside.Disturbance {
 
 // startDisturbance waits for the first process at its point, disturbs the world there and
 // lets the process go on. The caller must call finish, which waits for the end of that.
-func (s *stage) startDisturbance(ctx context.Context, d outside.Disturbance) (finish func() error) {
+func (s *crashRun) startDisturbance(ctx context.Context, d outside.Disturbance) (finish func() error) {
 	if d == "" {
 		return func() error { return nil }
 	}
@@ -75,7 +75,7 @@ func (s *stage) startDisturbance(ctx context.Context, d outside.Disturbance) (fi
 	}
 }
 
-func (s *stage) disturb(ctx context.Context, over <-chan struct{}, d outside.Disturbance) error {
+func (s *crashRun) disturb(ctx context.Context, over <-chan struct{}, d outside.Disturbance) error {
 	for s.countFaults() == 0 {
 		select {
 		case <-over:
@@ -109,7 +109,7 @@ func (s *stage) disturb(ctx context.Context, over <-chan struct{}, d outside.Dis
 }
 
 // awaitCalm waits until a process does nothing for a while, so that users have gone on.
-func (s *stage) awaitCalm(process int) error {
+func (s *crashRun) awaitCalm(process int) error {
 	known, since := 0, time.Now()
 	for begin := time.Now(); time.Since(begin) < calmWithin && time.Since(since) < calmTime; time.Sleep(20 * time.Millisecond) {
 		points, _, _, err := readPoints(s.LearnFile(process))
@@ -129,7 +129,7 @@ const calmTime, calmWithin = 2 * time.Second, 15 * time.Second
 
 // differences returns how a state differs from one without faults, or after the actions of others
 // than Drover.
-func (s *stage) differences(got, want lab.State) []string {
+func (s *crashRun) differences(got, want lab.State) []string {
 	got = s.work.withoutChance(got, want)
 	if s.disturbed == "" {
 		return got.Differences(want)

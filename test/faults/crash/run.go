@@ -87,7 +87,7 @@ func (r *runner) run(ctx context.Context, c Case, in Injector, want *lab.State) 
 		return o, err
 	}
 	defer replicas.Stop()
-	s := &stage{World: w, work: work, engine: engine, replicas: replicas, injector: in}
+	s := &crashRun{World: w, work: work, engine: engine, replicas: replicas, injector: in}
 	s.backsUp = c.disturbance() == outside.Restored
 	setup, err := s.playDisturbed(ctx, c, want == nil, &o)
 	if err != nil {
@@ -123,7 +123,7 @@ func (r *runner) planOf(c Case, work workload, engine lab.Engine) lab.Plan {
 }
 
 // playDisturbed plays the workload while faults occur, and returns as play when they are over.
-func (s *stage) playDisturbed(ctx context.Context, c Case, learning bool, o *outcome) (setup []int, err error) {
+func (s *crashRun) playDisturbed(ctx context.Context, c Case, learning bool, o *outcome) (setup []int, err error) {
 	finishDisturbance := s.startDisturbance(ctx, c.disturbance())
 	setup, err = s.play(ctx, s.work, learning)
 	if v := lab.ViolationOf(err); v != nil {
@@ -141,7 +141,7 @@ func (s *stage) playDisturbed(ctx context.Context, c Case, learning bool, o *out
 
 // play does what users do, and returns how many points each process had reached before
 // the points counted.
-func (s *stage) play(ctx context.Context, work workload, learning bool) (setup []int, err error) {
+func (s *crashRun) play(ctx context.Context, work workload, learning bool) (setup []int, err error) {
 	for _, do := range work.setup {
 		if err := do(ctx, s); err != nil {
 			return nil, fmt.Errorf("setup: %w", err)
@@ -174,7 +174,7 @@ func (s *stage) play(ctx context.Context, work workload, learning bool) (setup [
 }
 
 // learn adds the points that the workload reached since its setup, or that the injector saw.
-func (s *stage) learn(setup []int, o *outcome) {
+func (s *crashRun) learn(setup []int, o *outcome) {
 	if s.isInjected() {
 		points, hasOccurred := s.injector.Seen()
 		o.learned = [][]string{points}
@@ -196,7 +196,7 @@ func (s *stage) learn(setup []int, o *outcome) {
 }
 
 // countFaults returns how many faults other than crashes have happened.
-func (s *stage) countFaults() int {
+func (s *crashRun) countFaults() int {
 	count := 0
 	for n := range s.replicas.Processes() {
 		_, faults, _, err := readPoints(s.LearnFile(n))
@@ -209,7 +209,7 @@ func (s *stage) countFaults() int {
 
 // awaitEnds waits for the ends of calls that hang or are late. A call that no timeout ends
 // would block its waiters forever, and Judge must see the effects of a late one.
-func (s *stage) awaitEnds(ctx context.Context) []lab.Violation {
+func (s *crashRun) awaitEnds(ctx context.Context) []lab.Violation {
 	err := assert.Poll(ctx, "timeouts end the calls that hang", func() error {
 		var hanging []string
 		for n := range s.replicas.Processes() {
@@ -227,14 +227,14 @@ func (s *stage) awaitEnds(ctx context.Context) []lab.Violation {
 }
 
 // awaitCrashes waits for crashes that come after the last step, such as at its event.
-func (s *stage) awaitCrashes(count int) {
+func (s *crashRun) awaitCrashes(count int) {
 	for begin := time.Now(); s.replicas.Crashed()+s.countFaults() < count && time.Since(begin) < quietTime; {
 		time.Sleep(10 * time.Millisecond)
 	}
 }
 
 // finish waits until the world is as it should be, and judges it.
-func (s *stage) finish(ctx context.Context, c Case, r *runner, want *lab.State, o *outcome) (err error) {
+func (s *crashRun) finish(ctx context.Context, c Case, r *runner, want *lab.State, o *outcome) (err error) {
 	if len(o.violations) > 0 {
 		return nil // what had not converged explains itself
 	}

@@ -64,4 +64,4 @@ func (noInjector) Await(context.Context) {}
 func (noInjector) Seen() ([]string, bool) { return nil, false }
 
 // isInjected reports whether a Source has the points and the faults.
-func (s *stage) isInjected() bool { return s.injector != Injector(noInjector{}) }
+func (s *crashRun) isInjected() bool { return s.injector != Injector(noInjector{}) }

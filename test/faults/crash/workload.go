@@ -25,8 +25,8 @@ const vmName = "vm-1"
 // outageDuration is how long an engine is away.
 const outageDuration = 300 * time.Millisecond
 
-// stage is where a workload takes place.
-type stage struct {
+// crashRun is one run of a workload, with its environment, engine and replicas.
+type crashRun struct {
 	*lab.World
 	work     workload
 	engine   lab.Engine
@@ -40,7 +40,7 @@ type stage struct {
 }
 
 // step is one request of a user, with a wait for its result.
-type step func(ctx context.Context, s *stage) error
+type step func(ctx context.Context, s *crashRun) error
 
 // workload is a sequence of users' requests. Points count from the end of setup on.
 type workload struct {
@@ -103,7 +103,7 @@ var workloads = []workload{
 
 var created = []step{create, waitApplied}
 
-func create(ctx context.Context, s *stage) error {
+func create(ctx context.Context, s *crashRun) error {
 	vm := s.engine.NewVM(vmName)
 	if s.image != "" {
 		vm.Image(s.image)
@@ -112,7 +112,7 @@ func create(ctx context.Context, s *stage) error {
 }
 
 // createJob creates a VirtualMachine whose server ends by itself.
-func createJob(ctx context.Context, s *stage) error {
+func createJob(ctx context.Context, s *crashRun) error {
 	jobs, ok := s.engine.(lab.Jobs)
 	if !ok {
 		return errors.New("the engine has no jobs")
@@ -121,7 +121,7 @@ func createJob(ctx context.Context, s *stage) error {
 }
 
 // waitEnded waits until the server has ended by itself.
-func waitEnded(ctx context.Context, s *stage) error {
+func waitEnded(ctx context.Context, s *crashRun) error {
 	return s.WaitVM(ctx, vmName, func(vm *api.VirtualMachine) error {
 		if vm.Status.Phase != api.PhaseStopped || vm.Status.Reason != api.ReasonCompleted {
 			return errors.New(framework.FormatStatus(vm))
@@ -131,7 +131,7 @@ func waitEnded(ctx context.Context, s *stage) error {
 }
 
 // createElsewhere creates the VirtualMachine of that name again, for the second of two engines.
-func createElsewhere(ctx context.Context, s *stage) error {
+func createElsewhere(ctx context.Context, s *crashRun) error {
 	p, ok := s.engine.(Pair)
 	if !ok {
 		return errors.New("there is one engine")
@@ -139,48 +139,48 @@ func createElsewhere(ctx context.Context, s *stage) error {
 	return s.CreateVM(ctx, p.Second.NewVM(vmName).Obj())
 }
 
-func remove(ctx context.Context, s *stage) error { return s.DeleteVM(ctx, vmName) }
+func remove(ctx context.Context, s *crashRun) error { return s.DeleteVM(ctx, vmName) }
 
-func waitApplied(ctx context.Context, s *stage) error {
+func waitApplied(ctx context.Context, s *crashRun) error {
 	return s.WaitVM(ctx, vmName, users.CheckApplied)
 }
 
 // waitBound waits until Drover has seen the VirtualMachine and is about to create its
 // server.
-func waitBound(ctx context.Context, s *stage) error {
+func waitBound(ctx context.Context, s *crashRun) error {
 	return s.WaitVM(ctx, vmName, func(vm *api.VirtualMachine) error {
 		return assert.ErrorUnless(len(vm.Finalizers) != 0, "it has no finalizer")
 	})
 }
 
-func waitGone(ctx context.Context, s *stage) error { return s.WaitGone(ctx, vmName) }
+func waitGone(ctx context.Context, s *crashRun) error { return s.WaitGone(ctx, vmName) }
 
-func removeNamespace(ctx context.Context, s *stage) error { return s.DeleteNamespace(ctx) }
+func removeNamespace(ctx context.Context, s *crashRun) error { return s.DeleteNamespace(ctx) }
 
-func waitNamespaceGone(ctx context.Context, s *stage) error { return s.WaitNamespaceGone(ctx) }
+func waitNamespaceGone(ctx context.Context, s *crashRun) error { return s.WaitNamespaceGone(ctx) }
 
 func setAction(a api.Action) step {
-	return func(ctx context.Context, s *stage) error {
+	return func(ctx context.Context, s *crashRun) error {
 		return s.UpdateVM(ctx, vmName, func(vm *api.VirtualMachine) { vm.Spec.Action = a })
 	}
 }
 
-func resize(ctx context.Context, s *stage) error { return s.UpdateVM(ctx, vmName, s.engine.Resize) }
+func resize(ctx context.Context, s *crashRun) error { return s.UpdateVM(ctx, vmName, s.engine.Resize) }
 
 // restartTime is the same in every run, because it is in the spec.
 var restartTime = metav1.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-func restart(ctx context.Context, s *stage) error {
+func restart(ctx context.Context, s *crashRun) error {
 	return s.UpdateVM(ctx, vmName, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = &restartTime })
 }
 
-func retain(ctx context.Context, s *stage) error {
+func retain(ctx context.Context, s *crashRun) error {
 	return s.UpdateVM(ctx, vmName, func(vm *api.VirtualMachine) { vm.Spec.DeletionPolicy = api.DeletionRetain })
 }
 
 // replace does what kubectl replace does with a manifest that has neither finalizer nor
 // binding.
-func replace(ctx context.Context, s *stage) error {
+func replace(ctx context.Context, s *crashRun) error {
 	return s.UpdateVM(ctx, vmName, func(vm *api.VirtualMachine) {
 		vm.Finalizers, vm.Annotations = nil, nil
 		s.engine.Resize(vm)
@@ -189,7 +189,7 @@ func replace(ctx context.Context, s *stage) error {
 
 // duringOutage does something while the engine is unreachable, or exchanged for another.
 func duringOutage(exchanged bool, do step) step {
-	return func(ctx context.Context, s *stage) error {
+	return func(ctx context.Context, s *crashRun) error {
 		back, err := s.engine.Outage(ctx, s.World, exchanged)
 		if err != nil {
 			return err
@@ -200,12 +200,12 @@ func duringOutage(exchanged bool, do step) step {
 	}
 }
 
-func breakImage(ctx context.Context, s *stage) (err error) {
+func breakImage(ctx context.Context, s *crashRun) (err error) {
 	s.image, err = s.engine.BreakImage(ctx, s.World, vmName)
 	return err
 }
 
-func repairImage(ctx context.Context, s *stage) error {
+func repairImage(ctx context.Context, s *crashRun) error {
 	image, err := s.engine.RepairImage(ctx, s.World)
 	if err != nil {
 		return err
@@ -213,7 +213,7 @@ func repairImage(ctx context.Context, s *stage) error {
 	return s.UpdateVM(ctx, vmName, func(vm *api.VirtualMachine) { vm.Spec.Image = &api.Image{Source: image} })
 }
 
-func waitFailed(ctx context.Context, s *stage) error {
+func waitFailed(ctx context.Context, s *crashRun) error {
 	return s.WaitVM(ctx, vmName, func(vm *api.VirtualMachine) error {
 		if vm.Status.Operation == nil || vm.Status.Operation.Attempts == 0 {
 			return errors.New("no creation has failed")

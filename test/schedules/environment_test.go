@@ -26,8 +26,8 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 )
 
-// world is everything that a schedule runs: an API server, an engine, replicas, users.
-type world struct {
+// environment is everything that a schedule runs: an API server, an engine, replicas, users.
+type environment struct {
 	gate      *gate
 	scheduler *scheduler
 	random    *rand.Rand
@@ -53,61 +53,62 @@ type world struct {
 	checksRest bool
 }
 
-func newWorld(o Options) (*world, error) {
-	w := &world{
+func newEnvironment(o Options) (*environment, error) {
+	env := &environment{
 		gate: newGate(), random: rand.New(rand.NewPCG(o.Seed, 1)), api: newAPIServer(), memory: fake.NewMemory(clock.RealClock{}), other: fake.NewMemory(clock.RealClock{}), //nolint:gosec // chance
 		out: o.Trace, began: time.Now(), scheme: runtime.NewScheme(),
 	}
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, api.AddToScheme} {
-		if err := add(w.scheme); err != nil {
+		if err := add(env.scheme); err != nil {
 			return nil, err
 		}
 	}
-	other, err := fake.New(fake.Options{ClusterID: "cluster", Memory: w.other})
+	other, err := fake.New(fake.Options{ClusterID: "cluster", Memory: env.other})
 	if err != nil {
 		return nil, err
 	}
-	if w.otherID, err = other.EngineID(context.Background()); err != nil {
+	if env.otherID, err = other.EngineID(context.Background()); err != nil {
 		return nil, err
 	}
 	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{api.SchemeGroupVersion})
 	mapper.Add(api.SchemeGroupVersion.WithKind("VirtualMachine"), meta.RESTScopeNamespace)
-	w.mapper = mapper
-	w.scheduler = &scheduler{gate: w.gate, world: w, random: rand.New(rand.NewPCG(o.Seed, 2)), weights: map[string]float64{}}               //nolint:gosec // chance
-	w.judge, w.users, w.faults = newJudge(w), newUsers(w, rand.New(rand.NewPCG(o.Seed, 3))), newFaults(w, rand.New(rand.NewPCG(o.Seed, 4))) //nolint:gosec // chance
-	for n := range 2 + w.random.IntN(2) {
-		w.replicas = append(w.replicas, &replica{world: w, name: string(rune('a' + n))})
+	env.mapper = mapper
+	env.scheduler = &scheduler{gate: env.gate, environment: env, random: rand.New(rand.NewPCG(o.Seed, 2)), weights: map[string]float64{}}               //nolint:gosec // chance
+	env.judge, env.users, env.faults = newJudge(env), newUsers(env, rand.New(rand.NewPCG(o.Seed, 3))), newFaults(env, rand.New(rand.NewPCG(o.Seed, 4))) //nolint:gosec // chance
+	for n := range 2 + env.random.IntN(2) {
+		env.replicas = append(env.replicas, &replica{environment: env, name: string(rune('a' + n))})
 	}
-	w.checksRest = w.random.IntN(4) == 0
-	w.seedLegacyRandom()
-	return w, nil
+	env.checksRest = env.random.IntN(4) == 0
+	env.seedLegacyRandom()
+	return env, nil
 }
 
 // seedLegacyRandom makes client-go's jitter reproducible. It is called wherever the
 // runtime's order might have influenced how many numbers were drawn.
-func (w *world) seedLegacyRandom() {
-	legacyrand.Seed(w.random.Int64()) //nolint:staticcheck // client-go draws from this source
+func (env *environment) seedLegacyRandom() {
+	legacyrand.Seed(env.random.Int64()) //nolint:staticcheck // client-go draws from this source
 }
 
 // newName names servers and runs.
-func (w *world) newName() string {
-	w.names++
-	return fmt.Sprintf("%06d", w.names)
+func (env *environment) newName() string {
+	env.names++
+	return fmt.Sprintf("%06d", env.names)
 }
 
 // Eventf implements events.EventRecorder.
-func (w *world) Eventf(runtime.Object, runtime.Object, string, string, string, string, ...any) {}
+func (env *environment) Eventf(runtime.Object, runtime.Object, string, string, string, string, ...any) {
+}
 
 // trace records a step.
-func (w *world) trace(format string, args ...any) {
-	if w.out != nil {
-		_, _ = fmt.Fprintf(w.out, "%10.6f %s\n", time.Since(w.began).Seconds(), fmt.Sprintf(format, args...))
+func (env *environment) trace(format string, args ...any) {
+	if env.out != nil {
+		_, _ = fmt.Fprintf(env.out, "%10.6f %s\n", time.Since(env.began).Seconds(), fmt.Sprintf(format, args...))
 	}
 }
 
 // runCall runs a call that has arrived, unless what it is for is down.
-func (w *world) runCall(o *operation) {
-	if w.faults.apiDown && (o.kind == kindRead || o.kind == kindWrite) {
+func (env *environment) runCall(o *operation) {
+	if env.faults.apiDown && (o.kind == kindRead || o.kind == kindWrite) {
 		o.fail(fmt.Errorf("dial tcp: connection refused"))
 		return
 	}
@@ -115,24 +116,24 @@ func (w *world) runCall(o *operation) {
 }
 
 // failureOf returns the error of a call that fails.
-func (w *world) failureOf(o *operation) error {
+func (env *environment) failureOf(o *operation) error {
 	if o.kind.isEngine() {
 		return driver.Errorf(driver.ErrUnavailable, "the engine failed")
 	}
 	switch {
 	case o.fate == fateFailedAfter:
 		return apierrors.NewTimeoutError("request did not complete within requested timeout", 0)
-	case w.faults.random.IntN(2) == 0:
+	case env.faults.random.IntN(2) == 0:
 		return apierrors.NewInternalError(fmt.Errorf("etcdserver: leader changed"))
-	case o.kind == kindWrite && w.faults.random.IntN(2) == 0:
+	case o.kind == kindWrite && env.faults.random.IntN(2) == 0:
 		return apierrors.NewConflict(vms, "any", fmt.Errorf("the object has been modified"))
 	}
 	return apierrors.NewTooManyRequests("too many requests", 1)
 }
 
 // dueTimers returns the timers of processes that are due.
-func (w *world) dueTimers(now time.Time) (due []*operation, next time.Time) {
-	for _, p := range w.processes() {
+func (env *environment) dueTimers(now time.Time) (due []*operation, next time.Time) {
+	for _, p := range env.processes() {
 		if p.isFrozen() {
 			continue
 		}
@@ -146,8 +147,8 @@ func (w *world) dueTimers(now time.Time) (due []*operation, next time.Time) {
 }
 
 // processes returns those that run.
-func (w *world) processes() (all []*process) {
-	for _, r := range w.replicas {
+func (env *environment) processes() (all []*process) {
+	for _, r := range env.replicas {
 		if r.process != nil && !r.process.isDead() {
 			all = append(all, r.process)
 		}
@@ -156,8 +157,8 @@ func (w *world) processes() (all []*process) {
 }
 
 // leader returns the process that holds the Lease.
-func (w *world) leader() *process {
-	for _, p := range w.processes() {
+func (env *environment) leader() *process {
+	for _, p := range env.processes() {
 		if p.lock.Guard().Epoch() > 0 {
 			return p
 		}
@@ -166,32 +167,32 @@ func (w *world) leader() *process {
 }
 
 // watchEvents returns the events of watches that may be delivered.
-func (w *world) watchEvents() (ready []*operation) {
-	w.watchers = slices.DeleteFunc(w.watchers, func(s *watcher) bool { return s.closed || s.stopped.Load() || s.process.isDead() })
-	for _, s := range w.watchers {
+func (env *environment) watchEvents() (ready []*operation) {
+	env.watchers = slices.DeleteFunc(env.watchers, func(s *watcher) bool { return s.closed || s.stopped.Load() || s.process.isDead() })
+	for _, s := range env.watchers {
 		if s.ending && !s.process.isFrozen() {
 			ready = append(ready, &operation{name: fmt.Sprintf("%s %s ends", s.process.name, s.name), owner: s.process, run: s.end})
 			continue
 		}
-		event, ok := w.api.skip(s)
-		if !ok || s.process.isFrozen() || s.process.cutUntil.After(time.Now()) || w.faults.delaysEvent(s, event.version) {
+		event, ok := env.api.skip(s)
+		if !ok || s.process.isFrozen() || s.process.cutUntil.After(time.Now()) || env.faults.delaysEvent(s, event.version) {
 			continue
 		}
 		ready = append(ready, &operation{
 			name:  fmt.Sprintf("%s %s: %s %s", s.process.name, s.name, event.kind, event.key.name.Name),
-			owner: s.process, run: func() bool { return w.deliver(s, event) },
+			owner: s.process, run: func() bool { return env.deliver(s, event) },
 		})
 	}
-	w.streams = slices.DeleteFunc(w.streams, func(s *stream) bool { return s.over || s.ctx.Err() != nil || s.process.isDead() })
-	for _, s := range w.streams {
-		if !s.process.isFrozen() && !w.faults.delaysStream(s) {
+	env.streams = slices.DeleteFunc(env.streams, func(s *stream) bool { return s.over || s.ctx.Err() != nil || s.process.isDead() })
+	for _, s := range env.streams {
+		if !s.process.isFrozen() && !env.faults.delaysStream(s) {
 			ready = append(ready, s.messages()...)
 		}
 	}
 	return ready
 }
 
-func (w *world) deliver(s *watcher, e change) bool {
+func (env *environment) deliver(s *watcher, e change) bool {
 	select {
 	case s.out <- watch.Event{Type: e.kind, Object: e.object.DeepCopyObject()}:
 		s.next++
@@ -210,8 +211,8 @@ func (w *watcher) end() bool {
 
 // closeWatches ends watches of the API server. Each client learns that by a separate
 // message, so that not all begin their backoff at once.
-func (w *world) closeWatches(of func(*watcher) bool) {
-	for _, s := range w.watchers {
+func (env *environment) closeWatches(of func(*watcher) bool) {
+	for _, s := range env.watchers {
 		if !s.closed && !s.stopped.Load() && of(s) {
 			s.ending = true
 		}
@@ -219,18 +220,18 @@ func (w *world) closeWatches(of func(*watcher) bool) {
 }
 
 // superviseReplicas restarts processes that have ended.
-func (w *world) superviseReplicas(healthy bool) error {
-	if len(w.dying) > 0 {
-		w.stopKilled()
+func (env *environment) superviseReplicas(healthy bool) error {
+	if len(env.dying) > 0 {
+		env.stopKilled()
 	}
-	for _, r := range w.replicas {
+	for _, r := range env.replicas {
 		switch {
-		case r.process != nil && r.process.hasEnded(w.random):
-			w.trace("%s has ended", r.process.name)
-			w.end(r)
+		case r.process != nil && r.process.hasEnded(env.random):
+			env.trace("%s has ended", r.process.name)
+			env.end(r)
 		case r.process == nil && (healthy || !time.Now().Before(r.startAt)):
-			time.Sleep(time.Duration(1 + w.random.IntN(99999))) // so that no deadlines of two processes coincide
-			w.trace("%s starts", r.name)
+			time.Sleep(time.Duration(1 + env.random.IntN(99999))) // so that no deadlines of two processes coincide
+			env.trace("%s starts", r.name)
 			if err := r.start(); err != nil {
 				return err
 			}
@@ -240,32 +241,32 @@ func (w *world) superviseReplicas(healthy bool) error {
 }
 
 // end ends the process of a replica, which is started again later.
-func (w *world) end(r *replica) {
-	w.gate.awaitOperations()
+func (env *environment) end(r *replica) {
+	env.gate.awaitOperations()
 	r.process.kill()
-	r.process, r.startAt = nil, time.Now().Add(time.Duration(w.random.Int64N(int64(6*time.Second))))
-	w.stopKilled()
+	r.process, r.startAt = nil, time.Now().Add(time.Duration(env.random.Int64N(int64(6*time.Second))))
+	env.stopKilled()
 }
 
 // stopKilled stops the goroutines of killed processes.
-func (w *world) stopKilled() {
-	w.gate.awaitOperations()
-	left := len(w.dying)
-	w.dying = slices.DeleteFunc(w.dying, func(p *process) bool {
+func (env *environment) stopKilled() {
+	env.gate.awaitOperations()
+	left := len(env.dying)
+	env.dying = slices.DeleteFunc(env.dying, func(p *process) bool {
 		if p.up.Load() {
 			p.cancel()
 		}
 		return p.up.Load()
 	})
-	if len(w.dying) < left {
-		w.gate.awaitOperations()
-		w.seedLegacyRandom()
+	if len(env.dying) < left {
+		env.gate.awaitOperations()
+		env.seedLegacyRandom()
 	}
 }
 
 // nextStart returns when the next process is to be started.
-func (w *world) nextStart(limit time.Time) time.Time {
-	for _, r := range w.replicas {
+func (env *environment) nextStart(limit time.Time) time.Time {
+	for _, r := range env.replicas {
 		if r.process == nil {
 			limit = earliest(limit, r.startAt)
 		} else if at := r.process.endAt; at.After(time.Now()) {
@@ -276,8 +277,8 @@ func (w *world) nextStart(limit time.Time) time.Time {
 }
 
 // object returns a VirtualMachine of the API.
-func (w *world) object(name string) *api.VirtualMachine {
-	have, err := w.api.get(resourceKey{vms, client.ObjectKey{Namespace: "default", Name: name}})
+func (env *environment) object(name string) *api.VirtualMachine {
+	have, err := env.api.get(resourceKey{vms, client.ObjectKey{Namespace: "default", Name: name}})
 	if err != nil {
 		return nil
 	}
