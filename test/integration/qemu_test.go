@@ -88,9 +88,9 @@ func (m *machineEnvironment) checkManifest(t *testing.T) {
 	vm, err := m.VMsIn(m.Namespace).Get(t.Context(), "test-vm", metav1.GetOptions{})
 	assert.NoError(t, err)
 	vm = m.WaitForVM(t, vm, framework.IsActive)
-	m.waitForConsole(t, vm, "Hello from test-vm: Linux ")
-	m.waitForConsole(t, vm, " 2 CPUs, ")
-	m.waitForConsole(t, vm, " 36.6G of disk, boot 1.")
+	m.waitForOutput(t, vm, "stdout.log", "Hello from test-vm: Linux ")
+	m.waitForOutput(t, vm, "stdout.log", " 2 CPUs, ")
+	m.waitForOutput(t, vm, "stdout.log", " 36.6G of disk, boot 1.")
 	m.checkNothingLeft(t, vm)
 }
 
@@ -112,8 +112,14 @@ func (m *machineEnvironment) checkOutlivesController(t *testing.T, vm *api.Virtu
 // waitForConsole waits for a text on the guest's console.
 func (m *machineEnvironment) waitForConsole(t *testing.T, vm *api.VirtualMachine, text string) {
 	t.Helper()
-	assert.Eventually(t, "the console shows "+text, func(testing.TB) error {
-		log, err := os.ReadFile(filepath.Join(m.dir, "vms", string(vm.UID), "serial.log"))
+	m.waitForOutput(t, vm, "serial.log", text)
+}
+
+// waitForOutput waits for a text in a file of a machine.
+func (m *machineEnvironment) waitForOutput(t *testing.T, vm *api.VirtualMachine, file, text string) {
+	t.Helper()
+	assert.Eventually(t, file+" has "+text, func(testing.TB) error {
+		log, err := os.ReadFile(filepath.Join(m.dir, "vms", string(vm.UID), file))
 		if err == nil && !strings.Contains(string(log), text) {
 			err = fmt.Errorf("it shows %q", log)
 		}

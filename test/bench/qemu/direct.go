@@ -217,7 +217,7 @@ type direct struct {
 	cmd     *exec.Cmd
 	files   []*os.File
 	printed strings.Builder
-	// console is read as by a supervisor: the output of an image's command waits for a reader.
+	// console is read as by a supervisor.
 	console net.Conn
 }
 
@@ -300,7 +300,7 @@ func watchStart(ctx context.Context, dir string, begin time.Time) (answers, outp
 			_ = bench.Pause(ctx, 5*time.Millisecond)
 		}
 	}()
-	printed, err := firstOutput(ctx, filepath.Join(dir, machine.SerialLogFile))
+	printed, err := firstOutput(ctx, dir)
 	if err != nil {
 		return 0, 0, err
 	}

@@ -26,6 +26,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/output"
 	"cloudnative.tw/drover/test/bench"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -140,13 +141,15 @@ func (t *times) addTimes(up, output time.Duration, err error) error {
 }
 
 // firstOutput waits until something is in a file, and returns when that was.
-func firstOutput(ctx context.Context, path string) (time.Time, error) {
+func firstOutput(ctx context.Context, dir string) (time.Time, error) {
 	for {
-		if info, err := os.Stat(path); err == nil && info.Size() > 0 {
-			return time.Now(), nil
+		for _, name := range []string{machine.SerialLogFile, output.FileNames[output.Stdout]} {
+			if info, err := os.Stat(filepath.Join(dir, name)); err == nil && info.Size() > 0 {
+				return time.Now(), nil
+			}
 		}
 		if err := bench.Pause(ctx, pollPeriod); err != nil {
-			return time.Time{}, fmt.Errorf("waiting for output in %s: %w", path, err)
+			return time.Time{}, fmt.Errorf("waiting for output in %s: %w", dir, err)
 		}
 	}
 }
@@ -176,7 +179,7 @@ func (b *benchmark) startByDrover(ctx context.Context, name string) (vm *api.Vir
 	if vm, err = b.createVM(ctx, name, api.ActionActive); err != nil {
 		return nil, 0, 0, err
 	}
-	printed, err := firstOutput(ctx, filepath.Join(b.folderOf(vm), machine.SerialLogFile))
+	printed, err := firstOutput(ctx, b.folderOf(vm))
 	if err != nil {
 		return nil, 0, 0, err
 	}
