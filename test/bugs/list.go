@@ -171,6 +171,7 @@ var All = []Bug{
 	}}},
 	{"freed-output-as-zeros", "", []Edit{{"internal/machine/output/reader.go", "	if kept > at {\n", "	if kept > at && !BUG {\n"}}},
 	{"output-never-freed", "", []Edit{{"internal/machine/output/output.go", "before / step * step; before <= b.freed {\n", "before / step * step; before <= b.freed || BUG {\n"}}},
+	{"old-output-kept-on-full-disk", "", []Edit{{"internal/machine/output/output.go", "errors.Is(err, unix.ENOSPC) && kept >= step;", "errors.Is(err, unix.ENOSPC) && kept >= step && !BUG;"}}},
 	{"slow-reader-not-waited-for", "", []Edit{{"internal/machine/output/reader.go", "		case !isHeld && behind > r.HoldAfter:\n", "		case !isHeld && behind > r.HoldAfter && !BUG:\n"}}},
 	{"last-output-missed", "", []Edit{{
 		"internal/machine/output/reader.go", "		if !isOver && !r.waitForMore() {\n", "		if isOver && BUG {\n			return 0, false, io.EOF\n		}\n		if !isOver && !r.waitForMore() {\n",

@@ -53,7 +53,12 @@ func newContainer(t *testing.T, config v1.Config) *container {
 // newImageContainer does so for any image.
 func newImageContainer(t *testing.T, made v1.Image) *container {
 	t.Helper()
-	e := newEngine(t)
+	return newContainerOn(t, newEngine(t), made)
+}
+
+// newContainerOn does so with an engine.
+func newContainerOn(t *testing.T, e *engine, made v1.Image) *container {
+	t.Helper()
 	host := framework.NewRegistry(t, nil)
 	framework.PushImage(t, host+"/image:1", made)
 	c := &container{e: e, d: e.openForContainers(t, host), spec: e.spec()}

@@ -13,10 +13,13 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/prometheus/procfs"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine/output"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/tier"
 )
 
 // numbers returns what seq prints.
@@ -135,4 +138,36 @@ func TestContainerOutputIsHeldBack(t *testing.T) {
 	_, lostErr = readSplit(t, follower)
 	_, ok = errors.AsType[*driver.LostOutputError](lostErr)
 	assert.True(t, ok, "the follower ends with %v", lostErr)
+}
+
+// TestContainerOutputOnFullDisk checks that a command prints on while the disk of the host is full, that old output makes
+// room for new, and that QEMU does not try again and again.
+func TestContainerOutputOnFullDisk(t *testing.T) {
+	t.Parallel()
+	tier.Full(t, "it takes another boot; the gate fills a disk in package output")
+	const last = 3_000_000
+	e, _ := newDriverOnSmallDisk(t, 48)
+	script := `until test -e /dev/shm/go; do sleep 0.1; done; seq 1 "$0"; echo printed >&2; exec sleep 1000000`
+	c := newContainerOn(t, e, framework.BusyBoxImage(t, v1.Config{Entrypoint: []string{"/bin/sh", "-c", script}, Env: []string{"PATH=/bin"}}))
+	c.spec.Args, c.spec.RootDiskBytes = []string{fmt.Sprint(last)}, 256<<20
+	reach(t, c.d, c.spec, driver.StateRunning)
+	keepWatching(t, c.d)
+	c.exec(t, false, "", "true") // it has booted, and no longer writes to its disk
+	e.fill(t)
+	c.exec(t, false, "", "touch /dev/shm/go")
+	c.prints(t, "printed\n")
+	kept, err := readSplit(t, openLog(t, c.d, c.spec, driver.LogOptions{}))
+	assert.ErrorIs(t, "the end", err, io.EOF)
+	want := numbers(last)
+	got := kept[0].Bytes()
+	assert.True(t, len(got) >= 64<<10 && len(got) < len(want) && bytes.HasSuffix(want, got), "kept are %d bytes, which end with %q", len(got), got[max(0, len(got)-40):])
+	process, err := procfs.NewProc(c.d.InstanceOf(c.spec.UID).Machine.PID())
+	assert.NoError(t, err)
+	before, err := process.Stat()
+	assert.NoError(t, err)
+	time.Sleep(2 * time.Second) // nothing shows that nothing is done
+	after, err := process.Stat()
+	assert.NoError(t, err)
+	used := after.CPUTime() - before.CPUTime()
+	assert.True(t, used < 1, "QEMU has used %.2f s of CPU time in 2 s", used)
 }

@@ -35,7 +35,12 @@ type machine struct {
 
 func newMachine(t *testing.T, most int64) *machine {
 	t.Helper()
-	m := &machine{t: t, dir: t.TempDir()}
+	return newMachineIn(t, t.TempDir(), most)
+}
+
+func newMachineIn(t *testing.T, dir string, most int64) *machine {
+	t.Helper()
+	m := &machine{t: t, dir: dir}
 	var err error
 	m.qemu, m.begin, err = output.Create(m.path)
 	assert.NoError(t, err)
@@ -221,6 +226,28 @@ func TestReadsOneRun(t *testing.T) {
 		"what is kept has %d bytes, lost are %v, %v", len(got[0]), lost, err)
 	got, lost, err = read(m.open(t.Context(), output.Options{From: second, MissesNone: true}), 1<<20)
 	assert.True(t, errors.Is(err, io.EOF) && int64(len(got[0]))+lost[0] == 50_000*15, "it got %d bytes and lost %v, %v", len(got[0]), lost, err)
+}
+
+// TestFullDisk checks that new output finds room on a full disk, which old output makes.
+func TestFullDisk(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := unix.Mount("drover-test", dir, "tmpfs", 0, "size=24M"); err != nil {
+		t.Skip("a small disk has to be mounted: run the tests as root")
+	}
+	t.Cleanup(func() { assert.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	m := newMachineIn(t, dir, 50<<20)
+	line := m.print(output.Stdout, 0, 400_000) // 6 MB
+	m.bound()
+	_ = os.WriteFile(filepath.Join(dir, "filler"), make([]byte, 32<<20), 0o600) // as much of it as there is room for
+	for range 20 {
+		line = m.print(output.Stdout, line, 100_000)
+		m.print(output.Stderr, 0, 100)
+		m.bound()
+	}
+	got, _, err := read(m.open(t.Context(), output.Options{}), 1<<30)
+	assert.True(t, errors.Is(err, io.EOF) && len(got[0]) >= 64<<10 && strings.HasSuffix(got[0], fmt.Sprintf("line %09d\n", line-1)), "kept are %d bytes, %v", len(got[0]), err)
+	assert.Equal(t, "the other stream has", len(got[1]), 20*100*15)
 }
 
 // TestHoldsGuest checks that a reader which is far behind holds the guest back until it has caught up, or is closed.
