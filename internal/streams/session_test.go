@@ -285,6 +285,59 @@ func TestLog(t *testing.T) {
 	}
 }
 
+// splitLog is a log of two streams, some of whose output was removed.
+type splitLog struct {
+	parts []string // those of standard error begin with an exclamation mark
+	err   error
+}
+
+func (l *splitLog) ReadStream(p []byte) (n int, isStderr bool, err error) {
+	if len(l.parts) == 0 {
+		return 0, false, l.err
+	}
+	text, isStderr := strings.CutPrefix(l.parts[0], "!")
+	l.parts = l.parts[1:]
+	return copy(p, text), isStderr, nil
+}
+
+func (l *splitLog) Read(p []byte) (int, error) {
+	n, _, err := l.ReadStream(p)
+	return n, err
+}
+
+func (*splitLog) Close() error { return nil }
+
+// TestLogByWebSocket checks that a WebSocket has the streams of a log apart, where the driver keeps them so, that lost
+// output is its end, and that it goes on where a client was.
+func TestLogByWebSocket(t *testing.T) {
+	t.Parallel()
+	parts := []string{"out\n", "!err\n", "more\n"}
+	for name, test := range map[string]struct {
+		log         io.ReadCloser
+		query       string
+		out, errOut string
+		reason      metav1.StatusReason
+	}{
+		"apart":    {&splitLog{parts: parts, err: io.EOF}, "", "out\nmore\n", "err\n", ""},
+		"lost":     {&splitLog{parts: parts, err: &driver.LostOutputError{Stdout: 7, Stderr: 9}}, "", "out\nmore\n", "err\n", streams.ReasonOutputLost},
+		"together": {io.NopCloser(strings.NewReader("all\nmore\n")), "attached=true&skipStdout=4", "more\n", "", ""},
+		"short":    {io.NopCloser(strings.NewReader("all\n")), "attached=true&skipStdout=9", "", "", ""},
+	} {
+		f := newFixture(t, nil)
+		f.driver.logs = func(context.Context, driver.LogOptions) (io.ReadCloser, error) { return test.log, nil }
+		var out, errOut strings.Builder
+		err := f.connect(t.Context(), "alice", f.url(streams.Log, test.query), remotecommand.StreamOptions{Stdout: &out, Stderr: &errOut})
+		assert.True(t, out.String() == test.out && errOut.String() == test.errOut, "%s: it has %q and %q", name, out.String(), errOut.String())
+		if test.reason == "" {
+			assert.NoError(t, err)
+			continue
+		}
+		reason, text := streams.SplitReason(err.Error())
+		stdout, stderr, badText := streams.ParseLostOutput(text)
+		assert.True(t, reason == test.reason && badText == nil && stdout == 7 && stderr == 9, "%s: it ends with %v: %d and %d, %v", name, err, stdout, stderr, badText)
+	}
+}
+
 func readFull(r io.Reader, p []byte) string {
 	_, _ = io.ReadFull(r, p)
 	return string(p)
