@@ -163,7 +163,6 @@ func TestSSHToMachine(t *testing.T) {
 	u.cluster.WaitForVM(t, vm, framework.IsActive)
 	u.expectOutput(0, "", "", u.ssh("debian@web", "--", "cloud-init status --wait >/dev/null || :")...)
 	u.expectOutput(7, "debian\n", "", u.ssh("debian@web", "--", "whoami; exit 7")...)
-	u.expectOutput(1, "", "does not list this TCP port in spec.ports", "port-forward", "web", "8080:80")
 	t.Run("interactive", func(t *testing.T) { u.testInteractive(t) })
 	t.Run("copy", func(t *testing.T) { u.testCopy(t) })
 	u.testExecOfNoProgram()

@@ -600,8 +600,8 @@ type Probe struct {
 
 // TCPSocket is a TCP port of the server.
 type TCPSocket struct {
-	// port is the number of the port in the server. Under qemu and pod it must
-	// be the port of one of spec.ports.
+	// port is the number of the port in the server. Under pod it must be the
+	// port of one of spec.ports.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535
 	// +required

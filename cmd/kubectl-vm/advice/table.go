@@ -78,7 +78,7 @@ var reasons = map[string]Advice{
 			"spec.readinessProbe, on all addresses and not on localhost alone, and does its firewall admit the port?",
 		ByDriver: map[string]string{
 			docker: "If the message above names the HEALTHCHECK of the image: docker inspect on the engine's host has its output, and spec.readinessProbe takes its place.",
-			qemu:   "The port must also be one of spec.ports. An emulated machine boots slowly: {program} show {vm} says whether this one is.",
+			qemu:   "An emulated machine boots slowly: {program} show {vm} says whether this one is.",
 		},
 	},
 	api.ReasonEngineUnavailable: {

@@ -76,10 +76,10 @@ func (p *portForwardOptions) forwardPorts(ctx context.Context, name string, port
 	return context.Cause(ctx)
 }
 
-// checkPorts reports what would keep every connection from being made: of a machine and of a pod, only the TCP
-// ports of the spec can be reached.
+// checkPorts returns an error if no connection could be made: of a pod, only the TCP ports of the spec
+// can be reached.
 func checkPorts(program string, to vms.Target, forwards []streams.Forward) error {
-	if to.VMErr != nil || (to.VM.Status.Driver != vms.DriverQEMU && to.VM.Status.Driver != vms.DriverPod) {
+	if to.VMErr != nil || to.VM.Status.Driver != vms.DriverPod {
 		return to.VMErr
 	}
 	for _, f := range forwards {

@@ -20,3 +20,11 @@ func TestUnlistedPortOfAPod(t *testing.T) {
 		assert.ErrorSays(t, "port-forward", err, want)
 	}
 }
+
+// TestUnlistedPortOfAMachine checks that a machine's TCP ports need not be listed.
+func TestUnlistedPortOfAMachine(t *testing.T) {
+	t.Parallel()
+	vm := kittest.NewPodVM()
+	vm.Status.Driver = vms.DriverQEMU
+	assert.NoError(t, checkPorts("kubectl vm", vms.Target{VM: vm}, []streams.Forward{{Remote: 2022}}))
+}

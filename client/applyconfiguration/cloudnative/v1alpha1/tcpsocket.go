@@ -10,8 +10,8 @@ package v1alpha1
 //
 // TCPSocket is a TCP port of the server.
 type TCPSocketApplyConfiguration struct {
-	// port is the number of the port in the server. Under qemu and pod it must
-	// be the port of one of spec.ports.
+	// port is the number of the port in the server. Under pod it must be the
+	// port of one of spec.ports.
 	Port *int32 `json:"port,omitempty"`
 }
 
