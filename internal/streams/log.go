@@ -98,15 +98,15 @@ func ignoreEOF(err error) error {
 }
 
 // body is the response as it comes. A client that does not read ends the stream.
-type body struct{ *call }
+type body struct{ call *call }
 
 // Write implements io.Writer.
 func (b body) Write(p []byte) (int, error) {
-	response := http.NewResponseController(b.w)
-	_ = response.SetWriteDeadline(b.Clock.Now().Add(b.times.write)) // every connection can
-	n, err := b.w.Write(p)
-	b.out.Add(int64(n))
-	b.recordTraffic()
+	response := http.NewResponseController(b.call.w)
+	_ = response.SetWriteDeadline(b.call.Clock.Now().Add(b.call.times.write)) // every connection can
+	n, err := b.call.w.Write(p)
+	b.call.out.Add(int64(n))
+	b.call.recordTraffic()
 	if err == nil {
 		err = response.Flush()
 	}

@@ -15,14 +15,14 @@ import (
 
 // serveControl serves the control listener of the description, if there is one, until ctx ends.
 func (r *run) serveControl(ctx context.Context) error {
-	if r.Control == nil {
+	if r.description.Control == nil {
 		return nil
 	}
-	credentials, err := control.ReadCredentials(r.Control.Folder)
+	credentials, err := control.ReadCredentials(r.description.Control.Folder)
 	if err != nil {
 		return fmt.Errorf("control.folder: %w", err)
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", ":"+strconv.Itoa(int(r.Control.Port)))
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", ":"+strconv.Itoa(int(r.description.Control.Port)))
 	if err != nil {
 		return fmt.Errorf("control.port: %w", err)
 	}

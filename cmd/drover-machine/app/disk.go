@@ -163,19 +163,19 @@ func openOverlay(d *description.Disk, files *launch.Files) (*launch.Drive, error
 // prepareRoot makes the root disk if there is none, and opens it. A disk keeps the type of the
 // machine that it was made for.
 func (r *run) prepareRoot(ctx context.Context, chooseType func(pinned string) (string, error), files *launch.Files) (machineType string, root *launch.Drive, err error) {
-	if r.RootDisk == nil {
+	if r.description.RootDisk == nil {
 		machineType, err = chooseType("")
 		return machineType, nil, err
 	}
-	if r.RootDisk.Ephemeral && !r.RootDisk.NeedsCopy() {
+	if r.description.RootDisk.Ephemeral && !r.description.RootDisk.NeedsCopy() {
 		if machineType, err = chooseType(""); err != nil {
 			return "", nil, err
 		}
-		root, err = openOverlay(&r.RootDisk.Disk, files)
+		root, err = openOverlay(&r.description.RootDisk.Disk, files)
 		return machineType, root, err
 	}
-	folder := diskFolder{r.RootDisk.Folder, rootName}
-	if r.RootDisk.Ephemeral {
+	folder := diskFolder{r.description.RootDisk.Folder, rootName}
+	if r.description.RootDisk.Ephemeral {
 		if err := os.RemoveAll(folder.filePath()); err != nil {
 			return "", nil, err
 		}
@@ -191,7 +191,7 @@ func (r *run) prepareRoot(ctx context.Context, chooseType func(pinned string) (s
 	if machineType, err = chooseType(pinned); err != nil {
 		return "", nil, err
 	}
-	root, err = r.ensureDisk(ctx, folder, &r.RootDisk.Disk, cmp.Or(made, &record{MachineType: machineType}), false, files)
+	root, err = r.ensureDisk(ctx, folder, &r.description.RootDisk.Disk, cmp.Or(made, &record{MachineType: machineType}), false, files)
 	r.found.addDisks(func(d *disks) { d.Root = err == nil })
 	return machineType, root, err
 }
@@ -199,8 +199,8 @@ func (r *run) prepareRoot(ctx context.Context, chooseType func(pinned string) (s
 // prepareVolumes makes the volumes that do not exist yet, and opens them.
 func (r *run) prepareVolumes(ctx context.Context, files *launch.Files) ([]launch.Volume, error) {
 	var all []launch.Volume
-	for i := range r.Volumes {
-		v := &r.Volumes[i]
+	for i := range r.description.Volumes {
+		v := &r.description.Volumes[i]
 		folder := diskFolder{v.Folder, volumeName}
 		made, err := folder.findDisk()
 		if err != nil {

@@ -185,7 +185,7 @@ func (r *run) fetchImage(ctx context.Context, d *description.Disk, c *transfer.C
 	defer cancel(nil)
 	stall := time.AfterFunc(r.stallWithin, func() { cancel(fmt.Errorf("no data has come for %v", r.stallWithin)) })
 	defer stall.Stop()
-	c.Limit = transfer.Limit{Bytes: r.ImageMaxBytes, Option: "imageMaxBytes"}
+	c.Limit = transfer.Limit{Bytes: r.description.ImageMaxBytes, Option: "imageMaxBytes"}
 	c.OnData = func() { stall.Reset(r.stallWithin) }
 	c.Begin = func(_ string, total int64) error {
 		r.progress.begin(total)

@@ -57,7 +57,7 @@ func (r *run) openNetwork(ctx context.Context) (supervisor.Network, error) {
 		denied = append(denied, gatewaysOf(string(table))...)
 	}
 	return openNetwork(ctx, control.NetworkConfig{
-		MAC: launch.MACAddress(r.UUID), Address: guestAddress, Hostname: r.Name, Domain: domain, MTU: control.GuestMTU,
+		MAC: launch.MACAddress(r.description.UUID), Address: guestAddress, Hostname: r.description.Name, Domain: domain, MTU: control.GuestMTU,
 		Wanted: control.Wanted{Ports: r.ports(), Egress: control.Egress{Denied: denied, Resolvers: resolvers}},
 	}, nil)
 }
@@ -97,8 +97,8 @@ func parseNodeAddresses(text string) (all []netip.Prefix, err error) {
 
 // ports returns the container's ports that lead to the guest.
 func (r *run) ports() []control.Port {
-	ports := make([]control.Port, len(r.Forwards))
-	for i, f := range r.Forwards {
+	ports := make([]control.Port, len(r.description.Forwards))
+	for i, f := range r.description.Forwards {
 		ports[i] = control.Port{Protocol: f.Protocol, HostPort: uint16(f.HostPort), Port: uint16(f.Port)} //nolint:gosec // ports
 	}
 	return ports
@@ -138,7 +138,7 @@ func (r *run) serveProbes(ctx context.Context) error {
 
 // isForwarded reports whether a TCP port of the guest is one of the container's.
 func (r *run) isForwarded(port int32) bool {
-	return slices.ContainsFunc(r.Forwards, func(f description.Forward) bool { return f.Protocol == control.TCP && f.Port == port })
+	return slices.ContainsFunc(r.description.Forwards, func(f description.Forward) bool { return f.Protocol == control.TCP && f.Port == port })
 }
 
 // controlled is the machine as others control it.

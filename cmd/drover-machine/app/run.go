@@ -32,7 +32,7 @@ var errStopped = errors.New("the program was to stop before the guest ran")
 
 // run is one run of the machine.
 type run struct {
-	description.Machine
+	description description.Machine
 
 	options options
 	machine machine.Machine
@@ -48,7 +48,7 @@ type run struct {
 }
 
 func newRun(d description.Machine, o options, log logr.Logger) *run {
-	r := &run{Machine: d, options: o, log: log, stallWithin: defaultStall}
+	r := &run{description: d, options: o, log: log, stallWithin: defaultStall}
 	r.machine = machine.Machine{Path: o.runFolder, UUID: d.UUID, Staging: runFolder{atomicfile.Folder{Path: o.runFolder, Prefix: tempPrefix, Volatile: true}}}
 	return r
 }
@@ -60,7 +60,7 @@ func (r *run) newSupervisor(ctx context.Context) error {
 		return err
 	}
 	r.supervisor = supervisor.New(supervisor.Options{
-		Network: network, Disks: r.describedSizes(), GracePeriod: time.Duration(r.GracePeriodSeconds) * time.Second,
+		Network: network, Disks: r.describedSizes(), GracePeriod: time.Duration(r.description.GracePeriodSeconds) * time.Second,
 		Progress: r.progress.copied, Clock: clock.RealClock{}, Log: r.log,
 	})
 	return nil
@@ -69,10 +69,10 @@ func (r *run) newSupervisor(ctx context.Context) error {
 // describedSizes returns the sizes that the description has for disks that can grow.
 func (r *run) describedSizes() map[string]int64 {
 	sizes := map[string]int64{}
-	if r.RootDisk != nil {
-		sizes[launch.RootNode] = r.RootDisk.SizeBytes
+	if r.description.RootDisk != nil {
+		sizes[launch.RootNode] = r.description.RootDisk.SizeBytes
 	}
-	for _, v := range r.Volumes {
+	for _, v := range r.description.Volumes {
 		if !v.ReadOnly {
 			sizes[launch.VolumeNode(v.Name)] = v.SizeBytes
 		}
@@ -267,7 +267,7 @@ func (r *run) newProgram() (*machine.Program, error) {
 
 // prepareMachine makes what the machine needs, and opens the files that QEMU is to get.
 func (r *run) prepareMachine(ctx context.Context, program *machine.Program, files *launch.Files) (launch.MachineConfig, error) {
-	accelerator, err := machine.NewAccelerator(r.Accelerator, program, clock.RealClock{}, r.log).Choose(ctx)
+	accelerator, err := machine.NewAccelerator(r.description.Accelerator, program, clock.RealClock{}, r.log).Choose(ctx)
 	if err != nil {
 		return launch.MachineConfig{}, err
 	}
@@ -276,7 +276,7 @@ func (r *run) prepareMachine(ctx context.Context, program *machine.Program, file
 	if err != nil {
 		return launch.MachineConfig{}, err
 	}
-	config := r.Config(accelerator, machineType)
+	config := r.description.Config(accelerator, machineType)
 	config.Root = root
 	if config.Volumes, err = r.prepareVolumes(ctx, files); err != nil {
 		return config, err
@@ -296,18 +296,18 @@ func (r *run) prepareMachine(ctx context.Context, program *machine.Program, file
 
 // openKernel opens the files of a kernel that is booted directly.
 func (r *run) openKernel(files *launch.Files) (*launch.Kernel, error) {
-	if r.Kernel == nil {
+	if r.description.Kernel == nil {
 		return nil, nil //nolint:nilnil // Nil stands for the image that the disk has.
 	}
-	image, err := diskimage.OpenRegular(r.Kernel.File, true)
+	image, err := diskimage.OpenRegular(r.description.Kernel.File, true)
 	if err != nil {
 		return nil, fmt.Errorf("kernel.file: %w", err)
 	}
-	opened := &launch.Kernel{FD: files.Add(image), Cmdline: r.Kernel.Cmdline}
-	if r.Kernel.Initrd == "" {
+	opened := &launch.Kernel{FD: files.Add(image), Cmdline: r.description.Kernel.Cmdline}
+	if r.description.Kernel.Initrd == "" {
 		return opened, nil
 	}
-	initrd, err := diskimage.OpenRegular(r.Kernel.Initrd, true)
+	initrd, err := diskimage.OpenRegular(r.description.Kernel.Initrd, true)
 	if err != nil {
 		return nil, fmt.Errorf("kernel.initrd: %w", err)
 	}
@@ -317,13 +317,13 @@ func (r *run) openKernel(files *launch.Files) (*launch.Kernel, error) {
 
 // readSeed reads what cloud-init gets.
 func (r *run) readSeed() (machine.Seed, error) {
-	seed := machine.Seed{InstanceID: r.UUID, Hostname: r.Name}
-	if r.CloudInit == "" {
+	seed := machine.Seed{InstanceID: r.description.UUID, Hostname: r.description.Name}
+	if r.description.CloudInit == "" {
 		return seed, nil
 	}
 	var keys string
 	for name, to := range map[string]*string{"user-data": &seed.UserData, "network-data": &seed.NetworkData, "ssh-keys": &keys} {
-		content, err := description.ReadLimited(filepath.Join(r.CloudInit, name))
+		content, err := description.ReadLimited(filepath.Join(r.description.CloudInit, name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return seed, fmt.Errorf("cloudInit: %w", err)
 		}

@@ -31,7 +31,7 @@ func TestSeed(t *testing.T) {
 	for name, text := range map[string]string{"user-data": "#cloud-config\n", "ssh-keys": "ssh-ed25519 A a\n\nssh-ed25519 B b\n"} {
 		assert.NoError(t, os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600))
 	}
-	r := &run{Machine: description.Machine{UUID: "u", Name: "web", CloudInit: folder}}
+	r := &run{description: description.Machine{UUID: "u", Name: "web", CloudInit: folder}}
 	seed, err := r.readSeed()
 	assert.True(t, err == nil && seed.UserData == "#cloud-config\n" && seed.NetworkData == "" && len(seed.SSHKeys) == 2 && seed.SSHKeys[1] == "ssh-ed25519 B b",
 		"got %+v, %v", seed, err)

@@ -12,7 +12,7 @@ import (
 )
 
 // admin is the engine as command line tools see it.
-type admin struct{ *Driver }
+type admin struct{ driver *Driver }
 
 // OpenAdmin returns the engine of the environment. It does not connect to it.
 func OpenAdmin(_ string, env driver.Environment) (driver.Admin, error) {
@@ -22,15 +22,15 @@ func OpenAdmin(_ string, env driver.Environment) (driver.Admin, error) {
 
 // Survey lists the containers as the driver does, which only reads.
 func (a admin) Survey(ctx context.Context) (driver.Survey, error) {
-	id, err := a.engine.ID(ctx)
+	id, err := a.driver.engine.ID(ctx)
 	if err != nil {
 		return driver.Survey{}, err
 	}
-	versions, err := a.engine.Versions(ctx)
+	versions, err := a.driver.engine.Versions(ctx)
 	if err != nil {
 		return driver.Survey{}, err
 	}
-	servers, err := a.List(ctx)
+	servers, err := a.driver.List(ctx)
 	return driver.Survey{EngineID: id, Version: versions.Engine, Servers: servers}, err
 }
 
@@ -40,11 +40,11 @@ func (a admin) RemoveRetained(ctx context.Context, t driver.Target) error {
 	if t.ID == "" {
 		return driver.Errorf(driver.ErrInvalid, "a released container is named by its id")
 	}
-	i, err := a.inspectContainer(ctx, t.ID)
+	i, err := a.driver.inspectContainer(ctx, t.ID)
 	if err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}
-	if err != nil || !isRetained(i.name) || i.id != t.ID || i.cluster != a.ClusterID || i.uid != t.UID {
+	if err != nil || !isRetained(i.name) || i.id != t.ID || i.cluster != a.driver.ClusterID || i.uid != t.UID {
 		return driver.Errorf(driver.ErrNotFound, "no released container of this cluster has the UID %s and the id %s", t.UID, t.ID)
 	}
 	return i.removeContainer(ctx, true)

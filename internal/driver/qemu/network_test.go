@@ -303,7 +303,7 @@ func withBroker(t *testing.T, d *Driver, do func(pid int)) {
 	found := 0
 	for _, pid := range proc.IDs() {
 		dir, err := os.Readlink(proc.Path(pid, "cwd"))
-		if err == nil && dir == d.Broker.Path {
+		if err == nil && dir == d.Broker.Folder.Path {
 			user, _, err := proc.UserOf(pid)
 			assert.NoError(t, err)
 			assert.True(t, user != 0 && (!confine.FiltersCalls() || isFiltered(t, pid)), "the broker is not confined: it has the user %d", user)

@@ -39,8 +39,8 @@ const (
 
 // Place is the folder of a host's broker. Only the owner of the folder may connect.
 type Place struct {
-	// Machine is the folder, and its UUID is what processes are found by.
-	machine.Machine
+	// Folder has the UUID by which processes are found.
+	Folder machine.Machine
 	// Program returns the program, and fails where none can be started.
 	Program func() (*installation.Program, error)
 	// StartAs calls start with the user that the program runs as.
@@ -103,12 +103,12 @@ func (p Place) waitForEnd(ctx context.Context, conn net.Conn) error {
 
 // Remove keeps a machine from meeting others. It does nothing if no broker runs, and kills one that does not answer.
 func (p Place) Remove(ctx context.Context, uid string) error {
-	if runs, err := p.IsLocked(lockFile); err != nil || !runs {
+	if runs, err := p.Folder.IsLocked(lockFile); err != nil || !runs {
 		return err
 	}
 	bounded, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
-	conn, err := p.DialSocket(bounded, socket)
+	conn, err := p.Folder.DialSocket(bounded, socket)
 	if err == nil {
 		defer func() { _ = conn.Close() }()
 		err = exchange(bounded, conn, request{Machine: Machine{UID: uid}, Leaves: true}, nil)
@@ -174,14 +174,14 @@ func exchange(ctx context.Context, conn net.Conn, r request, sockets []*os.File)
 // that is ending.
 func (p Place) dialOrStart(ctx context.Context, installed *installation.Program) (net.Conn, error) {
 	for late := time.After(startWithin); ; {
-		conn, err := p.DialSocket(ctx, socket)
+		conn, err := p.Folder.DialSocket(ctx, socket)
 		if err == nil {
 			return conn, nil
 		}
 		if !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
-		lock, err := p.TryLock(lockFile)
+		lock, err := p.Folder.TryLock(lockFile)
 		if err == nil {
 			err = errors.Join(p.start(ctx, installed, lock), lock.Close())
 		}
@@ -203,28 +203,28 @@ func (p Place) dialOrStart(ctx context.Context, installed *installation.Program)
 
 // start starts the broker, confined. The caller has its lock, which it inherits.
 func (p Place) start(ctx context.Context, installed *installation.Program, lock *os.File) error {
-	if err := p.Starts.Take(p.UUID); err != nil {
-		return fmt.Errorf("%w: see %s", err, p.File(logFile))
+	if err := p.Starts.Take(p.Folder.UUID); err != nil {
+		return fmt.Errorf("%w: see %s", err, p.Folder.File(logFile))
 	}
 	if err := p.killAll(ctx); err != nil { // one may have let go of its lock, and run
 		return err
 	}
-	listener, err := p.Listen(socket)
+	listener, err := p.Folder.Listen(socket)
 	if err != nil {
 		return err
 	}
 	defer control.CloseFiles(listener)
-	log, err := os.OpenFile(p.File(logFile), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
+	log, err := os.OpenFile(p.Folder.File(logFile), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}
 	defer control.CloseFiles(log)
 	return p.StartAs(func(user *confine.User) error {
 		cmd, policy := confine.CommandOf(context.WithoutCancel(ctx), installed.File(), installation.ProgramName, []*os.File{lock, listener}, Rights,
-			Command, installation.MachineOption, p.UUID, installed.Digest())
+			Command, installation.MachineOption, p.Folder.UUID, installed.Digest())
 		cmd.Env = append(cmd.Env, "GOMAXPROCS=1", "GOMEMLIMIT=64MiB")
 		cmd.Stderr = log
-		policy.User, policy.Dir = user, p.Path
+		policy.User, policy.Dir = user, p.Folder.Path
 		if err := confine.Start(cmd, policy); err != nil {
 			return err
 		}
@@ -235,5 +235,5 @@ func (p Place) start(ctx context.Context, installed *installation.Program, lock 
 
 // killAll ends the broker, whatever it does.
 func (p Place) killAll(ctx context.Context) error {
-	return supervised.Machine{Machine: p.Machine}.KillAll(ctx)
+	return supervised.Machine{Machine: p.Folder}.KillAll(ctx)
 }

@@ -111,7 +111,7 @@ func NewHost(c Options, dir *statedir.Dir) *Host {
 		starts: proc.NewStarts(c.Clock),
 	}
 	h.Broker = broker.Place{
-		Machine: machine.Machine{Path: dir.Path(BrokerDir), UUID: BrokerDir, Staging: dir},
+		Folder:  machine.Machine{Path: dir.Path(BrokerDir), UUID: BrokerDir, Staging: dir},
 		Program: h.FindSupervisor, StartAs: c.Users.StartAs, Starts: h.starts,
 		Checks: &rate.Sometimes{Interval: broker.CheckEvery},
 	}
