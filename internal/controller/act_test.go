@@ -60,7 +60,7 @@ func TestServerSpecIsComplete(t *testing.T) {
 	for _, name := range driver.SpecFields() {
 		// A field is set if a driver that does not support it refuses the spec.
 		refusing := driver.Fields[struct{}]{{Name: name, Support: driver.Unsupported}}
-		assert.True(t, refusing.CheckSupported(spec) != nil, "spec.%s is not passed to the driver", name)
+		assert.True(t, refusing.CheckSupported(spec) != nil, "spec.%s is not passed to the driver: set it in translate/spec.go, and in completeSpec of this test", name)
 	}
 	want := (driver.Probe{Port: 80, PeriodSeconds: 3, TimeoutSeconds: 1})
 	assert.True(t, spec.ReadinessProbe != nil && *spec.ReadinessProbe == want, "the driver gets readinessProbe %+v, want %+v", spec.ReadinessProbe, want)

@@ -28,9 +28,10 @@ type explainOptions struct {
 func NewExplainCommand(o *kit.Options) *cobra.Command {
 	e := &explainOptions{Options: o}
 	cmd := &cobra.Command{
-		Use:     "explain NAME",
-		GroupID: kit.GroupObserve,
-		Short:   "Say why a VM is not ready, and how to help",
+		Use:        "explain NAME",
+		SuggestFor: []string{"events"},
+		GroupID:    kit.GroupObserve,
+		Short:      "Say why a VM is not ready, and how to help",
 		Long: "Say in sentences why a VM is not ready: what Drover is doing, how often that failed, when it is\n" +
 			"tried again, whether the engine answers, what happened last, and how to help. For a machine also\n" +
 			"what its network has carried and refused, to everyone who may get virtualmachines/interfaces.\n\n" +

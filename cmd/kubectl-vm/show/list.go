@@ -32,10 +32,11 @@ type listOptions struct {
 func NewListCommand(o *kit.Options) *cobra.Command {
 	l := &listOptions{Options: o}
 	cmd := &cobra.Command{
-		Use:     "list",
-		Aliases: []string{"ls"},
-		GroupID: kit.GroupObserve,
-		Short:   "List VMs with their state, size, address and ports",
+		Use:        "list",
+		SuggestFor: []string{"get"},
+		Aliases:    []string{"ls"},
+		GroupID:    kit.GroupObserve,
+		Short:      "List VMs with their state, size, address and ports",
 		Long: "List VMs with their state, size, address and ports.\n\n" +
 			"STATE is the state of the server, READY whether it is as the spec says, and REASON why.\n" +
 			"ADDRESS is the VM's, or the host's if only ports lead to it. PORTS are the host's ports that lead to\n" +

@@ -31,9 +31,10 @@ type showOptions struct {
 func NewShowCommand(o *kit.Options) *cobra.Command {
 	s := &showOptions{Options: o}
 	cmd := &cobra.Command{
-		Use:     "show NAME...",
-		GroupID: kit.GroupObserve,
-		Short:   "Show a VM on half a screen",
+		Use:        "show NAME...",
+		SuggestFor: []string{"describe"},
+		GroupID:    kit.GroupObserve,
+		Short:      "Show a VM on half a screen",
 		Long: "Show what a VM is, where it runs, how to reach it and how much it uses. explain says why it is\n" +
 			"not ready.",
 		Example: o.FormatExamples("show web", "show web -o yaml", "show web -o jsonpath='{.status.addresses[0]}'"),

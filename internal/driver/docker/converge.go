@@ -206,8 +206,8 @@ func explainStart(spec driver.ServerSpec, image string, err error) error {
 		return fault
 	}
 	switch {
-	case portTaken.MatchString(text):
-		return driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry, "%s is in use by another program or container: %w", takenPort(spec.Ports, text), err))
+	case portTaken.MatchString(text): // without the engine's text, which has a new identifier at each try
+		return driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry, "%s is in use by another program or container", takenPort(spec.Ports, text)))
 	case diskFull.MatchString(text):
 		return driver.Errorf(driver.ErrExhausted, "%w", err)
 	case errdefs.IsNotFound(err), errdefs.IsConflict(err), errdefs.IsInvalidArgument(err):
