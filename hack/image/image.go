@@ -25,16 +25,16 @@ import (
 // root.
 const user = "65532:65532"
 
-// packagesLabel has the Debian packages that the image has files of, with versions.
+// packagesLabel lists the Debian packages whose files are in the image, with versions.
 const packagesLabel = "cloudnative.tw/debian-packages"
 
-// content is the content of an image. drover-controller is the only file in its image:
-// kubeconfigs and certificates of engines define which servers it trusts.
+// content is the content of an image. In the image of drover-controller the program is the only file: it does
+// not need certificates of authorities, since kubeconfigs and the certificates of engines have theirs.
 type content struct {
 	program, version string
 	binary           []byte
-	// root is a folder with further files, packages the Debian packages that they are of;
-	// empty for none.
+	// root is a folder with further files, and packages lists the Debian packages that they
+	// come from. Both may be empty.
 	root, packages string
 }
 
@@ -85,8 +85,8 @@ type file struct {
 	content []byte
 }
 
-// readFolder returns the files below a folder, in one order. It keeps of their modes only
-// whether they can be executed.
+// readFolder returns the files below a folder, sorted by name. Of their modes it keeps only
+// whether they are executable.
 func readFolder(root string) ([]file, error) {
 	var files []file
 	err := fs.WalkDir(os.DirFS(root), ".", func(name string, entry fs.DirEntry, err error) error {
@@ -132,7 +132,7 @@ func newLayer(files []file) (v1.Layer, error) {
 	return tarball.LayerFromOpener(open, tarball.WithMediaType(types.OCILayer))
 }
 
-// newIndex lists the images by platform, in one order.
+// newIndex lists the images sorted by platform.
 func newIndex(images map[string]v1.Image) (v1.ImageIndex, error) {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, platform := range slices.Sorted(maps.Keys(images)) {

@@ -91,7 +91,8 @@ func GetObject(ctx context.Context, o *kit.Options, namespace, name string) (*un
 	return object, nil
 }
 
-// rawOf returns an answer as it is, or the error that it describes, which Raw alone does not read.
+// rawOf returns the body of an answer, or the error that a Status in it describes. Raw alone would
+// return such a Status as a body.
 func rawOf(answer rest.Result) ([]byte, error) {
 	if err := answer.Error(); err != nil {
 		return nil, err
@@ -116,8 +117,8 @@ func ListObjects(ctx context.Context, o *kit.Options, namespace string, opts met
 	return list, nil
 }
 
-// listedVM has the fields of a VM that tables need. Without the others, and without a second
-// pass for the API version, which the generated client makes, a list is read in half the time.
+// listedVM has the fields of a VM that tables need. A list of it is decoded in half the time that the
+// generated client takes, which decodes all fields, and the API version in a pass before.
 type listedVM struct {
 	Metadata struct {
 		Namespace         string       `json:"namespace"`
@@ -197,7 +198,7 @@ func DescribeFailure(o *kit.Options, name string, err error) string {
 // uidsPage is how many VMs are read at a time.
 const uidsPage = 500
 
-// ReadUIDs returns the UIDs of all VMs of the cluster, from the API itself.
+// ReadUIDs returns the UIDs of all VMs of the cluster, from the API server and not from a cache.
 func ReadUIDs(ctx context.Context, o *kit.Options) (map[types.UID]bool, error) {
 	c, err := o.VMClient()
 	if err != nil {

@@ -66,7 +66,7 @@ func (s *Selection) ParseNames(args []string) error {
 	return nil
 }
 
-// ParseName returns the name of a VM. It may be given as list -o name prints it.
+// ParseName returns the name of a VM. It accepts the form that `list -o name` prints, too.
 func ParseName(arg string) (string, error) {
 	kind, name, qualified := strings.Cut(arg, "/")
 	if !qualified {

@@ -14,14 +14,14 @@ import (
 	"cloudnative.tw/drover/internal/image/erofs"
 )
 
-// Open opens a layer by its place in the request. Reading it fails at its end, if it has not
-// the digest that it should have.
+// Open opens a layer by its place in the request. Reading it returns an error at
+// its end if its digest is not the expected one.
 type Open func(number int) (io.ReadCloser, error)
 
 // ErrStopped means that the other side has stopped reading. Its result says why.
 var ErrStopped = errors.New("the conversion has stopped")
 
-// ConverterError says that a conversion has failed of itself, as by a signal.
+// ConverterError means that the converter itself has failed, for example by a signal.
 type ConverterError struct{ Err error }
 
 // Error implements error.
@@ -81,8 +81,8 @@ func Send(writer io.Writer, request Request, open Open) error {
 	return nil
 }
 
-// sendLayer sends a layer. Where the conversion stops in the midst of it, the rest is still
-// read: the cause may be that the layer is not the one that was asked for.
+// sendLayer sends a layer. If the conversion stops before its end, the rest is still read, since a
+// wrong digest, which may be the cause, shows at the end only.
 func sendLayer(writer *sink, size int64, number int, open Open) error {
 	blob, err := open(number)
 	if err != nil {

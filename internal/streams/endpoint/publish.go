@@ -19,15 +19,15 @@ import (
 )
 
 const (
-	// publishPeriod is how often the ConfigMap is compared, so that a new CA or a changed
-	// ConfigMap lasts no longer.
+	// publishPeriod is how often the ConfigMap is applied, which bounds how long it may be
+	// outdated.
 	publishPeriod  = time.Minute
 	publishTimeout = 10 * time.Second
 	fieldManager   = "drover-streams"
 )
 
 // publisher keeps the ConfigMap that tells clients where the endpoint is. It runs on the
-// leader alone, so that replicas with different files do not take turns.
+// leader alone, so that replicas with different files do not overwrite it in turns.
 type publisher struct{ Options }
 
 // Start publishes until ctx ends.

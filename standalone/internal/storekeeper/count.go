@@ -26,7 +26,7 @@ type tally struct {
 	byNamespace map[string]int64
 	live        map[uint64]revision // by the hash of the key
 	names       map[string]string   // namespaces, each kept once
-	history     int64
+	history     int64               // bytes of revisions that later ones have replaced
 	seed        maphash.Seed
 }
 
@@ -80,7 +80,7 @@ func (t *tally) objectBytes() (sum int64) {
 	return sum
 }
 
-// addRevision adds a revision, which replaces the one before of the same key.
+// addRevision adds a revision, which replaces the previous revision of its key.
 func (t *tally) addRevision(rev, value []byte) error {
 	key, err := keyOf(value)
 	if err != nil {
@@ -101,7 +101,7 @@ func (t *tally) addRevision(rev, value []byte) error {
 	return nil
 }
 
-// keyOf returns the key of a stored mvccpb.KeyValue, whose first field it is.
+// keyOf returns the key of a stored mvccpb.KeyValue. The key is the first field of the message.
 func keyOf(value []byte) ([]byte, error) {
 	number, kind, n := protowire.ConsumeTag(value)
 	if n > 0 && number == 1 && kind == protowire.BytesType {
@@ -112,9 +112,10 @@ func keyOf(value []byte) ([]byte, error) {
 	return nil, errors.New("a revision in etcd's database lacks a key")
 }
 
-// namespaceOf returns the namespace of an object that kube-apiserver has stored, and "" for
-// all other keys: /registry/RESOURCE/NAMESPACE/NAME, with /registry/GROUP/RESOURCE for custom
-// resources, whose group always has a dot, and /registry/services/specs for services.
+// namespaceOf returns the namespace of an object that kube-apiserver has stored, and "" for a
+// key that has none. Keys with one are /registry/RESOURCE/NAMESPACE/NAME. In place of RESOURCE,
+// custom resources have GROUP/RESOURCE, whose group always has a dot, and services have
+// services/specs.
 func (t *tally) namespaceOf(key []byte) string {
 	rest, ok := bytes.CutPrefix(key, []byte("/registry/"))
 	if !ok {

@@ -91,7 +91,7 @@ func parseRange(text string) (netip.Prefix, error) {
 	}
 	for _, r := range routes {
 		if p.Overlaps(r.to) {
-			return p, fmt.Errorf("--qemu-network is %s, and this host has a route to %s%s: %s", text, r.to, r.interfaceName(), choose)
+			return p, fmt.Errorf("--qemu-network is %s, and this host has a route to %s%s: %s", text, r.to, r.viaInterface(), choose)
 		}
 	}
 	return p, nil

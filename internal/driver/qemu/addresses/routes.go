@@ -18,8 +18,8 @@ type route struct {
 	device int
 }
 
-// interfaceName names the interface of a route, for people.
-func (r route) interfaceName() string {
+// viaInterface returns the words for messages that name the interface of a route.
+func (r route) viaInterface() string {
 	device, err := net.InterfaceByIndex(r.device)
 	if err != nil {
 		return ""
@@ -30,8 +30,8 @@ func (r route) interfaceName() string {
 // halfDefault is the prefix length of the two routes that VPNs make in place of a default route.
 const halfDefault = 1
 
-// listRoutes lists the routes of this host for IPv4, of all tables, but for default routes. Those that lead nowhere,
-// such as blackholes, hide nothing from guests and are left out too.
+// listRoutes lists the routes of this host for IPv4, of all tables, but for default routes. It leaves out those that
+// lead nowhere, too, such as blackholes: they lead to no host that guests could not reach any more.
 func listRoutes() ([]route, error) {
 	answer, err := syscall.NetlinkRIB(syscall.RTM_GETROUTE, syscall.AF_INET)
 	if err != nil {
@@ -43,7 +43,7 @@ func listRoutes() ([]route, error) {
 	}
 	var routes []route
 	for _, m := range messages {
-		if !leadsSomewhere(m) {
+		if !isRelevant(m) {
 			continue
 		}
 		attributes, err := syscall.ParseNetlinkRouteAttr(&m)
@@ -57,8 +57,8 @@ func listRoutes() ([]route, error) {
 	return routes, nil
 }
 
-// leadsSomewhere reports whether a message has a route that counts.
-func leadsSomewhere(m syscall.NetlinkMessage) bool {
+// isRelevant reports whether a message has a route to hosts, and not a default route or a half of one.
+func isRelevant(m syscall.NetlinkMessage) bool {
 	if m.Header.Type != syscall.RTM_NEWROUTE || len(m.Data) < syscall.SizeofRtMsg {
 		return false
 	}
@@ -66,7 +66,7 @@ func leadsSomewhere(m syscall.NetlinkMessage) bool {
 	return bits > halfDefault && (kind == syscall.RTN_UNICAST || kind == syscall.RTN_LOCAL)
 }
 
-// routeOf returns the route of a prefix length, whose address is among its attributes.
+// routeOf returns the route with a prefix length, and with the address that is among the attributes.
 func routeOf(bits int, attributes []syscall.NetlinkRouteAttr) (r route) {
 	for _, a := range attributes {
 		switch address, isIP := netip.AddrFromSlice(a.Value); {
