@@ -101,6 +101,9 @@ func (b *Bounded) Bound() (grew bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	if size < b.size { // QEMU has cut it
+		b.freed, b.taken = 0, 0
+	}
 	grew, b.size = size != b.size, size
 	if err := b.freeRoom(size - b.Most); err != nil {
 		return grew, err

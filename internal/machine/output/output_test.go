@@ -250,6 +250,21 @@ func TestFullDisk(t *testing.T) {
 	assert.Equal(t, "the other stream has", len(got[1]), 20*100*15)
 }
 
+// TestShortenedFileIsBounded checks that a file is bounded again after QEMU, which a guest may have taken over, has cut it.
+func TestShortenedFileIsBounded(t *testing.T) {
+	t.Parallel()
+	const most = 256 << 10
+	m := newMachine(t, most)
+	m.print(output.Stdout, 0, 500_000) // 7.5 MB
+	m.bound()
+	assert.NoError(t, m.qemu[output.Stdout].Truncate(0))
+	m.bound()
+	m.print(output.Stdout, 0, 490_000)
+	m.bound()
+	const slack = 5 << 20 // what was taken before it is needed
+	assert.True(t, m.roomOf(output.Stdout) <= most+slack, "it takes %d bytes", m.roomOf(output.Stdout))
+}
+
 // TestHoldsGuest checks that a reader which is far behind holds the guest back until it has caught up, or is closed.
 func TestHoldsGuest(t *testing.T) {
 	t.Parallel()
