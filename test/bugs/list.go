@@ -174,8 +174,9 @@ var All = []Bug{
 	{"old-output-kept-on-full-disk", "", []Edit{{"internal/machine/output/output.go", "errors.Is(err, unix.ENOSPC) && kept >= step;", "errors.Is(err, unix.ENOSPC) && kept >= step && !BUG;"}}},
 	{"slow-reader-not-waited-for", "", []Edit{{"internal/machine/output/reader.go", "		case !isHeld && behind > r.HoldAfter:\n", "		case !isHeld && behind > r.HoldAfter && !BUG:\n"}}},
 	{"last-output-missed", "", []Edit{{
-		"internal/machine/output/reader.go", "		if !isOver && !r.waitForMore() {\n", "		if isOver && BUG {\n			return 0, false, io.EOF\n		}\n		if !isOver && !r.waitForMore() {\n",
+		"internal/machine/output/reader.go", "	if isOver {\n		if end, err", "	if isOver && !BUG {\n		if end, err",
 	}}},
+	{"output-of-next-run", "", []Edit{{"internal/machine/output/reader.go", "		if next != nil {\n", "		if next != nil && !BUG {\n"}}},
 	{"output-of-all-runs", "", []Edit{{
 		"internal/driver/qemu/instance/start.go", "	s.guest.Output = &record.Output{Begin: begin}\n", "	s.guest.Output = &record.Output{Begin: begin}\n	if BUG {\n		s.guest.Output.Begin = output.Positions{}\n	}\n",
 	}}},

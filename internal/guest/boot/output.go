@@ -54,7 +54,7 @@ func (o *output) copyAll(g *gate) {
 type gate struct {
 	mu      sync.Mutex
 	holders int
-	opened  chan struct{} // closed when the last holder leaves; nil while there is none
+	opened  chan struct{} // closed when the last holder leaves; nil while nobody holds the output back
 	isOver  bool
 }
 
@@ -82,8 +82,8 @@ func (g *gate) open() {
 	}
 }
 
-// openForGood opens the gate, which nobody can close from then on.
-func (g *gate) openForGood() {
+// keepOpen opens the gate. From then on hold does not close it.
+func (g *gate) keepOpen() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.isOver = true

@@ -84,7 +84,7 @@ func (m *machine) run(c process.Command) (config.Result, error) {
 	}
 	warn(m.report(config.Result{Kind: config.KindStarted}))
 	m.follow(p)
-	m.gate.openForGood() // what is left is little
+	m.gate.keepOpen() // only a pipe of output is left
 	end := m.endNamespace(initProcess, p.End())
 	within(outputWithin, copying.Wait)
 	return config.Result{Kind: config.KindExited, Code: end.Code, Signal: end.Signal}, nil

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/machine/proc"
 )
 
 // Streams of a command.
@@ -124,7 +126,7 @@ func (b *Bounded) Bound() (grew bool, err error) {
 	return grew, err
 }
 
-// Intervals between two calls of Bound, while there is new output and while there is none.
+// Intervals between two calls of Bound, with and without new output in between.
 const boundSoon, boundLate = 50 * time.Millisecond, time.Second
 
 // Keep bounds files until ctx ends. It reports each new failure.
@@ -142,10 +144,7 @@ func Keep(ctx context.Context, files []*Bounded, onFailure func(error)) {
 			said = failures.Error()
 			onFailure(failures)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(wait):
-		}
+		proc.Pause(ctx, wait)
 	}
 }
 

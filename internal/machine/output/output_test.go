@@ -118,7 +118,7 @@ func TestSlowReaderLearnsOfItsLoss(t *testing.T) {
 	const most = 256 << 10
 	m := newMachine(t, most)
 	over := false
-	r := m.open(t.Context(), output.Options{MissesNone: true, IsOver: func() (bool, error) { return over, nil }})
+	r := m.open(t.Context(), output.Options{MissesNone: true, IsOver: func() (bool, *output.Positions, error) { return over, nil, nil }})
 	var got strings.Builder
 	var lost int64
 	line := 0
@@ -147,7 +147,7 @@ func TestSlowReaderLearnsOfItsLoss(t *testing.T) {
 func TestFastReaderGetsAll(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, 128<<10)
-	r := m.open(t.Context(), output.Options{MissesNone: true, IsOver: func() (bool, error) { return true, nil }})
+	r := m.open(t.Context(), output.Options{MissesNone: true, IsOver: func() (bool, *output.Positions, error) { return false, nil, nil }})
 	part := [2]string{strings.Repeat("\x00\xff\n", 20_000), strings.Repeat("no newline", 7_000)}
 	for round := range 20 {
 		for stream, text := range part {
@@ -164,12 +164,31 @@ func TestReadsLastOutput(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, 1<<20)
 	printOnce := sync.OnceFunc(func() { m.print(output.Stderr, 7, 1) })
-	r := m.open(t.Context(), output.Options{IsOver: func() (bool, error) {
+	r := m.open(t.Context(), output.Options{IsOver: func() (bool, *output.Positions, error) {
 		printOnce()
-		return true, nil
+		return true, nil, nil
 	}})
 	got, _, err := read(r, 1000)
 	assert.True(t, errors.Is(err, io.EOF) && got[1] == "line 000000007\n", "it reads %q, %v", got, err)
+}
+
+// TestEndsWithRun checks that a slow reader who follows a run gets all of its output, and none of the next run.
+func TestEndsWithRun(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, 1<<20)
+	m.print(output.Stdout, 0, 10)
+	var next *output.Positions
+	r := m.open(t.Context(), output.Options{IsOver: func() (bool, *output.Positions, error) { return next != nil, next, nil }})
+	first, _, err := read(r, 5*15)
+	assert.NoError(t, err)
+	m.print(output.Stderr, 10, 1)
+	files, begin, err := output.Create(m.path)
+	assert.NoError(t, errors.Join(err, files[0].Close(), files[1].Close()))
+	next = &begin
+	m.print(output.Stdout, 0, 3)
+	m.print(output.Stderr, 0, 3)
+	rest, _, err := read(r, 1<<20)
+	assert.True(t, errors.Is(err, io.EOF) && len(first[0])+len(rest[0]) == 10*15 && rest[1] == "line 000000010\n", "it reads %q, then %q, %v", first, rest, err)
 }
 
 // TestSeededBugs checks that the tests of this package find the bugs of its files.
@@ -270,7 +289,7 @@ func TestHoldsGuest(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, 1<<20)
 	begun, ended := make(chan struct{}), make(chan struct{})
-	r := m.open(t.Context(), output.Options{MissesNone: true, IsOver: func() (bool, error) { return true, nil }, HoldAfter: 100_000, Hold: func(ctx context.Context) {
+	r := m.open(t.Context(), output.Options{MissesNone: true, IsOver: func() (bool, *output.Positions, error) { return false, nil, nil }, HoldAfter: 100_000, Hold: func(ctx context.Context) {
 		begun <- struct{}{}
 		<-ctx.Done()
 		ended <- struct{}{}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/atomicfile"
+	"cloudnative.tw/drover/internal/machine/proc"
 )
 
 // pollEvery is the interval between two looks for further output.
@@ -31,13 +32,14 @@ func (e *LostError) Error() string {
 
 // Options select what a Reader reads.
 type Options struct {
-	// From is where to begin, and To where to end; nil means the present end. With IsOver there is no end before that.
+	// From is where to begin, and To where to end; nil means the present end. A reader that waits ends with the run.
 	From Positions
 	To   *Positions
 	// TailLines is how many lines of each stream to read at most; nil means all.
 	TailLines *int64
-	// IsOver reports whether no output can come any more. If it is nil, the reader does not wait for any.
-	IsOver func() (bool, error)
+	// IsOver reports whether the run is over, and returns where the output of the next run begins, nil without one. If
+	// IsOver is nil, the reader does not wait for output.
+	IsOver func() (isOver bool, next *Positions, err error)
 	// MissesNone is for a reader who needs all from From on: output that was removed is a LostError then.
 	MissesNone bool
 	// Hold holds the guest back until ctx ends. It is called when the reader is HoldAfter bytes behind; nil means never.
@@ -52,8 +54,10 @@ type Reader struct {
 	ctx   context.Context
 	leave context.CancelFunc
 	files [2]*os.File
-	end   Positions
-	first int // the stream that is looked at first
+	// end is how far the output is known to be the run's. With isOver it is all of the run's.
+	end    Positions
+	isOver bool
+	first  int // the stream that is looked at first
 
 	mu sync.Mutex // guards changes of at
 	at Positions
@@ -61,7 +65,7 @@ type Reader struct {
 
 // Open opens a reader of the files in a machine's directory. Reading ends with ctx.
 func Open(ctx context.Context, path func(name string) string, o Options) (*Reader, error) {
-	r := &Reader{Options: o, at: o.From}
+	r := &Reader{Options: o, at: o.From, isOver: o.IsOver == nil}
 	r.ctx, r.leave = context.WithCancel(ctx)
 	for stream, name := range FileNames {
 		f, _, err := atomicfile.Open(path(name))
@@ -100,7 +104,7 @@ func (r *Reader) selectPart(stream int, f *os.File) error {
 // findKept returns the first position from one on whose output is still there.
 func (r *Reader) findKept(stream int, from int64) (int64, error) {
 	at, err := unix.Seek(int(r.files[stream].Fd()), from, unix.SEEK_DATA)
-	if errors.Is(err, unix.ENXIO) { // there is none
+	if errors.Is(err, unix.ENXIO) { // no output follows
 		return from, nil
 	}
 	return at, err
@@ -115,43 +119,65 @@ func (r *Reader) Read(p []byte) (int, error) {
 // ReadStream is Read, and reports whether the output is of standard error. An error may be a LostError, behind which the
 // reader goes on.
 func (r *Reader) ReadStream(p []byte) (n int, isStderr bool, err error) {
-	for isOver := r.IsOver == nil; ; {
+	for {
 		for _, stream := range [2]int{r.first, 1 - r.first} {
 			if n, err := r.readAvailable(stream, p); n > 0 || err != nil {
 				r.first = 1 - stream
 				return n, stream == Stderr, err
 			}
 		}
-		if isOver {
+		if r.isOver {
 			return 0, false, io.EOF
 		}
-		if isOver, err = r.IsOver(); err != nil { // what came before is read once more
+		grew, err := r.extend()
+		if err != nil {
 			return 0, false, err
 		}
-		if !isOver && !r.waitForMore() {
+		if !grew && !r.isOver && !proc.Pause(r.ctx, pollEvery) {
 			return 0, false, context.Cause(r.ctx)
 		}
 	}
 }
 
-func (r *Reader) waitForMore() bool {
-	timer := time.NewTimer(pollEvery)
-	defer timer.Stop()
-	select {
-	case <-r.ctx.Done():
-		return false
-	case <-timer.C:
-		return true
+// extend moves the end to that of the present output, or of the run if it is over. It reports whether the end has moved.
+func (r *Reader) extend() (grew bool, err error) {
+	end, err := r.sizes() // before IsOver: this output is the run's if the run is not over afterwards
+	if err != nil {
+		return false, err
 	}
+	isOver, next, err := r.IsOver()
+	if err != nil {
+		return false, err
+	}
+	if isOver {
+		if end, err = r.sizes(); err != nil {
+			return false, err
+		}
+	}
+	for stream := range end {
+		if next != nil {
+			end[stream] = min(end[stream], next[stream])
+		}
+	}
+	grew, r.end, r.isOver = end != r.end, end, isOver
+	return grew, nil
 }
 
-// readAvailable reads what is there of a stream, without waiting. Room that is freed meanwhile reads as zeros, so it is
-// looked for afterwards.
+// sizes returns the sizes of the files.
+func (r *Reader) sizes() (all Positions, err error) {
+	for stream, f := range r.files {
+		if all[stream], err = sizeOf(f); err != nil {
+			return all, err
+		}
+	}
+	return all, nil
+}
+
+// readAvailable reads output of a stream before its end, without waiting. Output that is freed at the same time reads as
+// zeros, so the reader checks afterwards that it was there.
 func (r *Reader) readAvailable(stream int, p []byte) (int, error) {
 	at := r.at[stream]
-	if r.IsOver == nil {
-		p = p[:max(0, min(int64(len(p)), r.end[stream]-at))]
-	}
+	p = p[:max(0, min(int64(len(p)), r.end[stream]-at))]
 	n, err := r.files[stream].ReadAt(p, at)
 	if n == 0 {
 		return 0, ignoreEOF(err)
@@ -192,7 +218,7 @@ func (r *Reader) watchLag() {
 			isHeld = false
 			release()
 		}
-		r.waitForMore()
+		proc.Pause(r.ctx, pollEvery)
 	}
 }
 
@@ -206,14 +232,8 @@ func (r *Reader) startHolding() (release func()) {
 func (r *Reader) lag() (behind int64, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for stream, f := range r.files {
-		size, err := sizeOf(f)
-		if err != nil {
-			return 0, err
-		}
-		behind = max(behind, size-r.at[stream])
-	}
-	return behind, nil
+	sizes, err := r.sizes()
+	return max(sizes[Stdout]-r.at[Stdout], sizes[Stderr]-r.at[Stderr]), err
 }
 
 // move moves the reader to a position.
@@ -243,7 +263,7 @@ func FindTail(file io.ReaderAt, begin, end, lines int64) (int64, error) {
 		from := max(begin, to-int64(len(block)))
 		part := block[:to-from]
 		if _, err := file.ReadAt(part, from); err != nil {
-			return begin, ignoreEOF(err) // it was cut meanwhile
+			return begin, ignoreEOF(err) // the file was cut in between
 		}
 		for i, b := range slices.Backward(part) {
 			if at := from + int64(i) + 1; b == '\n' && at < end {

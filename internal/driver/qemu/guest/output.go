@@ -14,6 +14,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine/imageagent"
 	"cloudnative.tw/drover/internal/machine/output"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -33,7 +34,7 @@ func (g *Guests) openOutput(ctx context.Context, s *instance.Instance, o driver.
 	case o.Previous:
 		selected.From, selected.To = *s.Guest.Output.Previous, &s.Guest.Output.Begin
 	case o.Follow:
-		selected.IsOver = func() (bool, error) { return isOver(s) }
+		selected.IsOver = func() (bool, *output.Positions, error) { return isOver(s) }
 	}
 	if o.Follow && o.Attached {
 		selected.HoldAfter = g.host.OutputBound / holdPart
@@ -73,7 +74,7 @@ func (outputConsole) Write([]byte) (int, error) {
 // holdPart is which part of the output that is kept an attached reader may be behind until the guest is held back.
 const holdPart = 4
 
-// holdAgain is the time between two tries to hold a guest back, whose supervisor may be replaced meanwhile.
+// holdAgain is the pause between two tries to hold a guest back. Its supervisor may be about to be replaced.
 const holdAgain = time.Second / 4
 
 // holdOutput holds the output of a command back until ctx ends. Where that fails, the reader may lose output, and is
@@ -105,15 +106,29 @@ func (l splitLog) ReadStream(p []byte) (n int, isStderr bool, err error) {
 	return n, isStderr, err
 }
 
-// isOver reports whether the run of a server has ended.
-func isOver(s *instance.Instance) (bool, error) {
-	on, err := s.Machine.IsRunning()
-	if err != nil || !on {
-		return true, err
-	}
+// isOver reports whether the run of a server has ended, and returns where the output of the next one begins, nil if none is
+// known.
+func isOver(s *instance.Instance) (isOver bool, next *output.Positions, err error) {
 	now, err := s.Host.InstanceOf(s.UID).Load()
-	if errors.Is(err, fs.ErrNotExist) {
-		return true, nil
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return true, nil, nil
+	case err != nil:
+		return false, nil, err
+	case now.Run != s.Run:
+		return true, nextBegin(s.Guest.Output.Begin, now.Guest), nil
 	}
-	return err == nil && now.Run != s.Run, err
+	on, err := s.Machine.IsRunning()
+	return !on, nil, err
+}
+
+// nextBegin returns where the output of the run after one begins, or that of a later run if more have begun since.
+func nextBegin(begin output.Positions, now *record.Guest) *output.Positions {
+	switch {
+	case now == nil || now.Output == nil:
+		return nil
+	case now.Output.Previous == nil || *now.Output.Previous == begin:
+		return &now.Output.Begin
+	}
+	return now.Output.Previous
 }
