@@ -5,7 +5,6 @@ package driver
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"net"
 	"time"
@@ -136,7 +135,7 @@ type LogReader interface {
 	//
 	// Errors: ErrNotFound, ErrInvalid for a negative number of lines, ErrUnsupported for an
 	// engine that keeps no log, and ErrRetry where nothing was printed yet, or no previous
-	// run is known. Reading fails with a LostOutputError where output was removed before it
+	// run is known. Reading fails with a terminal.LostOutputError where output was removed before it
 	// was read.
 	Logs(ctx context.Context, uid types.UID, o LogOptions) (io.ReadCloser, error)
 }
@@ -146,14 +145,6 @@ type SplitLog interface {
 	io.ReadCloser
 	// ReadStream is Read, and reports whether the output is of standard error.
 	ReadStream(p []byte) (n int, isStderr bool, err error)
-}
-
-// LostOutputError reports how many bytes of a log were removed before they were read. The next
-// Read returns what comes after them.
-type LostOutputError struct{ Stdout, Stderr int64 }
-
-func (e *LostOutputError) Error() string {
-	return fmt.Sprintf("%d bytes of standard output and %d of standard error were removed before they were read", e.Stdout, e.Stderr)
 }
 
 // LogOptions select a part of a log.

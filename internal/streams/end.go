@@ -18,6 +18,7 @@ import (
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/terminal"
 )
 
 // The ends of streams that are not caused by a failure of the stream itself.
@@ -94,7 +95,7 @@ func asFailure(err error) *apierrors.StatusError {
 	if known, ok := errors.AsType[*apierrors.StatusError](err); ok {
 		return known
 	}
-	if lost, ok := errors.AsType[*driver.LostOutputError](err); ok {
+	if lost, ok := errors.AsType[*terminal.LostOutputError](err); ok {
 		return newStatusError(http.StatusGone, streams.ReasonOutputLost, "%s", streams.FormatLostOutput(lost.Stdout, lost.Stderr))
 	}
 	switch {

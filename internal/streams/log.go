@@ -5,7 +5,6 @@ package streams
 
 import (
 	"context"
-	"errors"
 	"io"
 	"math"
 	"net/http"
@@ -69,7 +68,7 @@ func copyLog(stdout, stderr io.Writer, log io.ReadCloser, o driver.LogOptions) e
 	split, ok := log.(driver.SplitLog)
 	if !ok {
 		if _, err := io.CopyN(io.Discard, log, o.SkipStdout); err != nil {
-			return ignoreEOF(err)
+			return terminal.IgnoreEOF(err)
 		}
 		return terminal.Copy(stdout, log)
 	}
@@ -85,16 +84,9 @@ func copyLog(stdout, stderr io.Writer, log io.ReadCloser, o driver.LogOptions) e
 			}
 		}
 		if err != nil {
-			return ignoreEOF(err)
+			return terminal.IgnoreEOF(err)
 		}
 	}
-}
-
-func ignoreEOF(err error) error {
-	if errors.Is(err, io.EOF) {
-		return nil
-	}
-	return err
 }
 
 // body is the response as it comes. A client that does not read ends the stream.

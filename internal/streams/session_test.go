@@ -319,7 +319,7 @@ func TestLogByWebSocket(t *testing.T) {
 		reason      metav1.StatusReason
 	}{
 		"apart":    {&splitLog{parts: parts, err: io.EOF}, "", "out\nmore\n", "err\n", ""},
-		"lost":     {&splitLog{parts: parts, err: &driver.LostOutputError{Stdout: 7, Stderr: 9}}, "", "out\nmore\n", "err\n", streams.ReasonOutputLost},
+		"lost":     {&splitLog{parts: parts, err: &terminal.LostOutputError{Stdout: 7, Stderr: 9}}, "", "out\nmore\n", "err\n", streams.ReasonOutputLost},
 		"together": {io.NopCloser(strings.NewReader("all\nmore\n")), "attached=true&skipStdout=4", "more\n", "", ""},
 		"short":    {io.NopCloser(strings.NewReader("all\n")), "attached=true&skipStdout=9", "", "", ""},
 	} {

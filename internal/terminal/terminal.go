@@ -12,6 +12,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"sync"
@@ -223,6 +224,22 @@ func (s *Stream) Close() {
 	s.end(io.EOF)
 	_ = s.ws.Close()
 	<-s.left
+}
+
+// LostOutputError reports how many bytes of a log were removed before they were read. The next Read returns what comes
+// after them.
+type LostOutputError struct{ Stdout, Stderr int64 }
+
+func (e *LostOutputError) Error() string {
+	return fmt.Sprintf("%d bytes of standard output and %d of standard error were removed before they were read", e.Stdout, e.Stderr)
+}
+
+// IgnoreEOF returns nil for io.EOF, and other errors as they are.
+func IgnoreEOF(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
 }
 
 // Copy copies until io.EOF, with a new buffer.

@@ -17,6 +17,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine/output"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
@@ -52,8 +53,8 @@ func readSplit(t *testing.T, log io.ReadCloser) (text [2]bytes.Buffer, err error
 	}
 }
 
-// TestContainerOutputIsWhole checks that all that a container image's command prints can be read while its supervisor is
-// killed, and afterwards, each stream by itself; and that the log of the run before is kept.
+// TestContainerOutputIsWhole checks that all that a container image's command prints can be read, each stream apart,
+// while its supervisor is killed and afterwards, and that the log of the run before is kept.
 func TestContainerOutputIsWhole(t *testing.T) {
 	t.Parallel()
 	const last = 2_000_000
@@ -130,13 +131,13 @@ func TestContainerOutputIsHeldBack(t *testing.T) {
 
 	want := numbers(last)
 	_, lostErr := readSplit(t, attach(held))
-	lost, ok := errors.AsType[*driver.LostOutputError](lostErr)
+	lost, ok := errors.AsType[*terminal.LostOutputError](lostErr)
 	assert.Require(t, ok && lost.Stderr == 0 && lost.Stdout > 0, "the rest is read with %v", lostErr)
 	rest, err := readSplit(t, attach(held+lost.Stdout))
 	assert.ErrorIs(t, "the end", err, io.EOF)
 	wantOutput(t, rest, [2][]byte{want[held+lost.Stdout:]})
 	_, lostErr = readSplit(t, follower)
-	_, ok = errors.AsType[*driver.LostOutputError](lostErr)
+	_, ok = errors.AsType[*terminal.LostOutputError](lostErr)
 	assert.True(t, ok, "the follower ends with %v", lostErr)
 }
 

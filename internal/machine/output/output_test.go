@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/machine/output"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/bugs"
 	"cloudnative.tw/drover/test/tier"
@@ -87,10 +88,10 @@ func read(r *output.Reader, most int) (text [2]string, lost output.Positions, er
 	buffer := make([]byte, 32<<10)
 	for most > 0 {
 		n, isStderr, err := r.ReadStream(buffer[:min(len(buffer), most)])
-		loss, isLoss := errors.AsType[*output.LostError](err)
+		loss, isLoss := errors.AsType[*terminal.LostOutputError](err)
 		switch {
 		case isLoss:
-			lost[0], lost[1] = lost[0]+loss.Bytes[0], lost[1]+loss.Bytes[1]
+			lost[0], lost[1] = lost[0]+loss.Stdout, lost[1]+loss.Stderr
 		case err != nil:
 			return text, lost, err
 		case isStderr:
@@ -103,11 +104,11 @@ func read(r *output.Reader, most int) (text [2]string, lost output.Positions, er
 	return text, lost, nil
 }
 
-// roomOf returns how much room a file takes.
-func (m *machine) roomOf(stream int) int64 {
+// stdoutRoom returns how much room the file of standard output takes.
+func (m *machine) stdoutRoom() int64 {
 	m.t.Helper()
 	var info unix.Stat_t
-	assert.NoError(m.t, unix.Stat(m.path(output.FileNames[stream]), &info))
+	assert.NoError(m.t, unix.Stat(m.path(output.FileNames[output.Stdout]), &info))
 	return 512 * info.Blocks
 }
 
@@ -140,7 +141,7 @@ func TestSlowReaderLearnsOfItsLoss(t *testing.T) {
 	assert.True(t, !strings.Contains(got.String(), "\x00"), "it got zeros")
 	assert.True(t, strings.HasSuffix(got.String(), fmt.Sprintf("line %09d\n", line-1)), "the end is %q", got.String()[got.Len()-30:])
 	const slack = 5 << 20 // what was taken before it is needed
-	assert.True(t, m.roomOf(output.Stdout) <= most+slack, "it takes %d bytes", m.roomOf(output.Stdout))
+	assert.True(t, m.stdoutRoom() <= most+slack, "it takes %d bytes", m.stdoutRoom())
 }
 
 // TestFastReaderGetsAll checks that a reader which keeps up gets both streams, each byte once, whatever the bytes are.
@@ -281,7 +282,7 @@ func TestShortenedFileIsBounded(t *testing.T) {
 	m.print(output.Stdout, 0, 490_000)
 	m.bound()
 	const slack = 5 << 20 // what was taken before it is needed
-	assert.True(t, m.roomOf(output.Stdout) <= most+slack, "it takes %d bytes", m.roomOf(output.Stdout))
+	assert.True(t, m.stdoutRoom() <= most+slack, "it takes %d bytes", m.stdoutRoom())
 }
 
 // TestHoldsGuest checks that a reader which is far behind holds the guest back until it has caught up, or is closed.

@@ -6,7 +6,6 @@ package output
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -17,18 +16,11 @@ import (
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/machine/proc"
+	"cloudnative.tw/drover/internal/terminal"
 )
 
 // pollEvery is the interval between two looks for further output.
 const pollEvery = 50 * time.Millisecond
-
-// LostError reports that output was removed before it was read, and how many bytes of each stream. The reader goes on
-// behind it.
-type LostError struct{ Bytes Positions }
-
-func (e *LostError) Error() string {
-	return fmt.Sprintf("%d bytes of standard output and %d of standard error were removed before they were read", e.Bytes[Stdout], e.Bytes[Stderr])
-}
 
 // Options select what a Reader reads.
 type Options struct {
@@ -40,7 +32,7 @@ type Options struct {
 	// IsOver reports whether the run is over, and returns where the output of the next run begins, nil without one. If
 	// IsOver is nil, the reader does not wait for output.
 	IsOver func() (isOver bool, next *Positions, err error)
-	// MissesNone is for a reader who needs all from From on: output that was removed is a LostError then.
+	// MissesNone is for a reader who needs all from From on: output that was removed is a terminal.LostOutputError then.
 	MissesNone bool
 	// Hold holds the guest back until ctx ends. It is called when the reader is HoldAfter bytes behind; nil means never.
 	Hold      func(ctx context.Context)
@@ -116,8 +108,8 @@ func (r *Reader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// ReadStream is Read, and reports whether the output is of standard error. An error may be a LostError, behind which the
-// reader goes on.
+// ReadStream is Read, and reports whether the output is of standard error. An error may be a terminal.LostOutputError:
+// the reader goes on after the lost output.
 func (r *Reader) ReadStream(p []byte) (n int, isStderr bool, err error) {
 	for {
 		for _, stream := range [2]int{r.first, 1 - r.first} {
@@ -180,27 +172,20 @@ func (r *Reader) readAvailable(stream int, p []byte) (int, error) {
 	p = p[:max(0, min(int64(len(p)), r.end[stream]-at))]
 	n, err := r.files[stream].ReadAt(p, at)
 	if n == 0 {
-		return 0, ignoreEOF(err)
+		return 0, terminal.IgnoreEOF(err)
 	}
 	kept, err := r.findKept(stream, at)
 	if err != nil {
 		return 0, err
 	}
 	if kept > at {
-		var lost LostError
-		lost.Bytes[stream] = kept - at
+		var lost Positions
+		lost[stream] = kept - at
 		r.move(stream, kept)
-		return 0, &lost
+		return 0, &terminal.LostOutputError{Stdout: lost[Stdout], Stderr: lost[Stderr]}
 	}
 	r.move(stream, at+int64(n))
 	return n, nil
-}
-
-func ignoreEOF(err error) error {
-	if errors.Is(err, io.EOF) {
-		return nil
-	}
-	return err
 }
 
 // watchLag holds the guest back while the reader is far behind, also one that does not read at all.
@@ -263,7 +248,7 @@ func FindTail(file io.ReaderAt, begin, end, lines int64) (int64, error) {
 		from := max(begin, to-int64(len(block)))
 		part := block[:to-from]
 		if _, err := file.ReadAt(part, from); err != nil {
-			return begin, ignoreEOF(err) // the file was cut in between
+			return begin, terminal.IgnoreEOF(err) // the file was cut in between
 		}
 		for i, b := range slices.Backward(part) {
 			if at := from + int64(i) + 1; b == '\n' && at < end {

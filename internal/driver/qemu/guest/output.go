@@ -44,7 +44,7 @@ func (g *Guests) openOutput(ctx context.Context, s *instance.Instance, o driver.
 	if err != nil {
 		return nil, classifyError(ctx, err)
 	}
-	return splitLog{log}, nil
+	return log, nil
 }
 
 // consoleLines is how many earlier lines of each stream a console begins with.
@@ -86,24 +86,6 @@ func (g *Guests) holdOutput(ctx context.Context, uid types.UID) {
 		}
 		proc.Pause(ctx, holdAgain)
 	}
-}
-
-// splitLog has the errors of the driver's contract.
-type splitLog struct{ *output.Reader }
-
-// Read implements io.Reader.
-func (l splitLog) Read(p []byte) (int, error) {
-	n, _, err := l.ReadStream(p)
-	return n, err
-}
-
-// ReadStream implements driver.SplitLog.
-func (l splitLog) ReadStream(p []byte) (n int, isStderr bool, err error) {
-	n, isStderr, err = l.Reader.ReadStream(p)
-	if lost, ok := errors.AsType[*output.LostError](err); ok {
-		err = &driver.LostOutputError{Stdout: lost.Bytes[output.Stdout], Stderr: lost.Bytes[output.Stderr]}
-	}
-	return n, isStderr, err
 }
 
 // isOver reports whether the run of a server has ended, and returns where the output of the next one begins, nil if none is
