@@ -28,8 +28,8 @@ const user = "65532:65532"
 // packagesLabel lists the Debian packages whose files are in the image, with versions.
 const packagesLabel = "cloudnative.tw/debian-packages"
 
-// content is the content of an image. In the image of drover-controller the program is the only file: it does
-// not need certificates of authorities, since kubeconfigs and the certificates of engines have theirs.
+// content is the content of an image. In the image of drover-controller the program is the only file, without
+// a CA bundle: kubeconfigs and the certificates of engines define which servers it trusts.
 type content struct {
 	program, version string
 	binary           []byte

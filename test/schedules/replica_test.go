@@ -53,7 +53,7 @@ func settings() leader.Settings {
 type replica struct {
 	environment *environment
 	name        string
-	process     *process // nil while there is none
+	process     *process // nil while none runs
 	started     int
 	startAt     time.Time
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // Guest has the files that the machine of a container image has for the program that its kernel starts (package guest).
-// The kernel's messages are in QEMU's output, and the serial console has nothing.
+// The kernel's messages are in QEMU's output, and nothing is printed to the serial console.
 type Guest struct {
 	// ImageFD is a raw disk with the image's files, which the guest cannot write to.
 	ImageFD int `json:"imageFD"`

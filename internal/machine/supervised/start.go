@@ -126,7 +126,7 @@ func (s *start) openLogs() (err error) {
 			if err != nil {
 				return err
 			}
-			s.invocation.Command = append(s.invocation.Command, f)
+			s.invocation.CommandOutput = append(s.invocation.CommandOutput, f)
 		}
 	}
 	old, err := create(logFile+machine.OldLog, os.O_WRONLY)

@@ -48,8 +48,8 @@ type Invocation struct {
 	Record *os.File
 	// SerialLog and Output are logs that QEMU appends to. The files beside them get what is cut off.
 	SerialLog, SerialAside, Output, OutputAside *os.File
-	// Command are the files of a container image's output, by stream, for a Config that bounds it.
-	Command []*os.File
+	// CommandOutput has the files of a container image's output, by stream, for a Config that bounds it.
+	CommandOutput []*os.File
 	// Errors gets what the program prints.
 	Errors *os.File
 }
@@ -72,7 +72,7 @@ func Spawn(ctx context.Context, i Invocation) (*exec.Cmd, error) {
 	for _, p := range i.Config.Ports {
 		files = append(files, i.Ports[p])
 	}
-	files = append(files, i.Command...)
+	files = append(files, i.CommandOutput...)
 	cmd, policy := confine.CommandOf(context.WithoutCancel(ctx), i.Program, installation.ProgramName, files, Rights, FollowCommand, installation.MachineOption, i.UUID)
 	cmd.Env = append(cmd.Env, "GOMAXPROCS=1", "GOMEMLIMIT=64MiB")
 	cmd.Stderr = i.Errors

@@ -140,7 +140,8 @@ func (t *times) addTimes(up, output time.Duration, err error) error {
 	return err
 }
 
-// firstOutput waits until something is in a file, and returns when that was.
+// firstOutput waits until a machine whose folder is dir has printed something, at its console or by its image's
+// command, and returns when that was.
 func firstOutput(ctx context.Context, dir string) (time.Time, error) {
 	for {
 		for _, name := range []string{machine.SerialLogFile, output.FileNames[output.Stdout]} {

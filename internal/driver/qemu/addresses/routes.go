@@ -30,8 +30,8 @@ func (r route) viaInterface() string {
 // halfDefault is the prefix length of the two routes that VPNs make in place of a default route.
 const halfDefault = 1
 
-// listRoutes lists the routes of this host for IPv4, of all tables, but for default routes. It leaves out those that
-// lead nowhere, too, such as blackholes: they lead to no host that guests could not reach any more.
+// listRoutes lists the routes of this host for IPv4, of all tables, but for default routes. It also leaves
+// out those that lead nowhere, such as blackholes: an overlap with them keeps guests from no host.
 func listRoutes() ([]route, error) {
 	answer, err := syscall.NetlinkRIB(syscall.RTM_GETROUTE, syscall.AF_INET)
 	if err != nil {
